@@ -1,0 +1,49 @@
+"""Errors that say what arrived, what was expected and what to do.
+
+In: nothing. Out: exception types and `did_you_mean`. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ForgeError(Exception):
+    """Base of every error this package raises on purpose, except plain `ValueError`/`TypeError` on arguments."""
+
+
+class UnknownIdError(ForgeError, KeyError):
+    """An id that nothing is registered under."""
+
+    def __str__(self) -> str:  # KeyError would print the repr
+        return str(self.args[0]) if self.args else ""
+
+
+class ModelNotFoundError(ForgeError, FileNotFoundError):
+    """A model that is neither a folder, nor built in, nor in the local hub cache, nor downloadable."""
+
+
+class StallError(ForgeError, TimeoutError):
+    """A wait that outlived its deadline. The message names who was waited for."""
+
+
+class ActorDiedError(ForgeError, RuntimeError):
+    """An actor's process ended while work was expected of it."""
+
+
+class EmptyBatchError(ForgeError, RuntimeError):
+    """Nothing to learn from: no group had rewards that differ."""
+
+
+class RunFolderError(ForgeError, OSError):
+    """A run or cache folder that cannot be used."""
+
+
+def did_you_mean(word: str, known: Iterable[str], *, limit: int = 3) -> str:
+    """A sentence that suggests the nearest known names, e.g. ``" Did you mean 'a' or 'b'?"``; empty when none is near."""
+    by_folded = {name.casefold(): name for name in known}
+    near = difflib.get_close_matches(word.casefold(), list(by_folded), n=limit, cutoff=0.5)
+    if not near:
+        return ""
+    return " Did you mean " + " or ".join(repr(by_folded[name]) for name in near) + "?"
