@@ -1,0 +1,183 @@
+"""A random chat model of a few hundred thousand parameters, for tests that need a real model and no download.
+
+In: a folder. Out: that folder as a complete Hugging Face checkpoint (config, safetensors, byte tokenizer, chat template).
+Waits for nothing but the disk.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    import torch
+
+Family: TypeAlias = Literal["llama", "qwen3"]
+Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
+
+HIDDEN = 128
+LAYERS = 2
+HEADS = 4
+KV_HEADS = 2
+HEAD_DIM = 32
+INTERMEDIATE = 256
+CONTEXT = 4096
+
+CONTROL_TOKENS = ("<|pad|>", "<|im_start|>", "<|im_end|>")
+"""Ids 256, 257, 258: special, dropped when text is decoded without special tokens."""
+TEXT_TOKENS = ("<tool_call>", "</tool_call>")
+"""Ids 259, 260: one token each, kept when text is decoded, as in Qwen's tokenizers."""
+VOCAB = 264  # a multiple of 8, so that tensor parallelism can split it
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def tiny_model(
+    folder: Path, *, family: Family = "llama", seed: int = 0, dtype: Dtype = "float32", tied: bool = True
+) -> Path:
+    """Write a random chat model that transformers, vLLM and TorchTitan load.
+
+    Ids 0 to 255 are the bytes themselves. Two layers, four query heads, two key/value heads of 32 channels, so that
+    two tensor-parallel ranks can share it. No weight keeps a default value: norms differ from one, too.
+
+    Args:
+        folder: Where to write; made if absent, files of the same names are replaced.
+        family: ``"llama"`` or ``"qwen3"`` (which normalises queries and keys per head).
+        seed: Seed of the weights; equal seeds give equal bytes.
+        dtype: Dtype of the stored weights and of ``config.json``.
+        tied: Share the embedding with the output head; otherwise ``lm_head.weight`` is stored as well.
+
+    Returns:
+        `folder`, absolute.
+
+    Raises:
+        ValueError: `family` or `dtype` is not one of the above.
+    """
+    if family not in ("llama", "qwen3"):
+        raise ValueError(f"family={family!r} is not a tiny model; use 'llama' or 'qwen3'")
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise ValueError(f"dtype={dtype!r} is not supported; use 'float32', 'bfloat16' or 'float16'")
+    from safetensors.torch import save_file
+
+    folder = Path(folder).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(folder / "config.json", _config(family, dtype, tied))
+    _write_json(
+        folder / "generation_config.json",
+        {"eos_token_id": _token_id("<|im_end|>"), "pad_token_id": _token_id("<|pad|>"), "do_sample": True},
+    )
+    _write_tokenizer(folder)
+    save_file(_weights(family, seed, dtype, tied), folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def _token_id(token: str) -> int:
+    return 256 + (*CONTROL_TOKENS, *TEXT_TOKENS).index(token)
+
+
+def _config(family: Family, dtype: Dtype, tied: bool) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM" if family == "llama" else "Qwen3ForCausalLM"],
+        "model_type": family,
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "hidden_act": "silu",
+        "max_position_embeddings": CONTEXT,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
+        "tie_word_embeddings": tied,
+        "bos_token_id": None,
+        "eos_token_id": _token_id("<|im_end|>"),
+        "pad_token_id": _token_id("<|pad|>"),
+        "dtype": dtype,
+        "use_cache": True,
+    }
+    if family == "llama":
+        config["mlp_bias"] = False
+    else:
+        config |= {"use_sliding_window": False, "sliding_window": None, "max_window_layers": LAYERS}
+    return config
+
+
+def _weights(family: Family, seed: int, dtype: Dtype, tied: bool) -> dict[str, torch.Tensor]:
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+
+    def matrix(*shape: int) -> torch.Tensor:
+        # 0.08 makes the next-token distribution peaked enough for greedy tests to be stable across kernels.
+        return (0.08 * torch.randn(*shape, generator=generator)).to(getattr(torch, dtype))
+
+    def norm(size: int) -> torch.Tensor:
+        return (1 + 0.1 * torch.randn(size, generator=generator)).to(getattr(torch, dtype))
+
+    weights = {"model.embed_tokens.weight": matrix(VOCAB, HIDDEN), "model.norm.weight": norm(HIDDEN)}
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}."
+        weights |= {
+            prefix + "input_layernorm.weight": norm(HIDDEN),
+            prefix + "post_attention_layernorm.weight": norm(HIDDEN),
+            prefix + "self_attn.q_proj.weight": matrix(HEADS * HEAD_DIM, HIDDEN),
+            prefix + "self_attn.k_proj.weight": matrix(KV_HEADS * HEAD_DIM, HIDDEN),
+            prefix + "self_attn.v_proj.weight": matrix(KV_HEADS * HEAD_DIM, HIDDEN),
+            prefix + "self_attn.o_proj.weight": matrix(HIDDEN, HEADS * HEAD_DIM),
+            prefix + "mlp.gate_proj.weight": matrix(INTERMEDIATE, HIDDEN),
+            prefix + "mlp.up_proj.weight": matrix(INTERMEDIATE, HIDDEN),
+            prefix + "mlp.down_proj.weight": matrix(HIDDEN, INTERMEDIATE),
+        }
+        if family == "qwen3":
+            weights[prefix + "self_attn.q_norm.weight"] = norm(HEAD_DIM)
+            weights[prefix + "self_attn.k_norm.weight"] = norm(HEAD_DIM)
+    if not tied:
+        weights["lm_head.weight"] = matrix(VOCAB, HIDDEN)
+    return weights
+
+
+def _write_tokenizer(folder: Path) -> None:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.BPE(vocab=_byte_vocab(), merges=[]))  # BPE without merges: one token a byte
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in CONTROL_TOKENS])
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in TEXT_TOKENS])
+    # Every id below the vocabulary's size decodes to something: a random model samples them all.
+    reserved = [f"<|reserved_{i}|>" for i in range(VOCAB - tokenizer.get_vocab_size())]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in reserved])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    _write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": "<|im_end|>",
+            "pad_token": "<|pad|>",
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": CONTEXT,
+            "chat_template": CHAT_TEMPLATE,
+        },
+    )
+
+
+def _byte_vocab() -> dict[str, int]:
+    """GPT-2's printable character of each byte -> the byte, which is also the token's id."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
