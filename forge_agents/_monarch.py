@@ -1,0 +1,115 @@
+"""The one door to Monarch: every module that defines an actor imports its names from here.
+
+In: nothing. Out: Monarch's actor names, with types that a type checker can use. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+# Monarch reads this once, when it is first imported; with its own default a death is noticed after 8 to 10 s.
+os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "1s")
+
+
+@contextlib.contextmanager
+def _without_notice() -> Iterator[None]:
+    """Hold back Monarch's line about its log file; let everything else on the error stream through."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as caught:
+        os.dup2(caught.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            caught.seek(0)
+            for line in caught:
+                if not line.startswith(b"Monarch internal logs"):
+                    os.write(2, line)
+
+
+if TYPE_CHECKING:
+    ProcMesh = Any
+
+    class Actor:
+        """Base of every actor."""
+
+    class ActorError(Exception):
+        """An endpoint raised; `exception` is what it raised."""
+
+        exception: BaseException
+        exception_formatted: str
+
+    class SupervisionError(RuntimeError):
+        """An actor's process ended."""
+
+    def endpoint(method: Callable[..., Any]) -> Any:
+        """A method that other processes may call; one at a time, in order."""
+
+    def concurrent_endpoint(method: Callable[..., Any]) -> Any:
+        """A method that other processes may call; every call is its own task."""
+
+    def current_rank() -> Any:
+        """Where in its mesh the current call runs."""
+
+    def current_size() -> dict[str, int]:
+        """Sizes of the mesh of the current call."""
+
+    def default_bootstrap_cmd() -> Any:
+        """How Monarch starts a process."""
+
+    def this_host() -> Any:
+        """This machine, as a mesh of one host."""
+
+else:
+    with _without_notice():
+        from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
+        from monarch.actor import (
+            Actor,
+            ActorError,
+            ProcMesh,
+            concurrent_endpoint,
+            current_rank,
+            current_size,
+            default_bootstrap_cmd,
+            endpoint,
+            this_host,
+        )
+
+__all__ = [
+    "Actor",
+    "ActorError",
+    "ProcMesh",
+    "SupervisionError",
+    "concurrent_endpoint",
+    "current_rank",
+    "current_size",
+    "default_bootstrap_cmd",
+    "endpoint",
+    "on_unhandled_fault",
+    "start_runtime",
+    "this_host",
+]
+
+
+def start_runtime() -> Any:
+    """Start Monarch's client in this process, without its notice.
+
+    Returns:
+        This machine as a mesh of one host.
+    """
+    with _without_notice():
+        return this_host()
+
+
+def on_unhandled_fault(hook: Callable[[Any], None]) -> None:
+    """Call `hook` with each death nobody supervises; Monarch's own hook ends this process."""
+    import monarch.actor  # type: ignore[import-untyped,unused-ignore]
+
+    monarch.actor.unhandled_fault_hook = hook
