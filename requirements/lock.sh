@@ -1,22 +1,45 @@
 #!/bin/sh
-# Regenerate requirements/cpu.txt and gpu.txt: complete pinned lists without hosts or paths, good for Python 3.11 to 3.13.
-# The 3.11 resolution is the base; the few packages that only newer Pythons need are added at the base's versions.
+# Regenerate requirements/cpu.txt and gpu.txt: complete pinned lists without hosts or paths, good for Python 3.11 to 3.13
+# on Linux x86-64. Versions already in a list are kept while they fit; UPGRADE=1 takes the newest instead.
+#
+# The resolution for 3.11 is the base; what newer Pythons need beyond it is added, at the base's versions. A package that
+# only 3.11 needs is installed on newer Pythons too, where it lies unused.
 set -eu
 cd "$(dirname "$0")/.."
 uv=${UV:-.venv/bin/uv}
-[ -n "${UV_FIND_LINKS:-}" ] || export UV_FIND_LINKS="${PIP_FIND_LINKS:-}"
-for kind in cpu gpu; do
-    compile() {
-        "$uv" pip compile pyproject.toml --extra "$kind" --extra dev --override "requirements/overrides-$kind.txt" \
-            --python-platform x86_64-manylinux_2_28 --no-annotate --no-header --no-emit-find-links --no-emit-index-url -q "$@"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# Not part of a CPU list: what PyPI's CUDA build of torch brings along where no CPU build is found.
+cuda_only='^(nvidia-|cuda-)'
+
+for kind in "${@:-cpu gpu}"; do for kind in $kind; do
+    # Folders of wheels hold CPU builds of torch; the CUDA list must not see them.
+    if [ "$kind" = gpu ]; then links=""; else links=${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}; fi
+    compile() {  # python, output, further options
+        python=$1 output=$2
+        shift 2
+        UV_FIND_LINKS="$links" "$uv" pip compile pyproject.toml --quiet --python-version "$python" \
+            --extra "$kind" --extra dev --override "requirements/overrides-$kind.txt" --only-binary :all: \
+            --python-platform x86_64-manylinux_2_31 --no-annotate --no-header --no-emit-find-links --no-emit-index-url \
+            --output-file "$output" "$@"
     }
-    base=$(mktemp) && newer=$(mktemp)
-    compile -p 3.11 -o "$base"
-    compile -p 3.13 -c "$base" -o "$newer"
-    # A local tag such as +cpu names the machine's wheel, not the version.
-    cat "$base" "$newer" | sed 's/+cpu$//' | sort -u > "requirements/$kind.txt"
-    rm -f "$base" "$newer"
-    repeated=$(sed 's/==.*//' "requirements/$kind.txt" | sort | uniq -d)
-    [ -z "$repeated" ] || { echo "two versions of: $repeated" >&2; exit 1; }
+    # uv prefers the versions that it finds in the output file.
+    if [ -z "${UPGRADE:-}" ] && [ -f "requirements/$kind.txt" ]; then cp "requirements/$kind.txt" "$work/3.11"; fi
+    compile 3.11 "$work/3.11"
+    # A local tag such as +cpu names a build, not a version.
+    sed 's/+cpu$//' "$work/3.11" > "$work/base"
+    compile 3.12 "$work/3.12" --constraint "$work/base"
+    compile 3.13 "$work/3.13" --constraint "$work/base"
+    cat "$work/base" "$work/3.12" "$work/3.13" | sed 's/+cpu$//' | sort -u > "$work/all"
+    if [ "$kind" = cpu ]; then grep -vE "$cuda_only" "$work/all" > "$work/list"; else cp "$work/all" "$work/list"; fi
+    if odd=$(grep -vE '^[A-Za-z0-9._-]+(\[[a-z,-]+\])?==[A-Za-z0-9.!]+$' "$work/list"); then
+        echo "not a plain pin: $odd" >&2
+        exit 1
+    fi
+    repeated=$(sed 's/==.*//' "$work/list" | uniq -d)
+    if [ -n "$repeated" ]; then echo "two versions of: $repeated" >&2; exit 1; fi
+    cp "$work/list" "requirements/$kind.txt"
+    rm -f "$work"/*
     echo "requirements/$kind.txt: $(wc -l < "requirements/$kind.txt") packages"
-done
+done; done
