@@ -12,8 +12,10 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-# Monarch reads this once, when it is first imported; with its own default a death is noticed after 8 to 10 s.
+# Monarch reads these once, when it is first imported; with its own default, a death is noticed after 8 to 10 s.
 os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "1s")
+# Large messages (weights between hosts) exceed its default of 10 MB or so.
+os.environ.setdefault("HYPERACTOR_CODEC_MAX_FRAME_LENGTH", str(2**40))
 
 
 @contextlib.contextmanager

@@ -249,9 +249,9 @@ def _new_log_folder(name: str) -> Path:
 
 def _python_path() -> str:
     """Import paths of this process, so that what it can import, its actors can."""
-    entries = [os.path.abspath(entry) for entry in sys.path]
+    entries = [Path(entry).resolve() for entry in sys.path]
     installed = (sys.prefix, sys.base_prefix)
-    ours = [entry for entry in entries if not entry.startswith(installed) and os.path.isdir(entry)]
+    ours = [str(entry) for entry in entries if not str(entry).startswith(installed) and entry.is_dir()]
     inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     return os.pathsep.join(dict.fromkeys(ours + inherited))
 

@@ -1,0 +1,10 @@
+"""Weights by version, from learners to engines, through TorchStore.
+
+In: state dicts. Out: the same tensors in another process, all or nothing. Waits for the store, with deadlines.
+"""
+
+from forge_agents.weights.publisher import Publisher
+from forge_agents.weights.store import WeightStore, WeightStoreRef
+from forge_agents.weights.subscriber import FetchResult, Subscriber
+
+__all__ = ["FetchResult", "Publisher", "Subscriber", "WeightStore", "WeightStoreRef"]

@@ -1,0 +1,112 @@
+"""Memory that processes of one host share through file descriptors.
+
+In: a size, or the handle another process sent. Out: a flat uint8 tensor over the shared pages. Waits for nothing.
+
+The pages belong to an anonymous file (memfd): it has no name in /dev/shm and ends with the last process that maps it,
+so a killed process leaves nothing behind and a small /dev/shm does not matter.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+import torch
+
+_ATTRIBUTE = "_forge_segment"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentHandle:
+    """What another process of the same place needs to map a segment."""
+
+    pid: int
+    """A process that holds the segment open."""
+    fd: int
+    """Its descriptor there."""
+    inode: int
+    """Tells a reused descriptor from the segment that was meant."""
+    num_bytes: int
+
+
+class SegmentGoneError(Exception):
+    """The process that offered a segment has ended or closed it."""
+
+
+class Segment:
+    """Shared pages and the descriptor that offers them; closed with the last reference."""
+
+    def __init__(self, fd: int, num_bytes: int) -> None:
+        self._fd = fd
+        self._num_bytes = num_bytes
+        self.inode = os.fstat(fd).st_ino
+        path = f"/proc/self/fd/{fd}"
+        self._bytes_B = torch.from_file(path, shared=True, size=num_bytes, dtype=torch.uint8)
+
+    @property
+    def handle(self) -> SegmentHandle:
+        """What to send to a process of the same place."""
+        return SegmentHandle(pid=os.getpid(), fd=self._fd, inode=self.inode, num_bytes=self._num_bytes)
+
+    def tensor(self) -> torch.Tensor:
+        """Flat uint8 view of all pages; keeps the segment open."""
+        bytes_B = self._bytes_B.view(-1)
+        setattr(bytes_B, _ATTRIBUTE, self)
+        return bytes_B
+
+    def __del__(self) -> None:
+        os.close(self._fd)
+
+
+def try_create(num_bytes: int) -> Segment | None:
+    """A new segment of `num_bytes` (at least 1); None where the machine has no such pages to give.
+
+    The pages are reserved at once: touching pages that cannot be had would kill the process.
+    """
+    fd = os.memfd_create("forge-agents-weights", os.MFD_CLOEXEC)
+    try:
+        os.posix_fallocate(fd, 0, num_bytes)
+    except OSError:
+        os.close(fd)
+        return None
+    return Segment(fd, num_bytes)
+
+
+_opened: WeakValueDictionary[int, Segment] = WeakValueDictionary()
+
+
+def open_segment(handle: SegmentHandle) -> torch.Tensor:
+    """Map another process's segment; the same segment is mapped once.
+
+    Raises:
+        SegmentGoneError: It is not there any more.
+    """
+    segment = _opened.get(handle.inode)
+    if segment is None:
+        try:
+            fd = os.open(f"/proc/{handle.pid}/fd/{handle.fd}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise SegmentGoneError(f"process {handle.pid} offers no segment any more: {error}") from error
+        status = os.fstat(fd)
+        if (status.st_ino, status.st_size) != (handle.inode, handle.num_bytes):
+            os.close(fd)
+            raise SegmentGoneError(f"process {handle.pid} has closed its segment")
+        segment = Segment(fd, handle.num_bytes)
+        _opened[segment.inode] = segment
+    return segment.tensor()
+
+
+def segment_of(tensor: torch.Tensor) -> Segment | None:
+    """The segment behind exactly this tensor object; None for private memory."""
+    segment: Segment | None = getattr(tensor, _ATTRIBUTE, None)
+    return segment
+
+
+@functools.cache
+def place() -> str:
+    """Names what processes must have in common to share segments: kernel, process-id namespace and user."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{Path('/proc/self/ns/pid').readlink()}/{os.getuid()}"

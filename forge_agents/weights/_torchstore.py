@@ -1,0 +1,102 @@
+"""The one door to TorchStore: its actors made to run on this Monarch, and a same-host transport.
+
+In: nothing. Out: `initialize`, `shutdown`, `client` of TorchStore. Waits for nothing itself.
+
+TorchStore 0.1.2 mixes sync and async endpoints in its controller, which Monarch >= 0.2 refuses, and moves tensors
+through messages (0.1 GB/s). Its actors are replaced by subclasses of this module; they are pickled by reference, so
+every process that meets one imports this module and gets the transport as well. Later versions need neither.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+import torch
+
+from forge_agents._monarch import endpoint
+from forge_agents.weights._segments import SegmentHandle, open_segment, place, segment_of
+
+import torchstore  # isort: skip  # type: ignore[import-untyped,unused-ignore]  # after Monarch's settings
+
+IS_0_1 = not hasattr(torchstore, "put_batch")
+
+client = torchstore.client
+initialize = torchstore.initialize
+shutdown = torchstore.shutdown
+
+
+def _with_async_endpoints(base: Any) -> dict[str, Any]:
+    """Async forms of those endpoints of `base` that are sync."""
+
+    def as_async(method: Any) -> Any:
+        @functools.wraps(method)
+        async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return method(self, *args, **kwargs)
+
+        return endpoint(call)
+
+    methods = {name: getattr(member, "_method", None) for name, member in vars(base).items()}
+    return {
+        name: as_async(method)
+        for name, method in methods.items()
+        if inspect.isfunction(method) and not inspect.iscoroutinefunction(method)
+    }
+
+
+if IS_0_1:
+    import torchstore.api
+    import torchstore.controller
+    import torchstore.storage_volume
+    import torchstore.transport.buffers
+    import torchstore.transport.pipe
+
+    class SharedBuffer(torchstore.transport.buffers.TransportBuffer):  # type: ignore[misc,unused-ignore]
+        """Carries a segment's handle where both ends share memory, else the tensor itself."""
+
+        def __init__(self) -> None:
+            self.handle: SegmentHandle | None = None
+            self.value: torch.Tensor | None = None
+            self.reader_place = place()
+
+        def allocate(self, tensor_like: Any) -> None:
+            """Nothing to prepare."""
+
+        async def write_from(self, tensor: torch.Tensor | None) -> None:
+            """Runs where the tensor is: in the client on put, in the volume on get."""
+            if tensor is None:
+                return
+            segment = segment_of(tensor)
+            if segment is not None and self.reader_place == place():
+                self.handle = segment.handle
+            else:
+                self.value = tensor
+
+        async def read_into(self, tensor: torch.Tensor | None = None) -> torch.Tensor | None:
+            """Runs where the tensor goes: in the volume on put, in the client on get."""
+            source = open_segment(self.handle) if self.handle is not None else self.value
+            if tensor is None or source is None:
+                return source
+            return tensor.copy_(source)
+
+        def update(self, other_buffer: SharedBuffer) -> None:
+            """Take over what the volume filled in."""
+            super().update(other_buffer)
+            self.handle, self.value = other_buffer.handle, other_buffer.value
+
+    Controller: Any = type(
+        "Controller",
+        (torchstore.controller.Controller,),
+        {"__module__": __name__, **_with_async_endpoints(torchstore.controller.Controller)},
+    )
+    StorageVolume: Any = type(
+        "StorageVolume",
+        (torchstore.storage_volume.StorageVolume,),
+        {"__module__": __name__, **_with_async_endpoints(torchstore.storage_volume.StorageVolume)},
+    )
+
+    torchstore.api.Controller = Controller
+    torchstore.api.StorageVolume = StorageVolume
+    if not torchstore.transport.buffers.rdma_available():
+        torchstore.transport.pipe.Pipe.create_transport_buffer = lambda pipe: SharedBuffer()

@@ -1,0 +1,79 @@
+"""The store of weights: one TorchStore volume in a process of its own, and how others reach it.
+
+In: a name. Out: a picklable `WeightStoreRef`. Waits for the volume's process, with a deadline.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from forge_agents import mesh
+
+if TYPE_CHECKING:
+    from forge_agents._monarch import ProcMesh
+
+_counter = itertools.count()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightStoreRef:
+    """How an actor reaches the store; send it in a message or to an actor's constructor."""
+
+    name: str
+    """As errors call it."""
+    store_name: str
+    """TorchStore's name for it, unique in the run."""
+    place: str
+    """Who can share memory with its volume."""
+
+    async def client(self, *, timeout_s: float) -> Any:
+        """TorchStore's client of this process, cached there."""
+        from forge_agents.weights import _torchstore
+
+        return await mesh.with_deadline(
+            _torchstore.client(self.store_name), timeout_s, who=self.name, what="connection to the store"
+        )
+
+
+class WeightStore:
+    """The controller's side of the store. Make one with `start`."""
+
+    def __init__(self, ref: WeightStoreRef, volume_mesh: ProcMesh) -> None:
+        self.ref = ref
+        self._volume_mesh = volume_mesh
+        self._stopped = False
+
+    @classmethod
+    async def start(cls, *, name: str = "weights", timeout_s: float = 60.0) -> WeightStore:
+        """Start the volume's process on this host.
+
+        Args:
+            name: Said in errors.
+            timeout_s: Seconds until a start counts as stalled.
+        """
+        from forge_agents.weights import _segments, _torchstore
+
+        volume_mesh = mesh.spawn_procs(name, threads=1)
+        store_name = f"{name}-{os.getpid()}-{next(_counter)}"
+        try:
+            await mesh.with_deadline(
+                _torchstore.initialize(num_storage_volumes=1, store_name=store_name, mesh=volume_mesh),
+                timeout_s,
+                who=name,
+                what="start of the store",
+            )
+        except BaseException:
+            await mesh.stop(volume_mesh)
+            raise
+        ref = WeightStoreRef(name=name, store_name=store_name, place=_segments.place())
+        return cls(ref, volume_mesh)
+
+    async def stop(self, *, timeout_s: float = 10.0) -> None:
+        """Free all weights and end the volume's process. Twice is no error."""
+        if self._stopped:
+            return
+        self._stopped = True
+        await mesh.stop(self._volume_mesh, timeout_s=timeout_s)
