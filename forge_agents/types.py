@@ -116,6 +116,8 @@ class Trajectory:
     agent: str
     policy: str
     turns: tuple[Turn, ...]
+    early_reward: float = 0.0
+    """Environment reward that arrived before the agent's first decision."""
     instructions: str = ""
     """The seat's system prompt; empty where the environment gives none."""
     env_id: str = ""
@@ -126,7 +128,7 @@ class Trajectory:
     @property
     def reward(self) -> float:
         """Total environment reward of the agent."""
-        return math.fsum(turn.reward for turn in self.turns)
+        return math.fsum((self.early_reward, *(turn.reward for turn in self.turns)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,92 @@
+"""Train and benchmark teams of LLM agents.
+
+The public names of all four packages; each is imported when it is first used, so `import forge_agents` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forge_agents.env import Outcome, TurnEnv
+    from forge_agents.policy import AnyPolicy, Policy, Random, Sampling, Scripted, Seats
+    from forge_agents.registry import EnvSpec, list_envs, list_suites, make, register, register_suite, spec
+    from forge_agents.serving.config import EngineConfig
+    from forge_agents.testing import check_env
+    from forge_agents.tools import Tool, tool
+    from forge_agents.types import Episode, EpisodeBatch, EpisodeGroup, Message, Trajectory, Turn
+    from forge_agents.wrapping import wrap
+    from forge_trainers.config import GRPOConfig
+    from forge_trainers.credit import Credit
+    from forge_trainers.learner_config import LearnerConfig, LossConfig
+    from forge_trainers.trainer import EvalResult, FitResult, GRPOTrainer
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "forge_agents.env": ("Outcome", "TurnEnv"),
+    "forge_agents.policy": ("AnyPolicy", "Policy", "Random", "Sampling", "Scripted", "Seats"),
+    "forge_agents.registry": ("EnvSpec", "list_envs", "list_suites", "make", "register", "register_suite", "spec"),
+    "forge_agents.serving.config": ("EngineConfig",),
+    "forge_agents.testing": ("check_env",),
+    "forge_agents.tools": ("Tool", "tool"),
+    "forge_agents.types": ("Episode", "EpisodeBatch", "EpisodeGroup", "Message", "Trajectory", "Turn"),
+    "forge_agents.wrapping": ("wrap",),
+    "forge_trainers.config": ("GRPOConfig",),
+    "forge_trainers.credit": ("Credit",),
+    "forge_trainers.learner_config": ("LearnerConfig", "LossConfig"),
+    "forge_trainers.trainer": ("EvalResult", "FitResult", "GRPOTrainer"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [
+    "__version__",
+    "AnyPolicy",
+    "Credit",
+    "EngineConfig",
+    "EnvSpec",
+    "Episode",
+    "EpisodeBatch",
+    "EpisodeGroup",
+    "EvalResult",
+    "FitResult",
+    "GRPOConfig",
+    "GRPOTrainer",
+    "LearnerConfig",
+    "LossConfig",
+    "Message",
+    "Outcome",
+    "Policy",
+    "Random",
+    "Sampling",
+    "Scripted",
+    "Seats",
+    "Tool",
+    "Trajectory",
+    "Turn",
+    "TurnEnv",
+    "check_env",
+    "list_envs",
+    "list_suites",
+    "make",
+    "register",
+    "register_suite",
+    "spec",
+    "tool",
+    "wrap",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        from forge_agents.errors import did_you_mean
+
+        raise AttributeError(f"module 'forge_agents' has no attribute {name!r}.{did_you_mean(name, __all__)}")
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

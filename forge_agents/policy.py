@@ -1,0 +1,150 @@
+"""Who sits in a seat: language models, random and scripted players.
+
+In: what a user declares. Out: `seat_policies`, which answers who decides for an agent. Waits for nothing: declaring a
+policy loads no weights; `forge_agents.players` brings it to life.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from forge_agents.errors import did_you_mean
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn from a model."""
+
+    temperature: float = 1.0
+    """Logits are divided by it; 0 is greedy. Range [0, 5]."""
+    top_p: float = 1.0
+    """Smallest set of tokens whose probability reaches it is kept. Range (0, 1]."""
+    max_tokens: int = 64
+    """Most tokens of one response, at least 1."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a response; the end-of-turn token always does."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and 0 <= self.temperature <= 5):
+            raise ValueError(f"temperature={self.temperature} is outside [0, 5]; 1.0 samples the model's own distribution")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p={self.top_p} is outside (0, 1]; 1.0 keeps every token")
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens={self.max_tokens} leaves no room for a response; set at least 1")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A language model that decides for a seat.
+
+    Args:
+        model: A built-in name (`smollm2-135m-instruct`), a Hugging Face id or a local folder.
+    """
+
+    model: str
+    name: str = field(default="policy", kw_only=True)
+    """Unique among the policies of a run: its weights, metrics and checkpoints carry it."""
+    sampling: Sampling = field(default_factory=Sampling, kw_only=True)
+    trainable: bool = field(default=True, kw_only=True)
+    """Whether a trainer updates the weights."""
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ValueError("model='' names no model; pass a built-in name, a Hugging Face id or a folder")
+        _check_name(self.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Random:
+    """Plays a uniformly random legal action where the environment lists them, random text otherwise."""
+
+    name: str = "random"
+    seed: int = 0
+    """Mixed with the episode's seed, so a repeated episode repeats its moves."""
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """Plays what a function says.
+
+    Args:
+        fn: Called as ``fn(observation)`` or, if it takes two arguments, ``fn(observation, agent)``; returns the action.
+    """
+
+    fn: Callable[..., str]
+    name: str = field(default="scripted", kw_only=True)
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+        if not callable(self.fn):
+            raise TypeError(f"Scripted takes a function observation -> action, got {type(self.fn).__name__}")
+
+    def __call__(self, observation: str, agent: str) -> str:
+        """The action for `observation`. Raises TypeError where the function returns anything but text."""
+        takes = [p for p in inspect.signature(self.fn).parameters.values() if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
+        action = self.fn(observation, agent) if len(takes) > 1 else self.fn(observation)
+        if not isinstance(action, str):
+            raise TypeError(f"Scripted policy {self.name!r} returned {type(action).__name__} for {agent!r}; return a str")
+        return action
+
+
+AnyPolicy: TypeAlias = Policy | Random | Scripted
+Seats: TypeAlias = AnyPolicy | Mapping[str, AnyPolicy] | Callable[[str, int], AnyPolicy]
+"""One policy for all seats, a policy per seat, or a function ``(agent, episode_seed) -> policy``."""
+
+
+def seat_policies(seats: Seats, agents: Sequence[str], seed: int) -> dict[str, AnyPolicy]:
+    """Who decides for each of `agents` in the episodes with `seed`.
+
+    Raises:
+        ValueError: A seat without a policy, or a policy for a seat that does not exist.
+        TypeError: Something that is not a policy.
+    """
+    if isinstance(seats, Mapping):
+        missing = [agent for agent in agents if agent not in seats]
+        extra = [seat for seat in seats if seat not in agents]
+        if extra:
+            raise ValueError(f"no seat {extra[0]!r}; the seats are {', '.join(agents)}.{did_you_mean(extra[0], agents)}")
+        if missing:
+            raise ValueError(f"seat {missing[0]!r} has no policy; policies were given for {', '.join(seats) or 'no seat'}")
+        chosen = {agent: seats[agent] for agent in agents}
+    elif isinstance(seats, AnyPolicy):
+        chosen = dict.fromkeys(agents, seats)
+    elif callable(seats):
+        chosen = {agent: seats(agent, seed) for agent in agents}
+    else:
+        raise TypeError(f"seats must be a policy, a mapping or a function, got {type(seats).__name__}")
+    for agent, policy in chosen.items():
+        if not isinstance(policy, AnyPolicy):
+            raise TypeError(f"seat {agent!r} holds {type(policy).__name__}; use fa.Policy, fa.Random or fa.Scripted")
+    return chosen
+
+
+def declared_policies(seats: Seats, agents: Sequence[str]) -> dict[str, AnyPolicy]:
+    """Every policy of `seats` by name; for a function, those of a few probed episode seeds.
+
+    Raises:
+        ValueError: Two different policies under one name.
+    """
+    seeds = range(64) if callable(seats) and not isinstance(seats, AnyPolicy) else range(1)
+    by_name: dict[str, AnyPolicy] = {}
+    for seed in seeds:
+        for policy in seat_policies(seats, agents, seed).values():
+            if by_name.setdefault(policy.name, policy) != policy:
+                raise ValueError(f"two different policies are called {policy.name!r}; give each its own name=")
+    return by_name
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"policy name {name!r} must be letters, digits, '-' or '_' (it names files and weights)")

@@ -1,0 +1,97 @@
+"""Text to tokens and back, once: a model's own tokens are never re-tokenised.
+
+In: a tokenizer with a chat template, observations, sampled tokens. Out: prompts as token ids, actions as text. Waits
+for nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_MARK = "\u2063answer\u2063"  # stands for a response while the template is rendered; invisible separators, not in any text
+
+
+class Renderer:
+    """Turns a conversation into one growing token stream.
+
+    The first prompt is the chat template of instructions and observation. Every later prompt is the previous prompt,
+    the response's tokens exactly as they were sampled, and the tokens of what the template writes between a response
+    and the next generation. So each prompt extends the one before, the engine's prefix cache always hits, and the
+    learner sees the tokens that the sampler saw.
+
+    Args:
+        tokenizer: A Hugging Face tokenizer with a chat template and an end-of-sequence token.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        if not getattr(tokenizer, "chat_template", None):
+            raise ValueError(
+                f"tokenizer {getattr(tokenizer, 'name_or_path', '')!r} has no chat template; use an instruction-tuned "
+                "model or set tokenizer.chat_template"
+            )
+        self._tokenizer = tokenizer
+        self.eos_id: int = tokenizer.eos_token_id
+        self._special = tuple(sorted(tokenizer.all_special_tokens, key=len, reverse=True))
+        self._start = functools.lru_cache(maxsize=4096)(self._render_start)
+        self._between = functools.lru_cache(maxsize=4096)(self._render_between)
+
+    @classmethod
+    def of(cls, folder: Path) -> Renderer:
+        """The renderer of a model folder."""
+        from transformers import AutoTokenizer
+
+        return cls(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+
+    def start(self, instructions: str, observation: str) -> tuple[int, ...]:
+        """Tokens of a first prompt, up to where the model answers."""
+        return self._start(instructions, observation)
+
+    def extend(self, prompt_ids: Sequence[int], response_ids: Sequence[int], observation: str) -> tuple[int, ...]:
+        """Tokens of the next prompt: `prompt_ids`, `response_ids` unchanged, then `observation`."""
+        ended = bool(response_ids) and response_ids[-1] == self.eos_id
+        return (*prompt_ids, *response_ids, *self._between(observation, ended))
+
+    def text(self, response_ids: Sequence[int]) -> str:
+        """What the model wrote, without the end-of-turn token, surrounding blanks removed."""
+        ids = response_ids[:-1] if response_ids and response_ids[-1] == self.eos_id else response_ids
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False)).strip()
+
+    def _render_start(self, instructions: str, observation: str) -> tuple[int, ...]:
+        messages = [{"role": "user", "content": self._defuse(observation)}]
+        if instructions:
+            messages.insert(0, {"role": "system", "content": self._defuse(instructions)})
+        return self._encode(self._template(messages))
+
+    def _render_between(self, observation: str, ended: bool) -> tuple[int, ...]:
+        rendered = self._template(
+            [
+                {"role": "user", "content": "-"},
+                {"role": "assistant", "content": _MARK},
+                {"role": "user", "content": self._defuse(observation)},
+            ]
+        )
+        _, found, between = rendered.rpartition(_MARK)
+        if not found:
+            raise ValueError(
+                f"the chat template of {self._tokenizer.name_or_path!r} drops or rewrites what the assistant said; "
+                "it cannot be continued token by token"
+            )
+        if ended:  # the response already holds the template's end-of-turn token
+            between = between.removeprefix(self._tokenizer.eos_token)
+        return self._encode(between)
+
+    def _template(self, messages: list[dict[str, str]]) -> str:
+        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _defuse(self, text: str) -> str:
+        """`text` with special tokens broken up: what an agent wrote must not open a new role in another's prompt."""
+        for token in self._special:
+            if token in text:
+                text = text.replace(token, f"{token[0]} {token[1:]}")
+        return text

@@ -1,0 +1,270 @@
+"""Play episodes: any PettingZoo AEC environment whose observations and actions are text.
+
+In: an environment, players, a seed. Out: an `Episode`, always, even when the environment breaks: a failed episode is
+data. Waits for the players' decisions; a player that cannot answer any more (a dead or stalled engine) raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+import traceback
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from forge_agents.errors import ActorDiedError, StallError
+from forge_agents.players import ContextFullError, Decision, Player, Served, player_for
+from forge_agents.policy import AnyPolicy, Seats, seat_policies
+from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory, Turn
+
+if TYPE_CHECKING:
+    from pettingzoo import AECEnv
+
+T = TypeVar("T")
+Where = Literal["reset", "observe", "step", "policy", "reward"]
+
+
+class _Failed(Exception):
+    """Carries an environment's or player's exception to the one place where it becomes data."""
+
+    def __init__(self, where: Where, cause: BaseException) -> None:
+        self.where, self.cause = where, cause
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A decision whose reward has not arrived in full."""
+
+    index: int
+    observation: str
+    decision: Decision
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Seat:
+    policy: str
+    player: Player
+    instructions: str
+    drafts: list[_Draft] = field(default_factory=list)
+    early_reward: float = 0.0
+    info: dict[str, Any] = field(default_factory=dict)
+
+    def credit(self, reward: float, terminated: bool, truncated: bool, info: dict[str, Any]) -> None:
+        """What the environment says of everything since this seat's last decision."""
+        self.info = info
+        if not self.drafts:
+            self.early_reward += reward
+            return
+        draft = self.drafts[-1]
+        draft.reward += reward
+        draft.terminated, draft.truncated, draft.info = terminated, truncated, info
+
+
+async def play(
+    env: AECEnv[str, Any, Any],
+    policies: Mapping[str, AnyPolicy],
+    *,
+    seed: int,
+    env_id: str = "",
+    served: Mapping[str, Served] | None = None,
+    max_turns: int = 1000,
+    greedy: bool = False,
+) -> Episode:
+    """Play one episode to its end.
+
+    Args:
+        env: A PettingZoo AEC environment; it is reset with `seed`.
+        policies: Who decides, by agent.
+        served: Engines of the model policies, by policy name.
+        max_turns: Decisions after which the episode is cut off, whatever the environment says.
+        greedy: Decode models at temperature 0.
+
+    Returns:
+        The episode. If the environment or a scripted player raised, `error` says so and the turns so far are kept.
+
+    Raises:
+        ActorDiedError, StallError: An engine is gone or does not answer.
+    """
+    started = time.perf_counter()
+    seats: dict[str, _Seat] = {}
+    error, end = None, "terminated"
+    try:
+        _guard("reset", env.reset, seed=seed)
+        for agent in list(env.possible_agents):
+            instructions = str(_guard("observe", getattr(env, "instructions", _no_instructions), agent))
+            player = player_for(
+                policies[agent], agent=agent, episode_seed=seed, instructions=instructions, served=served or {}, greedy=greedy
+            )
+            seats[agent] = _Seat(policies[agent].name, player, instructions)
+        end = await _play_out(env, seats, max_turns)
+    except _Failed as failed:
+        end = "error"
+        error = EpisodeError(
+            where=failed.where,
+            kind=type(failed.cause).__name__,
+            message=str(failed.cause),
+            trace="".join(traceback.format_exception(failed.cause)),
+        )
+    return Episode(
+        env_id=env_id,
+        seed=seed,
+        trajectories={agent: _trajectory(agent, seat, env_id, seed) for agent, seat in seats.items()},
+        error=error,
+        end_reason=end,  # type: ignore[arg-type]  # _play_out returns the literals
+        duration_s=time.perf_counter() - started,
+    )
+
+
+async def _play_out(env: AECEnv[str, Any, Any], seats: Mapping[str, _Seat], max_turns: int) -> str:
+    """Step until nobody is left. Returns the end reason."""
+    index, truncated = 0, False
+    while env.agents:
+        agent = env.agent_selection
+        observation, reward, terminated, cut, info = _guard("observe", env.last)
+        seats[agent].credit(_finite(reward, agent), terminated, cut, _json_safe(info))
+        truncated |= cut
+        if terminated or cut:
+            _guard("step", env.step, None)
+            continue
+        if index >= max_turns:
+            return _cut_off(seats, "turn_limit")
+        try:
+            decision = await seats[agent].player.decide(str(observation), info)
+        except ContextFullError:
+            return _cut_off(seats, "context")
+        except (ActorDiedError, StallError):
+            raise
+        except Exception as cause:  # a player's failure becomes data here
+            raise _Failed("policy", cause) from cause
+        seats[agent].drafts.append(_Draft(index, str(observation), decision))
+        index += 1
+        _guard("step", env.step, decision.action)
+        await asyncio.sleep(0)  # scripted players never yield; thousands of episodes share the loop
+    return "truncated" if truncated else "terminated"
+
+
+def _cut_off(seats: Mapping[str, _Seat], reason: str) -> str:
+    for seat in seats.values():
+        if seat.drafts and not seat.drafts[-1].terminated:
+            seat.drafts[-1].truncated = True
+    return reason
+
+
+def _guard(where: Where, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run environment code; its failure becomes data."""
+    try:
+        return call(*args, **kwargs)
+    except Exception as cause:  # environments are user code: any failure is the episode's, not the run's
+        raise _Failed(where, cause) from cause
+
+
+def _finite(reward: Any, agent: str) -> float:
+    value = float(reward)
+    if not math.isfinite(value):
+        raise _Failed("reward", ValueError(f"environment rewarded {agent!r} with {value}; rewards must be finite"))
+    return value
+
+
+def _no_instructions(agent: str) -> str:
+    return ""
+
+
+def _json_safe(info: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(json.loads(json.dumps(dict(info), default=str)))
+
+
+def _trajectory(agent: str, seat: _Seat, env_id: str, seed: int) -> Trajectory:
+    turns = []
+    for draft in seat.drafts:
+        done = draft.decision.completion
+        turns.append(
+            Turn(
+                agent=agent,
+                index=draft.index,
+                observation=draft.observation,
+                action=draft.decision.action,
+                reward=draft.reward,
+                terminated=draft.terminated,
+                truncated=draft.truncated,
+                policy=seat.policy,
+                prompt_ids=draft.decision.prompt_ids,
+                response_ids=done.token_ids if done else (),
+                logprobs=done.logprobs if done else (),
+                versions=done.versions if done else (),
+                finish_reason=done.finish_reason if done else "scripted",
+                generate_s=draft.decision.generate_s,
+                info=draft.info,
+            )
+        )
+    return Trajectory(
+        agent=agent, policy=seat.policy, turns=tuple(turns), early_reward=seat.early_reward,
+        instructions=seat.instructions, env_id=env_id, seed=seed, info=seat.info,
+    )
+
+
+async def all_or_first_error(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Results in order; at the first exception the rest is cancelled, awaited, and that exception raised."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """Plays groups of siblings, any number at once.
+
+    Every episode is one asyncio task on the caller's loop; models answer in continuous batches, so thousands of live
+    episodes cost little more than their environments.
+    """
+
+    make_env: Callable[[], AECEnv[str, Any, Any]]
+    """A fresh environment per episode."""
+    env_id: str
+    seats: Seats
+    served: Mapping[str, Served] = field(default_factory=dict)
+    max_turns: int = 1000
+    retries: int = 1
+    """How often a failed episode is played again, each time in a fresh environment."""
+    greedy: bool = False
+
+    async def group(self, seed: int, size: int, *, limit: asyncio.Semaphore | None = None) -> EpisodeGroup:
+        """Play `size` siblings with one seed and the same opponents.
+
+        Args:
+            limit: Bounds how many episodes live at once.
+        """
+        if size < 1:
+            raise ValueError(f"group of {size} episodes is empty; ask for at least 1")
+        limit = limit or asyncio.Semaphore(size)
+        episodes = await all_or_first_error(self._episode(seed, limit) for _ in range(size))
+        return EpisodeGroup(env_id=self.env_id, seed=seed, episodes=tuple(episodes))
+
+    async def _episode(self, seed: int, limit: asyncio.Semaphore) -> Episode:
+        async with limit:
+            for attempt in range(self.retries + 1):
+                env = None
+                try:
+                    env = self.make_env()
+                    policies = seat_policies(self.seats, env.possible_agents, seed)
+                    episode = await play(
+                        env, policies, seed=seed, env_id=self.env_id, served=self.served,
+                        max_turns=self.max_turns, greedy=self.greedy,
+                    )
+                finally:
+                    if env is not None:
+                        env.close()
+                if episode.error is None or attempt == self.retries:
+                    return episode
+        raise AssertionError("unreachable: the last attempt returns")

@@ -1,0 +1,63 @@
+"""The live view of a training run.
+
+In: metrics by step. Out: a progress line in a terminal, one plain line per step elsewhere. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+_SHOWN = (
+    ("reward", "reward/mean", "{:.3f}"),
+    ("held-out", "eval/reward", "{:.3f}"),
+    ("kl", "learner/kl", "{:.4f}"),
+    ("gap", "learner/logprob_gap_mean", "{:.3f}"),
+    ("tok/s", "tokens_per_s", "{:.0f}"),
+    ("s/step", "time/step_s", "{:.1f}"),
+)
+
+
+class Display:
+    """Shows step, reward, KL, tokens per second and the time left.
+
+    Args:
+        title: Said before the bar.
+        total: Steps of the whole run.
+        done: Steps that an earlier session has finished.
+    """
+
+    def __init__(self, title: str, total: int, done: int = 0) -> None:
+        self._console = Console()
+        self._title, self._total = title, total
+        self._progress: Progress | None = None
+        if self._console.is_terminal:
+            self._progress = Progress(
+                TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+                TextColumn("{task.fields[metrics]}"), console=self._console,
+            )
+            self._task = self._progress.add_task(title, total=total, completed=done, metrics="")
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show that `step` is done."""
+        text = "  ".join(f"{label} {form.format(metrics[key])}" for label, key, form in _SHOWN if key in metrics)
+        if self._progress is not None:
+            self._progress.update(self._task, completed=step + 1, metrics=text)
+        else:
+            self._console.print(f"{self._title} {step + 1}/{self._total}  {text}", highlight=False, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> Display:
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._progress is not None:
+            self._progress.stop()

@@ -1,0 +1,135 @@
+"""How a synchronous caller runs the controller: its event loop, Ctrl-C, and collecting ahead.
+
+In: coroutines. Out: their results. Waits for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import collections
+import concurrent.futures
+import contextlib
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from types import FrameType
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class LoopRunner:
+    """One event loop for the life of a trainer, so that actors outlive a call of ``fit``.
+
+    Inside a running loop, as in a notebook, the work moves to a thread of its own.
+
+    Args:
+        on_close: Awaited before the loop closes.
+    """
+
+    def __init__(self, on_close: Callable[[], Awaitable[None]]) -> None:
+        self._on_close = on_close
+        self._runner: asyncio.Runner | None = None
+        self._thread: concurrent.futures.ThreadPoolExecutor | None = None
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` to its end."""
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+            atexit.register(self.close)
+            if _inside_a_loop():
+                self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="forge-controller")
+        if self._thread is not None:
+            return self._thread.submit(self._runner.run, work).result()
+        return self._runner.run(work)
+
+    def close(self) -> None:
+        """Await `on_close` and end the loop. Safe to call twice."""
+        runner, self._runner = self._runner, None
+        if runner is None:
+            return
+        atexit.unregister(self.close)
+        with contextlib.closing(runner):
+            if self._thread is not None:
+                self._thread.submit(runner.run, self._closing()).result()
+                self._thread.shutdown()
+            else:
+                runner.run(self._closing())
+
+    async def _closing(self) -> None:
+        await self._on_close()
+
+
+def _inside_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+class Interrupt:
+    """Turns the first SIGINT or SIGTERM into a request to finish the step; the second acts as ever.
+
+    Args:
+        say: Shows a line to the user.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.asked = False
+        self._say = say
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupt:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._restore()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        self._restore()
+        self._say(f"{signal.Signals(number).name}: finishing this step and saving it; once more stops at once")
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+
+
+class Ahead(Generic[T]):
+    """Collects steps ahead of their use, by at most `staleness`.
+
+    Step j is started only in `take(i)` with ``i >= j - staleness``. Before `take(i)` the learner has finished at
+    least the steps below i, so what step j samples is at least i updates old in count, and at most ``j - i <=
+    staleness`` versions behind the learner when step j is taken. Versions never move otherwise, so the bound holds
+    whatever the timing.
+
+    Args:
+        collect: Starts the collection of a step.
+        staleness: Versions that a sample may lie behind.
+        steps: Steps of the run; none at or past it is started.
+    """
+
+    def __init__(self, collect: Callable[[int], Coroutine[Any, Any, T]], staleness: int, steps: int) -> None:
+        self._collect, self._staleness, self._steps = collect, staleness, steps
+        self._running: collections.OrderedDict[int, asyncio.Task[T]] = collections.OrderedDict()
+
+    async def take(self, step: int) -> T:
+        """What `step` collected; starts every step that may start now."""
+        for ahead in range(step, min(step + self._staleness + 1, self._steps)):
+            if ahead not in self._running:
+                self._running[ahead] = asyncio.ensure_future(self._collect(ahead))
+        return await self._running.pop(step)
+
+    async def cancel(self) -> None:
+        """Stop what was collected ahead and will not be used."""
+        tasks = list(self._running.values())
+        self._running.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,147 @@
+"""What a run leaves on disk: settings, metrics, curves, sampled episodes.
+
+In: a folder, metrics by step, episodes. Out: ``config.yaml``, ``metrics.jsonl``, TensorBoard events,
+``episodes.jsonl``, ``reward.png``. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from forge_agents.errors import RunFolderError
+from forge_agents.types import Episode
+
+
+class RunFolder:
+    """One run's folder, held by one process at a time.
+
+    Args:
+        path: Created where absent.
+        config: Resolved settings, JSON-safe; written to ``config.yaml``. A folder that already holds other settings
+            keeps the old ones beside, as ``config.previous.yaml``.
+
+    Raises:
+        RunFolderError: The folder cannot be written, or another process trains in it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
+        self.path = Path(path)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock: IO[str] = (self.path / ".lock").open("a")
+        except OSError as cause:
+            raise RunFolderError(f"run folder {self.path} cannot be used ({cause}); choose another out_dir") from cause
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as cause:
+            self._lock.close()
+            raise RunFolderError(f"another process is training in {self.path}; choose another out_dir or stop it") from cause
+        written = self.path / "config.yaml"
+        text = yaml.safe_dump(dict(config), sort_keys=False)
+        if written.exists() and written.read_text() != text:
+            written.replace(self.path / "config.previous.yaml")
+        _write_atomically(written, text)
+        self._tensorboard: Any = None
+
+    def rewind(self, step: int) -> None:
+        """Forget what was logged at `step` and later: a resumed run logs those steps again."""
+        for name in ("metrics.jsonl", "episodes.jsonl"):
+            file = self.path / name
+            if file.exists():
+                kept = [row for row in _rows(file) if row["step"] < step]
+                _write_atomically(file, "".join(json.dumps(row) + "\n" for row in kept))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append one row of metrics, to ``metrics.jsonl`` and TensorBoard. NaN and infinity are written as null."""
+        clean = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        self._append("metrics.jsonl", [{"step": step, **clean}])
+        if self._tensorboard is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._tensorboard = SummaryWriter(str(self.path / "tensorboard"), purge_step=step)
+        for name, value in metrics.items():
+            self._tensorboard.add_scalar(name, value, step)
+        self._tensorboard.flush()
+
+    def keep_episodes(self, step: int, episodes: Sequence[Episode], rewards: Sequence[Mapping[str, float]]) -> None:
+        """Append whole episodes, tokens and all, each with the `rewards` that its agents were trained on."""
+        self._append(
+            "episodes.jsonl",
+            [
+                {"step": step, "rewards": dict(reward), **dataclasses.asdict(episode)}
+                for episode, reward in zip(episodes, rewards, strict=True)
+            ],
+        )
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Every row logged so far."""
+        file = self.path / "metrics.jsonl"
+        return _rows(file) if file.exists() else []
+
+    def plot(self) -> Path | None:
+        """Draw ``reward.png``: training reward by step and, where measured, held-out reward. None before any step."""
+        rows = self.metrics()
+        if not rows:
+            return None
+        from matplotlib.figure import Figure  # without pyplot: no window system, no global state
+
+        figure = Figure(figsize=(7, 4), layout="constrained")
+        axes = figure.subplots()
+        draw_curve(axes, rows, "reward/mean", "reward/ci", label="training episodes")
+        draw_curve(axes, rows, "eval/reward", "eval/ci", label="held-out seeds", marker="o")
+        axes.set(xlabel="step", ylabel="mean reward")
+        axes.legend()
+        axes.grid(alpha=0.3)
+        target = self.path / "reward.png"
+        figure.savefig(target, dpi=120)
+        return target
+
+    def close(self) -> None:
+        """Release the folder."""
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+        self._lock.close()
+
+    def _append(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        with (self.path / name).open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def draw_curve(axes: Any, rows: Sequence[Mapping[str, Any]], value: str, half_width: str, *, label: str, marker: str = "") -> None:
+    """Draw column `value` of `rows` over their step, shaded by plus and minus `half_width`."""
+    points = [(row["step"], row[value], row.get(half_width) or 0.0) for row in rows if row.get(value) is not None]
+    if not points:
+        return
+    steps, means, widths = zip(*points, strict=True)
+    axes.plot(steps, means, label=label, marker=marker)
+    low = [m - w for m, w in zip(means, widths, strict=True)]
+    high = [m + w for m, w in zip(means, widths, strict=True)]
+    axes.fill_between(steps, low, high, alpha=0.2)
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    """Rows of a JSON-lines file; a last line that a kill cut short is dropped."""
+    lines = file.read_text().splitlines()
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            if number < len(lines):
+                raise RunFolderError(f"{file}:{number} is not JSON; the file was edited or damaged") from None
+    return rows
+
+
+def _write_atomically(file: Path, text: str) -> None:
+    draft = file.with_name(f".{file.name}.draft")
+    draft.write_text(text)
+    draft.replace(file)

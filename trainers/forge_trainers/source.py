@@ -1,0 +1,92 @@
+"""Where episodes come from: environments, their weights, and seeds that never repeat by accident.
+
+In: what a user passes to ``fit``. Out: fresh environments and the groups of each step. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from forge_agents import registry
+
+if TYPE_CHECKING:
+    from pettingzoo import AECEnv
+
+EnvLike: TypeAlias = "str | Callable[[], AECEnv[str, Any, Any]] | Mapping[str, float]"
+"""An id, an environment class or factory, or weights by id."""
+
+HELD_OUT_FROM = 2**31
+"""Training seeds lie below, held-out seeds from here on: they never meet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One group to play."""
+
+    env_id: str
+    seed: int
+
+
+class Source:
+    """Environments by id, and which of them each step plays.
+
+    Raises:
+        UnknownIdError: No environment has the id.
+        ValueError: Weights that are not positive, or environments whose seats differ.
+        TypeError: Neither an id, nor a class or factory, nor a mapping.
+    """
+
+    def __init__(self, env: EnvLike, env_args: Mapping[str, Any] | None = None) -> None:
+        self._args = dict(env_args or {})
+        self._makers: dict[str, Callable[[], AECEnv[str, Any, Any]]] = {}
+        self.max_turns: dict[str, int | None] = {}
+        weights: dict[str, float]
+        if isinstance(env, str):
+            weights = {env: 1.0}
+        elif isinstance(env, Mapping):
+            weights = {name: float(weight) for name, weight in env.items()}
+        elif callable(env):
+            weights = {getattr(env, "__name__", type(env).__name__): 1.0}
+            self._makers = {next(iter(weights)): lambda: env(**self._args)}
+        else:
+            raise TypeError(f"fit takes an environment id, class or {{id: weight}}, got {type(env).__name__}")
+        if not weights or min(weights.values()) <= 0:
+            raise ValueError(f"environment weights must be positive, got {weights}")
+        for name in weights:
+            self._makers.setdefault(name, self._maker(name))
+        self.env_ids = tuple(weights)
+        self._shares = np.array(list(weights.values())) / sum(weights.values())
+        seats = {name: self._seats(name) for name in self.env_ids}
+        if len(set(seats.values())) > 1:
+            raise ValueError(f"environments of one run need the same seats, got {seats}")
+        self.agents = next(iter(seats.values()))
+
+    def make(self, env_id: str) -> AECEnv[str, Any, Any]:
+        """A fresh environment."""
+        return self._makers[env_id]()
+
+    def tasks(self, seed: int, step: int, count: int) -> list[Task]:
+        """The groups of one step: a function of `seed` and `step` alone, so a resumed run plays what it would have."""
+        rng = np.random.default_rng([seed, step])
+        picks = rng.choice(len(self.env_ids), size=count, p=self._shares)
+        seeds = rng.choice(HELD_OUT_FROM, size=count)
+        return [Task(env_id=self.env_ids[pick], seed=int(s)) for pick, s in zip(picks, seeds, strict=True)]
+
+    def held_out(self, count: int) -> list[Task]:
+        """`count` tasks that training never sees, the same for every run."""
+        return [Task(env_id=self.env_ids[i % len(self.env_ids)], seed=HELD_OUT_FROM + i) for i in range(count)]
+
+    def _maker(self, name: str) -> Callable[[], AECEnv[str, Any, Any]]:
+        self.max_turns[name] = registry.spec(name).max_turns
+        return lambda: registry.make(name, **self._args)
+
+    def _seats(self, name: str) -> tuple[str, ...]:
+        env = self.make(name)
+        try:
+            return tuple(env.possible_agents)
+        finally:
+            env.close()

@@ -1,0 +1,315 @@
+"""GRPO over multi-agent episodes: `GRPOTrainer.fit`.
+
+    collect --> judge --> credit --> learn --> publish
+       ^                                          |
+       +----------- weights, one version newer ---+
+
+In: seats, a reward, an environment. Out: better weights and a run folder. Waits for engines, the reward and learners,
+each stage with a deadline. With `max_staleness` = k the collection of a step starts k steps early.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forge_agents.errors import EmptyBatchError
+from forge_agents.mesh import with_deadline
+from forge_agents.policy import Policy, Seats, declared_policies
+from forge_agents.rollout import Rollout, all_or_first_error
+from forge_agents.types import Episode, EpisodeGroup, total_tokens
+from forge_trainers.checkpoints import Checkpoints
+from forge_trainers.config import GRPOConfig
+from forge_trainers.display import Display
+from forge_trainers.judging import JudgedGroup, Lessons, Reward, env_reward, judge, lessons_from, mean_and_ci, summarise
+from forge_trainers.loop import Ahead, Interrupt, LoopRunner
+from forge_trainers.run_folder import RunFolder
+from forge_trainers.source import EnvLike, Source
+from forge_trainers.stack import Stack
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FitResult:
+    """What `GRPOTrainer.fit` did."""
+
+    steps: int
+    """Steps of the run so far, earlier sessions included."""
+    metrics: Sequence[dict[str, Any]]
+    """One row per step, as in ``metrics.jsonl``."""
+    out_dir: Path
+    export: Path
+    """Folder with the trained model, or one subfolder per policy where several were trained."""
+    curve: Path | None
+    """``reward.png``."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EvalResult:
+    """Reward on held-out seeds."""
+
+    reward: float
+    """Mean over episodes of the mean over seats."""
+    ci: float
+    """Half-width of its 95 % confidence interval."""
+    by_agent: dict[str, float]
+    episodes: Sequence[Episode]
+    failed: int
+    """Episodes that ended in an error; they count in no mean."""
+
+
+class GRPOTrainer:
+    """Trains the trainable policies of a team.
+
+    Args:
+        policies: One policy for all seats, a policy per seat, or a function ``(agent, episode_seed) -> policy``.
+        reward: Trajectories to float ``[n]``, NaN where it abstains; None is the environment's own reward.
+        config: Settings.
+        out_dir: The run's folder. Where it holds a run already, training continues from its newest checkpoint.
+
+    Engines and learners start with the first call that needs them and stop with `close`, at the end of a ``with``
+    block or of the program.
+    """
+
+    def __init__(
+        self,
+        policies: Seats,
+        reward: Reward | None = None,
+        config: GRPOConfig | None = None,
+        out_dir: str | os.PathLike[str] = "runs/default",
+    ) -> None:
+        if reward is not None and not callable(reward):
+            raise TypeError(f"reward must be callable (trajectories -> float [n]), got {type(reward).__name__}")
+        self.seats, self.reward, self.config = policies, reward or env_reward, config or GRPOConfig()
+        self.out_dir = Path(out_dir)
+        self._loop = LoopRunner(self._stop)
+        self._stack: Stack | None = None
+        self._checkpoints = Checkpoints(self.out_dir / "checkpoints", keep=self.config.keep_checkpoints)
+        self._next_step: int | None = None
+
+    def fit(self, env: EnvLike, *, steps: int, env_args: dict[str, Any] | None = None) -> FitResult:
+        """Train until the run has done `steps` optimiser steps, earlier sessions in `out_dir` included.
+
+        Args:
+            env: An id, an environment class, or weights by id.
+            env_args: Arguments of the environment.
+
+        Raises:
+            EmptyBatchError: `max_empty_steps` in a row had no group to learn from.
+            KeyboardInterrupt: Ctrl-C; the step was finished and saved before.
+        """
+        if steps < 1:
+            raise ValueError(f"steps={steps} trains nothing; set at least 1")
+        return self._loop.run(self._fit(Source(env, env_args), steps))
+
+    def evaluate(
+        self, env: EnvLike, *, episodes: int = 64, env_args: dict[str, Any] | None = None, reward: Reward | None = None
+    ) -> EvalResult:
+        """Play `episodes` held-out seeds with the current weights, at the policies' own sampling.
+
+        Args:
+            reward: What is measured; None is the environment's own reward, whatever the trainer learns from.
+        """
+        return self._loop.run(self._evaluate(Source(env, env_args), episodes, reward or env_reward))
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Export the trained weights in Hugging Face format; one subfolder per policy where several are trained."""
+        return self._loop.run(self._export(Path(folder)))
+
+    def close(self) -> None:
+        """Stop engines and learners."""
+        self._loop.close()
+
+    def __enter__(self) -> GRPOTrainer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    async def _fit(self, source: Source, steps: int) -> FitResult:
+        stack = await self._started(source)
+        run = RunFolder(self.out_dir, self._settings(source))
+        ahead = Ahead(lambda step: self._collect(source, step), self.config.max_staleness, steps)
+        empty = 0
+        try:
+            first = await self._resume(run)
+            with Display("train", steps, first) as display, Interrupt(display.say) as interrupt:
+                for step in range(first, steps):
+                    started = time.perf_counter()
+                    groups = await with_deadline(
+                        ahead.take(step), self.config.stage_timeout_s, who="episodes", what=f"collection of step {step}"
+                    )
+                    judged = await judge(groups, self.reward, timeout_s=self.config.stage_timeout_s)
+                    lessons = lessons_from(judged, self.config.credit, stack.learners.keys())
+                    metrics = summarise(judged) | await self._learn(lessons) | await self._sync()
+                    empty = self._check_empty(empty, lessons)
+                    self._next_step = step + 1
+                    metrics |= await self._evaluation(source, step, steps) | _rates(groups, started)
+                    self._log(run, step, judged, metrics)
+                    display.step(step, metrics)
+                    if (step + 1) % self.config.checkpoint_every == 0 or step + 1 == steps or interrupt.asked:
+                        await self._checkpoints.save(step + 1, stack.learners)
+                    if interrupt.asked:
+                        raise KeyboardInterrupt(f"stopped after step {step + 1}; run it again to continue")
+            export = await self._export(self.out_dir / "export")
+            return FitResult(steps=steps, metrics=run.metrics(), out_dir=self.out_dir, export=export, curve=run.plot())
+        finally:
+            await ahead.cancel()
+            run.close()
+
+    async def _collect(self, source: Source, step: int) -> list[EpisodeGroup]:
+        """Play the groups of one step."""
+        config = self.config
+        limit = asyncio.Semaphore(config.max_live_episodes)
+        tasks = source.tasks(config.seed, step, config.groups_per_step)
+        return await all_or_first_error(
+            self._rollout(source, task.env_id).group(task.seed, config.group_size, limit=limit) for task in tasks
+        )
+
+    async def _learn(self, lessons: Lessons) -> dict[str, float]:
+        """One optimiser step of every policy that has something to learn."""
+        from forge_trainers.packing import pack
+
+        started = time.perf_counter()
+        stack = self._running
+        timeout_s = self.config.stage_timeout_s
+        names = list(lessons.samples)
+        results = await all_or_first_error(
+            stack.learners[name].train_step(pack(lessons.samples[name]), timeout_s=timeout_s) for name in names
+        )
+        metrics = {f"groups/{fate}": float(count) for fate, count in lessons.counts.items()}
+        for name, result in zip(names, results, strict=True):
+            prefix = "learner" if len(stack.learners) == 1 else f"learner/{name}"
+            metrics |= {f"{prefix}/{key}": float(value) for key, value in result.items()}
+        return metrics | {"time/learn_s": time.perf_counter() - started}
+
+    async def _sync(self) -> dict[str, float]:
+        return await with_deadline(self._running.sync(), self.config.stage_timeout_s, who="weights", what="return")
+
+    async def _evaluation(self, source: Source, step: int, steps: int) -> dict[str, float]:
+        every = self.config.eval_every
+        if not every or ((step + 1) % every and step + 1 != steps):
+            return {}
+        result = await self._evaluate(source, self.config.eval_episodes, env_reward)
+        return {"eval/reward": result.reward, "eval/ci": result.ci}
+
+    async def _evaluate(self, source: Source, episodes: int, reward: Reward) -> EvalResult:
+        await self._started(source)
+        limit = asyncio.Semaphore(self.config.max_live_episodes)
+        playing = all_or_first_error(
+            self._rollout(source, task.env_id).group(task.seed, 1, limit=limit) for task in source.held_out(episodes)
+        )
+        groups = await with_deadline(playing, self.config.stage_timeout_s, who="episodes", what="evaluation")
+        judged = await judge(groups, reward, timeout_s=self.config.stage_timeout_s)
+        summary = summarise(judged)
+        return EvalResult(
+            reward=summary.pop("reward/mean"),
+            ci=summary.pop("reward/ci"),
+            by_agent={name.removeprefix("reward/"): value for name, value in summary.items()},
+            episodes=tuple(episode for group in groups for episode in group.episodes),
+            failed=sum(len(group.failed) for group in groups),
+        )
+
+    async def _export(self, folder: Path) -> Path:
+        learners = self._running.learners
+        await all_or_first_error(
+            learner.export(folder if len(learners) == 1 else folder / name, timeout_s=self.config.stage_timeout_s)
+            for name, learner in learners.items()
+        )
+        return folder
+
+    def _rollout(self, source: Source, env_id: str) -> Rollout:
+        return Rollout(
+            make_env=lambda: source.make(env_id),
+            env_id=env_id,
+            seats=self.seats,
+            served=self._running.served,
+            max_turns=source.max_turns.get(env_id) or self.config.max_turns,
+        )
+
+    async def _started(self, source: Source) -> Stack:
+        """The running stack; the first call starts it and, where `out_dir` holds a run, restores its weights."""
+        if self._stack is None:
+            policies = self._models(source)
+            self._stack = await Stack.start(policies, self.config, folder=self.out_dir)
+            self._next_step = await self._checkpoints.restore(self._stack.learners)
+            if self._next_step:
+                await self._sync()
+        return self._stack
+
+    @property
+    def _running(self) -> Stack:
+        if self._stack is None:
+            raise RuntimeError("nothing is running yet; call fit or evaluate first")
+        return self._stack
+
+    def _models(self, source: Source) -> dict[str, Policy]:
+        declared = declared_policies(self.seats, source.agents)
+        models = {name: policy for name, policy in declared.items() if isinstance(policy, Policy)}
+        if not any(policy.trainable for policy in models.values()):
+            raise ValueError(f"no seat holds a trainable policy, only {', '.join(declared)}; nothing can be trained")
+        for name, policy in models.items():
+            if policy.trainable and (policy.sampling.top_p < 1 or policy.sampling.temperature == 0):
+                raise ValueError(
+                    f"policy {name!r} samples with top_p={policy.sampling.top_p}, temperature="
+                    f"{policy.sampling.temperature}; training needs top_p=1 and a temperature above 0, so that every "
+                    "token has a probability under the learner too"
+                )
+        return models
+
+    async def _resume(self, run: RunFolder) -> int:
+        step = self._next_step or 0
+        run.rewind(step)
+        return step
+
+    def _settings(self, source: Source) -> dict[str, Any]:
+        return {
+            "env": list(source.env_ids),
+            "policies": {n: dataclasses.asdict(p) for n, p in self._models(source).items()},
+            "trainer": dataclasses.asdict(self.config),
+        }
+
+    def _check_empty(self, empty: int, lessons: Lessons) -> int:
+        """Count steps without a lesson; end the run, with the reason, when there are too many in a row."""
+        if lessons.samples:
+            return 0
+        if empty + 1 >= self.config.max_empty_steps:
+            raise EmptyBatchError(
+                f"{empty + 1} steps in a row had no group to learn from; the last one's groups: {dict(lessons.counts)}. "
+                "flat: siblings earn the same, so change the difficulty, the temperature or group_size; failed: see "
+                "the errors in episodes.jsonl; abstained: the reward returned NaN"
+            )
+        return empty + 1
+
+    def _log(self, run: RunFolder, step: int, judged: Sequence[JudgedGroup], metrics: dict[str, float]) -> None:
+        run.log(step, metrics)
+        rows = [(e, item.episode_rewards(i)) for item in judged for i, e in enumerate(item.group.episodes)]
+        rows.sort(key=lambda row: row[0].error is None)  # what failed is worth reading first
+        kept = rows[: self.config.keep_episodes]
+        run.keep_episodes(step, [episode for episode, _ in kept], [rewards for _, rewards in kept])
+
+    async def _stop(self) -> None:
+        if self._stack is not None:
+            stack, self._stack = self._stack, None
+            await stack.stop()
+
+
+def _rates(groups: Sequence[EpisodeGroup], started: float) -> dict[str, float]:
+    """Tokens, turns and seconds of a step."""
+    seconds = time.perf_counter() - started
+    turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
+    tokens = total_tokens(turns)
+    return {
+        "tokens": float(tokens),
+        "tokens_per_s": tokens / seconds,
+        "turns": float(len(turns)),
+        "response_tokens": float(np.mean([len(turn.response_ids) for turn in turns])) if turns else 0.0,
+        "cut_off": float(np.mean([turn.finish_reason == "length" for turn in turns])) if turns else 0.0,
+        "time/step_s": seconds,
+    }
