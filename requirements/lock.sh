@@ -13,7 +13,8 @@ trap 'rm -rf "$work"' EXIT
 # Not part of a CPU list: what PyPI's CUDA build of torch brings along where no CPU build is found.
 cuda_only='^(nvidia-|cuda-)'
 
-for kind in "${@:-cpu gpu}"; do for kind in $kind; do
+[ $# -gt 0 ] || set -- cpu gpu
+for kind; do
     # Folders of wheels hold CPU builds of torch; the CUDA list must not see them.
     if [ "$kind" = gpu ]; then links=""; else links=${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}; fi
     compile() {  # python, output, further options
@@ -42,4 +43,4 @@ for kind in "${@:-cpu gpu}"; do for kind in $kind; do
     cp "$work/list" "requirements/$kind.txt"
     rm -f "$work"/*
     echo "requirements/$kind.txt: $(wc -l < "requirements/$kind.txt") packages"
-done; done
+done

@@ -1,0 +1,45 @@
+# One command each: `make demo`, `make test`. The first call creates .venv; later calls start at once.
+SHELL := /bin/sh
+KIND ?= $(if $(filter 1,$(CUDA)),gpu,cpu)
+export KIND PYTHON TORCH_INDEX
+
+BIN := .venv/bin
+# The stamp's name carries what was installed, so a changed list or pyproject installs again.
+STAMP := .venv/.installed-$(KIND)-$(shell cat requirements/$(KIND).txt pyproject.toml | cksum | tr ' ' '-')
+
+.PHONY: help demo test perf lint lock venv clean
+.DEFAULT_GOAL := help
+
+help:  ## Say what there is
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo "CUDA=1            install requirements/gpu.txt instead of cpu.txt"
+	@echo "PYTHON=...        the Python for .venv (default: the first of python3.11, 3.12, 3.13, python3 that fits)"
+	@echo "TORCH_INDEX=URL   one more wheel index, e.g. PyTorch's for CPU builds"
+
+demo: $(STAMP)  ## Train two agents end to end (a few minutes on two cores)
+	$(BIN)/forge-agents demo
+
+test: $(STAMP)  ## Run the whole test suite
+	$(BIN)/pytest -q tests
+
+perf: $(STAMP)  ## Measure every stage; JSON lines
+	$(BIN)/python -m forge_agents.bench.perf
+
+lint: $(STAMP)  ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+lock: $(STAMP)  ## Regenerate requirements/*.txt (UPGRADE=1 takes the newest versions)
+	requirements/lock.sh
+
+venv: $(STAMP)  ## Only create .venv
+
+$(STAMP):
+	requirements/install.sh
+	@rm -f .venv/.installed-*
+	@touch $@
+
+clean:  ## Remove .venv, builds and caches; runs/ stays
+	rm -rf .venv dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
