@@ -1,79 +1,149 @@
-"""Checkpoints of a whole experiment: every learner, and the step to continue from.
+"""Checkpoints and exports of the learner, all or nothing.
 
-In: learners. Out: folders ``step-NNNNNN``, complete once they hold ``experiment.json``. Waits for the learners.
+In: state dicts. Out: folders that appear complete. Waits for the disk and the other ranks.
 """
 
 from __future__ import annotations
 
 import json
-import logging
+import re
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from forge_agents.errors import ForgeError
-from forge_agents.rollout import all_or_first_error
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from huggingface_hub import save_torch_state_dict
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.tensor import DTensor
 
-if TYPE_CHECKING:
-    from forge_trainers.learner import Learner
+from forge_agents.errors import RunFolderError
 
-_log = logging.getLogger(__name__)
-_MARK = "experiment.json"
+_STEP = re.compile(r"step-(\d+)")
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".safetensors.index.json", ".bin.index.json")
 
 
-class Checkpoints:
-    """The newest checkpoints of a run.
+def save(state: dict[str, Any], folder: Path, version: int, *, keep: int) -> Path:
+    """Write `state` to ``folder/step-VERSION`` with torch's distributed checkpoint.
+
+    The folder gets its name once everything is written, so a killed process leaves no checkpoint that looks complete.
 
     Args:
-        folder: Where they lie.
-        keep: How many stay on disk, at least 1.
+        state: Nested dicts of tensors, DTensors and numbers; the same keys on every rank.
+        folder: Parent of all checkpoints of a run; made if absent.
+        version: Number in the name.
+        keep: Checkpoints to leave, the highest versions.
+
+    Raises:
+        RunFolderError: The folder cannot be written.
     """
+    target, unfinished = folder / f"step-{version}", folder / f".unfinished-step-{version}"
+    try:
+        if _is_first_rank():
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
+        _wait_for_ranks()
+        dcp.save(state, checkpoint_id=str(unfinished))
+        if _is_first_rank():
+            _put_in_place(unfinished, target)
+            for old in checkpoint_folders(folder)[:-keep]:
+                shutil.rmtree(old, ignore_errors=True)
+    except (OSError, CheckpointException) as error:
+        raise RunFolderError(f"cannot write a checkpoint to {folder}: {error}") from error
+    _wait_for_ranks()
+    return target
 
-    def __init__(self, folder: Path, *, keep: int) -> None:
-        self._folder, self._keep = folder, keep
 
-    async def save(self, step: int, learners: Mapping[str, Learner]) -> Path:
-        """Write the state after `step` steps: into a draft folder, renamed when whole."""
-        draft, final = self._folder / f".draft-{step:06d}", self._folder / f"step-{step:06d}"
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
-        await all_or_first_error(learner.save(draft / name) for name, learner in learners.items())
-        (draft / _MARK).write_text(json.dumps({"step": step, "policies": sorted(learners)}))
-        shutil.rmtree(final, ignore_errors=True)
-        draft.rename(final)
-        for old in self._complete()[self._keep :]:
-            shutil.rmtree(old)
-        return final
+def load(state: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Read a checkpoint into the tensors of `state`.
 
-    async def restore(self, learners: Mapping[str, Learner]) -> int:
-        """Load the newest checkpoint that loads.
+    Args:
+        state: As `save` was given it; its tensors are overwritten.
+        folder: A checkpoint, or the parent of several, of which the highest version counts.
 
-        Returns:
-            The step to continue from; 0 where there is none.
+    Returns:
+        `state` with what was read.
 
-        Raises:
-            ForgeError: Checkpoints are there and none of them loads, or they hold other policies.
-        """
-        failures = []
-        for folder in self._complete():
-            state = json.loads((folder / _MARK).read_text())
-            if state["policies"] != sorted(learners):
-                raise ForgeError(
-                    f"{folder} holds the policies {state['policies']}, this run trains {sorted(learners)}; "
-                    "choose another out_dir"
-                )
-            try:
-                await all_or_first_error(learner.load(folder / name) for name, learner in learners.items())
-            except (OSError, RuntimeError, ValueError, KeyError) as cause:
-                _log.warning("checkpoint %s does not load (%s); trying the one before", folder, cause)
-                failures.append(f"{folder}: {cause}")
-                continue
-            return int(state["step"])
-        if failures:
-            raise ForgeError("no checkpoint loads: " + "; ".join(failures))
-        return 0
+    Raises:
+        RunFolderError: There is no complete checkpoint, or it does not match `state`.
+    """
+    if not _STEP.fullmatch(folder.name):
+        found = checkpoint_folders(folder)
+        if not found:
+            raise RunFolderError(f"{folder} holds no complete checkpoint (step-N); start without loading one")
+        folder = found[-1]
+    if not (folder / ".metadata").is_file():
+        raise RunFolderError(f"{folder} is not a complete checkpoint; choose another step")
+    try:
+        dcp.load(state, checkpoint_id=str(folder))
+    except (CheckpointException, RuntimeError, ValueError) as error:
+        raise RunFolderError(f"{folder} does not fit this model ({error}); was it saved by another one?") from error
+    return state
 
-    def _complete(self) -> list[Path]:
-        """Complete checkpoints, newest first."""
-        return sorted((mark.parent for mark in self._folder.glob(f"step-*/{_MARK}")), reverse=True)
+
+def checkpoint_folders(folder: Path) -> list[Path]:
+    """Complete checkpoints in a folder, by rising version; empty where the folder is absent."""
+    if not folder.is_dir():
+        return []
+    found = [path for path in folder.iterdir() if _STEP.fullmatch(path.name) and (path / ".metadata").is_file()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+
+
+def export(state: dict[str, Any], model_folder: Path, folder: Path, *, dtype: torch.dtype) -> Path:
+    """Write a Hugging Face model folder from weights in Hugging Face's names.
+
+    Args:
+        state: Plain tensors, or DTensors, which all ranks gather one by one.
+        model_folder: The model trained; its config and tokenizer files are taken over.
+        folder: Appears when complete; an existing one is replaced.
+        dtype: Written to config.json.
+
+    Raises:
+        RunFolderError: The folder cannot be written.
+    """
+    whole = {}
+    for name, value in state.items():
+        full = value.full_tensor() if isinstance(value, DTensor) else value
+        if _is_first_rank():
+            whole[name] = full.cpu()
+    try:
+        if _is_first_rank():
+            _write_model(whole, model_folder, folder, dtype)
+    except OSError as error:
+        raise RunFolderError(f"cannot export to {folder}: {error}") from error
+    _wait_for_ranks()
+    return folder
+
+
+def _write_model(state: dict[str, torch.Tensor], model_folder: Path, folder: Path, dtype: torch.dtype) -> None:
+    unfinished = folder.with_name(f".unfinished-{folder.name}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    save_torch_state_dict(state, str(unfinished), metadata={"format": "pt"})
+    for file in model_folder.iterdir():
+        if file.is_file() and not file.name.startswith(".") and not file.name.endswith(_WEIGHTS):
+            shutil.copyfile(file, unfinished / file.name)
+    config = json.loads((model_folder / "config.json").read_text())
+    config.pop("torch_dtype", None)  # the name before transformers 5
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    _put_in_place(unfinished, folder)
+
+
+def _put_in_place(unfinished: Path, target: Path) -> None:
+    replaced = target.with_name(f".replaced-{target.name}")
+    shutil.rmtree(replaced, ignore_errors=True)
+    if target.exists():
+        target.rename(replaced)
+    unfinished.rename(target)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _is_first_rank() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def _wait_for_ranks() -> None:
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.barrier()

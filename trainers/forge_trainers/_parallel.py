@@ -1,0 +1,213 @@
+"""Process group, device mesh and model of one learner rank.
+
+In: a `LearnerConfig`. Out: `Built`: the parallelised TorchTitan model with the folder's weights. Waits for the other
+ranks, at most `collective_timeout_s` seconds each time.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError, safe_open
+from torch.distributed.fsdp import FSDPModule
+
+from forge_agents.errors import ModelNotFoundError
+from forge_trainers import _titan as titan
+from forge_trainers.attention import PackedAttention
+from forge_trainers.learner_config import LearnerConfig
+from forge_trainers.model_spec import read_config, spec_from_config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """Where this process stands among the ranks."""
+
+    device: torch.device
+    dims: Any
+    """TorchTitan's ``ParallelDims``."""
+    parallelism: Any
+    """TorchTitan's ``ParallelismConfig``."""
+    dp_rank: int
+    dp_size: int
+    tp_size: int
+
+    def context(self) -> AbstractContextManager[None]:
+        """What the forward and backward passes run in."""
+        context: AbstractContextManager[None] = titan.dist_utils.get_spmd_context(parallel_dims=self.dims)()
+        return context
+
+    @property
+    def loss_mesh(self) -> Any:
+        """The mesh over which losses add up; None on one data-parallel rank."""
+        return self.dims.get_optional_mesh("loss")
+
+
+def join_ranks(config: LearnerConfig) -> Ranks:
+    """Set threads, join the process group and lay out the mesh.
+
+    One rank by itself needs no environment. Several need RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+
+    Raises:
+        ValueError: The parallel degrees do not multiply to the number of ranks.
+    """
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // world_size))
+    index = "" if titan.DEVICE_TYPE == "cpu" else f":{os.environ.get('LOCAL_RANK', '0')}"
+    device = torch.device(titan.DEVICE_TYPE + index)
+    titan.device_utils.device_module.set_device(device)
+    if not dist.is_initialized():
+        if world_size == 1:
+            dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+        else:
+            timeout = math.ceil(config.collective_timeout_s)
+            titan.dist_utils.init_distributed(titan.CommConfig(init_timeout_seconds=timeout, trace_buf_size=0))
+    world_size = dist.get_world_size()
+    shard = config.dp_shard if config.dp_shard > 0 else world_size // (config.dp_replicate * config.tp)
+    if shard * config.dp_replicate * config.tp != world_size:
+        raise ValueError(
+            f"dp_replicate={config.dp_replicate} x dp_shard={config.dp_shard} x tp={config.tp} does not make "
+            f"world_size={world_size}; their product must"
+        )
+    parallelism = titan.ParallelismConfig(
+        # TorchTitan's default backend needs a nightly torch; this one runs on the release, on CPU and on GPU
+        spmd_backend="partial_dtensor",
+        data_parallel_replicate_degree=config.dp_replicate,
+        data_parallel_shard_degree=shard,
+        tensor_parallel_degree=config.tp,
+        # one rank has nothing to free: keep the compute copies for the backward pass
+        fsdp_reshard_after_forward="never" if shard == 1 else "default",
+    )
+    dims = titan.ParallelDims.from_config(parallelism, world_size)
+    titan.dist_utils.set_spmd_backend(parallelism.spmd_backend)
+    dims.build_mesh()
+    titan.dist_utils.set_determinism(
+        dims, device, titan.DebugConfig(seed=config.seed), distinct_seed_mesh_dims=["pp"]
+    )
+    batch_mesh = dims.get_optional_mesh("batch")
+    dp_rank, dp_size = (batch_mesh.get_local_rank(), batch_mesh.size()) if batch_mesh is not None else (0, 1)
+    return Ranks(
+        device=device, dims=dims, parallelism=parallelism, dp_rank=dp_rank, dp_size=dp_size, tp_size=config.tp
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """A model ready to run, with what belongs to it."""
+
+    model: Any
+    """TorchTitan decoder that returns hidden states; its ``lm_head`` is called apart."""
+    adapter: Any
+    """Converts state dicts between TorchTitan's and Hugging Face's names."""
+    vocab_size: int
+    max_seq_len: int
+    hidden_size: int
+
+
+def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) -> Built:
+    """Build the model of `config.model`, parallelise it and load its weights.
+
+    Args:
+        config: Which model, and how it computes.
+        ranks: From `join_ranks`.
+        trainable: True stores weights in float32; False stores a frozen copy in the compute type.
+
+    Raises:
+        ModelNotFoundError: Files are missing or half written.
+        ValueError: The architecture is not supported.
+    """
+    hf_config = read_config(config.model)
+    check_weights(Path(config.model))
+    max_seq_len = min(config.max_tokens_per_microbatch, hf_config.get("max_position_embeddings", math.inf))
+    attention = PackedAttention if titan.DEVICE_TYPE == "cpu" else titan.VarlenAttention
+    spec = spec_from_config(hf_config, inner_attention=attention.Config(), max_seq_len=max_seq_len)
+    spec.model.update_from_config(config=SimpleNamespace(parallelism=ranks.parallelism))
+    dtype = "float32" if trainable else config.compute_dtype
+    with torch.device("meta"), titan.device_utils.set_default_dtype(titan.TORCH_DTYPE_MAP[dtype]):
+        model = spec.model.build()
+    checkpointing = {"none": None, "selective": titan.SelectiveAC.Config, "full": titan.FullAC.Config}
+    ac_config = checkpointing[config.activation_checkpointing] if trainable else None
+    model = spec.parallelize_fn(
+        model,
+        parallel_dims=ranks.dims,
+        training=titan.TrainingConfig(
+            dtype=dtype, mixed_precision_param=config.compute_dtype, seq_len=max_seq_len, max_norm=config.max_grad_norm
+        ),
+        parallelism=ranks.parallelism,
+        compile_config=titan.CompileConfig(enable=False),
+        ac_config=None if ac_config is None else ac_config(),
+        dump_folder=config.dump_folder or tempfile.gettempdir(),
+    )
+    for module in fsdp_modules(model):
+        # TorchTitan's gradient_divide_factor=1.0 makes FSDP ask for PREMUL_SUM, which gloo lacks; SUM is the same sum
+        module.set_force_sum_reduction_for_comms(True)
+    model.to_empty(device=ranks.device)
+    with torch.no_grad(), ranks.context():
+        model.init_states(buffer_device=None)
+    model._skip_lm_head = True
+    model.train()
+    model.requires_grad_(trainable)
+    adapter = spec.state_dict_adapter(spec.model, str(config.model))
+    load_hf_weights(model, adapter, Path(config.model))
+    return Built(
+        model=model,
+        adapter=adapter,
+        vocab_size=hf_config["vocab_size"],
+        max_seq_len=max_seq_len,
+        hidden_size=hf_config["hidden_size"],
+    )
+
+
+def fsdp_modules(model: torch.nn.Module) -> Iterator[FSDPModule]:
+    """The modules whose parameters are sharded as units."""
+    return (module for module in model.modules() if isinstance(module, FSDPModule))
+
+
+def free_unsharded(model: torch.nn.Module) -> None:
+    """Drop the compute copies of the weights after a forward pass without backward pass, or the next one would use
+    them although the weights have changed since."""
+    for module in fsdp_modules(model):
+        module.reshard()
+
+
+@torch.no_grad()
+def load_hf_weights(model: Any, adapter: Any, folder: Path) -> None:
+    """Load the safetensors of a Hugging Face model folder into a TorchTitan model."""
+    wanted = adapter.to_hf(model.state_dict())
+    have = check_weights(folder)
+    if missing := sorted(set(wanted) - have):
+        raise ModelNotFoundError(
+            f"{folder} lacks {len(missing)} of {len(wanted)} tensors, first {missing[0]!r}; its weights and config.json "
+            "do not belong together"
+        )
+    dcp.load(wanted, storage_reader=adapter.get_hf_storage_reader(str(folder)))
+    model.load_state_dict(adapter.from_hf(dict(wanted)), strict=True)
+
+
+def check_weights(folder: Path) -> set[str]:
+    """Names of all tensors in a folder's safetensors files.
+
+    Raises:
+        ModelNotFoundError: There is no such file, or one is cut short.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ModelNotFoundError(f"{folder} holds no .safetensors file; download the model again (forge-agents download)")
+    names: set[str] = set()
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as handle:
+                names.update(handle.keys())
+        except (SafetensorError, OSError) as error:
+            raise ModelNotFoundError(f"{file} cannot be read ({error}); it is half written, download it again") from error
+    return names

@@ -1,0 +1,136 @@
+"""The only door to TorchTitan: every other module takes TorchTitan's names from here.
+
+In: nothing. Out: the TorchTitan 0.3.0 names that the learner uses, and `DEVICE_TYPE`. Waits for nothing.
+Importing this module imports torch and TorchTitan (seconds), so only the learner's process does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import torch._utils
+
+
+def _import_with_the_device_that_exists() -> str:
+    """Import `torchtitan.tools.utils` so that it records the device this machine has.
+
+    TorchTitan reads the accelerator's name at import, falls back to ``"cuda"`` where there is none, and its other
+    modules copy the value. On a machine without accelerator everything would then ask for CUDA.
+
+    Returns:
+        ``"cpu"``, ``"cuda"`` or another torch device type.
+
+    Raises:
+        ImportError: TorchTitan was imported by someone else first and took a device that does not exist.
+    """
+    name = "torchtitan.tools.utils"
+    found = torch._utils._get_available_device_type
+    if found() is None and name not in sys.modules:
+        torch._utils._get_available_device_type = lambda: "cpu"
+        try:
+            importlib.import_module(name)
+        finally:
+            torch._utils._get_available_device_type = found
+    device_type = str(importlib.import_module(name).device_type)
+    if found() is None and device_type != "cpu":
+        raise ImportError(
+            f"torchtitan was imported before forge_trainers and chose the device {device_type!r}, which this machine "
+            "does not have; import forge_trainers._titan first"
+        )
+    return device_type
+
+
+DEVICE_TYPE = _import_with_the_device_that_exists()
+"""Torch device type of the learner on this machine: ``"cpu"``, ``"cuda"``, ..."""
+
+# ruff: noqa: E402  (the imports below must follow the device choice above)
+# torchtitan ships no type information, hence the one marker per import
+from torchtitan.components.loss import BaseLoss, ChunkedLossWrapper, compute_logprobs  # type: ignore[import-untyped]
+from torchtitan.components.optimizer import (  # type: ignore[import-untyped]
+    LRSchedulersContainer,
+    OptimizersContainer,
+    default_adamw,
+)
+from torchtitan.config import (  # type: ignore[import-untyped]
+    TORCH_DTYPE_MAP,
+    CommConfig,
+    CompileConfig,
+    DebugConfig,
+    ParallelismConfig,
+    TrainingConfig,
+)
+from torchtitan.distributed import ParallelDims  # type: ignore[import-untyped]
+from torchtitan.distributed import utils as dist_utils
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC  # type: ignore[import-untyped]
+from torchtitan.distributed.pipeline_parallel import pipeline_llm  # type: ignore[import-untyped]
+from torchtitan.models.common import (  # type: ignore[import-untyped]
+    ComplexRoPE,
+    CosSinRoPE,
+    Embedding,
+    Linear,
+    RMSNorm,
+)
+from torchtitan.models.common.attention import (  # type: ignore[import-untyped]
+    VarlenAttention,
+    create_varlen_metadata_for_document,
+)
+from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config  # type: ignore[import-untyped]
+from torchtitan.models.common.param_init import skip_param_init  # type: ignore[import-untyped]
+from torchtitan.models.llama3 import (  # type: ignore[import-untyped]
+    Llama3Model,
+    Llama3StateDictAdapter,
+    Llama3TransformerBlock,
+    parallelize_llama,
+)
+from torchtitan.models.qwen3 import (  # type: ignore[import-untyped]
+    Qwen3Model,
+    Qwen3StateDictAdapter,
+    Qwen3TransformerBlock,
+    parallelize_qwen3,
+)
+from torchtitan.protocols.model_spec import ModelSpec  # type: ignore[import-untyped]
+from torchtitan.protocols.module import Module  # type: ignore[import-untyped]
+from torchtitan.tools import utils as device_utils  # type: ignore[import-untyped]
+
+__all__ = [
+    "DEVICE_TYPE",
+    "TORCH_DTYPE_MAP",
+    "BaseLoss",
+    "ChunkedLossWrapper",
+    "CommConfig",
+    "CompileConfig",
+    "ComplexRoPE",
+    "CosSinRoPE",
+    "DebugConfig",
+    "Embedding",
+    "FullAC",
+    "LRSchedulersContainer",
+    "Linear",
+    "Llama3Model",
+    "Llama3StateDictAdapter",
+    "Llama3TransformerBlock",
+    "ModelSpec",
+    "Module",
+    "OptimizersContainer",
+    "ParallelDims",
+    "ParallelismConfig",
+    "Qwen3Model",
+    "Qwen3StateDictAdapter",
+    "Qwen3TransformerBlock",
+    "RMSNorm",
+    "SelectiveAC",
+    "TrainingConfig",
+    "VarlenAttention",
+    "compute_logprobs",
+    "create_varlen_metadata_for_document",
+    "default_adamw",
+    "device_utils",
+    "dist_utils",
+    "make_ffn_config",
+    "make_gqa_config",
+    "parallelize_llama",
+    "parallelize_qwen3",
+    "pipeline_llm",
+    "skip_param_init",
+]

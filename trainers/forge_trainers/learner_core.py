@@ -1,0 +1,343 @@
+"""The learner of one rank, without Monarch: GRPO steps on TorchTitan's parts.
+
+In: `EpisodeBatch`es, the whole batch on every rank. Out: metrics, log-probabilities, weights. Waits for the other
+ranks in collectives.
+
+Axes: T tokens of a batch, S loss tokens of a row, D hidden size.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate
+
+from forge_agents.types import EpisodeBatch
+from forge_trainers import _parallel, checkpoints
+from forge_trainers import _titan as titan
+from forge_trainers.attention import plan_attention
+from forge_trainers.learner_config import LearnerConfig
+from forge_trainers.losses import GRPOLoss, logprobs_of
+from forge_trainers.packing import check_batch
+from forge_trainers.rows import Row, blocks_of, build_row, plan_rows
+
+_FOREVER = 1 << 40
+"""Steps of the learning-rate schedule: constant after warm-up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Microbatch:
+    """This rank's row, and what all ranks must do alike."""
+
+    row: Row
+    num_chunks: int
+    """Calls of the head; equal on every rank, because each takes part in collectives."""
+
+
+class LearnerCore:
+    """Model, optimiser and schedule of one rank.
+
+    Every method is a collective: all ranks call it with the same arguments. It runs in the calling thread and blocks.
+    """
+
+    def __init__(self, config: LearnerConfig) -> None:
+        """Build the model and load the weights in `config.model`.
+
+        Raises:
+            ModelNotFoundError: Model files are missing or half written.
+            ValueError: The model is not supported, or the parallel degrees do not fit it or the number of ranks.
+        """
+        if config.share_prefixes and titan.DEVICE_TYPE != "cpu":
+            raise ValueError("share_prefixes=True runs on CPU only; leave it None")
+        self.config = config
+        self._share = titan.DEVICE_TYPE == "cpu" if config.share_prefixes is None else config.share_prefixes
+        self._ranks = _parallel.join_ranks(config)
+        built = _parallel.build_model(config, self._ranks)
+        self.model: Any = built.model
+        self._built = built
+        self._reference = (
+            _parallel.build_model(config, self._ranks, trainable=False).model if config.loss.kl_coef > 0 else None
+        )
+        self._loss = titan.ChunkedLossWrapper.Config(num_chunks=1, loss_fn=GRPOLoss.Config(loss=config.loss)).build()
+        self._loss.set_lm_head(self.model.lm_head)
+        optimizer = titan.default_adamw(lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
+        optimizer.implementation = "fused"
+        self._optimizers = optimizer.build(model_parts=[self.model])
+        self._schedule = titan.LRSchedulersContainer.Config(warmup_steps=config.warmup_steps, decay_ratio=0.0).build(
+            optimizers=self._optimizers, training_steps=_FOREVER
+        )
+        self.version = 0
+        """Number of optimiser steps taken; the version of the weights."""
+
+    def train_step(self, batch: EpisodeBatch) -> dict[str, float]:
+        """Learn from one batch: all its microbatches, one optimiser step.
+
+        Args:
+            batch: As `forge_trainers.packing.pack` makes it.
+
+        Returns:
+            ``loss``, ``ratio_mean``, ``clip_fraction``, ``kl`` (k3, to the reference; 0 without one), ``entropy``
+            (natural units), ``logprob_gap_mean`` and ``logprob_gap_max`` (absolute difference of learner and sampler),
+            ``grad_norm`` (before clipping), ``lr``, ``version`` (after the step), ``tokens``, ``loss_tokens``,
+            ``positions`` (computed by all ranks), ``microbatches``, ``waste`` (share of positions that ranks wait for),
+            ``forward_backward_s``, ``optimizer_s``, ``step_s``, ``cpu_s`` (this rank's), ``tokens_per_s`` (of
+            ``tokens``), ``peak_rss_bytes`` (this rank's).
+
+        Raises:
+            ValueError: The batch is malformed or does not fit the model.
+            FloatingPointError: The gradient is not finite; weights are unchanged.
+        """
+        start, cpu_start = time.perf_counter(), time.process_time()
+        microbatches, facts = self._plan(batch)
+        reference_T = None if self._reference is None else self._logprobs(self._reference, batch, microbatches)
+        num_loss_tokens = float(batch["tokens"]["loss_mask"].sum())
+        if num_loss_tokens == 0:
+            raise ValueError("no token of the batch is in the loss; there is nothing to learn")
+        totals: dict[str, torch.Tensor] = {}
+        for i, microbatch in enumerate(microbatches):
+            # gradients are reduced once, with the last microbatch
+            self.model.set_requires_gradient_sync(i == len(microbatches) - 1)
+            for name, value in self._forward_backward(batch, microbatch, num_loss_tokens, reference_T).items():
+                join = torch.maximum if name.endswith("/max") else torch.add
+                totals[name] = join(totals[name], value) if name in totals else value
+        metrics = self._reduce(totals)
+        done = time.perf_counter()
+        metrics |= self._update()
+        end = time.perf_counter()
+        num_tokens = int(batch["tokens"]["ids"].numel())
+        return {
+            **metrics,
+            **facts,
+            "tokens": float(num_tokens),
+            "loss_tokens": num_loss_tokens,
+            "forward_backward_s": done - start,
+            "optimizer_s": end - done,
+            "step_s": end - start,
+            "cpu_s": time.process_time() - cpu_start,
+            "tokens_per_s": num_tokens / (end - start),
+            "peak_rss_bytes": float(peak_rss_bytes()),
+        }
+
+    @torch.no_grad()
+    def logprobs(self, batch: EpisodeBatch) -> torch.Tensor:
+        """The current weights' log-probability of every loss token, at the loss's temperature.
+
+        Returns:
+            float32 [T] on CPU, 0 where masked.
+        """
+        microbatches, _ = self._plan(batch)
+        return self._logprobs(self.model, batch, microbatches)
+
+    def hf_state_dict(self, *, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
+        """The weights under Hugging Face's names, tied ones once.
+
+        Returns:
+            Tensors of `dtype`: ``DTensor``s where there are several ranks, else plain; copies, not views.
+        """
+        with torch.no_grad():
+            state = {
+                name: _plain_if_whole(value).to(dtype, copy=True) for name, value in self.model.state_dict().items()
+            }
+            converted: dict[str, Any] = self._built.adapter.to_hf(state)
+            return {name: value.contiguous() for name, value in converted.items()}
+
+    def save(self, folder: str | Path) -> Path:
+        """Write weights, optimiser, schedule and version to ``folder/step-VERSION``, all or nothing.
+
+        Returns:
+            The new folder. Older ones are removed until `keep_checkpoints` are left.
+        """
+        return checkpoints.save(self._state(), Path(folder), self.version, keep=self.config.keep_checkpoints)
+
+    def load(self, folder: str | Path) -> int:
+        """Continue from a checkpoint: from the given one, or the latest in a folder that `save` was given.
+
+        Any number of ranks and any parallel degrees may load what others saved.
+
+        Returns:
+            The version that was loaded.
+
+        Raises:
+            RunFolderError: There is no complete checkpoint, or it belongs to another model.
+        """
+        _parallel.free_unsharded(self.model)
+        state = checkpoints.load(self._state(), Path(folder))
+        self.model.load_state_dict(state["model"])
+        self._optimizers.load_state_dict(state["optimizer"])
+        self._schedule.load_state_dict(state["schedule"])
+        for scheduler in self._schedule.schedulers:
+            for group, lr in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=True):
+                group["lr"] = lr
+        self.version = int(state["version"])
+        return self.version
+
+    def export(self, folder: str | Path, *, dtype: torch.dtype = torch.bfloat16) -> Path:
+        """Write a Hugging Face model folder: safetensors, config.json and the tokenizer's files.
+
+        Args:
+            folder: Appears when complete; an existing one is replaced.
+            dtype: Of the stored weights.
+        """
+        return checkpoints.export(self.hf_state_dict(dtype=dtype), Path(self.config.model), Path(folder), dtype=dtype)
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self._optimizers.state_dict(),
+            "schedule": self._schedule.state_dict(),
+            "version": self.version,
+        }
+
+    def _plan(self, batch: EpisodeBatch) -> tuple[list[_Microbatch], dict[str, float]]:
+        """Check the batch and lay it out; every rank comes to the same plan."""
+        config, ranks = self.config, self._ranks
+        check_batch(batch, vocab_size=self._built.vocab_size, max_length=self._built.max_seq_len)
+        room, longest = config.max_tokens_per_microbatch, int(batch["samples"]["length"].max())
+        if ranks.dp_size > 1:  # blocks small enough to be spread evenly
+            fair_share = math.ceil(batch["tokens"]["ids"].numel() / (2 * ranks.dp_size))
+            room = max(longest, min(room, fair_share))
+        blocks = blocks_of(batch, max_tokens=room, share_prefixes=self._share)
+        multiple_of = ranks.tp_size
+        plan = plan_rows(
+            [block.num_tokens for block in blocks],
+            max_tokens=config.max_tokens_per_microbatch,
+            ranks=ranks.dp_size,
+            attention_cost=1 / (12 * self._built.hidden_size),  # scores over linear layers, in multiplications
+            multiple_of=multiple_of,
+        )
+        microbatches = []
+        for pieces_of_rank in plan.rows:
+            rows = [build_row(batch, [blocks[i] for i in pieces], multiple_of=multiple_of) for pieces in pieces_of_rank]
+            num_chunks = max(1, *(math.ceil(row.token_S.numel() / config.loss_chunk_tokens) for row in rows))
+            microbatches.append(_Microbatch(row=rows[ranks.dp_rank], num_chunks=num_chunks))
+        positions = float(sum(block.num_tokens for block in blocks))
+        return microbatches, {"positions": positions, "microbatches": float(len(plan.rows)), "waste": plan.waste}
+
+    def _hidden(self, model: Any, row: Row) -> torch.Tensor:
+        positions = row.positions_1L.to(self._ranks.device)
+        masks = (
+            plan_attention(row.spans)
+            if titan.DEVICE_TYPE == "cpu"
+            else titan.create_varlen_metadata_for_document(positions)
+        )
+        tokens = row.token_ids_1L.to(self._ranks.device)
+        hidden_1LD: torch.Tensor = model(tokens, attention_masks=masks, positions=positions)
+        return hidden_1LD
+
+    def _forward_backward(
+        self, batch: EpisodeBatch, microbatch: _Microbatch, num_loss_tokens: float, reference_T: torch.Tensor | None
+    ) -> dict[str, torch.Tensor]:
+        row, tokens = microbatch.row, batch["tokens"]
+        device = self._ranks.device
+        fill = _fill(row.token_S.numel(), microbatch.num_chunks)
+        token_S, source_S = (torch.cat([x, x.new_zeros(fill)]) for x in (row.token_S, row.source_S))
+        valid_S = torch.arange(token_S.numel()) < row.token_S.numel()
+        columns = {"sampler_logprobs": tokens["logprobs"], "advantages": tokens["advantages"]}
+        if reference_T is not None:
+            columns["reference_logprobs"] = reference_T
+        inputs = {name: column[token_S][None].to(device) for name, column in columns.items()}
+        self._loss.num_chunks = microbatch.num_chunks
+        with self._ranks.context():
+            hidden_1SD = _select(self._hidden(self.model, row), source_S.to(device))
+            labels_1S = tokens["ids"][token_S][None].to(device)
+            loss, metrics = self._loss(
+                hidden_1SD, labels_1S, num_loss_tokens, valid=valid_S[None].to(device), **inputs
+            )
+            loss.backward()
+        found: dict[str, torch.Tensor] = metrics
+        return found
+
+    @torch.no_grad()
+    def _logprobs(self, model: Any, batch: EpisodeBatch, microbatches: list[_Microbatch]) -> torch.Tensor:
+        out_T = torch.zeros(batch["tokens"]["ids"].shape, device=self._ranks.device)
+        for microbatch in microbatches:
+            row = microbatch.row
+            fill = _fill(row.token_S.numel(), microbatch.num_chunks)
+            token_S, source_S = (torch.cat([x, x.new_zeros(fill)]) for x in (row.token_S, row.source_S))
+            labels_S = batch["tokens"]["ids"][token_S].to(self._ranks.device)
+            with self._ranks.context():
+                hidden_1SD = _select(self._hidden(model, row), source_S.to(self._ranks.device))
+                size = token_S.numel() // microbatch.num_chunks
+                found = [
+                    logprobs_of(model.lm_head(hidden), labels[None], temperature=self.config.loss.temperature)[0]
+                    for hidden, labels in zip(_pieces(hidden_1SD, size), labels_S.split(size), strict=True)
+                ]
+            out_T[row.token_S.to(out_T.device)] = torch.cat(found)[: row.token_S.numel()]
+        _parallel.free_unsharded(model)
+        if (mesh := self._ranks.loss_mesh) is not None:  # each token was computed by one data-parallel rank
+            out_T = titan.dist_utils.dist_sum_tensor(out_T, mesh)
+        return out_T.cpu()
+
+    def _reduce(self, totals: dict[str, torch.Tensor]) -> dict[str, float]:
+        mesh = self._ranks.loss_mesh
+        metrics = {}
+        for name, value in totals.items():
+            over_ranks = titan.dist_utils.dist_max if name.endswith("/max") else titan.dist_utils.dist_sum
+            metrics[_METRICS[name]] = float(over_ranks(value.detach(), mesh))
+        return metrics
+
+    def _update(self) -> dict[str, float]:
+        lr = float(self._schedule.schedulers[0].get_last_lr()[0])
+        grad_norm = float(
+            titan.dist_utils.clip_grad_norm_(list(self.model.parameters()), self.config.max_grad_norm, foreach=True)
+        )
+        if not math.isfinite(grad_norm):
+            self._optimizers.zero_grad()
+            raise FloatingPointError(
+                f"the gradient norm is {grad_norm} at version {self.version}; the weights are unchanged. Lower lr or "
+                "max_grad_norm, or compute in float32"
+            )
+        self._optimizers.step()
+        self._schedule.step()
+        self._optimizers.zero_grad()
+        self.version += 1
+        return {"grad_norm": grad_norm, "lr": lr, "version": float(self.version)}
+
+
+_METRICS = {
+    "loss/mean": "loss",
+    "ratio/mean": "ratio_mean",
+    "clip_fraction/mean": "clip_fraction",
+    "kl/mean": "kl",
+    "entropy/mean": "entropy",
+    "logprob_gap/mean": "logprob_gap_mean",
+    "logprob_gap/max": "logprob_gap_max",
+}
+
+
+def peak_rss_bytes() -> int:
+    """Most resident memory this process ever had."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _fill(num_loss_tokens: int, num_chunks: int) -> int:
+    """Positions to add so that the loss tokens split into equal, non-empty chunks."""
+    return -num_loss_tokens % num_chunks if num_loss_tokens else num_chunks
+
+
+def _select(hidden_1LD: torch.Tensor, source_S: torch.Tensor) -> torch.Tensor:
+    """Hidden states of the positions that predict loss tokens, so that the head computes no others."""
+    if isinstance(hidden_1LD, DTensor):  # tensor parallelism; the last norm's output is replicated
+        mesh = hidden_1LD.device_mesh
+        source_S = DTensor.from_local(source_S, mesh, [Replicate()] * mesh.ndim)
+    return hidden_1LD.index_select(1, source_S)
+
+
+def _pieces(hidden_1SD: torch.Tensor, size: int) -> Iterator[torch.Tensor]:
+    return iter(hidden_1SD.split(size, dim=1))
+
+
+def _plain_if_whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A DTensor on a mesh of one rank as the plain tensor it holds."""
+    if isinstance(tensor, DTensor) and tensor.device_mesh.size() == 1:
+        return tensor.to_local()
+    return tensor
