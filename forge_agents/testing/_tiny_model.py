@@ -1,7 +1,7 @@
 """A random chat model of a few hundred thousand parameters, for tests that need a real model and no download.
 
-In: a folder. Out: that folder as a complete Hugging Face checkpoint (config, safetensors, byte tokenizer, chat template).
-Waits for nothing but the disk.
+In: a folder. Out: that folder as a complete Hugging Face checkpoint (config, safetensors, byte tokenizer, chat
+template). Waits for nothing but the disk.
 """
 
 from __future__ import annotations
