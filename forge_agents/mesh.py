@@ -107,7 +107,7 @@ async def with_deadline(awaitable: Awaitable[T], timeout_s: float, *, who: str, 
         await asyncio.wait({task}, timeout=timeout_s)
         if not task.done():
             raise StallError(
-                f"{who} did not finish {what} within {timeout_s:g} s. Look at {_log_advice(who)}; "
+                f"{who} did not finish {what} within {timeout_s:g} s. Look at {log_advice(who)}; "
                 "raise the timeout if the work is just slow"
             )
     finally:
@@ -166,7 +166,7 @@ def as_local_error(error: BaseException, *, who: str, what: str) -> BaseExceptio
         return inner
     if isinstance(error, SupervisionError):
         reason = " ".join(str(error).split())
-        return ActorDiedError(f"{who} died during {what}: {reason}. Look at {_log_advice(who)}")
+        return ActorDiedError(f"{who} died during {what}: {reason}. Look at {log_advice(who)}")
     return error
 
 
@@ -215,7 +215,8 @@ def log_folder(name: str) -> Path | None:
     return next((s.logs for s in reversed(_spawned) if s.name == name), None)
 
 
-def _log_advice(who: str) -> str:
+def log_advice(who: str) -> str:
+    """Where to read what `who` printed, for an error's text; from now on its logs are kept after it is stopped."""
     _in_trouble.add(who)
     folder = log_folder(who)
     return f"its log in {folder}" if folder is not None else f"the logs in {_run_folder()}"

@@ -60,12 +60,12 @@ class Subscriber:
 
     async def fetch(
         self,
-        apply: Callable[[Mapping[str, torch.Tensor]], Awaitable[None] | None],
+        apply: Callable[[Mapping[str, torch.Tensor], int], Awaitable[None] | None],
         *,
         version: int | None = None,
         have: int | None = None,
     ) -> FetchResult:
-        """Get one version and call ``apply(tensors by name)`` once, or not at all.
+        """Get one version and call ``apply(tensors by name, version)`` once, or not at all.
 
         Args:
             apply: Plain or async. The tensors are its own until it returns; the next fetch writes over them.
@@ -96,7 +96,7 @@ class Subscriber:
                     )
                 await asyncio.sleep(_RETRY_S)
             applying = time.perf_counter()
-            outcome = apply(tensors)
+            outcome = apply(tensors, wanted)
             if inspect.isawaitable(outcome):
                 await outcome
             ended = time.perf_counter()

@@ -1,0 +1,9 @@
+"""Served models: vLLM engines in Monarch actors.
+
+In: prompts as tokens. Out: completions. Waits for the engines, with deadlines.
+"""
+
+from forge_agents.serving.config import EngineConfig
+from forge_agents.serving.engine import Engine, EngineInfo
+
+__all__ = ["Engine", "EngineConfig", "EngineInfo"]

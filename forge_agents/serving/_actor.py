@@ -1,0 +1,172 @@
+"""The actor around one engine.
+
+In: batches of requests, weight versions. Out: batches of answers. Waits for the engine's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forge_agents._monarch import Actor, concurrent_endpoint
+from forge_agents.serving import _vllm
+from forge_agents.serving._loop import EngineThread
+from forge_agents.serving._wire import Answer, EngineInfo, Facts, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+    from forge_agents.serving.config import EngineConfig
+    from forge_agents.weights.store import WeightStoreRef
+    from forge_agents.weights.subscriber import Subscriber
+
+_LINGER_S = 0.002
+"""Answers of one step leave together; later steps wait for the next message."""
+
+
+class EngineActor(Actor):
+    """Serves one model. The controller talks to it through `forge_agents.serving.Engine`."""
+
+    def __init__(self, config: EngineConfig, store: WeightStoreRef | None, weights_name: str) -> None:
+        self._config = config
+        self._store = store
+        self._weights_name = weights_name
+        self._subscriber: Subscriber | None = None
+        self._expected: Mapping[str, tuple[int, ...]] | None = None
+        self._version = 0
+        self._fetched: int | None = None
+        self._last_update: dict[str, float] = {}
+        self._start_s = 0.0
+        self._answers: list[Answer] = []
+        self._failure: str | None = None
+        self._news = asyncio.Event()
+        self._thread: EngineThread | None = None
+
+    @concurrent_endpoint
+    async def start(self) -> Facts:
+        """Build the engine."""
+        started = time.perf_counter()
+        loop = asyncio.get_running_loop()
+        thread = EngineThread(
+            self._config,
+            deliver=lambda answers: _threadsafe(loop, self._take, answers),
+            died=lambda error: _threadsafe(loop, self._fail, f"{type(error).__name__}: {error}"),
+        )
+        await asyncio.wrap_future(thread.ready)
+        self._thread = thread
+        self._start_s = time.perf_counter() - started
+        return Facts(
+            pid=os.getpid(),
+            vocab_size=_vllm.vocab_size(thread.engine),
+            max_model_len=_vllm.max_model_len(thread.engine),
+            start_s=self._start_s,
+        )
+
+    @concurrent_endpoint
+    async def add(self, requests: list[Request]) -> None:
+        """Queue requests; `poll` brings the answers."""
+        self._running().add(requests)
+
+    @concurrent_endpoint
+    async def abort(self, request_ids: list[int]) -> None:
+        """Drop requests."""
+        self._running().abort(request_ids)
+
+    @concurrent_endpoint
+    async def poll(self, timeout_s: float) -> list[Answer]:
+        """Answers since the last poll, as soon as there is one; none after `timeout_s`: the actor lives."""
+        self._running()
+        try:
+            await asyncio.wait_for(self._news.wait(), timeout_s)
+            await asyncio.sleep(_LINGER_S)
+        except TimeoutError:
+            return []
+        self._running()
+        self._news.clear()
+        answers, self._answers = self._answers, []
+        return answers
+
+    @concurrent_endpoint
+    async def load_weights(self, version: int | None) -> dict[str, float]:
+        """Fetch a version from the store and put it into the live engine, between two steps."""
+        thread = self._running()
+        if self._subscriber is None:
+            from forge_agents.weights import Subscriber
+
+            if self._store is None:
+                raise ValueError("this engine was started without a weight store; pass store= to Engine.start")
+            self._subscriber = Subscriber(self._store, self._weights_name)
+            self._expected = _vllm.expected_shapes(self._config.model)
+
+        async def apply(tensors: Mapping[str, torch.Tensor], arrived: int) -> None:
+            _vllm.check_tensors(tensors, self._expected)
+            try:
+                await asyncio.wrap_future(thread.call(lambda: _vllm.load_tensors(thread.engine, tensors, arrived)))
+            except Exception as error:
+                self._fail(f"the weight update broke off half-way: {type(error).__name__}: {error}")
+                raise
+
+        result = await self._subscriber.fetch(apply, version=version, have=self._fetched)
+        self._version = self._fetched = result.version
+        self._last_update = {
+            "version": float(result.version),
+            "seconds": result.seconds,
+            "fetch_s": result.seconds - result.apply_s,
+            "load_s": result.apply_s,
+            "bytes": float(result.bytes),
+        }
+        return self._last_update
+
+    @concurrent_endpoint
+    async def info(self) -> EngineInfo:
+        """State now."""
+        thread = self._running()
+        rss_bytes, peak_rss_bytes = _resident_bytes()
+        return EngineInfo(
+            pid=os.getpid(),
+            version=self._version,
+            generated_tokens=thread.generated_tokens,
+            unfinished=thread.unfinished,
+            steps=thread.steps,
+            rss_bytes=rss_bytes,
+            peak_rss_bytes=peak_rss_bytes,
+            start_s=self._start_s,
+            last_update=self._last_update,
+        )
+
+    @concurrent_endpoint
+    async def close(self) -> None:
+        """End the engine's thread."""
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.close, 5.0)
+
+    def _running(self) -> EngineThread:
+        if self._failure is not None:
+            raise RuntimeError(f"the engine has failed: {self._failure}")
+        if self._thread is None:
+            raise RuntimeError("the engine has not been started")
+        return self._thread
+
+    def _take(self, answers: list[Answer]) -> None:
+        self._answers += answers
+        self._news.set()
+
+    def _fail(self, reason: str) -> None:
+        self._failure = self._failure or reason
+        self._news.set()
+
+
+def _resident_bytes() -> tuple[int, int]:
+    """This process's resident memory, now and at its peak."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    now, peak = (int(status[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
+    return now, peak
+
+
+def _threadsafe(loop: asyncio.AbstractEventLoop, function: object, argument: object) -> None:
+    loop.call_soon_threadsafe(function, argument)  # type: ignore[arg-type]

@@ -1,0 +1,152 @@
+"""The engine's thread: every call into vLLM happens here.
+
+In: requests and jobs from any thread. Out: answers, in clumps. Waits for work; never while requests are unfinished.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from forge_agents.serving import _vllm
+from forge_agents.serving._wire import Answer, Request
+
+if TYPE_CHECKING:
+    from forge_agents.serving.config import EngineConfig
+
+T = TypeVar("T")
+
+
+class EngineThread:
+    """Owns a vLLM engine. Jobs run between two steps.
+
+    Args:
+        config: The engine to build.
+        deliver: Called on this thread with the answers of one step; never with none.
+        died: Called on this thread, once, when a step or the build fails: the engine's state is unknown from then on.
+    """
+
+    def __init__(
+        self, config: EngineConfig, *, deliver: Callable[[list[Answer]], None], died: Callable[[BaseException], None]
+    ) -> None:
+        self.steps = 0
+        self.generated_tokens = 0
+        self.engine: Any = None
+        self.ready: Future[None] = Future()
+        self._config = config
+        self._deliver = deliver
+        self._died = died
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._requests: dict[str, Request] = {}
+        self._context = 0
+        self._promised: set[Future[Any]] = set()
+        self._lock = threading.Lock()
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def unfinished(self) -> int:
+        """Requests in the engine."""
+        return len(self._requests)
+
+    def add(self, requests: list[Request]) -> None:
+        """Queue requests; a refused one is answered with its error."""
+        self._jobs.put(lambda: self._add(requests))
+
+    def abort(self, request_ids: list[int]) -> None:
+        """Drop requests nobody waits for any more; they are not answered."""
+        self._jobs.put(lambda: self._abort(request_ids))
+
+    def call(self, job: Callable[[], T]) -> Future[T]:
+        """Run a job on the engine's thread, between two steps."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(job())
+            except Exception as error:  # noqa: BLE001  # the boundary: the caller's thread raises it
+                future.set_exception(error)
+            self._promised.discard(future)
+
+        with self._lock:
+            if self._ended:
+                future.set_exception(RuntimeError("the engine's thread has ended"))
+            else:
+                self._promised.add(future)
+                self._jobs.put(run)
+        return future
+
+    def close(self, timeout_s: float) -> None:
+        """End the thread after the step that runs."""
+        self._jobs.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            self.engine = _vllm.build(self._config)
+            self._context = _vllm.max_model_len(self.engine)
+        except BaseException as error:  # noqa: BLE001  # the boundary: `ready` raises it in the actor
+            self.ready.set_exception(error)
+            return
+        self.ready.set_result(None)
+        try:
+            while self._do_jobs():
+                if self.engine.has_unfinished_requests():
+                    self._step()
+        except BaseException as error:  # noqa: BLE001  # the boundary: every waiting request fails with it
+            self._died(error)
+        finally:
+            with self._lock:
+                self._ended = True
+            for future in tuple(self._promised):
+                if not future.done():
+                    future.set_exception(RuntimeError("the engine's thread has ended"))
+            _vllm.close(self.engine)
+
+    def _do_jobs(self) -> bool:
+        """Run all queued jobs, waiting for the first if the engine is idle. False: the thread shall end."""
+        wait = not self.engine.has_unfinished_requests()
+        while True:
+            try:
+                job = self._jobs.get(block=wait)
+            except queue.Empty:
+                return True
+            if job is None:
+                return False
+            job()
+            wait = False
+
+    def _step(self) -> None:
+        answers = []
+        for output in self.engine.step():
+            if output.finished and (request := self._requests.pop(output.request_id, None)) is not None:
+                completion = _vllm.completion_of(output, request, self._context)
+                self.generated_tokens += len(completion.token_ids)
+                answers.append(Answer(request_id=request.request_id, completion=completion))
+        self.steps += 1
+        if answers:
+            self._deliver(answers)
+
+    def _add(self, requests: list[Request]) -> None:
+        refused = []
+        for request in requests:
+            name = str(request.request_id)
+            try:
+                _vllm.add(self.engine, name, request)
+            except ValueError as error:  # vLLM's verdict on this request; the others go on
+                refused.append(Answer(request_id=request.request_id, completion=None, error=str(error)))
+            else:
+                self._requests[name] = request
+        if refused:
+            self._deliver(refused)
+
+    def _abort(self, request_ids: list[int]) -> None:
+        names = [str(request_id) for request_id in request_ids if str(request_id) in self._requests]
+        if names:
+            self.engine.abort_request(names)
+        for name in names:
+            del self._requests[name]

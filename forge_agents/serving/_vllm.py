@@ -1,0 +1,207 @@
+"""The one door to vLLM: building an engine, asking it, changing its weights in place.
+
+In: our configuration, requests and tensors. Out: a vLLM `LLMEngine` and our types. Runs on the engine's thread.
+
+Numbers and traps are those of vLLM 0.32 with the engine in this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge_agents.serving._wire import Request
+from forge_agents.types import Completion, FinishReason, VersionSpan
+
+if TYPE_CHECKING:
+    import torch
+
+    from forge_agents.serving.config import EngineConfig
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine and its weights live in the actor's process
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_HOST_IP": "127.0.0.1",  # its process group of one binds to loopback
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # two engines would bind to the same cores
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""Must exist before the actor's Python starts."""
+
+_WARM_UP_TOKENS = 2
+
+
+def environment(config: EngineConfig) -> dict[str, str]:
+    """Variables of the actor's process, `ENVIRONMENT` among them."""
+    return {**ENVIRONMENT, **({"TORCHDYNAMO_DISABLE": "1"} if config.enforce_eager else {})}
+
+
+def build(config: EngineConfig) -> Any:
+    """A vLLM engine in this process."""
+    from vllm import EngineArgs, LLMEngine
+
+    engine = LLMEngine.from_engine_args(
+        EngineArgs(
+            model=config.model,
+            dtype=_dtype(config),
+            max_model_len=config.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            kv_cache_memory_bytes=int(config.kv_cache_gb * 1e9),
+            enforce_eager=config.enforce_eager,
+            enable_prefix_caching=config.prefix_caching,
+            seed=config.seed,
+            distributed_executor_backend="uni",
+            logprobs_mode="processed_logprobs",  # of the distribution that was sampled, after temperature and top_p
+            async_scheduling=False,  # no batch is under way while weights change
+            disable_log_stats=True,
+        )
+    )
+    _warm_up(engine)
+    engine.set_weight_version("0")
+    return engine
+
+
+def _dtype(config: EngineConfig) -> str:
+    """Resolves ``auto``, which vLLM takes as bfloat16 for a float32 model."""
+    if config.dtype != "auto":
+        return config.dtype
+    settings = json.loads(Path(config.model, "config.json").read_text())
+    return str(settings.get("dtype") or settings.get("torch_dtype") or "bfloat16")
+
+
+def _warm_up(engine: Any) -> None:
+    """Compile what vLLM compiles at the first request, so that no user's request waits for it."""
+    for name in ("warm-up-0", "warm-up-1"):
+        request = Request(request_id=-1, prompt_ids=(0,), max_tokens=_WARM_UP_TOKENS)
+        add(engine, name, request)
+    while engine.has_unfinished_requests():
+        engine.step()
+    engine.reset_prefix_cache()
+
+
+def vocab_size(engine: Any) -> int:
+    """Number of token ids that the model embeds."""
+    return int(engine.model_config.get_vocab_size())
+
+
+def max_model_len(engine: Any) -> int:
+    """Tokens of prompt and response together."""
+    return int(engine.model_config.max_model_len)
+
+
+def add(engine: Any, name: str, request: Request) -> None:
+    """Queue a request under a unique name.
+
+    Raises:
+        ValueError: vLLM refuses it.
+    """
+    from vllm import SamplingParams
+    from vllm.exceptions import VLLMClientError
+    from vllm.sampling_params import RequestOutputKind
+
+    try:
+        params = SamplingParams(
+            temperature=request.temperature,
+            top_p=request.top_p,
+            max_tokens=request.max_tokens,
+            seed=request.seed,
+            stop=list(request.stop),
+            stop_token_ids=list(request.stop_token_ids),
+            logprobs=0,  # the sampled token's only
+            detokenize=bool(request.stop),
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        prompt = engine.renderer.render_cmpl([{"prompt_token_ids": list(request.prompt_ids)}])[0]
+        engine.add_request(name, prompt, params)
+    except VLLMClientError as error:
+        raise ValueError(str(error)) from error
+
+
+def completion_of(output: Any, request: Request, context: int) -> Completion:
+    """Our form of vLLM's output for a finished request; `context` is the engine's `max_model_len`."""
+    sampled = output.outputs[0]
+    token_ids = tuple(int(token) for token in sampled.token_ids)
+    logprobs = tuple(float(at[token].logprob) for at, token in zip(sampled.logprobs, token_ids, strict=True))
+    finish: FinishReason = "stop"
+    if sampled.finish_reason == "length":
+        no_room = len(token_ids) < request.max_tokens and len(request.prompt_ids) + len(token_ids) >= context
+        finish = "context" if no_room else "length"
+    elif sampled.finish_reason != "stop":
+        raise RuntimeError(f"vLLM ended the request with {sampled.finish_reason!r} instead of 'stop' or 'length'")
+    spans = tuple(
+        VersionSpan(version=int(span.version), start=int(span.start), end=int(span.end))
+        for span in sampled.weight_versions or ()
+    )
+    return Completion(token_ids=token_ids, logprobs=logprobs, finish_reason=finish, versions=spans)
+
+
+def expected_shapes(model: str) -> dict[str, tuple[int, ...]] | None:
+    """Names and shapes that an update must bring: those in the folder's safetensors files; None without such files.
+
+    A tied ``lm_head.weight`` is left out: it may come or not.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in sorted(Path(model).glob("*.safetensors")):
+        with path.open("rb") as file:
+            (header_bytes,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(header_bytes))
+        shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+    if json.loads(Path(model, "config.json").read_text()).get("tie_word_embeddings", False):
+        shapes.pop("lm_head.weight", None)
+    return shapes or None
+
+
+def check_tensors(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]] | None) -> None:
+    """Refuse an update that does not fit, before it touches the engine.
+
+    Raises:
+        ValueError: A tensor is missing, unknown, or of another shape.
+    """
+    if expected is None:
+        return
+    missing = sorted(expected.keys() - tensors.keys())
+    unknown = sorted(tensors.keys() - expected.keys() - {"lm_head.weight"})
+    if missing or unknown:
+        raise ValueError(
+            f"the update does not fit the served model: {len(missing)} tensors are missing ({missing[:3]}), "
+            f"{len(unknown)} are unknown ({unknown[:3]}); publish under Hugging Face names"
+        )
+    for name, shape in expected.items():
+        if tuple(tensors[name].shape) != shape:
+            raise ValueError(f"tensor {name!r} has shape {tuple(tensors[name].shape)}; the served model has {shape}")
+
+
+def load_tensors(engine: Any, tensors: Mapping[str, torch.Tensor], version: int) -> None:
+    """Replace all weights in place, and forget every key and value computed with the old ones.
+
+    Running requests keep their tokens; their keys and values are computed again.
+    """
+    import torch
+
+    with torch.no_grad():
+        engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors.items())})
+        _repack_tied_heads(engine.model_executor.driver_worker.get_model())
+    engine.reset_prefix_cache(reset_running_requests=True)
+    engine.set_weight_version(str(version))
+
+
+def _repack_tied_heads(model: Any) -> None:
+    """On CPU vLLM samples from packed copies of the weights; its reload leaves a tied head's copy as it was."""
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead) and "cpu_linear" in module.__dict__ and module.weight.numel():
+            dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+
+
+def close(engine: Any) -> None:
+    """Let the engine free what it holds outside Python."""
+    with contextlib.suppress(AttributeError):
+        engine.engine_core.shutdown()

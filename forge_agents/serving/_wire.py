@@ -1,0 +1,66 @@
+"""What travels between an `Engine` and its actor.
+
+In: nothing. Out: requests, results and facts, picklable. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from forge_agents.types import Completion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One prompt to complete."""
+
+    request_id: int
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What became of one request."""
+
+    request_id: int
+    completion: Completion | None
+    error: str = ""
+    """Why there is no completion."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the controller must know about a running engine."""
+
+    pid: int
+    vocab_size: int
+    max_model_len: int
+    start_s: float
+    """Seconds that the engine took to build."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """An engine's state."""
+
+    pid: int
+    version: int
+    """Of the weights that sample now."""
+    generated_tokens: int
+    """Since the start, of requests that ended."""
+    unfinished: int
+    """Requests in the engine."""
+    steps: int
+    rss_bytes: int
+    """Resident memory of the engine's process."""
+    peak_rss_bytes: int
+    start_s: float
+    last_update: Mapping[str, float] = field(default_factory=dict)
+    """Timings of the last weight update, as `Engine.load_weights` returned them."""

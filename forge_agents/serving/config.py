@@ -1,0 +1,50 @@
+"""What an engine needs to know before it starts.
+
+In: the user's choices. Out: `EngineConfig`. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """One served model."""
+
+    model: str
+    """Folder with a Hugging Face model; its weights count as version 0."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """What the engine computes in; ``auto`` is what the model's config says."""
+    max_model_len: int | None = None
+    """Tokens of prompt and response together; None for the model's own limit."""
+    max_num_seqs: int = 64
+    """Sequences decoded at the same time; more wait in the queue."""
+    kv_cache_gb: float = 1.0
+    """Memory for attention keys and values, 1e9 bytes."""
+    enforce_eager: bool = False
+    """Skip compilation: starts in seconds instead of a minute, decodes at about half the speed."""
+    threads: int | None = None
+    """CPU threads; None leaves it to the libraries. Two engines, or engine and learner, should share the cores."""
+    seed: int = 0
+    """Of sampling, for requests that bring no seed of their own."""
+    prefix_caching: bool = True
+    """Prompts that begin alike share the computed beginning."""
+
+    def __post_init__(self) -> None:
+        if not Path(self.model, "config.json").is_file():
+            raise FileNotFoundError(
+                f"model={self.model!r} is no folder with a config.json; give the folder of a Hugging Face model"
+            )
+        if self.dtype not in ("auto", "bfloat16", "float32"):
+            raise ValueError(f"dtype={self.dtype!r}; choose 'auto', 'bfloat16' or 'float32'")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise ValueError(f"max_model_len={self.max_model_len}; a prompt and a response need 2 tokens at least")
+        if self.max_num_seqs < 1:
+            raise ValueError(f"max_num_seqs={self.max_num_seqs}; give at least 1")
+        if self.kv_cache_gb <= 0:
+            raise ValueError(f"kv_cache_gb={self.kv_cache_gb}; give a positive size")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads={self.threads}; give at least 1, or None for the libraries' choice")

@@ -1,0 +1,262 @@
+"""The controller's side of a served model.
+
+In: prompts as tokens, from thousands of tasks. Out: completions. Waits for the engine's actor, always with a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from forge_agents import mesh
+from forge_agents.errors import ActorDiedError, StallError
+from forge_agents.serving import _vllm
+from forge_agents.serving._wire import Answer, EngineInfo, Facts, Request
+from forge_agents.types import Completion
+
+if TYPE_CHECKING:
+    from forge_agents._monarch import ProcMesh
+    from forge_agents.serving.config import EngineConfig
+    from forge_agents.weights.store import WeightStoreRef
+
+__all__ = ["Engine", "EngineInfo", "SamplingLike"]
+
+_POLL_S = 5.0
+"""The actor answers at least this often."""
+_SILENCE_S = 60.0
+"""An actor that is silent for longer counts as stalled."""
+
+
+class SamplingLike(Protocol):
+    """What `Engine.generate` reads of `forge_agents.Sampling`."""
+
+    @property
+    def temperature(self) -> float: ...  # noqa: D102
+    @property
+    def top_p(self) -> float: ...  # noqa: D102
+    @property
+    def max_tokens(self) -> int: ...  # noqa: D102
+    @property
+    def stop(self) -> tuple[str, ...]: ...  # noqa: D102
+
+
+class Engine:
+    """One served model in a process of its own. Make one with `start`; call it from one event loop.
+
+    Requests that arrive while a message is under way travel in the next one, and so do answers; the number of
+    messages follows the engine's steps, not the number of requests.
+    """
+
+    def __init__(self, name: str, procs: ProcMesh, actor: Any, facts: Facts) -> None:
+        self.name = name
+        self.facts = facts
+        self._procs = procs
+        self._actor = actor
+        self._ids = itertools.count()
+        self._waiting: dict[int, asyncio.Future[Completion]] = {}
+        self._outbox: list[Request] = []
+        self._sending = False
+        self._dead: str | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._spawn(self._receive())
+
+    @classmethod
+    async def start(
+        cls,
+        config: EngineConfig,
+        *,
+        name: str = "engine",
+        store: WeightStoreRef | None = None,
+        weights_name: str | None = None,
+        timeout_s: float = 300.0,
+    ) -> Engine:
+        """Start a process and build the engine in it.
+
+        Args:
+            config: The model and its limits.
+            name: Said in errors and logs.
+            store: Where `load_weights` finds new weights; None for a model that never changes.
+            weights_name: What the publisher calls them; None for `name`.
+            timeout_s: Deadline. Eager engines of small models take some 10 s, compiled ones a minute the first time.
+
+        Raises:
+            StallError: The engine was not ready in time.
+            Exception: What vLLM raised.
+        """
+        from forge_agents.serving._actor import EngineActor
+
+        procs = mesh.spawn_procs(name, env=_vllm.environment(config), threads=config.threads)
+        try:
+            actor = procs.spawn("engine", EngineActor, config, store, weights_name or name)
+            facts = await mesh.with_deadline(actor.start.call_one(), timeout_s, who=name, what="start of the engine")
+        except BaseException:
+            await mesh.stop(procs)
+            raise
+        return cls(name, procs, actor, facts)
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingLike,
+        *,
+        seed: int | None = None,
+        stop_token_ids: Sequence[int] = (),
+        timeout_s: float = 600.0,
+    ) -> Completion:
+        """Complete one prompt.
+
+        Args:
+            prompt_ids: At least one token id, and room left in the context.
+            sampling: Temperature (0 is greedy), top_p, max_tokens, stop texts.
+            seed: Makes this request's tokens repeatable, whatever else the engine does at the time.
+            stop_token_ids: Tokens that end the response beside the model's own end-of-turn tokens.
+            timeout_s: Deadline, time in the queue included.
+
+        Returns:
+            The sampled tokens; logprobs are of the distribution they were drawn from, after temperature and top_p (at
+            temperature 0: of the model's distribution). A response that no context is left for ends as ``context``.
+
+        Raises:
+            ValueError: The prompt is empty, too long, or holds ids outside the vocabulary; sampling is out of range.
+            StallError: No completion in time; the request is dropped.
+            ActorDiedError: The engine's process ended or vLLM failed.
+        """
+        prompt = self._checked(prompt_ids)
+        if self._dead is not None:
+            raise ActorDiedError(self._dead)
+        request = Request(
+            request_id=next(self._ids),
+            prompt_ids=prompt,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            max_tokens=sampling.max_tokens,
+            seed=seed,
+            stop=tuple(sampling.stop),
+            stop_token_ids=tuple(stop_token_ids),
+        )
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[request.request_id] = future
+        self._outbox.append(request)
+        if not self._sending:
+            self._sending = True
+            self._spawn(self._send())
+        try:
+            return await mesh.with_deadline(future, timeout_s, who=self.name, what="a completion")
+        except (StallError, asyncio.CancelledError):
+            self._abandon(request.request_id)
+            raise
+        finally:
+            self._waiting.pop(request.request_id, None)
+
+    async def load_weights(self, version: int | None = None, *, timeout_s: float = 120.0) -> dict[str, float]:
+        """Put published weights into the live engine, between two steps.
+
+        Requests in flight go on under the new weights: they keep their tokens, and their completion says which
+        version sampled which.
+
+        Args:
+            version: Which one; None for the latest.
+            timeout_s: Deadline.
+
+        Returns:
+            ``version``; seconds ``fetch_s``, ``load_s`` and ``seconds`` for both; ``bytes``, 0 where the engine has it.
+
+        Raises:
+            UnknownIdError: No such version; the message says which exist.
+            ValueError: The engine has no store, or the tensors do not fit the served model.
+            StallError, ActorDiedError: As in `generate`.
+        """
+        timings: dict[str, float] = await self._call("load_weights", version, timeout_s=timeout_s, what="weight update")
+        return timings
+
+    async def info(self, *, timeout_s: float = 30.0) -> EngineInfo:
+        """The engine's state."""
+        info: EngineInfo = await self._call("info", timeout_s=timeout_s, what="info")
+        return info
+
+    async def stop(self, *, timeout_s: float = 10.0) -> None:
+        """End the engine and its process; requests in flight fail. Twice is no error."""
+        healthy = self._dead is None
+        self._fail_all(f"{self.name} was stopped")
+        for task in tuple(self._tasks):
+            task.cancel()
+        if healthy:
+            with contextlib.suppress(StallError, ActorDiedError):
+                await mesh.with_deadline(self._actor.close.call_one(), timeout_s, who=self.name, what="close")
+        await mesh.stop(self._procs, timeout_s=timeout_s)
+
+    async def _call(self, endpoint: str, *args: Any, timeout_s: float, what: str) -> Any:
+        if self._dead is not None:
+            raise ActorDiedError(self._dead)
+        return await mesh.with_deadline(
+            getattr(self._actor, endpoint).call_one(*args), timeout_s, who=self.name, what=what
+        )
+
+    def _checked(self, prompt_ids: Sequence[int]) -> tuple[int, ...]:
+        prompt = tuple(prompt_ids)
+        if not prompt:
+            raise ValueError("the prompt is empty; a model needs at least one token to continue")
+        if len(prompt) >= self.facts.max_model_len:
+            raise ValueError(
+                f"the prompt has {len(prompt)} tokens and {self.name} holds {self.facts.max_model_len} of prompt and "
+                "response together; trim the conversation, or raise max_model_len"
+            )
+        low, high = min(prompt), max(prompt)
+        if low < 0 or high >= self.facts.vocab_size:
+            raise ValueError(
+                f"token id {low if low < 0 else high} is outside the vocabulary of {self.name}, 0 to "
+                f"{self.facts.vocab_size - 1}; was the prompt made with another model's tokenizer?"
+            )
+        return prompt
+
+    async def _send(self) -> None:
+        try:
+            while self._outbox:
+                batch, self._outbox = self._outbox, []
+                await self._call("add", batch, timeout_s=_SILENCE_S, what="receipt of requests")
+        except (StallError, ActorDiedError, RuntimeError) as error:
+            self._fail_all(f"{self.name} takes no requests any more: {error}")
+        finally:
+            self._sending = False
+
+    async def _receive(self) -> None:
+        try:
+            while True:
+                answers: list[Answer] = await self._call("poll", _POLL_S, timeout_s=_SILENCE_S, what="sign of life")
+                for answer in answers:
+                    self._resolve(answer)
+        except (StallError, ActorDiedError) as error:
+            self._fail_all(str(error))
+        except RuntimeError as error:  # the actor's word on a failed step
+            self._fail_all(f"{self.name} has failed: {error}. Look at {mesh.log_advice(self.name)}")
+
+    def _resolve(self, answer: Answer) -> None:
+        future = self._waiting.get(answer.request_id)
+        if future is None or future.done():
+            return
+        if answer.completion is not None:
+            future.set_result(answer.completion)
+        else:
+            future.set_exception(ValueError(f"{self.name} refused the request: {answer.error}"))
+
+    def _fail_all(self, reason: str) -> None:
+        self._dead = self._dead or reason
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(ActorDiedError(self._dead))
+
+    def _abandon(self, request_id: int) -> None:
+        if self._dead is None:
+            self._spawn(self._abort(request_id))
+
+    async def _abort(self, request_id: int) -> None:
+        with contextlib.suppress(StallError, ActorDiedError, RuntimeError):  # `_receive` reports a dead engine
+            await self._call("abort", [request_id], timeout_s=_SILENCE_S, what="abort")
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
