@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from forge_agents.tools import Tool, tool
     from forge_agents.types import Episode, EpisodeBatch, EpisodeGroup, Message, Trajectory, Turn
     from forge_agents.wrapping import wrap
-    from forge_trainers.config import GRPOConfig
+    from forge_trainers.config import GRPOConfig, RunConfig
     from forge_trainers.credit import Credit
+    from forge_trainers.demo import DemoConfig, demo
     from forge_trainers.learner_config import LearnerConfig, LossConfig
     from forge_trainers.trainer import EvalResult, FitResult, GRPOTrainer
 
@@ -33,8 +34,9 @@ _HOME = {
     "forge_agents.tools": ("Tool", "tool"),
     "forge_agents.types": ("Episode", "EpisodeBatch", "EpisodeGroup", "Message", "Trajectory", "Turn"),
     "forge_agents.wrapping": ("wrap",),
-    "forge_trainers.config": ("GRPOConfig",),
+    "forge_trainers.config": ("GRPOConfig", "RunConfig"),
     "forge_trainers.credit": ("Credit",),
+    "forge_trainers.demo": ("DemoConfig", "demo"),
     "forge_trainers.learner_config": ("LearnerConfig", "LossConfig"),
     "forge_trainers.trainer": ("EvalResult", "FitResult", "GRPOTrainer"),
 }
@@ -44,6 +46,7 @@ __all__ = [
     "__version__",
     "AnyPolicy",
     "Credit",
+    "DemoConfig",
     "EngineConfig",
     "EnvSpec",
     "Episode",
@@ -59,6 +62,7 @@ __all__ = [
     "Outcome",
     "Policy",
     "Random",
+    "RunConfig",
     "Sampling",
     "Scripted",
     "Seats",
@@ -67,6 +71,7 @@ __all__ = [
     "Turn",
     "TurnEnv",
     "check_env",
+    "demo",
     "list_envs",
     "list_suites",
     "make",

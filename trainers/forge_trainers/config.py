@@ -5,8 +5,12 @@ In: what a user sets. Out: checked, frozen dataclasses. Waits for nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import importlib
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from forge_agents.errors import did_you_mean
+from forge_agents.policy import AnyPolicy, Policy, Random, Seats
 from forge_agents.serving.config import EngineConfig
 from forge_trainers.credit import Credit
 from forge_trainers.learner_config import LearnerConfig
@@ -67,3 +71,58 @@ class GRPOConfig:
         for name in ("start_timeout_s", "stage_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be positive: every wait has a deadline")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One training run, as YAML and flags say it."""
+
+    env: str | dict[str, float]
+    """Environment id, or weights by id."""
+    env_args: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the environment."""
+    policies: dict[str, Policy] = field(default_factory=dict)
+    """Models by name."""
+    seats: str | dict[str, str] = ""
+    """Name of the policy in every seat, or a name per seat; "random" plays at random. Empty: the only policy."""
+    reward: str | None = None
+    """Reward as "package.module:object"; null is the environment's own."""
+    steps: int = 100
+    """Optimiser steps of the run."""
+    out_dir: str = "runs/default"
+    """The run's folder; a run in it is continued."""
+    trainer: GRPOConfig = field(default_factory=GRPOConfig)
+    """Settings of the trainer."""
+
+    def __post_init__(self) -> None:
+        if not self.policies:
+            raise ValueError("policies is empty; name at least one, e.g. policies: {team: {model: smollm2-135m-instruct}}")
+        named = {name: replace(policy, name=name) for name, policy in self.policies.items()}
+        object.__setattr__(self, "policies", named)
+        if not self.seats:
+            if len(named) > 1:
+                raise ValueError(f"seats is empty and there are {len(named)} policies; say who sits where")
+            object.__setattr__(self, "seats", next(iter(named)))
+        for name in self.seats.values() if isinstance(self.seats, dict) else (self.seats,):
+            if name not in (*named, "random"):
+                known = (*named, "random")
+                raise ValueError(f"seats names {name!r}, known are {', '.join(known)}.{did_you_mean(name, known)}")
+
+    @property
+    def seated(self) -> Seats:
+        """The seats with their policies."""
+
+        def of(name: str) -> AnyPolicy:
+            return self.policies[name] if name in self.policies else Random()
+
+        return {seat: of(name) for seat, name in self.seats.items()} if isinstance(self.seats, dict) else of(self.seats)
+
+    def load_reward(self) -> Any:
+        """The reward object, or None for the environment's own."""
+        if self.reward is None:
+            return None
+        module, _, name = self.reward.partition(":")
+        try:
+            return getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as cause:
+            raise ValueError(f"reward {self.reward!r} cannot be imported ({cause}); write 'package.module:object'") from cause

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Credit:
     """How a reward is compared with those of the siblings in the same role.
 

@@ -40,9 +40,8 @@ class LoopRunner:
             atexit.register(self.close)
             if _inside_a_loop():
                 self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="forge-controller")
-        if self._thread is not None:
-            return self._thread.submit(self._runner.run, work).result()
-        return self._runner.run(work)
+        runner = self._runner
+        return self._in_place(lambda: runner.run(work))
 
     def close(self) -> None:
         """Await `on_close` and end the loop. Safe to call twice."""
@@ -50,12 +49,18 @@ class LoopRunner:
         if runner is None:
             return
         atexit.unregister(self.close)
-        with contextlib.closing(runner):
-            if self._thread is not None:
-                self._thread.submit(runner.run, self._closing()).result()
-                self._thread.shutdown()
-            else:
+
+        def finish() -> None:
+            with contextlib.closing(runner):
                 runner.run(self._closing())
+
+        self._in_place(finish)
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    def _in_place(self, call: Callable[[], T]) -> T:
+        """Run `call` where the loop lives."""
+        return call() if self._thread is None else self._thread.submit(call).result()
 
     async def _closing(self) -> None:
         await self._on_close()

@@ -24,7 +24,7 @@ from forge_agents.errors import EmptyBatchError
 from forge_agents.mesh import with_deadline
 from forge_agents.policy import Policy, Seats, declared_policies
 from forge_agents.rollout import Rollout, all_or_first_error
-from forge_agents.types import Episode, EpisodeGroup, total_tokens
+from forge_agents.types import Episode, EpisodeBatch, EpisodeGroup, total_tokens
 from forge_trainers.checkpoints import Checkpoints
 from forge_trainers.config import GRPOConfig
 from forge_trainers.display import Display
@@ -179,15 +179,25 @@ class GRPOTrainer:
         started = time.perf_counter()
         stack = self._running
         timeout_s = self.config.stage_timeout_s
-        names = list(lessons.samples)
-        results = await all_or_first_error(
-            stack.learners[name].train_step(pack(lessons.samples[name]), timeout_s=timeout_s) for name in names
-        )
+        batches = {name: pack(samples) for name, samples in lessons.samples.items()}
         metrics = {f"groups/{fate}": float(count) for fate, count in lessons.counts.items()}
-        for name, result in zip(names, results, strict=True):
+        metrics["staleness/max"] = float(max((self._staleness(name, b) for name, b in batches.items()), default=0))
+        results = await all_or_first_error(
+            stack.learners[name].train_step(batch, timeout_s=timeout_s) for name, batch in batches.items()
+        )
+        for name, result in zip(batches, results, strict=True):
             prefix = "learner" if len(stack.learners) == 1 else f"learner/{name}"
             metrics |= {f"{prefix}/{key}": float(value) for key, value in result.items()}
         return metrics | {"time/learn_s": time.perf_counter() - started}
+
+    def _staleness(self, name: str, batch: EpisodeBatch) -> int:
+        """Versions between the learner and the oldest token it is about to learn from."""
+        tokens = batch["tokens"]
+        oldest = int(tokens["versions"][tokens["loss_mask"]].min())
+        age = self._running.learners[name].version - oldest
+        if age > self.config.max_staleness:
+            raise AssertionError(f"a sample of {name} is {age} versions old; the loop allows {self.config.max_staleness}")
+        return age
 
     async def _sync(self) -> dict[str, float]:
         return await with_deadline(self._running.sync(), self.config.stage_timeout_s, who="weights", what="return")

@@ -1,0 +1,154 @@
+"""The command line: ``forge-agents COMMAND``.
+
+In: words. Out: an exit status. Waits for what the command does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from forge_agents.errors import ForgeError, did_you_mean
+
+if TYPE_CHECKING:
+    from forge_agents.config import Parser
+
+
+def train(words: Sequence[str]) -> int:
+    """Train a team: forge-agents train CONFIG.yaml [--steps 200] [--trainer.learner.lr 1e-5 ...]"""
+    import forge_agents as fa
+    from forge_agents.config import parse
+
+    run = parse(fa.RunConfig, words, prog="forge-agents train", description=str(train.__doc__))
+    with fa.GRPOTrainer(run.seated, run.load_reward(), run.trainer, run.out_dir) as trainer:
+        result = trainer.fit(run.env, steps=run.steps, env_args=run.env_args)
+    print(f"{result.steps} steps are in {result.out_dir}\ncurve  {result.curve}\nmodel  {result.export}")
+    return 0
+
+
+def evaluate(words: Sequence[str]) -> int:
+    """Play held-out seeds: forge-agents eval CONFIG.yaml [--trainer.eval_episodes 128]"""
+    import forge_agents as fa
+    from forge_agents.config import parse
+
+    run = parse(fa.RunConfig, words, prog="forge-agents eval", description=str(evaluate.__doc__))
+    with fa.GRPOTrainer(run.seated, run.load_reward(), run.trainer, run.out_dir) as trainer:
+        result = trainer.evaluate(run.env, episodes=run.trainer.eval_episodes, env_args=run.env_args)
+    print(f"reward {result.reward:.4f} +/- {result.ci:.4f} (95 %), {len(result.episodes)} episodes, {result.failed} failed")
+    for agent, reward in result.by_agent.items():
+        print(f"  {agent}: {reward:.4f}")
+    return 0
+
+
+def demo(words: Sequence[str]) -> int:
+    """Train two agents on the whole stack, beside a control that does not learn: forge-agents demo [--seed 1]"""
+    import forge_agents as fa
+    from forge_agents.config import parse
+
+    return 0 if fa.demo(parse(fa.DemoConfig, words, prog="forge-agents demo", description=str(demo.__doc__))) else 1
+
+
+def list_environments(words: Sequence[str]) -> int:
+    """List environments and suites: forge-agents list [--tag 2p]"""
+    from rich.console import Console
+    from rich.table import Table
+
+    from forge_agents import registry
+
+    parser = _parser("list", list_environments)
+    parser.add_argument("--tag", type=str, help="Only environments with this tag.")
+    chosen = registry.list_envs(parser.parse_args(list(words)).tag)
+    table = Table("id", "tags", "turns", title="environments")
+    for env_id in chosen:
+        spec = registry.spec(env_id)
+        table.add_row(spec.id, ", ".join(spec.tags), str(spec.max_turns or ""))
+    Console().print(table)
+    for suite in registry.list_suites():
+        print(f"suite {suite}")
+    return 0
+
+
+def check(words: Sequence[str]) -> int:
+    """Check environments against the contract: forge-agents check ID [ID ...]"""
+    from forge_agents.testing import check_env
+
+    parser = _parser("check", check)
+    parser.add_argument("ids", nargs="+", help="Environment ids.")
+    failed = 0
+    for env_id in parser.parse_args(list(words)).ids:
+        report = check_env(env_id, raise_on_failure=False)
+        print(report)
+        failed += not report.ok
+    return 1 if failed else 0
+
+
+def download(words: Sequence[str]) -> int:
+    """Fetch a model: forge-agents download ID [--ignore '*.bin']"""
+    from forge_agents import models
+
+    parser = _parser("download", download)
+    parser.add_argument("id", type=str, help="Hugging Face id or built-in name.")
+    parser.add_argument("--ignore", type=str, nargs="*", default=[], help="File patterns to leave out.")
+    chosen = parser.parse_args(list(words))
+    print(models.download(chosen.id, ignore=tuple(chosen.ignore)))
+    return 0
+
+
+def doctor(words: Sequence[str]) -> int:
+    """Try every part for real and say how to mend what fails: forge-agents doctor"""
+    from forge_agents import doctor as examination
+
+    _parser("doctor", doctor).parse_args(list(words))
+    return examination.main()
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "demo": demo,
+    "train": train,
+    "eval": evaluate,
+    "list": list_environments,
+    "check": check,
+    "download": download,
+    "doctor": doctor,
+}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit status: 0 done, 1 failed, 2 not understood, 130 interrupted."""
+    words = list(sys.argv[1:] if words is None else words)
+    if not words or words[0] in ("-h", "--help"):
+        print(_help())
+        return 0
+    if words[0] == "--version":
+        import forge_agents
+
+        print(forge_agents.__version__)
+        return 0
+    command = COMMANDS.get(words[0])
+    if command is None:
+        print(f"forge-agents: no command {words[0]!r}.{did_you_mean(words[0], COMMANDS)}\n{_help()}", file=sys.stderr)
+        return 2
+    try:
+        return command(words[1:])
+    except KeyboardInterrupt as stopped:
+        print(f"\n{stopped or 'stopped'}", file=sys.stderr)
+        return 130
+    except (ForgeError, ValueError) as error:
+        print(f"forge-agents {words[0]}: {error}", file=sys.stderr)
+        return 1
+
+
+def _help() -> str:
+    lines = [f"  {name:<9} {command.__doc__}" for name, command in COMMANDS.items()]
+    return "\n".join(["usage: forge-agents COMMAND ...", "", *lines, "", "forge-agents COMMAND --help says more."])
+
+
+def _parser(name: str, run: Callable[[Sequence[str]], int]) -> Parser:
+    from forge_agents.config import Parser
+
+    return Parser(prog=f"forge-agents {name}", description=run.__doc__)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+import pytest
+import yaml
+
+import forge_agents as fa
+from forge_agents.config import parse
+
+RUN = {
+    "env": "forge/Relay-v0",
+    "policies": {"team": {"model": "m", "sampling": {"temperature": 0.7}}, "rival": {"model": "n", "trainable": False}},
+    "seats": {"asker": "team", "answerer": "rival"},
+    "trainer": {"group_size": 4, "credit": {"scale": "none"}},
+}
+
+
+@pytest.fixture
+def config(tmp_path):
+    def write(**changes):
+        file = tmp_path / "run.yaml"
+        file.write_text(yaml.safe_dump(RUN | changes))
+        return str(file)
+
+    return write
+
+
+def read(*words):
+    return parse(fa.RunConfig, words, prog="forge-agents train", description="d")
+
+
+def refused(capsys, *words):
+    with pytest.raises(SystemExit) as exit_:
+        read(*words)
+    assert exit_.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_flags_override_yaml_and_yaml_overrides_defaults(config):
+    run = read(config(), "--trainer.group_size", "16", "--trainer.learner.lr", "0.5")
+    assert (run.trainer.group_size, run.trainer.learner.lr) == (16, 0.5)
+    assert run.trainer.credit.scale == "none" and run.trainer.groups_per_step == fa.GRPOConfig().groups_per_step
+
+
+def test_policies_are_named_by_their_key_and_seated(config):
+    seats = read(config()).seated
+    assert seats["asker"] == fa.Policy("m", name="team", sampling=fa.Sampling(temperature=0.7))
+    assert seats["answerer"].trainable is False
+
+
+def test_the_only_policy_takes_every_seat(config):
+    run = read(config(policies={"team": {"model": "m"}}, seats=""))
+    assert run.seated == fa.Policy("m", name="team")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "said"),
+    [
+        ({"trainer": {"group_sise": 3}}, (), "'trainer.group_size'"),
+        ({}, ("--trainer.grop_size", "3"), "'trainer.group_size'"),
+        ({}, ("--step", "3"), "'steps'"),
+        ({"seats": {"asker": "tem", "answerer": "rival"}}, (), "Did you mean 'team'"),
+        ({"policies": {}}, (), "policies is empty"),
+        ({"seats": ""}, (), "2 policies; say who sits where"),
+        ({}, ("--trainer.group_size", "1"), "set group_size >= 2"),
+        ({}, ("--trainer.group_size", "many"), "group_size"),
+        ({"policies": {"team": {"modl": "m"}}}, (), "modl"),
+    ],
+)
+def test_mistakes_are_refused_with_what_to_do(capsys, config, changes, words, said):
+    assert said in refused(capsys, config(**changes), *words)
+
+
+def test_a_missing_file_is_named(capsys):
+    assert "nowhere.yaml" in refused(capsys, "nowhere.yaml")
+
+
+def test_a_reward_that_cannot_be_imported_is_named(config):
+    with pytest.raises(ValueError, match=r"'math:nothing' cannot be imported.*package\.module:object"):
+        read(config(reward="math:nothing")).load_reward()

@@ -1,0 +1,63 @@
+import pytest
+
+import forge_agents as fa
+from forge_agents.policy import declared_policies, seat_policies
+
+HERO = fa.Policy("m", name="hero")
+RIVAL = fa.Policy("m", name="rival", trainable=False)
+
+
+def test_one_policy_sits_in_every_seat():
+    assert seat_policies(HERO, ["a", "b"], seed=0) == {"a": HERO, "b": HERO}
+
+
+def test_a_function_chooses_by_seat_and_seed():
+    seats = seat_policies(lambda agent, seed: HERO if (agent == "a") == (seed % 2 == 0) else RIVAL, ["a", "b"], seed=3)
+    assert seats == {"a": RIVAL, "b": HERO}
+
+
+def test_seat_without_policy_is_named():
+    with pytest.raises(ValueError, match="seat 'b' has no policy; policies were given for a"):
+        seat_policies({"a": HERO}, ["a", "b"], seed=0)
+
+
+def test_unknown_seat_suggests_the_nearest():
+    with pytest.raises(ValueError, match="no seat 'answer'.*Did you mean 'answerer'"):
+        seat_policies({"asker": HERO, "answer": HERO}, ["asker", "answerer"], seed=0)
+
+
+def test_seat_with_something_else_is_refused():
+    with pytest.raises(TypeError, match="seat 'a' holds str"):
+        seat_policies({"a": "hero"}, ["a"], seed=0)  # type: ignore[dict-item]
+
+
+def test_two_policies_under_one_name_are_refused():
+    with pytest.raises(ValueError, match="two different policies are called 'hero'"):
+        declared_policies({"a": HERO, "b": fa.Policy("other", name="hero")}, ["a", "b"])
+
+
+def test_a_function_declares_all_its_policies():
+    declared = declared_policies(lambda agent, seed: (HERO, RIVAL)[seed % 2], ["a"])
+    assert set(declared) == {"hero", "rival"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [({"temperature": -1}, "temperature=-1"), ({"temperature": float("nan")}, "nan"), ({"top_p": 0}, "top_p=0"),
+     ({"max_tokens": 0}, "max_tokens=0")],
+)
+def test_impossible_sampling_is_refused(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        fa.Sampling(**wrong)
+
+
+def test_a_name_must_be_usable_as_a_file_name():
+    with pytest.raises(ValueError, match="'a/b'"):
+        fa.Policy("m", name="a/b")
+
+
+def test_scripted_takes_one_or_two_arguments_and_must_return_text():
+    assert fa.Scripted(lambda observation: observation.upper())("x", "a") == "X"
+    assert fa.Scripted(lambda observation, agent: agent + observation)("x", "a") == "ax"
+    with pytest.raises(TypeError, match="returned int for 'a'"):
+        fa.Scripted(lambda observation: 3)("x", "a")

@@ -1,0 +1,224 @@
+import asyncio
+
+import pytest
+
+import forge_agents as fa
+from forge_agents.errors import ActorDiedError
+from forge_agents.players import Served
+from forge_agents.rollout import Rollout, play
+from forge_agents.types import Completion, VersionSpan
+
+
+class Count(fa.TurnEnv):
+    """Two seats; each says a number; reward is the number said, paid when the other has moved."""
+
+    possible_agents = ["a", "b"]
+
+    def setup(self, rng):
+        self.said = []
+
+    def instructions(self, agent):
+        return f"You are {agent}."
+
+    def observe_text(self, agent):
+        return f"said {self.said}"
+
+    def act(self, agent, action):
+        self.said.append(int(action))
+        return fa.Outcome(rewards={agent: float(action)}, done=len(self.said) == 4)
+
+
+class Echo:
+    """An engine that answers with the prompt's length as one token."""
+
+    def __init__(self, max_model_len=1000):
+        self.max_model_len, self.prompts = max_model_len, []
+
+    async def generate(self, prompt_ids, sampling):
+        self.prompts.append(prompt_ids)
+        await asyncio.sleep(0)
+        return Completion(
+            token_ids=(7,), logprobs=(-0.5,), finish_reason="stop", versions=(VersionSpan(version=3, start=0, end=1),)
+        )
+
+
+class Digits:
+    """A renderer whose tokens are easy to follow."""
+
+    def start(self, instructions, observation):
+        return (1, 2)
+
+    def extend(self, prompt_ids, response_ids, observation):
+        return (*prompt_ids, *response_ids, 9)
+
+    def text(self, response_ids):
+        return str(response_ids[0])
+
+
+def run(env, policies, **kwargs):
+    return asyncio.run(play(env, policies, seed=5, env_id="t", **kwargs))
+
+
+def test_turns_carry_their_own_rewards_in_global_order():
+    two, three = fa.Scripted(lambda o: "2", name="two"), fa.Scripted(lambda o: "3", name="three")
+    episode = run(Count(), {"a": two, "b": three})
+    assert [(t.agent, t.index, t.reward, t.policy) for t in episode.turns] == [
+        ("a", 0, 2, "two"), ("b", 1, 3, "three"), ("a", 2, 2, "two"), ("b", 3, 3, "three"),
+    ]
+    assert episode.rewards == {"a": 4, "b": 6}
+    assert episode.end_reason == "terminated" and episode.error is None
+    assert [t.terminated for t in episode.trajectories["a"].turns] == [False, True]
+    assert episode.trajectories["a"].instructions == "You are a."
+
+
+def test_a_models_tokens_flow_unchanged():
+    engine = Echo()
+    model = fa.Policy("m", name="m")
+    episode = run(Count(), {"a": model, "b": model}, served={"m": Served(engine, Digits())})
+    first, second = episode.trajectories["a"].turns
+    assert (first.prompt_ids, first.response_ids, first.logprobs) == ((1, 2), (7,), (-0.5,))
+    assert second.prompt_ids == (1, 2, 7, 9)
+    assert first.versions[0].version == 3 and first.action == "7"
+
+
+@pytest.mark.parametrize("where", ["reset", "step", "observe"])
+def test_an_environment_that_raises_is_data(where):
+    class Broken(Count):
+        def setup(self, rng):
+            super().setup(rng)
+            if where == "reset":
+                raise RuntimeError("boom")
+
+        def act(self, agent, action):
+            if where == "step" and len(self.said) == 1:
+                raise RuntimeError("boom")
+            return super().act(agent, action)
+
+        def observe_text(self, agent):
+            if where == "observe" and len(self.said) == 1:
+                raise RuntimeError("boom")
+            return super().observe_text(agent)
+
+    episode = run(Broken(), fa_seats("1"))
+    assert (episode.error.kind, episode.error.message, episode.end_reason) == ("RuntimeError", "boom", "error")
+    assert "boom" in episode.error.trace
+    assert len(episode.turns) == (0 if where == "reset" else 2 if where == "step" else 1) or where == "observe"
+
+
+def fa_seats(action):
+    return {"a": fa.Scripted(lambda o: action), "b": fa.Scripted(lambda o: action)}
+
+
+def test_nan_reward_is_an_error_of_the_episode():
+    class Nan(Count):
+        def act(self, agent, action):
+            super().act(agent, action)
+            return fa.Outcome(rewards={agent: float("nan")})
+
+    episode = run(Nan(), fa_seats("1"))
+    assert episode.error is not None and "nan" in episode.error.message
+
+
+def test_a_scripted_player_that_raises_is_data():
+    episode = run(Count(), {"a": fa.Scripted(lambda o: "1"), "b": fa.Scripted(lambda o: 1 / 0)})
+    assert (episode.error.where, episode.error.kind) == ("policy", "ZeroDivisionError")
+    assert [t.agent for t in episode.turns] == ["a"]
+
+
+def test_a_dead_engine_is_no_data():
+    class Dead(Echo):
+        async def generate(self, prompt_ids, sampling):
+            raise ActorDiedError("engine m died")
+
+    model = fa.Policy("m", name="m")
+    with pytest.raises(ActorDiedError, match="engine m died"):
+        run(Count(), {"a": model, "b": model}, served={"m": Served(Dead(), Digits())})
+
+
+def test_turn_limit_truncates():
+    episode = run(Count(), fa_seats("1"), max_turns=3)
+    assert episode.end_reason == "turn_limit" and len(episode.turns) == 3
+    assert episode.trajectories["b"].turns[-1].truncated
+
+
+def test_a_full_context_ends_the_episode():
+    model = fa.Policy("m", name="m")
+    episode = run(Count(), {"a": model, "b": model}, served={"m": Served(Echo(max_model_len=4), Digits())})
+    assert episode.end_reason == "context" and len(episode.turns) == 2
+
+
+def test_response_is_limited_to_the_room_left():
+    class Asked(Echo):
+        async def generate(self, prompt_ids, sampling):
+            self.max_tokens = sampling.max_tokens
+            return await super().generate(prompt_ids, sampling)
+
+    engine = Asked(max_model_len=5)
+    model = fa.Policy("m", name="m", sampling=fa.Sampling(max_tokens=64))
+    run(Count(), {"a": model, "b": fa.Scripted(lambda o: "1")}, served={"m": Served(engine, Digits())}, max_turns=1)
+    assert engine.max_tokens == 3
+
+
+def test_random_players_repeat_themselves_for_a_seed():
+    class Echoes(Count):
+        def act(self, agent, action):
+            self.said.append(action)
+            return fa.Outcome(done=len(self.said) == 4)
+
+    first, again = (run(Echoes(), {"a": fa.Random(), "b": fa.Random()}) for _ in range(2))
+    assert [t.action for t in first.turns] == [t.action for t in again.turns]
+    assert len({t.action for t in first.turns}) > 1
+
+
+def test_siblings_share_the_seed_and_retry_in_a_fresh_environment():
+    made = []
+
+    class Flaky(Count):
+        def setup(self, rng):
+            super().setup(rng)
+            self.number = int(rng.integers(1000))
+            if len(made) == 1:
+                raise RuntimeError("first one breaks")
+
+        def observe_text(self, agent):
+            return str(self.number)
+
+    def make():
+        made.append(Flaky())
+        return made[-1]
+
+    rollout = Rollout(make_env=make, env_id="t", seats=fa.Scripted(lambda o: "1"))
+    group = asyncio.run(rollout.group(seed=11, size=3))
+    assert len(made) == 4 and not group.failed
+    assert len({e.turns[0].observation for e in group.episodes}) == 1
+
+
+def test_an_episode_that_keeps_failing_is_reported():
+    class Broken(Count):
+        def setup(self, rng):
+            raise RuntimeError("always")
+
+    group = asyncio.run(Rollout(make_env=Broken, env_id="t", seats=fa.Random()).group(seed=1, size=2))
+    assert len(group.failed) == 2
+
+
+def test_many_live_episodes_keep_to_the_limit():
+    live, most = 0, 0
+
+    class Watched(Echo):
+        async def generate(self, prompt_ids, sampling):
+            nonlocal live, most
+            live += 1
+            most = max(most, live)
+            await asyncio.sleep(0.001)
+            live -= 1
+            return await super().generate(prompt_ids, sampling)
+
+    served = {"m": Served(Watched(), Digits())}
+    rollout = Rollout(make_env=Count, env_id="t", seats=fa.Policy("m", name="m"), served=served)
+
+    async def main():
+        return await rollout.group(seed=1, size=50, limit=asyncio.Semaphore(7))
+
+    assert len(asyncio.run(main()).episodes) == 50
+    assert most == 7

@@ -1,0 +1,44 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge_trainers.credit import Credit
+
+rewards = st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=16)
+
+
+def test_grpo_advantages_are_standard_scores():
+    got = Credit().advantages(np.array([0.0, 1.0, 1.0, 0.0]))
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got, [-0.8660254, 0.8660254, 0.8660254, -0.8660254], rtol=1e-6)
+
+
+def test_leave_one_out_compares_with_the_others():
+    got = Credit(baseline="leave_one_out", scale="none").advantages(np.array([3.0, 1.0, 2.0]))
+    np.testing.assert_allclose(got, [3 - 1.5, 1 - 2.5, 2 - 2.0], rtol=1e-6)
+
+
+def test_without_a_baseline_rewards_are_advantages():
+    np.testing.assert_array_equal(Credit(baseline="none").advantages(np.array([1.0, 1.0])), [1, 1])
+
+
+@pytest.mark.parametrize("equal", [[0.5, 0.5, 0.5], [1.0]])
+def test_siblings_that_do_not_differ_teach_nothing(equal):
+    assert Credit().advantages(np.array(equal)) is None
+
+
+@pytest.mark.parametrize("bad", [[0.0, float("nan")], [[1.0], [2.0]]])
+def test_bad_rewards_are_refused(bad):
+    with pytest.raises(ValueError, match="finite and"):
+        Credit().advantages(np.array(bad))
+
+
+@given(rewards, st.floats(0.1, 10), st.floats(-5, 5))
+def test_standard_scores_ignore_scale_and_offset(values, scale, offset):
+    values = np.array(values)
+    if np.ptp(values) < 1e-2:
+        return
+    a, b = Credit().advantages(values), Credit().advantages(values * scale + offset)
+    np.testing.assert_allclose(a, b, atol=1e-4)
+    assert abs(a.sum()) < 1e-4

@@ -1,0 +1,97 @@
+import asyncio
+
+import numpy as np
+import pytest
+
+from forge_agents.errors import StallError
+from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory, Turn, VersionSpan
+from forge_trainers.credit import Credit
+from forge_trainers.judging import env_reward, judge, lessons_from, mean_and_ci, summarise
+
+
+def turn(agent, index, reward, policy="hero"):
+    return Turn(
+        agent=agent, index=index, observation="o", action="x", reward=reward, policy=policy, prompt_ids=(1, 2),
+        response_ids=(3,), logprobs=(-1.0,), versions=(VersionSpan(version=0, start=0, end=1),), finish_reason="stop",
+    )
+
+
+def episode(a, b, *, seed=0, error=None, b_policy="rival"):
+    return Episode(
+        env_id="t", seed=seed, error=error,
+        trajectories={
+            "a": Trajectory(agent="a", policy="hero", turns=(turn("a", 0, a),)),
+            "b": Trajectory(agent="b", policy=b_policy, turns=(turn("b", 1, b, b_policy),)),
+        },
+    )
+
+
+def group(*rewards, seed=0, **kwargs):
+    return EpisodeGroup(env_id="t", seed=seed, episodes=tuple(episode(a, b, seed=seed, **kwargs) for a, b in rewards))
+
+
+def judged(groups, reward=env_reward, timeout_s=5.0):
+    return asyncio.run(judge(groups, reward, timeout_s=timeout_s))
+
+
+def test_rewards_are_split_by_group_and_role():
+    items = judged([group((1, 2), (3, 4)), group((5, 6), (7, 8), seed=1)])
+    assert [{k: v.tolist() for k, v in item.rewards.items()} for item in items] == [
+        {"a": [1, 3], "b": [2, 4]}, {"a": [5, 7], "b": [6, 8]},
+    ]
+
+
+def test_only_trainable_policies_learn_and_roles_have_their_own_baseline():
+    lessons = lessons_from(judged([group((0, 10), (1, 30), b_policy="hero")]), Credit(scale="none"), {"hero"})
+    assert [s.advantages[-1] for s in lessons.samples["hero"]] == [-0.5, 0.5, -10, 10]
+    frozen = lessons_from(judged([group((0, 10), (1, 30))]), Credit(), {"hero"})
+    assert len(frozen.samples["hero"]) == 2
+
+
+def test_groups_that_teach_nothing_are_counted_by_reason():
+    broken = EpisodeError(where="step", kind="X", message="m")
+    groups = [group((0, 0), (1, 0)), group((1, 0), (1, 5)), group((0, 0), (1, 0), error=broken)]
+    lessons = lessons_from(judged(groups), Credit(), {"hero"})
+    assert lessons.counts == {"used": 1, "flat": 1, "failed": 1, "abstained": 0}
+
+
+def test_one_abstention_drops_the_whole_group():
+    def unsure(trajectories):
+        return np.array([np.nan] + [float(i) for i in range(1, len(trajectories))])
+
+    lessons = lessons_from(judged([group((0, 0), (1, 1))], unsure), Credit(), {"hero"})
+    assert lessons.counts["abstained"] == 1 and not lessons.samples
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [(lambda ts: np.zeros(1), r"shape \(1,\) for 4 trajectories"), (lambda ts: np.full(len(ts), np.inf), "infinite")],
+)
+def test_a_reward_of_the_wrong_form_is_refused(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        judged([group((0, 0), (1, 1))], wrong)
+
+
+def test_a_reward_that_hangs_is_named():
+    import time
+
+    def sleepy(trajectories):
+        time.sleep(0.5)
+
+    with pytest.raises(StallError, match="reward sleepy"):
+        judged([group((0, 0), (1, 1))], sleepy, timeout_s=0.05)
+
+
+def test_summary_leaves_failed_episodes_out():
+    broken = EpisodeError(where="step", kind="X", message="m")
+    items = judged([group((0, 2), (1, 3)), group((100, 100), (100, 100), error=broken)])
+    summary = summarise(items)
+    assert summary["reward/mean"] == 1.5 and summary["reward/a"] == 0.5 and summary["reward/b"] == 2.5
+
+
+def test_confidence_interval_is_students():
+    mean, half = mean_and_ci([1.0, 2.0, 3.0, 4.0])
+    assert mean == 2.5
+    assert half == pytest.approx(3.182446 * 1.2909944 / 2, rel=1e-6)
+    assert mean_and_ci([1.0]) == (1.0, float("inf"))
+    assert np.isnan(mean_and_ci([])[0])

@@ -1,0 +1,115 @@
+import asyncio
+import os
+import signal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge_trainers.loop import Ahead, Interrupt, LoopRunner
+
+
+@settings(max_examples=40, deadline=None)
+@given(staleness=st.integers(0, 3), steps=st.integers(1, 8), delays=st.lists(st.integers(0, 3), min_size=8, max_size=8))
+def test_no_step_is_collected_with_weights_older_than_the_bound(staleness, steps, delays):
+    version = 0
+
+    async def collect(step):
+        started_with = version
+        for _ in range(delays[step]):
+            await asyncio.sleep(0)
+        return step, started_with
+
+    async def main():
+        nonlocal version
+        ahead, seen = Ahead(collect, staleness, steps), []
+        for step in range(steps):
+            got, started_with = await ahead.take(step)
+            seen.append((got, step, version - started_with))
+            await asyncio.sleep(0)
+            version += 1
+        return seen
+
+    version = 0
+    for got, step, age in asyncio.run(main()):
+        assert got == step
+        assert 0 <= age <= staleness
+
+
+def test_without_staleness_nothing_is_collected_ahead():
+    started = []
+
+    async def collect(step):
+        started.append(step)
+
+    async def main():
+        ahead = Ahead(collect, 0, 5)
+        await ahead.take(0)
+        await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+    assert started == [0]
+
+
+def test_what_was_collected_ahead_is_cancelled():
+    cancelled = []
+
+    async def collect(step):
+        try:
+            await asyncio.sleep(0 if step == 0 else 60)
+        except asyncio.CancelledError:
+            cancelled.append(step)
+            raise
+
+    async def main():
+        ahead = Ahead(collect, 2, 5)
+        await ahead.take(0)
+        await asyncio.sleep(0)
+        await ahead.cancel()
+
+    asyncio.run(main())
+    assert cancelled == [1, 2]
+
+
+def test_the_first_signal_asks_and_the_second_interrupts():
+    said = []
+    with Interrupt(said.append) as interrupt:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupt.asked and "SIGINT" in said[0]
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_runner_keeps_its_loop_between_calls_and_closes_once():
+    closed = []
+
+    async def on_close():
+        closed.append(asyncio.get_running_loop())
+
+    async def loop():
+        return asyncio.get_running_loop()
+
+    runner = LoopRunner(on_close)
+    first, second = runner.run(loop()), runner.run(loop())
+    runner.close()
+    runner.close()
+    assert first is second and closed == [first]
+
+
+def test_inside_a_running_loop_the_work_moves_to_a_thread():
+    async def on_close():
+        pass
+
+    async def work():
+        await asyncio.sleep(0)
+        return 3
+
+    async def notebook():
+        runner = LoopRunner(on_close)
+        try:
+            return runner.run(work())
+        finally:
+            runner.close()
+
+    assert asyncio.run(notebook()) == 3

@@ -1,0 +1,73 @@
+import json
+
+import pytest
+
+from forge_agents.errors import RunFolderError
+from forge_agents.types import Episode, Trajectory
+from forge_trainers.run_folder import RunFolder
+
+
+def test_metrics_are_kept_by_step_and_nan_is_null(tmp_path):
+    run = RunFolder(tmp_path / "r", {"a": 1})
+    run.log(0, {"reward/mean": 0.5, "kl": float("nan")})
+    run.close()
+    assert json.loads((tmp_path / "r/metrics.jsonl").read_text()) == {"step": 0, "reward/mean": 0.5, "kl": None}
+    assert list((tmp_path / "r/tensorboard").iterdir())
+
+
+def test_a_second_process_is_refused(tmp_path):
+    run = RunFolder(tmp_path, {})
+    with pytest.raises(RunFolderError, match="another process is training"):
+        RunFolder(tmp_path, {})
+    run.close()
+    RunFolder(tmp_path, {}).close()
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match="choose another out_dir"):
+        RunFolder(tmp_path / "file" / "run", {})
+
+
+def test_rewind_forgets_later_steps_and_a_half_written_line(tmp_path):
+    run = RunFolder(tmp_path, {})
+    for step in range(4):
+        run.log(step, {"x": float(step)})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "x"')
+    run.rewind(2)
+    assert [row["step"] for row in run.metrics()] == [0, 1]
+    run.close()
+
+
+def test_damage_in_the_middle_is_an_error(tmp_path):
+    run = RunFolder(tmp_path, {})
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\ngarbage\n{"step": 1}\n')
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl:2"):
+        run.metrics()
+    run.close()
+
+
+def test_changed_settings_keep_the_old_ones(tmp_path):
+    RunFolder(tmp_path, {"lr": 1}).close()
+    RunFolder(tmp_path, {"lr": 2}).close()
+    assert "lr: 2" in (tmp_path / "config.yaml").read_text()
+    assert "lr: 1" in (tmp_path / "config.previous.yaml").read_text()
+
+
+def test_curve_is_a_picture(tmp_path):
+    run = RunFolder(tmp_path, {})
+    assert run.plot() is None
+    for step in range(3):
+        run.log(step, {"reward/mean": 0.1 * step, "reward/ci": 0.05})
+    assert run.plot().read_bytes().startswith(b"\x89PNG")
+    run.close()
+
+
+def test_episodes_are_written_whole(tmp_path):
+    run = RunFolder(tmp_path, {})
+    episode = Episode(env_id="e", seed=1, trajectories={"a": Trajectory(agent="a", policy="p", turns=())})
+    run.keep_episodes(3, [episode], [{"a": 0.5}])
+    row = json.loads((tmp_path / "episodes.jsonl").read_text())
+    assert (row["step"], row["rewards"], row["seed"], row["trajectories"]["a"]["policy"]) == (3, {"a": 0.5}, 1, "p")
+    run.close()
