@@ -91,14 +91,10 @@ def join_ranks(config: LearnerConfig) -> Ranks:
     dims = titan.ParallelDims.from_config(parallelism, world_size)
     titan.dist_utils.set_spmd_backend(parallelism.spmd_backend)
     dims.build_mesh()
-    titan.dist_utils.set_determinism(
-        dims, device, titan.DebugConfig(seed=config.seed), distinct_seed_mesh_dims=["pp"]
-    )
+    titan.dist_utils.set_determinism(dims, device, titan.DebugConfig(seed=config.seed), distinct_seed_mesh_dims=["pp"])
     batch_mesh = dims.get_optional_mesh("batch")
     dp_rank, dp_size = (batch_mesh.get_local_rank(), batch_mesh.size()) if batch_mesh is not None else (0, 1)
-    return Ranks(
-        device=device, dims=dims, parallelism=parallelism, dp_rank=dp_rank, dp_size=dp_size, tp_size=config.tp
-    )
+    return Ranks(device=device, dims=dims, parallelism=parallelism, dp_rank=dp_rank, dp_size=dp_size, tp_size=config.tp)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +147,8 @@ def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) 
     for module in fsdp_modules(model):
         # TorchTitan's gradient_divide_factor=1.0 makes FSDP ask for PREMUL_SUM, which gloo lacks; SUM is the same sum
         module.set_force_sum_reduction_for_comms(True)
+        if ranks.dp_size == 1:  # the same factor, without a division that copies every gradient
+            module.set_gradient_divide_factor(None)  # type: ignore[arg-type]
     model.to_empty(device=ranks.device)
     with torch.no_grad(), ranks.context():
         model.init_states(buffer_device=None)
@@ -202,12 +200,16 @@ def check_weights(folder: Path) -> set[str]:
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise ModelNotFoundError(f"{folder} holds no .safetensors file; download the model again (forge-agents download)")
+        raise ModelNotFoundError(
+            f"{folder} holds no .safetensors file; download the model again (forge-agents download)"
+        )
     names: set[str] = set()
     for file in files:
         try:
             with safe_open(file, framework="pt") as handle:
                 names.update(handle.keys())
         except (SafetensorError, OSError) as error:
-            raise ModelNotFoundError(f"{file} cannot be read ({error}); it is half written, download it again") from error
+            raise ModelNotFoundError(
+                f"{file} cannot be read ({error}); it is half written, download it again"
+            ) from error
     return names

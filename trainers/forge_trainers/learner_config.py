@@ -6,41 +6,16 @@ In: the user's choices. Out: frozen, checked dataclasses. Waits for nothing.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Literal
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossConfig:
-    """The GRPO loss."""
-
-    clip_low: float = 0.2
-    """Lower clip range of the probability ratio (arXiv 2402.03300), in [0, 1]."""
-    clip_high: float = 0.28
-    """Upper clip range (DAPO's clip-higher, arXiv 2503.14476), >= 0."""
-    kl_coef: float = 0.0
-    """Weight of the k3 divergence from the frozen start model; above 0 a second copy of the model is held."""
-    temperature: float = 1.0
-    """The sampler's temperature; learner logprobs are taken at the same one. Above 0."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.clip_low <= 1:
-            raise ValueError(f"clip_low={self.clip_low} is outside [0, 1]; 0.2 is usual")
-        if not self.clip_high >= 0:
-            raise ValueError(f"clip_high={self.clip_high} is negative; 0.28 is usual")
-        if not (self.kl_coef >= 0 and math.isfinite(self.kl_coef)):
-            raise ValueError(f"kl_coef={self.kl_coef} must be finite and >= 0; 0 switches the reference off")
-        if not (self.temperature > 0 and math.isfinite(self.temperature)):
-            raise ValueError(f"temperature={self.temperature} must be above 0; greedy samples cannot be learned from")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerConfig:
     """One learner."""
 
-    model: str
-    """Folder of a Hugging Face model: config.json and safetensors."""
+    model: str = ""
+    """Folder of a Hugging Face model: config.json and safetensors. The trainer fills it in."""
     lr: float = 1e-6
     """AdamW's learning rate after warm-up; 0 computes everything and changes nothing."""
     warmup_steps: int = 0
@@ -53,10 +28,16 @@ class LearnerConfig:
     """Gradients are scaled down to this L2 norm over all parameters."""
     compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Type of activations and matrix products. Weights, gradients' sum and optimiser state are float32."""
-    max_tokens_per_microbatch: int = 4096
+    max_tokens_per_microbatch: int = 2048
     """Most positions in one forward pass of one rank, and so the longest sample."""
-    loss: LossConfig = field(default_factory=LossConfig)
-    """The GRPO loss."""
+    clip_low: float = 0.2
+    """Lower clip range of the probability ratio (arXiv 2402.03300), in [0, 1]."""
+    clip_high: float = 0.28
+    """Upper clip range (DAPO's clip-higher, arXiv 2503.14476), >= 0."""
+    kl_coef: float = 0.0
+    """Weight of the k3 divergence from the frozen start model; above 0 a second copy of the model is held."""
+    temperature: float = 1.0
+    """The sampler's temperature; learner logprobs are taken at the same one. Above 0. The trainer fills it in."""
     share_prefixes: bool | None = None
     """Compute the common prompt of siblings once. None: yes on CPU, no on GPU. On GPU it is refused: attention there is
     TorchTitan's variable-length kernel, which takes no shared keys, and what a sharing one gains is not measured."""
@@ -74,26 +55,26 @@ class LearnerConfig:
     """Tensor-parallel ranks; must divide the model's query and key heads."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """What the backward pass recomputes instead of remembering."""
-    keep_checkpoints: int = 2
-    """Latest checkpoints that `save` leaves in its folder."""
     dump_folder: str = ""
     """Where TorchTitan writes debugging output; empty: a temporary folder."""
     collective_timeout_s: float = 300.0
     """Seconds after which ranks give up on each other."""
 
     def __post_init__(self) -> None:
-        if not Path(self.model).name:
-            raise ValueError("model is empty; give the folder of a Hugging Face model")
-        for name in ("lr", "weight_decay"):
+        for name in ("lr", "weight_decay", "clip_high", "kl_coef"):
             value = getattr(self, name)
             if not (value >= 0 and math.isfinite(value)):
                 raise ValueError(f"{name}={value} must be finite and >= 0")
+        if not 0 <= self.clip_low <= 1:
+            raise ValueError(f"clip_low={self.clip_low} is outside [0, 1]; 0.2 is usual")
+        if not (self.temperature > 0 and math.isfinite(self.temperature)):
+            raise ValueError(f"temperature={self.temperature} must be above 0; greedy samples cannot be learned from")
         if not self.max_grad_norm > 0:
             raise ValueError(f"max_grad_norm={self.max_grad_norm} must be above 0; inf switches clipping off")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas={self.betas} must lie in [0, 1)")
         minima = {"warmup_steps": 0, "max_tokens_per_microbatch": 2, "loss_chunk_tokens": 1, "tp": 1, "dp_replicate": 1}
-        for name, least in (minima | {"keep_checkpoints": 1}).items():
+        for name, least in minima.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
         if self.dp_shard != -1 and self.dp_shard < 1:

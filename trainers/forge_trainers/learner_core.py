@@ -21,7 +21,7 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate
 
 from forge_agents.types import EpisodeBatch
-from forge_trainers import _parallel, checkpoints
+from forge_trainers import _parallel, learner_files
 from forge_trainers import _titan as titan
 from forge_trainers.attention import plan_attention
 from forge_trainers.learner_config import LearnerConfig
@@ -55,6 +55,8 @@ class LearnerCore:
             ModelNotFoundError: Model files are missing or half written.
             ValueError: The model is not supported, or the parallel degrees do not fit it or the number of ranks.
         """
+        if not config.model:
+            raise ValueError("model is empty; give the folder of a Hugging Face model")
         if config.share_prefixes and titan.DEVICE_TYPE != "cpu":
             raise ValueError("share_prefixes=True runs on CPU only; leave it None")
         self.config = config
@@ -64,9 +66,9 @@ class LearnerCore:
         self.model: Any = built.model
         self._built = built
         self._reference = (
-            _parallel.build_model(config, self._ranks, trainable=False).model if config.loss.kl_coef > 0 else None
+            _parallel.build_model(config, self._ranks, trainable=False).model if config.kl_coef > 0 else None
         )
-        self._loss = titan.ChunkedLossWrapper.Config(num_chunks=1, loss_fn=GRPOLoss.Config(loss=config.loss)).build()
+        self._loss = titan.ChunkedLossWrapper.Config(num_chunks=1, loss_fn=_loss_config(config)).build()
         self._loss.set_lm_head(self.model.lm_head)
         optimizer = titan.default_adamw(lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
         optimizer.implementation = "fused"
@@ -149,16 +151,21 @@ class LearnerCore:
             converted: dict[str, Any] = self._built.adapter.to_hf(state)
             return {name: value.contiguous() for name, value in converted.items()}
 
-    def save(self, folder: str | Path) -> Path:
-        """Write weights, optimiser, schedule and version to ``folder/step-VERSION``, all or nothing.
+    def save(self, folder: str | Path, *, keep: int | None = None) -> None:
+        """Write weights, optimiser, schedule and version to `folder`, all or nothing.
 
-        Returns:
-            The new folder. Older ones are removed until `keep_checkpoints` are left.
+        Args:
+            folder: Replaced if it exists.
+            keep: With a name like ``step-12``, leave this many siblings of highest number, this one included.
+                None: all.
+
+        Raises:
+            RunFolderError: The folder cannot be written.
         """
-        return checkpoints.save(self._state(), Path(folder), self.version, keep=self.config.keep_checkpoints)
+        learner_files.save(self._state(), Path(folder), keep=keep)
 
     def load(self, folder: str | Path) -> int:
-        """Continue from a checkpoint: from the given one, or the latest in a folder that `save` was given.
+        """Continue from a checkpoint that `save` wrote, bit for bit.
 
         Any number of ranks and any parallel degrees may load what others saved.
 
@@ -169,7 +176,7 @@ class LearnerCore:
             RunFolderError: There is no complete checkpoint, or it belongs to another model.
         """
         _parallel.free_unsharded(self.model)
-        state = checkpoints.load(self._state(), Path(folder))
+        state = learner_files.load(self._state(), Path(folder))
         self.model.load_state_dict(state["model"])
         self._optimizers.load_state_dict(state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])
@@ -186,7 +193,7 @@ class LearnerCore:
             folder: Appears when complete; an existing one is replaced.
             dtype: Of the stored weights.
         """
-        return checkpoints.export(self.hf_state_dict(dtype=dtype), Path(self.config.model), Path(folder), dtype=dtype)
+        return learner_files.export(self.hf_state_dict(dtype=dtype), Path(self.config.model), Path(folder), dtype=dtype)
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -248,9 +255,7 @@ class LearnerCore:
         with self._ranks.context():
             hidden_1SD = _select(self._hidden(self.model, row), source_S.to(device))
             labels_1S = tokens["ids"][token_S][None].to(device)
-            loss, metrics = self._loss(
-                hidden_1SD, labels_1S, num_loss_tokens, valid=valid_S[None].to(device), **inputs
-            )
+            loss, metrics = self._loss(hidden_1SD, labels_1S, num_loss_tokens, valid=valid_S[None].to(device), **inputs)
             loss.backward()
         found: dict[str, torch.Tensor] = metrics
         return found
@@ -267,7 +272,7 @@ class LearnerCore:
                 hidden_1SD = _select(self._hidden(model, row), source_S.to(self._ranks.device))
                 size = token_S.numel() // microbatch.num_chunks
                 found = [
-                    logprobs_of(model.lm_head(hidden), labels[None], temperature=self.config.loss.temperature)[0]
+                    logprobs_of(model.lm_head(hidden), labels[None], temperature=self.config.temperature)[0]
                     for hidden, labels in zip(_pieces(hidden_1SD, size), labels_S.split(size), strict=True)
                 ]
             out_T[row.token_S.to(out_T.device)] = torch.cat(found)[: row.token_S.numel()]
@@ -300,6 +305,15 @@ class LearnerCore:
         self._optimizers.zero_grad()
         self.version += 1
         return {"grad_norm": grad_norm, "lr": lr, "version": float(self.version)}
+
+
+def _loss_config(config: LearnerConfig) -> Any:
+    return GRPOLoss.Config(
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        kl_coef=config.kl_coef,
+        temperature=config.temperature,
+    )
 
 
 _METRICS = {

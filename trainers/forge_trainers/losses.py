@@ -8,13 +8,12 @@ Axes: S loss tokens, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
 from forge_trainers import _titan as titan
-from forge_trainers.learner_config import LossConfig
 
 _MAX_LOG_RATIO = 20.0
 """exp(20) = 5e8: a ratio beyond it is clipped or a sign of wrong weights, and must not become infinite."""
@@ -106,7 +105,7 @@ class _TokenLogprobs(torch.autograd.Function):
         logprobs, entropies, normalizers = [], [], []
         rows = _rows_at_once(logits_SV)
         for logits, labels in zip(logits_SV.split(rows), labels_S.split(rows), strict=True):
-            x = logits.float() / temperature
+            x = _scaled(logits, temperature)
             picked = x.gather(1, labels[:, None]).squeeze(1)
             top = x.amax(1, keepdim=True)
             weights = torch.exp(x - top)
@@ -130,9 +129,15 @@ class _TokenLogprobs(torch.autograd.Function):
         for start in range(0, logits_SV.shape[0], rows):
             part = slice(start, start + rows)
             grad = grad_S[part, None] / ctx.temperature
-            x = (logits_SV[part].float() / ctx.temperature).sub_(normalizer_S[part, None]).exp_().mul_(-grad)
+            x = _scaled(logits_SV[part], ctx.temperature).sub_(normalizer_S[part, None]).exp_().mul_(-grad)
             out_SV[part] = x.scatter_add_(1, labels_S[part, None], grad)
         return out_SV, None, None
+
+
+def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """A float32 copy, divided by the temperature."""
+    copy = logits.to(torch.float32, copy=True)
+    return copy if temperature == 1.0 else copy.div_(temperature)
 
 
 def _rows_at_once(logits_SV: torch.Tensor) -> int:
@@ -144,13 +149,16 @@ class GRPOLoss(titan.BaseLoss):  # type: ignore[misc]  # torchtitan is untyped
 
     @dataclass(kw_only=True, slots=True)
     class Config(titan.BaseLoss.Config):  # type: ignore[misc]  # torchtitan is untyped
-        """What TorchTitan builds the loss from."""
+        """What TorchTitan builds the loss from; meanings as in `LearnerConfig`."""
 
-        loss: LossConfig = field(default_factory=LossConfig)
+        clip_low: float
+        clip_high: float
+        kl_coef: float = 0.0
+        temperature: float = 1.0
 
     def __init__(self, config: Config, *, compile_config: Any = None) -> None:
         del compile_config
-        self._config = config.loss
+        self._config = config
 
     def __call__(
         self,

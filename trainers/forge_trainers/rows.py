@@ -217,9 +217,7 @@ def build_row(batch: EpisodeBatch, blocks: Sequence[Block], *, multiple_of: int 
             )
             place = mask_T[start : start + lengths[sample]].nonzero().squeeze(1)  # >= prefix_length and >= 1
             before = place - 1
-            sources.append(
-                torch.where(before < prefix_length, prefix_start + before, at + before - prefix_length)
-            )
+            sources.append(torch.where(before < prefix_length, prefix_start + before, at + before - prefix_length))
             targets.append(start + place)
             at += own_length
     ids = [batch["tokens"]["ids"][torch.cat(tokens)]] if tokens else []

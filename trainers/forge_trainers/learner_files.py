@@ -20,39 +20,37 @@ from torch.distributed.tensor import DTensor
 
 from forge_agents.errors import RunFolderError
 
-_STEP = re.compile(r"step-(\d+)")
+_NUMBERED = re.compile(r"(.*?)(\d+)")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".safetensors.index.json", ".bin.index.json")
 
 
-def save(state: dict[str, Any], folder: Path, version: int, *, keep: int) -> Path:
-    """Write `state` to ``folder/step-VERSION`` with torch's distributed checkpoint.
+def save(state: dict[str, Any], folder: Path, *, keep: int | None = None) -> None:
+    """Write `state` to `folder` with torch's distributed checkpoint.
 
-    The folder gets its name once everything is written, so a killed process leaves no checkpoint that looks complete.
+    The folder gets its name once everything is written, so a killed process leaves none that looks complete.
 
     Args:
         state: Nested dicts of tensors, DTensors and numbers; the same keys on every rank.
-        folder: Parent of all checkpoints of a run; made if absent.
-        version: Number in the name.
-        keep: Checkpoints to leave, the highest versions.
+        folder: Replaced if it exists.
+        keep: With a name like ``step-12``, leave this many siblings of highest number, this one included. None: all.
 
     Raises:
         RunFolderError: The folder cannot be written.
     """
-    target, unfinished = folder / f"step-{version}", folder / f".unfinished-step-{version}"
+    unfinished = folder.with_name(f".unfinished-{folder.name}")
     try:
         if _is_first_rank():
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(unfinished, ignore_errors=True)
         _wait_for_ranks()
         dcp.save(state, checkpoint_id=str(unfinished))
         if _is_first_rank():
-            _put_in_place(unfinished, target)
-            for old in checkpoint_folders(folder)[:-keep]:
+            _put_in_place(unfinished, folder)
+            for old in [] if keep is None else _numbered_siblings(folder)[:-keep]:
                 shutil.rmtree(old, ignore_errors=True)
     except (OSError, CheckpointException) as error:
         raise RunFolderError(f"cannot write a checkpoint to {folder}: {error}") from error
     _wait_for_ranks()
-    return target
 
 
 def load(state: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -60,7 +58,7 @@ def load(state: dict[str, Any], folder: Path) -> dict[str, Any]:
 
     Args:
         state: As `save` was given it; its tensors are overwritten.
-        folder: A checkpoint, or the parent of several, of which the highest version counts.
+        folder: What `save` wrote.
 
     Returns:
         `state` with what was read.
@@ -68,13 +66,8 @@ def load(state: dict[str, Any], folder: Path) -> dict[str, Any]:
     Raises:
         RunFolderError: There is no complete checkpoint, or it does not match `state`.
     """
-    if not _STEP.fullmatch(folder.name):
-        found = checkpoint_folders(folder)
-        if not found:
-            raise RunFolderError(f"{folder} holds no complete checkpoint (step-N); start without loading one")
-        folder = found[-1]
     if not (folder / ".metadata").is_file():
-        raise RunFolderError(f"{folder} is not a complete checkpoint; choose another step")
+        raise RunFolderError(f"{folder} holds no complete checkpoint; choose another, or start without one")
     try:
         dcp.load(state, checkpoint_id=str(folder))
     except (CheckpointException, RuntimeError, ValueError) as error:
@@ -82,12 +75,19 @@ def load(state: dict[str, Any], folder: Path) -> dict[str, Any]:
     return state
 
 
-def checkpoint_folders(folder: Path) -> list[Path]:
-    """Complete checkpoints in a folder, by rising version; empty where the folder is absent."""
-    if not folder.is_dir():
-        return []
-    found = [path for path in folder.iterdir() if _STEP.fullmatch(path.name) and (path / ".metadata").is_file()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+def _numbered_siblings(folder: Path) -> list[Path]:
+    """Complete checkpoints named like `folder` but for the number at the end, by rising number."""
+    prefix, number = _split(folder.name)
+    if number is None:
+        return [folder]
+    found = [path for path in folder.parent.iterdir() if _split(path.name)[0] == prefix and _split(path.name)[1]]
+    complete = [path for path in found if (path / ".metadata").is_file()]
+    return sorted(complete, key=lambda path: int(_split(path.name)[1] or 0))
+
+
+def _split(name: str) -> tuple[str, str | None]:
+    match = _NUMBERED.fullmatch(name)
+    return (match[1], match[2]) if match else (name, None)
 
 
 def export(state: dict[str, Any], model_folder: Path, folder: Path, *, dtype: torch.dtype) -> Path:

@@ -1,0 +1,99 @@
+"""The learner in its own process: one Monarch actor per rank around `LearnerCore`.
+
+In: endpoint calls of the controller's `Learner`. Out: metrics, weights in the store. Waits for the other ranks.
+
+Long computations run on one thread of their own, so that the actor still answers `alive` and the store's messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from forge_agents._monarch import Actor, concurrent_endpoint, current_rank
+from forge_agents.types import EpisodeBatch
+from forge_agents.weights import Publisher, WeightStoreRef
+from forge_trainers._memory import keep_freed_memory
+from forge_trainers.learner_config import LearnerConfig
+from forge_trainers.learner_core import LearnerCore
+
+T = TypeVar("T")
+
+
+class LearnerActor(Actor):
+    """One rank. Calls wait for each other in the order they arrive, except `alive`."""
+
+    def __init__(self, config: LearnerConfig, name: str, store: WeightStoreRef | None) -> None:
+        keep_freed_memory()
+        self._config = config
+        self._name = name
+        self._store = store
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
+        self._core: LearnerCore | None = None
+        self._publisher: Publisher | None = None
+
+    @concurrent_endpoint
+    async def build(self) -> int:
+        """Load the model. Returns the version of its weights."""
+
+        def build() -> int:
+            self._core = LearnerCore(self._config)
+            return self._core.version
+
+        return await self._compute(build)
+
+    @concurrent_endpoint
+    async def alive(self) -> bool:
+        """Answer at once, whatever else is going on."""
+        return True
+
+    @concurrent_endpoint
+    async def train_step(self, batch: EpisodeBatch) -> dict[str, float]:
+        """`LearnerCore.train_step`."""
+        return await self._compute(lambda: self._built.train_step(batch))
+
+    @concurrent_endpoint
+    async def logprobs(self, batch: EpisodeBatch) -> torch.Tensor | None:
+        """`LearnerCore.logprobs`; only the first rank answers with it."""
+        logprobs_T = await self._compute(lambda: self._built.logprobs(batch))
+        return logprobs_T if current_rank().rank == 0 else None
+
+    @concurrent_endpoint
+    async def save(self, folder: Path, keep: int | None) -> None:
+        """`LearnerCore.save`."""
+        await self._compute(lambda: self._built.save(folder, keep=keep))
+
+    @concurrent_endpoint
+    async def load(self, folder: Path) -> int:
+        """`LearnerCore.load`."""
+        return await self._compute(lambda: self._built.load(folder))
+
+    @concurrent_endpoint
+    async def export(self, folder: Path, dtype: str) -> None:
+        """`LearnerCore.export`."""
+        await self._compute(lambda: self._built.export(folder, dtype=getattr(torch, dtype)))
+
+    @concurrent_endpoint
+    async def publish(self) -> dict[str, float]:
+        """Put the current weights into the store. Returns the publisher's timings and ``version``."""
+        if self._store is None:
+            raise RuntimeError(f"learner {self._name!r} was started without a store; nothing can be published")
+        if self._publisher is None:
+            self._publisher = Publisher(self._store, self._name)
+        state = await self._compute(lambda: self._built.hf_state_dict())
+        version = self._built.version
+        return {**await self._publisher.publish(state, version), "version": float(version)}
+
+    async def _compute(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    @property
+    def _built(self) -> LearnerCore:
+        if self._core is None:
+            raise RuntimeError(f"learner {self._name!r} is not built; call build first")
+        return self._core

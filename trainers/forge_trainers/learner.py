@@ -1,0 +1,128 @@
+"""The controller's side of a learner: start it, feed it batches, get weights out of it.
+
+In: a `LearnerConfig` and `EpisodeBatch`es. Out: metrics, published versions, checkpoints. Waits for the learner's
+processes, each time with a deadline, and raises as soon as one rank fails.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from forge_agents import mesh
+from forge_agents.types import EpisodeBatch
+from forge_trainers.learner_config import LearnerConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from forge_agents._monarch import ProcMesh
+    from forge_agents.weights import WeightStoreRef
+
+__all__ = ["Learner", "LearnerConfig"]
+
+
+class Learner:
+    """A running learner. Make one with `start`; after an error it can only be stopped."""
+
+    def __init__(self, name: str, procs: ProcMesh, actors: Any, world_size: int, version: int) -> None:
+        self.name = name
+        self.world_size = world_size
+        self.version = version
+        """Version of the weights: optimiser steps taken since the start model."""
+        self._procs = procs
+        self._actors = actors
+
+    @classmethod
+    async def start(
+        cls,
+        config: LearnerConfig,
+        *,
+        name: str = "learner",
+        store: WeightStoreRef | None = None,
+        world_size: int = 1,
+        timeout_s: float = 600.0,
+    ) -> Learner:
+        """Start the learner's processes and load the model.
+
+        Args:
+            config: Settings; `model` must be a folder.
+            name: Said in errors; also what the published weights are called.
+            store: Where `publish` puts weights; None where it is not called.
+            world_size: Number of ranks, one process each.
+            timeout_s: Deadline of the start.
+
+        Raises:
+            ModelNotFoundError: Model files are missing or half written.
+            ValueError: The model or the parallel degrees are not supported.
+            StallError: The deadline passed.
+            ActorDiedError: A process ended.
+        """
+        # torch and Monarch load here, not when this module is imported
+        from forge_trainers._learner_actor import LearnerActor
+
+        procs = mesh.spawn_procs(name, procs=world_size, threads=config.threads)
+        try:
+            if world_size > 1:
+                from monarch.spmd import setup_torch_elastic_env_async  # type: ignore[import-untyped,unused-ignore]
+
+                await mesh.with_deadline(
+                    setup_torch_elastic_env_async(procs), timeout_s, who=name, what="exchange of addresses"
+                )
+            actors = procs.spawn("learner", LearnerActor, config, name, store)
+            versions = await mesh.call_all(actors, world_size, "build", timeout_s=timeout_s, who=name)
+        except BaseException:
+            await mesh.stop(procs)
+            raise
+        return cls(name, procs, actors, world_size, versions[0])
+
+    async def train_step(self, batch: EpisodeBatch, *, timeout_s: float = 1800.0) -> dict[str, float]:
+        """Learn from one batch.
+
+        Returns:
+            The metrics of `LearnerCore.train_step`, from the first rank; ``peak_rss_bytes`` is the largest of all.
+        """
+        results = await self._call("train_step", batch, timeout_s=timeout_s)
+        metrics: dict[str, float] = results[0]
+        self.version = int(metrics["version"])
+        return {**metrics, "peak_rss_bytes": max(result["peak_rss_bytes"] for result in results)}
+
+    async def logprobs(self, batch: EpisodeBatch, *, timeout_s: float = 1800.0) -> torch.Tensor:
+        """The current weights' log-probability of every loss token: float32 [T], 0 where masked."""
+        logprobs_T: torch.Tensor = (await self._call("logprobs", batch, timeout_s=timeout_s))[0]
+        return logprobs_T
+
+    async def save(self, folder: str | Path, *, keep: int | None = None, timeout_s: float = 600.0) -> None:
+        """Write a checkpoint, all or nothing; see `LearnerCore.save`."""
+        await self._call("save", Path(folder).absolute(), keep, timeout_s=timeout_s)
+
+    async def load(self, folder: str | Path, *, timeout_s: float = 600.0) -> int:
+        """Continue from a checkpoint. Returns its version."""
+        self.version = int((await self._call("load", Path(folder).absolute(), timeout_s=timeout_s))[0])
+        return self.version
+
+    async def export(
+        self,
+        folder: str | Path,
+        *,
+        dtype: Literal["bfloat16", "float32"] = "bfloat16",
+        timeout_s: float = 600.0,
+    ) -> None:
+        """Write a Hugging Face model folder; see `LearnerCore.export`."""
+        await self._call("export", Path(folder).absolute(), dtype, timeout_s=timeout_s)
+
+    async def publish(self, *, timeout_s: float = 600.0) -> int:
+        """Put the current weights into the store, in bfloat16 under Hugging Face's names.
+
+        Returns:
+            Their version. `last_publish` holds the timings.
+        """
+        self.last_publish: dict[str, float] = (await self._call("publish", timeout_s=timeout_s))[0]
+        return int(self.last_publish["version"])
+
+    async def stop(self, *, timeout_s: float = 10.0) -> None:
+        """End the processes. Twice is no error."""
+        await mesh.stop(self._procs, timeout_s=timeout_s)
+
+    async def _call(self, endpoint: str, *args: Any, timeout_s: float) -> list[Any]:
+        return await mesh.call_all(self._actors, self.world_size, endpoint, *args, timeout_s=timeout_s, who=self.name)
