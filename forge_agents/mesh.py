@@ -124,7 +124,8 @@ async def call_all(mesh: Any, n: int, endpoint_name: str, *args: Any, timeout_s:
     """Call an endpoint on every rank of an actor mesh; the first failure wins without waiting for the others.
 
     Monarch's own ``call`` reports only after all ranks have replied, so one rank that fails inside a collective would
-    leave the caller waiting for ranks that wait for it.
+    leave the caller waiting for ranks that wait for it. Each rank is called as a mesh of one: inside the endpoint
+    ``current_rank()`` is 0 everywhere; actors that need their rank take it in their constructor.
 
     Args:
         mesh: Actor mesh spawned on a mesh of `spawn_procs`.

@@ -1,0 +1,208 @@
+"""Meshes on this host: deadlines, deaths by name, and no process left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge_agents import mesh
+from forge_agents.errors import ActorDiedError, StallError
+
+ACTORS = """
+import asyncio, os
+from forge_agents._monarch import Actor, concurrent_endpoint, current_rank
+
+class Probe(Actor):
+    def __init__(self):
+        self.rank = current_rank().rank
+
+    @concurrent_endpoint
+    async def pid(self):
+        print("pid asked", flush=True)
+        return os.getpid()
+
+    @concurrent_endpoint
+    async def variable(self, name):
+        return os.environ.get(name)
+
+    @concurrent_endpoint
+    async def nap(self, seconds):
+        await asyncio.sleep(seconds)
+        return "rested"
+
+    @concurrent_endpoint
+    async def fail_on(self, rank):
+        if self.rank == rank:
+            raise LookupError(f"rank {rank} has no such thing")
+        await asyncio.sleep(30)
+"""
+
+
+@pytest.fixture(scope="module")
+def probe_class(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """An actor class in a module that lies beside no package, as a user's script has."""
+    folder = tmp_path_factory.mktemp("actors")
+    (folder / "probe_actors.py").write_text(ACTORS)
+    sys.path.insert(0, str(folder))
+    yield importlib.import_module("probe_actors").Probe
+    sys.path.remove(str(folder))
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def test_a_wait_ends_at_its_deadline_and_names_who_and_what() -> None:
+    async def main() -> None:
+        with pytest.raises(StallError, match=r"hero did not finish a completion within 0\.05 s"):
+            await mesh.with_deadline(asyncio.sleep(5), 0.05, who="hero", what="a completion")
+
+    started = time.monotonic()
+    asyncio.run(main())
+    assert time.monotonic() - started < 2
+
+
+def test_a_deadline_that_holds_changes_neither_result_nor_exception() -> None:
+    async def answer() -> int:
+        return 42
+
+    async def refuse() -> int:
+        raise KeyError("nothing")
+
+    async def main() -> None:
+        assert await mesh.with_deadline(answer(), 5, who="hero", what="answer") == 42
+        with pytest.raises(KeyError, match="nothing"):
+            await mesh.with_deadline(refuse(), 5, who="hero", what="answer")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("procs", "threads"), [(0, None), (1, 0)])
+def test_impossible_meshes_are_refused(procs: int, threads: int | None) -> None:
+    with pytest.raises(ValueError, match="'nobody'"):
+        mesh.spawn_procs("nobody", procs=procs, threads=threads)
+
+
+def test_processes_get_their_environment_and_their_output_its_file(probe_class: Any) -> None:
+    async def main() -> None:
+        async with mesh.session():
+            procs = mesh.spawn_procs("two probes", procs=2, env={"COLOUR": "green"}, threads=1)
+            probe = procs.spawn("probe", probe_class)
+            pids = await mesh.call_all(probe, 2, "pid", timeout_s=30, who="two probes")
+            assert len(set(pids) | {os.getpid()}) == 3
+            colours = await mesh.call_all(probe, 2, "variable", "COLOUR", timeout_s=10, who="two probes")
+            assert colours == ["green", "green"]
+            assert (
+                await mesh.call_all(probe, 2, "variable", "OMP_NUM_THREADS", timeout_s=10, who="two probes")
+                == ["1"] * 2
+            )
+            folder = mesh.log_folder("two probes")
+            assert folder is not None
+            assert "pid asked" in (folder / "1.log").read_text()
+        assert not any(alive(pid) for pid in pids)
+        assert not folder.exists()
+
+    asyncio.run(main())
+
+
+def test_an_endpoints_exception_arrives_as_itself_at_once(probe_class: Any) -> None:
+    async def main() -> None:
+        async with mesh.session():
+            probe = mesh.spawn_procs("pair", procs=2, threads=1).spawn("probe", probe_class)
+            await mesh.call_all(probe, 2, "pid", timeout_s=30, who="pair")
+            started = time.monotonic()
+            with pytest.raises(LookupError, match="rank 1 has no such thing") as caught:  # rank 0 would take 30 s
+                await mesh.call_all(probe, 2, "fail_on", 1, timeout_s=60, who="pair")
+            assert time.monotonic() - started < 5
+            assert "probe_actors.py" in caught.value.__notes__[0]
+
+    asyncio.run(main())
+
+
+def test_a_killed_process_is_named_and_the_others_go_on(probe_class: Any) -> None:
+    async def main() -> Path:
+        async with mesh.session():
+            victim = mesh.spawn_procs("victim", threads=1).spawn("probe", probe_class)
+            other = mesh.spawn_procs("other", threads=1).spawn("probe", probe_class)
+            pid = await mesh.with_deadline(victim.pid.call_one(), 30, who="victim", what="pid")
+            waiting = asyncio.ensure_future(mesh.with_deadline(victim.nap.call_one(60), 60, who="victim", what="nap"))
+            await asyncio.sleep(0.2)
+            os.kill(pid, signal.SIGKILL)
+            started = time.monotonic()
+            with pytest.raises(ActorDiedError, match=r"victim died during nap: .*sig=9.*its log in"):
+                await waiting
+            assert time.monotonic() - started < 5
+            assert await mesh.with_deadline(other.nap.call_one(0), 10, who="other", what="nap") == "rested"
+            folder = mesh.log_folder("victim")
+            assert folder is not None
+        return folder
+
+    assert (asyncio.run(main()) / "0.log").exists()
+
+
+def test_stop_ends_the_processes_and_may_be_called_twice(probe_class: Any) -> None:
+    async def main() -> None:
+        procs = mesh.spawn_procs("brief", threads=1)
+        probe = procs.spawn("probe", probe_class)
+        pid = await mesh.with_deadline(probe.pid.call_one(), 30, who="brief", what="pid")
+        await mesh.stop(procs)
+        assert not alive(pid)
+        await mesh.stop(procs)
+
+    asyncio.run(main())
+
+
+CONTROLLER = """
+import asyncio, sys
+sys.path.insert(0, {folder!r})
+from forge_agents import mesh
+from probe_actors import Probe
+
+async def main():
+    async with mesh.session():
+        probe = mesh.spawn_procs("pair", procs=2, threads=1).spawn("probe", Probe)
+        print(*await mesh.call_all(probe, 2, "pid", timeout_s=60, who="pair"), flush=True)
+        if {ending!r} == "exception":
+            raise RuntimeError("on purpose")
+        if {ending!r} != "return":
+            await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("ending", ["return", "exception", "SIGINT", "SIGTERM", "SIGKILL"])
+def test_no_process_outlives_the_controller(ending: str, tmp_path: Path) -> None:
+    (tmp_path / "probe_actors.py").write_text(ACTORS)
+    script = tmp_path / "controller.py"
+    script.write_text(CONTROLLER.format(folder=str(tmp_path), ending=ending))
+    # tmp_path is the home of the logs as well: a killed controller leaves them behind
+    with subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    ) as controller:
+        assert controller.stdout is not None
+        pids = [int(pid) for pid in controller.stdout.readline().split()]
+        assert len(pids) == 2
+        if ending.startswith("SIG"):
+            controller.send_signal(getattr(signal, ending))
+        assert (controller.wait(timeout=20) == 0) == (ending == "return")
+    deadline = time.monotonic() + 10
+    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(alive(pid) for pid in pids)
