@@ -1,0 +1,88 @@
+import time
+from pathlib import Path
+
+import pytest
+
+from forge_agents import doctor, models
+from forge_agents.doctor import PROBES, Check, Probe, run_doctor
+
+PARTS = ("python", "C compiler", "model cache")
+
+
+def probe(function: str, *, deadline_s: float = 60) -> Probe:
+    return Probe(name="part", function=function, deadline_s=deadline_s, fix="the usual advice")
+
+
+def check(function: str, **options: float) -> Check:
+    return run_doctor([probe(function, **options)])[-1]
+
+
+def test_a_part_that_works_says_what_was_seen():
+    found = check("os:getpid")
+    assert (found.ok, found.detail.isdigit(), found.fix) == (True, True, "")
+
+
+def test_a_library_shows_its_version():
+    assert check("import:pytest").detail == f"pytest {pytest.__version__}"
+
+
+def test_a_missing_library_is_named_and_reinstalled():
+    found = check("import:no_such_library")
+    assert not found.ok
+    assert "no_such_library" in found.detail
+    assert "make venv" in found.fix
+
+
+def test_a_part_that_hangs_is_a_finding():
+    started = time.monotonic()
+    found = check("signal:pause", deadline_s=1.5)
+    assert (found.detail, found.fix) == ("no result within 2 s", "the usual advice")
+    assert time.monotonic() - started < 10
+
+
+def test_a_part_that_crashes_is_a_finding():
+    assert check("os:abort").detail == "killed by SIGABRT"
+
+
+def test_a_part_that_says_nothing_is_a_finding():
+    assert check("sys:exit").detail == "it ended without an answer"
+
+
+def test_later_parts_are_tried_after_a_failure():
+    found = run_doctor([probe("os:abort"), probe("os:getpid")])
+    assert [part.ok for part in found[len(PARTS) :]] == [False, True]
+
+
+def test_an_unwritable_cache_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv(models.CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
+    found = {part.name: part for part in run_doctor([])}["model cache"]
+    assert not found.ok
+    assert models.CACHE_VARIABLE in found.fix
+
+
+def test_a_missing_compiler_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = {part.name: part for part in run_doctor([])}["C compiler"]
+    assert "build-essential" in found.fix
+
+
+@pytest.mark.parametrize(("probes", "status"), [([], 0), ([probe("os:abort")], 1)])
+def test_the_exit_status_tells(monkeypatch: pytest.MonkeyPatch, capsys, probes: list[Probe], status: int):
+    monkeypatch.setattr(doctor, "run_doctor", lambda: run_doctor(probes))
+    assert doctor.main() == status
+    printed = capsys.readouterr().out
+    assert ("the usual advice" in printed) == bool(status)
+    assert f"{len(PARTS)} of {len(PARTS) + len(probes)} parts work" in printed
+
+
+def test_a_check_has_a_fix_only_if_it_failed():
+    with pytest.raises(ValueError, match="fix"):
+        Check(name="part", ok=True, seconds=0.0, detail="", fix="nothing")
+
+
+def test_the_real_parts_work_here():
+    real = [part for part in PROBES if not part.function.startswith("import:")]
+    assert [part.name for part in real] == ["actor", "tensor", "engine step", "learner step"]
+    found = run_doctor(real)
+    assert [f"{part.name}: {part.detail}" for part in found if not part.ok] == []
