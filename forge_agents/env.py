@@ -266,7 +266,8 @@ class TurnEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
         self._check_agents(outcome.rewards, "Outcome.rewards names")
         self._check_agents(outcome.info, "Outcome.info names")
         self._check_agents([] if outcome.next is None else [outcome.next], "Outcome.next is")
-        for seat, reward in outcome.rewards.items():
+        rewards: Mapping[str, Any] = outcome.rewards  # what a game really returned
+        for seat, reward in rewards.items():
             if not isinstance(reward, (int, float, np.number, np.bool_)) or not math.isfinite(reward):
                 raise ValueError(
                     f"{self}: reward of {seat!r} is {reward!r} after {agent!r} acted; rewards must be finite numbers"
