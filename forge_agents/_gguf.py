@@ -119,7 +119,7 @@ def _weights(reader: GGUFReader) -> dict[str, torch.Tensor]:
 
 
 def _rotate_halves(values: np.ndarray, heads: int) -> np.ndarray:
-    """Rows from GGUF's order of rotary channels (pairs side by side) to Hugging Face's (all firsts, then all seconds)."""
+    """Rows from GGUF's order of rotary channels (pairs side by side) to Hugging Face's (firsts, then seconds)."""
     rows, columns = values.shape
     return values.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
