@@ -1,0 +1,100 @@
+"""Layouts and indices of published versions, and shared pages: what needs no store."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge_agents.weights._layout import ALIGN_BYTES, Index, lay_out
+
+shapes = st.lists(st.integers(0, 7), max_size=3).map(tuple)
+
+
+@given(st.lists(shapes, min_size=1, max_size=12), st.integers(1, 4))
+def test_tensors_lie_aligned_inside_their_buffers_without_overlap(
+    shapes: list[tuple[int, ...]], num_ranks: int
+) -> None:
+    layout = lay_out([(f"t{i}", shape, "bfloat16", 2) for i, shape in enumerate(shapes)], num_ranks)
+    assert len(layout.rank_bytes) == num_ranks
+    ends = [0] * num_ranks
+    for piece in sorted(layout.pieces.values(), key=lambda piece: (piece.offset, piece.num_bytes)):
+        assert piece.offset % ALIGN_BYTES == 0
+        assert piece.offset >= ends[piece.rank]
+        ends[piece.rank] = piece.offset + piece.num_bytes
+        assert ends[piece.rank] <= layout.rank_bytes[piece.rank]
+    assert layout.num_bytes <= sum(layout.rank_bytes)
+
+
+def test_ranks_share_the_bytes_evenly() -> None:
+    layout = lay_out([(f"t{i}", (100,), "float32", 4) for i in range(10)], 2)
+    assert layout.rank_bytes[0] == layout.rank_bytes[1]
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=20), st.integers(2, 4))
+def test_a_ring_keeps_the_last_versions_and_never_writes_over_the_latest(versions: list[int], num_slots: int) -> None:
+    index = Index()
+    for version in versions:
+        before = index.latest()
+        slot, during = index.make_room(num_slots)
+        assert slot not in {taken for _, taken in during.versions}
+        assert 0 <= slot < num_slots
+        assert during.latest() == before  # readers still find the last one
+        index = during.with_version(version, slot)
+        assert index.latest() == version
+        assert index.slot_of(version) == slot
+        assert len(index.versions) <= num_slots
+        assert len({taken for _, taken in index.versions}) == len(index.versions)
+
+
+def test_a_writer_with_fewer_slots_takes_over() -> None:
+    index = Index(versions=((1, 0), (2, 4), (3, 1)))
+    slot, during = index.make_room(2)
+    assert (slot, during.versions) == (0, ((3, 1),))
+
+
+def test_shared_pages_are_seen_by_another_process_and_have_no_name() -> None:
+    torch = pytest.importorskip("torch")
+    from forge_agents.weights import _segments
+
+    names = set(Path("/dev/shm").iterdir())
+    segment = _segments.try_create(1024)
+    assert segment is not None
+    bytes_B = segment.tensor()
+    bytes_B.fill_(7)
+    code = (
+        "import sys; from forge_agents.weights._segments import SegmentHandle, open_segment\n"
+        f"tensor = open_segment({segment.handle!r}); assert int(tensor.sum()) == 7 * 1024; tensor.fill_(9)"
+    )
+    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env={**os.environ, "PYTHONPATH": path})
+    assert torch.equal(bytes_B, torch.full((1024,), 9, dtype=torch.uint8))
+    assert set(Path("/dev/shm").iterdir()) == names
+
+
+def test_a_closed_segment_is_gone_even_if_its_descriptor_is_used_again() -> None:
+    pytest.importorskip("torch")
+    from forge_agents.weights import _segments
+
+    segment = _segments.try_create(64)
+    assert segment is not None
+    handle = segment.handle
+    del segment
+    with pytest.raises(_segments.SegmentGoneError):
+        _segments.open_segment(handle)
+    other = _segments.try_create(64)  # takes the descriptor
+    assert other is not None
+    with pytest.raises(_segments.SegmentGoneError):
+        _segments.open_segment(handle)
+
+
+def test_pages_that_cannot_be_had_are_reported_not_touched() -> None:
+    pytest.importorskip("torch")
+    from forge_agents.weights import _segments
+
+    assert _segments.try_create(1 << 60) is None

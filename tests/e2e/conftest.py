@@ -1,0 +1,39 @@
+"""What the end-to-end tests share: one event loop, and actors of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from forge_agents import mesh
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Callable[[Coroutine[Any, Any, Any]], Any]]:
+    """``run(coroutine)`` on the module's one loop, so that engines outlive a test; they end with the module."""
+    loop = asyncio.new_event_loop()
+    yield loop.run_until_complete
+    loop.run_until_complete(mesh.shutdown_all())
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+
+
+@pytest.fixture(scope="session")
+def import_actors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, str], ModuleType]]:
+    """``import_actors(module_name, source)``: a module that actors' processes can import as well."""
+    folder = tmp_path_factory.mktemp("actors")
+    sys.path.insert(0, str(folder))
+
+    def make(name: str, source: str) -> ModuleType:
+        (folder / f"{name}.py").write_text(source)
+        importlib.invalidate_caches()
+        return importlib.import_module(name)
+
+    yield make
+    sys.path.remove(str(folder))

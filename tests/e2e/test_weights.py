@@ -1,0 +1,241 @@
+"""Weights through the real TorchStore: exact, versioned, all or nothing, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from forge_agents import mesh
+from forge_agents.errors import ActorDiedError, UnknownIdError
+from forge_agents.weights import FetchResult, Publisher, Subscriber, WeightStore
+
+WRITERS = """
+import os
+import torch
+import torch.distributed as dist
+from forge_agents._monarch import Actor, current_rank, endpoint
+from forge_agents.weights import Publisher
+
+def filled(version):
+    return {f"layer{i}.weight": torch.full((257, 64), float(version)) for i in range(8)}
+
+class Dying(Publisher):
+    def _pack(self, state_dict, layout, rank, buffer):
+        half = dict(list(state_dict.items())[:4])
+        super()._pack(half, layout, rank, buffer)
+        os._exit(3)
+
+class Writer(Actor):
+    def __init__(self, ref, name, slots):
+        torch.set_num_threads(1)
+        self.ref, self.name, self.slots = ref, name, slots
+        self.publisher = Publisher(ref, name, slots=slots)
+        self.rank = current_rank().rank
+
+    @endpoint
+    async def publish(self, first, last):
+        for version in range(first, last):
+            await self.publisher.publish(filled(version), version)
+        return os.getpid()
+
+    @endpoint
+    async def die_in(self, version):
+        await Dying(self.ref, self.name, slots=self.slots).publish(filled(version), version)
+
+    @endpoint
+    async def publish_shards(self, init_file, world):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Shard, distribute_tensor
+        dist.init_process_group("gloo", init_method=f"file://{init_file}", rank=self.rank, world_size=world)
+        devices = init_device_mesh("cpu", (world,))
+        whole = {f"w{i}": torch.arange(15, dtype=torch.float32).reshape(5, 3) + 100 * i for i in range(5)}
+        sharded = {name: distribute_tensor(tensor, devices, [Shard(0)]) for name, tensor in whole.items()}
+        sharded["plain"] = torch.ones(4)
+        for version in (1, 2):
+            timings = await Publisher(self.ref, "sharded", dtype=torch.float32).publish(sharded, version)
+        dist.destroy_process_group()
+        return timings["bytes"]
+"""
+
+
+@pytest.fixture(scope="module")
+def writers(import_actors: Callable[[str, str], ModuleType]) -> ModuleType:
+    return import_actors("weight_writers", WRITERS)
+
+
+@pytest.fixture(scope="module")
+def store(run: Any) -> WeightStore:
+    started: WeightStore = run(WeightStore.start(name="test store"))
+    return started
+
+
+class Taken:
+    """Remembers what a fetch brought."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.calls = 0
+
+    def __call__(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
+        self.tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+        self.calls += 1
+
+
+def some_weights(seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "model.embed.weight": torch.randn(33, 16, generator=generator),
+        "model.norm.weight": torch.randn(16, generator=generator),
+        "model.transposed": torch.randn(7, 5, generator=generator).t(),
+        "model.steps": torch.tensor([1, 2, 3]),
+        "model.scalar": torch.tensor(2.5),
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("where", ["shared memory", "messages"])
+def test_what_is_fetched_is_what_was_published(run: Any, store: WeightStore, dtype: torch.dtype, where: str) -> None:
+    ref = store.ref if where == "shared memory" else dataclasses.replace(store.ref, place="another host")
+    name = f"exact-{where.replace(' ', '-')}-{str(dtype).removeprefix('torch.')}"
+    publisher, subscriber, taken = Publisher(ref, name, dtype=dtype), Subscriber(ref, name), Taken()
+    for version in (4, 5):
+        weights = some_weights(version)
+        timings = run(publisher.publish(weights, version))
+        result: FetchResult = run(subscriber.fetch(taken))
+        assert result.version == version
+        assert result.bytes == timings["bytes"]
+        expected = {k: v.to(dtype) if v.is_floating_point() else v for k, v in weights.items()}
+        assert taken.tensors.keys() == expected.keys()
+        for key, tensor in expected.items():
+            assert taken.tensors[key].dtype == tensor.dtype
+            assert torch.equal(taken.tensors[key], tensor)
+
+
+def test_a_version_the_caller_has_is_not_fetched_again(run: Any, store: WeightStore) -> None:
+    run(Publisher(store.ref, "have").publish(some_weights(0), 3))
+    taken = Taken()
+    result = run(Subscriber(store.ref, "have").fetch(taken, have=3))
+    assert (result.version, result.bytes, taken.calls) == (3, 0, 0)
+
+
+def test_old_versions_are_freed_and_asking_for_one_says_what_exists(run: Any, store: WeightStore) -> None:
+    publisher, subscriber = Publisher(store.ref, "ring", slots=3), Subscriber(store.ref, "ring")
+    for version in (1, 2, 30, 7, 8):  # numbers need not be consecutive
+        run(publisher.publish(some_weights(version), version))
+    assert run(subscriber.versions()) == (30, 7, 8)
+    taken = Taken()
+    assert run(subscriber.fetch(taken, version=30)).version == 30
+    assert torch.equal(taken.tensors["model.norm.weight"], some_weights(30)["model.norm.weight"].bfloat16())
+    with pytest.raises(UnknownIdError, match="no version 2; existing versions: 30, 7, 8"):
+        run(subscriber.fetch(taken, version=2))
+    client = run(store.ref.client(timeout_s=10))
+    assert len([key for key in run(client.keys()) if key.startswith("ring.")]) == 1 + 2 * 3
+
+
+def test_unknown_weights_are_named_with_the_nearest(run: Any, store: WeightStore) -> None:
+    run(Publisher(store.ref, "rival").publish(some_weights(0), 0))
+    with pytest.raises(UnknownIdError, match=r"no weights 'rivall' have been published; .*Did you mean 'rival'"):
+        run(Subscriber(store.ref, "rivall").fetch(Taken()))
+
+
+def test_bad_versions_are_refused(run: Any, store: WeightStore) -> None:
+    publisher = Publisher(store.ref, "bad")
+    with pytest.raises(ValueError, match="versions count from 0"):
+        run(publisher.publish(some_weights(0), -1))
+    with pytest.raises(ValueError, match="no tensors"):
+        run(publisher.publish({}, 1))
+    with pytest.raises(ValueError, match="meta device"):
+        run(publisher.publish({"w": torch.empty(2, device="meta")}, 1))
+    with pytest.raises(ValueError, match="slots=1"):
+        Publisher(store.ref, "bad", slots=1)
+
+
+def test_a_reader_never_sees_two_versions_mixed(run: Any, store: WeightStore, writers: ModuleType) -> None:
+    async def main() -> list[int]:
+        procs = mesh.spawn_procs("writer", threads=1)
+        writer = procs.spawn("writer", writers.Writer, store.ref, "busy", 2)  # the reader's slot is soon overwritten
+        await mesh.with_deadline(writer.publish.call_one(0, 1), 60, who="writer", what="publish")
+        writing = asyncio.ensure_future(
+            mesh.with_deadline(writer.publish.call_one(1, 400), 60, who="writer", what="publish")
+        )
+        subscriber, seen = Subscriber(store.ref, "busy"), []
+
+        def check(tensors: Mapping[str, torch.Tensor], version: int) -> None:
+            value = float(torch.tensor(float(version)).bfloat16())
+            assert all(bool((tensor == value).all()) for tensor in tensors.values())
+            seen.append(version)
+
+        while not writing.done():
+            await subscriber.fetch(check)
+        await writing
+        await mesh.stop(procs)
+        return seen
+
+    seen = run(main())
+    assert seen == sorted(seen)
+    assert len(set(seen)) > 10
+
+
+def test_a_writer_killed_in_mid_publish_leaves_no_version(run: Any, store: WeightStore, writers: ModuleType) -> None:
+    names = set(Path("/dev/shm").iterdir())
+
+    async def main() -> None:
+        subscriber, taken = Subscriber(store.ref, "mortal"), Taken()
+        for attempt in (0, 1):  # the second writer takes over what the first left
+            writer = mesh.spawn_procs("doomed", threads=1).spawn("writer", writers.Writer, store.ref, "mortal", 3)
+            first = 100 + 10 * attempt
+            await mesh.with_deadline(writer.publish.call_one(first, first + 3), 60, who="doomed", what="publish")
+            with pytest.raises(ActorDiedError, match="doomed died"):
+                await mesh.with_deadline(writer.die_in.call_one(first + 3), 60, who="doomed", what="publish")
+            assert (await subscriber.versions())[-1] == first + 2
+            await subscriber.fetch(taken)
+            assert all((tensor == float(first + 2)).all() for tensor in taken.tensors.values())
+
+    run(main())
+    assert set(Path("/dev/shm").iterdir()) == names
+
+
+def test_two_ranks_publish_their_shards_together(
+    run: Any, store: WeightStore, writers: ModuleType, tmp_path: Any
+) -> None:
+    async def main() -> None:
+        procs = mesh.spawn_procs("ranks", procs=2, threads=1)
+        ranks = procs.spawn("writer", writers.Writer, store.ref, "mortal", 3)
+        results = await mesh.call_all(ranks, 2, "publish_shards", str(tmp_path / "init"), 2, timeout_s=120, who="ranks")
+        assert results == [5 * 60 + 16.0] * 2
+        taken = Taken()
+        await Subscriber(store.ref, "sharded").fetch(taken)
+        for i in range(5):
+            assert torch.equal(taken.tensors[f"w{i}"], torch.arange(15.0).reshape(5, 3) + 100 * i)
+        assert torch.equal(taken.tensors["plain"], torch.ones(4))
+        await mesh.stop(procs)
+
+    run(main())
+
+
+def test_a_store_that_dies_is_named_at_once(run: Any) -> None:
+    async def main() -> None:
+        doomed = await WeightStore.start(name="doomed store")
+        publisher = Publisher(doomed.ref, "any")
+        await publisher.publish(some_weights(0), 0)
+        folder = mesh.log_folder("doomed store")
+        assert folder is not None
+        os.kill(int((folder / "0.pid").read_text()), signal.SIGKILL)
+        started = time.monotonic()
+        with pytest.raises(ActorDiedError, match="doomed store died"):
+            await publisher.publish(some_weights(1), 1)
+        assert time.monotonic() - started < 5
+        await doomed.stop()
+        await doomed.stop()
+
+    run(main())
