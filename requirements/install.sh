@@ -43,34 +43,47 @@ retry() {  # downloads fail; what has arrived is cached, so another try continue
     return 1
 }
 
+pip="$venv_python -m pip --disable-pip-version-check"
 # pip finds wheels where it is configured to; uv must be told of the same places.
+# shellcheck disable=SC2086  # $pip is four words on purpose
+configured() { $pip config get "global.$1" 2>/dev/null | tr -s ' \n' '  ' | sed 's/ *$//' || true; }
 export UV_HTTP_TIMEOUT="${UV_HTTP_TIMEOUT:-180}" UV_HTTP_RETRIES="${UV_HTTP_RETRIES:-8}"
-if [ "$kind" = cpu ] && [ -z "${UV_FIND_LINKS:-}" ] && [ -n "${PIP_FIND_LINKS:-}" ]; then
-    UV_FIND_LINKS=$(echo "$PIP_FIND_LINKS" | tr ' ' ',')
+index=${PIP_INDEX_URL:-$(configured index-url)}
+links=${PIP_FIND_LINKS:-$(configured find-links)}
+if [ -n "$index" ]; then export UV_DEFAULT_INDEX="${UV_DEFAULT_INDEX:-$index}"; fi
+if [ -n "$links" ] && [ "$kind" = cpu ]; then
+    UV_FIND_LINKS=${UV_FIND_LINKS:-$(echo "$links" | tr ' ' ',')}
     export UV_FIND_LINKS
 fi
-if [ -z "${UV_DEFAULT_INDEX:-}" ] && [ -n "${PIP_INDEX_URL:-}" ]; then export UV_DEFAULT_INDEX="$PIP_INDEX_URL"; fi
 
-pip="$venv_python -m pip --disable-pip-version-check"
-# shellcheck disable=SC2086  # $pip is three words on purpose
-if [ -x .venv/bin/uv ] || retry $pip install --quiet --retries 8 --timeout 180 "$(grep '^uv==' "$list")"; then
-    set -- .venv/bin/uv pip install --python $venv_python
-    [ -z "${TORCH_INDEX:-}" ] || set -- "$@" --index "$TORCH_INDEX" --index-strategy unsafe-best-match
-else
-    say "uv could not be installed; pip does it, more slowly"
-    set -- $pip install --retries 8 --timeout 180
-    [ -z "${TORCH_INDEX:-}" ] || set -- "$@" --extra-index-url "$TORCH_INDEX"
+install_with_uv() {
+    [ -x .venv/bin/uv ] || return 1
+    if [ -n "${TORCH_INDEX:-}" ]; then set -- --index "$TORCH_INDEX" --index-strategy unsafe-best-match "$@"; fi
+    retry .venv/bin/uv pip install --python $venv_python "$@"
+}
+install_with_pip() {
+    if [ -n "${TORCH_INDEX:-}" ]; then set -- --extra-index-url "$TORCH_INDEX" "$@"; fi
+    # shellcheck disable=SC2086
+    retry $pip install --retries 8 --timeout 180 "$@"
+}
+install() {
+    install_with_uv "$@" && return 0
+    say "uv could not do it; pip tries, more slowly"
+    install_with_pip "$@"
+}
+
+if [ ! -x .venv/bin/uv ]; then
+    install_with_pip --quiet "$(grep '^uv==' "$list")" || say "uv could not be installed"
 fi
-
 say "installing $(wc -l < "$list") packages from $list"
-retry "$@" --no-deps -r "$list" || die "the installation from $list failed; the lines above say why"
+install --no-deps -r "$list" || die "the installation from $list failed; the lines above say why"
 
 # PyPI's torch is the CUDA build: it does not import without CUDA libraries that a CPU list does not hold.
 if ! $venv_python -c 'import torch' 2>/dev/null; then
     say "torch does not import: this is the build for CUDA. Installing its libraries, several GB."
     say "To avoid that: \`make clean\`, then set TORCH_INDEX to PyTorch's wheel index for CPU builds."
-    retry "$@" --constraint "$list" "$(grep '^torch==' "$list")" || die "torch's dependencies could not be installed"
+    install --constraint "$list" "$(grep '^torch==' "$list")" || die "torch's dependencies could not be installed"
     $venv_python -c 'import torch' || die "torch does not import; the traceback above says why"
 fi
 
-"$@" --no-deps --no-build-isolation --editable . || die "this project could not be installed; the lines above say why"
+install --no-deps --no-build-isolation --editable . || die "this project could not be installed; the lines above say why"
