@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from typing import Any
 
 import torch
@@ -98,5 +99,8 @@ if IS_0_1:
 
     torchstore.api.Controller = Controller
     torchstore.api.StorageVolume = StorageVolume
-    if not torchstore.transport.buffers.rdma_available():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of the name it asks Monarch by
+        _rdma = torchstore.transport.buffers.rdma_available()
+    if not _rdma:
         torchstore.transport.pipe.Pipe.create_transport_buffer = lambda pipe: SharedBuffer()

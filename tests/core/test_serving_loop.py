@@ -1,0 +1,129 @@
+"""An engine's bookkeeping, with vLLM faked: failures must reach everyone who waits."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge_agents.errors import ActorDiedError
+from forge_agents.policy import Sampling
+from forge_agents.serving import Engine, EngineConfig, _vllm
+from forge_agents.serving._loop import EngineThread
+from forge_agents.serving._wire import Answer, Facts, Request
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dtype": "float8"}, "dtype='float8'"),
+        ({"max_model_len": 1}, "max_model_len=1"),
+        ({"max_num_seqs": 0}, "max_num_seqs=0"),
+        ({"kv_cache_gb": 0.0}, "kv_cache_gb=0"),
+        ({"threads": 0}, "threads=0"),
+    ],
+)
+def test_bad_settings_say_what_would_do(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=message):
+        EngineConfig(model=str(tmp_path), **change)
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no folder with a config\.json"):
+        EngineConfig(model=str(tmp_path))
+
+
+class FailingEngine:
+    """Takes requests; its step raises."""
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.requests)
+
+    def __init__(self) -> None:
+        self.requests: list[str] = []
+
+    def step(self) -> list[Any]:
+        raise ArithmeticError("numbers went missing")
+
+
+def test_a_failed_step_ends_the_thread_and_breaks_every_promise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    fake = FailingEngine()
+    monkeypatch.setattr(_vllm, "build", lambda config: fake)
+    monkeypatch.setattr(_vllm, "max_model_len", lambda engine: 8)
+    monkeypatch.setattr(_vllm, "add", lambda engine, name, request: fake.requests.append(name))
+    deaths: queue.Queue[BaseException] = queue.Queue()
+    thread = EngineThread(EngineConfig(model=str(tmp_path)), deliver=lambda answers: None, died=deaths.put)
+    thread.ready.result(timeout=5)
+    assert thread.call(lambda: 42).result(timeout=5) == 42
+    with pytest.raises(LookupError):
+        thread.call(lambda: {}["job"]).result(timeout=5)
+    thread.add([Request(request_id=0, prompt_ids=(1,), max_tokens=2)])
+    assert isinstance(deaths.get(timeout=5), ArithmeticError)
+    with pytest.raises(RuntimeError, match="thread has ended"):
+        thread.call(lambda: 42).result(timeout=5)
+
+
+class Call:
+    """Stands for an endpoint."""
+
+    def __init__(self, function: Any) -> None:
+        self.call_one = function
+
+
+class FakeActor:
+    """Answers requests with their prompts until it is told to fail."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+        self.failing = asyncio.Event()
+        self.add, self.poll, self.abort, self.close = map(Call, (self._add, self._poll, self._done, self._done))
+
+    async def _add(self, requests: list[Request]) -> None:
+        self.batches.append(len(requests))
+        await asyncio.sleep(0.01)
+
+    async def _poll(self, timeout_s: float) -> list[Answer]:
+        await self.failing.wait()
+        raise RuntimeError("the engine has failed: ArithmeticError: numbers went missing")
+
+    async def _done(self, *args: Any) -> None:
+        return None
+
+
+def test_a_failed_engine_fails_every_waiting_request_by_name() -> None:
+    async def main() -> None:
+        actor = FakeActor()
+        engine = Engine("hero", None, actor, Facts(pid=0, vocab_size=10, max_model_len=8, start_s=0.0))
+        waiting = [asyncio.ensure_future(engine.generate([1, 2], Sampling(), timeout_s=60)) for _ in range(50)]
+        await asyncio.sleep(0.1)
+        assert sum(actor.batches) == 50
+        assert len(actor.batches) <= 2  # requests of one moment travel together
+        actor.failing.set()
+        outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
+        assert all(isinstance(outcome, ActorDiedError) for outcome in outcomes)
+        assert "hero has failed" in str(outcomes[0])
+        assert "numbers went missing" in str(outcomes[0])
+        with pytest.raises(ActorDiedError, match="hero has failed"):
+            await engine.generate([1], Sampling())
+        await engine.stop()
+
+    asyncio.run(main())
+
+
+def test_an_update_must_bring_every_tensor_in_its_shape(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    expected = {"a": (2, 3), "b": (4,)}
+    whole = {"a": torch.zeros(2, 3), "b": torch.zeros(4)}
+    _vllm.check_tensors(whole, expected)
+    _vllm.check_tensors({**whole, "lm_head.weight": torch.zeros(1)}, expected)  # tied: may come or not
+    with pytest.raises(ValueError, match=r"1 tensors are missing \(\['b'\]\), 1 are unknown \(\['c'\]\)"):
+        _vllm.check_tensors({"a": whole["a"], "c": whole["b"]}, expected)
+    with pytest.raises(ValueError, match=r"tensor 'a' has shape \(3, 2\)"):
+        _vllm.check_tensors({**whole, "a": torch.zeros(3, 2)}, expected)

@@ -1,0 +1,297 @@
+"""Engines for real: tokens, logprobs, versions, updates in flight, and deaths."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from forge_agents import mesh
+from forge_agents.errors import ActorDiedError, StallError, UnknownIdError
+from forge_agents.policy import Sampling
+from forge_agents.serving import Engine, EngineConfig
+from forge_agents.types import Completion, VersionSpan
+from forge_agents.weights import Publisher, WeightStore
+
+GREEDY = Sampling(temperature=0.0, max_tokens=24)
+PROMPTS = [[65, 66, 67], [200, 3, 9, 9, 9], list(range(40, 80))]
+
+
+def small(model: Path) -> EngineConfig:
+    return EngineConfig(
+        model=str(model), enforce_eager=True, kv_cache_gb=0.02, threads=1, max_model_len=256, max_num_seqs=16
+    )
+
+
+def weights_of(model: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(model / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def store(run: Any) -> WeightStore:
+    started: WeightStore = run(WeightStore.start(name="test store"))
+    return started
+
+
+@pytest.fixture(scope="module")
+def engine(run: Any, store: WeightStore, tiny_llama: Path) -> Engine:
+    started: Engine = run(Engine.start(small(tiny_llama), name="hero", store=store.ref))
+    return started
+
+
+async def answers(engine: Engine, sampling: Sampling = GREEDY) -> list[Completion]:
+    return await asyncio.gather(*(engine.generate(prompt, sampling) for prompt in PROMPTS))
+
+
+def tokens_and_logprobs(completions: list[Completion]) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+    return [(completion.token_ids, completion.logprobs) for completion in completions]
+
+
+def reference_logprobs(
+    model: Path, prompt: list[int], response: tuple[int, ...], temperature: float, top_p: float
+) -> torch.Tensor:
+    """float32 [response tokens]: log-probability of each under temperature, then top_p, from transformers."""
+    from transformers import AutoModelForCausalLM
+
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    with torch.no_grad():
+        logits_TV = reference(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1] / temperature
+    probs_TV, order_TV = logits_TV.softmax(-1).sort(-1, descending=True)
+    dropped_TV = probs_TV.cumsum(-1) - probs_TV >= top_p
+    kept_TV = torch.zeros_like(logits_TV).scatter(-1, order_TV, probs_TV.masked_fill(dropped_TV, 0.0))
+    kept_TV /= kept_TV.sum(-1, keepdim=True)
+    return kept_TV.gather(-1, torch.tensor(response)[:, None])[:, 0].log()
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.6, 1.0), (1.3, 0.7)])
+def test_logprobs_are_those_of_the_distribution_that_was_sampled(
+    run: Any, engine: Engine, tiny_llama: Path, temperature: float, top_p: float
+) -> None:
+    sampling = Sampling(temperature=temperature, top_p=top_p, max_tokens=40)
+    completion = run(engine.generate(PROMPTS[2], sampling, seed=11))
+    expected_T = reference_logprobs(tiny_llama, PROMPTS[2], completion.token_ids, temperature, top_p)
+    torch.testing.assert_close(torch.tensor(completion.logprobs), expected_T, atol=1e-3, rtol=0)
+
+
+def test_a_seed_repeats_its_tokens_in_any_company(run: Any, engine: Engine) -> None:
+    sampling = Sampling(max_tokens=16)
+
+    async def main() -> None:
+        alone = await engine.generate(PROMPTS[0], sampling, seed=5)
+        crowd = await asyncio.gather(
+            *(engine.generate(PROMPTS[1], sampling) for _ in range(6)), engine.generate(PROMPTS[0], sampling, seed=5)
+        )
+        assert crowd[-1].token_ids == alone.token_ids
+        assert (await engine.generate(PROMPTS[0], sampling, seed=6)).token_ids != alone.token_ids
+
+    run(main())
+
+
+def test_requests_of_many_tasks_are_decoded_together(run: Any, engine: Engine) -> None:
+    async def main() -> None:
+        before = await engine.info()
+        sampling = Sampling(temperature=0.0, max_tokens=20)
+        completions = await asyncio.gather(*(engine.generate(PROMPTS[0], sampling) for _ in range(32)))
+        after = await engine.info()
+        assert len({completion.token_ids for completion in completions}) == 1
+        total = sum(len(completion.token_ids) for completion in completions)
+        assert after.generated_tokens - before.generated_tokens == total
+        assert after.steps - before.steps < 60  # 16 at a time; one by one would take 640
+        assert after.pid == engine.facts.pid
+        assert after.rss_bytes > 100e6
+
+    run(main())
+
+
+def test_a_response_ends_for_the_reason_it_says(run: Any, engine: Engine) -> None:
+    async def main() -> None:
+        cut = await engine.generate(PROMPTS[0], Sampling(temperature=0.0, max_tokens=5))
+        assert (cut.finish_reason, len(cut.token_ids)) == ("length", 5)
+        no_room = await engine.generate([65] * 250, Sampling(temperature=0.0, max_tokens=50))
+        assert (no_room.finish_reason, len(no_room.token_ids)) == ("context", 6)
+        stopped = await engine.generate(PROMPTS[0], GREEDY, stop_token_ids=[cut.token_ids[2]])
+        assert stopped.finish_reason == "stop"
+        assert stopped.token_ids == cut.token_ids[: cut.token_ids.index(cut.token_ids[2]) + 1]
+
+    run(main())
+
+
+def test_a_text_ends_a_response(run: Any, engine: Engine) -> None:
+    async def main() -> None:
+        sampled = await engine.generate(PROMPTS[1], Sampling(max_tokens=120), seed=1)
+        place, letter = next((i, token) for i, token in enumerate(sampled.token_ids) if 33 <= token < 127)
+        stopped = await engine.generate(PROMPTS[1], Sampling(max_tokens=120, stop=(chr(letter),)), seed=1)
+        assert stopped.finish_reason == "stop"
+        assert stopped.token_ids == sampled.token_ids[: place + 1]
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([], "the prompt is empty"),
+        ([65] * 256, "has 256 tokens and hero holds 256"),
+        ([65, 264], "token id 264 is outside the vocabulary of hero, 0 to 263"),
+        ([65, -1], "token id -1 is outside"),
+    ],
+)
+def test_prompts_that_cannot_be_served_are_refused_with_the_reason(
+    run: Any, engine: Engine, prompt: list[int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        run(engine.generate(prompt, GREEDY))
+
+
+def test_vllms_refusal_reaches_only_the_request_it_means(run: Any, engine: Engine) -> None:
+    class Odd:
+        temperature, top_p, max_tokens, stop = 1.0, 2.0, 4, ()
+
+    async def main() -> None:
+        odd, good = await asyncio.gather(
+            engine.generate(PROMPTS[0], Odd()), engine.generate(PROMPTS[0], GREEDY), return_exceptions=True
+        )
+        assert isinstance(odd, ValueError)
+        assert "top_p" in str(odd)
+        assert isinstance(good, Completion)
+
+    run(main())
+
+
+def test_a_request_that_is_too_slow_is_named_and_dropped(run: Any, engine: Engine) -> None:
+    async def main() -> None:
+        with pytest.raises(StallError, match="hero did not finish a completion"):
+            await engine.generate(PROMPTS[0], Sampling(max_tokens=200), timeout_s=0.02)
+        await engine.generate(PROMPTS[0], Sampling(max_tokens=5))  # the drop was queued before it
+        assert (await engine.info()).unfinished == 0
+
+    run(main())
+
+
+def test_updates_that_do_not_fit_leave_the_engine_as_it_was(
+    run: Any, store: WeightStore, engine: Engine, tiny_llama: Path
+) -> None:
+    async def main() -> None:
+        before = tokens_and_logprobs(await answers(engine))
+        version = (await engine.info()).version
+        with pytest.raises(UnknownIdError, match="no weights 'hero' have been published"):
+            await engine.load_weights()
+        good = weights_of(tiny_llama)
+        name = next(name for name in good if "down_proj" in name)
+        publisher = Publisher(store.ref, "hero", dtype=torch.float32)
+        await publisher.publish({key: tensor for key, tensor in good.items() if key != name}, 1)
+        with pytest.raises(ValueError, match=r"1 tensors are missing .*down_proj"):
+            await engine.load_weights()
+        await publisher.publish({**good, name: good[name].t()}, 2)
+        with pytest.raises(ValueError, match="has shape"):
+            await engine.load_weights(2)
+        assert tokens_and_logprobs(await answers(engine)) == before
+        assert (await engine.info()).version == version
+
+    run(main())
+
+
+def test_a_request_in_flight_goes_on_under_new_weights_with_no_stale_keys(
+    run: Any, store: WeightStore, engine: Engine, tiny_models: Callable[..., Path]
+) -> None:
+    new = tiny_models(family="llama", seed=1)
+    sampling = Sampling(temperature=0.0, max_tokens=200)
+
+    async def main() -> None:
+        await Publisher(store.ref, "hero", dtype=torch.float32).publish(weights_of(new), 7)
+        old = (await engine.info()).version
+        steps = (await engine.info()).steps
+        running = asyncio.ensure_future(engine.generate(PROMPTS[0], sampling))
+        while (await engine.info()).steps < steps + 20:  # noqa: ASYNC110  # the engine is another process
+            await asyncio.sleep(0.001)
+        timings = await engine.load_weights()
+        assert timings["version"] == 7
+        assert timings["bytes"] == sum(tensor.nbytes for tensor in weights_of(new).values())
+        completion = await running
+        first, second = completion.versions
+        assert (first.version, second.version) == (old, 7)
+        assert first.start == 0 < first.end == second.start < second.end == len(completion.token_ids)
+        prefix = [*PROMPTS[0], *completion.token_ids[: first.end]]
+        rest = await engine.generate(prefix, Sampling(temperature=0.0, max_tokens=second.end - second.start))
+        assert rest.token_ids == completion.token_ids[first.end :]
+        torch.testing.assert_close(rest.logprobs, completion.logprobs[first.end :], atol=1e-4, rtol=0)
+        assert rest.versions == (VersionSpan(version=7, start=0, end=len(rest.token_ids)),)
+        again = await engine.load_weights()
+        assert again["bytes"] == 0
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"family": "llama", "tied": True, "dtype": "float32"},
+        {"family": "llama", "tied": False, "dtype": "bfloat16"},
+        {"family": "qwen3", "tied": True, "dtype": "bfloat16"},
+    ],
+    ids=str,
+)
+def test_after_an_update_an_engine_equals_a_fresh_one_and_can_go_back(
+    run: Any, store: WeightStore, tiny_models: Callable[..., Path], kind: dict[str, Any]
+) -> None:
+    old, new = (tiny_models(**kind, seed=seed) for seed in (20, 21))
+    name = "-".join(map(str, kind.values()))
+
+    async def main() -> None:
+        updated, fresh = await asyncio.gather(
+            Engine.start(small(old), name=name, store=store.ref), Engine.start(small(new), name="fresh")
+        )
+        before, expected = tokens_and_logprobs(await answers(updated)), tokens_and_logprobs(await answers(fresh))
+        assert before != expected
+        publisher = Publisher(store.ref, name, dtype=getattr(torch, kind["dtype"]))
+        await publisher.publish(weights_of(new), 1)
+        await updated.load_weights(1)
+        after = await answers(updated)
+        assert tokens_and_logprobs(after) == expected
+        assert {span.version for completion in after for span in completion.versions} == {1}
+        await publisher.publish(weights_of(old), 2)
+        await updated.load_weights()
+        assert tokens_and_logprobs(await answers(updated)) == before
+        await asyncio.gather(updated.stop(), fresh.stop())
+
+    run(main())
+
+
+def test_a_half_written_model_fails_the_start_with_vllms_reason(run: Any, tiny_llama: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(tiny_llama, tmp_path / "broken")
+    whole = (broken / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(Exception, match="(?i)safetensor|incomplete|header|invalid") as caught:
+        run(Engine.start(small(broken), name="broken"))
+    assert not isinstance(caught.value, StallError)
+    assert mesh.log_folder("broken") is None  # its process is gone
+
+
+def test_a_killed_engine_fails_all_its_requests_at_once_and_by_name(run: Any, engine: Engine) -> None:
+    async def main() -> None:
+        waiting = [
+            asyncio.ensure_future(engine.generate([65, i], Sampling(max_tokens=240), timeout_s=60)) for i in range(40)
+        ]
+        await asyncio.sleep(0.05)
+        os.kill(engine.facts.pid, signal.SIGKILL)
+        started = time.monotonic()
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        assert time.monotonic() - started < 5
+        deaths = [outcome for outcome in outcomes if isinstance(outcome, ActorDiedError)]
+        assert len(deaths) > 20
+        assert "hero died" in str(deaths[0])
+        with pytest.raises(ActorDiedError, match="hero died"):
+            await engine.generate(PROMPTS[0], GREEDY)
+        await engine.stop()
+
+    run(main())
