@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -36,6 +35,8 @@ class LearnerActor(Actor):
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
         self._core: LearnerCore | None = None
         self._publisher: Publisher | None = None
+        # collectives of two calls must not mix: every rank takes its calls in the order they were sent
+        self._one_at_a_time = asyncio.Lock()
 
     @concurrent_endpoint
     async def build(self) -> int:
@@ -64,17 +65,17 @@ class LearnerActor(Actor):
         return logprobs_T if current_rank().rank == 0 else None
 
     @concurrent_endpoint
-    async def save(self, folder: Path, keep: int | None) -> None:
+    async def save(self, folder: str, keep: int | None) -> None:
         """`LearnerCore.save`."""
         await self._compute(lambda: self._built.save(folder, keep=keep))
 
     @concurrent_endpoint
-    async def load(self, folder: Path) -> int:
+    async def load(self, folder: str) -> int:
         """`LearnerCore.load`."""
         return await self._compute(lambda: self._built.load(folder))
 
     @concurrent_endpoint
-    async def export(self, folder: Path, dtype: str) -> None:
+    async def export(self, folder: str, dtype: str) -> None:
         """`LearnerCore.export`."""
         await self._compute(lambda: self._built.export(folder, dtype=getattr(torch, dtype)))
 
@@ -85,11 +86,16 @@ class LearnerActor(Actor):
             raise RuntimeError(f"learner {self._name!r} was started without a store; nothing can be published")
         if self._publisher is None:
             self._publisher = Publisher(self._store, self._name)
-        state = await self._compute(lambda: self._built.hf_state_dict())
-        version = self._built.version
-        return {**await self._publisher.publish(state, version), "version": float(version)}
+        async with self._one_at_a_time:
+            state = await self._on_thread(self._built.hf_state_dict)
+            version = self._built.version
+            return {**await self._publisher.publish(state, version), "version": float(version)}
 
     async def _compute(self, work: Callable[[], T]) -> T:
+        async with self._one_at_a_time:
+            return await self._on_thread(work)
+
+    async def _on_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     @property

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError, safe_open
+from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.fsdp import FSDPModule
 
 from forge_agents.errors import ModelNotFoundError
@@ -68,7 +68,7 @@ def join_ranks(config: LearnerConfig) -> Ranks:
     titan.device_utils.device_module.set_device(device)
     if not dist.is_initialized():
         if world_size == 1:
-            dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+            dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
         else:
             timeout = math.ceil(config.collective_timeout_s)
             titan.dist_utils.init_distributed(titan.CommConfig(init_timeout_seconds=timeout, trace_buf_size=0))
@@ -172,8 +172,10 @@ def fsdp_modules(model: torch.nn.Module) -> Iterator[FSDPModule]:
 
 
 def free_unsharded(model: torch.nn.Module) -> None:
-    """Drop the compute copies of the weights after a forward pass without backward pass, or the next one would use
-    them although the weights have changed since."""
+    """Drop the compute copies of the weights after a forward pass without backward pass.
+
+    The next forward pass would use them although the weights have changed since.
+    """
     for module in fsdp_modules(model):
         module.reshard()
 
@@ -188,7 +190,7 @@ def load_hf_weights(model: Any, adapter: Any, folder: Path) -> None:
             f"{folder} lacks {len(missing)} of {len(wanted)} tensors, first {missing[0]!r}; its weights and config.json "
             "do not belong together"
         )
-    dcp.load(wanted, storage_reader=adapter.get_hf_storage_reader(str(folder)))
+    state_dict_loader.load(wanted, storage_reader=adapter.get_hf_storage_reader(str(folder)))
     model.load_state_dict(adapter.from_hf(dict(wanted)), strict=True)
 
 
@@ -200,9 +202,7 @@ def check_weights(folder: Path) -> set[str]:
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise ModelNotFoundError(
-            f"{folder} holds no .safetensors file; download the model again (forge-agents download)"
-        )
+        raise ModelNotFoundError(f"{folder} holds no .safetensors file; download the model again")
     names: set[str] = set()
     for file in files:
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 
 import torch._utils
 
@@ -25,7 +26,7 @@ def _import_with_the_device_that_exists() -> str:
         ImportError: TorchTitan was imported by someone else first and took a device that does not exist.
     """
     name = "torchtitan.tools.utils"
-    found = torch._utils._get_available_device_type
+    found: Callable[[], str | None] = torch._utils._get_available_device_type
     if found() is None and name not in sys.modules:
         torch._utils._get_available_device_type = lambda: "cpu"
         try:
@@ -45,14 +46,13 @@ DEVICE_TYPE = _import_with_the_device_that_exists()
 """Torch device type of the learner on this machine: ``"cpu"``, ``"cuda"``, ..."""
 
 # ruff: noqa: E402  (the imports below must follow the device choice above)
-# torchtitan ships no type information, hence the one marker per import
-from torchtitan.components.loss import BaseLoss, ChunkedLossWrapper, compute_logprobs  # type: ignore[import-untyped]
-from torchtitan.components.optimizer import (  # type: ignore[import-untyped]
+from torchtitan.components.loss import BaseLoss, ChunkedLossWrapper, compute_logprobs
+from torchtitan.components.optimizer import (
     LRSchedulersContainer,
     OptimizersContainer,
     default_adamw,
 )
-from torchtitan.config import (  # type: ignore[import-untyped]
+from torchtitan.config import (
     TORCH_DTYPE_MAP,
     CommConfig,
     CompileConfig,
@@ -60,38 +60,38 @@ from torchtitan.config import (  # type: ignore[import-untyped]
     ParallelismConfig,
     TrainingConfig,
 )
-from torchtitan.distributed import ParallelDims  # type: ignore[import-untyped]
+from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
-from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC  # type: ignore[import-untyped]
-from torchtitan.distributed.pipeline_parallel import pipeline_llm  # type: ignore[import-untyped]
-from torchtitan.models.common import (  # type: ignore[import-untyped]
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.distributed.pipeline_parallel import pipeline_llm
+from torchtitan.models.common import (
     ComplexRoPE,
     CosSinRoPE,
     Embedding,
     Linear,
     RMSNorm,
 )
-from torchtitan.models.common.attention import (  # type: ignore[import-untyped]
+from torchtitan.models.common.attention import (
     VarlenAttention,
     create_varlen_metadata_for_document,
 )
-from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config  # type: ignore[import-untyped]
-from torchtitan.models.common.param_init import skip_param_init  # type: ignore[import-untyped]
-from torchtitan.models.llama3 import (  # type: ignore[import-untyped]
+from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
+from torchtitan.models.common.param_init import skip_param_init
+from torchtitan.models.llama3 import (
     Llama3Model,
     Llama3StateDictAdapter,
     Llama3TransformerBlock,
     parallelize_llama,
 )
-from torchtitan.models.qwen3 import (  # type: ignore[import-untyped]
+from torchtitan.models.qwen3 import (
     Qwen3Model,
     Qwen3StateDictAdapter,
     Qwen3TransformerBlock,
     parallelize_qwen3,
 )
-from torchtitan.protocols.model_spec import ModelSpec  # type: ignore[import-untyped]
-from torchtitan.protocols.module import Module  # type: ignore[import-untyped]
-from torchtitan.tools import utils as device_utils  # type: ignore[import-untyped]
+from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan.protocols.module import Module
+from torchtitan.tools import utils as device_utils
 
 __all__ = [
     "DEVICE_TYPE",

@@ -202,7 +202,7 @@ class _BucketAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0917  (autograd passes them by position)
         ctx: Any, q_TNH: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor, plan: AttentionPlan, scale: float
     ) -> torch.Tensor:
         num_keys = k_TKH.shape[1]
@@ -217,7 +217,7 @@ class _BucketAttention(torch.autograd.Function):
         return torch.cat(slots).index_select(0, plan.slot_T)
 
     @staticmethod
-    def backward(ctx: Any, grad_TNH: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_TNH: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q_TNH, k_TKH, v_TKH, *probs_of = ctx.saved_tensors
         plan, num_keys = ctx.plan, k_TKH.shape[1]
         dk_TKH, dv_TKH = (torch.zeros(x.shape, dtype=torch.float32) for x in (k_TKH, v_TKH))
@@ -229,7 +229,7 @@ class _BucketAttention(torch.autograd.Function):
             probs_32 = probs.float()
             dv = torch.bmm(probs.transpose(1, 2), grad)
             dscores = torch.bmm(grad, v.transpose(1, 2)).float()
-            # softmax: ds = p * (dp - sum(dp * p))
+            # The gradient of a softmax: each p times its dp less the row's mean dp under p.
             dscores.sub_((dscores * probs_32).sum(-1, keepdim=True)).mul_(probs_32).mul_(ctx.scale)
             dq_slots.insert(at, _unfold(torch.bmm(dscores, k.float()).to(q.dtype), bucket, q_TNH.shape[1]))
             dk = torch.bmm(dscores.transpose(1, 2), q.float())
@@ -261,10 +261,9 @@ def _unfold(x: torch.Tensor, bucket: Bucket, num_heads: int) -> torch.Tensor:
 def _probabilities(q: torch.Tensor, k: torch.Tensor, bucket: Bucket, scale: float) -> torch.Tensor:
     """float32 [b * K, R * m, s]; rows of padded queries are 0."""
     b, m, s = bucket.bias_bms.shape
-    scores = torch.bmm(q.float(), k.float().transpose(1, 2)).mul_(scale)
-    by_span = scores.view(b, -1, m, s)
-    by_span.add_(bucket.bias_bms[:, None])
+    # nothing in place: selective activation checkpointing keeps results of matrix products
+    scores = torch.bmm(q.float() * scale, k.float().transpose(1, 2)).view(b, -1, m, s) + bucket.bias_bms[:, None]
     probs = torch.softmax(scores, dim=-1)
     if bucket.live_bm1 is not None:
-        probs.view(b, -1, m, s).mul_(bucket.live_bm1[:, None])
-    return probs
+        probs = probs * bucket.live_bm1[:, None]
+    return probs.view(q.shape[0], -1, s)

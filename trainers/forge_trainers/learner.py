@@ -30,6 +30,8 @@ class Learner:
         self.world_size = world_size
         self.version = version
         """Version of the weights: optimiser steps taken since the start model."""
+        self.last_publish: dict[str, float] = {}
+        """Timings of the latest `publish`: ``pack_s``, ``put_s``, and ``bytes``."""
         self._procs = procs
         self._actors = actors
 
@@ -94,11 +96,11 @@ class Learner:
 
     async def save(self, folder: str | Path, *, keep: int | None = None, timeout_s: float = 600.0) -> None:
         """Write a checkpoint, all or nothing; see `LearnerCore.save`."""
-        await self._call("save", Path(folder).absolute(), keep, timeout_s=timeout_s)
+        await self._call("save", _absolute(folder), keep, timeout_s=timeout_s)
 
     async def load(self, folder: str | Path, *, timeout_s: float = 600.0) -> int:
         """Continue from a checkpoint. Returns its version."""
-        self.version = int((await self._call("load", Path(folder).absolute(), timeout_s=timeout_s))[0])
+        self.version = int((await self._call("load", _absolute(folder), timeout_s=timeout_s))[0])
         return self.version
 
     async def export(
@@ -109,15 +111,15 @@ class Learner:
         timeout_s: float = 600.0,
     ) -> None:
         """Write a Hugging Face model folder; see `LearnerCore.export`."""
-        await self._call("export", Path(folder).absolute(), dtype, timeout_s=timeout_s)
+        await self._call("export", _absolute(folder), dtype, timeout_s=timeout_s)
 
     async def publish(self, *, timeout_s: float = 600.0) -> int:
         """Put the current weights into the store, in bfloat16 under Hugging Face's names.
 
         Returns:
-            Their version. `last_publish` holds the timings.
+            Their version.
         """
-        self.last_publish: dict[str, float] = (await self._call("publish", timeout_s=timeout_s))[0]
+        self.last_publish = (await self._call("publish", timeout_s=timeout_s))[0]
         return int(self.last_publish["version"])
 
     async def stop(self, *, timeout_s: float = 10.0) -> None:
@@ -126,3 +128,8 @@ class Learner:
 
     async def _call(self, endpoint: str, *args: Any, timeout_s: float) -> list[Any]:
         return await mesh.call_all(self._actors, self.world_size, endpoint, *args, timeout_s=timeout_s, who=self.name)
+
+
+def _absolute(folder: str | Path) -> str:
+    """The processes may have another working folder."""
+    return str(Path(folder).absolute())

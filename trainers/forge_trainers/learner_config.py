@@ -62,30 +62,22 @@ class LearnerConfig:
 
     def __post_init__(self) -> None:
         for name in ("lr", "weight_decay", "clip_high", "kl_coef"):
-            value = getattr(self, name)
-            if not (value >= 0 and math.isfinite(value)):
-                raise ValueError(f"{name}={value} must be finite and >= 0")
-        if not 0 <= self.clip_low <= 1:
-            raise ValueError(f"clip_low={self.clip_low} is outside [0, 1]; 0.2 is usual")
-        if not (self.temperature > 0 and math.isfinite(self.temperature)):
-            raise ValueError(f"temperature={self.temperature} must be above 0; greedy samples cannot be learned from")
-        if not self.max_grad_norm > 0:
-            raise ValueError(f"max_grad_norm={self.max_grad_norm} must be above 0; inf switches clipping off")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas={self.betas} must lie in [0, 1)")
-        minima = {"warmup_steps": 0, "max_tokens_per_microbatch": 2, "loss_chunk_tokens": 1, "tp": 1, "dp_replicate": 1}
-        for name, least in minima.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
-        if self.dp_shard != -1 and self.dp_shard < 1:
-            raise ValueError(f"dp_shard={self.dp_shard} must be at least 1, or -1 for all remaining ranks")
-        if self.threads is not None and self.threads < 1:
-            raise ValueError(f"threads={self.threads} must be at least 1, or None")
-        if not self.collective_timeout_s > 0:
-            raise ValueError(f"collective_timeout_s={self.collective_timeout_s} must be above 0")
-        if self.compute_dtype not in ("bfloat16", "float32"):
-            raise ValueError(f"compute_dtype={self.compute_dtype!r}; choose 'bfloat16' or 'float32'")
-        if self.activation_checkpointing not in ("none", "selective", "full"):
-            raise ValueError(
-                f"activation_checkpointing={self.activation_checkpointing!r}; choose 'none', 'selective' or 'full'"
-            )
+            _require(math.isfinite(getattr(self, name)) and getattr(self, name) >= 0, self, name, "finite and >= 0")
+        for name in ("warmup_steps", "max_tokens_per_microbatch", "loss_chunk_tokens", "dp_replicate", "tp"):
+            least = {"warmup_steps": 0, "max_tokens_per_microbatch": 2}.get(name, 1)
+            _require(getattr(self, name) >= least, self, name, f"at least {least}")
+        _require(all(0 <= beta < 1 for beta in self.betas), self, "betas", "in [0, 1)")
+        _require(self.max_grad_norm > 0, self, "max_grad_norm", "above 0; inf switches clipping off")
+        _require(0 <= self.clip_low <= 1, self, "clip_low", "in [0, 1]; 0.2 is usual")
+        _require(0 < self.temperature < math.inf, self, "temperature", "above 0; greedy samples teach nothing")
+        _require(self.dp_shard == -1 or self.dp_shard >= 1, self, "dp_shard", "at least 1, or -1 for all ranks left")
+        _require(self.threads is None or self.threads >= 1, self, "threads", "at least 1, or None")
+        _require(self.collective_timeout_s > 0, self, "collective_timeout_s", "above 0")
+        _require(self.compute_dtype in ("bfloat16", "float32"), self, "compute_dtype", "'bfloat16' or 'float32'")
+        kinds = ("none", "selective", "full")
+        _require(self.activation_checkpointing in kinds, self, "activation_checkpointing", f"one of {kinds}")
+
+
+def _require(holds: bool, config: LearnerConfig, name: str, wanted: str) -> None:
+    if not holds:
+        raise ValueError(f"{name}={getattr(config, name)!r} of the learner must be {wanted}")

@@ -12,7 +12,6 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -271,10 +270,11 @@ class LearnerCore:
             with self._ranks.context():
                 hidden_1SD = _select(self._hidden(model, row), source_S.to(self._ranks.device))
                 size = token_S.numel() // microbatch.num_chunks
-                found = [
-                    logprobs_of(model.lm_head(hidden), labels[None], temperature=self.config.temperature)[0]
-                    for hidden, labels in zip(_pieces(hidden_1SD, size), labels_S.split(size), strict=True)
-                ]
+                found = []
+                for start in range(0, labels_S.numel(), size):
+                    chunk = slice(start, start + size)
+                    logits = model.lm_head(hidden_1SD[:, chunk])
+                    found.append(logprobs_of(logits, labels_S[chunk][None], temperature=self.config.temperature)[0])
             out_T[row.token_S.to(out_T.device)] = torch.cat(found)[: row.token_S.numel()]
         _parallel.free_unsharded(model)
         if (mesh := self._ranks.loss_mesh) is not None:  # each token was computed by one data-parallel rank
@@ -344,10 +344,6 @@ def _select(hidden_1LD: torch.Tensor, source_S: torch.Tensor) -> torch.Tensor:
         mesh = hidden_1LD.device_mesh
         source_S = DTensor.from_local(source_S, mesh, [Replicate()] * mesh.ndim)
     return hidden_1LD.index_select(1, source_S)
-
-
-def _pieces(hidden_1SD: torch.Tensor, size: int) -> Iterator[torch.Tensor]:
-    return iter(hidden_1SD.split(size, dim=1))
 
 
 def _plain_if_whole(tensor: torch.Tensor) -> torch.Tensor:

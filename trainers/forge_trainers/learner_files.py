@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from huggingface_hub import save_torch_state_dict
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
@@ -43,7 +43,7 @@ def save(state: dict[str, Any], folder: Path, *, keep: int | None = None) -> Non
             folder.parent.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(unfinished, ignore_errors=True)
         _wait_for_ranks()
-        dcp.save(state, checkpoint_id=str(unfinished))
+        state_dict_saver.save(state, checkpoint_id=str(unfinished))
         if _is_first_rank():
             _put_in_place(unfinished, folder)
             for old in [] if keep is None else _numbered_siblings(folder)[:-keep]:
@@ -69,7 +69,7 @@ def load(state: dict[str, Any], folder: Path) -> dict[str, Any]:
     if not (folder / ".metadata").is_file():
         raise RunFolderError(f"{folder} holds no complete checkpoint; choose another, or start without one")
     try:
-        dcp.load(state, checkpoint_id=str(folder))
+        state_dict_loader.load(state, checkpoint_id=str(folder))
     except (CheckpointException, RuntimeError, ValueError) as error:
         raise RunFolderError(f"{folder} does not fit this model ({error}); was it saved by another one?") from error
     return state

@@ -104,8 +104,9 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         logprobs, entropies, normalizers = [], [], []
         rows = _rows_at_once(logits_SV)
-        for logits, labels in zip(logits_SV.split(rows), labels_S.split(rows), strict=True):
-            x = _scaled(logits, temperature)
+        for start in range(0, logits_SV.shape[0], rows):
+            labels = labels_S[start : start + rows]
+            x = _scaled(logits_SV[start : start + rows], temperature)
             picked = x.gather(1, labels[:, None]).squeeze(1)
             top = x.amax(1, keepdim=True)
             weights = torch.exp(x - top)
@@ -122,7 +123,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return torch.cat(logprobs), entropy_S
 
     @staticmethod
-    def backward(ctx: Any, grad_S: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad_S: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         logits_SV, labels_S, normalizer_S = ctx.saved_tensors
         out_SV = torch.empty_like(logits_SV)
         rows = _rows_at_once(logits_SV)

@@ -203,7 +203,7 @@ def check_batch(batch: EpisodeBatch, *, vocab_size: int | None = None, max_lengt
             tokens, a first token is in the loss, or an id or length is out of range.
     """
     for part, dtypes in (("tokens", _TOKEN_DTYPES), ("samples", _SAMPLE_DTYPES)):
-        if part not in batch.keys():
+        if batch.get(part) is None:
             raise ValueError(f"the batch has no {part!r}; build it with forge_trainers.packing.pack")
         for name, dtype in dtypes.items():
             column = batch[part].get(name)
@@ -226,7 +226,7 @@ def check_batch(batch: EpisodeBatch, *, vocab_size: int | None = None, max_lengt
     highest = int(tokens["ids"].max())
     if int(tokens["ids"].min()) < 0 or (vocab_size is not None and highest >= vocab_size):
         raise ValueError(
-            f"token ids span {int(tokens['ids'].min())}..{highest}, the model's vocabulary is 0..{(vocab_size or 0) - 1}; "
+            f"token ids span {int(tokens['ids'].min())}..{highest}, but the model knows 0..{(vocab_size or 0) - 1}; "
             "sampler and learner use different models"
         )
     longest = int(length_n.max())

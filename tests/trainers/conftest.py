@@ -1,0 +1,42 @@
+"""Batches for the learner's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from forge_agents.types import EpisodeBatch
+from forge_trainers.packing import Sample, pack
+
+VOCAB = 256
+
+
+def _random_samples(
+    *, groups: int = 3, siblings: int = 4, prompt: int = 20, longest: int = 16, seed: int = 0
+) -> list[Sample]:
+    """Groups that share a prompt, responses of 1 to `longest` tokens, plausible logprobs."""
+    rng = torch.Generator().manual_seed(seed)
+    samples = []
+    for group in range(groups):
+        prompt_ids = torch.randint(0, VOCAB, (prompt,), generator=rng).tolist()
+        for _ in range(siblings):
+            n = int(torch.randint(1, longest + 1, (), generator=rng))
+            samples.append(
+                Sample(
+                    token_ids=(*prompt_ids, *torch.randint(0, VOCAB, (n,), generator=rng).tolist()),
+                    loss_mask=(False,) * prompt + (True,) * n,
+                    logprobs=(0.0,) * prompt + tuple((-5.0 - torch.rand(n, generator=rng)).tolist()),
+                    advantage=float(torch.randn((), generator=rng)),
+                    versions=(-1,) * prompt + (0,) * n,
+                    group=group,
+                )
+            )
+    return samples
+
+
+@pytest.fixture(scope="session")
+def random_batch() -> Callable[..., EpisodeBatch]:
+    """``random_batch(groups=3, siblings=4, prompt=20, longest=16, seed=0)``: a batch for the tiny models."""
+    return lambda **options: pack(_random_samples(**options))

@@ -1,0 +1,70 @@
+"""Packed attention equals dense masked attention, forward and backward, however spans are bucketed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from forge_trainers import attention
+from forge_trainers.attention import attend, plan_attention
+from forge_trainers.rows import Span
+
+
+def layout(*blocks: tuple[int, tuple[int, ...]]) -> list[Span]:
+    """Spans of blocks given as (prefix length, own lengths)."""
+    spans, at = [], 0
+    for prefix, owns in blocks:
+        start = at
+        if prefix:
+            spans.append(Span(start=at, length=prefix))
+            at += prefix
+        for own in owns:
+            spans.append(Span(start=at, length=own, prefix_start=start if prefix else 0, prefix_length=prefix))
+            at += own
+    return spans
+
+
+def dense(q_TNH: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor, spans: list[Span]) -> torch.Tensor:
+    sees = torch.zeros(len(q_TNH), len(q_TNH), dtype=torch.bool)
+    for s in spans:
+        sees[s.start : s.start + s.length, s.prefix_start : s.prefix_start + s.prefix_length] = True
+        own = slice(s.start, s.start + s.length)
+        sees[own, own] = torch.ones(s.length, s.length, dtype=torch.bool).tril()
+    q, k, v = (x.transpose(0, 1)[None] for x in (q_TNH, k_TKH, v_TKH))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=sees, enable_gqa=True)[0].transpose(0, 1)
+
+
+BLOCKS = ((5, (3, 7, 30)), (0, (4,)), (40, (1, 2, 3, 25)), (0, (64,)), (200, (1, 90)))
+
+
+@pytest.mark.parametrize("long_span", [10**6, 50, 1], ids=["buckets", "both", "one by one"])
+def test_packed_attention_equals_dense_attention(long_span: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(attention, "_LONG_SPAN", long_span)
+    torch.manual_seed(0)
+    spans = layout(*BLOCKS)
+    size = spans[-1].start + spans[-1].length
+    inputs = [torch.randn(size, heads, 16, requires_grad=True) for heads in (6, 2, 2)]
+    grad = torch.randn(size, 6, 16)
+    plan = plan_attention(spans)
+    ours, theirs = attend(*inputs, plan), dense(*inputs, spans)
+    for a, b in zip(
+        (ours, *torch.autograd.grad(ours, inputs, grad)),
+        (theirs, *torch.autograd.grad(theirs, inputs, grad)),
+        strict=True,
+    ):
+        assert (a - b).norm() < 1e-5 * b.norm()
+
+
+def test_buckets_hold_little_padding():
+    spans = layout(*[(46, (32,) * 8)] * 8)
+    plan = plan_attention(spans)
+    padded = sum(bucket.bias_bms.numel() for bucket in plan.buckets)
+    exact = sum(span.length * (span.length + span.prefix_length) for span in spans)
+    assert padded <= 1.4 * exact
+    assert len(plan.buckets) <= 3
+
+
+def test_a_sliding_window_is_refused():
+    with pytest.raises(ValueError, match="window_size"):
+        attention.PackedAttention.Config(window_size=(8, 0)).build()

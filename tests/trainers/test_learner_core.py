@@ -1,0 +1,280 @@
+"""The learner of one rank against transformers and against itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from forge_agents.errors import ModelNotFoundError, RunFolderError
+from forge_agents.types import EpisodeBatch
+from forge_trainers.learner_config import LearnerConfig
+from forge_trainers.learner_core import LearnerCore
+from forge_trainers.rows import blocks_of, build_row
+
+Batches = Callable[..., EpisodeBatch]
+
+
+def config(model: Path, **changes: Any) -> LearnerConfig:
+    base = LearnerConfig(model=str(model), compute_dtype="float32", threads=1, lr=1e-3)
+    return dataclasses.replace(base, **changes)
+
+
+def weights(core: LearnerCore) -> dict[str, torch.Tensor]:
+    return core.hf_state_dict(dtype=torch.float32)
+
+
+def gradients(core: LearnerCore, batch: EpisodeBatch) -> dict[str, torch.Tensor]:
+    """Gradients of one step, taken where they would be clipped."""
+    microbatches, _ = core._plan(batch)
+    for i, microbatch in enumerate(microbatches):
+        core.model.set_requires_gradient_sync(i == len(microbatches) - 1)
+        core._forward_backward(batch, microbatch, float(batch["tokens"]["loss_mask"].sum()), None)
+    found = {
+        name.replace("_checkpoint_wrapped_module.", ""): p.grad.full_tensor().clone()
+        for name, p in core.model.named_parameters()
+    }
+    core._optimizers.zero_grad()
+    return found
+
+
+def relative_gap(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    assert a.keys() == b.keys()
+    return max(float((a[name] - b[name]).norm() / b[name].norm()) for name in a)
+
+
+def hf_logprobs(model: Path, batch: EpisodeBatch, temperature: float = 1.0) -> torch.Tensor:
+    from transformers import AutoModelForCausalLM
+
+    hf = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    out_T = torch.zeros(batch["tokens"]["ids"].shape)
+    for start, n in zip(batch["samples"]["start"].tolist(), batch["samples"]["length"].tolist(), strict=True):
+        ids = batch["tokens"]["ids"][start : start + n]
+        with torch.no_grad():
+            logits = hf(ids[None]).logits[0]
+        logprobs = torch.log_softmax(logits / temperature, dim=-1)
+        out_T[start + 1 : start + n] = logprobs[:-1].gather(1, ids[1:, None]).squeeze(1)
+    return out_T * batch["tokens"]["loss_mask"]
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize(
+    "options", [{"family": "llama"}, {"family": "qwen3"}, {"family": "llama", "tied": False}], ids=str
+)
+def test_logprobs_equal_transformers(
+    tiny_models: Callable[..., Path], random_batch: Batches, options: dict[str, Any], share: bool
+):
+    model, batch = tiny_models(**options), random_batch()
+    core = LearnerCore(config(model, share_prefixes=share, temperature=0.8))
+    assert (core.logprobs(batch) - hf_logprobs(model, batch, 0.8)).abs().max() < 1e-3
+
+
+def test_logits_equal_transformers(tiny_llama: Path, tiny_qwen3: Path, random_batch: Batches):
+    from transformers import AutoModelForCausalLM
+
+    batch = random_batch(groups=1, siblings=1)
+    for model in (tiny_llama, tiny_qwen3):
+        core = LearnerCore(config(model))
+        row = build_row(batch, blocks_of(batch, max_tokens=1000, share_prefixes=True))
+        with torch.no_grad():
+            ours = core.model.lm_head(core._hidden(core.model, row))
+            theirs = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)(row.token_ids_1L).logits
+        assert (ours - theirs).abs().max() < 1e-3
+
+
+def test_shared_prefixes_change_nothing(tiny_llama: Path, random_batch: Batches):
+    batch = random_batch()
+    shared, alone = (LearnerCore(config(tiny_llama, share_prefixes=share)) for share in (True, False))
+    assert shared._plan(batch)[1]["positions"] < 0.7 * alone._plan(batch)[1]["positions"]
+    a, b = shared.logprobs(batch), alone.logprobs(batch)
+    assert (a - b).norm() < 1e-5 * b.norm()
+    assert relative_gap(gradients(shared, batch), gradients(alone, batch)) < 1e-5
+
+
+def test_microbatches_add_up_to_one_big_batch(tiny_llama: Path, random_batch: Batches):
+    batch = random_batch(groups=6)
+    big, small = LearnerCore(config(tiny_llama)), LearnerCore(config(tiny_llama, max_tokens_per_microbatch=100))
+    assert len(small._plan(batch)[0]) >= 4
+    assert relative_gap(gradients(small, batch), gradients(big, batch)) < 1e-5
+    one, many = big.train_step(batch), small.train_step(batch)
+    for name in ("loss", "grad_norm", "ratio_mean", "entropy", "logprob_gap_max"):
+        assert many[name] == pytest.approx(one[name], rel=1e-5)
+
+
+def test_chunks_of_the_head_change_nothing(tiny_llama: Path, random_batch: Batches):
+    batch = random_batch()
+    one, many = (LearnerCore(config(tiny_llama, loss_chunk_tokens=n)) for n in (1000, 7))
+    assert relative_gap(gradients(many, batch), gradients(one, batch)) < 1e-5
+
+
+@pytest.mark.parametrize("how", ["selective", "full"])
+def test_activation_checkpointing_changes_nothing(tiny_llama: Path, random_batch: Batches, how: str):
+    batch = random_batch()
+    plain, saving = LearnerCore(config(tiny_llama)), LearnerCore(config(tiny_llama, activation_checkpointing=how))
+    assert relative_gap(gradients(saving, batch), gradients(plain, batch)) < 1e-6
+
+
+def test_learning_raises_the_probability_of_better_tokens(tiny_llama: Path, random_batch: Batches):
+    batch = random_batch()
+    core = LearnerCore(config(tiny_llama))
+    batch["tokens"]["logprobs"] = core.logprobs(batch)
+    before = batch["tokens"]["logprobs"]
+    metrics = [core.train_step(batch) for _ in range(3)]
+    gain = (core.logprobs(batch) - before) * batch["tokens"]["advantages"]
+    assert float(gain.sum()) > 0
+    assert metrics[0]["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics[0]["logprob_gap_max"] < 1e-5
+    assert metrics[0]["version"] == 1
+    assert core.version == 3
+
+
+def test_a_learning_rate_of_zero_changes_no_weight(tiny_llama: Path, random_batch: Batches):
+    core = LearnerCore(config(tiny_llama, lr=0.0))
+    before = weights(core)
+    assert core.train_step(random_batch())["grad_norm"] > 0
+    assert all(torch.equal(before[name], value) for name, value in weights(core).items())
+
+
+def test_the_learning_rate_warms_up(tiny_llama: Path, random_batch: Batches):
+    core = LearnerCore(config(tiny_llama, warmup_steps=4))
+    rates = [core.train_step(random_batch())["lr"] for _ in range(6)]
+    assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3])
+
+
+def test_the_kl_term_pulls_towards_the_start_model(tiny_llama: Path, random_batch: Batches):
+    batch = random_batch()
+    core = LearnerCore(config(tiny_llama, kl_coef=0.1))
+    first = core.train_step(batch)
+    assert first["kl"] == pytest.approx(0.0, abs=1e-9)
+    second = core.train_step(batch)
+    d = hf_logprobs(tiny_llama, batch)
+    core.train_step(batch)
+    assert second["kl"] > 1e-6
+    # k3 of the third step, from log-probabilities computed apart
+    now = core.logprobs(batch)
+    mask = batch["tokens"]["loss_mask"]
+    k3 = ((d - now).exp() - (d - now) - 1)[mask].mean()
+    assert core.train_step(batch)["kl"] == pytest.approx(float(k3), rel=1e-3)
+
+
+def test_resuming_continues_bit_for_bit(tiny_llama: Path, random_batch: Batches, tmp_path: Path):
+    batches = [random_batch(seed=seed) for seed in range(4)]
+    core = LearnerCore(config(tiny_llama, warmup_steps=3))
+    for batch in batches[:2]:
+        core.train_step(batch)
+    core.save(tmp_path / "step-2")
+    expected = [core.train_step(batch) for batch in batches[2:]]
+    resumed = LearnerCore(config(tiny_llama, warmup_steps=3))
+    resumed.logprobs(batches[0])  # the weights of before must not linger
+    assert resumed.load(tmp_path / "step-2") == 2
+    found = [resumed.train_step(batch) for batch in batches[2:]]
+    for a, b in zip(found, expected, strict=True):
+        assert [a[name] for name in ("loss", "grad_norm", "lr", "version")] == [
+            b[name] for name in ("loss", "grad_norm", "lr", "version")
+        ]
+    kept = weights(resumed)
+    assert all(torch.equal(kept[name], value) for name, value in weights(core).items())
+
+
+def test_old_checkpoints_go_and_broken_ones_are_refused(tiny_llama: Path, tmp_path: Path):
+    core = LearnerCore(config(tiny_llama))
+    for step in (8, 9, 10):
+        core.save(tmp_path / f"step-{step}", keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-10", "step-9"]
+    with pytest.raises(RunFolderError, match="no complete checkpoint"):
+        core.load(tmp_path / "step-8")
+    (tmp_path / "step-9" / ".metadata").unlink()  # as after a kill in mid-write
+    with pytest.raises(RunFolderError, match="no complete checkpoint"):
+        core.load(tmp_path / "step-9")
+
+
+def test_a_checkpoint_of_another_model_is_refused(tiny_llama: Path, tiny_qwen3: Path, tmp_path: Path):
+    LearnerCore(config(tiny_llama)).save(tmp_path / "step-1")
+    with pytest.raises(RunFolderError, match="does not fit this model"):
+        LearnerCore(config(tiny_qwen3)).load(tmp_path / "step-1")
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_an_export_is_a_model_for_transformers(
+    tiny_models: Callable[..., Path], random_batch: Batches, tmp_path: Path, family: str
+):
+    from transformers import AutoTokenizer
+
+    model, batch = tiny_models(family=family), random_batch()
+    core = LearnerCore(config(model))
+    core.train_step(batch)
+    folder = core.export(tmp_path / "export", dtype=torch.float32)
+    assert (core.logprobs(batch) - hf_logprobs(folder, batch)).abs().max() < 1e-4
+    assert (core.logprobs(batch) - hf_logprobs(model, batch)).abs().max() > 1e-3
+    assert AutoTokenizer.from_pretrained(folder).encode("hi") == AutoTokenizer.from_pretrained(model).encode("hi")
+    assert [path.name for path in tmp_path.iterdir()] == ["export"]
+
+
+def test_published_weights_are_the_files_weights(tiny_models: Callable[..., Path]):
+    from safetensors.torch import load_file
+
+    for family in ("llama", "qwen3"):
+        model = tiny_models(family=family)
+        found, stored = weights(LearnerCore(config(model))), load_file(model / "model.safetensors")
+        assert found.keys() == stored.keys()
+        assert all(torch.equal(found[name], value) for name, value in stored.items())
+
+
+def test_bad_batches_are_refused_and_the_learner_lives_on(tiny_llama: Path, random_batch: Batches):
+    core = LearnerCore(config(tiny_llama, max_tokens_per_microbatch=64))
+    bad = random_batch()
+    bad["tokens"]["advantages"][25] = float("nan")
+    with pytest.raises(ValueError, match="advantages of token 25 is nan"):
+        core.train_step(bad)
+    bad = random_batch()
+    bad["tokens"]["ids"][3] = 10_000
+    with pytest.raises(ValueError, match="sampler and learner use different models"):
+        core.train_step(bad)
+    with pytest.raises(ValueError, match="at most 64 fit"):
+        core.train_step(random_batch(prompt=80))
+    assert core.train_step(random_batch())["version"] == 1
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(tiny_llama: Path, random_batch: Batches):
+    core = LearnerCore(config(tiny_llama))
+    before = weights(core)
+    batch = random_batch()
+    batch["tokens"]["advantages"] *= 1e38
+    with pytest.raises(FloatingPointError, match="weights are unchanged"):
+        core.train_step(batch)
+    assert all(torch.equal(before[name], value) for name, value in weights(core).items())
+    assert core.train_step(random_batch())["grad_norm"] > 0
+
+
+def test_a_missing_model_is_named(tmp_path: Path):
+    with pytest.raises(ModelNotFoundError, match="no config.json"):
+        LearnerCore(config(tmp_path))
+    with pytest.raises(ValueError, match="model is empty"):
+        LearnerCore(LearnerConfig())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lr": -1.0}, "lr=-1.0"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm"),
+        ({"clip_low": 2.0}, "clip_low"),
+        ({"temperature": 0.0}, "greedy"),
+        ({"threads": 0}, "threads"),
+        ({"compute_dtype": "float16"}, "compute_dtype"),
+        ({"dp_shard": 0}, "dp_shard"),
+        ({"betas": (0.9, 1.0)}, "betas"),
+    ],
+)
+def test_bad_settings_are_refused(changes: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        LearnerConfig(model="m", **changes)
+
+
+def test_parallel_degrees_must_make_the_number_of_ranks(tiny_llama: Path):
+    with pytest.raises(ValueError, match="does not make world_size=1"):
+        LearnerCore(config(tiny_llama, tp=2))

@@ -1,0 +1,69 @@
+"""Unsupported models are refused by name, broken folders with advice."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge_agents.errors import ModelNotFoundError
+from forge_trainers._parallel import check_weights
+from forge_trainers.model_spec import read_config, spec_from_config
+
+
+def changed(folder: Path, **changes: Any) -> dict[str, Any]:
+    return {**read_config(folder), **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["LlamaForCausalML"]}, "Did you mean 'LlamaForCausalLM'"),
+        ({"architectures": ["MixtralForCausalLM"]}, "supported: LlamaForCausalLM, Qwen3ForCausalLM"),
+        ({"attention_bias": True}, "attention_bias=True"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
+        ({"hidden_size": None}, "hidden_size"),
+    ],
+)
+def test_an_unsupported_model_is_refused(tiny_llama: Path, changes: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        spec_from_config(changed(tiny_llama, **changes), inner_attention=None)
+
+
+def test_llama3_rope_scaling_is_for_llama_only(tiny_qwen3: Path):
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    with pytest.raises(ValueError, match="'llama3'"):
+        spec_from_config(
+            changed(tiny_qwen3, rope_scaling={**scaling, "original_max_position_embeddings": 64}), inner_attention=None
+        )
+
+
+def test_positions_beyond_the_models_context_are_refused(tiny_llama: Path):
+    with pytest.raises(ValueError, match="max_seq_len=99999"):
+        spec_from_config(read_config(tiny_llama), inner_attention=None, max_seq_len=99999)
+
+
+def test_a_folder_that_is_no_model_is_refused(tmp_path: Path):
+    with pytest.raises(ModelNotFoundError, match="no config.json"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures": [')
+    with pytest.raises(ModelNotFoundError, match="not valid JSON"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps([1]))
+    with pytest.raises(ModelNotFoundError, match="holds a list"):
+        read_config(tmp_path)
+    with pytest.raises(ModelNotFoundError, match="no .safetensors"):
+        check_weights(tmp_path)
+
+
+def test_half_written_weights_are_refused(tiny_llama: Path, tmp_path: Path):
+    folder = shutil.copytree(tiny_llama, tmp_path / "model")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:10_000])
+    with pytest.raises(ModelNotFoundError, match="half written"):
+        check_weights(folder)

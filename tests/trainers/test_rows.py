@@ -1,0 +1,126 @@
+"""Rows hold every token once, balance the ranks, and share only what is truly common."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge_trainers.packing import Sample, pack
+from forge_trainers.rows import blocks_of, build_row, plan_rows
+
+lengths = st.lists(st.integers(1, 60), min_size=1, max_size=40)
+token = st.integers(0, 2)
+
+
+@st.composite
+def samples(draw: st.DrawFn) -> list[Sample]:
+    found = []
+    for _ in range(draw(st.integers(1, 12))):
+        ids = draw(st.lists(token, min_size=2, max_size=12))
+        mask = [False, *draw(st.lists(st.booleans(), min_size=len(ids) - 1, max_size=len(ids) - 1))]
+        found.append(
+            Sample(
+                token_ids=tuple(ids), loss_mask=tuple(mask), logprobs=(0.0,) * len(ids), advantage=0.0,
+                versions=(-1,) * len(ids), group=draw(st.integers(0, 2)),
+            )
+        )  # fmt: skip
+    if not any(any(s.loss_mask) for s in found):
+        found.append(
+            Sample(
+                token_ids=(0, 1), loss_mask=(False, True), logprobs=(0.0, 0.0), advantage=0.0, versions=(-1, 0), group=0
+            )
+        )
+    return found
+
+
+@given(lengths, st.integers(1, 4))
+def test_every_piece_is_planned_once_and_fits(pieces: list[int], ranks: int):
+    plan = plan_rows(pieces, max_tokens=64, ranks=ranks)
+    placed = sorted(i for microbatch in plan.rows for row in microbatch for i in row)
+    assert placed == list(range(len(pieces)))
+    assert all(len(microbatch) == ranks for microbatch in plan.rows)
+    assert all(sum(pieces[i] for i in row) <= 64 for microbatch in plan.rows for row in microbatch)
+    # greedy filling opens a row only when all others are more than half full
+    assert len(plan.rows) * ranks <= 2 * math.ceil(sum(pieces) / 64) + ranks
+
+
+@given(lengths, st.integers(1, 4))
+def test_ranks_differ_by_at_most_one_piece(pieces: list[int], ranks: int):
+    plan = plan_rows(pieces, max_tokens=sum(pieces), ranks=ranks)
+    assert len(plan.rows) == 1
+    loads = [sum(pieces[i] for i in row) for row in plan.rows[0]]
+    assert max(loads) - min(loads) <= max(pieces)
+    assert plan.waste == pytest.approx(1 - sum(pieces) / (ranks * max(loads)))
+
+
+@given(lengths, st.integers(1, 4), st.randoms())
+def test_the_order_of_pieces_does_not_matter(pieces: list[int], ranks: int, random):
+    shuffled = pieces.copy()
+    random.shuffle(shuffled)
+
+    def loads(order: list[int]) -> list[list[int]]:
+        plan = plan_rows(order, max_tokens=64, ranks=ranks)
+        return [[sum(order[i] for i in row) for row in microbatch] for microbatch in plan.rows]
+
+    assert loads(pieces) == loads(shuffled)
+
+
+def test_a_piece_that_fits_nowhere_is_refused():
+    with pytest.raises(ValueError, match="65 tokens does not fit max_tokens=64"):
+        plan_rows([65], max_tokens=64)
+
+
+@settings(max_examples=200)
+@given(samples(), st.booleans(), st.integers(1, 3))
+def test_rows_hold_the_batch_exactly(found: list[Sample], share: bool, multiple_of: int):
+    batch = pack(found)
+    blocks = blocks_of(batch, max_tokens=24, share_prefixes=share)
+    assert sorted(i for block in blocks for i in block.samples) == list(range(len(found)))
+    row = build_row(batch, blocks, multiple_of=multiple_of)
+    ids, positions = row.token_ids_1L[0].tolist(), row.positions_1L[0].tolist()
+    assert len(ids) % multiple_of == 0
+    # each loss token is predicted once, from a position whose whole past is the sample's own
+    assert sorted(row.token_S.tolist()) == batch["tokens"]["loss_mask"].nonzero().squeeze(1).tolist()
+    starts, all_ids = batch["samples"]["start"].tolist(), batch["tokens"]["ids"].tolist()
+    for source, target in zip(row.source_S.tolist(), row.token_S.tolist(), strict=True):
+        start = max(s for s in starts if s <= target)
+        span = next(s for s in row.spans if s.start <= source < s.start + s.length)
+        past = [*range(span.prefix_start, span.prefix_start + span.prefix_length), *range(span.start, source + 1)]
+        assert [ids[i] for i in past] == all_ids[start:target]
+        assert [positions[i] for i in past] == list(range(target - start))
+
+
+def test_siblings_share_their_prompt_and_strangers_do_not():
+    def one(ids: tuple[int, ...], group: int) -> Sample:
+        n = len(ids)
+        return Sample(
+            token_ids=ids, loss_mask=(False,) * 4 + (True,) * (n - 4), logprobs=(0.0,) * n, advantage=0.0,
+            versions=(-1,) * n, group=group,
+        )  # fmt: skip
+
+    batch = pack([one((1, 2, 3, 4, 5), 0), one((1, 2, 3, 4, 6, 7), 0), one((1, 2, 3, 4, 8), 1)])
+    shared = blocks_of(batch, max_tokens=100, share_prefixes=True)
+    assert sorted((block.prefix_length, block.num_tokens) for block in shared) == [(0, 5), (4, 7)]
+    alone = blocks_of(batch, max_tokens=100, share_prefixes=False)
+    assert sorted((block.prefix_length, block.num_tokens) for block in alone) == [(0, 5), (0, 5), (0, 6)]
+
+
+def test_tokens_in_the_loss_are_never_shared():
+    twins = [
+        Sample(
+            token_ids=(1, 2, 3, 4), loss_mask=(False, True, False, True), logprobs=(0.0,) * 4, advantage=0.0,
+            versions=(-1,) * 4, group=0,
+        )
+    ] * 2  # fmt: skip
+    (block,) = blocks_of(pack(twins), max_tokens=100, share_prefixes=True)
+    assert block.prefix_length == 1
+
+
+def test_a_rank_without_work_gets_one_dead_position():
+    row = build_row(pack([Sample(token_ids=(0, 1), loss_mask=(False, True), logprobs=(0.0, -1.0), advantage=0.0,
+                                 versions=(-1, 0), group=0)]), [])  # fmt: skip
+    assert row.token_ids_1L.shape == (1, 1)
+    assert row.token_S.numel() == 0
