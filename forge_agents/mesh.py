@@ -18,7 +18,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,6 +33,7 @@ T = TypeVar("T")
 RUN_VARIABLE = "FORGE_AGENTS_RUN"
 """Environment variable that marks every process of one controller; its value is the controller's token."""
 
+_GRACE_S = 2.0
 _log = logging.getLogger(__name__)
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -172,26 +173,37 @@ def as_local_error(error: BaseException, *, who: str, what: str) -> BaseExceptio
 
 
 async def stop(mesh: ProcMesh, *, timeout_s: float = 10.0) -> None:
-    """End a mesh's processes: asked first, killed once `timeout_s` seconds have passed. Twice is no error."""
+    """End a mesh's processes: asked first, killed after a grace of 2 s. Twice is no error.
+
+    Args:
+        mesh: From `spawn_procs`.
+        timeout_s: Most seconds to wait for Monarch's word that it is over.
+    """
     entry = next((s for s in _spawned if s.mesh is mesh), None)
     if entry is None:
         return
     _spawned.remove(entry)
-    deadline = time.monotonic() + timeout_s
+    pids = [int(path.read_text()) for path in entry.logs.glob("*.pid")]
+    killer = asyncio.ensure_future(_kill_after(min(_GRACE_S, timeout_s), pids))
     try:
         await with_deadline(mesh.stop(), timeout_s, who=entry.name, what="stop")
     except (StallError, RuntimeError) as error:  # RuntimeError: Monarch's, for a mesh that is dead already
         _log.info("stopping %s: %s", entry.name, error)
-    pids = [int(path.read_text()) for path in entry.logs.glob("*.pid")]
+    await killer
+    if entry.name not in _in_trouble:
+        shutil.rmtree(entry.logs, ignore_errors=True)
+
+
+async def _kill_after(grace_s: float, pids: Sequence[int]) -> None:
+    """Wait until the processes are gone, and kill those that take longer: big libraries take seconds to unload."""
+    deadline = time.monotonic() + grace_s
     while alive := [pid for pid in pids if _is_ours(pid)]:
         if time.monotonic() > deadline:
             for pid in alive:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            break
+            return
         await asyncio.sleep(0.02)
-    if entry.name not in _in_trouble:
-        shutil.rmtree(entry.logs, ignore_errors=True)
 
 
 async def shutdown_all(*, timeout_s: float = 10.0) -> None:

@@ -84,10 +84,12 @@ class Engine:
 
         Raises:
             StallError: The engine was not ready in time.
+            ValueError: The model's files are not whole.
             Exception: What vLLM raised.
         """
         from forge_agents.serving._actor import EngineActor
 
+        _vllm.expected_shapes(config.model)  # a half-written model is cheaper to find here
         procs = mesh.spawn_procs(name, env=_vllm.environment(config), threads=config.threads)
         try:
             actor = procs.spawn("engine", EngineActor, config, store, weights_name or name)

@@ -63,7 +63,7 @@ def test_a_failed_step_ends_the_thread_and_breaks_every_promise(
     thread.ready.result(timeout=5)
     assert thread.call(lambda: 42).result(timeout=5) == 42
     with pytest.raises(LookupError):
-        thread.call(lambda: {}["job"]).result(timeout=5)
+        thread.call(lambda: [1][int("1")]).result(timeout=5)
     thread.add([Request(request_id=0, prompt_ids=(1,), max_tokens=2)])
     assert isinstance(deaths.get(timeout=5), ArithmeticError)
     with pytest.raises(RuntimeError, match="thread has ended"):
