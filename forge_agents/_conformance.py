@@ -93,6 +93,7 @@ def check_env(
     each: dict[str, Callable[[], str | None]] = {
         "pettingzoo api": lambda: checks.pettingzoo_api(create),
         "pettingzoo seed": lambda: checks.pettingzoo_seed(create),
+        "ends": lambda: checks.ends(create, seeds),
         "spaces": lambda: checks.spaces(create, seeds),
         "observing": lambda: checks.observing(create, seeds),
         "rewards and infos": lambda: checks.rewards_and_infos(create, seeds),

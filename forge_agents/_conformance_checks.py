@@ -41,8 +41,8 @@ ODD_ACTIONS = (
 )
 """Texts that a model may write and an environment must survive."""
 
-MAX_STEPS = 2000
-"""Decisions after which a check gives an episode up."""
+MAX_STEPS = 1000
+"""Steps after which a check gives an episode up."""
 
 
 class BreachError(Exception):
@@ -58,8 +58,8 @@ class NotApplicableError(Exception):
 
 
 Make: TypeAlias = Callable[[], AnyEnv]
-Step: TypeAlias = tuple[str, str, str, float, bool, bool, str]
-"""Agent, action, observation, reward, terminated, truncated, info as JSON."""
+Step: TypeAlias = tuple[str, str, float, bool, bool, str, str]
+"""Agent, observation, reward, terminated, truncated, info as text, action."""
 
 
 # ---- playing
@@ -90,24 +90,22 @@ def _play(env: AnyEnv, seed: int, *, reset: bool = True, start: int = 0) -> Iter
     """Play to the end; the actions depend only on `seed` and what is observed. Yields before each step is taken."""
     if reset:
         env.reset(seed=seed)
-    for count in itertools.count(start):
+    for count in range(start, MAX_STEPS):  # `ends` tells of episodes that go on
         if not env.agents:
             return
-        if count >= MAX_STEPS:
-            raise BreachError(f"seed {seed}: no end after {MAX_STEPS} decisions", "let the game end, or set max_turns")
         agent = env.agent_selection
         observation, reward, terminated, truncated, info = env.last()
         over = terminated or truncated
         rng = random.Random(f"{seed}/{count}")
         action = None if over else _choose(env, agent, observation, info, rng)
-        yield agent, str(action), str(observation), float(reward), terminated, truncated, repr(sorted(info.items()))
+        yield agent, str(observation), float(reward), terminated, truncated, repr(sorted(info.items())), str(action)
         env.step(action)
 
 
 def _same(what: str, left: list[Step], right: list[Step], fix: str) -> None:
     for index, (one, other) in enumerate(itertools.zip_longest(left, right)):
         if one != other:
-            parts = ("agent", "action", "observation", "reward", "terminated", "truncated", "info")
+            parts = ("agent", "observation", "reward", "terminated", "truncated", "info", "action")
             pairs = zip(parts, one or ("<over>",) * 7, other or ("<over>",) * 7, strict=True)
             part, a, b = next((part, a, b) for part, a, b in pairs if a != b)
             raise BreachError(f"{what}: {part} of step {index} is {str(a)[:80]!r}, then {str(b)[:80]!r}", fix)
@@ -123,6 +121,7 @@ _HARMLESS = re.compile(
 
 
 def pettingzoo_api(create: Make) -> str | None:
+    """PettingZoo's `api_test`; returns its unusual warnings."""
     from pettingzoo.test import api_test
 
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(record=True) as seen:
@@ -136,6 +135,7 @@ def pettingzoo_api(create: Make) -> str | None:
 
 
 def pettingzoo_seed(create: Make) -> str | None:
+    """PettingZoo's `seed_test`."""
     from pettingzoo.test import seed_test
 
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
@@ -148,10 +148,22 @@ def pettingzoo_seed(create: Make) -> str | None:
     return None
 
 
-def spaces(create: Make, seeds: range) -> None:
+def ends(create: Make, seeds: range) -> None:
+    """Every episode ends."""
     env = create()
     for seed in seeds:
-        for agent, _, observation, *_ in _play(env, seed):
+        for _ in _play(env, seed):
+            pass
+        if env.agents:
+            raise BreachError(f"seed {seed}: no end after {MAX_STEPS} steps", "let the game end, or set max_turns")
+    env.close()
+
+
+def spaces(create: Make, seeds: range) -> None:
+    """Observations are text within their space; instructions are text."""
+    env = create()
+    for seed in seeds:
+        for agent, observation, *_ in _play(env, seed):
             for text, what in ((observation, "observation"), (_instructions(env, agent), "instructions")):
                 _must_be_text(env, agent, text, what, seed)
             if not isinstance(env.observe(agent), str):
@@ -176,9 +188,10 @@ def _must_be_text(env: AnyEnv, agent: str, text: str, what: str, seed: int) -> N
 
 
 def observing(create: Make, seeds: range) -> None:
+    """Observing changes nothing."""
     env = create()
     for seed in seeds:
-        for agent, _, observation, *_ in _play(env, seed):
+        for agent, observation, *_ in _play(env, seed):
             for other in env.agents:
                 env.observe(other)
             again = env.observe(agent)
@@ -191,9 +204,10 @@ def observing(create: Make, seeds: range) -> None:
 
 
 def rewards_and_infos(create: Make, seeds: range) -> None:
+    """Rewards are finite, infos JSON."""
     env = create()
     for seed in seeds:
-        for agent, _, _, reward, *_ in _play(env, seed):
+        for agent, _, reward, *_ in _play(env, seed):
             if not math.isfinite(reward):
                 raise BreachError(f"seed {seed}: reward of {agent!r} is {reward}", "return finite rewards")
             try:
@@ -205,6 +219,7 @@ def rewards_and_infos(create: Make, seeds: range) -> None:
 
 
 def determinism(create: Make, seeds: range) -> None:
+    """Same seed, same actions: same episode, in a fresh, a used and an interleaved environment."""
     fix = "keep all state on the instance and draw every random number from the rng that setup is given"
     reused = create()
     for seed in seeds:
@@ -226,6 +241,7 @@ def _interleaved(env: AnyEnv, other: AnyEnv, seed: int) -> list[Step]:
 
 
 def global_randomness(create: Make, seeds: range) -> None:
+    """The process's own generators stay untouched."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # the global one is what is looked at
     try:
         env = create()
@@ -246,9 +262,10 @@ def global_randomness(create: Make, seeds: range) -> None:
 
 
 def odd_actions(create: Make, seed: int) -> None:
+    """No text makes the environment raise, and play can go on after it."""
     for depth, action in itertools.product(range(3), ODD_ACTIONS):
         env = create()
-        for index, (agent, _, _, _, terminated, truncated, _) in enumerate(_play(env, seed + depth)):
+        for index, (agent, _, _, terminated, truncated, *_) in enumerate(_play(env, seed + depth)):
             if terminated or truncated:
                 break
             if index == depth:
@@ -271,6 +288,7 @@ def _survives(env: AnyEnv, agent: str, action: str, seed: int, index: int) -> No
 
 
 def fork(create: Make, seeds: range) -> None:
+    """A deep copy continues like the original, and apart from it."""
     fix = "keep all state on the instance, in objects that copy.deepcopy copies (no open files, locks or module state)"
     for seed in seeds:
         whole = list(_play(create(), seed))
@@ -289,12 +307,13 @@ def fork(create: Make, seeds: range) -> None:
 
 
 def leak(create: Make, seeds: range) -> None:
+    """No agent reads a secret that nobody told it."""
     env = create()
     if not hasattr(env, "secrets"):
         raise NotApplicableError("no method secrets(agent)")
     for seed in seeds:
         said: list[str] = []
-        for _, action, *_ in _play(env, seed):
+        for *_, action in _play(env, seed):
             for agent in env.agents:
                 if not (env.terminations[agent] or env.truncations[agent]):
                     _must_not_read(env, agent, said, seed)

@@ -285,7 +285,7 @@ def _evaluate(node: ast.expr) -> int | float:
         value = _evaluate(node.operand)
         return -value if isinstance(node.op, ast.USub) else value
     if not isinstance(node, ast.BinOp):
-        raise ArithmeticError("only numbers and + - * / // % ** are understood")
+        raise ArithmeticError("only numbers and + - * / // % ** are understood")  # noqa: TRY004  # user's words
     left, right = _evaluate(node.left), _evaluate(node.right)
     if isinstance(node.op, ast.Pow):
         return _bounded(_power(left, right))
@@ -302,7 +302,7 @@ def _power(base: float, exponent: float) -> Any:
 
 def _bounded(value: Any) -> int | float:
     if isinstance(value, complex):
-        raise ArithmeticError("the result is not a real number")
+        raise ArithmeticError("the result is not a real number")  # noqa: TRY004  # user's words
     if isinstance(value, int) and value.bit_length() > 2 * _MAX_BITS:
         raise ArithmeticError("the result is too large")
     if isinstance(value, float) and not math.isfinite(value):

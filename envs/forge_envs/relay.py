@@ -16,9 +16,7 @@ from forge_agents.tools import calculator, parse_tool_calls, run_tool
 
 OPERATORS: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 _NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?<![\d.])\d{1,30}(?!\d|\.\d)", re.ASCII)
-_TOOL_HINT = (
-    'Calculator, if you need it: <tool_call>{"name": "calculator", "arguments": {"expression": "2 + 3"}}</tool_call>'
-)
+_TOOL_HINT = 'Your tool: <tool_call>{"name": "calculator", "arguments": {"expression": "2 + 3"}}</tool_call>'
 
 
 class Relay(TurnEnv):
@@ -50,16 +48,16 @@ class Relay(TurnEnv):
     def __init__(
         self,
         *,
-        max_number: int = 20,
+        max_number: int = 9,
         operators: str = "+",
         tool: bool = True,
         max_tool_calls: int = 2,
         max_message_chars: int = 80,
         partial_credit: float = 0.0,
-        question: str = "What is {a} {op} {b}?",
+        question: str = "Calculate {a} {op} {b}. Write the result as a number.",
         asker: str | None = None,
         answerer: str | None = None,
-        message: str = "{message}",
+        message: str = "Write this number again: {message}",
     ) -> None:
         super().__init__()
         if max_number < 1 or max_message_chars < 1 or max_tool_calls < 0 or not 0 <= partial_credit <= 1:
@@ -74,8 +72,8 @@ class Relay(TurnEnv):
         self._max_message_chars = max_message_chars
         self._question_form, self._message_form = question, message
         self._prompts = {
-            "asker": "Work out the question. Your partner only sees your answer." if asker is None else asker,
-            "answerer": "Your partner sends you a message. Reply with the number." if answerer is None else answerer,
+            "asker": "You are a calculator. You only write numbers." if asker is None else asker,
+            "answerer": "You only write numbers." if answerer is None else answerer,
         }
         if tool and asker is None:
             self._prompts["asker"] += f" {_TOOL_HINT}"
@@ -101,7 +99,7 @@ class Relay(TurnEnv):
         """The question or the tool's last result; the message, once it is sent."""
         if agent == "asker":
             return self.tool_results[-1] if self.tool_results else self.question
-        return "" if self.message is None else self._message_form.format(message=self.message)
+        return "" if self.message is None else self._message_form.replace("{message}", self.message)
 
     def secrets(self, agent: str) -> tuple[str, ...]:
         """What `agent` must not read: the answerer must not see the question unless the asker tells it."""

@@ -1,0 +1,245 @@
+import copy
+import pickle
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pettingzoo.test import api_test, seed_test
+
+import forge_agents as fa
+from forge_agents.env import Observation, TextSpace, writable
+
+
+class Dice(fa.TurnEnv):
+    """Three seats in turn; each turn pays what is rolled; "stop" ends it, "again" keeps the seat."""
+
+    possible_agents = ["x", "y", "z"]
+
+    def setup(self, rng):
+        self.rolls = [int(rng.integers(1, 7))]
+
+    def instructions(self, agent):
+        return f"You are {agent}."
+
+    def observe_text(self, agent):
+        return f"rolls {self.rolls}"
+
+    def act(self, agent, action):
+        self.rolls.append(int(self.rng.integers(1, 7)))
+        return fa.Outcome(
+            next=agent if action == "again" else None,
+            rewards={agent: self.rolls[-1], "z": 0.5} if agent != "z" else {"z": 1},
+            done=action == "stop",
+            info={agent: {"said": action}},
+        )
+
+
+def started(cls=Dice, seed=0, **kwargs):
+    env = cls(**kwargs)
+    env.reset(seed=seed)
+    return env
+
+
+def test_it_passes_pettingzoos_own_tests():
+    api_test(Dice(max_turns=7), num_cycles=50)
+    seed_test(lambda: Dice(max_turns=7), num_cycles=50)
+
+
+def test_seats_take_turns_and_rewards_wait_for_their_owner():
+    env = started()
+    env.step("go")
+    assert env.agent_selection == "y" and env.rewards == {"x": env.rolls[1], "y": 0, "z": 0.5}
+    env.step("go")
+    assert env.agent_selection == "z" and env.last()[1] == 1.0
+    env.step("go")
+    assert env.last()[1] == env.rolls[1] and env.rewards["x"] == 0
+    env.step("go")
+    assert env._cumulative_rewards["x"] == env.rolls[4], "what last() told is spent by acting"
+
+
+def test_next_overrides_the_order():
+    env = started()
+    env.step("again")
+    assert env.agent_selection == "x"
+
+
+def test_setup_may_choose_who_starts():
+    class Late(Dice):
+        def setup(self, rng):
+            super().setup(rng)
+            return "z"
+
+    env = started(Late)
+    assert env.agent_selection == "z"
+    env.step("go")
+    assert env.agent_selection == "x"
+
+
+def test_the_end_reaches_every_seat_once():
+    env = started()
+    env.step("go")
+    env.step("stop")
+    seen = []
+    for agent in env.agent_iter(9):
+        _, _, terminated, truncated, _ = env.last()
+        assert terminated and not truncated
+        seen.append(agent)
+        env.step(None)
+    assert sorted(seen) == ["x", "y", "z"] and env.agents == []
+    with pytest.raises(RuntimeError, match="reset"):
+        env.step("go")
+
+
+def test_the_turn_limit_truncates_and_a_natural_end_wins():
+    env = started(max_turns=2)
+    env.step("go")
+    assert not any(env.truncations.values())
+    env.step("go")
+    assert all(env.truncations.values()) and not any(env.terminations.values())
+    env = started(max_turns=1)
+    env.step("stop")
+    assert all(env.terminations.values()) and not any(env.truncations.values())
+
+
+def test_infos_merge_and_stay():
+    env = started()
+    env.step("hello")
+    kept = env.infos["x"]
+    env.step("go")
+    assert env.infos["x"] == {"said": "hello"} and env.infos["z"] == {}
+    env.step("go")
+    env.step("new")
+    assert env.infos["x"]["said"] == "new" and kept == {"said": "hello"}, "an info once handed out does not change"
+
+
+def test_legal_actions_are_the_deciding_seats():
+    class Listed(Dice):
+        def legal_actions(self, agent):
+            return ("go", "stop")
+
+    env = started(Listed)
+    assert env.infos == {"x": {"legal_actions": ["go", "stop"]}, "y": {}, "z": {}}
+    env.step("stop")
+    assert all("legal_actions" not in info for info in env.infos.values())
+
+
+def test_same_seed_same_rolls_and_fresh_ones_without():
+    def rolls(seed):
+        env = started(seed=seed)
+        for _ in range(8):
+            env.step("go")
+        return env.rolls
+
+    assert rolls(5) == rolls(5) != rolls(6)
+    assert rolls(None) != rolls(None)
+    env = started(seed=None)
+    again = started(seed=env.episode_seed)
+    assert env.rolls == again.rolls
+
+
+def test_two_live_environments_and_the_global_generators_stay_apart():
+    alone, beside, other = started(seed=1), started(seed=1), started(seed=2)
+    before = random.getstate(), str(np.random.get_state())  # noqa: NPY002  # the global one is what is looked at
+    for _ in range(9):
+        alone.step("go")
+    for _ in range(9):
+        beside.step("go")
+        other.step("go")
+    assert alone.rolls == beside.rolls != other.rolls
+    assert (random.getstate(), str(np.random.get_state())) == before  # noqa: NPY002
+
+
+def test_a_fork_continues_alike_and_apart():
+    env = started()
+    env.step("go")
+    fork = copy.deepcopy(env)
+    env.step("go")
+    assert len(fork.rolls) == 2
+    fork.step("go")
+    assert fork.rolls == env.rolls and fork.infos == env.infos
+
+
+def test_a_constructor_without_super_works():
+    class Careless(Dice):
+        def __init__(self):
+            self.possible_agents = ["x", "z"]
+
+    env = started(Careless)
+    env.step("stop")
+    assert env.terminations == {"x": True, "z": True}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error", "says"),
+    [
+        (fa.Outcome(rewards={"w": 1}), ValueError, r"Dice.*'w'.*\['x', 'y', 'z'\]"),
+        (fa.Outcome(rewards={"y": float("nan")}), ValueError, "Dice.*'y' is nan"),
+        (fa.Outcome(rewards={"y": float("inf")}), ValueError, "Dice.*'y' is inf"),
+        (fa.Outcome(rewards={"y": "1"}), ValueError, "Dice.*'y' is '1'"),
+        (fa.Outcome(next="nobody"), ValueError, "Dice.*'nobody'"),
+        (fa.Outcome(info={"nobody": {}}), ValueError, "Dice.*'nobody'"),
+        (None, TypeError, "return an Outcome"),
+    ],
+)
+def test_wrong_outcomes_name_environment_and_agent(monkeypatch, outcome, error, says):
+    env = started()
+    monkeypatch.setattr(Dice, "act", lambda self, agent, action: outcome)
+    with pytest.raises(error, match=says):
+        env.step("go")
+
+
+@pytest.mark.parametrize("action", [3, None, b"go"])
+def test_actions_of_live_seats_are_text(action):
+    with pytest.raises(TypeError, match="'x' must act with text"):
+        started().step(action)
+
+
+@pytest.mark.parametrize(("text", "error"), [(3, TypeError), ("a" * 40_000, ValueError)])
+def test_observations_are_text_that_fits(monkeypatch, text, error):
+    monkeypatch.setattr(Dice, "observe_text", lambda self, agent: text)
+    with pytest.raises(error, match="Dice"):
+        started().last()
+
+
+def test_forgotten_methods_are_named():
+    class Empty(fa.TurnEnv):
+        possible_agents = ["a"]
+
+    with pytest.raises(NotImplementedError, match="Empty must define setup"):
+        started(Empty)
+
+
+def test_the_transcript_shows_who_said_what():
+    env = started()
+    env.step("hello")
+    assert env.render() == f"[x] hello\n  x {env.rolls[1]:+g}\n  z +0.5\n"
+    env.reset()
+    assert env.render() == ""
+
+
+@given(st.text())
+def test_spaces_hold_any_text_that_utf8_can_write(text):
+    space = TextSpace(50)
+    assert space.contains(text[:50]) and Observation(text) == text
+    assert not space.contains("a" * 51) and not space.contains("\ud800") and not space.contains(5)
+    assert writable(text) == text and writable(text + "\udcff") == text + "\ufffd"
+
+
+def test_lone_surrogates_are_replaced_before_the_game_sees_them():
+    env = started()
+    env.step("a\ud800")
+    assert env.infos["x"]["said"] == "a\ufffd"
+
+
+def test_samples_lie_in_their_space_and_spaces_are_the_same_object():
+    env = Dice()
+    assert env.action_space("x") is env.action_space("x")
+    assert env.action_space("x").contains(env.action_space("x").sample())
+    with pytest.raises(ValueError, match="'w'"):
+        env.action_space("w")
+
+
+def test_observations_travel_as_plain_strings():
+    assert type(pickle.loads(pickle.dumps(Observation("hi")))) is str

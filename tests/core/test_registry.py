@@ -1,0 +1,184 @@
+import copy
+import pickle
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+import forge_agents as fa
+from forge_agents import registry
+from forge_agents.errors import ForgeError, UnknownIdError
+
+
+@pytest.fixture(autouse=True)
+def _own_registry(monkeypatch):
+    """Each test registers into a copy."""
+    fa.list_envs()
+    monkeypatch.setattr(registry, "_specs", dict(registry._specs))
+    monkeypatch.setattr(registry, "_suites", dict(registry._suites))
+    monkeypatch.setattr(registry, "_broken_plugins", {})
+
+
+class Guess(fa.TurnEnv):
+    possible_agents = ["a"]
+
+    def __init__(self, top=3):
+        super().__init__()
+        self.top = top
+
+    def setup(self, rng):
+        self.number = int(rng.integers(self.top))
+
+    def instructions(self, agent):
+        return "Guess."
+
+    def observe_text(self, agent):
+        return "?"
+
+    def act(self, agent, action):
+        return fa.Outcome(rewards={agent: float(action == str(self.number))})
+
+
+def test_a_decorated_class_is_made_with_its_spec_and_defaults():
+    assert fa.register("t/Guess-v0", max_turns=4, tags=("1p",), top=7)(Guess) is Guess
+    env = fa.make("t/Guess-v0")
+    assert type(env) is Guess and env.top == 7 and env.max_turns == 4
+    assert (env.spec.id, env.spec.tags, env.spec.version, env.spec.name) == ("t/Guess-v0", ("1p",), 0, "t/Guess")
+    assert fa.make("t/Guess-v0", top=2).spec.kwargs == {"top": 2}
+    assert fa.spec("t/Guess-v0").kwargs == {"top": 7}
+    assert Guess().spec.max_turns == 4, "a class made directly knows its limit"
+
+
+def test_max_turns_of_make_wins():
+    fa.register("t/Guess-v0", entry_point=Guess, max_turns=4)
+    env = fa.make("t/Guess-v0", max_turns=1)
+    env.reset(seed=0)
+    env.step("x")
+    assert env.truncations == {"a": True} and env.spec.max_turns == 1
+
+
+def test_a_string_entry_point_is_imported_on_make_only():
+    fa.register("t/Late-v0", entry_point="no_such_module:Env")
+    assert "t/Late-v0" in fa.list_envs()
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        fa.make("t/Late-v0")
+    fa.register("t/Wrong-v0", entry_point="forge_envs.relay:Rely")
+    with pytest.raises(ForgeError, match="Did you mean 'Relay'"):
+        fa.make("t/Wrong-v0")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [
+        ("forge/KuhnPokr-v0", "forge/KuhnPoker-v0"),
+        ("kuhnpoker", "forge/KuhnPoker-v0"),
+        ("forge/relay-v0", "forge/Relay-v0"),
+        ("Relay-v0", "forge/Relay-v0"),
+        ("forge/Relay-v9", "forge/Relay-v0"),
+    ],
+)
+def test_unknown_ids_suggest_near_ones(wrong, near):
+    with pytest.raises(UnknownIdError, match=near):
+        fa.make(wrong)
+    with pytest.raises(KeyError):
+        fa.spec(wrong)
+
+
+def test_an_id_without_version_is_the_newest_and_an_older_one_warns():
+    for version in (2, 10, 9):
+        fa.register(f"t/Guess-v{version}", entry_point=Guess)
+    assert fa.spec("t/Guess").version == 10
+    with pytest.warns(UserWarning, match="t/Guess-v9 is outdated: t/Guess-v10 exists"):
+        fa.make("t/Guess-v9")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fa.make("t/Guess").spec.version == 10
+
+
+@pytest.mark.parametrize(
+    "bad", ["Guess", "Guess-v0", "t/Guess", "t/Gu ess-v0", "t/Guess-v", "/Guess-v0", "t/a/b-v0", ""]
+)
+def test_malformed_ids_are_refused(bad):
+    with pytest.raises(ValueError, match="namespace/Name-vN"):
+        fa.register(bad, entry_point=Guess)
+
+
+def test_another_class_under_a_taken_id_is_refused_but_the_same_name_replaces_it():
+    fa.register("t/Guess-v0", entry_point=Guess)
+    with pytest.raises(ValueError, match=r"t/Guess-v1"):
+        fa.register("t/Guess-v0", entry_point="other:Guess")
+    again = type("Guess", (Guess,), {"__module__": Guess.__module__, "__qualname__": "Guess"})
+    fa.register("t/Guess-v0")(again)
+    assert type(fa.make("t/Guess-v0")) is again
+    fa.register("t/Guess-v0", entry_point=f"{Guess.__module__}:Guess")
+
+
+def test_arguments_that_the_class_does_not_take_are_named():
+    fa.register("t/Guess-v0", entry_point=Guess)
+    with pytest.raises(TypeError, match=r"t/Guess-v0: .*'topp'.*It takes: top.*Did you mean 'top'"):
+        fa.make("t/Guess-v0", topp=1)
+
+
+@pytest.mark.parametrize("bad", [0, -1, True, 2.0])
+def test_turn_limits_are_positive_integers(bad):
+    with pytest.raises(ValueError, match="max_turns"):
+        fa.register("t/Guess-v0", entry_point=Guess, max_turns=bad)
+
+
+def test_a_turn_limit_needs_an_environment_that_counts():
+    class Bare:
+        pass
+
+    fa.register("t/Bare-v0", entry_point=Bare, max_turns=3)
+    with pytest.raises(TypeError, match="cannot count turns"):
+        fa.make("t/Bare-v0")
+
+
+def test_specs_travel():
+    fa.register("t/Guess-v0", entry_point="forge_envs.relay:Relay", max_number=4)
+    spec = fa.make("t/Guess-v0").spec
+    assert pickle.loads(pickle.dumps(spec)) == spec == copy.deepcopy(spec)
+    assert len({spec, fa.spec("t/Guess-v0")}) == 1
+
+
+def test_suites_keep_their_order_and_know_their_members():
+    fa.register_suite("t-suite", ["forge/Relay-v0", "forge/KuhnPoker-v0"])
+    assert registry.suite("t-suite") == ("forge/Relay-v0", "forge/KuhnPoker-v0") and "t-suite" in fa.list_suites()
+    fa.register_suite("t-suite", ["forge/Relay-v0", "forge/KuhnPoker-v0"])
+    with pytest.raises(ValueError, match="already"):
+        fa.register_suite("t-suite", ["forge/Relay-v0"])
+    with pytest.raises(UnknownIdError, match="core-v1"):
+        registry.suite("core-v2")
+    fa.register_suite("t-broken", ["t/Missing-v0"])
+    with pytest.raises(UnknownIdError, match="t/Missing-v0"):
+        registry.suite("t-broken")
+    for bad in ([], ["forge/Relay-v0"] * 2, ["forge/Relay"]):
+        with pytest.raises(ValueError, match="suite|namespace"):
+            fa.register_suite("t-bad", bad)
+
+
+def test_a_broken_plugin_is_told_of_and_hides_no_other(monkeypatch):
+    class Point:
+        def __init__(self, name, load):
+            self.name, self.value, self.load = name, "somewhere", load
+
+    def broken():
+        raise RuntimeError("no licence")
+
+    good = Point("good", lambda: lambda: fa.register("t/Plugin-v0", entry_point=Guess))
+    monkeypatch.setattr(registry.metadata, "entry_points", lambda group: [Point("bad", broken), good])
+    monkeypatch.setattr(registry, "_loaded", False)
+    with pytest.warns(RuntimeWarning, match="'bad'.*no licence"):
+        assert "t/Plugin-v0" in fa.list_envs()
+    with pytest.raises(UnknownIdError, match="Plugin 'bad' failed to load: RuntimeError: no licence"):
+        fa.make("t/Nothing-v0")
+
+
+def test_registering_loads_neither_plugins_nor_pettingzoo():
+    code = (
+        "import sys; from forge_agents import registry; registry.register('t/X-v0', entry_point='a:B');"
+        "print([m for m in ('forge_envs', 'pettingzoo', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

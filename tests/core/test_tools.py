@@ -1,0 +1,211 @@
+import json
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import forge_agents as fa
+from forge_agents.tools import MAX_RESULT_CHARS, ToolCall, calculator, parse_tool_calls, run_tool
+
+
+@fa.tool
+def weather(
+    city: str, days: int = 1, unit: Literal["C", "F"] = "C", tags: list[str] | None = None, exact: bool = False
+) -> dict[str, object]:
+    """Forecast the weather.
+
+    Of one city.
+
+    Args:
+        city: Where, e.g.
+            Paris.
+        days (int): How many days ahead.
+
+    Returns:
+        A forecast.
+    """
+    return {"city": city, "days": days, "unit": unit, "tags": tags, "exact": exact}
+
+
+def call(name, **arguments):
+    return ToolCall(name=name, arguments=arguments)
+
+
+def test_hints_and_docstring_become_the_schema():
+    assert weather.schema == {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "Forecast the weather.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string", "description": "Where, e.g. Paris."},
+                    "days": {"type": "integer", "description": "How many days ahead."},
+                    "unit": {"enum": ["C", "F"]},
+                    "tags": {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]},
+                    "exact": {"type": "boolean"},
+                },
+                "required": ["city"],
+            },
+        },
+    }
+    assert weather("Rome")["city"] == "Rome"
+
+
+def test_functions_that_no_model_could_call_are_refused():
+    def bare(x: int):
+        return x
+
+    def unhinted(x):
+        """Do."""
+
+    def variadic(*xs: int):
+        """Do."""
+
+    def strange(x: set[int]):
+        """Do."""
+
+    for fn, error, says in [
+        (bare, ValueError, "no docstring"),
+        (unhinted, TypeError, "no type hint"),
+        (variadic, TypeError, "variadic"),
+        (strange, TypeError, "JSON cannot express"),
+    ]:
+        with pytest.raises(error, match=says):
+            fa.tool(fn)
+
+
+def test_calls_are_read_in_order_from_among_text():
+    text = (
+        'Let me see. <tool_call>\n{"name": "a", "arguments": {"x": 1}}\n</tool_call> and '
+        '<tool_call>{"name": "b", "arguments": "{\\"y\\": 2}"}</tool_call><tool_call>{"name": "c"}</tool_call>'
+    )
+    assert parse_tool_calls(text) == [call("a", x=1), call("b", y=2), call("c")]
+    assert parse_tool_calls("no call here") == []
+
+
+@pytest.mark.parametrize(
+    ("block", "says"),
+    [
+        ("<tool_call>17 + 25 =</tool_call>", "not valid JSON"),
+        ('<tool_call>{"name": "a", ', "not closed"),
+        ("<tool_call>[1]</tool_call>", 'needs a "name"'),
+        ('<tool_call>{"name": 5}</tool_call>', 'needs a "name"'),
+        ('<tool_call>{"name": "a", "arguments": [1]}</tool_call>', "JSON object"),
+        ('<tool_call>{"name": "a", "arguments": "{"}</tool_call>', "JSON object"),
+        (f"<tool_call>{'[' * 100_000}</tool_call>", "not valid JSON"),
+        (f'<tool_call>{{"name": "a", "arguments": {{"x": {"9" * 5000}}}}}</tool_call>', "not valid JSON"),
+    ],
+)
+def test_unreadable_calls_explain_themselves(block, says):
+    (read,) = parse_tool_calls(block)
+    assert says in read.error
+    result = run_tool([weather], read)
+    assert not result.ok and says in result.content
+
+
+def test_results_are_text():
+    result = run_tool([calculator, weather], call("weather", city="Oslo", days=2))
+    assert result.ok and json.loads(result.content)["days"] == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (call("wether", city="x"), "no tool is called 'wether'; tools: weather. Did you mean 'weather'?"),
+        (call("weather"), "needs the argument 'city'"),
+        (call("weather", city="x", dais=2), "no argument 'dais'"),
+        (call("weather", city=3), "'city' of weather is 3"),
+        (call("weather", city="x", days=True), "'days' of weather is True"),
+        (call("weather", city="x", unit="K"), "'unit' of weather is 'K'"),
+        (call("weather", city="x", tags=["a", 1]), "'tags'"),
+    ],
+)
+def test_wrong_calls_are_errors_in_text(asked, says):
+    result = run_tool([weather], asked)
+    assert not result.ok and says in result.content
+
+
+def test_a_tool_that_raises_or_floods_is_text_too():
+    @fa.tool
+    def burst(size: int) -> str:
+        """Write a lot, or fail."""
+        return "x" * size if size else {}["key"]
+
+    failed, flood = (
+        run_tool([burst], call("burst", size=0)),
+        run_tool([burst], call("burst", size=MAX_RESULT_CHARS + 5)),
+    )
+    assert (failed.ok, failed.content) == (False, "Error: KeyError: 'key'")
+    assert flood.ok and flood.content.endswith("x... (5 characters cut)")
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("17 + 25", "42"),
+        ("(1 + 2) * -3", "-9"),
+        ("7 / 2", "3.5"),
+        ("8/2", "4"),
+        ("7 // 2", "3"),
+        ("7 % 4", "3"),
+        ("2^10", "1024"),
+        ("2**-1", "0.5"),
+        ("3 \u00d7 4 ÷ 2 =", "6"),
+        ("1,234 + 1", "1235"),
+        ("0.1 + 0.2", "0.3"),
+        ("+5", "5"),
+    ],
+)
+def test_the_calculator_calculates(expression, value):
+    assert calculator(expression) == value
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "",
+        "x + 1",
+        "__import__('os')",
+        "1e9",
+        "9**9**9",
+        "(-8)**0.5",
+        "1/0",
+        "5 % 0",
+        "1 +",
+        "(1)(2)",
+        "1 if 2 else 3",
+        "(" * 150,
+        "9" * 201,
+        "2**513",
+        "10.0**300*10.0**300",
+        "0777",
+        "1 < 2",
+        "[1]",
+        "~1",
+        "1_000",
+        "0**-1",
+        "٣",
+    ],
+)
+def test_the_calculator_refuses_in_text(expression):
+    result = run_tool([calculator], call("calculator", expression=expression))
+    assert not result.ok and result.content.startswith("Error: ")
+
+
+@given(st.text(alphabet="0123456789+-*/%(). ^", max_size=210) | st.text())
+def test_the_calculator_always_answers(expression):
+    assert isinstance(run_tool([calculator], call("calculator", expression=expression)).content, str)
+
+
+@given(st.integers(-(10**9), 10**9), st.integers(-(10**9), 10**9))
+def test_the_calculator_is_exact_on_integers(a, b):
+    assert calculator(f"({a}) * ({b}) - {abs(a)}") == str(a * b - abs(a))
+
+
+@given(st.text() | st.text(alphabet='{}[]":, name<tool_call>/'))
+def test_parsing_never_raises(text):
+    for read in parse_tool_calls(f"<tool_call>{text}</tool_call>{text}"):
+        run_tool([weather], read)

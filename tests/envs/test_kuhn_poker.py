@@ -1,0 +1,111 @@
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pettingzoo.test import api_test, seed_test
+
+import forge_agents as fa
+from forge_envs.kuhn_poker import CARDS, KuhnPoker
+
+# Kuhn 1950: every way a hand can go, and p0's chips where p0 holds the higher card and where the lower.
+LINES = {
+    ("check", "check"): (1, -1),
+    ("check", "bet", "call"): (2, -2),
+    ("check", "bet", "fold"): (-1, -1),
+    ("bet", "call"): (2, -2),
+    ("bet", "fold"): (1, 1),
+}
+
+
+def dealt(first, second):
+    env = KuhnPoker()
+    env.reset(seed=0)
+    env.cards = {"p0": first, "p1": second}
+    return env
+
+
+def totals(env, actions):
+    """Plays the actions and sums what each seat is told by `last`."""
+    rewards, actions = dict.fromkeys(env.possible_agents, 0.0), iter(actions)
+    for agent in env.agent_iter(10):
+        _, reward, terminated, truncated, _ = env.last()
+        rewards[agent] += reward
+        env.step(None if terminated or truncated else next(actions))
+    return rewards
+
+
+@pytest.mark.parametrize("moves", LINES)
+@pytest.mark.parametrize("cards", list(itertools.permutations(range(3), 2)))
+def test_every_line_of_every_deal_pays_exactly(moves, cards):
+    won = totals(dealt(*cards), moves)
+    p0 = LINES[moves][0 if cards[0] > cards[1] else 1]
+    assert won == {"p0": p0, "p1": -p0}
+
+
+def test_the_value_of_the_game_is_minus_one_eighteenth():
+    """Kuhn's equilibrium (alpha = 1/3) against itself, over all deals, weighs every line once."""
+    bet_first = {0: 1 / 3, 1: 0.0, 2: 1.0}  # p0 opens with a bet
+    call_after_check = {0: 0.0, 1: 2 / 3, 2: 1.0}  # p0 calls a bet after checking
+    bet_after_check = {0: 1 / 3, 1: 0.0, 2: 1.0}
+    call = {0: 0.0, 1: 1 / 3, 2: 1.0}
+    value = 0.0
+    for a, b in itertools.permutations(range(3), 2):
+        chances = {
+            ("check", "check"): (1 - bet_first[a]) * (1 - bet_after_check[b]),
+            ("check", "bet", "call"): (1 - bet_first[a]) * bet_after_check[b] * call_after_check[a],
+            ("check", "bet", "fold"): (1 - bet_first[a]) * bet_after_check[b] * (1 - call_after_check[a]),
+            ("bet", "call"): bet_first[a] * call[b],
+            ("bet", "fold"): bet_first[a] * (1 - call[b]),
+        }
+        value += sum(p * totals(dealt(a, b), moves)["p0"] for moves, p in chances.items()) / 6
+    assert value == pytest.approx(-1 / 18)
+
+
+@pytest.mark.parametrize("text", ["", "raise", "call", "check or bet", "I will not bet, I check", "checks", "bet" * 9])
+def test_illegal_text_loses_the_ante_and_is_recorded(text):
+    env = dealt(2, 0)
+    env.step(text)
+    assert env.terminations == {"p0": True, "p1": True}
+    assert env.rewards == {"p0": -1, "p1": 1}
+    assert (env.infos["p0"]["illegal"], env.infos["p1"]["illegal"]) == (True, False)
+
+
+@pytest.mark.parametrize("text", ["bet", " BET.\n", "I bet!", "bet bet", "**Bet**"])
+def test_a_move_may_stand_in_a_sentence(text):
+    env = dealt(2, 0)
+    env.step(text)
+    assert env.moves == ["bet"] and env.agent_selection == "p1"
+
+
+def test_seats_read_their_own_card_only_and_the_result_at_the_end():
+    env = dealt(2, 0)
+    assert env.observe("p0") == "Your card: King. Moves: none. Your move: check or bet?"
+    env.step("bet")
+    assert env.observe("p1") == "Your card: Jack. Moves: opponent bet. Your move: call or fold?"
+    assert env.infos["p1"]["legal_actions"] == ["call", "fold"] and "cards" not in env.infos["p1"]
+    env.step("fold")
+    assert env.infos["p1"] == {"cards": {"p0": "King", "p1": "Jack"}, "moves": ["bet", "fold"], "illegal": False}
+
+
+@given(
+    st.lists(st.text() | st.sampled_from(["check", "bet", "call", "fold"]), min_size=3, max_size=3), st.integers(0, 9)
+)
+def test_any_texts_end_in_a_zero_sum(actions, seed):
+    env = KuhnPoker()
+    env.reset(seed=seed)
+    won = totals(env, actions)
+    assert won["p0"] == -won["p1"] and abs(won["p0"]) in (1, 2)
+
+
+def test_all_deals_occur_equally_often():
+    env, deals = KuhnPoker(), []
+    for seed in range(600):
+        env.reset(seed=seed)
+        deals.append((env.cards["p0"], env.cards["p1"]))
+    assert all(60 < deals.count(deal) < 140 for deal in itertools.permutations(range(len(CARDS)), 2))
+
+
+def test_it_passes_pettingzoos_own_tests():
+    api_test(fa.make("forge/KuhnPoker-v0"), num_cycles=50)
+    seed_test(lambda: fa.make("forge/KuhnPoker-v0"), num_cycles=50)

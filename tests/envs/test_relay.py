@@ -1,0 +1,152 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pettingzoo.test import api_test, seed_test
+
+import forge_agents as fa
+from forge_envs.relay import Relay
+
+CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "%s"}}</tool_call>'
+
+
+def asked(a=17, op="+", b=25, gold=42, **kwargs):
+    """An episode with a question we know."""
+    env = Relay(**{"message": "{message}", **kwargs})
+    env.reset(seed=0)
+    env.question, env.gold = f"What is {a} {op} {b}?", gold
+    return env
+
+
+def test_both_seats_are_rewarded_for_the_right_number():
+    env = asked()
+    env.step("it is 42")
+    assert env.agent_selection == "answerer" and env.observe("answerer") == "it is 42"
+    env.step("42")
+    assert env.rewards == {"asker": 1.0, "answerer": 1.0}
+    assert env.infos["asker"]["correct"] is True and env.infos["answerer"]["message"] == "it is 42"
+
+
+def test_the_calculator_answers_the_same_seat_a_limited_number_of_times():
+    env = asked(max_tool_calls=2)
+    env.step(CALL % "17 + 25")
+    assert (env.agent_selection, env.observe("asker"), env.observe("answerer")) == ("asker", "42", "")
+    env.step(CALL % "1 / 0")
+    assert env.agent_selection == "asker" and env.observe("asker").startswith("Error: division by zero")
+    env.step(CALL % "1 + 1")
+    assert env.agent_selection == "answerer" and env.observe("answerer").startswith("<tool_call>")
+
+
+def test_without_the_tool_a_call_is_a_message():
+    env = asked(tool=False)
+    assert "tool_call" not in env.instructions("asker")
+    env.step(CALL % "1 + 1")
+    assert env.agent_selection == "answerer"
+
+
+def test_a_malformed_call_costs_a_call_and_explains_itself():
+    env = asked()
+    env.step("<tool_call>17 + 25</tool_call>")
+    assert env.agent_selection == "asker" and "JSON" in env.observe("asker")
+
+
+def test_messages_are_cut():
+    env = asked(max_message_chars=5)
+    env.step("  123456789  ")
+    assert env.observe("answerer") == "12345"
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        ("42", 1),
+        ("17 + 25 = 42.", 1),
+        ("42 or 43", 0),
+        ("41", 0),
+        ("", 0),
+        ("forty-two", 0),
+        ("42.5", 0),
+        ("-42", 0),
+        ("0042", 1),
+        ("4 2", 0),
+        ("9" * 5000, 0),
+        ("٤٢", 0),
+    ],
+)
+def test_the_last_integer_counts(text, reward):
+    env = asked()
+    env.step("?")
+    env.step(text)
+    assert env.rewards == {"asker": reward, "answerer": reward}
+
+
+def test_thousands_and_minus_signs_are_read():
+    env = asked(gold=1234)
+    env.step("?")
+    env.step("1,234")
+    assert env.rewards["asker"] == 1
+    env = asked(gold=2)
+    env.step("?")
+    env.step("5-3 = 5 -2")
+    assert env.infos["asker"]["given"] == "-2"
+
+
+@pytest.mark.parametrize(
+    ("given", "reward"), [("42", 1.0), ("21", 0.25), ("63", 0.25), ("0", 0.0), ("999", 0.0), ("x", 0.0)]
+)
+def test_partial_credit_falls_linearly(given, reward):
+    env = asked(partial_credit=0.5)
+    env.step("?")
+    env.step(given)
+    assert env.rewards["answerer"] == pytest.approx(reward)
+
+
+def test_the_gold_is_in_infos_from_the_start_and_in_no_text():
+    env = fa.make("forge/Relay-v0", max_number=90, question="{a}{op}{b}=?")
+    for seed in range(50):
+        env.reset(seed=seed)
+        assert env.infos["answerer"]["answer"] == str(env.gold)
+        for agent in env.possible_agents:
+            seen = env.instructions(agent) + " " + env.observe(agent)
+            assert str(env.gold) not in seen.replace("2 + 3", "").split()
+        assert env.question not in env.observe("answerer")
+
+
+@given(st.sampled_from("+-*"), st.integers(1, 50), st.integers(0, 1000))
+def test_questions_keep_within_their_limits(op, top, seed):
+    env = Relay(operators=op, max_number=top, question="What is {a} {op} {b}?")
+    env.reset(seed=seed)
+    a, b = (int(word) for word in env.question[8:-1].split(f" {op} "))
+    assert 1 <= min(a, b) <= max(a, b) <= top
+    assert env.gold == {"+": a + b, "-": a - b, "*": a * b}[op] and env.gold >= 0
+
+
+def test_wording_is_the_users():
+    env = Relay(question="{a}{op}{b}=", asker="A", answerer="B", message="<{message}>", max_number=1)
+    env.reset(seed=0)
+    env_texts = (env.instructions("asker"), env.instructions("answerer"), env.observe("asker"))
+    env.step("hi")
+    assert (*env_texts, env.observe("answerer")) == ("A", "B", "1+1=", "<hi>")
+
+
+@pytest.mark.parametrize(
+    "bad", [{"operators": "/"}, {"operators": ""}, {"max_number": 0}, {"partial_credit": 2.0}, {"max_message_chars": 0}]
+)
+def test_bad_arguments_are_refused(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        Relay(**bad)
+
+
+@given(st.lists(st.text() | st.just(CALL % "2*3") | st.just("<tool_call>{"), min_size=4, max_size=4), st.integers(0, 9))
+def test_any_texts_end_with_equal_rewards(actions, seed):
+    env = Relay()
+    env.reset(seed=seed)
+    for action in actions:
+        if env.terminations[env.agent_selection]:
+            break
+        env.step(action)
+    assert all(env.terminations.values()) and env.rewards["asker"] == env.rewards["answerer"] in (0, 1)
+
+
+def test_it_passes_pettingzoos_own_tests():
+    api_test(fa.make("forge/Relay-v0"), num_cycles=50)
+    seed_test(lambda: fa.make("forge/Relay-v0"), num_cycles=50)
