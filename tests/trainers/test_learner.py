@@ -6,10 +6,11 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+import torch
 
 from forge_agents import mesh
 from forge_agents.errors import ActorDiedError, ModelNotFoundError
@@ -83,14 +84,21 @@ def test_published_versions_reach_a_subscriber(tiny_llama: Path, random_batch: B
             store = await WeightStore.start(timeout_s=60)
             learner = await Learner.start(config(tiny_llama), name="hero", store=store.ref, timeout_s=60)
             assert await learner.publish() == 0
-            fetched = await Subscriber(store.ref, "hero").fetch()
             stored = load_file(tiny_llama / "model.safetensors")
-            assert fetched.version == 0
-            assert fetched.tensors.keys() == stored.keys()
-            assert all(fetched.tensors[name].equal(value.bfloat16()) for name, value in stored.items())
+            subscriber = Subscriber(store.ref, "hero")
+            fetched = []
+
+            def compare(tensors: Mapping[str, torch.Tensor], version: int) -> None:
+                same = tensors.keys() == stored.keys() and all(
+                    tensors[name].equal(value.bfloat16()) for name, value in stored.items()
+                )
+                fetched.append((version, same))
+
+            await subscriber.fetch(compare)
             await learner.train_step(random_batch())
             assert await learner.publish() == 1
-            assert (await Subscriber(store.ref, "hero").fetch()).version == 1
+            await subscriber.fetch(compare)
+            assert fetched == [(0, True), (1, False)]
             await store.stop()
 
     asyncio.run(run())

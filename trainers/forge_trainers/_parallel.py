@@ -187,7 +187,7 @@ def load_hf_weights(model: Any, adapter: Any, folder: Path) -> None:
     have = check_weights(folder)
     if missing := sorted(set(wanted) - have):
         raise ModelNotFoundError(
-            f"{folder} lacks {len(missing)} of {len(wanted)} tensors, first {missing[0]!r}; its weights and config.json "
+            f"{folder} lacks {len(missing)} of {len(wanted)} tensors, first {missing[0]!r}; weights and config.json "
             "do not belong together"
         )
     state_dict_loader.load(wanted, storage_reader=adapter.get_hf_storage_reader(str(folder)))
