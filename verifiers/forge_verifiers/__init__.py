@@ -1,0 +1,1 @@
+"""Weak verifiers of trajectories, and combiners that make one reward of them."""

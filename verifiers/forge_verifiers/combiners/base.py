@@ -1,0 +1,236 @@
+"""What every combiner shares: checked score matrices, fitted parameters, state.
+
+In: scores float [n, m], NaN = the verifier abstained. Out: P(correct) float64 [n]. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+# Axes: n responses, m verifiers, G groups (prompts), S symbols of all verifiers together.
+Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
+
+
+class NotFittedError(RuntimeError):
+    """A combiner was asked for probabilities before `fit` or `load_state_dict`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CombinerReport:
+    """What a fitted combiner believes about its verifiers."""
+
+    combiner: str
+    """Registered name of the combiner."""
+    tpr: Floats
+    """[m] P(says yes | correct); "yes" is above the verifier's most telling cut. NaN where not estimated."""
+    fpr: Floats
+    """[m] P(says yes | wrong), same cut. ``tpr < fpr`` marks an inverted verifier."""
+    weight: Floats
+    """[m] share of the verifier's own evidence that counts; 1 = counted in full, 0 = ignored."""
+    class_balance: float
+    """Estimated share of correct responses, in [0, 1]."""
+    effective_number: float
+    """How many independent verifiers the ensemble is worth, at most the number that vary."""
+
+    def table(self, names: Sequence[str] | None = None) -> str:
+        """The report as fixed-width text, one verifier per line."""
+        labels = list(names) if names is not None else [str(k) for k in range(len(self.weight))]
+        if len(labels) != len(self.weight):
+            raise ValueError(f"{len(labels)} names arrived for {len(self.weight)} verifiers; send one per verifier")
+        width = max([len("verifier"), *(len(name) for name in labels)])
+        lines = [f"{'verifier':<{width}}    TPR    FPR  weight"]
+        for name, tpr, fpr, weight in zip(labels, self.tpr, self.fpr, self.weight, strict=True):
+            lines.append(f"{name:<{width}}  {tpr:5.3f}  {fpr:5.3f}   {weight:5.3f}")
+        lines.append(f"class balance {self.class_balance:.3f}, effective number {self.effective_number:.2f}")
+        return "\n".join(lines)
+
+
+def sigmoid(logits: Floats) -> Floats:
+    """Logistic function, safe for any finite input."""
+    return np.asarray(1.0 / (1.0 + np.exp(-np.clip(logits, -40.0, 40.0))))
+
+
+def logit(p: ArrayLike) -> Floats:
+    """Log-odds; probabilities are kept 1e-6 away from 0 and 1."""
+    kept = np.clip(np.asarray(p, np.float64), 1e-6, 1.0 - 1e-6)
+    return np.asarray(np.log(kept / (1.0 - kept)))
+
+
+def check_scores(scores: ArrayLike, *, num_verifiers: int | None = None) -> Floats:
+    """A score matrix as float64 [n, m].
+
+    Any finite range is taken: every combiner normalises per verifier with what it saw in `fit`.
+
+    Raises:
+        ValueError: not two-dimensional, no verifier, an infinite score, or not `num_verifiers` columns.
+    """
+    try:
+        matrix = np.asarray(scores, np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"scores must be numbers, NaN where a verifier abstains: {error}") from error
+    if matrix.ndim != 2:
+        raise ValueError(f"scores arrived with shape {matrix.shape}; send [n responses, m verifiers]")
+    if matrix.shape[1] == 0:
+        raise ValueError("scores have no verifier column; send at least one")
+    if num_verifiers is not None and matrix.shape[1] != num_verifiers:
+        raise ValueError(f"scores have {matrix.shape[1]} verifiers, fitted were {num_verifiers}; keep the columns")
+    if np.isinf(matrix).any():
+        column = int(np.flatnonzero(np.isinf(matrix).any(axis=0))[0])
+        raise ValueError(f"verifier {column} gave an infinite score; send finite scores, NaN to abstain")
+    return matrix
+
+
+def check_groups(groups: ArrayLike | None, n: int) -> Ints | None:
+    """Group index [n] from 0 to G - 1, from ids of any sortable type."""
+    if groups is None:
+        return None
+    ids = np.asarray(groups)
+    if ids.shape != (n,):
+        raise ValueError(f"groups arrived with shape {ids.shape} for {n} responses; send one id per response")
+    return np.asarray(np.unique(ids, return_inverse=True)[1], np.intp).reshape(n)
+
+
+def check_labels(labels: ArrayLike | None, n: int) -> Floats | None:
+    """Labels float64 [n] of 0, 1 and NaN (unknown); None where no row is labelled."""
+    if labels is None:
+        return None
+    values = np.asarray(labels, np.float64)
+    if values.shape != (n,):
+        raise ValueError(f"labels arrived with shape {values.shape} for {n} responses; send one each, NaN = unknown")
+    known = values[~np.isnan(values)]
+    if not np.isin(known, (0.0, 1.0)).all():
+        raise ValueError(f"labels must be 0, 1 or NaN; got {known[~np.isin(known, (0.0, 1.0))][0]}")
+    return values if len(known) else None
+
+
+def family_index(families: Sequence[Hashable | None] | Mapping[int, Hashable] | None, m: int) -> Ints | None:
+    """Family number per verifier [m]; an undeclared verifier is a family of its own. None where nothing is declared."""
+    if families is None:
+        return None
+    named: list[Hashable | None]
+    if isinstance(families, Mapping):
+        strangers = [k for k in families if k not in range(m)]
+        if strangers:
+            raise ValueError(f"families name verifier {strangers[0]!r}; expected column numbers 0 to {m - 1}")
+        named = [families.get(k) for k in range(m)]
+    else:
+        named = list(families)
+    if len(named) != m:
+        raise ValueError(f"{len(named)} families arrived for {m} verifiers; send one per verifier, None = its own")
+    numbers: dict[Hashable, int] = {}
+    keys: list[Hashable] = [("own", k) if name is None else ("named", name) for k, name in enumerate(named)]
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.intp)
+
+
+def anchor_mask(anchors: Sequence[int] | None, m: int) -> NDArray[np.bool_]:
+    """Which verifiers are declared trustworthy, bool [m]."""
+    mask = np.zeros(m, bool)
+    for anchor in anchors if anchors is not None else ():
+        if anchor not in range(m):
+            raise ValueError(f"anchor {anchor!r} is no verifier; expected column numbers 0 to {m - 1}")
+        mask[int(anchor)] = True
+    return mask
+
+
+class Combiner(ABC):
+    """Turns the scores of weak verifiers into P(correct), with scikit-learn's habits.
+
+    Args:
+        families: one label per verifier (None = unrelated to the others), or {column: label}. Relatives share a cause
+            of error, so together they weigh about as much as one.
+        anchors: columns of verifiers known to be better than the rest.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(
+        self,
+        families: Sequence[Hashable | None] | Mapping[int, Hashable] | None = None,
+        anchors: Sequence[int] | None = None,
+    ) -> None:
+        self.families = families
+        self.anchors = anchors
+        self._fitted: dict[str, NDArray[Any]] = {}
+
+    def fit(self, scores: ArrayLike, groups: ArrayLike | None = None, labels: ArrayLike | None = None) -> Self:
+        """Learns how far to trust each verifier.
+
+        Args:
+            scores: float [n, m], any finite range, NaN = abstained.
+            groups: id of each response's prompt [n]; optional.
+            labels: 0, 1 or NaN (unknown) [n]; optional.
+
+        Raises:
+            ValueError: wrong shapes, no response, infinite scores, labels other than 0, 1 and NaN.
+        """
+        matrix = check_scores(scores)
+        n, m = matrix.shape
+        if n == 0:
+            raise ValueError("fit was given no response; send at least one row of scores")
+        fitted = self._fit(matrix, check_groups(groups, n), check_labels(labels, n))
+        self._fitted = {**fitted, "num_verifiers": np.array(m)}
+        return self
+
+    def predict_proba(self, scores: ArrayLike, groups: ArrayLike | None = None) -> Floats:
+        """P(correct) of each response, float64 [n] in [0, 1].
+
+        Raises:
+            NotFittedError: before `fit`.
+            ValueError: wrong shapes, another number of verifiers than in `fit`, infinite scores.
+        """
+        fitted = self._parameters()
+        matrix = check_scores(scores, num_verifiers=int(fitted["num_verifiers"]))
+        index = check_groups(groups, len(matrix))
+        return self._predict(matrix, index) if len(matrix) else np.zeros(0)
+
+    def fit_predict(
+        self, scores: ArrayLike, groups: ArrayLike | None = None, labels: ArrayLike | None = None
+    ) -> Floats:
+        """`fit`, then `predict_proba` on the same responses."""
+        return self.fit(scores, groups, labels).predict_proba(scores, groups)
+
+    def report(self) -> CombinerReport:
+        """What the fitted combiner believes of its verifiers. Raises NotFittedError before `fit`."""
+        fitted = self._parameters()
+        m = int(fitted["num_verifiers"])
+        unknown = np.full(m, np.nan)
+        weight = fitted.get("weight", np.ones(m)).copy()
+        return CombinerReport(
+            combiner=self.name,
+            tpr=fitted.get("tpr", unknown).copy(),
+            fpr=fitted.get("fpr", unknown).copy(),
+            weight=weight,
+            class_balance=float(fitted.get("class_balance", np.array(np.nan))),
+            effective_number=float(fitted.get("effective_number", np.array(np.count_nonzero(weight)))),
+        )
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Everything `predict_proba` depends on, as arrays; loading it gives bit-equal predictions."""
+        return {"combiner": np.array(self.name), **{key: value.copy() for key, value in self._parameters().items()}}
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Restores what `state_dict` returned. Raises ValueError for the state of another combiner."""
+        name = str(state["combiner"]) if "combiner" in state else "an unknown source"
+        if name != self.name:
+            raise ValueError(f"state of {name!r} arrived at a {self.name!r} combiner; load it into the same kind")
+        if "num_verifiers" not in state:
+            raise ValueError(f"state of {self.name!r} has no 'num_verifiers'; send what state_dict() returned")
+        self._fitted = {key: np.array(value) for key, value in state.items() if key != "combiner"}
+
+    def _parameters(self) -> dict[str, NDArray[Any]]:
+        if not self._fitted:
+            raise NotFittedError(f"the {self.name!r} combiner has no parameters yet; call fit or load_state_dict first")
+        return self._fitted
+
+    @abstractmethod
+    def _fit(self, scores: Floats, groups: Ints | None, labels: Floats | None) -> dict[str, NDArray[Any]]: ...
+
+    @abstractmethod
+    def _predict(self, scores: Floats, groups: Ints | None) -> Floats: ...
