@@ -28,7 +28,8 @@ _STEP = 0.3
 _KIN_FROM = 0.2
 _LABEL_ROWS = 4.0
 """Rows that one label counts for."""
-_MIN_SOURCES = 3
+MIN_SOURCES = 3
+"""Independent verifiers or families below which second moments say nothing about accuracy."""
 _EQUAL_LOADING = 0.4
 """Correlation with the truth assumed of a verifier whose accuracy cannot be learned."""
 _START_STRENGTH = 4.0
@@ -50,6 +51,8 @@ class Evidence:
     prior: PromptPrior
     """``strength`` is 0 where prompts are unknown."""
     effective_number: float
+    num_sources: int
+    """Verifiers that vary, each declared family counted once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +78,8 @@ def evidence_em(
     """Fits symbol rates, dependence and priors. See `Symbolic` for the method."""
     data = gather(codes, groups=groups, labels=labels, family=family, anchors=anchors)
     start = start_from(data)
-    if data.num_sources < _MIN_SOURCES and labels is None:
-        return _by_rank(data, start)
+    if data.num_sources < MIN_SOURCES and labels is None:
+        return _unlearned(data, start)
     return _iterate(data, start)
 
 
@@ -220,6 +223,7 @@ def _evidence(data: Data, rates: _Rates, weight: Floats, kinship: Floats, prior:
         dependence=kinship,
         prior=prior,
         effective_number=float((data.alive / kinship.sum(axis=1)).sum()),
+        num_sources=data.num_sources,
     )
 
 
@@ -232,8 +236,8 @@ def _telling_cut(p1: Floats, p0: Floats, alive: Bools) -> tuple[Floats, Floats]:
     return np.where(alive, above1[k, best], np.nan), np.where(alive, above0[k, best], np.nan)
 
 
-def _by_rank(data: Data, start: Start) -> Evidence:
-    """Fewer than three independent sources: equal trust, evidence linear in the rank, even odds."""
+def _unlearned(data: Data, start: Start) -> Evidence:
+    """Fewer than three independent sources: rates are assumed, the same for all but anchors, at even odds."""
     n, counts = data.codes.shape[1], data.counts
     loading = np.where(data.anchors, start.loading, _EQUAL_LOADING) * data.alive
     lean = (loading / (1.0 - loading**2))[:, None] * start.rank

@@ -21,11 +21,14 @@ from forge_verifiers.combiners.base import (
     logit,
     sigmoid,
 )
-from forge_verifiers.combiners.em import Evidence, evidence_em
+from forge_verifiers.combiners.em import MIN_SOURCES, Evidence, evidence_em
+from forge_verifiers.combiners.mean import Mean
 from forge_verifiers.combiners.prompts import PromptPrior, sibling_prior
 from forge_verifiers.combiners.symbols import NUM_SYMBOLS, encode, quantile_edges
 
 _CHUNK = 16384
+_MEAN_SLOPE = 1.33
+"""Log-odds per standard deviation of the mean score, as if it correlated 0.5 with the truth."""
 
 
 class Symbolic(Combiner):
@@ -44,8 +47,9 @@ class Symbolic(Combiner):
     * Probabilities are moderated by the uncertainty of the counts (MacKay 1992, probit approximation).
 
     With fewer than three independent columns or families nothing can be learned about accuracies: the answer is then
-    the mean of ranks (equal weight per family) on the log-odds scale. A constant verifier counts for nothing; where
-    all abstain the answer is the prompt's prior.
+    the min-max mean (`Mean`, equal weight per family) on the log-odds scale. Where families are declared, the mean
+    keeps a share of the evidence that shrinks with their number. A constant verifier counts for nothing; where all
+    abstain the answer is the prompt's prior.
     """
 
     name: ClassVar[str] = "default"
@@ -60,7 +64,13 @@ class Symbolic(Combiner):
             family=family_index(self.families, m),
             anchors=anchor_mask(self.anchors, m),
         )
+        simple = Mean(self.families, self.anchors).fit(scores)
+        mean = simple.predict_proba(scores)
         return {
+            **{f"mean_{key}": value for key, value in simple.state_dict().items()},
+            "mean_centre": np.array(mean.mean()),
+            "mean_slope": np.array(_MEAN_SLOPE / max(float(mean.std()), 1e-3)),
+            "mean_share": np.array(self._mean_share(evidence.num_sources, labels)),
             "edges": edges,
             "evidence": evidence.table,
             "variance": evidence.variance,
@@ -73,6 +83,13 @@ class Symbolic(Combiner):
             "prompt_bias": np.array(evidence.prior.bias),
             "effective_number": np.array(evidence.effective_number),
         }
+
+    def _mean_share(self, num_sources: int, labels: Floats | None) -> float:
+        if labels is not None:
+            return 0.0
+        if num_sources < MIN_SOURCES:
+            return 1.0
+        return 1.0 / (num_sources - 1) if self.families is not None else 0.0
 
     def _predict(self, scores: Floats, groups: Ints | None) -> Floats:
         log_odds, variance = self._log_odds(scores, groups)
@@ -100,6 +117,12 @@ class Symbolic(Combiner):
             codes = encode(scores[low : low + _CHUNK], fitted["edges"])
             for k, column in enumerate(codes):
                 sums[:, low : low + _CHUNK] += tables[:, k][:, column - k * NUM_SYMBOLS]
+        share = float(fitted["mean_share"])
+        if share > 0:
+            mean = Mean()
+            mean.load_state_dict({key[5:]: fitted[key] for key in fitted if key.startswith("mean_")})
+            centred = mean.predict_proba(scores) - float(fitted["mean_centre"])
+            sums[0] = (1 - share) * sums[0] + share * float(fitted["mean_slope"]) * centred
         prior = PromptPrior(
             mean=float(fitted["class_balance"]),
             strength=float(fitted["prompt_strength"]),

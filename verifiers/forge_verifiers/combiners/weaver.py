@@ -66,8 +66,8 @@ class Weaver(Combiner):
 def match_second_moments(votes: Floats, pi: float, *, sweeps: int = 500, tolerance: float = 1e-10) -> Floats:
     """Differences d = TPR - FPR [m] that minimise the pairwise mismatch of second moments, given `pi`.
 
-    arXiv 2506.18203. The sign is the one under which the verifiers are better than chance on average. With fewer than three verifiers
-    the moments fix no solution; equal d is then assumed.
+    Source: arXiv 2506.18203. The sign is the one under which the verifiers are better than chance on average. With
+    fewer than three verifiers the moments fix no solution; equal d is then assumed.
     """
     covariance = np.atleast_2d(np.cov(votes.T, bias=True)) / (pi * (1 - pi))
     m = len(covariance)
