@@ -16,15 +16,15 @@ from forge_verifiers.combiners.start import INVERTED, Bools, Data, Start, free_a
 from forge_verifiers.combiners.structure import dependence, evidence_weights
 from forge_verifiers.combiners.symbols import MAX_BINS, abstained, count
 
-_ROUNDS = 30
+_ROUNDS = 24
 _TOLERANCE = 4e-3
 _SYMBOL_PRIOR = 2.0
 """Pseudo-rows per verifier and class, spread as the symbols are."""
 _SILENCE_PRIOR = 4.0
 _SILENT_ROUNDS = 6
 """Abstention is no evidence in the first rounds: a common pattern of silence would become the latent class."""
-_SETTLE_ROUNDS = 3
-_STEP = 0.3
+_SETTLE_ROUNDS = 2
+_STEP = 0.7
 _KIN_FROM = 0.2
 _LABEL_ROWS = 4.0
 """Rows that one label counts for."""
@@ -70,6 +70,8 @@ class _Rates:
     n1: float
     n0: float
     table: Floats
+    silence: Floats
+    """What speaking or abstaining says on its own, already weighted."""
 
 
 def evidence_em(
@@ -98,7 +100,7 @@ def _iterate(data: Data, start: Start) -> Evidence:
     rates, kinship = _rates(count(codes, posterior * rows), counts, float(rows @ q), pseudo, hush), start.kinship
     for step in range(_ROUNDS):
         if step == _SILENT_ROUNDS:
-            hush = _silence_weight(codes, q)
+            hush = _silence_weight(codes, q) * (data.counts[:, MAX_BINS] > 0)
         n1 = float(rows @ q)
         rates = _rates(count(codes, posterior * rows), counts, n1, pseudo, hush)
         e = rates.table.astype(np.float32).ravel()[codes]
@@ -107,6 +109,8 @@ def _iterate(data: Data, start: Start) -> Evidence:
             shared, own = evidence_weights(kinship, scale, own)
             weight = (1 - _STEP) * weight + _STEP * 0.5 * (shared + own) * data.alive
         log_odds = (weight.astype(np.float32) @ e).astype(np.float64)
+        if hush.any():
+            log_odds += rates.silence.astype(np.float32).ravel()[codes].sum(axis=0)
         log_odds = np.where(known, 24.0 * truth - 12.0, log_odds)
         share = float((n1 + 1.0) / (rows.sum() + 2.0))
         bias = _bias(log_odds, q, data.groups) if step > 1 else 0.0
@@ -116,6 +120,9 @@ def _iterate(data: Data, start: Start) -> Evidence:
             break
         rest = _kin(kinship) * weight
         posterior = np.where(known, truth, _posterior_without(rest.astype(np.float32) @ e, log_odds + shift))
+    if not known.any() and (q - q.mean()) @ start.q < 0:  # the classes swapped names on the way
+        rates = _Rates(p1=rates.p0, p0=rates.p1, n1=rates.n0, n0=rates.n1, table=-rates.table, silence=-rates.silence)
+        prior = PromptPrior(mean=1.0 - prior.mean, strength=prior.strength, bias=prior.bias)
     return _evidence(data, rates, weight, kinship, prior)
 
 
@@ -129,14 +136,19 @@ def _pseudo(data: Data, start: Start) -> _Pseudo:
 
 
 def _silence_weight(codes: NDArray[np.int32], q: Floats) -> Floats:
-    """Share [m] of each verifier's silence that counts: less where, given Y, verifiers fall silent together."""
+    """Share [m] in [0, 1] of each verifier's silence that counts.
+
+    All of it where others share at most a quarter, given Y, and none where they share half: silence in company is a
+    schedule (a cascade), not evidence.
+    """
     within = _error_covariance(abstained(codes).astype(np.float32), q)
     spread = np.sqrt(np.maximum(np.diag(within), 1e-9))
-    return np.asarray(1.0 / dependence(within / np.outer(spread, spread), len(q)).sum(axis=1))
+    alone = 1.0 / dependence(within / np.outer(spread, spread), len(q)).sum(axis=1)
+    return np.asarray(np.clip(4.0 * alone - 2.0, 0.0, 1.0))
 
 
 def _rates(c1: Floats, counts: Floats, n1: float, pseudo: _Pseudo, hush: Floats) -> _Rates:
-    """P(symbol | Y), and its log ratio: of the bin among spoken rows, plus `hush` times that of speaking at all.
+    """P(symbol | Y), the log ratio of the bin among spoken rows, and `hush` times that of speaking at all.
 
     Args:
         c1: how often each symbol came with Y = 1, [m, NUM_SYMBOLS]; `counts` likewise with any Y.
@@ -156,10 +168,11 @@ def _rates(c1: Floats, counts: Floats, n1: float, pseudo: _Pseudo, hush: Floats)
     s0 = (c0[:, MAX_BINS] + _SILENCE_PRIOR * silence + 1e-9) / (n0 + _SILENCE_PRIOR + 2e-9)
     heard = (silence > 0) & (silence < 1)
     s1, s0 = np.where(heard, s1, 0.5), np.where(heard, s0, 0.5)
-    table[:, spoken] += (hush * np.log((1 - s1) / (1 - s0)))[:, None]
-    table[:, MAX_BINS] = hush * np.log(s1 / s0)
+    table[:, MAX_BINS] = 0.0
     table[counts == 0] = 0.0
-    return _Rates(p1=p1, p0=p0, n1=n1, n0=n0, table=table)
+    silent = np.repeat((hush * np.log((1 - s1) / (1 - s0)))[:, None], counts.shape[1], axis=1)
+    silent[:, MAX_BINS] = hush * np.log(s1 / s0)
+    return _Rates(p1=p1, p0=p0, n1=n1, n0=n0, table=table, silence=silent)
 
 
 def _kinship(e: NDArray[np.float32], q: Floats, data: Data) -> tuple[Floats, Floats]:
@@ -215,7 +228,7 @@ def _evidence(data: Data, rates: _Rates, weight: Floats, kinship: Floats, prior:
     tpr, fpr = _telling_cut(rates.p1, rates.p0, data.alive)
     doubt = 1.0 / (rates.n1 * rates.p1 + 1.0) + 1.0 / (rates.n0 * rates.p0 + 1.0)
     return Evidence(
-        table=rates.table * weight[:, None],
+        table=rates.table * weight[:, None] + rates.silence,
         variance=np.where(data.counts > 0, doubt * weight[:, None] ** 2, 0.0),
         weight=weight,
         tpr=tpr,
@@ -229,11 +242,16 @@ def _evidence(data: Data, rates: _Rates, weight: Floats, kinship: Floats, prior:
 
 def _telling_cut(p1: Floats, p0: Floats, alive: Bools) -> tuple[Floats, Floats]:
     """P(score above the cut | Y) [m] at the cut that tells the classes apart best."""
-    above1 = 1.0 - np.cumsum(p1[:, :MAX_BINS], axis=1)[:, :-1] / p1[:, :MAX_BINS].sum(axis=1, keepdims=True)
-    above0 = 1.0 - np.cumsum(p0[:, :MAX_BINS], axis=1)[:, :-1] / p0[:, :MAX_BINS].sum(axis=1, keepdims=True)
+    above1, above0 = _tails(p1), _tails(p0)
     best = np.abs(above1 - above0).argmax(axis=1)
     k = np.arange(len(best))
     return np.where(alive, above1[k, best], np.nan), np.where(alive, above0[k, best], np.nan)
+
+
+def _tails(p: Floats) -> Floats:
+    """P(bin above each inner edge | spoken) [m, MAX_BINS - 1]."""
+    spoken = p[:, :MAX_BINS]
+    return np.asarray(1.0 - np.cumsum(spoken, axis=1)[:, :-1] / np.maximum(spoken.sum(axis=1, keepdims=True), 1e-12))
 
 
 def _unlearned(data: Data, start: Start) -> Evidence:
@@ -248,6 +266,7 @@ def _unlearned(data: Data, start: Start) -> Evidence:
         n1=n / 2,
         n0=n / 2,
         table=np.where(counts > 0, 2.0 * lean, 0.0),
+        silence=np.zeros(counts.shape),
     )
     weight = data.alive / start.kinship.sum(axis=1)
     return _evidence(data, rates, weight, start.kinship, PromptPrior(mean=0.5, strength=0.0, bias=0.0))

@@ -29,7 +29,7 @@ def correlations(values: Floats, present: Bools) -> Floats:
     return np.asarray(product / np.sqrt(np.maximum(power * power.T, 1e-9)) * common / (common + 5.0))
 
 
-def truth_loadings(correlation: Floats, n: int, family: Ints | None = None, *, rounds: int = 40) -> Floats:
+def truth_loadings(correlation: Floats, n: int, family: Ints | None = None, *, rounds: int = 25) -> Floats:
     """Correlation a [m] of each verifier with the hidden truth, from C_ij = a_i a_j where i and j are independent.
 
     Robust rank-one fit: pairs that agree more than their loadings explain are dependent and lose their weight
@@ -107,9 +107,10 @@ def balance_from_sum(parts: Floats, strength: Floats) -> float:
     n, m = parts.shape
     if m < 3:
         return 0.5
-    p1, p2, p3 = parts.sum(axis=1), (parts**2).sum(axis=1), (parts**3).sum(axis=1)
+    squares = parts * parts
+    p1, p2, p3 = parts.sum(axis=1), squares.sum(axis=1), (squares * parts).sum(axis=1)
     second = float(((p1**2 - p2) / 2).mean())
-    third = float(((p1**3 - 3 * p1 * p2 + 2 * p3) / 6).mean())
+    third = float(((p1 * p1 * p1 - 3 * p1 * p2 + 2 * p3) / 6).mean())
     d1, d2, d3 = float(strength.sum()), float((strength**2).sum()), float((strength**3).sum())
     model_second, model_third = (d1**2 - d2) / 2, (d1**3 - 3 * d1 * d2 + 2 * d3) / 6
     if second <= 1e-9 or model_second <= 1e-12 or model_third <= 1e-12:

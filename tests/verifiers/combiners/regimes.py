@@ -1,0 +1,109 @@
+"""Synthetic score matrices with known truth. In: a seed. Out: scores [n, m], groups [n], truth [n]."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Case = tuple[Floats, NDArray[np.intp], NDArray[np.intp]]
+
+
+def votes(seed: int, *, n: int = 2000, m: int = 12, pi: float = 0.5) -> Case:
+    """Conditionally independent yes/no verifiers of mixed quality."""
+    rng = np.random.default_rng([1, seed])
+    y = (rng.random(n) < pi).astype(np.intp)
+    tpr, tnr = rng.uniform(0.58, 0.85, m), rng.uniform(0.58, 0.85, m)
+    u = rng.random((n, m))
+    return np.where(y[:, None] == 1, u < tpr, u < 1 - tnr).astype(float), np.arange(n) // 8, y
+
+
+def clones(seed: int, *, n: int = 2000) -> Case:
+    """Five weak near-copies, three near-copies, four better independent verifiers."""
+    rng = np.random.default_rng([2, seed])
+    y = (rng.random(n) < 0.5).astype(np.intp)
+
+    def cluster(size: int, accuracy: float, copied: float) -> Floats:
+        lead = np.where(rng.random(n) < accuracy, y, 1 - y)
+        own = np.where(rng.random((n, size)) < accuracy, y[:, None], 1 - y[:, None])
+        return np.where(rng.random((n, size)) < copied, lead[:, None], own).astype(float)
+
+    good = [np.where(rng.random(n) < a, y, 1 - y).astype(float) for a in (0.72, 0.75, 0.78, 0.80)]
+    return np.column_stack([cluster(5, 0.62, 0.9), cluster(3, 0.66, 0.85), *good]), np.arange(n) // 8, y
+
+
+def graded(
+    seed: int, *, prompts: int = 250, k: int = 16, quirk: float = 0.6, base: tuple[float, float] = (0.7, 0.9)
+) -> Case:
+    """Logits, probabilities, Likert, skewed and yes/no scores; prompt bias; half share a liking; 10 % abstain."""
+    rng = np.random.default_rng([3, seed])
+    n, m = prompts * k, 14
+    g = np.repeat(np.arange(prompts), k)
+    rate = rng.beta(*base, prompts)
+    y = (rng.random(n) < rate[g]).astype(np.intp)
+    hard = (rng.standard_normal(prompts) - 1.2 * (rate - rate.mean()))[g]
+    liking = rng.standard_normal(n)[:, None] * np.where(np.arange(m) < 7, quirk, 0.0)
+    z = rng.uniform(0.5, 1.6, m) * (y[:, None] - 0.5) - rng.uniform(0.1, 0.5, m) * hard[:, None] + liking
+    z += rng.standard_normal((n, m))
+    shapes = (
+        lambda x: 4 * x - 2,
+        lambda x: 1 / (1 + np.exp(-2.5 * x - 1)),
+        lambda x: np.clip(np.round(3 + 1.4 * x), 1, 5),
+        lambda x: np.exp(1.2 * x),
+        lambda x: (x > 0.15).astype(float),
+    )
+    s = np.column_stack([shapes[j % 5](z[:, j]) for j in range(m)])
+    s[rng.random(s.shape) < 0.10] = np.nan
+    return s, g, y
+
+
+def outvoted(seed: int) -> Case:
+    """Five correlated reward models against one better judge."""
+    rng = np.random.default_rng([4, seed])
+    n = 2000
+    g = np.arange(n) // 8
+    y = (rng.random(n) < rng.beta(1, 1, n // 8)[g]).astype(np.intp)
+    shared = rng.standard_normal(n)
+    models = [0.7 * (y - 0.5) + shared + 0.5 * rng.standard_normal(n) for _ in range(5)]
+    judge = np.round(1.5 * (1.8 * (y - 0.5) + rng.standard_normal(n)))
+    return np.column_stack([*models, judge]), g, y
+
+
+def silent_truth(seed: int) -> Case:
+    """Verifiers abstain three times as often on wrong responses."""
+    s, g, y = votes(seed)
+    rng = np.random.default_rng([5, seed])
+    s[rng.random(s.shape) < np.where(y[:, None] == 1, 0.15, 0.45)] = np.nan
+    return s, g, y
+
+
+def cascade(seed: int) -> Case:
+    """The last four of eight verifiers are asked only where the first two disagree."""
+    s, g, y = votes(seed, m=8)
+    s[s[:, 0] == s[:, 1], 4:] = np.nan
+    return s, g, y
+
+
+def auroc(y: NDArray[np.intp], p: Floats) -> float:
+    """Area under the ROC curve, ties counted half."""
+    order = np.unique(p, return_inverse=True, return_counts=True)
+    rank = (np.cumsum(order[2]) - (order[2] - 1) / 2)[order[1]]
+    right, wrong = int(y.sum()), int((1 - y).sum())
+    return float((rank[y == 1].sum() - right * (right + 1) / 2) / (right * wrong))
+
+
+def accuracy(y: NDArray[np.intp], p: Floats) -> float:
+    """Share of rows on the right side of one half."""
+    return float(((p > 0.5) == (y == 1)).mean())
+
+
+def calibration_error(y: NDArray[np.intp], p: Floats, bins: int = 15) -> float:
+    """Expected calibration error over equal-width bins."""
+    b = np.minimum((p * bins).astype(int), bins - 1)
+    return float(np.abs(np.bincount(b, y, bins) - np.bincount(b, p, bins)).sum() / len(y))
+
+
+def best_of(y: NDArray[np.intp], p: Floats, g: NDArray[np.intp]) -> float:
+    """Accuracy of the top response per prompt, over prompts that hold both kinds."""
+    picked = [y[g == i][np.argmax(p[g == i])] for i in np.unique(g) if 0 < y[g == i].mean() < 1]
+    return float(np.mean(picked))
