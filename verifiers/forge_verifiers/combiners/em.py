@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forge_verifiers.combiners.base import Floats, Ints, logit, sigmoid
-from forge_verifiers.combiners.prompts import PromptPrior, shared_bias, sibling_prior
+from forge_verifiers.combiners.prompts import PromptPrior, PromptTaste, sibling_prior, taste_of, without_taste
 from forge_verifiers.combiners.start import INVERTED, Bools, Data, Start, free_anchors, gather, start_from
 from forge_verifiers.combiners.structure import dependence, evidence_weights
 from forge_verifiers.combiners.symbols import MAX_BINS, abstained, count
@@ -33,6 +33,7 @@ MIN_SOURCES = 3
 _EQUAL_LOADING = 0.4
 """Correlation with the truth assumed of a verifier whose accuracy cannot be learned."""
 _START_STRENGTH = 4.0
+_NO_TASTE = PromptTaste(right=0.0, wrong=0.0, share=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,7 @@ class Evidence:
     """[m, m] error correlations beyond chance, in [0, 1]."""
     prior: PromptPrior
     """``strength`` is 0 where prompts are unknown."""
+    taste: PromptTaste
     effective_number: float
     num_sources: int
     """Verifiers that vary, each declared family counted once."""
@@ -97,6 +99,7 @@ def _iterate(data: Data, start: Start) -> Evidence:
     q = np.where(known, truth, start.q)
     posterior = np.broadcast_to(q, (m, n))
     prior = PromptPrior(mean=0.5, strength=_START_STRENGTH, bias=0.0)
+    taste = _NO_TASTE
     rates, kinship = _rates(count(codes, posterior * rows), counts, float(rows @ q), pseudo, hush), start.kinship
     for step in range(_ROUNDS):
         if step == _SILENT_ROUNDS:
@@ -111,9 +114,12 @@ def _iterate(data: Data, start: Start) -> Evidence:
         log_odds = (weight.astype(np.float32) @ e).astype(np.float64)
         if hush.any():
             log_odds += rates.silence.astype(np.float32).ravel()[codes].sum(axis=0)
+        if data.groups is not None and step > _SETTLE_ROUNDS:
+            taste = taste_of(log_odds, q, data.groups)
+            log_odds = without_taste(log_odds, q, data.groups, taste)
         log_odds = np.where(known, 24.0 * truth - 12.0, log_odds)
         share = float((n1 + 1.0) / (rows.sum() + 2.0))
-        bias = _bias(log_odds, q, data.groups) if step > 1 else 0.0
+        bias = taste_of(log_odds, q, data.groups).share if data.groups is not None and step > 1 else 0.0
         shift, prior = _prior(log_odds, data.groups, PromptPrior(mean=share, strength=prior.strength, bias=bias))
         before, q = q, np.where(known, truth, sigmoid(log_odds + shift))
         if step + 1 == _ROUNDS or (step > _SILENT_ROUNDS and np.abs(q - before).max() < _TOLERANCE):
@@ -123,7 +129,8 @@ def _iterate(data: Data, start: Start) -> Evidence:
     if not known.any() and (q - q.mean()) @ start.q < 0:  # the classes swapped names on the way
         rates = _Rates(p1=rates.p0, p0=rates.p1, n1=rates.n0, n0=rates.n1, table=-rates.table, silence=-rates.silence)
         prior = PromptPrior(mean=1.0 - prior.mean, strength=prior.strength, bias=prior.bias)
-    return _evidence(data, rates, weight, kinship, prior)
+        taste = PromptTaste(right=-taste.wrong, wrong=-taste.right, share=taste.share)
+    return _evidence(data, rates, weight, kinship, (prior, taste))
 
 
 def _pseudo(data: Data, start: Start) -> _Pseudo:
@@ -191,14 +198,6 @@ def _error_covariance(e: NDArray[np.float32], q: Floats) -> Floats:
     return np.asarray((e @ e.T).astype(np.float64) / n - n1 / n * np.outer(m1, m1) - (1 - n1 / n) * np.outer(m0, m0))
 
 
-def _bias(log_odds: Floats, q: Floats, groups: Ints | None) -> float:
-    if groups is None:
-        return 0.0
-    n1 = max(float(q.sum()), 1e-9)
-    n0 = max(len(q) - n1, 1e-9)
-    return shared_bias(log_odds - q * (q @ log_odds / n1) - (1 - q) * ((1 - q) @ log_odds / n0), groups)
-
-
 def _prior(log_odds: Floats, groups: Ints | None, prior: PromptPrior) -> tuple[Floats, PromptPrior]:
     """Prior log-odds [n], and the prior brought up to date by the moments of the prompts' rates."""
     if groups is None:
@@ -224,7 +223,9 @@ def _posterior_without(evidence: NDArray[np.float32], log_odds: Floats) -> NDArr
     return np.reciprocal(evidence, out=evidence)
 
 
-def _evidence(data: Data, rates: _Rates, weight: Floats, kinship: Floats, prior: PromptPrior) -> Evidence:
+def _evidence(
+    data: Data, rates: _Rates, weight: Floats, kinship: Floats, prompts: tuple[PromptPrior, PromptTaste]
+) -> Evidence:
     tpr, fpr = _telling_cut(rates.p1, rates.p0, data.alive)
     doubt = 1.0 / (rates.n1 * rates.p1 + 1.0) + 1.0 / (rates.n0 * rates.p0 + 1.0)
     return Evidence(
@@ -234,7 +235,8 @@ def _evidence(data: Data, rates: _Rates, weight: Floats, kinship: Floats, prior:
         tpr=tpr,
         fpr=fpr,
         dependence=kinship,
-        prior=prior,
+        prior=prompts[0],
+        taste=prompts[1],
         effective_number=float((data.alive / kinship.sum(axis=1)).sum()),
         num_sources=data.num_sources,
     )
@@ -269,4 +271,4 @@ def _unlearned(data: Data, start: Start) -> Evidence:
         silence=np.zeros(counts.shape),
     )
     weight = data.alive / start.kinship.sum(axis=1)
-    return _evidence(data, rates, weight, start.kinship, PromptPrior(mean=0.5, strength=0.0, bias=0.0))
+    return _evidence(data, rates, weight, start.kinship, (PromptPrior(mean=0.5, strength=0.0, bias=0.0), _NO_TASTE))

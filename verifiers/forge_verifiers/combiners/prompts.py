@@ -16,6 +16,7 @@ Singles = NDArray[np.float32]
 
 _GRID = (np.arange(12, dtype=np.float32) + np.float32(0.5)) / np.float32(12)
 _CHUNK_GROUPS = 4096
+_REMOVED = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +81,39 @@ def _chunk_rates(evidence: Singles, sizes: Ints, log_prior: Singles, bias: float
     posterior = np.exp(whole)
     posterior /= posterior.sum(axis=0)
     return rate, float((_GRID @ posterior).sum()), float((_GRID**2 @ posterior).sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptTaste:
+    """How much verifiers together like or dislike a prompt, whatever the response."""
+
+    right: float
+    """Mean evidence of correct responses."""
+    wrong: float
+    """Mean evidence of wrong responses."""
+    share: float
+    """Correlation in [0, 1] of siblings' evidence around these means."""
+
+
+def taste_of(evidence: Floats, q: Floats, groups: Ints) -> PromptTaste:
+    """The taste that evidence [n] shows under the posterior `q` [n]."""
+    n1 = max(float(q.sum()), 1e-9)
+    n0 = max(len(q) - n1, 1e-9)
+    right, wrong = float(q @ evidence / n1), float((1 - q) @ evidence / n0)
+    return PromptTaste(right=right, wrong=wrong, share=shared_bias(evidence - q * right - (1 - q) * wrong, groups))
+
+
+def without_taste(evidence: Floats, q: Floats, groups: Ints, taste: PromptTaste) -> Floats:
+    """Evidence [n] less half of what its prompt is liked beyond its estimated share of correct responses.
+
+    The liking is the best linear predictor of a random intercept, k share / (1 + (k - 1) share) times the siblings'
+    mean residual. Half of it: what looks like taste may be the prompt's rate, which the other half leaves in.
+    """
+    sizes = np.bincount(groups)
+    residual = evidence - q * taste.right - (1 - q) * taste.wrong
+    mean = np.bincount(groups, residual) / np.maximum(sizes, 1)
+    liking = sizes * taste.share / (1.0 + (sizes - 1.0) * taste.share) * mean
+    return np.asarray(evidence - _REMOVED * liking[groups])
 
 
 def shared_bias(residual: Floats, groups: Ints) -> float:

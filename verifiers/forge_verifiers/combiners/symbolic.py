@@ -23,10 +23,11 @@ from forge_verifiers.combiners.base import (
 )
 from forge_verifiers.combiners.em import MIN_SOURCES, Evidence, evidence_em
 from forge_verifiers.combiners.mean import Mean
-from forge_verifiers.combiners.prompts import PromptPrior, sibling_prior
+from forge_verifiers.combiners.prompts import PromptPrior, PromptTaste, sibling_prior, without_taste
 from forge_verifiers.combiners.symbols import NUM_SYMBOLS, encode, quantile_edges
 
 _CHUNK = 16384
+_PROMPT_ROUNDS = 4
 _MEAN_SLOPE = 1.33
 """Log-odds per standard deviation of the mean score, as if it correlated 0.5 with the truth."""
 
@@ -41,8 +42,8 @@ class Symbolic(Combiner):
     * Every round re-estimates P(symbol | Y) of a verifier from a posterior that leaves out the verifier and its kin in
       proportion to their error correlation, so that a block of copies cannot elect itself the truth; then weighs
       each verifier's evidence by how much of it is its own.
-    * The share of correct responses varies by prompt; siblings inform each other's prior, less so where verifiers
-      share a liking for a prompt.
+    * The share of correct responses varies by prompt; siblings inform each other's prior. A liking for the
+      prompt that verifiers share is estimated as a random intercept, and half of it removed.
     * Labels, where given, are clamped and count several times; they also decide the global sign.
     * Probabilities are moderated by the uncertainty of the counts (MacKay 1992, probit approximation).
 
@@ -81,6 +82,7 @@ class Symbolic(Combiner):
             "class_balance": np.array(evidence.prior.mean),
             "prompt_strength": np.array(evidence.prior.strength),
             "prompt_bias": np.array(evidence.prior.bias),
+            "prompt_taste": np.array([evidence.taste.right, evidence.taste.wrong, evidence.taste.share]),
             "effective_number": np.array(evidence.effective_number),
         }
 
@@ -130,4 +132,17 @@ class Symbolic(Combiner):
         )
         if groups is None or prior.strength == 0:
             return sums[0] + logit(prior.mean), sums[1]
-        return sums[0] + sibling_prior(sums[0], groups, prior)[0], sums[1]
+        right, wrong, liked = (float(x) for x in fitted["prompt_taste"])
+        taste = PromptTaste(right=right, wrong=wrong, share=liked)
+        return _with_prompts(sums[0], groups, prior, taste), sums[1]
+
+
+def _with_prompts(evidence: Floats, groups: Ints, prior: PromptPrior, taste: PromptTaste) -> Floats:
+    """Log-odds [n] from evidence, less the prompt's taste, plus the siblings' prior; a few rounds, as both need q."""
+    log_odds = evidence + sibling_prior(evidence, groups, prior)[0]
+    if taste.share == 0:
+        return log_odds
+    for _ in range(_PROMPT_ROUNDS):
+        cleaned = without_taste(evidence, sigmoid(log_odds), groups, taste)
+        log_odds = cleaned + sibling_prior(cleaned, groups, prior)[0]
+    return np.asarray(log_odds)
