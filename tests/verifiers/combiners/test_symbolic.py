@@ -193,3 +193,22 @@ def test_fit_and_predict_are_fast_and_linear() -> None:
     rate = len(many) / (time.process_time() - began)
     assert fit_ms < 20  # the goal is 10; shared machines are slower
     assert rate > 500_000
+
+
+def test_means_over_regimes_and_seeds_hold_the_line() -> None:
+    cases = [
+        *(votes(seed, pi=pi) for seed in (10, 11) for pi in (0.1, 0.5, 0.9)),
+        *(make(seed) for seed in (10, 11) for make in (clones, graded, silent_truth)),
+    ]
+    ours = [default(s, g) for s, g, _ in cases]
+    theirs = [combiners.get("dawid-skene").fit_predict(s) for s, _, _ in cases]
+    truth = [y for _, _, y in cases]
+    area = [np.mean([auroc(y, p) for y, p in zip(truth, answers, strict=True)]) for answers in (ours, theirs)]
+    brier = [
+        np.mean([np.mean((p - y) ** 2) for y, p in zip(truth, answers, strict=True)]) for answers in (ours, theirs)
+    ]
+    error = np.mean([calibration_error(y, p) for y, p in zip(truth, ours, strict=True)])
+    assert area[0] >= 0.978
+    assert area[0] > area[1] + 0.02
+    assert brier[0] <= 0.050 < brier[1]
+    assert error <= 0.03

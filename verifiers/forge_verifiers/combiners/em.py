@@ -16,7 +16,7 @@ from forge_verifiers.combiners.start import INVERTED, Bools, Data, Start, free_a
 from forge_verifiers.combiners.structure import dependence, evidence_weights
 from forge_verifiers.combiners.symbols import MAX_BINS, abstained, count
 
-_ROUNDS = 24
+_ROUNDS = 22
 _TOLERANCE = 4e-3
 _SYMBOL_PRIOR = 2.0
 """Pseudo-rows per verifier and class, spread as the symbols are."""

@@ -41,7 +41,7 @@ def sibling_prior(evidence: Floats, groups: Ints, prior: PromptPrior) -> tuple[F
     Returns:
         log-odds float64 [n], the mean and the variance of the posterior rates over all prompts.
     """
-    order = np.argsort(groups, kind="stable")
+    order = slice(None) if (groups[1:] >= groups[:-1]).all() else np.argsort(groups, kind="stable")
     sizes = np.bincount(groups)
     sizes = sizes[sizes > 0]
     ends = np.cumsum(sizes)
@@ -117,11 +117,12 @@ def without_taste(evidence: Floats, q: Floats, groups: Ints, taste: PromptTaste)
 
 
 def shared_bias(residual: Floats, groups: Ints) -> float:
-    """Intraclass correlation, in [0, 1], of the residual evidence [n] among siblings."""
+    """Intraclass correlation, in [0, 1], of the residual evidence [n] among siblings, less one standard error."""
     sizes = np.bincount(groups)
     pairs = float((sizes * (sizes - 1.0)).sum())
     energy = float(residual @ residual)
     if pairs == 0 or energy <= 1e-12:
         return 0.0
     sums = np.bincount(groups, residual)
-    return float(np.clip((sums @ sums - energy) / pairs / (energy / len(residual)), 0.0, 1.0))
+    found = (sums @ sums - energy) / pairs / (energy / len(residual)) - np.sqrt(2.0 / pairs)
+    return float(np.clip(found, 0.0, 1.0))

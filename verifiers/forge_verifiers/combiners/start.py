@@ -20,7 +20,7 @@ INVERTED = -0.02
 """Correlation with the truth below which a verifier starts out as inverted."""
 _ANCHOR_LOADING = 0.6
 _SLOPE = 2.0
-_MIN_GROUPS = 5
+_MIN_GROUPS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Start:
 def gather(
     codes: NDArray[np.int32], *, groups: Ints | None, labels: Floats | None, family: Ints | None, anchors: Bools
 ) -> Data:
-    """Counts the symbols. Groups are dropped where there are fewer than five, or where all are of size one."""
+    """Counts the symbols. Groups are dropped where there are fewer than twenty, or where all are of size one."""
     counts = count(codes)
     usable = groups is not None and _MIN_GROUPS <= groups.max() + 1 < codes.shape[1]
     return Data(

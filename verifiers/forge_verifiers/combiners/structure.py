@@ -71,8 +71,8 @@ def excess_dependence(correlation: Floats, loading: Floats, n: int, family: Ints
 
 
 def dependence(error_correlation: Floats, n: int, family: Ints | None = None) -> Floats:
-    """Error correlations less two standard errors, in [0, 1], diagonal 1, declared relatives 1."""
-    kept = np.clip(error_correlation - 2.0 / np.sqrt(n), 0.0, 1.0)
+    """Error correlations [m, m] in [0, 1] less two standard errors and a margin for few rows; 1 within a family."""
+    kept = np.clip(error_correlation - 2.0 / np.sqrt(n) - 8.0 / n, 0.0, 1.0)
     np.fill_diagonal(kept, 1.0)
     return kept if family is None else np.where(family[:, None] == family[None, :], 1.0, kept)
 
