@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from forge_agents.env import Outcome, TurnEnv
     from forge_agents.policy import AnyPolicy, Policy, Random, Sampling, Scripted, Seats
-    from forge_agents.registry import EnvSpec, list_envs, list_suites, make, register, register_suite, spec
+    from forge_agents.registry import EnvSpec, list_envs, list_suites, make, register, register_suite, spec, suite
     from forge_agents.serving.config import EngineConfig
     from forge_agents.testing import check_env
     from forge_agents.tools import Tool, tool
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from forge_trainers.config import GRPOConfig, RunConfig
     from forge_trainers.credit import Credit
     from forge_trainers.demo import DemoConfig, demo
-    from forge_trainers.learner_config import LearnerConfig, LossConfig
+    from forge_trainers.learner_config import LearnerConfig
     from forge_trainers.trainer import EvalResult, FitResult, GRPOTrainer
 
 __version__ = "0.1.0"
@@ -28,7 +28,7 @@ __version__ = "0.1.0"
 _HOME = {
     "forge_agents.env": ("Outcome", "TurnEnv"),
     "forge_agents.policy": ("AnyPolicy", "Policy", "Random", "Sampling", "Scripted", "Seats"),
-    "forge_agents.registry": ("EnvSpec", "list_envs", "list_suites", "make", "register", "register_suite", "spec"),
+    "forge_agents.registry": ("EnvSpec", "list_envs", "list_suites", "make", "register", "register_suite", "spec", "suite"),
     "forge_agents.serving.config": ("EngineConfig",),
     "forge_agents.testing": ("check_env",),
     "forge_agents.tools": ("Tool", "tool"),
@@ -37,7 +37,7 @@ _HOME = {
     "forge_trainers.config": ("GRPOConfig", "RunConfig"),
     "forge_trainers.credit": ("Credit",),
     "forge_trainers.demo": ("DemoConfig", "demo"),
-    "forge_trainers.learner_config": ("LearnerConfig", "LossConfig"),
+    "forge_trainers.learner_config": ("LearnerConfig",),
     "forge_trainers.trainer": ("EvalResult", "FitResult", "GRPOTrainer"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
@@ -57,7 +57,6 @@ __all__ = [
     "GRPOConfig",
     "GRPOTrainer",
     "LearnerConfig",
-    "LossConfig",
     "Message",
     "Outcome",
     "Policy",
@@ -78,6 +77,7 @@ __all__ = [
     "register",
     "register_suite",
     "spec",
+    "suite",
     "tool",
     "wrap",
 ]

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Literal
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """One served model."""
 
-    model: str
-    """Folder with a Hugging Face model; its weights count as version 0."""
+    model: str = ""
+    """Folder with a Hugging Face model; its weights count as version 0. A trainer fills in its policy's."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """What the engine computes in; ``auto`` is what the model's config says."""
     max_model_len: int | None = None
@@ -34,7 +34,7 @@ class EngineConfig:
     """Prompts that begin alike share the computed beginning."""
 
     def __post_init__(self) -> None:
-        if not Path(self.model, "config.json").is_file():
+        if self.model and not Path(self.model, "config.json").is_file():
             raise FileNotFoundError(
                 f"model={self.model!r} is no folder with a config.json; give the folder of a Hugging Face model"
             )

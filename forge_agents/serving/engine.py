@@ -99,6 +99,11 @@ class Engine:
             raise
         return cls(name, procs, actor, facts)
 
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and response together."""
+        return self.facts.max_model_len
+
     async def generate(
         self,
         prompt_ids: Sequence[int],

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import torch
 
-from forge_agents._monarch import Actor, concurrent_endpoint, current_rank
+from forge_agents._monarch import Actor, concurrent_endpoint
 from forge_agents.types import EpisodeBatch
 from forge_agents.weights import Publisher, WeightStoreRef
 from forge_trainers._memory import keep_freed_memory
@@ -27,10 +27,12 @@ T = TypeVar("T")
 class LearnerActor(Actor):
     """One rank. Calls wait for each other in the order they arrive, except `alive`."""
 
-    def __init__(self, config: LearnerConfig, name: str, store: WeightStoreRef | None) -> None:
+    def __init__(self, config: LearnerConfig, name: str, store: WeightStoreRef | None, weights_name: str) -> None:
         keep_freed_memory()
         self._config = config
         self._name = name
+        self._weights_name = weights_name
+        self._dtype: torch.dtype = getattr(torch, config.compute_dtype)
         self._store = store
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
         self._core: LearnerCore | None = None
@@ -59,10 +61,9 @@ class LearnerActor(Actor):
         return await self._compute(lambda: self._built.train_step(batch))
 
     @concurrent_endpoint
-    async def logprobs(self, batch: EpisodeBatch) -> torch.Tensor | None:
-        """`LearnerCore.logprobs`; only the first rank answers with it."""
-        logprobs_T = await self._compute(lambda: self._built.logprobs(batch))
-        return logprobs_T if current_rank().rank == 0 else None
+    async def logprobs(self, batch: EpisodeBatch) -> torch.Tensor:
+        """`LearnerCore.logprobs`."""
+        return await self._compute(lambda: self._built.logprobs(batch))
 
     @concurrent_endpoint
     async def save(self, folder: str, keep: int | None) -> None:
@@ -85,9 +86,9 @@ class LearnerActor(Actor):
         if self._store is None:
             raise RuntimeError(f"learner {self._name!r} was started without a store; nothing can be published")
         if self._publisher is None:
-            self._publisher = Publisher(self._store, self._name)
+            self._publisher = Publisher(self._store, self._weights_name, dtype=self._dtype)
         async with self._one_at_a_time:
-            state = await self._on_thread(self._built.hf_state_dict)
+            state = await self._on_thread(lambda: self._built.hf_state_dict(dtype=self._dtype))
             version = self._built.version
             return {**await self._publisher.publish(state, version), "version": float(version)}
 

@@ -42,6 +42,7 @@ class Learner:
         *,
         name: str = "learner",
         store: WeightStoreRef | None = None,
+        weights_name: str | None = None,
         world_size: int = 1,
         timeout_s: float = 600.0,
     ) -> Learner:
@@ -49,8 +50,9 @@ class Learner:
 
         Args:
             config: Settings; `model` must be a folder.
-            name: Said in errors; also what the published weights are called.
+            name: Said in errors.
             store: Where `publish` puts weights; None where it is not called.
+            weights_name: What the published weights are called; None for `name`.
             world_size: Number of ranks, one process each.
             timeout_s: Deadline of the start.
 
@@ -71,7 +73,7 @@ class Learner:
                 await mesh.with_deadline(
                     setup_torch_elastic_env_async(procs), timeout_s, who=name, what="exchange of addresses"
                 )
-            actors = procs.spawn("learner", LearnerActor, config, name, store)
+            actors = procs.spawn("learner", LearnerActor, config, name, store, weights_name or name)
             versions = await mesh.call_all(actors, world_size, "build", timeout_s=timeout_s, who=name)
         except BaseException:
             await mesh.stop(procs)
@@ -114,7 +116,7 @@ class Learner:
         await self._call("export", _absolute(folder), dtype, timeout_s=timeout_s)
 
     async def publish(self, *, timeout_s: float = 600.0) -> int:
-        """Put the current weights into the store, in bfloat16 under Hugging Face's names.
+        """Put the current weights into the store, in the compute dtype under Hugging Face's names.
 
         Returns:
             Their version.

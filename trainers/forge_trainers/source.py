@@ -57,7 +57,8 @@ class Source:
         if not weights or min(weights.values()) <= 0:
             raise ValueError(f"environment weights must be positive, got {weights}")
         for name in weights:
-            self._makers.setdefault(name, self._maker(name))
+            if name not in self._makers:
+                self._makers[name] = self._maker(name)
         self.env_ids = tuple(weights)
         self._shares = np.array(list(weights.values())) / sum(weights.values())
         seats = {name: self._seats(name) for name in self.env_ids}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,49 +29,60 @@ if TYPE_CHECKING:
 class Stack:
     """Running actors, by policy name."""
 
+    policies: Mapping[str, Policy]
+    config: GRPOConfig
+    folder: Path
+    """Where learners put what they dump."""
     store: WeightStore
     engines: Mapping[str, Engine]
-    learners: Mapping[str, Learner]
     renderers: Mapping[str, Renderer]
+    learners: dict[str, Learner] = field(default_factory=dict)
+    """Empty until `start_learners`."""
 
     @classmethod
     async def start(cls, policies: Mapping[str, Policy], config: GRPOConfig, *, folder: Path) -> Stack:
-        """Start everything at once; whatever fails to start stops the rest.
-
-        Args:
-            policies: The model policies of the run, by name.
-            folder: Where learners put what they dump.
-        """
+        """Start the store and the engines; whatever fails to start stops the rest."""
         paths = {name: models.resolve(policy.model) for name, policy in policies.items()}
         renderers = {name: Renderer.of(path) for name, path in paths.items()}
         store = await WeightStore.start(timeout_s=config.start_timeout_s)
-
-        async def engine(name: str) -> Engine:
-            settings = replace(config.engine, model=str(paths[name]))
-            return await Engine.start(settings, name=name, store=store.ref, timeout_s=config.start_timeout_s)
-
-        async def learner(name: str) -> Learner:
-            settings = replace(
-                config.learner,
-                model=str(paths[name]),
-                temperature=policies[name].sampling.temperature,
-                dump_folder=str(folder / "learner" / name),
-            )
-            return await Learner.start(
-                settings, name=name, store=store.ref, world_size=config.learner_procs, timeout_s=config.start_timeout_s
-            )
-
-        trainable = [name for name, policy in policies.items() if policy.trainable]
         try:
-            started = await all_or_first_error([*map(engine, policies), *map(learner, trainable)])
+            engines = await all_or_first_error(
+                Engine.start(
+                    replace(config.engine, model=str(path), seed=config.seed),
+                    name=name,
+                    store=store.ref,
+                    timeout_s=config.start_timeout_s,
+                )
+                for name, path in paths.items()
+            )
         except BaseException:
             await mesh.shutdown_all()
             raise
-        return cls(
-            store=store,
-            engines=dict(zip(policies, started[: len(policies)], strict=True)),
-            learners=dict(zip(trainable, started[len(policies) :], strict=True)),
-            renderers=renderers,
+        by_name = dict(zip(paths, engines, strict=True))
+        return cls(policies=policies, config=config, folder=folder, store=store, engines=by_name, renderers=renderers)
+
+    async def start_learners(self) -> None:
+        """Start a learner for every trainable policy. Twice is no error."""
+        names = [name for name, policy in self.policies.items() if policy.trainable and name not in self.learners]
+        started = await all_or_first_error(map(self._start_learner, names))
+        self.learners.update(zip(names, started, strict=True))
+
+    async def _start_learner(self, name: str) -> Learner:
+        policy = self.policies[name]
+        settings = replace(
+            self.config.learner,
+            model=str(models.resolve(policy.model)),
+            temperature=policy.sampling.temperature,
+            seed=self.config.seed,
+            dump_folder=str(self.folder / "learner" / name),
+        )
+        return await Learner.start(
+            settings,
+            name=f"{name}-learner",
+            weights_name=name,
+            store=self.store.ref,
+            world_size=self.config.learner_procs,
+            timeout_s=self.config.start_timeout_s,
         )
 
     @property

@@ -25,7 +25,7 @@ from forge_agents.mesh import with_deadline
 from forge_agents.policy import Policy, Seats, declared_policies
 from forge_agents.rollout import Rollout, all_or_first_error
 from forge_agents.types import Episode, EpisodeBatch, EpisodeGroup, total_tokens
-from forge_trainers.checkpoints import Checkpoints
+from forge_trainers.experiment import Checkpoints
 from forge_trainers.config import GRPOConfig
 from forge_trainers.display import Display
 from forge_trainers.judging import JudgedGroup, Lessons, Reward, env_reward, judge, lessons_from, mean_and_ci, summarise
@@ -133,7 +133,7 @@ class GRPOTrainer:
         self.close()
 
     async def _fit(self, source: Source, steps: int) -> FitResult:
-        stack = await self._started(source)
+        stack = await self._started(source, learn=True)
         run = RunFolder(self.out_dir, self._settings(source))
         ahead = Ahead(lambda step: self._collect(source, step), self.config.max_staleness, steps)
         empty = 0
@@ -210,7 +210,7 @@ class GRPOTrainer:
         return {"eval/reward": result.reward, "eval/ci": result.ci}
 
     async def _evaluate(self, source: Source, episodes: int, reward: Reward) -> EvalResult:
-        await self._started(source)
+        await self._started(source, learn=False)
         limit = asyncio.Semaphore(self.config.max_live_episodes)
         playing = all_or_first_error(
             self._rollout(source, task.env_id).group(task.seed, 1, limit=limit) for task in source.held_out(episodes)
@@ -228,6 +228,8 @@ class GRPOTrainer:
 
     async def _export(self, folder: Path) -> Path:
         learners = self._running.learners
+        if not learners:
+            raise RuntimeError("nothing has been trained yet; call fit first")
         await all_or_first_error(
             learner.export(folder if len(learners) == 1 else folder / name, timeout_s=self.config.stage_timeout_s)
             for name, learner in learners.items()
@@ -243,11 +245,18 @@ class GRPOTrainer:
             max_turns=source.max_turns.get(env_id) or self.config.max_turns,
         )
 
-    async def _started(self, source: Source) -> Stack:
-        """The running stack; the first call starts it and, where `out_dir` holds a run, restores its weights."""
+    async def _started(self, source: Source, *, learn: bool) -> Stack:
+        """The running stack; where `out_dir` holds a run, with its weights.
+
+        Learners start when something is learned, or has been.
+        """
+        policies = self._models(source)
+        if learn and not any(policy.trainable for policy in policies.values()):
+            raise ValueError("no seat holds a trainable policy; give at least one fa.Policy(..., trainable=True)")
         if self._stack is None:
-            policies = self._models(source)
             self._stack = await Stack.start(policies, self.config, folder=self.out_dir)
+        if self._next_step is None and (learn or self._checkpoints.any()):
+            await self._stack.start_learners()
             self._next_step = await self._checkpoints.restore(self._stack.learners)
             if self._next_step:
                 await self._sync()
@@ -262,8 +271,6 @@ class GRPOTrainer:
     def _models(self, source: Source) -> dict[str, Policy]:
         declared = declared_policies(self.seats, source.agents)
         models = {name: policy for name, policy in declared.items() if isinstance(policy, Policy)}
-        if not any(policy.trainable for policy in models.values()):
-            raise ValueError(f"no seat holds a trainable policy, only {', '.join(declared)}; nothing can be trained")
         for name, policy in models.items():
             if policy.trainable and (policy.sampling.top_p < 1 or policy.sampling.temperature == 0):
                 raise ValueError(
