@@ -28,7 +28,16 @@ __version__ = "0.1.0"
 _HOME = {
     "forge_agents.env": ("Outcome", "TurnEnv"),
     "forge_agents.policy": ("AnyPolicy", "Policy", "Random", "Sampling", "Scripted", "Seats"),
-    "forge_agents.registry": ("EnvSpec", "list_envs", "list_suites", "make", "register", "register_suite", "spec", "suite"),
+    "forge_agents.registry": (
+        "EnvSpec",
+        "list_envs",
+        "list_suites",
+        "make",
+        "register",
+        "register_suite",
+        "spec",
+        "suite",
+    ),
     "forge_agents.serving.config": ("EngineConfig",),
     "forge_agents.testing": ("check_env",),
     "forge_agents.tools": ("Tool", "tool"),
@@ -43,7 +52,6 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
-    "__version__",
     "AnyPolicy",
     "Credit",
     "DemoConfig",
@@ -69,6 +77,7 @@ __all__ = [
     "Trajectory",
     "Turn",
     "TurnEnv",
+    "__version__",
     "check_env",
     "demo",
     "list_envs",

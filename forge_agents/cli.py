@@ -35,14 +35,15 @@ def evaluate(words: Sequence[str]) -> int:
     run = parse(fa.RunConfig, words, prog="forge-agents eval", description=str(evaluate.__doc__))
     with fa.GRPOTrainer(run.seated, run.load_reward(), run.trainer, run.out_dir) as trainer:
         result = trainer.evaluate(run.env, episodes=run.trainer.eval_episodes, env_args=run.env_args)
-    print(f"reward {result.reward:.4f} +/- {result.ci:.4f} (95 %), {len(result.episodes)} episodes, {result.failed} failed")
+    print(f"reward {result.reward:.4f} +/- {result.ci:.4f} (95 %)")
+    print(f"{len(result.episodes)} episodes, {result.failed} failed")
     for agent, reward in result.by_agent.items():
         print(f"  {agent}: {reward:.4f}")
     return 0
 
 
 def demo(words: Sequence[str]) -> int:
-    """Train two agents on the whole stack, beside a control that does not learn: forge-agents demo [--seed 1]"""
+    """Train two agents on the whole stack, beside a control: forge-agents demo [--seed 1]"""
     import forge_agents as fa
     from forge_agents.config import parse
 
@@ -132,7 +133,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         return command(words[1:])
     except KeyboardInterrupt as stopped:
-        print(f"\n{stopped or 'stopped'}", file=sys.stderr)
+        print(f"\n{str(stopped) or 'stopped'}", file=sys.stderr)
         return 130
     except (ForgeError, ValueError) as error:
         print(f"forge-agents {words[0]}: {error}", file=sys.stderr)

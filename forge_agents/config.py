@@ -60,7 +60,9 @@ def parse(kind: type[T], words: Sequence[str], *, prog: str, description: str) -
 
 
 def _suggestion(message: str, known: Sequence[str]) -> str:
-    unknown = re.search(r"(?:unrecognized arguments: --|does not accept (?:option|nested key) '|Option ')([\w.]+)", message)
+    unknown = re.search(
+        r"(?:unrecognized arguments: --|does not accept (?:option|nested key) '|Option ')([\w.]+)", message
+    )
     if unknown is None:
         return ""
     word = unknown.group(1)

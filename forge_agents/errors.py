@@ -41,7 +41,7 @@ class RunFolderError(ForgeError, OSError):
 
 
 def did_you_mean(word: str, known: Iterable[str], *, limit: int = 3) -> str:
-    """A sentence that suggests the nearest known names, e.g. ``" Did you mean 'a' or 'b'?"``; empty when none is near."""
+    """A sentence with the nearest known names, e.g. ``" Did you mean 'a' or 'b'?"``; empty when none is near."""
     by_folded = {name.casefold(): name for name in known}
     near = difflib.get_close_matches(word.casefold(), list(by_folded), n=limit, cutoff=0.5)
     if not near:

@@ -118,7 +118,12 @@ class Served:
 
 
 def player_for(
-    policy: AnyPolicy, *, agent: str, episode_seed: int, instructions: str, served: Mapping[str, Served],
+    policy: AnyPolicy,
+    *,
+    agent: str,
+    episode_seed: int,
+    instructions: str,
+    served: Mapping[str, Served],
     greedy: bool = False,
 ) -> Player:
     """A fresh player of `policy` for one seat of one episode.

@@ -33,7 +33,9 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and 0 <= self.temperature <= 5):
-            raise ValueError(f"temperature={self.temperature} is outside [0, 5]; 1.0 samples the model's own distribution")
+            raise ValueError(
+                f"temperature={self.temperature} is outside [0, 5]; 1.0 samples the model's own distribution"
+            )
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p={self.top_p} is outside (0, 1]; 1.0 keeps every token")
         if self.max_tokens < 1:
@@ -91,10 +93,16 @@ class Scripted:
 
     def __call__(self, observation: str, agent: str) -> str:
         """The action for `observation`. Raises TypeError where the function returns anything but text."""
-        takes = [p for p in inspect.signature(self.fn).parameters.values() if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
+        takes = [
+            p
+            for p in inspect.signature(self.fn).parameters.values()
+            if p.default is p.empty and p.kind < p.VAR_POSITIONAL
+        ]
         action = self.fn(observation, agent) if len(takes) > 1 else self.fn(observation)
         if not isinstance(action, str):
-            raise TypeError(f"Scripted policy {self.name!r} returned {type(action).__name__} for {agent!r}; return a str")
+            raise TypeError(
+                f"Scripted policy {self.name!r} returned {type(action).__name__} for {agent!r}; return a str"
+            )
         return action
 
 
@@ -114,9 +122,13 @@ def seat_policies(seats: Seats, agents: Sequence[str], seed: int) -> dict[str, A
         missing = [agent for agent in agents if agent not in seats]
         extra = [seat for seat in seats if seat not in agents]
         if extra:
-            raise ValueError(f"no seat {extra[0]!r}; the seats are {', '.join(agents)}.{did_you_mean(extra[0], agents)}")
+            raise ValueError(
+                f"no seat {extra[0]!r}; the seats are {', '.join(agents)}.{did_you_mean(extra[0], agents)}"
+            )
         if missing:
-            raise ValueError(f"seat {missing[0]!r} has no policy; policies were given for {', '.join(seats) or 'no seat'}")
+            raise ValueError(
+                f"seat {missing[0]!r} has no policy; policies were given for {', '.join(seats) or 'no seat'}"
+            )
         chosen = {agent: seats[agent] for agent in agents}
     elif isinstance(seats, AnyPolicy):
         chosen = dict.fromkeys(agents, seats)

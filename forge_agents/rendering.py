@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-_MARK = "\u2063answer\u2063"  # stands for a response while the template is rendered; invisible separators, not in any text
+_MARK = (
+    "\u2063answer\u2063"  # stands for a response while the template is rendered; invisible separators, not in any text
+)
 
 
 class Renderer:

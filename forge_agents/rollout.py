@@ -27,7 +27,7 @@ T = TypeVar("T")
 Where = Literal["reset", "observe", "step", "policy", "reward"]
 
 
-class _Failed(Exception):
+class _FailureError(Exception):
     """Carries an environment's or player's exception to the one place where it becomes data."""
 
     def __init__(self, where: Where, cause: BaseException) -> None:
@@ -100,11 +100,16 @@ async def play(
         for agent in list(env.possible_agents):
             instructions = str(_guard("observe", getattr(env, "instructions", _no_instructions), agent))
             player = player_for(
-                policies[agent], agent=agent, episode_seed=seed, instructions=instructions, served=served or {}, greedy=greedy
+                policies[agent],
+                agent=agent,
+                episode_seed=seed,
+                instructions=instructions,
+                served=served or {},
+                greedy=greedy,
             )
             seats[agent] = _Seat(policies[agent].name, player, instructions)
         end = await _play_out(env, seats, max_turns)
-    except _Failed as failed:
+    except _FailureError as failed:
         end = "error"
         error = EpisodeError(
             where=failed.where,
@@ -142,7 +147,7 @@ async def _play_out(env: AECEnv[str, Any, Any], seats: Mapping[str, _Seat], max_
         except (ActorDiedError, StallError):
             raise
         except Exception as cause:  # a player's failure becomes data here
-            raise _Failed("policy", cause) from cause
+            raise _FailureError("policy", cause) from cause
         seats[agent].drafts.append(_Draft(index, str(observation), decision))
         index += 1
         _guard("step", env.step, decision.action)
@@ -162,13 +167,13 @@ def _guard(where: Where, call: Callable[..., Any], *args: Any, **kwargs: Any) ->
     try:
         return call(*args, **kwargs)
     except Exception as cause:  # environments are user code: any failure is the episode's, not the run's
-        raise _Failed(where, cause) from cause
+        raise _FailureError(where, cause) from cause
 
 
 def _finite(reward: Any, agent: str) -> float:
     value = float(reward)
     if not math.isfinite(value):
-        raise _Failed("reward", ValueError(f"environment rewarded {agent!r} with {value}; rewards must be finite"))
+        raise _FailureError("reward", ValueError(f"{agent!r} was rewarded with {value}; rewards must be finite"))
     return value
 
 
@@ -204,8 +209,14 @@ def _trajectory(agent: str, seat: _Seat, env_id: str, seed: int) -> Trajectory:
             )
         )
     return Trajectory(
-        agent=agent, policy=seat.policy, turns=tuple(turns), early_reward=seat.early_reward,
-        instructions=seat.instructions, env_id=env_id, seed=seed, info=seat.info,
+        agent=agent,
+        policy=seat.policy,
+        turns=tuple(turns),
+        early_reward=seat.early_reward,
+        instructions=seat.instructions,
+        env_id=env_id,
+        seed=seed,
+        info=seat.info,
     )
 
 
@@ -259,8 +270,13 @@ class Rollout:
                     env = self.make_env()
                     policies = seat_policies(self.seats, env.possible_agents, seed)
                     episode = await play(
-                        env, policies, seed=seed, env_id=self.env_id, served=self.served,
-                        max_turns=self.max_turns, greedy=self.greedy,
+                        env,
+                        policies,
+                        seed=seed,
+                        env_id=self.env_id,
+                        served=self.served,
+                        max_turns=self.max_turns,
+                        greedy=self.greedy,
                     )
                 finally:
                     if env is not None:

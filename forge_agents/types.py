@@ -66,7 +66,9 @@ class Completion:
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):
-            raise ValueError(f"{len(self.token_ids)} tokens arrived with {len(self.logprobs)} logprobs; send one per token")
+            raise ValueError(
+                f"{len(self.token_ids)} tokens arrived with {len(self.logprobs)} logprobs; send one per token"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +106,13 @@ class Turn:
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.reward):
-            raise ValueError(f"reward of agent {self.agent!r} is {self.reward}; environments must return finite rewards")
+            raise ValueError(
+                f"reward of agent {self.agent!r} is {self.reward}; environments must return finite rewards"
+            )
         if len(self.response_ids) != len(self.logprobs):
-            raise ValueError(f"{len(self.response_ids)} response tokens with {len(self.logprobs)} logprobs; send one per token")
+            raise ValueError(
+                f"{len(self.response_ids)} response tokens with {len(self.logprobs)} logprobs; send one per token"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

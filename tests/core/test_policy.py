@@ -43,8 +43,12 @@ def test_a_function_declares_all_its_policies():
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [({"temperature": -1}, "temperature=-1"), ({"temperature": float("nan")}, "nan"), ({"top_p": 0}, "top_p=0"),
-     ({"max_tokens": 0}, "max_tokens=0")],
+    [
+        ({"temperature": -1}, "temperature=-1"),
+        ({"temperature": float("nan")}, "nan"),
+        ({"top_p": 0}, "top_p=0"),
+        ({"max_tokens": 0}, "max_tokens=0"),
+    ],
 )
 def test_impossible_sampling_is_refused(wrong, said):
     with pytest.raises(ValueError, match=said):

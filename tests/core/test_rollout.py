@@ -63,7 +63,10 @@ def test_turns_carry_their_own_rewards_in_global_order():
     two, three = fa.Scripted(lambda o: "2", name="two"), fa.Scripted(lambda o: "3", name="three")
     episode = run(Count(), {"a": two, "b": three})
     assert [(t.agent, t.index, t.reward, t.policy) for t in episode.turns] == [
-        ("a", 0, 2, "two"), ("b", 1, 3, "three"), ("a", 2, 2, "two"), ("b", 3, 3, "three"),
+        ("a", 0, 2, "two"),
+        ("b", 1, 3, "three"),
+        ("a", 2, 2, "two"),
+        ("b", 3, 3, "three"),
     ]
     assert episode.rewards == {"a": 4, "b": 6}
     assert episode.end_reason == "terminated" and episode.error is None

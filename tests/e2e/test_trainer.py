@@ -1,11 +1,11 @@
 """The whole way of the data on a tiny model: real vLLM, Monarch, TorchTitan and TorchStore."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,7 +39,10 @@ class Letters(fa.TurnEnv):
 
 def config(**changes):
     settings = {
-        "group_size": 8, "groups_per_step": 4, "checkpoint_every": 2, "seed": 1,
+        "group_size": 8,
+        "groups_per_step": 4,
+        "checkpoint_every": 2,
+        "seed": 1,
         "learner": fa.LearnerConfig(lr=3e-3, threads=1, compute_dtype="float32"),
         "engine": fa.EngineConfig(enforce_eager=True, kv_cache_gb=0.1, max_model_len=256, threads=1),
     }
@@ -100,9 +103,12 @@ def test_one_step_ahead_is_one_version_behind(team, tmp_path):
 
 
 def test_siblings_that_never_differ_end_the_run_with_the_reason(team, tmp_path):
-    with fa.GRPOTrainer(
-        team, reward=lambda ts: np.zeros(len(ts)), config=config(max_empty_steps=2), out_dir=tmp_path
-    ) as trainer, pytest.raises(EmptyBatchError, match="2 steps in a row.*'flat': 4"):
+    with (
+        fa.GRPOTrainer(
+            team, reward=lambda ts: np.zeros(len(ts)), config=config(max_empty_steps=2), out_dir=tmp_path
+        ) as trainer,
+        pytest.raises(EmptyBatchError, match="2 steps in a row.*'flat': 4"),
+    ):
         trainer.fit(Letters, steps=10)
 
 
@@ -147,7 +153,7 @@ print("finished")
 
 
 def start(tiny_llama, out, steps):
-    code = SCRIPT.format(here=os.path.dirname(__file__), model=str(tiny_llama), out=str(out), steps=steps)
+    code = SCRIPT.format(here=str(Path(__file__).parent), model=str(tiny_llama), out=str(out), steps=steps)
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -169,7 +175,7 @@ def test_ctrl_c_finishes_the_step_and_saves_it(tiny_llama, tmp_path):
     output, _ = process.communicate(timeout=60)
     assert process.returncode != 0 and "finishing this step" in output
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    newest = sorted((tmp_path / "checkpoints").glob("step-*"))[-1]
+    newest = max((tmp_path / "checkpoints").glob("step-*"))
     assert json.loads((newest / "experiment.json").read_text())["step"] == len(rows)
 
 

@@ -11,14 +11,25 @@ from forge_trainers.judging import env_reward, judge, lessons_from, mean_and_ci,
 
 def turn(agent, index, reward, policy="hero"):
     return Turn(
-        agent=agent, index=index, observation="o", action="x", reward=reward, policy=policy, prompt_ids=(1, 2),
-        response_ids=(3,), logprobs=(-1.0,), versions=(VersionSpan(version=0, start=0, end=1),), finish_reason="stop",
+        agent=agent,
+        index=index,
+        observation="o",
+        action="x",
+        reward=reward,
+        policy=policy,
+        prompt_ids=(1, 2),
+        response_ids=(3,),
+        logprobs=(-1.0,),
+        versions=(VersionSpan(version=0, start=0, end=1),),
+        finish_reason="stop",
     )
 
 
 def episode(a, b, *, seed=0, error=None, b_policy="rival"):
     return Episode(
-        env_id="t", seed=seed, error=error,
+        env_id="t",
+        seed=seed,
+        error=error,
         trajectories={
             "a": Trajectory(agent="a", policy="hero", turns=(turn("a", 0, a),)),
             "b": Trajectory(agent="b", policy=b_policy, turns=(turn("b", 1, b, b_policy),)),
@@ -37,7 +48,8 @@ def judged(groups, reward=env_reward, timeout_s=5.0):
 def test_rewards_are_split_by_group_and_role():
     items = judged([group((1, 2), (3, 4)), group((5, 6), (7, 8), seed=1)])
     assert [{k: v.tolist() for k, v in item.rewards.items()} for item in items] == [
-        {"a": [1, 3], "b": [2, 4]}, {"a": [5, 7], "b": [6, 8]},
+        {"a": [1, 3], "b": [2, 4]},
+        {"a": [5, 7], "b": [6, 8]},
     ]
 
 

@@ -61,8 +61,16 @@ class GRPOConfig:
     def __post_init__(self) -> None:
         if self.group_size < 2 and self.credit.baseline != "none":
             raise ValueError(f"group_size={self.group_size} gives every advantage 0; set group_size >= 2")
-        for name in ("groups_per_step", "learner_procs", "max_live_episodes", "max_turns", "eval_episodes",
-                     "checkpoint_every", "keep_checkpoints", "max_empty_steps"):
+        for name in (
+            "groups_per_step",
+            "learner_procs",
+            "max_live_episodes",
+            "max_turns",
+            "eval_episodes",
+            "checkpoint_every",
+            "keep_checkpoints",
+            "max_empty_steps",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         for name in ("max_staleness", "eval_every", "keep_episodes"):
@@ -96,7 +104,9 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         if not self.policies:
-            raise ValueError("policies is empty; name at least one, e.g. policies: {team: {model: smollm2-135m-instruct}}")
+            raise ValueError(
+                "policies is empty; name at least one, e.g. policies: {team: {model: smollm2-135m-instruct}}"
+            )
         named = {name: replace(policy, name=name) for name, policy in self.policies.items()}
         object.__setattr__(self, "policies", named)
         if not self.seats:
@@ -125,4 +135,6 @@ class RunConfig:
         try:
             return getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError, ValueError) as cause:
-            raise ValueError(f"reward {self.reward!r} cannot be imported ({cause}); write 'package.module:object'") from cause
+            raise ValueError(
+                f"reward {self.reward!r} cannot be imported ({cause}); write 'package.module:object'"
+            ) from cause

@@ -53,4 +53,5 @@ class Credit:
             centred *= len(rewards) / (len(rewards) - 1)
         if self.scale == "std":
             centred /= rewards.std(ddof=1)
-        return centred.astype(np.float32)
+        advantages: np.ndarray = centred.astype(np.float32)
+        return advantages

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -21,7 +22,7 @@ from forge_trainers.run_folder import draw_curve
 from forge_trainers.trainer import EvalResult, GRPOTrainer
 
 ENV_ID = "forge/Relay-v0"
-ENV_ARGS: dict[str, Any] = {"max_number": 9, "partial_credit": 0.0}
+ENV_ARGS: dict[str, Any] = {"max_number": 9, "tool": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class DemoConfig:
 
     model: str = "smollm2-135m-instruct"
     """The team's model."""
-    steps: int = 40
+    steps: int = 25
     """Optimiser steps of the training run."""
     control_steps: int = 10
     """Steps of the control run, whose learning rate is 0; 0 leaves it out."""
@@ -55,12 +56,12 @@ class Outcome:
     def learned(self) -> bool:
         """At least twice the reward, with intervals that do not overlap."""
         clear = self.after.reward - self.after.ci > self.before.reward + self.before.ci
-        return clear and self.after.reward >= 2 * self.before.reward
+        return bool(clear and self.after.reward >= 2 * self.before.reward)
 
     @property
     def unmoved(self) -> bool:
         """The reward afterwards lies inside the interval of the difference that chance makes."""
-        return abs(self.after.reward - self.before.reward) <= (self.before.ci**2 + self.after.ci**2) ** 0.5
+        return bool(abs(self.after.reward - self.before.reward) <= np.hypot(self.before.ci, self.after.ci))
 
 
 def demo(config: DemoConfig | None = None) -> bool:
@@ -78,7 +79,9 @@ def demo(config: DemoConfig | None = None) -> bool:
     console.print(_table(trained, control))
     picture = _plot(folder, trained, control)
     good = trained.learned and (control is None or control.unmoved)
-    console.print(f"plot   {picture}\nmodel  {folder / 'trained' / 'export'}\nread   {folder / 'trained' / 'episodes.jsonl'}")
+    console.print(
+        f"plot   {picture}\nmodel  {folder / 'trained' / 'export'}\nread   {folder / 'trained' / 'episodes.jsonl'}"
+    )
     console.print("the team learned" if good else "the team did NOT learn as it should; see the table", style="bold")
     return good
 
@@ -96,7 +99,7 @@ def settings(seed: int, lr: float | None = None) -> GRPOConfig:
 
 def team(model: str) -> Policy:
     """The policy of both seats."""
-    return Policy(model, name="team", sampling=Sampling(temperature=1.0, max_tokens=24))
+    return Policy(model, name="team", sampling=Sampling(temperature=1.0, max_tokens=16))
 
 
 def _run(config: DemoConfig, folder: Path, *, steps: int, lr: float | None) -> Outcome:
@@ -110,14 +113,22 @@ def _run(config: DemoConfig, folder: Path, *, steps: int, lr: float | None) -> O
 
 
 def _table(trained: Outcome, control: Outcome | None) -> Table:
-    table = Table("run", "before", "after", "ratio", "steps", "seconds", "verdict", title="mean reward on held-out seeds, 95 %")
+    table = Table(
+        "run", "before", "after", "ratio", "steps", "seconds", "verdict", title="mean reward on held-out seeds, 95 %"
+    )
     runs = [("trained", trained, "learned" if trained.learned else "did not learn")]
     if control is not None:
         runs.append(("control, lr 0", control, "unmoved" if control.unmoved else "moved: that should not be"))
     for name, run, verdict in runs:
         ratio = run.after.reward / run.before.reward if run.before.reward else float("inf")
         table.add_row(
-            name, _interval(run.before), _interval(run.after), f"{ratio:.1f}x", str(len(run.rows)), f"{run.train_s:.0f}", verdict
+            name,
+            _interval(run.before),
+            _interval(run.after),
+            f"{ratio:.1f}x",
+            str(len(run.rows)),
+            f"{run.train_s:.0f}",
+            verdict,
         )
     return table
 
@@ -138,8 +149,13 @@ def _plot(folder: Path, trained: Outcome, control: Outcome | None) -> Path:
         colour = axes.lines[-1].get_color()
         ends = [(-1, run.before), (len(run.rows), run.after)]
         axes.errorbar(
-            [x for x, _ in ends], [e.reward for _, e in ends], yerr=[e.ci for _, e in ends], fmt="o", color=colour,
-            capsize=4, label=f"{name}: held-out seeds",
+            [x for x, _ in ends],
+            [e.reward for _, e in ends],
+            yerr=[e.ci for _, e in ends],
+            fmt="o",
+            color=colour,
+            capsize=4,
+            label=f"{name}: held-out seeds",
         )
     axes.set(xlabel="step", ylabel="mean reward", title=ENV_ID)
     axes.legend()

@@ -36,8 +36,12 @@ class Display:
         self._progress: Progress | None = None
         if self._console.is_terminal:
             self._progress = Progress(
-                TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-                TextColumn("{task.fields[metrics]}"), console=self._console,
+                TextColumn("[bold]{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[metrics]}"),
+                console=self._console,
             )
             self._task = self._progress.add_task(title, total=total, completed=done, metrics="")
 
@@ -58,6 +62,8 @@ class Display:
             self._progress.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._progress is not None:
             self._progress.stop()

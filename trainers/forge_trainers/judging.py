@@ -51,7 +51,7 @@ async def judge(groups: Sequence[EpisodeGroup], reward: Reward, *, timeout_s: fl
         TypeError, ValueError: It returned something that is not one number per trajectory.
     """
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    name = getattr(reward, "name", None) or getattr(reward, "__name__", type(reward).__name__)
+    name = str(getattr(reward, "name", None) or getattr(reward, "__name__", type(reward).__name__))
     scores = await with_deadline(
         asyncio.to_thread(_call, reward, trajectories, name), timeout_s, who=f"reward {name}", what="scoring"
     )
@@ -127,9 +127,13 @@ def lessons_from(judged: Sequence[JudgedGroup], credit: Credit, trainable: Colle
 
 
 def summarise(judged: Sequence[JudgedGroup]) -> dict[str, float]:
-    """Reward metrics of a step: ``reward/mean`` over agents and episodes, its 95 % half-width ``reward/ci`` and the
-    mean by agent ``reward/AGENT``. Failed episodes and abstentions are left out."""
-    episodes, by_agent = [], {}
+    """Reward metrics of a step; failed episodes and abstentions are left out.
+
+    Returns:
+        ``reward/mean`` over episodes of the mean over agents, its 95 % half-width ``reward/ci``, and ``reward/AGENT``.
+    """
+    episodes: list[float] = []
+    by_agent: dict[str, list[float]] = {}
     for item in judged:
         for index, episode in enumerate(item.group.episodes):
             if episode.error is not None:
@@ -148,8 +152,10 @@ def summarise(judged: Sequence[JudgedGroup]) -> dict[str, float]:
 
 
 def mean_and_ci(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and the half-width of its 95 % confidence interval (Student's t); NaN without values, a half-width of
-    infinity with one."""
+    """Mean and the half-width of its 95 % confidence interval, by Student's t.
+
+    Without values both are NaN; with one the half-width is infinite.
+    """
     from scipy.stats import t
 
     if not len(values):

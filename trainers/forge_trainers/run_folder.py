@@ -44,7 +44,9 @@ class RunFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as cause:
             self._lock.close()
-            raise RunFolderError(f"another process is training in {self.path}; choose another out_dir or stop it") from cause
+            raise RunFolderError(
+                f"another process is training in {self.path}; choose another out_dir or stop it"
+            ) from cause
         written = self.path / "config.yaml"
         text = yaml.safe_dump(dict(config), sort_keys=False)
         if written.exists() and written.read_text() != text:
@@ -116,7 +118,9 @@ class RunFolder:
             file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def draw_curve(axes: Any, rows: Sequence[Mapping[str, Any]], value: str, half_width: str, *, label: str, marker: str = "") -> None:
+def draw_curve(
+    axes: Any, rows: Sequence[Mapping[str, Any]], value: str, half_width: str, *, label: str, marker: str = ""
+) -> None:
     """Draw column `value` of `rows` over their step, shaded by plus and minus `half_width`."""
     points = [(row["step"], row[value], row.get(half_width) or 0.0) for row in rows if row.get(value) is not None]
     if not points:

@@ -103,6 +103,7 @@ class Stack:
     async def stop(self) -> None:
         """Stop every process."""
         await asyncio.gather(
-            *(learner.stop() for learner in self.learners.values()), *(engine.stop() for engine in self.engines.values())
+            *(learner.stop() for learner in self.learners.values()),
+            *(engine.stop() for engine in self.engines.values()),
         )
         await self.store.stop()

@@ -25,10 +25,10 @@ from forge_agents.mesh import with_deadline
 from forge_agents.policy import Policy, Seats, declared_policies
 from forge_agents.rollout import Rollout, all_or_first_error
 from forge_agents.types import Episode, EpisodeBatch, EpisodeGroup, total_tokens
-from forge_trainers.experiment import Checkpoints
 from forge_trainers.config import GRPOConfig
 from forge_trainers.display import Display
-from forge_trainers.judging import JudgedGroup, Lessons, Reward, env_reward, judge, lessons_from, mean_and_ci, summarise
+from forge_trainers.experiment import Checkpoints
+from forge_trainers.judging import JudgedGroup, Lessons, Reward, env_reward, judge, lessons_from, summarise
 from forge_trainers.loop import Ahead, Interrupt, LoopRunner
 from forge_trainers.run_folder import RunFolder
 from forge_trainers.source import EnvLike, Source
@@ -196,7 +196,9 @@ class GRPOTrainer:
         oldest = int(tokens["versions"][tokens["loss_mask"]].min())
         age = self._running.learners[name].version - oldest
         if age > self.config.max_staleness:
-            raise AssertionError(f"a sample of {name} is {age} versions old; the loop allows {self.config.max_staleness}")
+            raise AssertionError(
+                f"a sample of {name} is {age} versions old; the loop allows {self.config.max_staleness}"
+            )
         return age
 
     async def _sync(self) -> dict[str, float]:
@@ -298,7 +300,7 @@ class GRPOTrainer:
             return 0
         if empty + 1 >= self.config.max_empty_steps:
             raise EmptyBatchError(
-                f"{empty + 1} steps in a row had no group to learn from; the last one's groups: {dict(lessons.counts)}. "
+                f"{empty + 1} steps in a row had no group to learn from; groups of the last: {dict(lessons.counts)}. "
                 "flat: siblings earn the same, so change the difficulty, the temperature or group_size; failed: see "
                 "the errors in episodes.jsonl; abstained: the reward returned NaN"
             )
