@@ -22,6 +22,9 @@ set_parsing_settings(docstring_parse_attribute_docstrings=True)
 class Parser(ArgumentParser):
     """A parser whose errors name the nearest known keys."""
 
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(allow_abbrev=False, **kwargs)
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Exit with status 2 and a message that says what to write instead."""
         if not self.exit_on_error and ex is not None:
@@ -53,7 +56,7 @@ def parse(kind: type[T], words: Sequence[str], *, prog: str, description: str) -
     values = parser.parse_args(list(words))
     values.pop("config", None)
     try:
-        built: Any = parser.instantiate_classes(values)
+        built: Any = parser.instantiate(values)
         return kind(**built)
     except (TypeError, ValueError) as cause:  # the dataclasses' own checks
         parser.error(str(cause))

@@ -36,6 +36,10 @@ class EmptyBatchError(ForgeError, RuntimeError):
     """Nothing to learn from: no group had rewards that differ."""
 
 
+class MismatchError(ForgeError, RuntimeError):
+    """Sampler and learner disagree about what was sampled: they do not hold the same model."""
+
+
 class RunFolderError(ForgeError, OSError):
     """A run or cache folder that cannot be used."""
 

@@ -49,6 +49,9 @@ class GRPOConfig:
     """Newest checkpoints kept on disk."""
     keep_episodes: int = 4
     """Episodes of each step written to ``episodes.jsonl``."""
+    max_logprob_gap: float = 0.5
+    """Mean absolute difference between the sampler's and the learner's log-probability of the sampled tokens above
+    which the run ends: the two no longer hold the same model. bfloat16 against bfloat16 shows 0.02 to 0.05."""
     max_empty_steps: int = 5
     """Steps in a row without one group to learn from, after which the run ends with the reason."""
     seed: int = 0
@@ -76,6 +79,8 @@ class GRPOConfig:
         for name in ("max_staleness", "eval_every", "keep_episodes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
+        if not self.max_logprob_gap > 0:
+            raise ValueError(f"max_logprob_gap={self.max_logprob_gap} must be above 0; inf switches the guard off")
         for name in ("start_timeout_s", "stage_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be positive: every wait has a deadline")

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from forge_agents.errors import EmptyBatchError
+from forge_agents.errors import EmptyBatchError, MismatchError
 from forge_agents.mesh import with_deadline
 from forge_agents.policy import Policy, Seats, declared_policies
 from forge_agents.rollout import Rollout, all_or_first_error
@@ -186,9 +186,18 @@ class GRPOTrainer:
             stack.learners[name].train_step(batch, timeout_s=timeout_s) for name, batch in batches.items()
         )
         for name, result in zip(batches, results, strict=True):
+            self._check_gap(name, result["logprob_gap_mean"])
             prefix = "learner" if len(stack.learners) == 1 else f"learner/{name}"
             metrics |= {f"{prefix}/{key}": float(value) for key, value in result.items()}
         return metrics | {"time/learn_s": time.perf_counter() - started}
+
+    def _check_gap(self, name: str, gap: float) -> None:
+        if gap > self.config.max_logprob_gap:
+            raise MismatchError(
+                f"sampler and learner of {name} differ by {gap:.3f} per token on average, more than max_logprob_gap="
+                f"{self.config.max_logprob_gap}; check that the engine serves this model with these weights and that "
+                "temperature and dtype agree"
+            )
 
     def _staleness(self, name: str, batch: EpisodeBatch) -> int:
         """Versions between the learner and the oldest token it is about to learn from."""
