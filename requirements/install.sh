@@ -86,4 +86,9 @@ if ! $venv_python -c 'import torch' 2>/dev/null; then
     $venv_python -c 'import torch' || die "torch does not import; the traceback above says why"
 fi
 
+# Every engine and learner is a new process that imports torch or vLLM: compiled once, those starts take half the time,
+# also where PYTHONDONTWRITEBYTECODE is set. Some packages ship templates that do not compile; they are not imported.
+say "compiling"
+$venv_python -m compileall -q -j 0 .venv/lib/python3.*/site-packages >/dev/null 2>&1 || true
+
 install --no-deps --no-build-isolation --editable . || die "this project could not be installed; the lines above say why"
