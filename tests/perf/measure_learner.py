@@ -1,0 +1,151 @@
+"""(c) Tokens per second of a learner's step, over a bare TorchTitan forward and backward pass on the same tokens.
+
+In: `Options`. Out: seconds of each, measured in turns in one process. Waits for nothing but its own work.
+
+Two bare passes: ``bare`` is TorchTitan as it comes (its SDPA attention on unpadded rectangles of equally long samples,
+its chunked cross-entropy over all positions); ``bare_packed`` is its model with the learner's packed attention and the
+loss tokens' logits only: what remains of the learner's step without sharing, the GRPO terms and the optimiser.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from perf_common import Options, goal, in_child, median
+
+PROMPT_TOKENS = 46
+
+
+def measure(options: Options) -> list[dict[str, Any]]:
+    """The record ``learner``."""
+    found = in_child(run_learner, options, timeout_s=1200)
+    rate = found["tokens_per_s"]
+    ratios = {
+        f"{ours}_over_{peer}": round(rate[ours] / rate[peer], 4)
+        for ours in ("unshared", "shared")
+        for peer in ("bare", "bare_packed")
+    }
+    # against the lean pass only the default, sharing, is held to the goal: the step has an optimiser, the pass has none
+    judged = ("unshared_over_bare", "shared_over_bare", "shared_over_bare_packed")
+    goals = {name: goal(ratios[name], 0.95, at_most=False) for name in judged}
+    return [
+        {
+            "measure": "learner",
+            **found,
+            "peer": "bare TorchTitan forward and backward pass, no optimiser",
+            "ratio": ratios,
+            "goals": goals,
+        }
+    ]
+
+
+def run_learner(options: Options) -> dict[str, Any]:
+    from forge_trainers._memory import keep_freed_memory
+
+    keep_freed_memory()  # as the learner's actor does; the bare passes profit alike
+    from forge_trainers.learner_config import LearnerConfig
+    from forge_trainers.learner_core import LearnerCore
+
+    core = LearnerCore(LearnerConfig(model=options.model))
+    shared, unshared = (_batch(options, core, one_group=one) for one in (True, False))
+    passes: dict[str, Callable[[], object]] = {
+        "unshared": lambda: core.train_step(unshared),
+        "shared": lambda: core.train_step(shared),
+        "bare": lambda: _bare(core, unshared),
+        "bare_packed": lambda: _bare_packed(core, unshared),
+    }
+    rows = []
+    for _ in range(options.warm_ups + options.rounds):
+        row = {}
+        for name, work in passes.items():
+            started, cpu = time.perf_counter(), time.process_time()
+            work()
+            row[f"{name}_s"], row[f"{name}_cpu_s"] = time.perf_counter() - started, time.process_time() - cpu
+        rows.append(row)
+    numbers = median(rows[options.warm_ups :])
+    tokens = int(shared["tokens"]["ids"].numel())
+    rates = {name: round(tokens / numbers[f"{name}_s"], 1) for name in passes}
+    return {"tokens": tokens, **numbers, "tokens_per_s": rates}
+
+
+def _batch(options: Options, core: Any, *, one_group: bool) -> Any:
+    """W with random responses of full length; siblings in one group may share their prompt, in groups of one not."""
+    import torch
+
+    from forge_trainers.packing import Sample, pack
+
+    rng = torch.Generator().manual_seed(0)
+    vocab = core.model.tok_embeddings.weight.shape[0]
+    new = options.step_tokens
+    samples: list[Sample] = []
+    for group in range(len(options.prompts)):
+        prompt = torch.randint(0, vocab, (PROMPT_TOKENS,), generator=rng).tolist()
+        for _ in range(options.siblings):
+            samples.append(
+                Sample(
+                    token_ids=(*prompt, *torch.randint(0, vocab, (new,), generator=rng).tolist()),
+                    loss_mask=(False,) * PROMPT_TOKENS + (True,) * new,
+                    logprobs=(0.0,) * PROMPT_TOKENS + (-5.0,) * new,
+                    advantage=float(torch.randn((), generator=rng)),
+                    versions=(-1,) * PROMPT_TOKENS + (0,) * new,
+                    group=group if one_group else len(samples),
+                )
+            )
+    return pack(samples)
+
+
+def _bare(core: Any, batch: Any) -> None:
+    """TorchTitan's own attention and loss, all samples of a microbatch as one rectangle."""
+    from forge_trainers import _titan as titan  # isort: skip  (sets TorchTitan's device first)
+    from torchtitan.components.loss import CrossEntropyLoss
+    from torchtitan.models.common.attention import ScaledDotProductAttention
+
+    length = int(batch["samples"]["length"][0])
+    ids_nL = batch["tokens"]["ids"].view(-1, length)
+    parts = ids_nL.split(core.config.max_tokens_per_microbatch // length)
+    num_chunks = next(n for n in (8, 7, 6, 5, 4, 3, 2, 1) if length % n == 0)  # TorchTitan's default is 8
+    loss = titan.ChunkedLossWrapper.Config(num_chunks=num_chunks, loss_fn=CrossEntropyLoss.Config()).build()
+    loss.set_lm_head(core.model.lm_head)
+    attentions = [layer.attention for layer in core.model.layers.values()]
+    ours = [attention.inner_attention for attention in attentions]
+    for attention in attentions:
+        attention.inner_attention = ScaledDotProductAttention.Config().build()
+    try:
+        for i, part_bL in enumerate(parts):
+            core.model.set_requires_gradient_sync(i == len(parts) - 1)
+            with core._ranks.context():
+                hidden_bLD = core.model(part_bL)
+                loss(hidden_bLD, part_bL.roll(-1, dims=1), float(ids_nL.numel()))[0].backward()
+    finally:
+        for attention, inner in zip(attentions, ours, strict=True):
+            attention.inner_attention = inner
+        core.model.zero_grad(set_to_none=True)
+
+
+def _bare_packed(core: Any, batch: Any) -> None:
+    """The learner's rows and attention, cross-entropy of the loss tokens."""
+    from forge_trainers import _titan as titan
+    from forge_trainers.attention import plan_attention
+    from forge_trainers.rows import blocks_of, build_row, plan_rows
+
+    from torchtitan.components.loss import CrossEntropyLoss  # isort: skip  (after _titan)
+
+    room = core.config.max_tokens_per_microbatch
+    blocks = blocks_of(batch, max_tokens=room, share_prefixes=False)
+    plan = plan_rows([block.num_tokens for block in blocks], max_tokens=room)
+    rows = [build_row(batch, [blocks[i] for i in pieces[0]], multiple_of=1) for pieces in plan.rows]
+    num_loss_tokens = float(batch["tokens"]["loss_mask"].sum())
+    loss = titan.ChunkedLossWrapper.Config(num_chunks=4, loss_fn=CrossEntropyLoss.Config()).build()
+    loss.set_lm_head(core.model.lm_head)
+    for i, row in enumerate(rows):
+        core.model.set_requires_gradient_sync(i == len(rows) - 1)
+        with core._ranks.context():
+            hidden_1LD = core.model(
+                row.token_ids_1L, attention_masks=plan_attention(row.spans), positions=row.positions_1L
+            )
+            hidden_1SD = hidden_1LD.index_select(1, row.source_S)
+            labels_1S = batch["tokens"]["ids"][row.token_S][None]
+            loss(hidden_1SD, labels_1S, num_loss_tokens)[0].backward()
+    core.model.zero_grad(set_to_none=True)

@@ -1,0 +1,178 @@
+"""(b) Tokens per second of episodes through the engine's actor, over the same engine without actor, and vLLM's LLM.
+
+In: `Options`. Out: tokens per second of each. Waits for engines, each in a child with a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perf_common import POLICY, THREADS, Options, goal, in_child, median, play_all
+
+if TYPE_CHECKING:
+    from forge_agents.serving import EngineConfig
+
+DEADLINE_S = 900
+_OPENMP = {name: str(THREADS) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+
+
+def measure(options: Options) -> list[dict[str, Any]]:
+    """The record ``rollout``."""
+    from forge_agents.serving import _vllm
+
+    threads = {**_OPENMP, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    eager = {"TORCHDYNAMO_DISABLE": "1"} if options.quick else {}
+    quiet = {name: _vllm.ENVIRONMENT[name] for name in ("VLLM_LOGGING_LEVEL", "VLLM_NO_USAGE_STATS", "HF_HUB_OFFLINE")}
+    found = {
+        "actor": in_child(run_actor, options, timeout_s=DEADLINE_S),
+        "direct": in_child(
+            run_direct, options, timeout_s=DEADLINE_S, env={**_vllm.environment(_config(options)), **_OPENMP}
+        ),
+        "vllm_llm": in_child(run_llm, options, timeout_s=DEADLINE_S, env={**quiet, **eager}),
+    }
+    if "llm-threads" in options.peers:  # our choice of threads, in the child processes of LLM
+        found["vllm_llm_our_threads"] = in_child(
+            run_llm, options, timeout_s=DEADLINE_S, env={**quiet, **eager, **threads}
+        )
+    rate = {name: numbers["tokens_per_s"] for name, numbers in found.items()}
+    ratios = {f"over_{name}": round(rate["actor"] / rate[name], 4) for name in rate if name != "actor"}
+    return [
+        {
+            "measure": "rollout",
+            "live_episodes": len(options.prompts) * options.siblings,
+            "max_new_tokens": options.rollout_tokens,
+            **found,
+            "peer": "the same engine fed directly; vLLM's LLM class with its own child processes",
+            "ratio": ratios,
+            "goals": {
+                "over_direct": goal(ratios["over_direct"], 0.95, at_most=False),
+                "over_vllm_llm": goal(ratios["over_vllm_llm"], 1.4, at_most=False),
+            },
+        }
+    ]
+
+
+def _config(options: Options) -> EngineConfig:
+    from forge_agents.serving import EngineConfig
+
+    return EngineConfig(
+        model=options.model,
+        max_model_len=512,
+        max_num_seqs=64,
+        kv_cache_gb=1.0,
+        threads=THREADS,
+        enforce_eager=options.quick,
+    )
+
+
+def _prompts(options: Options) -> list[tuple[int, ...]]:
+    """Tokens of what the episodes ask, siblings one after another."""
+    from forge_agents.rendering import Renderer
+
+    renderer = Renderer.of(Path(options.model))
+    return [renderer.start("", prompt) for prompt in options.prompts for _ in range(options.siblings)]
+
+
+def _rate(lengths: list[int], seconds: float, most: int) -> dict[str, float]:
+    return {
+        "tokens_per_s": sum(lengths) / seconds,
+        "tokens": float(sum(lengths)),
+        "seconds": seconds,
+        "stopped_early": sum(length < most for length in lengths) / len(lengths),
+    }
+
+
+def run_actor(options: Options) -> dict[str, float]:
+    """Episodes, through the actor."""
+    return asyncio.run(_run_actor(options))
+
+
+async def _run_actor(options: Options) -> dict[str, float]:
+    from forge_agents import mesh
+    from forge_agents.players import Served
+    from forge_agents.rendering import Renderer
+    from forge_agents.serving import Engine
+
+    async with mesh.session():
+        engine = await Engine.start(_config(options), name="engine", timeout_s=600)
+        served = {POLICY: Served(engine, Renderer.of(Path(options.model)))}
+        rows = []
+        for _ in range(1 + options.rounds):
+            started = time.perf_counter()
+            groups = await play_all(options, served, options.rollout_tokens)
+            seconds = time.perf_counter() - started
+            turns = [turn for group in groups for t in group.trajectories for turn in t.turns]
+            rows.append(_rate([len(turn.response_ids) for turn in turns], seconds, options.rollout_tokens))
+        await engine.stop()
+    return median(rows[1:])
+
+
+def run_direct(options: Options) -> dict[str, float]:
+    """The engine's thread in this process, fed at once."""
+    from forge_agents.serving._loop import EngineThread
+    from forge_agents.serving._wire import Answer, Request
+
+    answers: list[Answer] = []
+    failures: list[BaseException] = []
+    news = threading.Event()
+    num_requests = len(options.prompts) * options.siblings
+
+    def deliver(arrived: list[Answer]) -> None:
+        answers.extend(arrived)
+        if len(answers) == num_requests:
+            news.set()
+
+    def died(error: BaseException) -> None:
+        failures.append(error)
+        news.set()
+
+    thread = EngineThread(_config(options), deliver=deliver, died=died)
+    thread.ready.result(600)
+    prompts = _prompts(options)
+    rows = []
+    for _ in range(1 + options.rounds):
+        answers.clear()
+        news.clear()
+        started = time.perf_counter()
+        thread.add(
+            [
+                Request(request_id=number, prompt_ids=prompt, max_tokens=options.rollout_tokens)
+                for number, prompt in enumerate(prompts)
+            ]
+        )
+        if not news.wait(300) or failures:
+            raise RuntimeError(f"the engine delivered {len(answers)} of {num_requests} answers; failures: {failures}")
+        seconds = time.perf_counter() - started
+        done = [answer.completion for answer in answers if answer.completion is not None]
+        rows.append(_rate([len(completion.token_ids) for completion in done], seconds, options.rollout_tokens))
+    thread.close(10)
+    return median(rows[1:])
+
+
+def run_llm(options: Options) -> dict[str, float]:
+    """vLLM's own batch interface with its own child processes."""
+    from vllm import LLM, SamplingParams
+
+    config = _config(options)
+    llm = LLM(
+        model=config.model,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        kv_cache_memory_bytes=int(config.kv_cache_gb * 1e9),
+        enforce_eager=config.enforce_eager,
+        enable_prefix_caching=config.prefix_caching,
+        seed=config.seed,
+    )
+    params = SamplingParams(temperature=1.0, max_tokens=options.rollout_tokens, logprobs=0)
+    prompts = [{"prompt_token_ids": list(prompt)} for prompt in _prompts(options)]
+    rows = []
+    for _ in range(1 + options.rounds):
+        started = time.perf_counter()
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        seconds = time.perf_counter() - started
+        rows.append(_rate([len(out.outputs[0].token_ids) for out in outputs], seconds, options.rollout_tokens))
+    return median(rows[1:])

@@ -1,0 +1,146 @@
+"""(a) One GRPO step on the fixed work W, stage by stage, and (e) what each process then holds.
+
+In: `Options`. Out: seconds, CPU seconds and bytes. Waits for engine, learner and store, whose calls have deadlines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import measure_trl
+from perf_common import (
+    POLICY,
+    THREADS,
+    Options,
+    StageClock,
+    goal,
+    in_child,
+    median,
+    num_parameters,
+    peak_rss,
+    play_all,
+    policy,
+)
+
+STAGES = ("generate", "score", "train", "sync")
+TRL_STATED_CPU_S = 100.0
+GOAL_CPU_S = 16.0
+STATE_BYTES = 16
+"""Of one parameter in the learner: weight, gradient and AdamW's two moments in float32."""
+
+
+def measure(options: Options) -> list[dict[str, Any]]:
+    """The records ``step`` and ``memory``."""
+    found = in_child(run_steps, options, timeout_s=1500)
+    numbers, facts = found["numbers"], found["facts"]
+    cpu_s = numbers["cpu_s"]
+    peers: dict[str, Any] = {"peer_stated": {"name": "TRL 1.16", "cpu_s": TRL_STATED_CPU_S}}
+    peer_cpu_s, peer = TRL_STATED_CPU_S, "TRL 1.16, stated"
+    if "trl" in options.peers:
+        peers["trl"] = in_child(measure_trl.run_trl, options, timeout_s=1800)
+        peer_cpu_s, peer = peers["trl"]["cpu_s"], f"TRL {peers['trl']['version']}, measured"
+    step = {
+        "measure": "step",
+        **facts,
+        **numbers,
+        **peers,
+        "peer": peer,
+        "ratio": round(cpu_s / peer_cpu_s, 4),
+        "goals": {"cpu_s": goal(cpu_s, GOAL_CPU_S, at_most=True)},
+    }
+    return [step, _memory(found["peaks"], num_parameters(options.model))]
+
+
+def _memory(peaks: dict[str, int], parameters: int) -> dict[str, Any]:
+    state = parameters * STATE_BYTES
+    return {
+        "measure": "memory",
+        "peak_rss_bytes": peaks,
+        "peer": "learner's weights, gradients and optimiser state, float32",
+        "peer_bytes": state,
+        "ratio": round(peaks["learner"] / state, 4),
+        "goals": {},
+    }
+
+
+def run_steps(options: Options) -> dict[str, Any]:
+    return asyncio.run(_run_steps(options))
+
+
+async def _run_steps(options: Options) -> dict[str, Any]:
+    from forge_agents import mesh
+    from forge_agents.serving import EngineConfig
+    from forge_trainers.config import GRPOConfig
+    from forge_trainers.stack import Stack
+
+    config = GRPOConfig(
+        group_size=options.siblings,
+        groups_per_step=len(options.prompts),
+        engine=EngineConfig(max_model_len=512, kv_cache_gb=0.5, threads=THREADS, enforce_eager=options.quick),
+    )
+    async with mesh.session():
+        with tempfile.TemporaryDirectory() as folder:
+            policies = {POLICY: policy(options, options.step_tokens)}
+            stack = await Stack.start(policies, config, folder=Path(folder))
+            await stack.start_learners()
+            pids = {who: _pid(mesh.log_folder(name)) for who, name in _NAMES.items()} | {"controller": os.getpid()}
+            rows: list[dict[str, float]] = []
+            for number in range(options.warm_ups + options.rounds):
+                row = await _step(options, stack, pids)
+                if number >= options.warm_ups:
+                    rows.append(row)
+            peaks = {who: peak_rss(pid) for who, pid in pids.items()}
+            await stack.stop()
+    facts = {
+        "prompts": len(options.prompts),
+        "siblings": options.siblings,
+        "max_new_tokens": options.step_tokens,
+        "warm_ups": options.warm_ups,
+        "rounds": options.rounds,
+        "cpu_s_of_rounds": [round(row["cpu_s"], 2) for row in rows],
+    }
+    return {"numbers": median(rows), "facts": facts, "peaks": peaks}
+
+
+_NAMES = {"engine": POLICY, "learner": f"{POLICY}-learner", "store": "weights"}
+"""What the stack calls its processes."""
+
+
+async def _step(options: Options, stack: Any, pids: dict[str, int]) -> dict[str, float]:
+    from forge_trainers.credit import Credit
+    from forge_trainers.judging import env_reward, judge, lessons_from
+    from forge_trainers.packing import pack
+
+    clock = StageClock(pids)
+    with clock.stage("generate"):
+        groups = await play_all(options, stack.served, options.step_tokens)
+    with clock.stage("score"):
+        judged = await judge(groups, env_reward, timeout_s=60)
+        samples = lessons_from(judged, Credit(), [POLICY]).samples[POLICY]
+        batch = pack(samples)
+    with clock.stage("train"):
+        learned = await stack.learners[POLICY].train_step(batch)
+    with clock.stage("sync"):
+        await stack.sync()
+    turns = [turn for group in groups for t in group.trajectories for turn in t.turns]
+    if len(samples) != len(turns):
+        raise AssertionError(f"{len(turns)} responses gave {len(samples)} samples; W must be learned whole")
+    row = clock.row
+    return row | {
+        "wall_s": sum(row[f"{stage}_s"] for stage in STAGES),
+        "cpu_s": sum(row[f"{stage}_cpu_s"] for stage in STAGES),
+        "prompt_tokens_mean": sum(len(turn.prompt_ids) for turn in turns) / len(turns),
+        "new_tokens": float(sum(len(turn.response_ids) for turn in turns)),
+        "learner_tokens": learned["tokens"],
+        "logprob_gap_mean": learned["logprob_gap_mean"],
+    }
+
+
+def _pid(folder: Path | None) -> int:
+    if folder is None:
+        raise RuntimeError("a process of the stack has no log folder; has the stack renamed its processes?")
+    return int((folder / "0.pid").read_text())

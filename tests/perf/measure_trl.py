@@ -1,0 +1,75 @@
+"""The peer of (a): TRL's GRPO on the same prompts.
+
+In: `Options`. Out: wall and CPU seconds of a step. Waits for nothing but its own work; the parent sets the deadline.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import resource
+import tempfile
+import time
+import zlib
+from typing import Any
+
+from perf_common import Options
+
+
+def run_trl(options: Options) -> dict[str, Any]:
+    """Seconds of TRL's last step, generation included; start-up and loading are left out."""
+    from datasets import Dataset  # type: ignore[import-untyped,unused-ignore]
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    class Clock(TrainerCallback):  # type: ignore[misc,unused-ignore]
+        def __init__(self) -> None:
+            self.steps: list[tuple[float, float]] = []
+
+        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+            self._start = time.perf_counter(), _cpu_s()
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            self.steps.append((time.perf_counter() - self._start[0], _cpu_s() - self._start[1]))
+
+    def reward(completions: list[Any], **kwargs: Any) -> list[float]:
+        return [zlib.crc32(str(completion).encode()) / 2**32 for completion in completions]
+
+    clock = Clock()
+    prompts = [{"prompt": [{"role": "user", "content": prompt}]} for prompt in options.prompts]
+    with tempfile.TemporaryDirectory() as folder:
+        config = GRPOConfig(
+            output_dir=folder,
+            per_device_train_batch_size=len(prompts) * options.siblings,
+            num_generations=options.siblings,
+            max_completion_length=options.step_tokens,
+            max_steps=2,
+            learning_rate=1e-6,
+            bf16=True,
+            use_cpu=True,
+            gradient_checkpointing=False,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+        )
+        trainer = GRPOTrainer(
+            model=options.model,
+            reward_funcs=reward,
+            args=config,
+            train_dataset=Dataset.from_list(prompts),
+            callbacks=[clock],
+        )
+        trainer.train()
+    seconds, cpu_s = clock.steps[-1]
+    return {
+        "version": importlib.metadata.version("trl"),
+        "wall_s": round(seconds, 2),
+        "cpu_s": round(cpu_s, 2),
+        "cpu_s_of_steps": [round(cpu, 2) for _, cpu in clock.steps],
+        "settings": "bf16 autocast, no gradient checkpointing, transformers generate, one batch",
+    }
+
+
+def _cpu_s() -> float:
+    """CPU seconds of this process and of its ended children."""
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)

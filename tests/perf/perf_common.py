@@ -1,0 +1,241 @@
+"""What the measures share: the work W, an environment of one turn, clocks, processes with a deadline.
+
+In: `Options`. Out: prompts, played groups, CPU and memory of processes, results of children. Waits for children, each
+with a deadline; a child that misses it is killed with everything it started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import secrets
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge_agents.env import Outcome, TurnEnv
+from forge_agents.policy import Policy, Sampling
+from forge_agents.rollout import Rollout, all_or_first_error
+
+if TYPE_CHECKING:
+    from forge_agents.players import Served
+    from forge_agents.types import EpisodeGroup
+
+RUN_FILE = Path(__file__).with_name("run.py")
+MARK = "FORGE_AGENTS_PERF"
+"""Environment variable by which everything that a child started is found again."""
+POLICY = "perf"
+THREADS = 2
+"""CPU threads of engines and peers."""
+
+TOPICS = ("a lighthouse keeper", "two rival bakers", "a lost glacier", "the first clock", "an honest spy",
+          "a village of cats", "the deepest mine", "a train at night")  # fmt: skip
+PROMPTS = tuple(f"Write a very long story about {topic}." for topic in TOPICS)
+"""With SmolLM2's chat template some 46 tokens each; stories rarely end within 128 tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How much to measure, and on which model."""
+
+    model: str
+    """Folder of the model."""
+    quick: bool = False
+    """Small sizes, eager engine: shows that the script runs; its numbers mean nothing."""
+    peers: tuple[str, ...] = ()
+    """Peers that take minutes: ``trl``, ``llm-threads``."""
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        return PROMPTS[:2] if self.quick else PROMPTS
+
+    @property
+    def siblings(self) -> int:
+        return 4 if self.quick else 8
+
+    @property
+    def step_tokens(self) -> int:
+        """New tokens of W, at most."""
+        return 8 if self.quick else 32
+
+    @property
+    def rollout_tokens(self) -> int:
+        return 8 if self.quick else 128
+
+    @property
+    def warm_ups(self) -> int:
+        return 1 if self.quick else 3
+
+    @property
+    def rounds(self) -> int:
+        return 1 if self.quick else 3
+
+
+class Story(TurnEnv):
+    """One seat, one turn. The reward is a number that only equal texts share, so that no group is without variance."""
+
+    possible_agents = ("writer",)
+
+    def __init__(self, prompt: str) -> None:
+        super().__init__(max_turns=1)
+        self._prompt = prompt
+
+    def setup(self, rng: np.random.Generator) -> None:
+        pass
+
+    def instructions(self, agent: str) -> str:
+        return ""
+
+    def observe_text(self, agent: str) -> str:
+        return self._prompt
+
+    def act(self, agent: str, action: str) -> Outcome:
+        return Outcome(rewards={agent: zlib.crc32(action.encode()) / 2**32}, done=True)
+
+
+def policy(options: Options, max_tokens: int) -> Policy:
+    return Policy(options.model, name=POLICY, sampling=Sampling(max_tokens=max_tokens))
+
+
+async def play_all(options: Options, served: Mapping[str, Served], max_tokens: int) -> list[EpisodeGroup]:
+    """Every prompt with all its siblings, all alive at once."""
+    seats = policy(options, max_tokens)
+
+    def rollout(prompt: str) -> Rollout:
+        return Rollout(make_env=lambda: Story(prompt), env_id="perf/Story", seats=seats, served=served)
+
+    return await all_or_first_error(
+        rollout(prompt).group(seed, options.siblings) for seed, prompt in enumerate(options.prompts)
+    )
+
+
+def goal(value: float, wanted: float, *, at_most: bool) -> dict[str, Any]:
+    """A number, what it should be, and whether it is."""
+    reached = value <= wanted if at_most else value >= wanted
+    return {"value": round(value, 4), "goal": f"{'<=' if at_most else '>='} {wanted:g}", "reached": reached}
+
+
+def median(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The median of every column."""
+    return {name: round(statistics.median(row[name] for row in rows), 4) for name in rows[0]}
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process so far, all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def peak_rss(pid: int) -> int:
+    """Most resident memory of a process so far, in bytes; shared pages count in each process that touched them."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def num_parameters(model: str) -> int:
+    """Parameters of a model folder, tied ones once."""
+    from forge_agents.serving import _vllm
+
+    shapes = _vllm.expected_shapes(model) or {}
+    return sum(int(np.prod(shape)) for shape in shapes.values())
+
+
+class StageClock:
+    """Wall seconds and the CPU seconds of several processes, stage by stage."""
+
+    def __init__(self, pids: Mapping[str, int]) -> None:
+        self._pids = pids
+        self.row: dict[str, float] = {}
+
+    def _cpu(self) -> dict[str, float]:
+        return {name: cpu_seconds(pid) for name, pid in self._pids.items()}
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        before, started = self._cpu(), time.perf_counter()
+        yield
+        self.row[f"{name}_s"] = time.perf_counter() - started
+        spent = {who: after - before[who] for who, after in self._cpu().items()}
+        self.row[f"{name}_cpu_s"] = sum(spent.values())
+        for who, seconds in spent.items():
+            self.row[f"cpu_s_of_{who}"] = self.row.get(f"cpu_s_of_{who}", 0.0) + seconds
+
+
+class ChildFailedError(RuntimeError):
+    """A child ended badly or missed its deadline; the message holds the end of what it printed."""
+
+
+def in_child(
+    function: Callable[[Options], Any], options: Options, *, timeout_s: float, env: Mapping[str, str] | None = None
+) -> Any:
+    """Run a function of one of these modules in a fresh process and return its JSON result.
+
+    Args:
+        function: Module-level; called with `options`.
+        timeout_s: Deadline.
+        env: Variables that exist before the child's Python starts.
+    """
+    mark = secrets.token_hex(8)
+    name = f"{function.__module__}:{function.__name__}"
+    with tempfile.TemporaryDirectory(prefix="forge-perf-") as folder:
+        out, log = Path(folder, "result.json"), Path(folder, "log")
+        command = [sys.executable, str(RUN_FILE), "--child", name, str(out), json.dumps(dataclasses.asdict(options))]
+        with log.open("wb") as file:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env={**os.environ, **(env or {}), MARK: mark},
+                start_new_session=True,
+            )
+            try:
+                code = child.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                raise ChildFailedError(
+                    f"{name} did not finish within {timeout_s:g} s; it printed:{_tail(log)}"
+                ) from None
+            finally:
+                if child.poll() is None:
+                    child.kill()
+                child.wait(30)
+                _kill_marked(mark)
+        if code != 0 or not out.is_file():
+            raise ChildFailedError(f"{name} ended with code {code}; it printed:{_tail(log)}")
+        return json.loads(out.read_text())
+
+
+def _tail(log: Path) -> str:
+    return "\n" + log.read_text(errors="replace")[-3000:]
+
+
+def _marked(mark: str) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"{MARK}={mark}".encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
+
+
+def _kill_marked(mark: str, *, grace_s: float = 5.0) -> None:
+    """Wait until all that a child started is gone; what is not after the grace is killed."""
+    deadline = time.monotonic() + grace_s
+    while (left := _marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for pid in left:
+        sys.stderr.write(f"process {pid} outlived its measure and was killed\n")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,89 @@
+"""Measure every stage, each beside its peer: one JSON line per measure.
+
+In: names of measures. Out: JSON lines; exit code 1 if one could not be measured. Waits for children with deadlines.
+
+    python tests/perf/run.py [step rollout learner weights memory] [--model MODEL] [--quick] [--peer trl|llm-threads]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from perf_common import ChildFailedError, Options
+
+MEASURES = ("step", "rollout", "learner", "weights", "memory")
+MODULES = {"step": "measure_step", "memory": "measure_step", "rollout": "measure_rollout",
+           "learner": "measure_learner", "weights": "measure_weights"}  # fmt: skip
+_CHILD = "--child"
+
+
+def main() -> int:
+    """Run the measures that were asked for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("measures", nargs="*", metavar="MEASURE", help=f"of {', '.join(MEASURES)}; default: all")
+    parser.add_argument("--model", default="smollm2-135m-instruct", help="built-in name, hub id or folder")
+    parser.add_argument("--quick", action="store_true", help="small sizes; shows that the scripts run")
+    parser.add_argument("--peer", action="append", default=[], choices=["trl", "llm-threads"],
+                        help="also run a peer that takes minutes")  # fmt: skip
+    asked = parser.parse_args()
+    wanted = asked.measures or list(MEASURES)
+    if unknown := [name for name in wanted if name not in MEASURES]:
+        parser.error(f"no measure {unknown[0]!r}; known are {', '.join(MEASURES)}")
+    from forge_agents import models
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a measure's processes are ended as well
+    options = Options(model=str(models.resolve(asked.model)), quick=asked.quick, peers=tuple(asked.peer))
+    failed = False
+    for module in dict.fromkeys(MODULES[name] for name in wanted):
+        names = [name for name in wanted if MODULES[name] == module]
+        failed |= not _measure(module, names, options, asked.model)
+    return 1 if failed else 0
+
+
+def _measure(module: str, names: list[str], options: Options, model: str) -> bool:
+    """Print the records of one module. Returns whether they could be measured."""
+    started = time.perf_counter()
+    try:
+        records: list[dict[str, Any]] = importlib.import_module(module).measure(options)
+    except ChildFailedError as error:
+        sys.stderr.write(f"{error}\n")
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        _print({"measure": names, "error": f"{lines[0]} ... {lines[-1]}", "reached": False})
+        return False
+    common = {"model": Path(model).name, "cpus": os.cpu_count(), "machine": platform.machine(), "quick": options.quick}
+    for record in records:
+        if record["measure"] in names:
+            reached = all(item["reached"] for item in record["goals"].values()) if record["goals"] else None
+            spent = round(time.perf_counter() - started, 1)
+            _print({**record, "reached": reached, **common, "measured_in_s": spent})
+    return True
+
+
+def _print(record: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(record) + "\n")
+    sys.stdout.flush()
+
+
+def _child(name: str, out: str, given: str) -> None:
+    """The other end of `in_child`."""
+    module, _, function = name.partition(":")
+    fields = json.loads(given)
+    options = Options(**{**fields, "peers": tuple(fields["peers"])})
+    result = getattr(importlib.import_module(module), function)(options)
+    Path(out).write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == [_CHILD]:
+        _child(*sys.argv[2:5])
+    else:
+        sys.exit(main())
