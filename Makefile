@@ -24,7 +24,7 @@ test: $(STAMP)  ## Run the whole test suite
 	$(BIN)/pytest -q tests
 
 perf: $(STAMP)  ## Measure every stage; JSON lines
-	$(BIN)/python tests/perf/run.py $(PERF)
+	$(BIN)/python tests/perf/run.py
 
 lint: $(STAMP)  ## Check style and types
 	$(BIN)/ruff check .

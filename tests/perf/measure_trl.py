@@ -65,6 +65,7 @@ def run_trl(options: Options) -> dict[str, Any]:
         "wall_s": round(seconds, 2),
         "cpu_s": round(cpu_s, 2),
         "cpu_s_of_steps": [round(cpu, 2) for _, cpu in clock.steps],
+        "weights_dtype": str(trainer.model.dtype),
         "settings": "bf16 autocast, no gradient checkpointing, transformers generate, one batch",
     }
 

@@ -42,7 +42,7 @@ THREADS = 2
 
 TOPICS = ("a lighthouse keeper", "two rival bakers", "a lost glacier", "the first clock", "an honest spy",
           "a village of cats", "the deepest mine", "a train at night")  # fmt: skip
-PROMPTS = tuple(f"Write a very long story about {topic}." for topic in TOPICS)
+PROMPTS = tuple(f"Write a very long story about {topic}, with ten long chapters." for topic in TOPICS)
 """With SmolLM2's chat template some 46 tokens each; stories rarely end within 128 tokens."""
 
 
