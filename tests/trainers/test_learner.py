@@ -90,7 +90,7 @@ def test_published_versions_reach_a_subscriber(tiny_llama: Path, random_batch: B
 
             def compare(tensors: Mapping[str, torch.Tensor], version: int) -> None:
                 same = tensors.keys() == stored.keys() and all(
-                    tensors[name].equal(value.bfloat16()) for name, value in stored.items()
+                    tensors[name].equal(value) for name, value in stored.items()
                 )
                 fetched.append((version, same))
 
