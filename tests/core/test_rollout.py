@@ -84,6 +84,25 @@ def test_a_models_tokens_flow_unchanged():
     assert first.versions[0].version == 3 and first.action == "7"
 
 
+def test_an_empty_response_is_an_empty_action():
+    class Silent(Echo):
+        async def generate(self, prompt_ids, sampling):
+            return Completion(token_ids=(), logprobs=(), finish_reason="stop", versions=())
+
+    class Blank(Digits):
+        def text(self, response_ids):
+            return ""
+
+    class Tolerant(Count):
+        def act(self, agent, action):
+            self.said.append(action)
+            return fa.Outcome(done=len(self.said) == 4)
+
+    model = fa.Policy("m", name="m")
+    episode = run(Tolerant(), {"a": model, "b": model}, served={"m": Served(Silent(), Blank())})
+    assert [t.action for t in episode.turns] == [""] * 4 and episode.error is None
+
+
 @pytest.mark.parametrize("where", ["reset", "step", "observe"])
 def test_an_environment_that_raises_is_data(where):
     class Broken(Count):

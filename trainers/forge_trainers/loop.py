@@ -12,6 +12,7 @@ import concurrent.futures
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from types import FrameType
 from typing import Any, Generic, TypeVar
@@ -72,6 +73,30 @@ def _inside_a_loop() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+class Stopwatch:
+    """Seconds of the stages of a step."""
+
+    def __init__(self) -> None:
+        self._started = self._last = time.perf_counter()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, stage: str) -> None:
+        """`stage` took the time since the last lap."""
+        now = time.perf_counter()
+        self._laps[f"time/{stage}_s"] = now - self._last
+        self._last = now
+
+    @property
+    def total_s(self) -> float:
+        """From the start to the last lap."""
+        return self._last - self._started
+
+    @property
+    def times(self) -> dict[str, float]:
+        """``time/STAGE_s`` by stage, and ``time/step_s`` for all."""
+        return {**self._laps, "time/step_s": self.total_s}
 
 
 class Interrupt:

@@ -6,7 +6,6 @@ In: policies and settings. Out: running actors that know each other. Waits for e
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -90,11 +89,9 @@ class Stack:
         """What players need of each engine."""
         return {name: Served(engine, self.renderers[name]) for name, engine in self.engines.items()}
 
-    async def sync(self) -> dict[str, float]:
-        """Carry every learner's weights to its engine. Returns the seconds it took."""
-        started = time.perf_counter()
+    async def sync(self) -> None:
+        """Carry every learner's weights to its engine."""
         await all_or_first_error(map(self._sync_one, self.learners))
-        return {"time/sync_s": time.perf_counter() - started}
 
     async def _sync_one(self, name: str) -> None:
         version = await self.learners[name].publish()

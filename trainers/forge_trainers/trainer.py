@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from forge_trainers.config import GRPOConfig
 from forge_trainers.display import Display
 from forge_trainers.experiment import Checkpoints
 from forge_trainers.judging import JudgedGroup, Lessons, Reward, env_reward, judge, lessons_from, summarise
-from forge_trainers.loop import Ahead, Interrupt, LoopRunner
+from forge_trainers.loop import Ahead, Interrupt, LoopRunner, Stopwatch
 from forge_trainers.run_folder import RunFolder
 from forge_trainers.source import EnvLike, Source
 from forge_trainers.stack import Stack
@@ -133,24 +132,31 @@ class GRPOTrainer:
         self.close()
 
     async def _fit(self, source: Source, steps: int) -> FitResult:
-        stack = await self._started(source, learn=True)
         run = RunFolder(self.out_dir, self._settings(source))
         ahead = Ahead(lambda step: self._collect(source, step), self.config.max_staleness, steps)
         empty = 0
         try:
-            first = await self._resume(run)
+            stack = await self._started(source, learn=True)
+            first = self._next_step or 0
+            run.rewind(first)
             with Display("train", steps, first) as display, Interrupt(display.say) as interrupt:
                 for step in range(first, steps):
-                    started = time.perf_counter()
+                    watch = Stopwatch()
                     groups = await with_deadline(
                         ahead.take(step), self.config.stage_timeout_s, who="episodes", what=f"collection of step {step}"
                     )
+                    watch.lap("collect")
                     judged = await judge(groups, self.reward, timeout_s=self.config.stage_timeout_s)
                     lessons = lessons_from(judged, self.config.credit, stack.learners.keys())
-                    metrics = summarise(judged) | await self._learn(lessons) | await self._sync()
+                    watch.lap("judge")
+                    metrics = summarise(judged) | await self._learn(lessons)
+                    watch.lap("learn")
+                    await self._sync()
+                    watch.lap("sync")
                     empty = self._check_empty(empty, lessons)
                     self._next_step = step + 1
-                    metrics |= await self._evaluation(source, step, steps) | _rates(groups, started)
+                    metrics |= watch.times | _rates(groups, watch.total_s)
+                    metrics |= await self._evaluation(source, step, steps)
                     self._log(run, step, judged, metrics)
                     display.step(step, metrics)
                     if (step + 1) % self.config.checkpoint_every == 0 or step + 1 == steps or interrupt.asked:
@@ -158,7 +164,9 @@ class GRPOTrainer:
                     if interrupt.asked:
                         raise KeyboardInterrupt(f"stopped after step {step + 1}; run it again to continue")
             export = await self._export(self.out_dir / "export")
-            return FitResult(steps=steps, metrics=run.metrics(), out_dir=self.out_dir, export=export, curve=run.plot())
+            return FitResult(
+                steps=max(first, steps), metrics=run.metrics(), out_dir=self.out_dir, export=export, curve=run.plot()
+            )
         finally:
             await ahead.cancel()
             run.close()
@@ -176,7 +184,6 @@ class GRPOTrainer:
         """One optimiser step of every policy that has something to learn."""
         from forge_trainers.packing import pack
 
-        started = time.perf_counter()
         stack = self._running
         timeout_s = self.config.stage_timeout_s
         batches = {name: pack(samples) for name, samples in lessons.samples.items()}
@@ -189,7 +196,7 @@ class GRPOTrainer:
             self._check_gap(name, result["logprob_gap_mean"])
             prefix = "learner" if len(stack.learners) == 1 else f"learner/{name}"
             metrics |= {f"{prefix}/{key}": float(value) for key, value in result.items()}
-        return metrics | {"time/learn_s": time.perf_counter() - started}
+        return metrics
 
     def _check_gap(self, name: str, gap: float) -> None:
         if gap > self.config.max_logprob_gap:
@@ -210,8 +217,8 @@ class GRPOTrainer:
             )
         return age
 
-    async def _sync(self) -> dict[str, float]:
-        return await with_deadline(self._running.sync(), self.config.stage_timeout_s, who="weights", what="return")
+    async def _sync(self) -> None:
+        await with_deadline(self._running.sync(), self.config.stage_timeout_s, who="weights", what="return")
 
     async def _evaluation(self, source: Source, step: int, steps: int) -> dict[str, float]:
         every = self.config.eval_every
@@ -291,11 +298,6 @@ class GRPOTrainer:
                 )
         return models
 
-    async def _resume(self, run: RunFolder) -> int:
-        step = self._next_step or 0
-        run.rewind(step)
-        return step
-
     def _settings(self, source: Source) -> dict[str, Any]:
         return {
             "env": list(source.env_ids),
@@ -328,9 +330,8 @@ class GRPOTrainer:
             await stack.stop()
 
 
-def _rates(groups: Sequence[EpisodeGroup], started: float) -> dict[str, float]:
-    """Tokens, turns and seconds of a step."""
-    seconds = time.perf_counter() - started
+def _rates(groups: Sequence[EpisodeGroup], seconds: float) -> dict[str, float]:
+    """Tokens and turns of a step that took `seconds`."""
     turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
     tokens = total_tokens(turns)
     return {
@@ -339,5 +340,4 @@ def _rates(groups: Sequence[EpisodeGroup], started: float) -> dict[str, float]:
         "turns": float(len(turns)),
         "response_tokens": float(np.mean([len(turn.response_ids) for turn in turns])) if turns else 0.0,
         "cut_off": float(np.mean([turn.finish_reason == "length" for turn in turns])) if turns else 0.0,
-        "time/step_s": seconds,
     }

@@ -1,0 +1,190 @@
+"""Verifiers made of verifiers: weighted sums, hard checks, seats.
+
+In: verifiers. Out: a verifier. Waits for its parts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forge_agents.types import Trajectory
+from forge_verifiers.verifier import Composable, Cost, Scores, State, Verifier, checked_scores
+
+_COSTS: tuple[Cost, ...] = ("cheap", "model", "expensive")
+
+
+def terms_of(verifier: Verifier) -> tuple[tuple[float, Verifier], ...]:
+    """The weighted terms of a sum; any other verifier is one term of weight 1."""
+    return verifier.terms if isinstance(verifier, Sum) else ((1.0, verifier),)
+
+
+def dearest(parts: Sequence[Verifier]) -> Cost:
+    """The cost class of the dearest part."""
+    return _COSTS[max(_COSTS.index(part.cost) for part in parts)]
+
+
+def nested_state(parts: Mapping[str, Verifier]) -> State:
+    """The states of parts under "name/" prefixes; parts without a state_dict have none."""
+    state: State = {}
+    for prefix, part in parts.items():
+        own = part.state_dict() if hasattr(part, "state_dict") else {}
+        state.update({f"{prefix}/{key}": value for key, value in own.items()})
+    return state
+
+
+def load_nested(parts: Mapping[str, Verifier], state: Mapping[str, NDArray[Any]], *, owner: str) -> None:
+    """Gives every part its share of what `nested_state` returned.
+
+    Raises:
+        ValueError: a key belongs to no part.
+    """
+    shares: dict[str, dict[str, NDArray[Any]]] = {prefix: {} for prefix in parts}
+    for key, value in state.items():
+        prefix = next((p for p in parts if key.startswith(f"{p}/")), None)
+        if prefix is None:
+            raise ValueError(f"{owner!r} has no part for state {key!r}; its parts are {', '.join(parts)}")
+        shares[prefix][key[len(prefix) + 1 :]] = value
+    for prefix, part in parts.items():
+        if hasattr(part, "load_state_dict"):
+            part.load_state_dict(shares[prefix])
+        elif shares[prefix]:
+            raise ValueError(f"{part.name!r} in {owner!r} cannot load state; give it a load_state_dict")
+
+
+class _Nested(Composable):
+    """A verifier whose state is the state of its parts."""
+
+    def parts(self) -> Mapping[str, Verifier]:
+        """The parts, by the prefix of their state."""
+        raise NotImplementedError
+
+    def state_dict(self) -> State:
+        """The states of the parts."""
+        return nested_state(self.parts())
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Restores what `state_dict` returned. Raises ValueError for anything else."""
+        load_nested(self.parts(), state, owner=self.name)
+
+
+@dataclass(frozen=True)
+class Sum(_Nested):
+    """The weighted sum of verifiers: what ``0.5 * a + 0.5 * b`` makes.
+
+    Weights that add up to more than 1 are divided by their sum, so ``a + b`` is the mean and scores stay in [0, 1].
+    A term that abstains is replaced by the weighted mean of the others; where all abstain the sum does, too.
+    """
+
+    terms: tuple[tuple[float, Verifier], ...]
+    """Weight and verifier of each term; weights positive."""
+
+    def __post_init__(self) -> None:
+        if not self.terms:
+            raise ValueError("a Sum needs at least one term")
+        for weight, verifier in self.terms:
+            if not (math.isfinite(weight) and weight > 0):
+                raise ValueError(f"weight {weight} of verifier {verifier.name!r} must be positive and finite")
+
+    @property
+    def name(self) -> str:  # type: ignore[override]  # derived from the terms
+        """Its formula."""
+        return " + ".join(v.name if w == 1 else f"{w:g}*{v.name}" for w, v in self.terms)
+
+    @property
+    def family(self) -> str | None:  # type: ignore[override]  # derived from the terms
+        """The terms' family where they share one."""
+        families = {v.family for _, v in self.terms}
+        return families.pop() if len(families) == 1 else None
+
+    @property
+    def cost(self) -> Cost:  # type: ignore[override]  # derived from the terms
+        """The dearest term's."""
+        return dearest([v for _, v in self.terms])
+
+    def parts(self) -> Mapping[str, Verifier]:
+        """The terms by their place."""
+        return {str(k): verifier for k, (_, verifier) in enumerate(self.terms)}
+
+    def __mul__(self, weight: float) -> Sum:
+        if isinstance(weight, bool) or not isinstance(weight, int | float):
+            return NotImplemented
+        return Sum(terms=tuple((weight * w, v) for w, v in self.terms))
+
+    __rmul__ = __mul__
+
+    def score(self, trajectories: Sequence[Trajectory]) -> Scores:
+        """The weighted sum, float32 [n]."""
+        weights = np.array([w for w, _ in self.terms])
+        scores = np.stack([checked_scores(v, trajectories) for _, v in self.terms]).astype(np.float64)
+        present = ~np.isnan(scores)
+        mass = weights @ present
+        mean = weights @ np.where(present, scores, 0.0) / np.where(mass > 0, mass, 1.0)
+        return np.where(mass > 0, mean * min(1.0, float(weights.sum())), math.nan).astype(np.float32)
+
+
+class Gate(_Nested):
+    """A hard check before another verifier: what fails the check scores 0, the rest is judged by ``then``.
+
+    ``then`` sees only what passed, so an expensive judge is not asked about the rest. Where the check abstains, so
+    does the gate.
+
+    Args:
+        check: The hard check.
+        then: Judges what passed.
+        threshold: Least score of `check` that passes, in (0, 1].
+        name: What reports call it; by default made of the two names.
+    """
+
+    def __init__(self, check: Verifier, then: Verifier, *, threshold: float = 0.5, name: str | None = None) -> None:
+        if not 0 < threshold <= 1:
+            raise ValueError(f"threshold={threshold} of a Gate must lie in (0, 1]; at 0 everything passes")
+        self.check, self.then, self.threshold = check, then, threshold
+        self.name = name or f"{check.name} -> {then.name}"
+        self.family = then.family
+        self.cost = dearest([check, then])
+
+    def parts(self) -> Mapping[str, Verifier]:
+        """The check and what follows."""
+        return {"check": self.check, "then": self.then}
+
+    def score(self, trajectories: Sequence[Trajectory]) -> Scores:
+        """0 where the check failed, NaN where it abstained, else the score of `then`; float32 [n]."""
+        checked = checked_scores(self.check, trajectories)
+        passed = np.flatnonzero(checked >= self.threshold)
+        scores = np.where(np.isnan(checked), np.float32(math.nan), np.float32(0.0))
+        if len(passed):
+            scores[passed] = checked_scores(self.then, [trajectories[at] for at in passed])
+        return scores
+
+
+class Seat(_Nested):
+    """Judges only the trajectories of one agent and abstains on the others.
+
+    Args:
+        agent: The agent's name in the environment.
+        verifier: Sees that agent's trajectories only.
+        name: What reports call it; by default made of both names.
+    """
+
+    def __init__(self, agent: str, verifier: Verifier, *, name: str | None = None) -> None:
+        self.agent, self.verifier = agent, verifier
+        self.name = name or f"{agent}:{verifier.name}"
+        self.family, self.cost = verifier.family, verifier.cost
+
+    def parts(self) -> Mapping[str, Verifier]:
+        """The one verifier."""
+        return {"verifier": self.verifier}
+
+    def score(self, trajectories: Sequence[Trajectory]) -> Scores:
+        """The verifier's scores in rows of the agent, NaN in the others; float32 [n]."""
+        mine = [at for at, t in enumerate(trajectories) if t.agent == self.agent]
+        scores = np.full(len(trajectories), math.nan, np.float32)
+        if mine:
+            scores[mine] = checked_scores(self.verifier, [trajectories[at] for at in mine])
+        return scores

@@ -1,0 +1,62 @@
+"""Self-consistency: siblings vote on the answer.
+
+In: trajectories, whole groups of them. Out: who agrees with the majority of its group. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from forge_agents.types import Trajectory
+from forge_verifiers.answers import final_answer, folded, last_action
+from forge_verifiers.verifier import Composable, Cost, Scores, group_ids
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfConsistency(Composable):
+    """Agreement with the majority answer of the group (Wang et al., arXiv 2203.11171).
+
+    A group is what shares environment, seed and agent within one call. 1 for the answer given most often, 0 for the
+    others; answers that tie for the most get one over their number. Empty answers score 0 and do not vote. A group
+    of one, or with no answer at all, gets NaN.
+    """
+
+    name: str = "self_consistency"
+    """What reports call it."""
+    family: str | None = None
+    """Verifiers of one family share a cause of error."""
+    cost: Cost = "cheap"
+    """What a score costs."""
+    graded: bool = False
+    """Whether the score is the share of siblings with the same answer, instead of 0 or 1."""
+    extract: Callable[[Trajectory], str | None] | None = None
+    """The answer that votes; by default the final answer of the last action, case and white space aside."""
+
+    def score(self, trajectories: Sequence[Trajectory]) -> Scores:
+        """Agreement with the majority, float32 [n]."""
+        answers = [self._answer(t) for t in trajectories]
+        members: defaultdict[int, list[int]] = defaultdict(list)
+        for at, group in enumerate(group_ids(trajectories).tolist()):
+            members[group].append(at)
+        scores = np.full(len(answers), math.nan, np.float32)
+        for rows in members.values():
+            votes = Counter(answer for at in rows if (answer := answers[at]))
+            if len(rows) < 2 or not votes:
+                continue
+            most = max(votes.values())
+            tied = sum(count == most for count in votes.values())
+            for at in rows:
+                count = votes.get(answers[at] or "", 0)
+                scores[at] = count / len(rows) if self.graded else (count == most) / tied
+        return scores
+
+    def _answer(self, trajectory: Trajectory) -> str | None:
+        if self.extract is not None:
+            return self.extract(trajectory)
+        text = last_action(trajectory)
+        return None if text is None else folded(final_answer(text))
