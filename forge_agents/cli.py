@@ -5,6 +5,7 @@ In: words. Out: an exit status. Waits for what the command does.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -135,6 +136,9 @@ def main(words: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stopped:
         print(f"\n{str(stopped) or 'stopped'}", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ForgeError, ValueError) as error:
         print(f"forge-agents {words[0]}: {error}", file=sys.stderr)
         return 1

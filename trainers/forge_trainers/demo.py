@@ -33,7 +33,7 @@ class DemoConfig:
     """The team's model."""
     steps: int = 25
     """Optimiser steps of the training run."""
-    control_steps: int = 10
+    control_steps: int = 8
     """Steps of the control run, whose learning rate is 0; 0 leaves it out."""
     episodes: int = 128
     """Held-out seeds before and after."""

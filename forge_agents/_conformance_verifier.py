@@ -1,0 +1,124 @@
+"""Does a verifier keep the contract? Asks it about a gold answer and a wrong one and looks.
+
+In: a verifier, trajectories. Out: a `ConformanceReport`, or `ConformanceError`. Waits for the verifier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from forge_agents._conformance import ConformanceError, ConformanceReport, Finding
+from forge_agents.types import Trajectory
+
+_COSTS = ("cheap", "model", "expensive")
+
+
+class _BreachError(Exception):
+    def __init__(self, message: str, fix: str) -> None:
+        super().__init__(message)
+        self.fix = fix
+
+
+def check_verifier(
+    verifier: Any,
+    gold: Trajectory | Sequence[Trajectory],
+    wrong: Trajectory | Sequence[Trajectory],
+    *,
+    raise_on_failure: bool = True,
+) -> ConformanceReport:
+    """Check that a verifier keeps the contract.
+
+    The checks: name, family and cost; one float32 score per trajectory, in [0, 1] or NaN, also for none at all; the
+    same scores when asked again and when the order changes; gold trajectories score 1, wrong ones lower.
+
+    Args:
+        verifier: What is checked. It is asked about all trajectories together, so one that compares siblings can be
+            checked, too.
+        gold: One or more trajectories that deserve a score of 1.
+        wrong: One or more that deserve less.
+        raise_on_failure: Whether a failed check raises.
+
+    Raises:
+        ConformanceError: A check failed; the message lists all findings and how to mend them.
+        ValueError: `gold` or `wrong` is empty.
+    """
+    golds = [gold] if isinstance(gold, Trajectory) else list(gold)
+    wrongs = [wrong] if isinstance(wrong, Trajectory) else list(wrong)
+    if not golds or not wrongs:
+        raise ValueError(f"{len(golds)} gold and {len(wrongs)} wrong trajectories arrived; send at least one of each")
+    everything = [*golds, *wrongs]
+    checks: dict[str, Callable[[], None]] = {
+        "declared": lambda: _declared(verifier),
+        "shape and range": lambda: _shape_and_range(verifier, everything),
+        "no trajectories": lambda: _shape_and_range(verifier, []),
+        "repeatable": lambda: _repeatable(verifier, everything),
+        "order": lambda: _order(verifier, everything),
+        "gold": lambda: _gold(verifier, everything, len(golds)),
+    }
+    name = str(getattr(verifier, "name", type(verifier).__name__))
+    report = ConformanceReport(env=name, findings=tuple(_run(check, call) for check, call in checks.items()))
+    if raise_on_failure and not report.ok:
+        raise ConformanceError(report)
+    return report
+
+
+def _run(check: str, call: Callable[[], None]) -> Finding:
+    try:
+        call()
+    except _BreachError as broken:
+        return Finding(check=check, ok=False, message=str(broken), fix=broken.fix)
+    except Exception as error:  # noqa: BLE001  # whatever a verifier raises is a finding about it
+        fix = "mend what raises; return NaN for a trajectory that cannot be judged"
+        return Finding(check=check, ok=False, message=f"{type(error).__name__}: {error}", fix=fix)
+    return Finding(check=check, ok=True)
+
+
+def _declared(verifier: Any) -> None:
+    name, family, cost = (getattr(verifier, key, "missing") for key in ("name", "family", "cost"))
+    if not isinstance(name, str) or not name or not hasattr(verifier, "name"):
+        raise _BreachError(f"name is {name!r}", "give it an attribute name: a text that is not empty")
+    if not hasattr(verifier, "family") or not (family is None or isinstance(family, str)):
+        raise _BreachError(f"family is {family!r}", "give it an attribute family: a text, or None")
+    if cost not in _COSTS:
+        raise _BreachError(f"cost is {cost!r}", f"give it an attribute cost, one of {', '.join(_COSTS)}")
+
+
+def _ask(verifier: Any, trajectories: Sequence[Trajectory]) -> np.ndarray:
+    return np.asarray(verifier.score(trajectories))
+
+
+def _shape_and_range(verifier: Any, trajectories: Sequence[Trajectory]) -> None:
+    scores = _ask(verifier, trajectories)
+    if scores.shape != (len(trajectories),) or scores.dtype != np.float32:
+        raise _BreachError(
+            f"{scores.dtype} of shape {scores.shape} for {len(trajectories)} trajectories",
+            "return a numpy float32 array with one score per trajectory",
+        )
+    outside = scores[~np.isnan(scores) & ~((scores >= 0) & (scores <= 1))]
+    if len(outside):
+        raise _BreachError(f"a score of {outside[0]}", "scale scores to [0, 1]; NaN abstains")
+
+
+def _repeatable(verifier: Any, trajectories: Sequence[Trajectory]) -> None:
+    first, second = _ask(verifier, trajectories), _ask(verifier, trajectories)
+    if not np.allclose(first, second, atol=1e-4, equal_nan=True):
+        raise _BreachError(f"{first}, then {second}", "let equal trajectories get equal scores")
+
+
+def _order(verifier: Any, trajectories: Sequence[Trajectory]) -> None:
+    forward, backward = _ask(verifier, trajectories), _ask(verifier, trajectories[::-1])[::-1]
+    if not np.allclose(forward, backward, atol=1e-4, equal_nan=True):
+        raise _BreachError(f"{forward} and, asked in reverse, {backward}", "let the order of trajectories not matter")
+
+
+def _gold(verifier: Any, trajectories: Sequence[Trajectory], num_gold: int) -> None:
+    scores = _ask(verifier, trajectories)
+    low = scores[:num_gold][~(scores[:num_gold] >= 1 - 1e-4)]
+    if len(low):
+        raise _BreachError(f"a gold answer scores {low[0]}", "score what is certainly right 1.0")
+    high = scores[num_gold:][~(scores[num_gold:] < 1 - 1e-4)]
+    if len(high):
+        raise _BreachError(f"a wrong answer scores {high[0]}", "score what is wrong lower than the gold answer")
