@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -73,39 +72,28 @@ class _Nested(Composable):
         load_nested(self.parts(), state, owner=self.name)
 
 
-@dataclass(frozen=True)
 class Sum(_Nested):
     """The weighted sum of verifiers: what ``0.5 * a + 0.5 * b`` makes.
 
     Weights that add up to more than 1 are divided by their sum, so ``a + b`` is the mean and scores stay in [0, 1].
     A term that abstains is replaced by the weighted mean of the others; where all abstain the sum does, too.
+
+    Args:
+        terms: Weight and verifier of each term; weights positive.
+        name: What reports call it; the formula by default.
     """
 
-    terms: tuple[tuple[float, Verifier], ...]
-    """Weight and verifier of each term; weights positive."""
-
-    def __post_init__(self) -> None:
-        if not self.terms:
-            raise ValueError("a Sum needs at least one term")
-        for weight, verifier in self.terms:
+    def __init__(self, terms: Sequence[tuple[float, Verifier]], *, name: str | None = None) -> None:
+        if not terms:
+            raise ValueError("a Sum was given no terms; send at least one (weight, verifier)")
+        for weight, verifier in terms:
             if not (math.isfinite(weight) and weight > 0):
                 raise ValueError(f"weight {weight} of verifier {verifier.name!r} must be positive and finite")
-
-    @property
-    def name(self) -> str:  # type: ignore[override]  # derived from the terms
-        """Its formula."""
-        return " + ".join(v.name if w == 1 else f"{w:g}*{v.name}" for w, v in self.terms)
-
-    @property
-    def family(self) -> str | None:  # type: ignore[override]  # derived from the terms
-        """The terms' family where they share one."""
-        families = {v.family for _, v in self.terms}
-        return families.pop() if len(families) == 1 else None
-
-    @property
-    def cost(self) -> Cost:  # type: ignore[override]  # derived from the terms
-        """The dearest term's."""
-        return dearest([v for _, v in self.terms])
+        self.terms = tuple(terms)
+        self.name = name or " + ".join(v.name if w == 1 else f"{w:g}*{v.name}" for w, v in terms)
+        families = {v.family for _, v in terms}
+        self.family = families.pop() if len(families) == 1 else None
+        self.cost = dearest([v for _, v in terms])
 
     def parts(self) -> Mapping[str, Verifier]:
         """The terms by their place."""
@@ -114,7 +102,7 @@ class Sum(_Nested):
     def __mul__(self, weight: float) -> Sum:
         if isinstance(weight, bool) or not isinstance(weight, int | float):
             return NotImplemented
-        return Sum(terms=tuple((weight * w, v) for w, v in self.terms))
+        return Sum([(weight * w, v) for w, v in self.terms])
 
     __rmul__ = __mul__
 

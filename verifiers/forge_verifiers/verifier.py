@@ -69,6 +69,7 @@ class Composable:
         """float32 [n] in [0, 1], one per trajectory; NaN where it abstains."""
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> Scores:
+        """The same as `score`: a verifier is a reward."""
         return self.score(trajectories)
 
     def __mul__(self, weight: float) -> Sum:
@@ -76,7 +77,7 @@ class Composable:
 
         if isinstance(weight, bool) or not isinstance(weight, int | float):
             return NotImplemented
-        return Sum(terms=((float(weight), self),))
+        return Sum([(float(weight), self)])
 
     __rmul__ = __mul__
 
@@ -85,7 +86,7 @@ class Composable:
 
         if not isinstance(other, Verifier):
             return NotImplemented
-        return Sum(terms=(*terms_of(self), *terms_of(other)))
+        return Sum([*terms_of(self), *terms_of(other)])
 
     def state_dict(self) -> State:
         """What the verifier has learned; empty where it learns nothing."""
@@ -94,7 +95,7 @@ class Composable:
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Restores what `state_dict` returned. Raises ValueError for anything else."""
         if state:
-            raise ValueError(f"verifier {self.name!r} learns nothing and was given state {sorted(state)[0]!r}")
+            raise ValueError(f"verifier {self.name!r} learns nothing and was given state {min(state)!r}")
 
 
 def checked_scores(verifier: Verifier, trajectories: Sequence[Trajectory]) -> Scores:
@@ -132,7 +133,7 @@ def group_ids(trajectories: Sequence[Trajectory]) -> NDArray[np.intp]:
     return np.array([numbers.setdefault((t.env_id, t.seed, t.agent), len(numbers)) for t in trajectories], np.intp)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class TrajectoryRule(Composable):
     """A verifier that looks at one trajectory at a time. Subclasses write `grade`."""
 
@@ -163,9 +164,7 @@ class TrajectoryRule(Composable):
                     "return a number in [0, 1], a bool, or None to abstain"
                 )
             if not (0.0 <= value <= 1.0 or math.isnan(value)):
-                raise ScoreError(
-                    f"verifier {self.name!r} graded trajectory {at} with {value}; scale grades to [0, 1]"
-                )
+                raise ScoreError(f"verifier {self.name!r} graded trajectory {at} with {value}; scale grades to [0, 1]")
         return np.array([math.nan if value is None else value for value in grades], np.float32)
 
 

@@ -1,0 +1,205 @@
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge_agents.testing import check_verifier
+from forge_agents.types import Trajectory, Turn
+from forge_verifiers import (
+    EnvReward,
+    Exact,
+    Format,
+    JsonSchema,
+    Language,
+    Length,
+    MathEqual,
+    Numeric,
+    Regex,
+    Repetition,
+    Rule,
+    ScoreError,
+    SelfConsistency,
+)
+from forge_verifiers.maths import maths_equal
+from forge_verifiers.rules import last_number
+
+
+def said(*actions, answer=None, agent="a", seed=0, reward=0.0):
+    turns = tuple(
+        Turn(agent=agent, index=k, observation="", action=text, reward=reward if k == 0 else 0.0)
+        for k, text in enumerate(actions)
+    )
+    info = {} if answer is None else {"answer": answer}
+    return Trajectory(agent=agent, policy="p", turns=turns, env_id="t", seed=seed, info=info)
+
+
+SCHEMA = {"type": "object", "required": ["move"], "properties": {"move": {"type": "integer"}}}
+CASES = {
+    "exact": (Exact(), said("I think so.\nAnswer: Paris.", answer="paris"), said("Answer: Rome", answer="paris")),
+    "numeric": (Numeric(), said("so $1,234.50 in all", answer=1234.5), said("1,234.5 or rather 7", answer=1234.5)),
+    "regex": (Regex(pattern=r"\bfold|call\b"), said("I call."), said("I raise.")),
+    "format": (Format(), said("<think>a</think>\n<answer>b</answer>"), said("well <think>a</think><answer>b</answer>")),
+    "maths": (MathEqual(), said(r"\boxed{\frac{1}{2}}", answer="0.5"), said(r"\boxed{\frac{2}{1}}", answer="0.5")),
+    "json": (JsonSchema(schema=SCHEMA), said('```json\n{"move": 3}\n```'), said('{"move": "3"}')),
+    "length": (Length(low=2, high=5, unit="words"), said("one two three"), said("one")),
+    "language": (Language(language="en"), said("good day"), said("добрый day")),
+    "repetition": (Repetition(), said("the quick brown fox jumps over the lazy dog"), said("no no " * 20)),
+    "env": (EnvReward(-1, 3), said("x", reward=3), said("x", reward=0)),
+    "rule": (Rule(lambda t: "please" in t.turns[-1].action, name="polite"), said("please"), said("now")),
+    "consistency": (SelfConsistency(), [said("Answer: 4"), said("<answer>4</answer>")], said("5")),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_verifier_scores_its_gold_answer_one_and_a_wrong_one_lower(case):
+    assert check_verifier(*CASES[case]).ok
+
+
+@pytest.mark.parametrize("verifier", [Exact(), Numeric(), MathEqual()])
+def test_missing_gold_and_missing_turns_abstain(verifier):
+    scores = verifier.score([said("4"), said(answer="4"), said("4", answer=["5", "4"])])
+    assert np.isnan(scores).tolist() == [True, True, False] and scores[2] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("a 3, b -4", -4), ("10-4", 4), ("1e3", 1000), (".5", 0.5), ("x", None), ("1e999", None), ("\u22122", -2)],
+)
+def test_the_last_number_is_read(text, number):
+    assert last_number(text) == number
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (r"\dfrac{1}{2}", "1/2"),
+        ("50%", "0.5"),
+        (r"$\frac12$", ".5"),
+        (r"2\sqrt{2}", r"\sqrt{8}"),
+        ("(x+1)^2", "x^2+2x+1"),
+        ("x = 5", "5"),
+        ("2x = 4y", "x - 2y = 0"),
+        (r"\{1, 2, 3\}", "{3,2,1}"),
+        ("(1, 1/2)", r"\left(1, 0.5\right)"),
+        ("1,234", "1234"),
+        (r"\sin^2 x + \cos^2 x", "1"),
+        (r"5 \text{ cm}", "5"),
+        ("e^{i\\pi}", "-1"),
+        ("2^100 + 1", "1267650600228229401496703205377"),
+        ("5!", "120"),
+        (r"\sqrt[3]{27}", "3"),
+    ],
+)
+def test_equal_answers_are_equal(one, other):
+    assert maths_equal(one, other) and maths_equal(other, one)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("1/2", "1/3"),
+        ("2^100", "1267650600228229401496703205377"),
+        ("x^2", "x^3"),
+        ("(1, 2)", "(2, 1)"),
+        ("(1, 2)", "[1, 2]"),
+        ("x", "y"),
+        ("listen", "silent"),
+        ("1/0", "2/0"),
+        ("", "0"),
+        ("\\sqrt{x^2}", "x"),
+    ],
+)
+def test_unequal_answers_are_unequal(one, other):
+    assert not maths_equal(one, other) and not maths_equal(other, one)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9^9^9^9^9",
+        "9!!!!!!",
+        "(" * 900,
+        "1+" * 400,
+        "__import__('os').system('x')",
+        "x^" * 300 + "1",
+        "\\frac" * 150,
+        "|" * 500,
+    ],
+)
+def test_hostile_mathematics_costs_no_time_and_is_wrong(text):
+    start = time.perf_counter()
+    assert not maths_equal(text, "3") and not maths_equal(text, "x^2+y^2")
+    assert time.perf_counter() - start < 0.5
+
+
+@given(st.text(alphabet="0123456789xy+-*/^()[]{}|!%=,._ \\frac", max_size=60))
+def test_no_text_makes_the_mathematics_raise(text):
+    assert maths_equal(text, "17/23") in {True, False}
+
+
+@given(st.fractions(max_denominator=10_000), st.integers(2, 9))
+def test_fractions_equal_their_expansions_and_nothing_else(value, factor):
+    wide = f"{value.numerator * factor}/{value.denominator * factor}"
+    assert maths_equal(wide, str(value))
+    assert not maths_equal(wide, str(value + 1))
+
+
+def test_a_pattern_that_backtracks_without_end_fails_the_text():
+    start = time.perf_counter()
+    assert Regex(pattern=r"(?:a|aa)+c|(a|aa)+d\1", timeout_s=0.1).score([said("a" * 60 + "b")]).tolist() == [0]
+    assert time.perf_counter() - start < 2
+
+
+def test_nested_json_without_end_is_wrong():
+    assert JsonSchema(schema=SCHEMA).score([said("[" * 19_000), said('{"move": NaN}')]).tolist() == [0, 0]
+
+
+def test_consistency_compares_within_groups_only():
+    trajectories = [said("1"), said("1"), said("2"), said("2", seed=1), said("2", agent="b"), said("", agent="b")]
+    scores = SelfConsistency().score(trajectories).tolist()
+    assert scores[:3] == [1, 1, 0] and scores[3] != scores[3] and scores[4:] == [1, 0]
+    graded = SelfConsistency(graded=True).score(trajectories[:3])
+    assert graded.tolist() == pytest.approx([2 / 3, 2 / 3, 1 / 3])
+    assert SelfConsistency().score([said("1"), said("2")]).tolist() == [0.5, 0.5]
+
+
+def test_a_reward_out_of_range_says_what_to_set():
+    with pytest.raises(ValueError, match="set low and high"):
+        EnvReward().score([said("x", reward=2)])
+    assert EnvReward(clip=True).score([said("x", reward=2)]).tolist() == [1]
+
+
+@pytest.mark.parametrize("grade", [2.0, -0.1, "yes", [1]])
+def test_a_rule_that_returns_nonsense_is_named(grade):
+    with pytest.raises(ScoreError, match="odd"):
+        Rule(lambda t: grade, name="odd").score([said("x")])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Regex(pattern="("),
+        lambda: Length(low=3, high=2),
+        lambda: Language(language="xx"),
+        lambda: Repetition(size=0),
+        lambda: EnvReward(1, 1),
+        lambda: Format(tags=()),
+        lambda: JsonSchema(schema={"type": "nonsense"}),
+        lambda: MathEqual(tolerance=0),
+    ],
+)
+def test_wrong_options_are_refused(make):
+    with pytest.raises(ValueError, match=r"=|pattern|schema|finite"):
+        make()
+
+
+def test_the_speed_of_cheap_rules_is_printed():
+    batch = [said(f"Let me see.\nAnswer: {k}", answer="7") for k in range(2000)]
+    for verifier in (Exact(), Numeric(), MathEqual(), Regex(pattern="7$"), Length(high=50), Language(language="en")):
+        start = time.perf_counter()
+        verifier.score(batch)
+        speed = len(batch) / (time.perf_counter() - start)
+        print(f"{verifier.name}: {speed:,.0f} a second")  # noqa: T201  # shown by pytest -s
+        assert speed > 2_000  # a tenth of what is wanted: the machine may be busy

@@ -1,0 +1,254 @@
+"""Many weak verifiers as one: learns online, without labels, whom to trust.
+
+In: trajectories. Out: P(correct) of each as a score. Waits for its verifiers, each at most `timeout_s`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forge_agents.errors import UnknownIdError, did_you_mean
+from forge_agents.types import Trajectory
+from forge_verifiers import combiners
+from forge_verifiers.calls import Caller, Verdict
+from forge_verifiers.composition import dearest, load_nested, nested_state
+from forge_verifiers.ensemble_report import EnsembleReport, VerifierReport
+from forge_verifiers.verifier import Composable, Scores, State, Verifier, group_ids
+from forge_verifiers.window import Forget, ScoreWindow
+
+_LOG = logging.getLogger(__name__)
+_COUNTS = ("scored", "abstained", "errors", "timeouts")
+
+
+class Ensemble(Composable):
+    """Weak verifiers combined into one score, the probability that a trajectory is correct.
+
+    Every call of `score` collects the matrix [n, m] of all verifiers, adds it to a bounded window of past scores that
+    forgets old groups, refits the combiner when `refit_every` calls have passed, and predicts. The parameters are the
+    same for all rows of one call and carry a `version`. A verifier that raises or outlives the deadline abstains for
+    that call and is counted; one whose scores have a wrong shape or range raises, because that is a mistake in its
+    code. A trajectory on which all abstain gets NaN.
+
+    Args:
+        verifiers: The judges; names unique. Their families are passed on to the combiner.
+        combine: Name of a combiner (see `combiners.get`).
+        anchors: Names of verifiers known to be better than the rest.
+        refit_every: Calls of `score` between two fits; the first call always fits.
+        max_rows: Score rows that the window holds.
+        forget: ``"exponential"`` displaces random groups, ``"window"`` the oldest. See `ScoreWindow`.
+        label: The true correctness of a trajectory where it is known, else None; a few labels help the combiner.
+        timeout_s: Seconds that one verifier may take for one call.
+        name: What reports call it.
+        family: Its family within another ensemble.
+
+    Raises:
+        ValueError: no verifiers, a name twice, or a number out of range.
+        UnknownIdError: no combiner or no verifier has the name.
+    """
+
+    def __init__(
+        self,
+        verifiers: Sequence[Verifier],
+        combine: str = "default",
+        *,
+        anchors: Sequence[str] = (),
+        refit_every: int = 1,
+        max_rows: int = 4096,
+        forget: Forget = "exponential",
+        label: Callable[[Trajectory], bool | None] | None = None,
+        timeout_s: float = 60.0,
+        name: str = "ensemble",
+        family: str | None = None,
+    ) -> None:
+        self.verifiers = tuple(verifiers)
+        _check(self.verifiers, refit_every=refit_every, max_rows=max_rows, forget=forget, timeout_s=timeout_s)
+        self.name, self.family = name, family
+        self.cost = dearest(self.verifiers)
+        self.refit_every, self.label = refit_every, label
+        self.learning = True
+        """Whether `score` learns; False freezes the parameters, for evaluation."""
+        names = [v.name for v in self.verifiers]
+        for anchor in anchors:
+            if anchor not in names:
+                raise UnknownIdError(f"anchor {anchor!r} is none of {', '.join(names)}.{did_you_mean(anchor, names)}")
+        families = [v.family for v in self.verifiers]
+        self._combiner = combiners.get(
+            combine,
+            families=families if any(f is not None for f in families) else None,
+            anchors=[names.index(a) for a in anchors] or None,
+        )
+        self._window = ScoreWindow(num_verifiers=len(names), max_rows=max_rows, forget=forget)
+        self._caller = Caller(self.verifiers, timeout_s=timeout_s)
+        self._counts = np.zeros((len(_COUNTS), len(names)), np.int64)
+        self._last_errors = [""] * len(names)
+        self._version = 0
+
+    @property
+    def version(self) -> int:
+        """How often the combiner was fitted; scores of one version are comparable."""
+        return self._version
+
+    def scores(self, trajectories: Sequence[Trajectory]) -> Scores:
+        """What every verifier says, float32 [n, m], NaN = abstained; failures are counted, nothing is learned.
+
+        Raises:
+            ScoreError: a verifier broke the contract.
+        """
+        verdicts = self._caller.ask(trajectories)
+        for k, verdict in enumerate(verdicts):
+            self._record(k, verdict)
+        return np.stack([verdict.scores for verdict in verdicts], axis=1)
+
+    def score(self, trajectories: Sequence[Trajectory]) -> Scores:
+        """P(correct), float32 [n] in [0, 1]; NaN where every verifier abstained.
+
+        Raises:
+            ScoreError: a verifier broke the contract.
+            NotFittedError: `learning` is False and nothing was learned yet.
+        """
+        if not len(trajectories):
+            return np.empty(0, np.float32)
+        matrix, groups = self.scores(trajectories), group_ids(trajectories)
+        heard = ~np.isnan(matrix).all(axis=1)
+        if not heard.any():
+            return np.full(len(matrix), math.nan, np.float32)
+        if self.learning:
+            self._learn(
+                matrix[heard], np.unique(groups[heard], return_inverse=True)[1], self._labels(trajectories)[heard]
+            )
+        out = np.full(len(matrix), math.nan, np.float32)
+        out[heard] = self._combiner.predict_proba(matrix[heard], groups[heard])
+        return out
+
+    def report(self) -> EnsembleReport:
+        """Accuracy estimates, weights and failures of every verifier. NaN before the first fit."""
+        m = len(self.verifiers)
+        unknown = np.full(m, math.nan)
+        balance = effective = math.nan
+        tpr, fpr, weight = unknown, unknown, unknown
+        if self._version:
+            fitted = self._combiner.report()
+            tpr, fpr, weight = fitted.tpr, fitted.fpr, fitted.weight
+            balance, effective = fitted.class_balance, fitted.effective_number
+        accuracy = balance * tpr + (1 - balance) * (1 - fpr)
+        rows = tuple(
+            VerifierReport(
+                name=v.name,
+                family=v.family,
+                cost=v.cost,
+                accuracy=float(accuracy[k]),
+                tpr=float(tpr[k]),
+                fpr=float(fpr[k]),
+                weight=float(weight[k]),
+                last_error=self._last_errors[k],
+                **dict(zip(_COUNTS, self._counts[:, k].tolist(), strict=True)),
+            )
+            for k, v in enumerate(self.verifiers)
+        )
+        return EnsembleReport(
+            name=self.name,
+            combiner=self._combiner.name,
+            version=self._version,
+            window_rows=len(self._window.groups),
+            class_balance=balance,
+            effective_number=effective,
+            verifiers=rows,
+        )
+
+    def state_dict(self) -> State:
+        """Window, fitted parameters and counts, and the states of the verifiers; loading it continues bit-equal."""
+        fitted = self._combiner.state_dict() if self._version else {}
+        return {
+            "names": np.array([v.name for v in self.verifiers]),
+            "kind": np.array(self._combiner.name),
+            "version": np.array(self._version),
+            "counts": self._counts.copy(),
+            "last_errors": np.array(self._last_errors),
+            **{f"window/{key}": value for key, value in self._window.state_dict().items()},
+            **{f"combiner/{key}": value for key, value in fitted.items()},
+            **nested_state(self._parts()),
+        }
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Restores what `state_dict` returned.
+
+        Raises:
+            ValueError: the state is of other verifiers or another combiner, or incomplete.
+        """
+        own, wanted = [v.name for v in self.verifiers], {"names", "kind", "version", "counts", "last_errors"}
+        missing = sorted(wanted - set(state))
+        if missing:
+            raise ValueError(f"state for {self.name!r} lacks {', '.join(missing)}; send what state_dict() returned")
+        if state["names"].tolist() != own or str(state["kind"]) != self._combiner.name:
+            raise ValueError(
+                f"state of {state['kind']!s} over {state['names'].tolist()} arrived at {self._combiner.name} over "
+                f"{own}; "
+                "build the ensemble with the same verifiers, order and combiner"
+            )
+        fitted = _under("combiner/", state)
+        if fitted:
+            self._combiner.load_state_dict(fitted)
+        self._window.load_state_dict(_under("window/", state))
+        self._version = int(state["version"])
+        self._counts = np.array(state["counts"], np.int64)
+        self._last_errors = [str(text) for text in state["last_errors"].tolist()]
+        rest = {k: v for k, v in state.items() if k.startswith("verifiers/")}
+        load_nested(self._parts(), rest, owner=self.name)
+
+    def _parts(self) -> dict[str, Verifier]:
+        return {f"verifiers/{k}": verifier for k, verifier in enumerate(self.verifiers)}
+
+    def _learn(self, matrix: Scores, groups: NDArray[np.intp], labels: NDArray[np.float32]) -> None:
+        due = self._version == 0 or self._window.calls % self.refit_every == 0
+        self._window.add(matrix, groups, labels)
+        if due:
+            window = self._window
+            self._combiner.fit(window.scores, groups=window.groups, labels=window.labels)
+            self._version += 1
+
+    def _labels(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float32]:
+        known = [None if self.label is None else self.label(t) for t in trajectories]
+        return np.array([math.nan if value is None else float(value) for value in known], np.float32)
+
+    def _record(self, k: int, verdict: Verdict) -> None:
+        silent = int(np.isnan(verdict.scores).sum())
+        self._counts[:, k] += (
+            len(verdict.scores) - silent,
+            silent,
+            verdict.failure == "error",
+            verdict.failure == "timeout",
+        )
+        if verdict.failure:
+            self._last_errors[k] = verdict.message
+            _LOG.warning("verifier %r of %r abstains: %s", self.verifiers[k].name, self.name, verdict.message)
+
+
+def _under(prefix: str, state: Mapping[str, NDArray[Any]]) -> State:
+    return {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
+
+
+def _check(verifiers: Sequence[Verifier], *, refit_every: int, max_rows: int, forget: str, timeout_s: float) -> None:
+    if not verifiers:
+        raise ValueError("an Ensemble was given no verifiers; send at least one")
+    for verifier in verifiers:
+        if not isinstance(verifier, Verifier):
+            raise TypeError(
+                f"{type(verifier).__name__} is no verifier: it needs name, family, cost and score(trajectories); "
+                "wrap a function with Rule"
+            )
+    twice = [name for name, count in Counter(v.name for v in verifiers).items() if count > 1]
+    if twice:
+        raise ValueError(f"two verifiers are called {twice[0]!r}; give each its own name=")
+    if refit_every < 1 or max_rows < 1:
+        raise ValueError(f"refit_every={refit_every}, max_rows={max_rows}; both must be at least 1")
+    if forget not in {"exponential", "window"}:
+        raise ValueError(f"forget={forget!r} must be 'exponential' or 'window'")
+    if not 0 < timeout_s < math.inf:
+        raise ValueError(f"timeout_s={timeout_s} must be positive and finite: no wait goes without a deadline")
