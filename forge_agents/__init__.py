@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from forge_agents.policy import AnyPolicy, Policy, Random, Sampling, Scripted, Seats
     from forge_agents.registry import EnvSpec, list_envs, list_suites, make, register, register_suite, spec, suite
     from forge_agents.serving.config import EngineConfig
-    from forge_agents.testing import check_env
+    from forge_agents.testing import check_env, check_verifier
     from forge_agents.tools import Tool, tool
     from forge_agents.types import Episode, EpisodeBatch, EpisodeGroup, Message, Trajectory, Turn
     from forge_agents.wrapping import wrap
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from forge_trainers.demo import DemoConfig, demo
     from forge_trainers.learner_config import LearnerConfig
     from forge_trainers.trainer import EvalResult, FitResult, GRPOTrainer
+    from forge_verifiers import Ensemble, EnvReward, Gate, Rule, Seat, SelfConsistency, Verifier
 
 __version__ = "0.1.0"
 
@@ -39,7 +40,7 @@ _HOME = {
         "suite",
     ),
     "forge_agents.serving.config": ("EngineConfig",),
-    "forge_agents.testing": ("check_env",),
+    "forge_agents.testing": ("check_env", "check_verifier"),
     "forge_agents.tools": ("Tool", "tool"),
     "forge_agents.types": ("Episode", "EpisodeBatch", "EpisodeGroup", "Message", "Trajectory", "Turn"),
     "forge_agents.wrapping": ("wrap",),
@@ -48,6 +49,7 @@ _HOME = {
     "forge_trainers.demo": ("DemoConfig", "demo"),
     "forge_trainers.learner_config": ("LearnerConfig",),
     "forge_trainers.trainer": ("EvalResult", "FitResult", "GRPOTrainer"),
+    "forge_verifiers": ("Ensemble", "EnvReward", "Gate", "Rule", "Seat", "SelfConsistency", "Verifier"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
@@ -56,6 +58,8 @@ __all__ = [
     "Credit",
     "DemoConfig",
     "EngineConfig",
+    "Ensemble",
+    "EnvReward",
     "EnvSpec",
     "Episode",
     "EpisodeBatch",
@@ -64,21 +68,27 @@ __all__ = [
     "FitResult",
     "GRPOConfig",
     "GRPOTrainer",
+    "Gate",
     "LearnerConfig",
     "Message",
     "Outcome",
     "Policy",
     "Random",
+    "Rule",
     "RunConfig",
     "Sampling",
     "Scripted",
+    "Seat",
     "Seats",
+    "SelfConsistency",
     "Tool",
     "Trajectory",
     "Turn",
     "TurnEnv",
+    "Verifier",
     "__version__",
     "check_env",
+    "check_verifier",
     "demo",
     "list_envs",
     "list_suites",
