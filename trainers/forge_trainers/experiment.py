@@ -1,6 +1,7 @@
-"""Checkpoints of a whole experiment: every learner, and the step to continue from.
+"""Checkpoints of a whole experiment: every learner, what the reward has learned, and the step to continue from.
 
-In: learners. Out: folders ``step-NNNNNN``, complete once they hold ``experiment.json``. Waits for the learners.
+In: learners and a reward. Out: folders ``step-NNNNNN``, complete once they hold ``experiment.json``. Waits for the
+learners.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import logging
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
 
 from forge_agents.errors import ForgeError
 from forge_agents.rollout import all_or_first_error
@@ -20,6 +23,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _MARK = "experiment.json"
+_REWARD = "reward.npz"
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A reward that learns, such as a verifier ensemble: arrays by name."""
+
+    def state_dict(self) -> Mapping[str, np.ndarray]: ...  # noqa: D102
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None: ...  # noqa: D102
 
 
 class Checkpoints:
@@ -28,10 +40,12 @@ class Checkpoints:
     Args:
         folder: Where they lie.
         keep: How many stay on disk, at least 1.
+        reward: Saved and restored where it is `Stateful`.
     """
 
-    def __init__(self, folder: Path, *, keep: int) -> None:
+    def __init__(self, folder: Path, *, keep: int, reward: object = None) -> None:
         self._folder, self._keep = folder, keep
+        self._reward = reward if isinstance(reward, Stateful) else None
 
     def any(self) -> bool:
         """Whether there is a complete checkpoint."""
@@ -43,6 +57,8 @@ class Checkpoints:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         await all_or_first_error(learner.save(draft / name) for name, learner in learners.items())
+        if self._reward is not None:
+            np.savez(draft / _REWARD, allow_pickle=False, **self._reward.state_dict())
         (draft / _MARK).write_text(json.dumps({"step": step, "policies": sorted(learners)}))
         shutil.rmtree(final, ignore_errors=True)
         draft.rename(final)
@@ -69,6 +85,9 @@ class Checkpoints:
                 )
             try:
                 await all_or_first_error(learner.load(folder / name) for name, learner in learners.items())
+                if self._reward is not None:
+                    with np.load(folder / _REWARD, allow_pickle=False) as saved:
+                        self._reward.load_state_dict(dict(saved))
             except (OSError, RuntimeError, ValueError, KeyError) as cause:
                 _log.warning("checkpoint %s does not load (%s); trying the one before", folder, cause)
                 failures.append(f"{folder}: {cause}")

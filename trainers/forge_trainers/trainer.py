@@ -89,7 +89,9 @@ class GRPOTrainer:
         self.out_dir = Path(out_dir)
         self._loop = LoopRunner(self._stop)
         self._stack: Stack | None = None
-        self._checkpoints = Checkpoints(self.out_dir / "checkpoints", keep=self.config.keep_checkpoints)
+        self._checkpoints = Checkpoints(
+            self.out_dir / "checkpoints", keep=self.config.keep_checkpoints, reward=self.reward
+        )
         self._next_step: int | None = None
 
     def fit(self, env: EnvLike, *, steps: int, env_args: dict[str, Any] | None = None) -> FitResult:
