@@ -124,20 +124,17 @@ def player_for(
     episode_seed: int,
     instructions: str,
     served: Mapping[str, Served],
-    greedy: bool = False,
 ) -> Player:
     """A fresh player of `policy` for one seat of one episode.
 
     Args:
         served: Engines of the model policies, by policy name.
-        greedy: Decode models at temperature 0.
     """
     if isinstance(policy, Policy):
         if policy.name not in served:
             raise ValueError(f"policy {policy.name!r} has no engine; running engines: {', '.join(served) or 'none'}")
         live = served[policy.name]
-        sampling = replace(policy.sampling, temperature=0.0) if greedy else policy.sampling
-        return ModelPlayer(live.engine, live.renderer, sampling, instructions)
+        return ModelPlayer(live.engine, live.renderer, policy.sampling, instructions)
     if isinstance(policy, Random):
         return RandomPlayer(policy.seed, agent, episode_seed)
     return ScriptedPlayer(policy, agent)

@@ -75,7 +75,6 @@ async def play(
     env_id: str = "",
     served: Mapping[str, Served] | None = None,
     max_turns: int = 1000,
-    greedy: bool = False,
 ) -> Episode:
     """Play one episode to its end.
 
@@ -84,7 +83,6 @@ async def play(
         policies: Who decides, by agent.
         served: Engines of the model policies, by policy name.
         max_turns: Decisions after which the episode is cut off, whatever the environment says.
-        greedy: Decode models at temperature 0.
 
     Returns:
         The episode. If the environment or a scripted player raised, `error` says so and the turns so far are kept.
@@ -105,7 +103,6 @@ async def play(
                 episode_seed=seed,
                 instructions=instructions,
                 served=served or {},
-                greedy=greedy,
             )
             seats[agent] = _Seat(policies[agent].name, player, instructions)
         end = await _play_out(env, seats, max_turns)
@@ -248,7 +245,6 @@ class Rollout:
     max_turns: int = 1000
     retries: int = 1
     """How often a failed episode is played again, each time in a fresh environment."""
-    greedy: bool = False
 
     async def group(self, seed: int, size: int, *, limit: asyncio.Semaphore | None = None) -> EpisodeGroup:
         """Play `size` siblings with one seed and the same opponents.
@@ -276,7 +272,6 @@ class Rollout:
                         env_id=self.env_id,
                         served=self.served,
                         max_turns=self.max_turns,
-                        greedy=self.greedy,
                     )
                 finally:
                     if env is not None:

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -75,3 +77,9 @@ def test_a_missing_file_is_named(capsys):
 def test_a_reward_that_cannot_be_imported_is_named(config):
     with pytest.raises(ValueError, match=r"'math:nothing' cannot be imported.*package\.module:object"):
         read(config(reward="math:nothing")).load_reward()
+
+
+@pytest.mark.parametrize("file", sorted((Path(__file__).parents[2] / "examples").glob("*.yaml")), ids=lambda f: f.name)
+def test_every_example_is_a_valid_run(file):
+    run = read(str(file))
+    fa.make(run.env, **run.env_args).close()
