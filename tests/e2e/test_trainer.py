@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import forge_agents as fa
-from forge_agents.errors import EmptyBatchError, ForgeError, UnknownIdError
+from forge_agents.errors import EmptyBatchError, ForgeError, MismatchError, UnknownIdError
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -97,9 +97,20 @@ def test_a_second_session_continues(team, tmp_path):
 
 
 def test_one_step_ahead_is_one_version_behind(team, tmp_path):
-    with fa.GRPOTrainer(team, config=config(max_staleness=1), out_dir=tmp_path) as trainer:
+    # a bound on the gap that float32 keeps on fresh samples only: what one update changed is no mismatch
+    settings = config(max_staleness=1, max_logprob_gap=1e-3)
+    with fa.GRPOTrainer(team, config=settings, out_dir=tmp_path) as trainer:
         rows = trainer.fit(Letters, steps=3).metrics
-    assert max(row["staleness/max"] for row in rows) == 1
+    assert [row["staleness/max"] for row in rows] == [0, 1, 1]
+    assert rows[0]["learner/logprob_gap_mean"] < 1e-3 < rows[1]["learner/logprob_gap_mean"]
+
+
+def test_a_sampler_that_differs_from_the_learner_ends_the_run(team, tmp_path):
+    with (
+        fa.GRPOTrainer(team, config=config(max_logprob_gap=1e-12), out_dir=tmp_path) as trainer,
+        pytest.raises(MismatchError, match="sampler and learner of team differ by"),
+    ):
+        trainer.fit(Letters, steps=1)
 
 
 def test_an_ensemble_of_verifiers_trains_and_is_resumed_with_what_it_learned(team, tmp_path):

@@ -190,12 +190,14 @@ class GRPOTrainer:
         timeout_s = self.config.stage_timeout_s
         batches = {name: pack(samples) for name, samples in lessons.samples.items()}
         metrics = {f"groups/{fate}": float(count) for fate, count in lessons.counts.items()}
-        metrics["staleness/max"] = float(max((self._staleness(name, b) for name, b in batches.items()), default=0))
+        ages = {name: self._staleness(name, batch) for name, batch in batches.items()}
+        metrics["staleness/max"] = float(max(ages.values(), default=0))
         results = await all_or_first_error(
             stack.learners[name].train_step(batch, timeout_s=timeout_s) for name, batch in batches.items()
         )
         for name, result in zip(batches, results, strict=True):
-            self._check_gap(name, result["logprob_gap_mean"])
+            if ages[name] == 0:  # older samples differ by what was learned since
+                self._check_gap(name, result["logprob_gap_mean"])
             prefix = "learner" if len(stack.learners) == 1 else f"learner/{name}"
             metrics |= {f"{prefix}/{key}": float(value) for key, value in result.items()}
         return metrics
