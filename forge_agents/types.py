@@ -63,6 +63,8 @@ class Completion:
     finish_reason: FinishReason
     versions: tuple[VersionSpan, ...]
     """Which weights sampled which tokens; in order, covering every token."""
+    top_logprobs: tuple[Mapping[int, float], ...] = ()
+    """Per token, the most probable ids there with their natural-log probabilities; empty where nobody asked."""
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,6 +60,8 @@ def build(config: EngineConfig) -> Any:
             distributed_executor_backend="uni",
             logprobs_mode="processed_logprobs",  # of the distribution that was sampled, after temperature and top_p
             async_scheduling=False,  # no batch is under way while weights change
+            # One backend serves all of an engine's constrained requests; "auto" may pick two and then fail.
+            structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
             disable_log_stats=True,
         )
     )
@@ -113,7 +116,8 @@ def add(engine: Any, name: str, request: Request) -> None:
             seed=request.seed,
             stop=list(request.stop),
             stop_token_ids=list(request.stop_token_ids),
-            logprobs=0,  # the sampled token's only
+            logprobs=request.top_logprobs,  # 0: the sampled token's only
+            structured_outputs=_constraint(request),
             detokenize=bool(request.stop),
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
@@ -123,11 +127,25 @@ def add(engine: Any, name: str, request: Request) -> None:
         raise ValueError(str(error)) from error
 
 
+def _constraint(request: Request) -> Any:
+    """What the response must look like, in vLLM's words; None for any text."""
+    from vllm.sampling_params import StructuredOutputsParams
+
+    if request.choices:  # vLLM's own `choice` does not escape line breaks
+        texts = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in request.choices)
+        return StructuredOutputsParams(grammar=f"root ::= {texts}")
+    return StructuredOutputsParams(json=request.json_schema) if request.json_schema else None
+
+
 def completion_of(output: Any, request: Request, context: int) -> Completion:
     """Our form of vLLM's output for a finished request; `context` is the engine's `max_model_len`."""
     sampled = output.outputs[0]
     token_ids = tuple(int(token) for token in sampled.token_ids)
     logprobs = tuple(float(at[token].logprob) for at, token in zip(sampled.logprobs, token_ids, strict=True))
+    alternatives = tuple(
+        {int(token): float(entry.logprob) for token, entry in at.items() if entry.logprob > -math.inf}
+        for at in (sampled.logprobs if request.top_logprobs else ())
+    )
     finish: FinishReason = "stop"
     if sampled.finish_reason == "length":
         no_room = len(token_ids) < request.max_tokens and len(request.prompt_ids) + len(token_ids) >= context
@@ -138,7 +156,9 @@ def completion_of(output: Any, request: Request, context: int) -> Completion:
         VersionSpan(version=int(span.version), start=int(span.start), end=int(span.end))
         for span in sampled.weight_versions or ()
     )
-    return Completion(token_ids=token_ids, logprobs=logprobs, finish_reason=finish, versions=spans)
+    return Completion(
+        token_ids=token_ids, logprobs=logprobs, finish_reason=finish, versions=spans, top_logprobs=alternatives
+    )
 
 
 def expected_shapes(model: str) -> dict[str, tuple[int, ...]] | None:

@@ -23,6 +23,12 @@ class Request:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    choices: tuple[str, ...] = ()
+    """The response is one of these texts; empty for any text."""
+    json_schema: str = ""
+    """JSON text of the schema that the response fits; empty for any text."""
+    top_logprobs: int = 0
+    """Most probable tokens to report at each place, beside the sampled one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Coroutine, Sequence
+import json
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from forge_agents import mesh
@@ -111,6 +112,9 @@ class Engine:
         *,
         seed: int | None = None,
         stop_token_ids: Sequence[int] = (),
+        choices: Sequence[str] = (),
+        json_schema: Mapping[str, Any] | None = None,
+        top_logprobs: int = 0,
         timeout_s: float = 600.0,
     ) -> Completion:
         """Complete one prompt.
@@ -120,14 +124,21 @@ class Engine:
             sampling: Temperature (0 is greedy), top_p, max_tokens, stop texts.
             seed: Makes this request's tokens repeatable, whatever else the engine does at the time.
             stop_token_ids: Tokens that end the response beside the model's own end-of-turn tokens.
+            choices: The response is exactly one of these texts, unless `max_tokens` cuts it short; empty allows any.
+            json_schema: The response is JSON that fits this schema, unless `max_tokens` cuts it short; None allows any.
+            top_logprobs: At each place, also report so many of the most probable tokens; 0 to 20.
             timeout_s: Deadline, time in the queue included.
+
+        Under `choices` or `json_schema` tokens are drawn from the model's distribution over what the text so far
+        allows, and logprobs are of that distribution.
 
         Returns:
             The sampled tokens; logprobs are of the distribution they were drawn from, after temperature and top_p (at
             temperature 0: of the model's distribution). A response that no context is left for ends as ``context``.
 
         Raises:
-            ValueError: The prompt is empty, too long, or holds ids outside the vocabulary; sampling is out of range.
+            ValueError: The prompt is empty, too long, or holds ids outside the vocabulary; sampling is out of range;
+                the choices or the schema cannot be enforced.
             StallError: No completion in time; the request is dropped.
             ActorDiedError: The engine's process ended or vLLM failed.
         """
@@ -143,6 +154,9 @@ class Engine:
             seed=seed,
             stop=tuple(sampling.stop),
             stop_token_ids=tuple(stop_token_ids),
+            choices=_checked_choices(choices, json_schema),
+            json_schema="" if json_schema is None else json.dumps(json_schema),
+            top_logprobs=top_logprobs,
         )
         future = asyncio.get_running_loop().create_future()
         self._waiting[request.request_id] = future
@@ -267,3 +281,13 @@ class Engine:
         task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _checked_choices(choices: Sequence[str], json_schema: Mapping[str, Any] | None) -> tuple[str, ...]:
+    if isinstance(choices, str):
+        raise TypeError(f"choices={choices!r} is one text; give a sequence of texts")
+    if choices and json_schema is not None:
+        raise ValueError("choices and json_schema were both given; a response can follow one of them")
+    if "" in choices:
+        raise ValueError(f"choices={list(choices)} holds an empty text; a response has at least one token")
+    return tuple(dict.fromkeys(choices))

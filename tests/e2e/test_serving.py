@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -185,6 +186,75 @@ def test_a_text_ends_a_response(run: Any, engine: Engine) -> None:
         assert stopped.token_ids == sampled.token_ids[: place + 1]
 
     run(main())
+
+
+def text_of(completion: Completion) -> str:
+    assert completion.token_ids[-1] == 258  # end of turn
+    return bytes(completion.token_ids[:-1]).decode()
+
+
+def test_a_response_is_one_of_the_choices_and_all_of_them_occur(run: Any, engine: Engine) -> None:
+    choices = ("raise 1", "raise 10", 'say "no"\n\\', "é")
+    sampling = Sampling(max_tokens=40)
+
+    async def main() -> None:
+        requests = (engine.generate(PROMPTS[0], sampling, choices=choices, seed=seed) for seed in range(60))
+        free = engine.generate(PROMPTS[0], GREEDY)  # has no constraint, in the same batch
+        *completions, unconstrained = await asyncio.gather(*requests, free)
+        assert {text_of(completion) for completion in completions} == set(choices)
+        assert len(unconstrained.token_ids) == GREEDY.max_tokens
+        cut = await engine.generate(PROMPTS[0], Sampling(max_tokens=2), choices=["raise"])
+        assert (bytes(cut.token_ids), cut.finish_reason) == (b"ra", "length")
+
+    run(main())
+
+
+def test_a_response_fits_the_schema(run: Any, engine: Engine) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"move": {"enum": ["up", "down"]}, "sure": {"type": "boolean"}},
+        "required": ["move", "sure"],
+        "additionalProperties": False,
+    }
+
+    async def main() -> None:
+        sampling = Sampling(max_tokens=60)
+        completions = await asyncio.gather(
+            *(engine.generate(PROMPTS[1], sampling, json_schema=schema, seed=seed) for seed in range(20))
+        )
+        answers = [json.loads(text_of(completion)) for completion in completions]
+        assert {answer["move"] for answer in answers} == {"up", "down"}
+        assert {answer["sure"] for answer in answers} == {True, False}
+
+    run(main())
+
+
+def test_probabilities_of_the_choices_are_those_of_the_model_among_them(
+    run: Any, engine: Engine, tiny_llama: Path
+) -> None:
+    completion = run(
+        engine.generate(PROMPTS[2], Sampling(max_tokens=4), choices=["a", "b", "c"], top_logprobs=3, seed=3)
+    )
+    expected = [reference_logprobs(tiny_llama, PROMPTS[2], (ord(letter),), 1.0, 1.0).item() for letter in "abc"]
+    expected_3 = torch.tensor(expected).log_softmax(0)
+    first = completion.top_logprobs[0]
+    torch.testing.assert_close(torch.tensor([first[ord(letter)] for letter in "abc"]), expected_3, atol=1e-3, rtol=0)
+    assert set(first) == {97, 98, 99}
+    assert completion.logprobs[0] == first[completion.token_ids[0]]
+
+
+def test_constraints_that_cannot_be_kept_are_refused_with_the_reason(run: Any, engine: Engine) -> None:
+    for constraint, message in (
+        ({"choices": ["a", ""]}, "holds an empty text"),
+        ({"choices": ["a"], "json_schema": {"type": "object"}}, "both given"),
+        ({"json_schema": {"type": "unheard-of"}}, "hero refused the request"),
+        ({"top_logprobs": 21}, "hero refused the request"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run(engine.generate(PROMPTS[0], GREEDY, **constraint))
+    with pytest.raises(TypeError, match="choices='abc' is one text"):
+        run(engine.generate(PROMPTS[0], GREEDY, choices="abc"))
+    assert run(engine.generate(PROMPTS[0], Sampling(max_tokens=2))).token_ids
 
 
 @pytest.mark.parametrize(
