@@ -1,0 +1,197 @@
+"""Can weak verifiers replace gold labels? The same GRPO run under four rewards, three seeds each.
+
+A 135M model learns to add. Eight weak verifiers judge its answers; none of them adds, and each alone is often wrong.
+The arms differ in the reward only: (a) the best single verifier, chosen with gold labels, (b) the plain mean of all,
+(c) our ensemble, which sees no label, (d) the gold answer. All are measured by gold on held-out seeds.
+
+    python examples/weaver_vs_gold.py [--seeds 0 1 2] [--steps 20] [--out runs/weaver]
+
+takes about half an hour on two CPU cores and writes ``weaver_vs_gold.png``. Finished runs are not repeated.
+"""
+
+import argparse
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import forge_agents as fa
+from forge_verifiers import Ensemble, EnvReward, Rule, SelfConsistency
+
+ARMS = {"single": "(a) best single verifier", "mean": "(b) plain mean", "ours": "(c) ensemble, no labels",
+        "gold": "(d) gold answers"}  # fmt: skip
+EPISODES = 128
+
+
+class Sums(fa.TurnEnv):
+    """One seat adds two numbers; the last integer of its text counts. Reward: 1 if right, else 0."""
+
+    possible_agents = ["solver"]
+
+    def setup(self, rng):
+        self.a, self.b = (int(n) for n in rng.integers(1, 21, size=2))
+        self.infos["solver"] = {"a": self.a, "b": self.b}
+
+    def instructions(self, agent):
+        return "You are a calculator. You only write numbers."
+
+    def observe_text(self, agent):
+        return f"Calculate {self.a} + {self.b}. Write the result as a number."
+
+    def act(self, agent, action):
+        return fa.Outcome(rewards={agent: float(last_integer(action) == self.a + self.b)}, done=True)
+
+
+def last_integer(text):
+    found = re.findall(r"\d{1,9}", text, re.ASCII)
+    return int(found[-1]) if found else None
+
+
+def number_rule(name, family, grade):
+    """A verifier of the number that was answered, given a and b; abstains where there is none."""
+
+    def judge(trajectory):
+        number = last_integer(trajectory.turns[-1].action)
+        return None if number is None else grade(number, trajectory.info["a"], trajectory.info["b"])
+
+    return Rule(judge, name=name, family=family)
+
+
+def text_rule(name, family, grade):
+    """A verifier of how the answer is written."""
+    return Rule(lambda t: grade(t.turns[-1].action, t.info["a"], t.info["b"]), name=name, family=family)
+
+
+def estimate(number, a, b):
+    """Closeness to the sum of both numbers, each rounded to fives: off by up to 4."""
+    return max(0.0, 1.0 - abs(number - 5 * round(a / 5) - 5 * round(b / 5)) / 10)
+
+
+def weak_verifiers():
+    """Eight honest but weak judges in three families and two loners."""
+    return [
+        number_rule("parity", "residue", lambda n, a, b: n % 2 == (a % 2 + b % 2) % 2),
+        number_rule("threes", "residue", lambda n, a, b: n % 3 == (a % 3 + b % 3) % 3),
+        number_rule("size", "magnitude", lambda n, a, b: max(a, b) < n <= 2 * max(a, b)),
+        number_rule("estimate", "magnitude", estimate),
+        text_rule("shows both", "style", lambda text, a, b: str(a) in text and str(b) in text),
+        text_rule("sentence", "style", lambda text, a, b: text[:1].isupper()),
+        text_rule("talks", "style", lambda text, a, b: len(text.split()) >= 5),
+        SelfConsistency(extract=lambda t: str(last_integer(t.turns[-1].action) or "")),
+    ]
+
+
+def reward_of(arm, single):
+    """The reward of an arm; `single` names the verifier of (a)."""
+    verifiers = weak_verifiers()
+    if arm == "gold":
+        return EnvReward()
+    if arm == "single":
+        return next(v for v in verifiers if v.name == single)
+    return Ensemble(verifiers, combine="mean" if arm == "mean" else "default")
+
+
+def auroc(scores, gold):
+    """Probability that a right answer scores above a wrong one; ties count half, abstention as 0."""
+    scores = np.nan_to_num(scores, nan=0.0)
+    right, wrong = scores[gold > 0.5], scores[gold < 0.5]
+    return float(np.mean((right[:, None] > wrong) + 0.5 * (right[:, None] == wrong)))
+
+
+def survey(episodes):
+    """AUROC, and accuracy at 0.5, of every verifier that can judge one answer alone."""
+    trajectories = [episode.trajectories["solver"] for episode in episodes if episode.error is None]
+    gold = np.array([t.reward for t in trajectories])
+    found = {}
+    for verifier in weak_verifiers():
+        scores = verifier.score(trajectories)
+        if not np.isnan(scores).all():
+            right = float(np.mean((np.nan_to_num(scores) > 0.5) == (gold > 0.5)))
+            found[verifier.name] = {"auroc": auroc(scores, gold), "accuracy": right}
+    return found
+
+
+def run(arm, seed, steps, folder, single):
+    """One training run; returns and saves what was measured."""
+    saved = folder / "result.json"
+    if saved.exists():
+        return json.loads(saved.read_text())
+    solver = fa.Policy("smollm2-135m-instruct", name="solver", sampling=fa.Sampling(temperature=1.0, max_tokens=16))
+    config = fa.GRPOConfig(
+        seed=seed,
+        learner=fa.LearnerConfig(lr=2e-5, warmup_steps=2),
+        engine=fa.EngineConfig(max_model_len=256),
+        eval_every=5,
+        eval_episodes=EPISODES,
+        checkpoint_every=steps,
+    )
+    with fa.GRPOTrainer(solver, reward=reward_of(arm, single), config=config, out_dir=folder) as trainer:
+        before = trainer.evaluate(Sums, episodes=EPISODES)
+        rows = trainer.fit(Sums, steps=steps).metrics
+        after = trainer.evaluate(Sums, episodes=4 * EPISODES)
+    curve = [[0, before.reward]] + [[row["step"] + 1, row["eval/reward"]] for row in rows if "eval/reward" in row]
+    result = {"arm": arm, "seed": seed, "before": before.reward, "after": after.reward, "ci": after.ci}
+    result |= {"curve": curve, "survey_before": survey(before.episodes), "survey_after": survey(after.episodes)}
+    saved.write_text(json.dumps(result))
+    return result
+
+
+def draw(results, target):
+    """Held-out accuracy over steps: thin lines are seeds, thick ones their mean."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for number, (arm, label) in enumerate(ARMS.items()):
+        curves = [np.array(r["curve"]) for r in results if r["arm"] == arm]
+        for curve in curves:
+            axes.plot(*curve.T, color=f"C{number}", alpha=0.3, linewidth=1)
+        mean = np.mean([curve[:, 1] for curve in curves], axis=0)
+        axes.plot(curves[0][:, 0], mean, color=f"C{number}", label=label, marker="o")
+    axes.set(xlabel="step", ylabel="right answers on held-out seeds", ylim=(0, 1))
+    axes.set_title("GRPO on sums, SmolLM2-135M-Instruct")
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.savefig(target, dpi=120)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=20, help="optimiser steps of each run")
+    parser.add_argument("--out", type=Path, default=Path("runs/weaver"), help="folder of the runs")
+    asked = parser.parse_args()
+    results = [run("gold", seed, asked.steps, asked.out / f"gold-{seed}", None) for seed in asked.seeds]
+    found = results[0]["survey_before"]
+    single = max(found, key=lambda name: found[name]["auroc"])
+    for arm in ("single", "mean", "ours"):
+        results += [run(arm, seed, asked.steps, asked.out / f"{arm}-{seed}", single) for seed in asked.seeds]
+
+    console = Console()
+    table = Table("verifier", "AUROC", "accuracy", "after training", title="verifiers on held-out answers of seed 0")
+    for name, numbers in found.items():
+        later = results[0]["survey_after"][name]["accuracy"]
+        table.add_row(name, f"{numbers['auroc']:.3f}", f"{numbers['accuracy']:.3f}", f"{later:.3f}")
+    console.print(table)
+    seeds = [f"seed {seed}" for seed in asked.seeds]
+    table = Table("reward", "before", *seeds, "mean", title="right answers on held-out seeds")
+    mean = {}
+    for arm, label in ARMS.items():
+        mine = [r for r in results if r["arm"] == arm]
+        mean[arm] = float(np.mean([r["after"] for r in mine]))
+        each = (f"{r['after']:.3f} ± {r['ci']:.3f}" for r in mine)
+        table.add_row(label, f"{np.mean([r['before'] for r in mine]):.3f}", *each, f"{mean[arm]:.3f}")
+    console.print(table)
+    gap = mean["gold"] - mean["single"]
+    shares = {arm: f"{(mean[arm] - mean['single']) / gap:.0%}" for arm in ("mean", "ours")}
+    console.print(f"(a) is {single!r}; it falls {gap:.3f} short of gold. "
+                  f"Of that gap the mean recovers {shares['mean']}, the ensemble {shares['ours']}.")  # fmt: skip
+    draw(results, asked.out / "weaver_vs_gold.png")
+    console.print(f"plot {asked.out / 'weaver_vs_gold.png'}")
+
+
+if __name__ == "__main__":
+    main()
