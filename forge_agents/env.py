@@ -199,7 +199,7 @@ class TurnEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
         if not isinstance(action, str):
             raise TypeError(f"{self}: {agent!r} must act with text, got {type(action).__name__}")
         text = writable(action)
-        outcome = self.act(agent, text)
+        outcome = self._decide(agent, text)
         rewards = self._checked_rewards(agent, outcome)
         self.num_turns += 1
         self._cumulative_rewards[agent] = 0.0
@@ -250,6 +250,10 @@ class TurnEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
 
     def __str__(self) -> str:
         return self.spec.id if self.spec else type(self).__name__
+
+    def _decide(self, agent: str, action: str) -> Outcome:
+        """What a decision led to. Families of games, such as those with tools, come between here and `act`."""
+        return self.act(agent, action)
 
     # ---- checks
 

@@ -1,0 +1,30 @@
+"""Tools that agents call in text: functions with a JSON schema, calls read from what a model wrote, results as text.
+
+In: typed functions, model text. Out: tools, calls, results. Every failure is text that the model can read, never an
+exception. Waits for the tool's function, with the tool's deadline where it has one.
+"""
+
+from __future__ import annotations
+
+from forge_agents.tools.arithmetic import MAX_EXPRESSION_CHARS, calculator
+from forge_agents.tools.definition import Tool, tool
+from forge_agents.tools.parsing import FORMATS, ToolCall, ToolFormat, parse_tool_calls
+from forge_agents.tools.running import MAX_RESULT_CHARS, ToolResult, run_tool
+from forge_agents.tools.writing import describe_tools, render_results, render_tool_call
+
+__all__ = [
+    "FORMATS",
+    "MAX_EXPRESSION_CHARS",
+    "MAX_RESULT_CHARS",
+    "Tool",
+    "ToolCall",
+    "ToolFormat",
+    "ToolResult",
+    "calculator",
+    "describe_tools",
+    "parse_tool_calls",
+    "render_results",
+    "render_tool_call",
+    "run_tool",
+    "tool",
+]
