@@ -1,7 +1,8 @@
 """Environments by id: register, look up, make; suites are named lists of ids.
 
 In: ids, classes or "package.module:Class" strings, and the installed plugins of the entry-point group
-`forge_agents.envs`, imported at the first look-up. Out: specs and fresh PettingZoo environments. Waits for nothing.
+`forge_agents.envs`, imported at the first look-up. Out: specs and fresh PettingZoo environments. Waits for nothing,
+except for a worker process where an environment asks for one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, get_args, overload
 
 from forge_agents.errors import ForgeError, UnknownIdError, did_you_mean
 
@@ -23,9 +24,13 @@ if TYPE_CHECKING:
 
 AnyEnv: TypeAlias = "AECEnv[str, Any, Any]"
 E = TypeVar("E", bound=Callable[..., Any])
+Isolation: TypeAlias = Literal["none", "process"]
 
 GROUP = "forge_agents.envs"
 """Entry-point group of environment plugins. Each names a module that calls `register` when imported."""
+
+WRAPPERS = ("role_shuffle", "invalid_action", "observation_window", "reward_scale")
+"""Arguments of `make` that wrap the environment, innermost first; `forge_agents.wrappers` says what each does."""
 
 _ID = re.compile(r"(?P<base>[\w.-]+/[\w.-]+?)(?:-v(?P<version>\d+))?", re.ASCII)
 
@@ -43,13 +48,22 @@ class EnvSpec:
     tags: tuple[str, ...] = ()
     """Words to filter by, e.g. ``"2p"``."""
     kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Constructor arguments."""
+    """Constructor arguments, and those of `WRAPPERS`."""
+    isolation: Isolation = "none"
+    """``"process"``: the environment lives in a worker process, because it is slow, or may crash or hang."""
+    step_timeout_s: float = 60.0
+    """Seconds that one call may take in a worker process; then the worker is replaced and the episode fails."""
 
     def __post_init__(self) -> None:
         _split(self.id)
         if isinstance(self.entry_point, str) and not re.fullmatch(r"[\w.]+:[\w.]+", self.entry_point):
             raise ValueError(f"entry_point of {self.id} is {self.entry_point!r}; write 'package.module:Class'")
         check_max_turns(self.max_turns, self.id)
+        if self.isolation not in get_args(Isolation) or not self.step_timeout_s > 0:
+            raise ValueError(
+                f"{self.id}: isolation={self.isolation!r} must be one of {', '.join(get_args(Isolation))}, and "
+                f"step_timeout_s={self.step_timeout_s} above 0"
+            )
 
     @property
     def name(self) -> str:
@@ -86,7 +100,14 @@ _loaded = False
 
 @overload
 def register(
-    id: str, *, entry_point: None = None, max_turns: int | None = None, tags: Iterable[str] = (), **kwargs: Any
+    id: str,
+    *,
+    entry_point: None = None,
+    max_turns: int | None = None,
+    tags: Iterable[str] = (),
+    isolation: Isolation = "none",
+    step_timeout_s: float = 60.0,
+    **kwargs: Any,
 ) -> Callable[[E], E]: ...
 
 
@@ -97,6 +118,8 @@ def register(
     entry_point: str | Callable[..., Any],
     max_turns: int | None = None,
     tags: Iterable[str] = (),
+    isolation: Isolation = "none",
+    step_timeout_s: float = 60.0,
     **kwargs: Any,
 ) -> EnvSpec: ...
 
@@ -107,6 +130,8 @@ def register(
     entry_point: str | Callable[..., Any] | None = None,
     max_turns: int | None = None,
     tags: Iterable[str] = (),
+    isolation: Isolation = "none",
+    step_timeout_s: float = 60.0,
     **kwargs: Any,
 ) -> EnvSpec | Callable[[Any], Any]:
     """Make an environment available by id.
@@ -119,7 +144,10 @@ def register(
         entry_point: ``"package.module:Class"``, imported when the environment is first made; or the class.
         max_turns: Decisions of all agents together after which an episode is truncated.
         tags: Words to filter by.
-        **kwargs: Default constructor arguments.
+        isolation: ``"process"`` for an environment that is slow, or may crash or hang: it then lives in a worker
+            process (`forge_agents.workers`), and a failure costs one episode.
+        step_timeout_s: Seconds that one call may take there.
+        **kwargs: Default constructor arguments, and wrappers as in `make`.
 
     Returns:
         The spec, or the decorator.
@@ -132,7 +160,15 @@ def register(
     words = tuple(tags)
 
     def add(target: Any) -> EnvSpec:
-        new = EnvSpec(id=id, entry_point=target, max_turns=max_turns, tags=words, kwargs=kwargs)
+        new = EnvSpec(
+            id=id,
+            entry_point=target,
+            max_turns=max_turns,
+            tags=words,
+            kwargs=kwargs,
+            isolation=isolation,
+            step_timeout_s=step_timeout_s,
+        )
         with _lock:
             old = _specs.get(id)
             if old is not None and _qualified(old.entry_point) != _qualified(target):
@@ -172,20 +208,29 @@ def spec(id: str) -> EnvSpec:  # noqa: A002
     raise UnknownIdError(f"no environment is registered as {id!r}.{hint}{broken} `forge-agents list` shows all ids.")
 
 
-def make(id: str, *, max_turns: int | None = None, **kwargs: Any) -> AnyEnv:  # noqa: A002
+def make(
+    id: str,  # noqa: A002
+    *,
+    max_turns: int | None = None,
+    isolation: Isolation | None = None,
+    **kwargs: Any,
+) -> AnyEnv:
     """A fresh environment.
 
     Args:
         id: As in `register`; without a version the newest; an older version than the newest warns.
         max_turns: Replaces the registered turn limit.
-        **kwargs: Constructor arguments; they win over the registered ones.
+        isolation: Replaces the registered one.
+        **kwargs: Constructor arguments; they win over the registered ones. Also, unless the constructor has an
+            argument of that name: ``role_shuffle=True``, ``invalid_action="end" | "penalty" | "ask"``,
+            ``observation_window=chars`` and ``reward_scale=factor``, see `forge_agents.wrappers`.
 
     Returns:
-        The environment itself, with attribute ``spec``: the spec it was really made with.
+        The environment, wrapped as was asked, with attribute ``spec``: the spec it was really made with.
 
     Raises:
         UnknownIdError: Nothing is registered under the id.
-        TypeError: An argument that the constructor does not take, or a turn limit on an environment that has none.
+        TypeError: An argument that the constructor does not take, or a turn limit on what is no PettingZoo environment.
     """
     found = spec(id)
     check_max_turns(max_turns, id)
@@ -195,20 +240,39 @@ def make(id: str, *, max_turns: int | None = None, **kwargs: Any) -> AnyEnv:  # 
     found = replace(
         found,
         max_turns=found.max_turns if max_turns is None else max_turns,
+        isolation=found.isolation if isolation is None else isolation,
         kwargs={**found.kwargs, **kwargs},
     )
     build = found.load()
-    _check_arguments(found, build)
-    env = build(**found.kwargs)
+    wraps = _wrapper_arguments(found, build)
+    bare = replace(found, kwargs={name: value for name, value in found.kwargs.items() if name not in wraps})
+    _check_arguments(bare, build)
+    if bare.isolation == "process":
+        from forge_agents.workers import WorkerEnv
+
+        env: Any = WorkerEnv(bare)
+    else:
+        env = build_env(bare)
+    if wraps:
+        from forge_agents.wrappers import wrapped
+
+        env = wrapped(env, wraps)
     env.spec = found
-    if found.max_turns is not None:
-        if not hasattr(env, "max_turns"):
-            raise TypeError(
-                f"{found.id} has max_turns={found.max_turns}, but {type(env).__name__} cannot count turns; derive it "
-                "from TurnEnv, wrap it with forge_agents.wrap, or register it without max_turns"
-            )
-        env.max_turns = found.max_turns
     return cast("AnyEnv", env)
+
+
+def build_env(found: EnvSpec) -> AnyEnv:
+    """The environment of a spec in this process, with its turn limit, not wrapped."""
+    env: Any = found.load()(**found.kwargs)
+    env.spec = found
+    if found.max_turns is None:
+        return cast("AnyEnv", env)
+    if hasattr(env, "max_turns"):
+        env.max_turns = found.max_turns
+        return cast("AnyEnv", env)
+    from forge_agents.wrappers import TimeLimit
+
+    return TimeLimit(env, found.max_turns)
 
 
 def list_envs(tag: str | None = None) -> list[str]:
@@ -284,8 +348,17 @@ def _check_arguments(found: EnvSpec, build: Callable[..., Any]) -> None:
     except TypeError as error:
         known = [p.name for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_POSITIONAL]
         strange = next((name for name in found.kwargs if name not in known), "")
-        hint = did_you_mean(strange, known) if strange else ""
+        hint = did_you_mean(strange, [*known, *WRAPPERS]) if strange else ""
         raise TypeError(f"{found.id}: {error}. It takes: {', '.join(known) or 'no arguments'}.{hint}") from None
+
+
+def _wrapper_arguments(found: EnvSpec, build: Callable[..., Any]) -> dict[str, Any]:
+    """Those of `found.kwargs` that wrap; an argument that the constructor names is the constructor's."""
+    try:
+        named = set(inspect.signature(build).parameters)
+    except ValueError:
+        named = set()
+    return {name: found.kwargs[name] for name in WRAPPERS if name in found.kwargs and name not in named}
 
 
 def _load_plugins() -> None:

@@ -94,9 +94,9 @@ async def play(
     seats: dict[str, _Seat] = {}
     error, end = None, "terminated"
     try:
-        _guard("reset", env.reset, seed=seed)
+        await _guard("reset", env, env.reset, seed=seed)
         for agent in list(env.possible_agents):
-            instructions = str(_guard("observe", getattr(env, "instructions", _no_instructions), agent))
+            instructions = str(await _guard("observe", env, getattr(env, "instructions", _no_instructions), agent))
             player = player_for(
                 policies[agent],
                 agent=agent,
@@ -129,11 +129,11 @@ async def _play_out(env: AECEnv[str, Any, Any], seats: Mapping[str, _Seat], max_
     index, truncated = 0, False
     while env.agents:
         agent = env.agent_selection
-        observation, reward, terminated, cut, info = _guard("observe", env.last)
+        observation, reward, terminated, cut, info = await _guard("observe", env, env.last)
         seats[agent].credit(_finite(reward, agent), terminated, cut, _json_safe(info))
         truncated |= cut
         if terminated or cut:
-            _guard("step", env.step, None)
+            await _guard("step", env, env.step, None)
             continue
         if index >= max_turns:
             return _cut_off(seats, "turn_limit")
@@ -147,7 +147,7 @@ async def _play_out(env: AECEnv[str, Any, Any], seats: Mapping[str, _Seat], max_
             raise _FailureError("policy", cause) from cause
         seats[agent].drafts.append(_Draft(index, str(observation), decision))
         index += 1
-        _guard("step", env.step, decision.action)
+        await _guard("step", env, env.step, decision.action)
         await asyncio.sleep(0)  # scripted players never yield; thousands of episodes share the loop
     return "truncated" if truncated else "terminated"
 
@@ -159,10 +159,13 @@ def _cut_off(seats: Mapping[str, _Seat], reason: str) -> str:
     return reason
 
 
-def _guard(where: Where, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run environment code; its failure becomes data."""
+async def _guard(
+    where: Where, env: AECEnv[str, Any, Any], call: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Run environment code, beside the loop where it lives in a worker process; its failure becomes data."""
     try:
-        return call(*args, **kwargs)
+        off_loop = getattr(env, "off_loop", None)
+        return call(*args, **kwargs) if off_loop is None else await off_loop(call, *args, **kwargs)
     except Exception as cause:  # environments are user code: any failure is the episode's, not the run's
         raise _FailureError(where, cause) from cause
 

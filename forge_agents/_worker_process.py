@@ -1,0 +1,119 @@
+"""What runs in a worker process of `forge_agents.workers`: environments by number, and a pipe.
+
+In: commands. Out: an answer for each. Waits for commands; ends when nobody is left to send one.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import signal
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from forge_agents.registry import AnyEnv, build_env
+
+GRACE_S = 5.0
+"""Seconds beyond its deadline after which a call ends this process, should nobody be left to kill it."""
+STATE = ("agents", "agent_selection", "rewards", "_cumulative_rewards", "terminations", "truncations", "infos")
+"""PettingZoo's state of an episode, sent back with every answer that changes it."""
+
+_envs: dict[int, AnyEnv] = {}
+
+
+def serve(descriptor: int) -> None:
+    """Obey until the other end of the pipe closes."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel ends a call that holds on to the interpreter, too
+    pipe = Connection(descriptor)
+    while True:
+        try:
+            what, args, timeout_s = pickle.loads(pipe.recv_bytes())  # noqa: S301  # from our own parent
+        except EOFError:
+            os._exit(0)  # whatever threads an environment has left
+        signal.setitimer(signal.ITIMER_REAL, timeout_s + GRACE_S)
+        answer = _answer(_COMMANDS[what], args)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        pipe.send_bytes(answer)
+
+
+def _answer(command: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    try:
+        return pickle.dumps((True, command(*args)))
+    except Exception as error:  # noqa: BLE001  # what an environment raises is raised again in the parent
+        error.add_note(f"In a worker process:\n{traceback.format_exc()}")
+        try:
+            packed = pickle.dumps((False, error))
+            pickle.loads(packed)  # noqa: S301  # some exceptions can be packed but not unpacked
+        except Exception:  # noqa: BLE001  # an exception may hold anything
+            return pickle.dumps((False, RuntimeError(f"{type(error).__name__}: {error}")))
+        return packed
+
+
+def _describe(packed_spec: bytes) -> dict[str, Any]:
+    env = build_env(pickle.loads(packed_spec))  # noqa: S301  # from our own parent
+    agents = list(env.possible_agents)
+    names = {name for name in dir(env) if not name.startswith("_")}
+    found = {
+        "possible_agents": agents,
+        "metadata": dict(env.metadata),
+        "render_mode": getattr(env, "render_mode", None),
+        "observation_spaces": {agent: env.observation_space(agent) for agent in agents},
+        "action_spaces": {agent: env.action_space(agent) for agent in agents},
+        "methods": {name for name in names if callable(getattr(env, name, None))},
+        "names": names,
+    }
+    env.close()
+    return found
+
+
+def _build(slot: int, packed_spec: bytes) -> None:
+    _envs[slot] = build_env(pickle.loads(packed_spec))  # noqa: S301  # from our own parent
+
+
+def _reset(slot: int, seed: int | None, options: dict[str, Any] | None) -> dict[str, Any]:
+    _envs[slot].reset(seed=seed, options=options)
+    return _state(slot)
+
+
+def _step(slot: int, action: Any) -> dict[str, Any]:
+    _envs[slot].step(action)
+    return _state(slot)
+
+
+def _state(slot: int) -> dict[str, Any]:
+    env = _envs[slot]
+    state = {name: getattr(env, name) for name in STATE}
+    return {**state, "seen": env.observe(env.agent_selection) if env.agents else None}
+
+
+def _fork(slot: int, new: int) -> None:
+    _envs[new] = copy.deepcopy(_envs[slot])
+
+
+def _call(slot: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return getattr(_envs[slot], name)(*args, **kwargs)
+
+
+def _get(slot: int, name: str) -> Any:
+    return getattr(_envs[slot], name)
+
+
+def _close(slot: int) -> None:
+    env = _envs.pop(slot, None)
+    if env is not None:
+        env.close()
+
+
+_COMMANDS: dict[str, Callable[..., Any]] = {
+    "describe": _describe,
+    "build": _build,
+    "reset": _reset,
+    "step": _step,
+    "fork": _fork,
+    "call": _call,
+    "get": _get,
+    "close": _close,
+}
