@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forge_agents.env import Outcome, TurnEnv
+    from forge_agents.parallel_env import ParallelTurnEnv
     from forge_agents.policy import AnyPolicy, Policy, Random, Sampling, Scripted, Seats
     from forge_agents.registry import EnvSpec, list_envs, list_suites, make, register, register_suite, spec, suite
     from forge_agents.serving.config import EngineConfig
@@ -22,12 +23,14 @@ if TYPE_CHECKING:
     from forge_trainers.demo import DemoConfig, demo
     from forge_trainers.learner_config import LearnerConfig
     from forge_trainers.trainer import EvalResult, FitResult, GRPOTrainer
+    from forge_trainers.verifier_log import verifier_history
     from forge_verifiers import Ensemble, EnvReward, Gate, Rule, Seat, SelfConsistency, Verifier
 
 __version__ = "0.1.0"
 
 _HOME = {
     "forge_agents.env": ("Outcome", "TurnEnv"),
+    "forge_agents.parallel_env": ("ParallelTurnEnv",),
     "forge_agents.policy": ("AnyPolicy", "Policy", "Random", "Sampling", "Scripted", "Seats"),
     "forge_agents.registry": (
         "EnvSpec",
@@ -49,6 +52,7 @@ _HOME = {
     "forge_trainers.demo": ("DemoConfig", "demo"),
     "forge_trainers.learner_config": ("LearnerConfig",),
     "forge_trainers.trainer": ("EvalResult", "FitResult", "GRPOTrainer"),
+    "forge_trainers.verifier_log": ("verifier_history",),
     "forge_verifiers": ("Ensemble", "EnvReward", "Gate", "Rule", "Seat", "SelfConsistency", "Verifier"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
@@ -72,6 +76,7 @@ __all__ = [
     "LearnerConfig",
     "Message",
     "Outcome",
+    "ParallelTurnEnv",
     "Policy",
     "Random",
     "Rule",
@@ -98,6 +103,7 @@ __all__ = [
     "spec",
     "suite",
     "tool",
+    "verifier_history",
     "wrap",
 ]
 
