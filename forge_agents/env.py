@@ -81,7 +81,7 @@ class TurnEnv(TextGame, AECEnv):  # type: ignore[misc]  # PettingZoo ships no ty
             self._was_dead_step(action)
             return
         text = self._text(agent, action)
-        outcome = self.act(agent, text)
+        outcome = self._play(agent, text)
         if "legal_actions" in self.infos[agent]:
             self.infos[agent] = without_legal(self.infos[agent])
         rewards = self._checked_rewards(outcome, f"act({agent!r}, ...)")
@@ -102,6 +102,10 @@ class TurnEnv(TextGame, AECEnv):  # type: ignore[misc]  # PettingZoo ships no ty
             self._legal(self.agent_selection)
         if out:
             self._deads_step_first()
+
+    def _play(self, agent: str, action: str) -> Outcome:
+        """What a decision led to. Families of games, such as those with tools, come between here and `act`."""
+        return self.act(agent, action)
 
     def _following(self, agent: str, chosen: str | None, out: set[str]) -> str:
         """Who decides next among those that play on."""
