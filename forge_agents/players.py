@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -39,7 +39,9 @@ class Generator(Protocol):
     @property
     def max_model_len(self) -> int: ...  # noqa: D102
 
-    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling) -> Completion: ...  # noqa: D102
+    async def generate(  # noqa: D102
+        self, prompt_ids: tuple[int, ...], sampling: Sampling, *, choices: Sequence[str] = ()
+    ) -> Completion: ...
 
 
 class Player(Protocol):
@@ -53,8 +55,11 @@ class Player(Protocol):
 class ModelPlayer:
     """A served model in a seat; keeps the seat's token stream."""
 
-    def __init__(self, engine: Generator, renderer: Renderer, sampling: Sampling, instructions: str) -> None:
+    def __init__(
+        self, engine: Generator, renderer: Renderer, sampling: Sampling, instructions: str, *, constrain: bool = False
+    ) -> None:
         self._engine, self._renderer, self._sampling, self._instructions = engine, renderer, sampling, instructions
+        self._constrain = constrain
         self._last: Decision | None = None
 
     async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
@@ -71,7 +76,11 @@ class ModelPlayer:
             )
         sampling = replace(self._sampling, max_tokens=min(self._sampling.max_tokens, room))
         started = time.perf_counter()
-        completion = await self._engine.generate(prompt_ids, sampling)
+        legal = info.get("legal_actions") if self._constrain else None
+        if legal:
+            completion = await self._engine.generate(prompt_ids, sampling, choices=tuple(legal))
+        else:
+            completion = await self._engine.generate(prompt_ids, sampling)
         if completion.finish_reason == "length" and sampling.max_tokens < self._sampling.max_tokens:
             completion = replace(completion, finish_reason="context")
         self._last = Decision(
@@ -134,7 +143,9 @@ def player_for(
         if policy.name not in served:
             raise ValueError(f"policy {policy.name!r} has no engine; running engines: {', '.join(served) or 'none'}")
         live = served[policy.name]
-        return ModelPlayer(live.engine, live.renderer, policy.sampling, instructions)
+        return ModelPlayer(
+            live.engine, live.renderer, policy.sampling, instructions, constrain=policy.constrain_actions
+        )
     if isinstance(policy, Random):
         return RandomPlayer(policy.seed, agent, episode_seed)
     return ScriptedPlayer(policy, agent)

@@ -56,6 +56,10 @@ class Policy:
     sampling: Sampling = field(default_factory=Sampling, kw_only=True)
     trainable: bool = field(default=True, kw_only=True)
     """Whether a trainer updates the weights."""
+    constrain_actions: bool = field(default=False, kw_only=True)
+    """Whether the engine may only write one of the environment's legal actions, where it lists them. For play and
+    benchmarks: the sampler's log-probabilities are then those of the constrained distribution, which the learner does
+    not compute, so a trainer refuses a trainable policy that sets it. `max_tokens` has to hold the longest action."""
 
     def __post_init__(self) -> None:
         if not self.model:

@@ -1,4 +1,4 @@
-"""Play episodes: any PettingZoo AEC environment whose observations and actions are text.
+"""Play episodes: any PettingZoo environment, turn-based or simultaneous, whose observations and actions are text.
 
 In: an environment, players, a seed. Out: an `Episode`, always, even when the environment breaks: a failed episode is
 data. Waits for the players' decisions; a player that cannot answer any more (a dead or stalled engine) raises.
@@ -11,19 +11,21 @@ import json
 import math
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
+from pettingzoo import AECEnv, ParallelEnv
+
+from forge_agents._text_game import hook
 from forge_agents.errors import ActorDiedError, StallError
 from forge_agents.players import ContextFullError, Decision, Player, Served, player_for
 from forge_agents.policy import AnyPolicy, Seats, seat_policies
 from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory, Turn
 
-if TYPE_CHECKING:
-    from pettingzoo import AECEnv
-
 T = TypeVar("T")
+PlayableEnv: TypeAlias = "AECEnv[str, Any, Any] | ParallelEnv[str, Any, Any]"
+EndReason: TypeAlias = Literal["terminated", "truncated", "turn_limit", "context", "error"]
 Where = Literal["reset", "observe", "step", "policy", "reward"]
 
 
@@ -67,8 +69,12 @@ class _Seat:
         draft.terminated, draft.truncated, draft.info = terminated, truncated, info
 
 
+Sit: TypeAlias = Callable[[str], Awaitable[_Seat]]
+"""The seat of an agent, taken when the agent is first met."""
+
+
 async def play(
-    env: AECEnv[str, Any, Any],
+    env: PlayableEnv,
     policies: Mapping[str, AnyPolicy],
     *,
     seed: int,
@@ -79,88 +85,133 @@ async def play(
     """Play one episode to its end.
 
     Args:
-        env: A PettingZoo AEC environment; it is reset with `seed`.
+        env: A PettingZoo environment; it is reset with `seed`. In a parallel one all live agents decide at once.
         policies: Who decides, by agent.
         served: Engines of the model policies, by policy name.
-        max_turns: Decisions after which the episode is cut off, whatever the environment says.
+        max_turns: Decisions after which the episode is cut off, whatever the environment says; a round that has begun
+            is played.
 
     Returns:
-        The episode. If the environment or a scripted player raised, `error` says so and the turns so far are kept.
+        The episode, with a trajectory for every agent that took part. If the environment or a scripted player raised,
+        `error` says so and the turns so far are kept.
 
     Raises:
         ActorDiedError, StallError: An engine is gone or does not answer.
     """
     started = time.perf_counter()
     seats: dict[str, _Seat] = {}
-    error, end = None, "terminated"
-    try:
-        await _guard("reset", env, env.reset, seed=seed)
-        for agent in list(env.possible_agents):
-            instructions = str(await _guard("observe", env, getattr(env, "instructions", _no_instructions), agent))
+    error: EpisodeError | None = None
+    end: EndReason = "error"
+
+    async def sit(agent: str) -> _Seat:
+        if agent not in seats:
+            tell = hook(env, "instructions") or _no_instructions
+            instructions = str(await _guard("observe", env, tell, agent))
             player = player_for(
-                policies[agent],
-                agent=agent,
-                episode_seed=seed,
-                instructions=instructions,
-                served=served or {},
+                policies[agent], agent=agent, episode_seed=seed, instructions=instructions, served=served or {}
             )
             seats[agent] = _Seat(policies[agent].name, player, instructions)
-        end = await _play_out(env, seats, max_turns)
+        return seats[agent]
+
+    try:
+        opening = await _guard("reset", env, env.reset, seed=seed)
+        for agent in list(env.agents):
+            await sit(agent)
+        if isinstance(env, ParallelEnv):
+            end = await _play_rounds(env, sit, opening, max_turns)
+        else:
+            end = await _play_turns(env, sit, max_turns)
     except _FailureError as failed:
-        end = "error"
         error = EpisodeError(
             where=failed.where,
             kind=type(failed.cause).__name__,
             message=str(failed.cause),
             trace="".join(traceback.format_exception(failed.cause)),
         )
+    if end in ("turn_limit", "context"):
+        _cut_off(seats.values())
     return Episode(
         env_id=env_id,
         seed=seed,
         trajectories={agent: _trajectory(agent, seat, env_id, seed) for agent, seat in seats.items()},
         error=error,
-        end_reason=end,  # type: ignore[arg-type]  # _play_out returns the literals
+        end_reason=end,
         duration_s=time.perf_counter() - started,
     )
 
 
-async def _play_out(env: AECEnv[str, Any, Any], seats: Mapping[str, _Seat], max_turns: int) -> str:
-    """Step until nobody is left. Returns the end reason."""
+async def _play_turns(env: AECEnv[str, Any, Any], sit: Sit, max_turns: int) -> EndReason:
+    """Step one agent after another until nobody is left."""
     index, truncated = 0, False
     while env.agents:
         agent = env.agent_selection
         observation, reward, terminated, cut, info = await _guard("observe", env, env.last)
-        seats[agent].credit(_finite(reward, agent), terminated, cut, _json_safe(info))
+        seat = await sit(agent)
+        seat.credit(_finite(reward, agent), terminated, cut, _json_safe(info))
         truncated |= cut
         if terminated or cut:
             await _guard("step", env, env.step, None)
             continue
         if index >= max_turns:
-            return _cut_off(seats, "turn_limit")
+            return "turn_limit"
         try:
-            decision = await seats[agent].player.decide(str(observation), info)
+            decision = await _decide(seat, str(observation), info)
         except ContextFullError:
-            return _cut_off(seats, "context")
-        except (ActorDiedError, StallError):
-            raise
-        except Exception as cause:  # a player's failure becomes data here
-            raise _FailureError("policy", cause) from cause
-        seats[agent].drafts.append(_Draft(index, str(observation), decision))
+            return "context"
+        seat.drafts.append(_Draft(index, str(observation), decision))
         index += 1
         await _guard("step", env, env.step, decision.action)
         await asyncio.sleep(0)  # scripted players never yield; thousands of episodes share the loop
     return "truncated" if truncated else "terminated"
 
 
-def _cut_off(seats: Mapping[str, _Seat], reason: str) -> str:
-    for seat in seats.values():
+async def _play_rounds(
+    env: ParallelEnv[str, Any, Any], sit: Sit, opening: tuple[Mapping[str, Any], Mapping[str, Any]], max_turns: int
+) -> EndReason:
+    """Step all live agents together, each deciding while the others do, until nobody is left."""
+    index, truncated = 0, False
+    observations, infos = opening
+    while env.agents:
+        if index >= max_turns:
+            return "turn_limit"
+        seats = {agent: await sit(agent) for agent in env.agents}
+        asked = {agent: str(observations[agent]) for agent in seats}
+        try:
+            decided = await all_or_first_error(_decide(seats[a], asked[a], infos.get(a, {})) for a in seats)
+        except ContextFullError:
+            return "context"
+        decisions = dict(zip(seats, decided, strict=True))
+        for agent, seat in seats.items():
+            seat.drafts.append(_Draft(index, asked[agent], decisions[agent]))
+            index += 1
+        actions = {agent: decision.action for agent, decision in decisions.items()}
+        observations, rewards, terminated, cut, infos = await _guard("step", env, env.step, actions)
+        for agent, seat in seats.items():
+            reward = _finite(rewards.get(agent, 0.0), agent)
+            seat.credit(reward, terminated[agent], cut[agent], _json_safe(infos.get(agent, {})))
+        truncated |= any(cut.values())
+        await asyncio.sleep(0)  # scripted players never yield; thousands of episodes share the loop
+    return "truncated" if truncated else "terminated"
+
+
+def _cut_off(seats: Iterable[_Seat]) -> None:
+    for seat in seats:
         if seat.drafts and not seat.drafts[-1].terminated:
             seat.drafts[-1].truncated = True
-    return reason
+
+
+async def _decide(seat: _Seat, observation: str, info: Mapping[str, Any]) -> Decision:
+    """A player's decision; its failure becomes data, a dead engine does not."""
+    try:
+        return await seat.player.decide(observation, info)
+    except (ContextFullError, ActorDiedError, StallError):
+        raise
+    except Exception as cause:  # a player is user code: any failure is the episode's, not the run's
+        raise _FailureError("policy", cause) from cause
 
 
 async def _guard(
-    where: Where, env: AECEnv[str, Any, Any], call: Callable[..., Any], *args: Any, **kwargs: Any
+    where: Where, env: PlayableEnv, call: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
     """Run environment code, beside the loop where it lives in a worker process; its failure becomes data."""
     try:
@@ -240,7 +291,7 @@ class Rollout:
     episodes cost little more than their environments.
     """
 
-    make_env: Callable[[], AECEnv[str, Any, Any]]
+    make_env: Callable[[], PlayableEnv]
     """A fresh environment per episode."""
     env_id: str
     seats: Seats

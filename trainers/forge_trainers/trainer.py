@@ -300,6 +300,12 @@ class GRPOTrainer:
                     f"{policy.sampling.temperature}; training needs top_p=1 and a temperature above 0, so that every "
                     "token has a probability under the learner too"
                 )
+            if policy.trainable and policy.constrain_actions:
+                raise ValueError(
+                    f"policy {name!r} is trainable and constrains its actions; the sampler's log-probabilities would "
+                    "be those of the constrained distribution, which the learner does not compute: set trainable=False "
+                    "or constrain_actions=False"
+                )
         return models
 
     def _settings(self, source: Source) -> dict[str, Any]:
