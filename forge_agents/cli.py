@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge_agents.errors import ForgeError, did_you_mean
@@ -85,6 +86,22 @@ def check(words: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
+def verifiers(words: Sequence[str]) -> int:
+    """Show what a run learned of its verifiers: forge-agents verifiers report RUN [--out report.html]"""
+    import forge_agents as fa
+
+    parser = _parser("verifiers", verifiers)
+    parser.add_argument("action", choices=["report"], help="report: print the table, write the page.")
+    parser.add_argument("run", help="The run's folder: out_dir of a training whose reward is an Ensemble.")
+    parser.add_argument("--out", type=str, help="The HTML file; verifiers.html in the run's folder by default.")
+    chosen = parser.parse_args(list(words))
+    history = fa.verifier_history(chosen.run)
+    report = history[-1].report
+    print(report.table())
+    print(report.html(chosen.out or Path(chosen.run) / "verifiers.html", history))
+    return 0
+
+
 def download(words: Sequence[str]) -> int:
     """Fetch a model: forge-agents download ID [--ignore '*.bin']"""
     from forge_agents import models
@@ -111,6 +128,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "eval": evaluate,
     "list": list_environments,
     "check": check,
+    "verifiers": verifiers,
     "download": download,
     "doctor": doctor,
 }

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -100,3 +101,20 @@ class Checkpoints:
     def _complete(self) -> list[Path]:
         """Complete checkpoints, newest first."""
         return sorted((mark.parent for mark in self._folder.glob(f"step-*/{_MARK}")), reverse=True)
+
+
+def saved_reward(folder: Path) -> dict[str, np.ndarray]:
+    """What the reward had learned at the newest complete checkpoint in `folder`; empty where nothing was saved.
+
+    Raises:
+        ForgeError: It cannot be read.
+    """
+    files = sorted((mark.with_name(_REWARD) for mark in folder.glob(f"step-*/{_MARK}")), reverse=True)
+    newest = next((file for file in files if file.exists()), None)
+    if newest is None:
+        return {}
+    try:
+        with np.load(newest, allow_pickle=False) as saved:
+            return dict(saved)
+    except (OSError, ValueError, BadZipFile) as cause:
+        raise ForgeError(f"{newest} cannot be read ({cause}); delete that checkpoint") from cause

@@ -1,7 +1,7 @@
 """What a run leaves on disk: settings, metrics, curves, sampled episodes.
 
 In: a folder, metrics by step, episodes. Out: ``config.yaml``, ``metrics.jsonl``, TensorBoard events,
-``episodes.jsonl``, ``reward.png``. Waits for nothing.
+``episodes.jsonl``, ``verifiers.jsonl``, ``reward.png``. Waits for nothing.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class RunFolder:
 
     def rewind(self, step: int) -> None:
         """Forget what was logged at `step` and later: a resumed run logs those steps again."""
-        for name in ("metrics.jsonl", "episodes.jsonl"):
+        for name in ("metrics.jsonl", "episodes.jsonl", "verifiers.jsonl"):
             file = self.path / name
             if file.exists():
-                kept = [row for row in _rows(file) if row["step"] < step]
+                kept = [row for row in read_rows(file) if row["step"] < step]
                 _write_atomically(file, "".join(json.dumps(row) + "\n" for row in kept))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -84,10 +84,17 @@ class RunFolder:
             ],
         )
 
+    def keep_verifiers(self, step: int, reward: object) -> None:
+        """Append what `reward` believes of its verifiers; nothing where it has no ``report()`` with a ``row()``."""
+        report = getattr(reward, "report", None)
+        row = getattr(report(), "row", None) if callable(report) else None
+        if row is not None:
+            self._append("verifiers.jsonl", [{"step": step, **row()}])
+
     def metrics(self) -> list[dict[str, Any]]:
         """Every row logged so far."""
         file = self.path / "metrics.jsonl"
-        return _rows(file) if file.exists() else []
+        return read_rows(file) if file.exists() else []
 
     def plot(self) -> Path | None:
         """Draw ``reward.png``: training reward by step and, where measured, held-out reward. None before any step."""
@@ -132,7 +139,7 @@ def draw_curve(
     axes.fill_between(steps, low, high, alpha=0.2)
 
 
-def _rows(file: Path) -> list[dict[str, Any]]:
+def read_rows(file: Path) -> list[dict[str, Any]]:
     """Rows of a JSON-lines file; a last line that a kill cut short is dropped."""
     lines = file.read_text().splitlines()
     rows = []

@@ -329,6 +329,7 @@ class GRPOTrainer:
 
     def _log(self, run: RunFolder, step: int, judged: Sequence[JudgedGroup], metrics: dict[str, float]) -> None:
         run.log(step, metrics)
+        run.keep_verifiers(step, self.reward)
         rows = [(e, item.episode_rewards(i)) for item in judged for i, e in enumerate(item.group.episodes)]
         rows.sort(key=lambda row: row[0].error is None)  # what failed is worth reading first
         kept = rows[: self.config.keep_episodes]

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from forge_verifiers.composition import Gate, Seat, Sum
     from forge_verifiers.consistency import SelfConsistency
     from forge_verifiers.ensemble import Ensemble
-    from forge_verifiers.ensemble_report import EnsembleReport, VerifierReport
+    from forge_verifiers.ensemble_report import EnsembleReport, Snapshot, VerifierReport
+    from forge_verifiers.judge import Judge, JudgeUsage
+    from forge_verifiers.judge_answers import Pairs, Reasoned, Scale, YesNo
     from forge_verifiers.maths import MathEqual
     from forge_verifiers.outcome import EnvReward
     from forge_verifiers.rules import Exact, Format, JsonSchema, Language, Length, Numeric, Regex, Repetition
@@ -29,19 +31,26 @@ _HOME = {
     "Format": "rules",
     "Gate": "composition",
     "JsonSchema": "rules",
+    "Judge": "judge",
+    "JudgeUsage": "judge",
     "Language": "rules",
     "Length": "rules",
     "MathEqual": "maths",
     "Numeric": "rules",
+    "Pairs": "judge_answers",
+    "Reasoned": "judge_answers",
     "Regex": "rules",
     "Repetition": "rules",
     "Rule": "verifier",
+    "Scale": "judge_answers",
     "ScoreError": "verifier",
     "Seat": "composition",
     "SelfConsistency": "consistency",
+    "Snapshot": "ensemble_report",
     "Sum": "composition",
     "Verifier": "verifier",
     "VerifierReport": "ensemble_report",
+    "YesNo": "judge_answers",
     "checked_scores": "verifier",
     "group_ids": "verifier",
 }
@@ -56,19 +65,26 @@ __all__ = [
     "Format",
     "Gate",
     "JsonSchema",
+    "Judge",
+    "JudgeUsage",
     "Language",
     "Length",
     "MathEqual",
     "Numeric",
+    "Pairs",
+    "Reasoned",
     "Regex",
     "Repetition",
     "Rule",
+    "Scale",
     "ScoreError",
     "Seat",
     "SelfConsistency",
+    "Snapshot",
     "Sum",
     "Verifier",
     "VerifierReport",
+    "YesNo",
     "checked_scores",
     "combiners",
     "group_ids",

@@ -20,6 +20,7 @@ from forge_verifiers import combiners
 from forge_verifiers.calls import Caller, Verdict
 from forge_verifiers.composition import dearest, load_nested, nested_state
 from forge_verifiers.ensemble_report import EnsembleReport, VerifierReport
+from forge_verifiers.report_evidence import Evidence
 from forge_verifiers.verifier import Composable, Scores, State, Verifier, group_ids
 from forge_verifiers.window import Forget, ScoreWindow
 
@@ -160,6 +161,18 @@ class Ensemble(Composable):
             class_balance=balance,
             effective_number=effective,
             verifiers=rows,
+            evidence=self._evidence(),
+        )
+
+    def _evidence(self) -> Evidence | None:
+        if not self._version:
+            return None
+        return Evidence(
+            scores=self._window.scores,
+            groups=self._window.groups,
+            labels=self._window.labels,
+            families=[v.family for v in self.verifiers],
+            combiner=self._combiner.state_dict(),
         )
 
     def state_dict(self) -> State:

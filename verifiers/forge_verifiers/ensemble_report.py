@@ -1,4 +1,4 @@
-"""What an ensemble believes of its verifiers, as data and as a table.
+"""What an ensemble believes of its verifiers, as data, as a table and as a page.
 
 In: numbers. Out: `EnsembleReport`. Waits for nothing.
 """
@@ -6,10 +6,18 @@ In: numbers. Out: `EnsembleReport`. Waits for nothing.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Any
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
+from forge_agents.errors import RunFolderError
 from forge_verifiers.verifier import Cost
+
+if TYPE_CHECKING:
+    from forge_verifiers.report_evidence import Evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,23 +62,75 @@ class EnsembleReport:
     effective_number: float
     """How many independent verifiers the ensemble is worth."""
     verifiers: tuple[VerifierReport, ...]
+    evidence: Evidence | None = field(default=None, compare=False, repr=False)
+    """The score rows of the last fit; None before it, and where only the numbers were kept."""
 
     def rows(self) -> list[dict[str, Any]]:
         """One plain dictionary per verifier, ready for a data frame or JSON."""
         return [dataclasses.asdict(verifier) for verifier in self.verifiers]
 
+    def row(self) -> dict[str, Any]:
+        """All numbers without the score rows, JSON-safe: NaN is None. A run's ``verifiers.jsonl`` holds one by step."""
+        own = dataclasses.asdict(dataclasses.replace(self, evidence=None))
+        del own["evidence"]
+        return {**_null(own), "verifiers": [_null(row) for row in own["verifiers"]]}
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any], evidence: Evidence | None = None) -> Self:
+        """The report that `row` was made of; keys that it does not know are left out.
+
+        Raises:
+            ValueError: a key is missing.
+        """
+        try:
+            verifiers = tuple(_build(VerifierReport, verifier) for verifier in row["verifiers"])
+            report: Self = _build(cls, {**row, "verifiers": verifiers, "evidence": evidence})
+        except (KeyError, TypeError) as cause:
+            raise ValueError(f"incomplete report ({cause}); send what EnsembleReport.row() returned") from cause
+        return report
+
     def table(self) -> str:
-        """The report as fixed-width text, one verifier per line."""
-        width = max(len("verifier"), *(len(v.name) for v in self.verifiers))
-        lines = [f"{'verifier':<{width}}  accuracy    TPR    FPR  weight   scored  abstained  errors  timeouts"]
-        lines += [
-            f"{v.name:<{width}}  {v.accuracy:8.3f}  {v.tpr:5.3f}  {v.fpr:5.3f}  {v.weight:6.3f}  {v.scored:7d}  "
-            f"{v.abstained:9d}  {v.errors:6d}  {v.timeouts:8d}"
-            for v in self.verifiers
-        ]
-        lines.append(
-            f"{self.name}: combiner {self.combiner} version {self.version}, {self.window_rows} rows, "
-            f"class balance {self.class_balance:.3f}, effective number {self.effective_number:.2f}"
-        )
-        lines += [f"  last failure of {v.name}: {v.last_error}" for v in self.verifiers if v.last_error]
-        return "\n".join(lines)
+        """The report as text, one verifier per line."""
+        from forge_verifiers.report_table import as_text
+
+        return as_text(self)
+
+    def html(self, path: str | os.PathLike[str], history: Sequence[Snapshot] = ()) -> Path:
+        """Write the report as one HTML file that needs nothing else: tables, plots and what they mean.
+
+        Args:
+            path: The file; folders on the way are made.
+            history: Reports of this ensemble by step, for the plots of drift; fewer than two show none.
+
+        Raises:
+            RunFolderError: The file cannot be written.
+        """
+        from forge_verifiers.report_html import page
+
+        target, text = Path(path), page(self, history)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+        except OSError as cause:
+            raise RunFolderError(f"the report cannot be written to {target} ({cause}); choose another file") from cause
+        return target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """An ensemble at one step of a run."""
+
+    step: int
+    report: EnsembleReport
+    reward: float = math.nan
+    """Mean reward of the step; NaN where it is not known."""
+
+
+def _null(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+
+
+def _build(kind: Any, row: Mapping[str, Any]) -> Any:
+    """An instance of dataclass `kind` from a row; None where a float belongs is NaN."""
+    known = {f.name: f.type for f in dataclasses.fields(kind)}
+    return kind(**{k: math.nan if v is None and known[k] == "float" else v for k, v in row.items() if k in known})

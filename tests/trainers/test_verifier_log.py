@@ -1,0 +1,107 @@
+import asyncio
+import json
+
+import numpy as np
+import pytest
+
+import forge_agents as fa
+from forge_agents import cli
+from forge_agents.errors import RunFolderError
+from forge_agents.types import Trajectory
+from forge_trainers.experiment import Checkpoints
+from forge_trainers.run_folder import RunFolder
+
+
+def played(seed):
+    rng = np.random.default_rng(seed)
+    infos = [{"votes": rng.random(4).tolist()} for _ in range(32)]
+    return [
+        Trajectory(agent="a", policy="p", turns=(), env_id="t", seed=seed * 10 + k // 8, info=info)
+        for k, info in enumerate(infos)
+    ]
+
+
+def ensemble():
+    return fa.Ensemble([fa.Rule(lambda t, k=k: t.info["votes"][k], name=f"judge{k}", family="x") for k in range(4)])
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of three steps with a checkpoint after the second."""
+    folder, reward = RunFolder(tmp_path, {}), ensemble()
+    for step in range(3):
+        reward.score(played(step))
+        folder._append("metrics.jsonl", [{"step": step, "reward/mean": step / 10}])
+        folder.keep_verifiers(step, reward)
+        if step == 1:
+            asyncio.run(Checkpoints(tmp_path / "checkpoints", keep=1, reward=reward).save(2, {}))
+    folder.close()
+    return tmp_path
+
+
+def test_every_step_is_kept_with_its_reward(run):
+    history = fa.verifier_history(run)
+    assert [(s.step, s.report.version, s.reward) for s in history] == [(0, 1, 0.0), (1, 2, 0.1), (2, 3, 0.2)]
+    assert history[-1].report.verifiers[0].family == "x"
+    assert history[-1].report.evidence.scores.shape == (64, 4) and history[0].report.evidence is None
+
+
+def test_a_resumed_run_forgets_the_steps_it_repeats(run):
+    folder = RunFolder(run, {})
+    folder.rewind(1)
+    folder.close()
+    assert [s.step for s in fa.verifier_history(run)] == [0]
+
+
+def test_a_reward_that_reports_nothing_leaves_no_log(tmp_path):
+    class Other:
+        def report(self):
+            return "fine"
+
+    folder = RunFolder(tmp_path, {})
+    for reward in (fa.EnvReward(), len, Other()):
+        folder.keep_verifiers(0, reward)
+    folder.close()
+    assert not (tmp_path / "verifiers.jsonl").exists()
+
+
+def test_without_a_checkpoint_there_are_numbers_and_no_score_rows(run):
+    (run / "checkpoints/step-000002/experiment.json").unlink()
+    assert fa.verifier_history(run)[-1].report.evidence is None
+
+
+def test_the_checkpoint_of_other_verifiers_is_left_out(run):
+    rows = [json.loads(line) for line in (run / "verifiers.jsonl").read_text().splitlines()]
+    rows[-1]["verifiers"][0]["name"] = "renamed"
+    (run / "verifiers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert fa.verifier_history(run)[-1].report.evidence is None
+
+
+def test_what_is_no_run_with_verifiers_is_said(tmp_path):
+    with pytest.raises(RunFolderError, match="no run folder"):
+        fa.verifier_history(tmp_path)
+    RunFolder(tmp_path, {}).close()
+    with pytest.raises(RunFolderError, match=r"has no verifiers.*verifiers\.jsonl"):
+        fa.verifier_history(tmp_path)
+    (tmp_path / "verifiers.jsonl").write_text("")
+    with pytest.raises(RunFolderError, match="no step"):
+        fa.verifier_history(tmp_path)
+    (tmp_path / "verifiers.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(RunFolderError, match="no report"):
+        fa.verifier_history(tmp_path)
+
+
+def test_the_command_prints_the_table_and_writes_the_page(run, capsys):
+    assert cli.main(["verifiers", "report", str(run)]) == 0
+    out = capsys.readouterr().out
+    assert "judge3" in out and "version 3" in out and "verifiers.html" in out
+    text = (run / "verifiers.html").read_text()
+    assert "judge3" in text and "Steps 0 to 2" in text
+    assert cli.main(["verifiers", "report", str(run), "--out", str(run / "a/b.html")]) == 0
+    assert (run / "a/b.html").exists()
+
+
+def test_the_command_says_where_there_are_no_verifiers(tmp_path, capsys):
+    RunFolder(tmp_path, {}).close()
+    assert cli.main(["verifiers", "report", str(tmp_path)]) == 1
+    assert "has no verifiers" in capsys.readouterr().err

@@ -1,0 +1,235 @@
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from forge_agents.errors import RunFolderError
+from forge_agents.types import Trajectory
+from forge_verifiers import Ensemble, Rule
+from forge_verifiers.ensemble_report import EnsembleReport, Snapshot
+from forge_verifiers.report_evidence import Evidence, unblurred
+from forge_verifiers.report_html import page
+
+HOSTILE = '</td></html><script>alert("$x$")</script>\x1b[31m\u202e[bold]\nnext'
+
+
+def played(seed=0, groups=16, siblings=8):
+    """Trajectories with a hidden truth and seven scores, the better the later."""
+    rng, out = np.random.default_rng(seed), []
+    for group in range(groups * siblings):
+        truth = bool(rng.random() < 0.4)
+        votes = [float(np.clip(rng.normal(0.35 + 0.3 * truth, 0.4 - 0.03 * k), 0, 1)) for k in range(7)]
+        info = {"truth": truth, "votes": votes}
+        out.append(
+            Trajectory(agent="a", policy="p", turns=(), env_id="t", seed=100 * seed + group // siblings, info=info)
+        )
+    return out
+
+
+def weak(k, **kwargs):
+    return Rule(lambda t: t.info["votes"][k], **{"name": f"weak{k}", **kwargs})
+
+
+def dead(trajectory):
+    raise ConnectionError(f"no route to {HOSTILE}")
+
+
+def judged(steps=3, label=None):
+    ensemble = Ensemble(
+        [*(weak(k, family="kin" if k > 4 else None) for k in range(7)), Rule(dead, name=HOSTILE, family=HOSTILE)],
+        label=label,
+        name=HOSTILE,
+    )
+    history = []
+    for step in range(steps):
+        scores = ensemble.score(played(step))
+        history.append(Snapshot(step=step, report=ensemble.report(), reward=float(scores.mean())))
+    return ensemble, history
+
+
+@pytest.fixture(scope="module")
+def hostile():
+    ensemble, history = judged()
+    return ensemble.report(), history, page(ensemble.report(), history)
+
+
+class Reader(HTMLParser):
+    """Collects what a browser would act on."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags, self.open, self.targets, self.text = set(), [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        if tag not in {"meta", "img"}:
+            self.open.append(tag)
+        self.targets += [value for name, value in attrs if name in {"src", "href"} or name.startswith("on")]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def test_the_page_runs_nothing_and_loads_nothing(hostile):
+    reader = Reader()
+    reader.feed(hostile[2])
+    assert not reader.tags & {"script", "link", "iframe", "object", "svg", "a"} and reader.open == []
+    assert len(reader.targets) == 4  # rates, calibration, correlation, drift
+    assert all(target.startswith("data:image/svg+xml;base64,") for target in reader.targets)
+    assert "default-src 'none'" in hostile[2]
+
+
+def test_hostile_names_are_shown_as_text(hostile):
+    text = hostile[2]
+    assert "\x1b" not in text and "\u202e" not in text and "<script" not in text
+    assert text.count("&lt;script&gt;alert(&quot;$x$&quot;)&lt;/script&gt;") >= 4  # title, heading, name, family
+    table = hostile[0].table()
+    assert "\x1b" not in table and "\u202e" not in table and "[bold]" in table
+
+
+def test_pictures_spell_names_instead_of_obeying_them():
+    from forge_verifiers.report_plots import accuracy_figure, labels
+
+    ensemble = Ensemble([weak(0, name=r"_$\frac{1}$"), weak(1, name="日本"), weak(2)])
+    ensemble.score(played())
+    report = ensemble.report()
+    assert labels(report) == [r"1  _$\frac{1}$", "2  \u25a1\u25a1", "3  weak2"]
+    picture = accuracy_figure(report)
+    assert picture == accuracy_figure(report) and b"<text" not in picture and b"<script" not in picture
+
+
+def test_the_page_holds_the_numbers(hostile):
+    report, _, text = hostile
+    best = report.verifiers[6]
+    assert f"<td>{best.tpr:.3f}</td><td>{best.fpr:.3f}</td><td>{best.weight:.3f}</td>" in text
+    assert f"{report.effective_number:.2f} of 8" in text
+    assert "<td class=bad>3</td><td>0</td>" in text  # three calls of the dead verifier
+    assert "384 (100%)" in text
+    assert "Steps 0 to 2, fits 1 to 3" in text
+
+
+def test_the_table_names_rates_counts_and_failures():
+    ensemble = Ensemble([weak(0), Rule(dead, name="dead")])
+    ensemble.score(played())
+    rows = {line.split()[0]: line.split() for line in ensemble.report().table().splitlines() if line.strip()}
+    assert rows["dead"][-4:] == ["0", "128", "1", "0"] and rows["weak0"][-4:] == ["128", "0", "0", "0"]
+    assert "no route" in ensemble.report().table() and "effective number" in ensemble.report().table()
+
+
+def test_a_report_before_the_first_fit_has_a_table_and_a_page(tmp_path):
+    report = Ensemble([weak(0)]).report()
+    assert report.evidence is None and "\N{EN DASH}" in report.table()
+    text = report.html(tmp_path / "new" / "r.html").read_text()
+    assert "nothing was fitted yet" in text and "no drift to show" in text
+
+
+def test_a_page_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match="choose another file"):
+        Ensemble([weak(0)]).report().html(tmp_path / "file" / "r.html")
+
+
+def test_a_report_survives_json():
+    ensemble = Ensemble([weak(0), weak(1), weak(2), Rule(dead, name="dead")])
+    ensemble.score(played())
+    report = ensemble.report()
+    text = json.dumps(report.row(), allow_nan=False)
+    assert '"tpr": null' in text and len(text) < 2000
+    again = EnsembleReport.from_row(json.loads(text))
+    assert again.row() == report.row() and np.isnan(again.verifiers[3].tpr)
+    with pytest.raises(ValueError, match="'verifiers'"):
+        EnsembleReport.from_row({"name": "x"})
+    with pytest.raises(ValueError, match="combiner"):
+        EnsembleReport.from_row({"name": "x", "verifiers": []})
+
+
+def test_a_report_is_not_changed_by_what_is_scored_later():
+    ensemble = Ensemble([weak(k) for k in range(4)], max_rows=128)
+    ensemble.score(played(0))
+    report = ensemble.report()
+    before = report.evidence.posterior().tobytes()
+    ensemble.score(played(1))
+    assert report.evidence.posterior().tobytes() == before != ensemble.report().evidence.posterior().tobytes()
+
+
+def evidence(n=4000, m=8, seed=0, labels=None, copies=0):
+    rng = np.random.default_rng(seed)
+    truth = rng.random(n) < 0.4
+    scores = np.clip(rng.normal(0.35 + 0.3 * truth[:, None], 0.35, (n, m)), 0, 1).astype(np.float32)
+    scores[:, m - copies :] = scores[:, :1]
+    from forge_verifiers import combiners
+
+    return Evidence(
+        scores=scores,
+        groups=np.arange(n) // 8,
+        labels=np.where(labels(rng, truth), truth, np.nan).astype(np.float32) if labels else np.full(n, np.nan, "f4"),
+        families=[None] * m,
+        combiner=combiners.get("default").fit(scores).state_dict(),
+    ), truth
+
+
+def test_calibration_against_labels_counts_what_was_right():
+    some, truth = evidence(labels=lambda rng, truth: rng.random(len(truth)) < 0.2)
+    curve = some.calibration()
+    known = ~np.isnan(some.labels)
+    assert curve.source == "labels" and curve.count.sum() == known.sum()
+    assert np.average(curve.observed, weights=curve.count) == pytest.approx(truth[known].mean())
+    assert curve.error < 0.06
+
+
+def test_calibration_without_labels_is_a_check_of_the_halves():
+    curve = evidence()[0].calibration()
+    assert curve.source == "halves" and curve.error < 0.08
+    assert (np.diff(curve.observed) > -0.1).all() and curve.observed[0] < 0.1 and curve.observed[-1] > 0.9
+
+
+def test_too_few_independent_verifiers_check_nothing():
+    curve = evidence(m=5)[0].calibration()
+    assert curve.source == "none" and np.isnan(curve.error)
+    kin, _ = evidence()
+    kin = Evidence(**{f: getattr(kin, f) for f in kin.__slots__} | {"families": ["a"] * 4 + [None] * 4})
+    assert kin.calibration().source == "none"
+
+
+def test_a_blurred_posterior_is_made_unbiased():
+    rng = np.random.default_rng(0)
+    q = rng.beta(1, 2, 20000)
+    truth = rng.random(20000) < q
+    strong = rng.random(20000) < np.where(truth, 0.8, 0.1)  # rows chosen by somebody else
+    assert unblurred(q)[strong].mean() == pytest.approx(truth[strong].mean(), abs=0.03)
+    assert abs(q[strong].mean() - truth[strong].mean()) > 0.1
+
+
+def test_correlations_are_those_of_common_rows():
+    rng = np.random.default_rng(1)
+    scores = rng.random((200, 4)).astype(np.float32)
+    scores[:, 1] = 1 - scores[:, 0]
+    scores[:, 3] = 0.5
+    scores[rng.random((200, 4)) < 0.2] = np.nan
+    some, _ = evidence(n=200, m=4)
+    found = Evidence(**{f: getattr(some, f) for f in some.__slots__} | {"scores": scores}).correlation()
+    both = ~np.isnan(scores[:, [0, 2]]).any(axis=1)
+    assert found[0, 1] == pytest.approx(-1) and found[0, 0] == pytest.approx(1)
+    assert found[0, 2] == pytest.approx(np.corrcoef(scores[both, 0], scores[both, 2])[0, 1], abs=1e-5)
+    assert np.isnan(found[3]).all()
+
+
+def test_evidence_needs_an_ensembles_state():
+    ensemble, _ = judged(1)
+    assert Evidence.from_state(ensemble.state_dict(), [None] * 8).scores.shape == (128, 8)
+    assert Evidence.from_state(Ensemble([weak(0)]).state_dict(), [None]) is None
+    with pytest.raises(ValueError, match="window/scores"):
+        Evidence.from_state({"x": np.zeros(1)}, [])
+
+
+def test_other_combiners_make_a_page_with_few_labels():
+    for name in ("mean", "logistic"):
+        ensemble = Ensemble([weak(k) for k in range(6)], name, label=lambda t: t.info["truth"])
+        ensemble.score(played(groups=10))
+        text = page(ensemble.report())
+        assert re.search(r"Expected calibration error 0\.\d{3} over 80 predictions", text), name

@@ -1,0 +1,63 @@
+"""What a training run has learned of its verifiers, read from its folder.
+
+In: a run folder. Out: the reports of its steps, the newest with its score rows. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge_agents.errors import RunFolderError
+from forge_trainers.experiment import saved_reward
+from forge_trainers.run_folder import read_rows
+
+if TYPE_CHECKING:
+    from forge_verifiers.ensemble_report import Snapshot
+
+_LOG = "verifiers.jsonl"
+
+
+def verifier_history(folder: str | os.PathLike[str]) -> list[Snapshot]:
+    """One snapshot per logged step of a run, oldest first, at least one.
+
+    The last report carries the score rows of the newest checkpoint, where there is one.
+
+    Raises:
+        RunFolderError: The folder holds no run, a run without verifiers, or a damaged one.
+    """
+    from forge_verifiers.report_evidence import Evidence
+
+    path = Path(folder)
+    if not (path / "config.yaml").exists():
+        raise RunFolderError(f"{path} is no run folder: it has no config.yaml; give the out_dir of a training run")
+    if not (path / _LOG).exists():
+        raise RunFolderError(
+            f"the run in {path} has no verifiers: there is no {_LOG}. Training writes it where the reward is an "
+            "Ensemble, or any other reward with a report()"
+        )
+    metrics = read_rows(path / "metrics.jsonl") if (path / "metrics.jsonl").exists() else []
+    rewards = {row["step"]: row.get("reward/mean") for row in metrics}
+    snapshots = [_snapshot(path / _LOG, row, rewards) for row in read_rows(path / _LOG)]
+    if not snapshots:
+        raise RunFolderError(f"{path / _LOG} is empty: no step of the run is finished yet; wait for the first")
+    last, state = snapshots[-1], saved_reward(path / "checkpoints")
+    if "names" not in state or state["names"].tolist() != [v.name for v in last.report.verifiers]:
+        return snapshots
+    evidence = Evidence.from_state(state, [v.family for v in last.report.verifiers])
+    return [*snapshots[:-1], replace(last, report=replace(last.report, evidence=evidence))]
+
+
+def _snapshot(file: Path, row: Mapping[str, Any], rewards: Mapping[int, float | None]) -> Snapshot:
+    from forge_verifiers.ensemble_report import EnsembleReport, Snapshot
+
+    try:
+        step, report = int(row["step"]), EnsembleReport.from_row(row)
+    except (KeyError, TypeError, ValueError) as cause:
+        raise RunFolderError(f"{file} holds something that is no report: {cause}") from cause
+    reward = rewards.get(step)
+    return Snapshot(step=step, report=report, reward=math.nan if reward is None else reward)
