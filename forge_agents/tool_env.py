@@ -122,7 +122,7 @@ class ToolEnv(TurnEnv):
         shown = self._shown.get(agent)
         return super().observe(agent) if shown is None else Observation(shown)
 
-    def _decide(self, agent: str, action: str) -> Outcome:
+    def _play(self, agent: str, action: str) -> Outcome:
         left = self.calls_left(agent)
         offered = list(self.tools(agent)) if left > 0 else []
         calls = parse_tool_calls(action, tools=offered)[:left] if offered else []
@@ -138,7 +138,8 @@ class ToolEnv(TurnEnv):
         outcome = self.after_calls(agent, results)
         counts = {"tool_calls": self._calls[agent], "tool_errors": self._failed[agent]}
         info = {**outcome.info, agent: {**counts, **outcome.info.get(agent, {})}}
-        return replace(outcome, next=outcome.next or agent, info=info)
+        over = agent in {*self._named(outcome.done, "done"), *self._named(outcome.truncated, "truncated")}
+        return replace(outcome, next=outcome.next or (None if over else agent), info=info)
 
     def _result_text(self, agent: str, results: Sequence[ToolResult]) -> str:
         note = "" if self.calls_left(agent) > 0 else _LAST

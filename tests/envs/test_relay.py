@@ -29,11 +29,26 @@ def test_both_seats_are_rewarded_for_the_right_number():
 def test_the_calculator_answers_the_same_seat_a_limited_number_of_times():
     env = asked(max_tool_calls=2)
     env.step(CALL % "17 + 25")
-    assert (env.agent_selection, env.observe("asker"), env.observe("answerer")) == ("asker", "42", "")
+    shown = (env.agent_selection, env.observe("asker"), env.observe("answerer"))
+    assert shown == ("asker", "<tool_response>\n42\n</tool_response>", "")
     env.step(CALL % "1 / 0")
-    assert env.agent_selection == "asker" and env.observe("asker").startswith("Error: division by zero")
+    assert env.agent_selection == "asker" and "Error: division by zero" in env.observe("asker")
     env.step(CALL % "1 + 1")
     assert env.agent_selection == "answerer" and env.observe("answerer").startswith("<tool_call>")
+
+
+def test_the_first_call_that_works_is_rewarded_once():
+    env = asked(tool_format="plain", call_reward=0.2, max_tool_calls=4)
+    assert "CALL calculator(" in env.instructions("asker") and "CALL" not in env.instructions("answerer")
+    env.step("CALL calculator(1 +)")
+    assert env.rewards == {"asker": 0.0, "answerer": 0.0}
+    env.step("CALL calculator(17 + 25)")
+    assert (env.rewards, env.observe("asker")) == ({"asker": 0.2, "answerer": 0.2}, "42")
+    env.step("CALL calculator(17 + 25)")
+    assert env.rewards["asker"] == 0.0
+    env.step("42")
+    env.step("42")
+    assert env.rewards["asker"] == 1.0 and env.infos["asker"]["tool_calls"] == 3
 
 
 def test_without_the_tool_a_call_is_a_message():
@@ -129,7 +144,15 @@ def test_wording_is_the_users():
 
 
 @pytest.mark.parametrize(
-    "bad", [{"operators": "/"}, {"operators": ""}, {"max_number": 0}, {"partial_credit": 2.0}, {"max_message_chars": 0}]
+    "bad",
+    [
+        {"operators": "/"},
+        {"operators": ""},
+        {"max_number": 0},
+        {"partial_credit": 2.0},
+        {"max_message_chars": 0},
+        {"call_reward": -1.0},
+    ],
 )
 def test_bad_arguments_are_refused(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
