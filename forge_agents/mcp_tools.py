@@ -1,0 +1,185 @@
+"""The tools of an MCP server, as tools that agents call.
+
+In: a command that starts a server, or the address of one. Out: `Tool`s with the server's schemas, while the connection
+is open. Waits for the server, with a deadline to connect and one for each call.
+
+The connection lives in a thread with an event loop of its own, so tools are called like any function.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from forge_agents.errors import ForgeError
+from forge_agents.tools import Tool
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp.types import CallToolResult
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+_STOP_S = 10.0
+"""Deadline for a server to stop."""
+
+
+class McpServerError(ForgeError, ConnectionError):
+    """An MCP server that cannot be reached, or does not speak the protocol."""
+
+
+@contextlib.contextmanager
+def mcp_tools(
+    server: str | Sequence[str],
+    *,
+    connect_s: float = 30.0,
+    call_s: float = 30.0,
+    env: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Iterator[list[Tool]]:
+    """Connect to an MCP server for the length of a ``with`` block.
+
+    A call that fails, is late or finds the server gone is an error text for the model, as with any tool; the results
+    of a server's tools are text, other content is named only. Deep copies of an environment share the connection.
+
+    Args:
+        server: The address of a server (streamable HTTP), such as ``"http://127.0.0.1:8000/mcp"``, or the command that
+            starts one (stdio), such as ``["python", "server.py"]``. A command runs with your rights: name only servers
+            that you trust.
+        connect_s: Deadline in seconds to start, connect and list the tools.
+        call_s: Deadline in seconds of one call.
+        env: Variables of a command, beside the few that it inherits (such as PATH).
+        headers: Headers of every request to an address, such as a token.
+
+    Yields:
+        The server's tools.
+
+    Raises:
+        McpServerError: The server did not start, connect or answer in time. The message names it.
+        ImportError: The package ``mcp`` is missing.
+    """
+    name = server if isinstance(server, str) else " ".join(server)
+    if not name:
+        raise ValueError("server is empty; pass an address or a command")
+    try:
+        import mcp  # noqa: F401  # a missing package is said here, not in the thread
+    except ImportError as error:
+        raise ImportError("MCP tools need the package mcp; pip install mcp") from error
+    connection = _Connection(name)
+    try:
+        yield connection.open(lambda: _client(server, env, headers), connect_s, call_s)
+    finally:
+        connection.close()
+
+
+@contextlib.asynccontextmanager
+async def _client(
+    server: str | Sequence[str], env: Mapping[str, str] | None, headers: Mapping[str, str] | None
+) -> AsyncIterator[Client]:
+    from mcp import Client, StdioServerParameters
+    from mcp.client.streamable_http import streamable_http_client
+    from mcp.shared._httpx_utils import create_mcp_http_client
+
+    async with contextlib.AsyncExitStack() as stack:
+        if isinstance(server, str):
+            http = await stack.enter_async_context(create_mcp_http_client(headers=dict(headers or {})))
+            client = Client(streamable_http_client(server, http_client=http))
+        else:
+            command, *args = server
+            client = Client(StdioServerParameters(command=command, args=args, env=dict(env or {})))
+        yield await stack.enter_async_context(client)
+
+
+class _Connection:
+    """One client in one thread. The client is opened and closed by one task, as its cancel scopes ask."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=f"mcp {name}", daemon=True)
+        self._thread.start()
+        self._stop = asyncio.Event()
+        self._served: Future[None] | None = None
+
+    def open(self, connect: Callable[[], Any], connect_s: float, call_s: float) -> list[Tool]:
+        ready: Future[tuple[Client, list[Any]]] = Future()
+        self._served = asyncio.run_coroutine_threadsafe(self._serve(connect, ready, connect_s), self._loop)
+        client, listed = ready.result(connect_s + _STOP_S)  # the inner deadline comes first
+        return [self._tool(client, tool, call_s) for tool in listed]
+
+    async def _serve(
+        self, connect: Callable[[], Any], ready: Future[tuple[Client, list[Any]]], connect_s: float
+    ) -> None:
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                async with asyncio.timeout(connect_s):
+                    client = await stack.enter_async_context(connect())
+                    ready.set_result((client, await _all_tools(client)))
+                await self._stop.wait()
+        except BaseException as error:  # noqa: BLE001  # carried to the thread that connects
+            if not ready.done():
+                why = f"gave no answer within {connect_s:g} s" if isinstance(error, TimeoutError) else _said(error)
+                failure = McpServerError(f"MCP server {self._name!r}: {why}; start it by hand to see what it says")
+                failure.__cause__ = error
+                ready.set_exception(failure)
+
+    def _tool(self, client: Client, tool: Any, call_s: float) -> Tool:
+        def call(**arguments: Any) -> str:
+            result = self._within(client.call_tool(tool.name, arguments, read_timeout_seconds=call_s), call_s)
+            text = _text(result)
+            if result.is_error:
+                raise ValueError(text or f"{tool.name} failed")
+            return text
+
+        return Tool(name=tool.name, description=tool.description or "", parameters=tool.input_schema, fn=call)
+
+    def _within(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        """The result of a call; what goes wrong on the way is said with the server's name."""
+        if self._served is None or self._served.done():
+            work.close()
+            raise ValueError(f"the connection to the MCP server {self._name!r} is closed")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout_s + 1.0)  # the client's own deadline comes first
+        except TimeoutError as late:
+            future.cancel()
+            raise ValueError(f"the MCP server {self._name!r} gave no result within {timeout_s:g} s") from late
+        except Exception as error:
+            raise ValueError(f"the MCP server {self._name!r}: {_said(error)}") from error
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        if self._served is not None:
+            try:
+                self._served.result(_STOP_S)
+            except TimeoutError:
+                _log.warning("MCP server %r did not stop within %g s", self._name, _STOP_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_STOP_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
+async def _all_tools(client: Client) -> list[Any]:
+    page = await client.list_tools()
+    tools = list(page.tools)
+    while page.next_cursor:
+        page = await client.list_tools(cursor=page.next_cursor)
+        tools += page.tools
+    return tools
+
+
+def _text(result: CallToolResult) -> str:
+    return "\n".join(block.text if block.type == "text" else f"[{block.type}]" for block in result.content)
+
+
+def _said(error: BaseException) -> str:
+    """What went wrong, from within the groups that task groups raise."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,176 @@
+import asyncio
+import copy
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from forge_agents.env import Outcome
+from forge_agents.mcp_tools import McpServerError, mcp_tools
+from forge_agents.tool_env import ToolEnv
+from forge_agents.tools import ToolCall, run_tool
+
+pytest.importorskip("mcp")
+
+SERVER = """
+import os, sys, time
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+
+server = MCPServer("shelf")
+
+@server.tool()
+def add(a: int, b: int = 1) -> int:
+    "Add two numbers."
+    return a + b
+
+@server.tool()
+def fail(why: str) -> str:
+    "Fail."
+    raise ToolError(why)
+
+@server.tool()
+async def sleep(seconds: float) -> str:
+    "Sleep."
+    import anyio
+    await anyio.sleep(seconds)
+    return "awake"
+
+@server.tool()
+def pid() -> int:
+    "Tell the process."
+    return os.getpid()
+
+if __name__ == "__main__":
+    server.run("stdio")
+"""
+
+
+def call(name, **arguments):
+    return ToolCall(name=name, arguments=arguments)
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    path = tmp_path_factory.mktemp("mcp") / "shelf.py"
+    path.write_text(SERVER)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tools(script):
+    with mcp_tools([sys.executable, str(script)], call_s=1.0) as found:
+        yield found
+
+
+def test_a_stdio_servers_tools_carry_its_schemas(tools):
+    by_name = {tool.name: tool for tool in tools}
+    assert set(by_name) == {"add", "fail", "sleep", "pid"}
+    assert by_name["add"].description == "Add two numbers."
+    assert by_name["add"].parameters["required"] == ["a"]
+    assert by_name["add"].parameters["properties"]["b"]["type"] == "integer"
+
+
+def test_calls_go_to_the_server(tools):
+    result = run_tool(tools, call("add", a=2, b=40))
+    assert (result.ok, result.content) == (True, "42")
+    assert run_tool(tools, call("add", a=2)).content == "3"
+
+
+def test_wrong_calls_and_failing_tools_are_text(tools):
+    assert "argument 'a' of add is 'x'" in run_tool(tools, call("add", a="x")).content
+    failed = run_tool(tools, call("fail", why="because"))
+    assert not failed.ok and "because" in failed.content
+
+
+def test_a_late_call_is_text_and_the_next_one_works(tools):
+    started = time.monotonic()
+    late = run_tool(tools, call("sleep", seconds=60))
+    assert not late.ok and "shelf.py" in late.content and time.monotonic() - started < 5
+    assert run_tool(tools, call("add", a=1)).ok
+
+
+def test_an_environment_uses_them_and_its_forks_share_the_server(tools):
+    class Adder(ToolEnv):
+        possible_agents = ("adder",)
+
+        def setup(self, rng):
+            self.numbers = rng.integers(100, size=2).tolist()
+
+        def tools(self, agent):
+            return tools
+
+        def instructions(self, agent):
+            return self.tool_help(agent)
+
+        def observe_text(self, agent):
+            return str(self.numbers)
+
+        def act(self, agent, action):
+            return Outcome(rewards={agent: float(action == str(sum(self.numbers)))}, done=True)
+
+    env = Adder(tool_format="plain")
+    env.reset(seed=0)
+    fork = copy.deepcopy(env)
+    for game in (env, fork):
+        game.step("CALL add(a={}, b={})".format(*game.numbers))
+        game.step(game.observe("adder"))
+        assert game.rewards == {"adder": 1.0}
+
+
+def test_a_server_that_died_is_text_for_the_model(script):
+    with mcp_tools([sys.executable, str(script)], call_s=2.0) as tools:
+        os.kill(int(run_tool(tools, call("pid")).content), signal.SIGKILL)
+        for _ in range(2):
+            gone = run_tool(tools, call("add", a=1))
+            assert not gone.ok and "shelf.py" in gone.content
+    closed = run_tool(tools, call("add", a=1))
+    assert not closed.ok and "closed" in closed.content
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        ["no-such-program-at-all"],
+        [sys.executable, "-c", "import sys; sys.exit('broken')"],
+        "http://127.0.0.1:9/mcp",
+    ],
+)
+def test_a_server_that_is_not_there_is_an_error_that_names_it(server):
+    with pytest.raises(McpServerError, match=server if isinstance(server, str) else server[0]), mcp_tools(server):
+        pass
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("mcp ") and "9/mcp" in thread.name]
+
+
+def test_a_server_that_says_nothing_is_given_up():
+    silent = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with pytest.raises(McpServerError, match="no answer within 0.5 s"), mcp_tools(silent, connect_s=0.5):
+        pass
+
+
+@pytest.fixture
+def address(script):
+    """The same server over streamable HTTP, on a free port of loopback, in a thread."""
+    import uvicorn
+
+    space = {"__name__": "shelf"}
+    exec(compile(script.read_text(), str(script), "exec"), space)
+    config = uvicorn.Config(space["server"].streamable_http_app(), host="127.0.0.1", port=0, log_level="error")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 20
+    while not server.started and time.monotonic() < deadline:
+        time.sleep(0.02)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/mcp"
+    server.should_exit = True
+    thread.join(20)
+
+
+def test_streamable_http_is_the_same(address):
+    with mcp_tools(address, call_s=2.0, headers={"Authorization": "Bearer token"}) as tools:
+        assert run_tool(tools, call("add", a=20, b=22)).content == "42"
+        assert "because" in run_tool(tools, call("fail", why="because")).content
