@@ -1,0 +1,320 @@
+"""Judges behind an endpoint: what is sent, what comes back, and what goes wrong."""
+
+import asyncio
+import json
+import math
+import re
+import threading
+import time
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+
+from forge_agents.errors import StallError
+from forge_agents.testing import check_verifier
+from forge_agents.types import Trajectory, Turn
+from forge_verifiers import Ensemble, Judge, Pairs, Reasoned, Rule, Scale
+from forge_verifiers.chat_endpoint import Endpoint
+
+
+def said(*actions, seed=0, task="2 + 2?"):
+    turns = tuple(Turn(agent="a", index=k, observation=task, action=text, reward=0.0) for k, text in enumerate(actions))
+    return Trajectory(agent="a", policy="p", turns=turns, env_id="t", seed=seed)
+
+
+def answers_in(request):
+    """The fenced answers of a request, by label."""
+    text = request["messages"][1]["content"]
+    return dict(re.findall(r"<<<(answer(?: [AB])?) [0-9a-f]{16}>>>\n(.*?)\n<<<end of answer", text, re.DOTALL))
+
+
+def is_four(request):
+    return "yes" if answers_in(request)["answer"].strip() == "4" else "no"
+
+
+def longer(request):
+    found = answers_in(request)
+    return "A" if len(found["answer A"]) > len(found["answer B"]) else "B"
+
+
+class Server(ThreadingHTTPServer):
+    """Answers chat requests with what ``reply(request)`` says: a text, a whole body, or (status, error)."""
+
+    daemon_threads = True
+
+    def __init__(self, reply):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.reply, self.requests, self.headers_seen = reply, [], []
+        self.under_way, self.most, self.lock = 0, 0, threading.Lock()
+
+    @property
+    def endpoint(self):
+        return Endpoint(f"http://127.0.0.1:{self.server_port}/v1", "stub")
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        server = self.server
+        with server.lock:
+            server.requests.append(request)
+            server.headers_seen.append({name.lower(): value for name, value in self.headers.items()})
+            server.under_way += 1
+            server.most = max(server.most, server.under_way)
+        try:
+            reply = server.reply(request)
+        finally:
+            with server.lock:
+                server.under_way -= 1
+        status, body = reply if isinstance(reply, tuple) else (200, reply)
+        if isinstance(body, str):
+            choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": body}}
+            body = {"id": "1", "object": "chat.completion", "created": 0, "model": "stub", "choices": [choice],
+                    "usage": {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}}  # fmt: skip
+        sent = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(sent)))
+        if status == 429:
+            self.send_header("Retry-After-Ms", "20")
+        self.end_headers()
+        self.wfile.write(sent)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def serve():
+    """``serve(reply)``: a stub server; all end with the test."""
+    servers = []
+
+    def start(reply):
+        server = Server(reply)
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_gold_answers_score_one_and_wrong_ones_less(serve):
+    golds, wrongs = [said("4", seed=k) for k in range(3)], [said("5"), said("22")]
+    for reply, answer in (
+        (is_four, None),
+        (lambda r: json.dumps({"answer": "5" if is_four(r) == "yes" else "2"}), Scale(levels=5)),
+        (lambda r: json.dumps({"reason": "so", "pass": is_four(r) == "yes"}), Reasoned()),
+    ):
+        with Judge(serve(reply).endpoint, "Is it right?", answer=answer) as judge:
+            assert check_verifier(judge, golds, wrongs).ok
+    with Judge(serve(longer).endpoint, "Which is longer?", answer=Pairs()) as judge:
+        assert check_verifier(judge, [said("44444"), said("44444")], [said("4"), said("444")]).ok
+
+
+def test_the_request_holds_rubric_fence_and_schema(serve):
+    server = serve(is_four)
+    with Judge(server.endpoint, "Is it right?") as judge:
+        assert judge.score([said("4"), said("5")]).tolist() == [1.0, 0.0]
+    request = server.requests[0]
+    assert request["messages"][0]["content"].endswith("Rubric:\nIs it right?")
+    assert request["response_format"]["json_schema"]["schema"]["properties"]["answer"]["enum"] == ["yes", "no"]
+    assert (request["temperature"], request["logprobs"], request["model"]) == (0.0, True, "stub")
+    assert judge.cost == "model"
+
+
+def with_logprobs(tokens):
+    """A reply of `tokens`, each a mapping from alternatives to probabilities, the first of which was chosen."""
+
+    def entry(token, p):
+        return {"token": token, "logprob": math.log(p), "bytes": None}
+
+    content = [
+        {**entry(*next(iter(t.items()))), "top_logprobs": [entry(*item) for item in t.items()]} for t in tokens
+    ]
+    text = "".join(next(iter(t)) for t in tokens)
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text},
+              "logprobs": {"content": content}}  # fmt: skip
+    return {"id": "1", "object": "chat.completion", "created": 0, "model": "stub", "choices": [choice]}
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        [{"yes": 0.6, "no": 0.2, "?": 0.2}],
+        [{" Yes": 0.6, "no": 0.2, "?": 0.2}, {".": 1.0}],
+        [{'{"': 1.0}, {"answer": 1.0}, {'":': 1.0}, {' "': 0.9}, {"yes": 0.6, "no": 0.2}, {'"}': 1.0}],
+        [{'{"answer': 1.0}, {'":': 1.0}, {' "yes': 0.3, '"no': 0.1}, {'"}': 1.0}],
+    ],
+)
+def test_probabilities_of_the_verdicts_token_grade_the_score(serve, tokens):
+    with Judge(serve(lambda request: with_logprobs(tokens)).endpoint, "Right?") as judge:
+        assert judge.score([said("4")]).tolist() == [pytest.approx(0.75)]
+
+
+def test_equal_texts_are_asked_once_in_a_call(serve):
+    server = serve(is_four)
+    with Judge(server.endpoint, "Is it right?") as judge:
+        scores = judge.score([said("4"), said("5"), said("4"), said("4", seed=7), said()])
+    np.testing.assert_array_equal(scores, np.array([1, 0, 1, 1, np.nan], np.float32))
+    assert len(server.requests) == 2
+    assert (judge.usage.questions, judge.usage.repeated, judge.usage.trajectories) == (2, 2, 5)
+    assert (judge.usage.prompt_tokens, judge.usage.completion_tokens) == (20, 4)
+
+
+def test_every_turn_can_have_a_question_of_its_own(serve):
+    with Judge(serve(is_four).endpoint, "Is it right?", view="turns") as judge:
+        assert judge.score([said("4", "5", "4", "4"), said("5"), said("4")]).tolist() == [0.75, 0.0, 1.0]
+
+
+def test_nonsense_abstains_and_is_counted(serve):
+    def reply(request):
+        return "As a language model" if is_four(request) == "no" else "yes"
+
+    with Judge(serve(reply).endpoint, "Is it right?") as judge:
+        np.testing.assert_array_equal(judge.score([said("4"), said("5"), said("6")]), [1, np.nan, np.nan])
+    assert (judge.usage.nonsense, judge.usage.failed) == (2, 0)
+
+
+def test_siblings_are_compared_in_both_orders(serve):
+    server = serve(longer)
+    with Judge(server.endpoint, "Which is longer?", answer=Pairs()) as judge:
+        scores = judge.score([said("1"), said("333"), said("22"), said("333"), said("9999", seed=1), said("8", seed=1)])
+        assert scores.tolist() == [0.0, 1.0, 0.5, 1.0, 1.0, 0.0]
+        assert judge.usage.questions == 8  # three different texts, then two
+        assert np.isnan(judge.score([said("1"), said("1"), said("2", seed=1)])).all()
+    places = Counter(tuple(sorted(answers_in(request).items())) for request in server.requests)
+    assert set(places.values()) == {1}
+
+
+def test_a_judge_that_prefers_a_place_says_nothing(serve):
+    with Judge(serve(lambda request: "A").endpoint, "Which is better?", answer=Pairs()) as judge:
+        assert judge.score([said("1"), said("22"), said("333")]).tolist() == [0.5, 0.5, 0.5]
+        assert judge.usage.nonsense == 0
+
+
+def test_a_text_whose_comparisons_make_no_sense_abstains(serve):
+    def reply(request):
+        return "neither" if "333" in answers_in(request).values() else longer(request)
+
+    with Judge(serve(reply).endpoint, "Which is longer?", answer=Pairs()) as judge:
+        np.testing.assert_array_equal(judge.score([said("1"), said("22"), said("333")]), [0.0, 1.0, np.nan])
+        assert judge.usage.nonsense == 4
+
+
+def test_load_and_server_errors_are_waited_out(serve):
+    tries = Counter()
+
+    def reply(request):
+        key = answers_in(request)["answer"]
+        tries[key] += 1
+        return (429 if key == "4" else 503, {"error": {"message": "busy"}}) if tries[key] == 1 else is_four(request)
+
+    with Judge(serve(reply).endpoint, "Is it right?") as judge:
+        assert judge.score([said("4"), said("5")]).tolist() == [1.0, 0.0]
+    assert tries == {"4": 2, "5": 2}
+
+
+def test_what_fails_abstains_but_nothing_at_all_is_an_error(serve):
+    def reply(request):
+        return "yes" if is_four(request) == "yes" else (500, {"error": {"message": "out of order"}})
+
+    with Judge(serve(reply).endpoint, "Is it right?", retries=0) as judge:
+        np.testing.assert_array_equal(judge.score([said("4"), said("5")]), [1, np.nan])
+        assert judge.usage.failed == 1
+        with pytest.raises(Exception, match="out of order"):
+            judge.score([said("5")])
+
+
+def test_a_slow_endpoint_is_named(serve):
+    server = serve(lambda request: time.sleep(1.0) or "yes")
+    with (
+        Judge(server.endpoint, "Right?", timeout_s=0.2, retries=0) as judge,
+        pytest.raises(StallError, match=r"stub at http://127.0.0.1:\d+/v1 gave no answer within 0.2 s"),
+    ):
+        judge.score([said("4")])
+
+
+def test_no_more_requests_are_under_way_than_allowed(serve):
+    server = serve(lambda request: time.sleep(0.02) or is_four(request))
+    with Judge(server.endpoint, "Is it right?", concurrency=3) as judge:
+        judge.score([said(str(k)) for k in range(12)])
+    assert server.most == 3
+
+
+def test_a_server_without_structured_output_is_asked_without(serve):
+    def reply(request):
+        for feature in ("response_format", "logprobs"):
+            if feature in request:
+                return 400, {"error": {"message": f"unknown field {feature}"}}
+        return is_four(request)
+
+    server = serve(reply)
+    with Judge(server.endpoint, "Is it right?", concurrency=1) as judge:
+        assert judge.score([said("4"), said("5"), said("6")]).tolist() == [1.0, 0.0, 0.0]
+    assert len(server.requests) == 5  # two refusals, once
+
+
+def test_the_key_comes_from_the_environment(serve, monkeypatch):
+    server = serve(is_four)
+    judge = Judge(Endpoint(server.endpoint.url, "stub", api_key_env="JUDGE_KEY"), "Is it right?")
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    with pytest.raises(ValueError, match="'JUDGE_KEY' is not set"):
+        judge.score([said("4")])
+    monkeypatch.setenv("JUDGE_KEY", "s3cret")
+    with judge:
+        judge.score([said("4")])
+    assert server.headers_seen[0]["authorization"] == "Bearer s3cret"
+    assert "s3cret" not in repr(vars(judge))
+
+
+def test_a_judge_works_inside_a_running_loop_after_closing_and_in_an_ensemble(serve):
+    judge = Judge(serve(is_four).endpoint, "Is it right?")
+
+    async def main():
+        return judge.score([said("4")]).tolist()
+
+    assert asyncio.run(main()) == [1.0]
+    judge.close()
+    judge.close()
+    ensemble = Ensemble([judge, Rule(lambda t: 0.5, name="half"), Rule(lambda t: len(t.turns[0].action) < 2)], "mean")
+    assert ensemble.score([said("4"), said("55")])[0] > 0.5
+    judge.close()
+
+
+def test_a_resumed_judge_asks_the_same(serve):
+    server = serve(is_four)
+    one, other = (Judge(server.endpoint, "Is it right?") for _ in range(2))
+    one.score([said("4")])
+    other.score([said("4")])
+    other.load_state_dict(one.state_dict())
+    other.score([said("4")])
+    texts = [request["messages"][1]["content"] for request in server.requests]
+    assert texts[0] == texts[2] != texts[1]
+    with pytest.raises(ValueError, match="state_dict"):
+        other.load_state_dict({"key": np.zeros(3, np.uint8)})
+    one.close()
+    other.close()
+
+
+def test_wrong_arguments_are_refused():
+    endpoint = Endpoint("http://127.0.0.1:1/v1", "m")
+    for options, message in (
+        ({"view": "last"}, "view='last'"),
+        ({"view": "turns", "answer": Pairs()}, "as a whole"),
+        ({"max_chars": 0}, "max_chars=0"),
+        ({"timeout_s": math.inf}, "timeout_s=inf"),
+        ({"engine": object()}, "has its own"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Judge(endpoint, "r", **options)
+    with pytest.raises(TypeError, match="got int"):
+        Judge(3, "r")
+    with pytest.raises(ValueError, match="no HTTP address"):
+        Endpoint("localhost:8000", "m")
+    with pytest.raises(ValueError, match="names no model"):
+        Endpoint("http://localhost", "")

@@ -1,0 +1,95 @@
+"""Comparisons to grades, and replies to verdicts."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge_verifiers.judge_answers import Pairs, Reasoned, Reply, Scale, YesNo, choice_in, shares_of
+from forge_verifiers.judge_ranking import pairings, rank
+
+
+def reply(text, shares=None):
+    return Reply(text=text, shares=shares or {}, prompt_tokens=1, completion_tokens=1)
+
+
+def test_win_rates_count_ties_half():
+    wins = np.array([[0, 1, 1], [0, 0, 0.5], [0, 0.5, 0]])
+    assert rank(wins, "win_rate").tolist() == [1.0, 0.25, 0.25]
+    assert np.isnan(rank(np.zeros((2, 2)), "win_rate")).all()
+
+
+def test_bradley_terry_recovers_known_strengths():
+    strengths = np.array([4.0, 2.0, 1.0, 0.5])
+    met = 10_000 * (1 - np.eye(4))
+    beats = strengths[:, None] / (strengths[:, None] + strengths[None, :])
+    np.fill_diagonal(beats, 0)
+    grades = rank(met * beats, "bradley_terry")
+    np.testing.assert_allclose(grades, beats.sum(axis=1) / 3, atol=1e-3)
+
+
+def test_bradley_terry_sees_whom_one_beat():
+    wins = np.zeros((4, 4))
+    wins[0, 1] = wins[1, 2] = wins[2, 3] = 4.0  # 1 and 2 both won half their games
+    wins[2, 0] = wins[1, 3] = 0.0
+    grades = rank(wins, "bradley_terry")
+    assert grades[0] > grades[1] > grades[2] > grades[3]
+    assert rank(wins, "win_rate")[1] == rank(wins, "win_rate")[2]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(2, 12), st.sampled_from([None, 2, 4, 6]))
+def test_each_pair_meets_once_and_everyone_equally_often(n, opponents):
+    pairs = list(pairings(n, opponents))
+    assert len(set(pairs)) == len(pairs) and all(a < b for a, b in pairs)
+    times = np.bincount(np.array(pairs).ravel(), minlength=n)
+    assert set(times) == {min(n - 1, opponents or n)}
+
+
+def test_a_mark_is_expected_where_probabilities_are_known():
+    assert YesNo().grade(reply("yes")) == 1.0
+    assert YesNo().grade(reply("no", {"yes": 0.4, "no": 0.6})) == 0.4
+    assert Scale(levels=5).grade(reply("4")) == 0.75
+    assert Scale(levels=3).grade(reply("1", {"1": 0.5, "2": 0.25, "3": 0.25})) == pytest.approx(0.375)
+    assert Reasoned().grade(reply('{"reason": "it rhymes", "pass": true}')) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (YesNo(), "maybe"),
+        (YesNo(), ""),
+        (YesNo(), '{"verdict": "yes"}'),
+        (YesNo(), "yes and no"),
+        (Scale(levels=3), "4"),
+        (Reasoned(), '{"reason": "so", "pass": "true"}'),
+        (Reasoned(), '{"reason": "cut off he'),
+        (Reasoned(), "[" * 100_000),
+    ],
+)
+def test_nonsense_has_no_grade(answer, text):
+    assert answer.grade(reply(text, {"yes": 1.0})) is None
+
+
+@pytest.mark.parametrize("text", ["Yes", " yes.\n", '"yes"', '{"answer": "yes"}', json.dumps({"answer": "YES"})])
+def test_a_choice_is_found_bare_or_in_json(text):
+    assert choice_in(text, ("yes", "no")) == "yes"
+
+
+def test_tokens_that_begin_a_choice_share_its_probability():
+    alternatives = {"yes": 0.3, "y": 0.1, ' "Yes': 0.1, "no": 0.2, "n": 0.05, "nope": 0.1, "?": 0.2, "": 0.1}
+    shares = shares_of(alternatives, ("yes", "no"))
+    assert shares == {"yes": pytest.approx(0.5 / 0.75), "no": pytest.approx(0.25 / 0.75)}
+    assert shares_of({"?": 1.0}, ("yes", "no")) == {}
+
+
+def test_wrong_numbers_are_refused():
+    for make in (lambda: Scale(levels=10), lambda: Scale(levels=1), lambda: Pairs(opponents=3)):
+        with pytest.raises(ValueError, match="must be"):
+            make()
+    with pytest.raises(ValueError, match="ranking='elo'"):
+        Pairs(ranking="elo")
+    with pytest.raises(ValueError, match="max_reason_chars=0"):
+        Reasoned(max_reason_chars=0)
