@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from forge_agents.parallel_env import ParallelTurnEnv
     from forge_agents.policy import AnyPolicy, Policy, Random, Sampling, Scripted, Seats
     from forge_agents.registry import EnvSpec, list_envs, list_suites, make, register, register_suite, spec, suite
+    from forge_agents.sandbox import Sandbox, SandboxLimits
     from forge_agents.serving.config import EngineConfig
     from forge_agents.testing import check_env, check_verifier
     from forge_agents.tools import Tool, tool
@@ -42,6 +43,7 @@ _HOME = {
         "spec",
         "suite",
     ),
+    "forge_agents.sandbox": ("Sandbox", "SandboxLimits"),
     "forge_agents.serving.config": ("EngineConfig",),
     "forge_agents.testing": ("check_env", "check_verifier"),
     "forge_agents.tools": ("Tool", "tool"),
@@ -82,6 +84,8 @@ __all__ = [
     "Rule",
     "RunConfig",
     "Sampling",
+    "Sandbox",
+    "SandboxLimits",
     "Scripted",
     "Seat",
     "Seats",

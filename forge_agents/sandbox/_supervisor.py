@@ -1,0 +1,354 @@
+"""Runs one program shut in, watches it, and ends it with all its children.
+
+In: a request on standard input. Out: a reply on standard output, both marshalled. Waits for the program, at most
+`wall_s`. Stand-alone: started by `python -I -S`, so it sees the standard library only, and imports little of that,
+because imports are most of what a run costs.
+"""
+# Importing pathlib takes as long as all the rest.
+# ruff: noqa: PTH100, PTH102, PTH103, PTH110, PTH112, PTH114, PTH115, PTH118, PTH120, PTH123, PTH208, PTH211
+
+from __future__ import annotations
+
+import marshal
+import os
+import resource
+import select
+import stat
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import _isolation as isolation  # type: ignore[import-not-found]  # noqa: E402  # lies beside this file
+
+TICK_S = 0.02
+"""Time between two looks at what the program uses."""
+_PAGE = resource.getpagesize()
+_CLOCK = os.sysconf("SC_CLK_TCK")
+_CHUNK = 1 << 16
+_SIGKILL, _SIGXCPU = 9, 24
+
+
+class Run:
+    """One program from start to end."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self.request, self.limits = request, request["limits"]
+        self.strong: bool = request["namespaces"]
+        self.box = "/box" if self.strong else os.path.join(request["scratch"], "box")
+        self.proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+        self.limit = ""
+        self.status: int | None = None
+        self.cpu_s, self.peak_bytes = 0.0, 0
+        self.output: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
+        self.report = b""
+        self.child = 0
+
+    def __call__(self) -> dict[str, Any]:
+        """The reply."""
+        self._prepare()
+        started = time.monotonic()
+        pipes = {name: os.pipe() for name in ("stdin", "stdout", "stderr", "report")}
+        self.child = os.fork()
+        if self.child == 0:
+            self._be_child(pipes)
+        for name, (read_end, write_end) in pipes.items():
+            os.close(read_end if name == "stdin" else write_end)
+        outputs = {pipes[name][0]: name for name in ("stdout", "stderr", "report")}
+        self._watch(pipes["stdin"][1], outputs, started + self.limits["wall_s"])
+        self._end(outputs)
+        wall_s = time.monotonic() - started
+        text = self.report.decode("utf-8", "replace")
+        if text.startswith("!"):
+            return {"failure": text[1:]}
+        if text:
+            self.status = int(text)
+        return self._reply(wall_s)
+
+    def _prepare(self) -> None:
+        isolation.die_with_parent()
+        program = self.request["code"].encode("utf-8", "surrogateescape")
+        if self.strong:
+            isolation.enter_namespaces()
+            isolation.build_root(
+                self.request["readable"],
+                self.request["hidden"],
+                program,
+                disk_bytes=self.limits["disk_mb"] << 20,
+                num_files=self.limits["files"],
+            )
+        else:
+            isolation.adopt_orphans()
+            os.mkdir(self.box, 0o700)
+            with open(self._program_path(), "wb") as file:
+                file.write(program)
+        for name, content in self.request["files"].items():
+            path = os.path.join(self.box, name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "wb") as file:
+                file.write(content)
+        if os.geteuid() == 0:
+            user = isolation.INNER_ID if self.strong else isolation.OUTER_ID
+            for folder, names, files in os.walk(self.box):
+                for name in ("", *names, *files):
+                    os.chown(os.path.join(folder, name), user, user)
+
+    def _program_path(self) -> str:
+        return "/program.py" if self.strong else os.path.join(self.request["scratch"], "program.py")
+
+    # ---- in the child
+
+    def _be_child(self, pipes: dict[str, tuple[int, int]]) -> None:
+        """Becomes the program; with namespaces, its parent, the first process of the new process namespace."""
+        report = pipes["report"][1]
+        try:
+            isolation.die_with_parent()
+            if self.strong:
+                self._be_init(pipes, report)
+            self._exec(pipes)
+        except BaseException as error:  # noqa: BLE001  # this process has no caller; what went wrong goes to the parent
+            os.write(report, f"!{type(error).__name__}: {error}"[:2000].encode("utf-8", "replace"))
+        finally:
+            os._exit(70)
+
+    def _be_init(self, pipes: dict[str, tuple[int, int]], report: int) -> None:
+        """Starts the program, then buries orphans until the program ends; its own end ends all others."""
+        program = os.fork()
+        if program == 0:
+            return
+        isolation.default_signals()  # the kernel shields this process from signals that it does not handle
+        for name in ("stdin", "stdout", "stderr"):
+            for descriptor in pipes[name]:
+                os.close(descriptor)
+        while True:
+            pid, status = os.wait()
+            if pid == program:
+                os.write(report, str(status).encode())
+                os._exit(0)
+
+    def _exec(self, pipes: dict[str, tuple[int, int]]) -> None:
+        for descriptor, (name, end) in enumerate((("stdin", 0), ("stdout", 1), ("stderr", 1))):
+            os.dup2(pipes[name][end], descriptor)
+        os.setsid()
+        os.chdir(self.box)
+        os.umask(0o077)
+        processes = self.limits["processes"] + (2 if self.strong else self._others())
+        isolation.set_limits({**self.request["rlimits"], "RLIMIT_NPROC": processes})
+        if os.geteuid() == 0:
+            isolation.become(isolation.INNER_ID if self.strong else isolation.OUTER_ID)
+        if not self.strong and isolation.landlock_version():
+            readable = [path for path in self.request["readable"] if os.path.exists(path)]
+            isolation.lock_files(
+                [*readable, self._program_path(), "/dev/null", "/dev/zero", "/dev/urandom"], [self.box]
+            )
+        isolation.drop_privileges()
+        isolation.filter_system_calls()
+        isolation.default_signals()
+        environment = {
+            "HOME": self.box,
+            "LANG": "C.UTF-8",
+            "PYTHONHASHSEED": "0",
+            "PYTHONPATH": os.pathsep.join([self.box, *self.request["import_paths"]]),
+            "TMPDIR": self.box,
+        }
+        python = self.request["python"]
+        os.execve(python, [python, "-s", "-S", "-B", "-P", "-u", self._program_path()], environment)  # noqa: S606
+
+    def _others(self) -> int:
+        """Threads that the user already runs: without a namespace, they count towards its limit."""
+        user, num = os.geteuid() or isolation.OUTER_ID, 0
+        for pid in os.listdir(self.proc):
+            try:
+                if pid.isdigit() and os.stat(pid, dir_fd=self.proc).st_uid == user:
+                    num += os.stat(f"{pid}/task", dir_fd=self.proc).st_nlink - 2
+            except OSError:
+                continue  # it ended meanwhile
+        return num
+
+    # ---- in the supervisor
+
+    def _watch(self, stdin: int, outputs: dict[int, str], deadline: float) -> None:
+        """Feeds and reads the program until it ends or breaks a limit."""
+        waiting = self.request["stdin"].encode("utf-8", "surrogateescape")
+        poll = select.poll()
+        for descriptor in outputs:
+            poll.register(descriptor, select.POLLIN)
+        os.set_blocking(stdin, False)
+        poll.register(stdin, select.POLLOUT)
+        looked, running = time.monotonic(), True
+        while running and not self.limit:
+            for descriptor, _ in poll.poll(TICK_S * 1000):
+                if descriptor == stdin:
+                    waiting = self._feed(stdin, waiting, poll)
+                elif not self._take(outputs[descriptor], os.read(descriptor, _CHUNK)):
+                    poll.unregister(descriptor)
+                    running = running and not (self.strong and outputs[descriptor] == "report")
+            now = time.monotonic()
+            if now - looked >= TICK_S:
+                looked = now
+                self._look()
+            if now >= deadline and not self.limit:
+                self.limit = "wall_s"
+            if not self.strong:
+                running = self._still_runs()
+
+    @staticmethod
+    def _feed(stdin: int, waiting: bytes, poll: Any) -> bytes:
+        try:
+            waiting = waiting[os.write(stdin, waiting[:_CHUNK]) :]
+        except BrokenPipeError:
+            waiting = b""
+        if not waiting:
+            poll.unregister(stdin)
+            os.close(stdin)
+        return waiting
+
+    def _take(self, name: str, data: bytes) -> bool:
+        """Keeps what arrived, up to the limit. False at the end of the pipe."""
+        if name == "report":
+            self.report += data
+            return bool(data)
+        room = (self.limits["output_kb"] << 10) - sum(map(len, self.output.values()))
+        self.output[name] += data[:room]
+        if len(data) > room:
+            self.limit = self.limit or "output_kb"
+        return bool(data)
+
+    def _still_runs(self) -> bool:
+        if self.status is None:
+            pid, status = os.waitpid(self.child, os.WNOHANG)
+            if pid:
+                self.status = status
+        return self.status is None
+
+    def _look(self) -> None:
+        """Memory, processor time and processes of the whole tree, against the limits."""
+        rss, ticks, num = 0, 0, 0
+        for pid in self._tree():
+            fields = self._read(f"{pid}/stat").rpartition(b")")[2].split()
+            if fields:
+                ticks += sum(map(int, fields[11:15]))  # own time and that of children it has waited for
+                rss += int(fields[21]) * _PAGE
+                num += 1
+        self.peak_bytes = max(self.peak_bytes, rss)
+        self.cpu_s = max(self.cpu_s, ticks / _CLOCK)
+        if rss > self.limits["memory_mb"] << 20:
+            self.limit = self.limit or "memory_mb"
+        elif self.cpu_s > self.limits["cpu_s"]:
+            self.limit = self.limit or "cpu_s"
+        elif num > self.limits["processes"] + 1:
+            self.limit = self.limit or "processes"
+
+    def _tree(self) -> list[str]:
+        """Every process of the program. Those that lost their parent hang below the first one, or below us."""
+        found, open_ends = [], [str(self.child)] if self.strong else self._children(str(os.getpid()))
+        while open_ends:
+            pid = open_ends.pop()
+            found.append(pid)
+            open_ends += self._children(pid)
+        return found
+
+    def _children(self, pid: str) -> list[str]:
+        try:
+            folder = os.open(f"{pid}/task", os.O_RDONLY, dir_fd=self.proc)
+        except OSError:
+            return []  # it ended meanwhile
+        try:
+            threads = os.listdir(folder)
+        except OSError:
+            threads = []
+        finally:
+            os.close(folder)
+        return [child for thread in threads for child in self._read(f"{pid}/task/{thread}/children").decode().split()]
+
+    def _read(self, path: str) -> bytes:
+        """A file of /proc; empty where its process ended meanwhile."""
+        try:
+            with open(os.open(path, os.O_RDONLY, dir_fd=self.proc), "rb") as file:
+                return file.read()
+        except OSError:
+            return b""
+
+    def _end(self, outputs: dict[int, str]) -> None:
+        """Kills what is left and collects what it had written."""
+        if self.strong:
+            self._kill(self.child)
+            os.waitpid(self.child, 0)
+        else:
+            while True:
+                for process in self._tree():
+                    self._kill(int(process))
+                try:
+                    pid, status = os.waitpid(-1, os.WNOHANG)
+                except ChildProcessError:
+                    break
+                if pid == self.child and self.status is None:
+                    self.status = status
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        self.cpu_s = max(self.cpu_s, used.ru_utime + used.ru_stime)
+        for descriptor, name in outputs.items():
+            while self._take(name, os.read(descriptor, _CHUNK)):
+                pass
+
+    @staticmethod
+    def _kill(pid: int) -> None:
+        try:
+            os.kill(pid, _SIGKILL)
+        except ProcessLookupError:
+            return  # it ended by itself
+
+    def _reply(self, wall_s: float) -> dict[str, Any]:
+        code = None if self.status is None else os.waitstatus_to_exitcode(self.status)
+        if not self.limit and code in (-_SIGXCPU, -_SIGKILL) and self.cpu_s >= self.limits["cpu_s"] * 0.9:
+            self.limit = "cpu_s"
+        return {
+            **{name: bytes(data) for name, data in self.output.items()},
+            "exit_code": -_SIGKILL if self.limit or code is None else code,
+            "limit": self.limit,
+            "wall_s": wall_s,
+            "cpu_s": self.cpu_s,
+            "peak_mb": self.peak_bytes / 2**20,
+            "files": self._collect() if self.request["collect"] else {},
+        }
+
+    def _collect(self) -> dict[str, bytes]:
+        """Regular files of the box; links, pipes and sockets are left behind."""
+        found: dict[str, bytes] = {}
+        room = self.limits["disk_mb"] << 20
+        for folder, _, names in os.walk(self.box):
+            for name in names:
+                path = os.path.join(folder, name)
+                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) if self._plain(path) else -1
+                if descriptor < 0:
+                    continue
+                with open(descriptor, "rb") as file:
+                    data = file.read(room + 1)
+                room -= len(data)
+                if room < 0 or len(found) >= self.limits["files"]:
+                    self.limit = self.limit or "disk_mb"
+                    return found
+                found[os.path.relpath(path, self.box)] = data
+        return found
+
+    @staticmethod
+    def _plain(path: str) -> bool:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+
+
+def main() -> None:
+    """One request, one reply."""
+    request = marshal.load(sys.stdin.buffer)  # noqa: S302  # from our own process
+    try:
+        reply = Run(request)()
+    except Exception as error:  # noqa: BLE001  # the caller reads failures from the reply
+        reply = {"failure": f"{type(error).__name__}: {error}"}
+    marshal.dump(reply, sys.stdout.buffer)
+    sys.stdout.buffer.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

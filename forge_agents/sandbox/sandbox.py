@@ -1,0 +1,380 @@
+"""Runs Python code that a model wrote, shut in a process of its own.
+
+In: code, files, standard input. Out: a `SandboxResult`. Waits for the program, at most `SandboxLimits.wall_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import marshal
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from forge_agents.errors import ForgeError
+
+_SUPERVISOR = Path(__file__).with_name("_supervisor.py")
+_GRACE_S = 10.0
+"""The supervisor keeps `wall_s` itself; it is given up this much later."""
+
+
+class SandboxUnavailable(ForgeError, RuntimeError):  # noqa: N818  # a state of the machine
+    """This machine cannot hold model-written code as asked."""
+
+
+class SandboxError(ForgeError, RuntimeError):
+    """The sandbox itself failed; this says nothing about the program."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxLimits:
+    """What one program may use, its children included."""
+
+    wall_s: float = 10.0
+    """Seconds until it is ended, whatever it does."""
+    cpu_s: int = 10
+    """Processor seconds."""
+    memory_mb: int = 512
+    """MiB: address space of each process, and resident memory of all of them together."""
+    processes: int = 16
+    """Processes and threads at one time."""
+    open_files: int = 64
+    """Open files per process."""
+    file_mb: int = 16
+    """MiB of one file."""
+    disk_mb: int = 32
+    """MiB of all files together."""
+    files: int = 1000
+    """Files and folders."""
+    output_kb: int = 64
+    """KiB of standard output and standard error together; the program is ended when it writes more."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if not value > 0 or value > 1e6:
+                raise ValueError(f"{each.name}={value} of SandboxLimits must be above 0 and at most a million")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxResult:
+    """What a program did."""
+
+    stdout: str
+    """What it printed; bytes that are no UTF-8 are replaced."""
+    stderr: str
+    exit_code: int
+    """0 = ended well; negative = ended by that signal, -9 where a limit ended it."""
+    limit: str
+    """Name of the `SandboxLimits` field that ended it; empty where none did."""
+    wall_s: float
+    """Seconds it ran."""
+    cpu_s: float
+    """Processor seconds, its children included."""
+    peak_mb: float
+    """Greatest resident memory seen, MiB; looked at every 20 ms, so 0 for short programs."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """Files it left behind, by path; only where they were asked for."""
+
+    @property
+    def ok(self) -> bool:
+        """It ended by itself, with exit code 0."""
+        return self.exit_code == 0 and not self.limit
+
+    @property
+    def timed_out(self) -> bool:
+        """Time ended it."""
+        return self.limit in ("wall_s", "cpu_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guarantees:
+    """What a sandbox enforces on this machine, and what it does not."""
+
+    full: bool
+    """All that the sandbox can promise is enforced."""
+    enforced: tuple[str, ...]
+    missing: tuple[str, ...]
+    """What is not enforced, in words."""
+    reason: str
+    """Why not; empty where `full`."""
+
+    def __str__(self) -> str:
+        head = f"sandbox, weakened: {self.reason}" if self.reason else "sandbox"
+        kept = [f"  enforced: {text}" for text in self.enforced]
+        return "\n".join([head, *kept, *(f"  NOT enforced: {text}" for text in self.missing)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sandbox:
+    r"""Runs Python programs that nobody trusts. Linux 5.14 or newer, no privileges, no further software.
+
+    The program sees the standard library, read-only, and a private folder, empty but for `files`, which is its working
+    directory and gone afterwards. It has no network, no other process in sight, none of our environment variables, no
+    privilege, and the limits' share of the machine. All its processes end when its first one does.
+
+    Example:
+        >>> Sandbox().run("print(6 * 7)").stdout
+        '42\n'
+    """
+
+    limits: SandboxLimits = field(default_factory=SandboxLimits)
+    python: str = ""
+    """The interpreter; empty = the one that runs us, without its installed packages."""
+    import_paths: tuple[str, ...] = ()
+    """Folders of this machine that the program may read and import from."""
+    allow_weaker: bool = False
+    """Whether to run, with what can be enforced, where namespaces are not allowed; see `guarantees`."""
+
+    def __post_init__(self) -> None:
+        for path in self.import_paths:
+            if not Path(path).is_absolute() or not Path(path).is_dir():
+                raise ValueError(f"import_paths: {path!r} is no absolute path of a folder")
+
+    def guarantees(self) -> Guarantees:
+        """What is enforced here. The first call runs a program to find out.
+
+        Raises:
+            SandboxUnavailable: Nothing can be run safely.
+        """
+        reason = _why_no_namespaces()
+        return _strong() if not reason else _weak(reason)
+
+    def run(
+        self, code: str, *, stdin: str = "", files: Mapping[str, bytes] | None = None, collect: bool = False
+    ) -> SandboxResult:
+        """Run a program.
+
+        Args:
+            code: Python source.
+            stdin: What it may read.
+            files: Put into its folder beforehand, by relative path.
+            collect: Whether to return the files of its folder.
+
+        Raises:
+            SandboxUnavailable: The machine lacks what is needed and `allow_weaker` is off; says what.
+            SandboxError: The sandbox itself failed.
+        """
+        weaker = self._weaker()
+        with _scratch(weaker) as scratch:
+            request = self._request(code, stdin, files or {}, collect=collect, scratch=scratch)
+            process = subprocess.Popen(_COMMAND, **_PIPES)
+            try:
+                reply, noise = process.communicate(request, timeout=self.limits.wall_s + _GRACE_S)
+            except subprocess.TimeoutExpired as error:
+                raise SandboxError(f"the supervisor is silent {_GRACE_S:g} s after the time limit") from error
+            finally:
+                if process.poll() is None:
+                    process.kill()
+                    process.communicate()
+        return _result(reply, noise)
+
+    async def arun(
+        self, code: str, *, stdin: str = "", files: Mapping[str, bytes] | None = None, collect: bool = False
+    ) -> SandboxResult:
+        """The same as `run`, without blocking the event loop. Cancelling it ends the program."""
+        weaker = await asyncio.to_thread(self._weaker)
+        with _scratch(weaker) as scratch:
+            request = self._request(code, stdin, files or {}, collect=collect, scratch=scratch)
+            process = await asyncio.create_subprocess_exec(*_COMMAND, **_PIPES)
+            try:
+                reply, noise = await asyncio.wait_for(process.communicate(request), self.limits.wall_s + _GRACE_S)
+            except TimeoutError as error:
+                raise SandboxError(f"the supervisor is silent {_GRACE_S:g} s after the time limit") from error
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
+        return _result(reply, noise)
+
+    def _weaker(self) -> bool:
+        """Whether namespaces have to be done without."""
+        reason = _why_no_namespaces()
+        if reason and not self.allow_weaker:
+            raise SandboxUnavailable(
+                f"{reason}. Allow user namespaces (for containers: seccomp and AppArmor profiles that permit "
+                f"unshare and mount), or accept Sandbox(allow_weaker=True), which here means:\n{_weak(reason)}"
+            )
+        return bool(reason)
+
+    def _request(
+        self, code: str, stdin: str, files: Mapping[str, bytes], *, collect: bool, scratch: str | None
+    ) -> bytes:
+        interpreter = _interpreter(self.python or sys.executable)
+        limits = asdict(self.limits)
+        request = {
+            "code": code,
+            "stdin": stdin,
+            "files": {checked_path(name): bytes(data) for name, data in files.items()},
+            "collect": collect,
+            "limits": limits,
+            "rlimits": {
+                "RLIMIT_AS": self.limits.memory_mb << 20,
+                "RLIMIT_CPU": self.limits.cpu_s,
+                "RLIMIT_NOFILE": self.limits.open_files,
+                "RLIMIT_FSIZE": self.limits.file_mb << 20,
+                "RLIMIT_CORE": 0,
+                "RLIMIT_MSGQUEUE": 0,
+                "RLIMIT_MEMLOCK": 0,
+            },
+            "python": interpreter["python"],
+            "readable": [*interpreter["readable"], *self.import_paths],
+            "hidden": interpreter["hidden"],
+            "import_paths": list(self.import_paths),
+            "namespaces": scratch is None,
+            "scratch": scratch,
+        }
+        return marshal.dumps(request)
+
+
+_COMMAND = (sys.executable, "-I", "-S", str(_SUPERVISOR))
+_PIPES: dict[str, Any] = {
+    "stdin": subprocess.PIPE,
+    "stdout": subprocess.PIPE,
+    "stderr": subprocess.PIPE,
+    "env": {},
+    "start_new_session": True,
+}
+
+
+def checked_path(name: str) -> str:
+    """A relative path that stays where it starts.
+
+    Raises:
+        ValueError: absolute, empty, with ``..`` or a NUL in it, or too long.
+    """
+    path = PurePosixPath(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name or len(os.fsencode(name)) > 255:
+        raise ValueError(f"path {name[:80]!r} must be relative, without '..', and at most 255 bytes long")
+    return str(path)
+
+
+class _scratch:  # noqa: N801  # reads as a function
+    """A folder on disk for a run without namespaces, removed afterwards; None for one with them."""
+
+    def __init__(self, weaker: bool) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="forge-sandbox-") if weaker else None
+
+    def __enter__(self) -> str | None:
+        if self._folder is None:
+            return None
+        Path(self._folder.name).chmod(0o711)
+        return self._folder.name
+
+    def __exit__(self, *exc: object) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+def _result(reply: bytes, noise: bytes) -> SandboxResult:
+    try:
+        answer = marshal.loads(reply)  # noqa: S302  # from our own process
+    except (EOFError, ValueError, TypeError) as error:
+        raise SandboxError(f"the supervisor died: {noise.decode('utf-8', 'replace')[-500:] or 'no words'}") from error
+    if "failure" in answer:
+        raise SandboxError(f"the program could not be started: {answer['failure']}")
+    for name in ("stdout", "stderr"):
+        answer[name] = answer[name].decode("utf-8", "replace")
+    return SandboxResult(**answer)
+
+
+@lru_cache
+def _interpreter(python: str) -> dict[str, Any]:
+    """Where an interpreter lies and what it has to read: itself, its library, the system's libraries."""
+    ask = (
+        "import json, os, site, sys, sysconfig; print(json.dumps([os.path.realpath(sys.executable), sys.base_prefix, "
+        "sys.platlibdir, site.getsitepackages([sys.base_prefix]), sysconfig.get_path('stdlib')]))"
+    )
+    asked = subprocess.run([python, "-I", "-c", ask], capture_output=True, timeout=30, check=False)
+    if asked.returncode:
+        raise SandboxError(f"python={python!r} does not run: {asked.stderr.decode()[-300:]}")
+    real, prefix, platlib, packages, stdlib = json.loads(asked.stdout)
+    wanted = [f"{prefix}/lib", f"{prefix}/{platlib}", "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"]
+    readable: list[str] = []
+    for path in sorted({stdlib, real, *wanted}, key=len):
+        inside = any(path.startswith(f"{parent}/") for parent in readable if not Path(parent).is_symlink())
+        if Path(path).exists() and not inside:
+            readable.append(path)
+    hidden = [path for path in packages if Path(path).is_dir()]
+    return {"python": real, "readable": readable, "hidden": hidden}
+
+
+@lru_cache
+def _why_no_namespaces() -> str:
+    """Why programs cannot be run in namespaces here; empty where they can."""
+    if sys.platform != "linux":
+        raise SandboxUnavailable(f"the sandbox needs Linux; this is {sys.platform}")
+    request = Sandbox()._request("print('held')", "", {}, collect=False, scratch=None)
+    process = subprocess.run(_COMMAND, input=request, capture_output=True, env={}, timeout=60, check=False)
+    try:
+        held = _result(process.stdout, process.stderr)
+    except SandboxError as error:
+        return f"user namespaces do not work here ({error})"
+    return "" if held.stdout == "held\n" else f"a trial program said {held.stdout + held.stderr!r}"
+
+
+_LIMITS = (
+    "wall-clock time, and the end of every child",
+    "processor time and address space per process",
+    "open files, file size, output",
+    "no privileges, none of our environment variables",
+)
+
+
+def _filters() -> bool:
+    return platform.machine() in ("x86_64", "aarch64")
+
+
+def _polls() -> bool:
+    return Path(f"/proc/self/task/{os.getpid()}/children").exists()
+
+
+def _tree_limits() -> dict[str, bool]:
+    return {"memory and processor time of all processes together (looked at every 20 ms)": _polls()}
+
+
+def _report(promises: Mapping[str, bool], reason: str) -> Guarantees:
+    missing = tuple(text for text, kept in promises.items() if not kept)
+    enforced = (*_LIMITS, *(text for text, kept in promises.items() if kept))
+    return Guarantees(full=not missing, enforced=enforced, missing=missing, reason=reason)
+
+
+@lru_cache
+def _strong() -> Guarantees:
+    promises = {
+        "no network",
+        "no files but the standard library and the system's libraries, read-only",
+        "number of processes; other processes out of sight and reach",
+        "total size and number of files, in memory only",
+    }
+    filtered = {"no system calls that ordinary programs do not need": _filters()}
+    reason = "" if _filters() and _polls() else "this kernel or processor lacks a part"
+    return _report({**dict.fromkeys(sorted(promises), True), **_tree_limits(), **filtered}, reason)
+
+
+@lru_cache
+def _weak(reason: str) -> Guarantees:
+    from forge_agents.sandbox._isolation import landlock_version
+
+    version = landlock_version()
+    if os.geteuid() == 0:
+        reason = f"{reason}; programs run as user 65534"
+    promises = {
+        "no network": _filters(),
+        "no files but the standard library and the system's libraries, read-only": version > 0,
+        "no signals to other processes of the user": version >= 6 or os.geteuid() == 0,
+        "number of processes": _polls(),
+        "other processes out of sight": version > 0,
+        "total size and number of files": False,
+        "no system calls that ordinary programs do not need": _filters(),
+        **_tree_limits(),
+    }
+    return _report(promises, reason)
