@@ -55,7 +55,7 @@ def _answer(command: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 def _describe(packed_spec: bytes) -> dict[str, Any]:
     env = build_env(pickle.loads(packed_spec))  # noqa: S301  # from our own parent
     agents = list(env.possible_agents)
-    names = {name for name in dir(env) if not name.startswith("_")}
+    names = {name for name in dir(env) if not name.startswith("_")} - {"snapshot", "restore"}  # state stays there
     found = {
         "possible_agents": agents,
         "metadata": dict(env.metadata),

@@ -277,7 +277,7 @@ class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
 
     def observe(self, agent: str) -> Any:
         """What `agent` sees now."""
-        if self.agents and agent == self.agent_selection:
+        if self._seen is not None and agent == self.agent_selection:
             return self._seen
         return _as_observation(self._ask("call", self._slot, "observe", (agent,), {}))
 
@@ -292,6 +292,10 @@ class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
     def render(self) -> Any:
         """What the environment renders."""
         return self._ask("call", self._slot, "render", (), {}) if self._slot >= 0 else ""
+
+    def fork(self) -> WorkerEnv:
+        """An independent copy in the same state, in the same worker."""
+        return copy.deepcopy(self)
 
     def close(self) -> None:
         """Give the worker back; one that is still at work is killed."""
@@ -355,6 +359,8 @@ class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
     def _remote(self, name: str, *args: Any, **kwargs: Any) -> Any:
         if self._slot < 0:
             raise RuntimeError(f"{self}: call reset() before {name}()")
+        if name != "instructions":
+            self._seen = None  # it may have changed what is seen
         return self._ask("call", self._slot, name, args, kwargs)
 
     def _ask(self, what: str, *args: Any, timeout_s: float | None = None) -> Any:

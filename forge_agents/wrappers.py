@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
+from typing import Any, Literal, Self, TypeAlias, TypeVar, cast, get_args
 
 import numpy as np
 from pettingzoo import AECEnv
@@ -38,6 +38,18 @@ class EnvWrapper(BaseWrapper):  # type: ignore[misc]  # PettingZoo ships no type
                 "pettingzoo.utils.parallel_to_aec makes one of a ParallelEnv"
             )
         super().__init__(env)
+
+    def fork(self) -> Self:
+        """An independent copy in the same state, wrapped alike."""
+        return copy.deepcopy(self)
+
+    def snapshot(self) -> Mapping[str, Any]:
+        """The whole state, also of the environment inside."""
+        return copy.deepcopy(vars(self))
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Go back to a `snapshot`, which can be used any number of times."""
+        self.__dict__ = copy.deepcopy(dict(snapshot))
 
     def __str__(self) -> str:
         return str(self.env)
@@ -157,14 +169,6 @@ class RoleShuffle(EnvWrapper):
         """What the agent's role sees."""
         return self.env.observe(self._role[agent])
 
-    def instructions(self, agent: str) -> str:
-        """The system prompt of the agent's role."""
-        return str(self.env.instructions(self._role[agent]))
-
-    def secrets(self, agent: str) -> Any:
-        """What the agent's role must not read; nothing where the environment declares none."""
-        return self.env.secrets(self._role[agent]) if hasattr(self.env, "secrets") else ()
-
     def observation_space(self, agent: str) -> Any:
         """The space of the agent's role."""
         return self.env.observation_space(self._role[agent])
@@ -172,6 +176,12 @@ class RoleShuffle(EnvWrapper):
     def action_space(self, agent: str) -> Any:
         """The space of the agent's role."""
         return self.env.action_space(self._role[agent])
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        if name not in ("instructions", "secrets", "swap_secrets", "legal_actions"):
+            return found
+        return lambda agent, *rest: found(self._role[agent], *rest)
 
     def _outside(self, inside: Mapping[str, V]) -> dict[str, V]:
         return {agent: inside[role] for agent, role in self._role.items() if role in inside}

@@ -6,8 +6,9 @@ observations and actions are text. Waits for nothing.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from pettingzoo import AECEnv, ParallelEnv
@@ -128,6 +129,9 @@ class WrappedEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
     def __str__(self) -> str:
         return self.spec.id if self.spec else str(self.metadata["name"])
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> WrappedEnv:
+        return cast("WrappedEnv", _copied(self, memo))
+
     def _read(self, agent: str, text: str) -> tuple[Any, str]:
         """The action that `text` means, and why it is illegal (empty if it is legal)."""
         space = self.env.action_space(agent)
@@ -165,6 +169,15 @@ class WrappedEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
         self._ended_here = True
         self.truncations = dict.fromkeys(self.agents, True)
         self._deads_step_first()
+
+
+def _copied(env: AECEnv | ParallelEnv, memo: dict[int, Any]) -> AECEnv | ParallelEnv:
+    """A deep copy, attribute by attribute: the way of `EzPickle`, which most environments have, starts them anew."""
+    twin = memo[id(env)] = object.__new__(type(env))
+    for name, value in vars(env).items():
+        inside = isinstance(value, (AECEnv, ParallelEnv))
+        vars(twin)[name] = _copied(value, memo) if inside and id(value) not in memo else copy.deepcopy(value, memo)
+    return twin
 
 
 def wrap(

@@ -1,10 +1,11 @@
 """Environments that come with forge_agents. Importing this package registers them; their code loads when one is made.
 
-In: nothing. Out: ids in the registry, and the suite "core-v1". Waits for nothing.
+In: nothing. Out: ids in the registry, and suites. Waits for nothing.
 """
 
 from __future__ import annotations
 
+import forge_envs.adapters  # offers the namespaces of other libraries
 from forge_agents.registry import register, register_suite
 
 register(
@@ -15,4 +16,33 @@ register(
 )
 register("forge/Relay-v0", entry_point="forge_envs.relay:Relay", tags=("2p", "cooperative", "tool"))
 register("forge/AlphabetSort-v0", entry_point="forge_envs.alphabet_sort:AlphabetSort", tags=("1p", "multi-turn"))
+register(
+    "forge/LeducPoker-v0",
+    entry_point="forge_envs.leduc_poker:LeducPoker",
+    max_turns=8,
+    tags=("2p", "zero-sum", "hidden-information"),
+)
+register("forge/TreasureHunt-v0", entry_point="forge_envs.treasure_hunt:TreasureHunt", tags=("2p", "cooperative"))
+register(
+    "forge/Negotiation-v0",
+    entry_point="forge_envs.negotiation:Negotiation",
+    tags=("2p", "mixed-motive", "hidden-information"),
+)
+register("forge/Debate-v0", entry_point="forge_envs.debate:Debate", tags=("3p", "mixed-motive", "hidden-information"))
+register(
+    "forge/TicTacToe-v0",
+    entry_point="forge_envs.classic_games:tic_tac_toe",
+    max_turns=9,
+    tags=("2p", "zero-sum", "board", "pettingzoo"),
+)
+register(
+    "forge/ConnectFour-v0",
+    entry_point="forge_envs.classic_games:connect_four",
+    max_turns=42,
+    tags=("2p", "zero-sum", "board", "pettingzoo"),
+)
 register_suite("core-v1", ["forge/KuhnPoker-v0", "forge/Relay-v0", "forge/AlphabetSort-v0"])
+register_suite("team-v0", ["forge/Relay-v0", "forge/TreasureHunt-v0", "forge/Negotiation-v0", "forge/Debate-v0"])
+register_suite(
+    "duel-v0", ["forge/KuhnPoker-v0", "forge/LeducPoker-v0", "forge/TicTacToe-v0", "forge/ConnectFour-v0"]
+)
