@@ -19,7 +19,7 @@ from gymnasium.spaces import Space
 from forge_agents.errors import ForgeError
 from forge_agents.wrapping import WrappedEnv, wrap
 
-_NUMBER = re.compile(r"(?<![\w.-])\d(?![\w.])", re.ASCII)
+_NUMBER = re.compile(r"(?<![\w.-])\d(?!\w|\.\d)", re.ASCII)
 
 
 def tic_tac_toe(*, illegal_reward: float = -1.0) -> WrappedEnv:

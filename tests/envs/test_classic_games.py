@@ -1,0 +1,88 @@
+import builtins
+import copy
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import forge_agents as fa
+from forge_agents.errors import ForgeError
+
+IDS = ("forge/TicTacToe-v0", "forge/ConnectFour-v0")
+
+
+def played(env_id, moves):
+    env = fa.make(env_id)
+    env.reset(seed=0)
+    for move in moves.split():
+        env.step(move)
+    return env
+
+
+def test_tic_tac_toe_is_drawn_for_the_seat_that_looks():
+    env = played("forge/TicTacToe-v0", "4 0")
+    assert env.last()[0] == "O 3 6\n1 X 7\n2 5 8\nFree: 1, 2, 3, 5, 6, 7, 8"
+    env.step("1")
+    assert env.last()[0].startswith("X 3 6\nO O 7\n2 5 8\n")
+    env.step("8")
+    env.step("I go to 7.")
+    assert env.rewards == {"player_1": 1, "player_2": -1} and all(env.terminations.values())
+
+
+def test_connect_four_is_drawn_for_the_seat_that_looks():
+    env = played("forge/ConnectFour-v0", "3 3 2 6")
+    rows = [". . . . . . ."] * 4 + [". . . O . . .", ". . X X . . O", "0 1 2 3 4 5 6", "Free: 0, 1, 2, 3, 4, 5, 6"]
+    assert env.last()[0] == "\n".join(rows)
+    for move in ("4", "6", "5"):
+        env.step(move)
+    assert env.rewards == {"player_0": 1, "player_1": -1}
+    full = played("forge/ConnectFour-v0", "0 0 0 0 0 0")
+    assert full.last()[0].endswith("Free: 1, 2, 3, 4, 5, 6")
+
+
+@pytest.mark.parametrize("text", ["4", "", "9", "ten", "-1", "1.5", "4" * 99])
+def test_illegal_texts_lose(text):
+    env = played("forge/TicTacToe-v0", "4")
+    env.step(text)
+    assert env.rewards == {"player_1": 0, "player_2": -1} and env.infos["player_2"]["illegal"]
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_a_copy_has_the_same_board_and_its_own(env_id):
+    env = played(env_id, "4 3")
+    twin = copy.deepcopy(env)
+    assert twin.last()[0] == env.last()[0]
+    twin.step("2")
+    assert env.agent_selection != twin.agent_selection and "X" in env.last()[0]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(IDS), st.lists(st.text(max_size=9) | st.sampled_from("0123456"), max_size=42))
+def test_any_texts_end(env_id, texts):
+    env, texts = fa.make(env_id), iter(texts)
+    env.reset(seed=0)
+    total = dict.fromkeys(env.possible_agents, 0.0)
+    for agent in env.agent_iter(60):
+        _, reward, terminated, truncated, _ = env.last()
+        total[agent] += reward
+        env.step(None if terminated or truncated else next(texts, ""))
+    assert not env.agents and sorted(total.values()) in ([-1, 1], [-1, 0], [0, 0])
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_they_keep_the_contract(env_id):
+    assert fa.check_env(env_id, episodes=4).ok
+
+
+def test_a_missing_library_is_named_with_its_command(monkeypatch):
+    def without_pygame(name, *args, **kwargs):
+        if name == "pygame":
+            raise ModuleNotFoundError("No module named 'pygame'", name="pygame")
+        return found(name, *args, **kwargs)
+
+    found = builtins.__import__
+    monkeypatch.setattr(builtins, "__import__", without_pygame)
+    monkeypatch.delitem(sys.modules, "pettingzoo.classic.tictactoe.tictactoe", raising=False)
+    with pytest.raises(ForgeError, match="pip install pygame-ce"):
+        fa.make("forge/TicTacToe-v0")

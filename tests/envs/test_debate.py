@@ -1,0 +1,86 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import forge_agents as fa
+from forge_envs.debate import Debate
+
+QUESTION = ("Is water wet?", True, "It was touched.")
+
+
+def debate(truth=True, **kwargs):
+    env = Debate(questions=[(QUESTION[0], truth, QUESTION[2])], **kwargs)
+    env.reset(seed=0)
+    return env
+
+
+def test_the_debaters_read_the_evidence_and_the_judge_the_debate():
+    env = debate()
+    assert env.observe("pro") == "Question: Is water wet?\nEvidence: It was touched."
+    env.step("It  is\nwet.")
+    env.step("It is not.")
+    assert env.agent_selection == "judge"
+    assert env.observe("judge") == "Question: Is water wet?\nyes side: It is wet.\nno side: It is not."
+    assert "answer is yes" in env.instructions("pro") and "answer is no" in env.instructions("con")
+
+
+@pytest.mark.parametrize(
+    ("truth", "verdict", "rewards"),
+    [
+        (True, "Yes.", (1, -1, 1)),
+        (True, "no", (-1, 1, 0)),
+        (False, "Not yes but NO", (-1, 1, 1)),
+        (False, "yes", (1, -1, 0)),
+        (True, "perhaps, nobody knows", (0, 0, 0)),
+    ],
+)
+def test_rewards(truth, verdict, rewards):
+    env = debate(truth)
+    for text in ("a", "b", verdict):
+        env.step(text)
+    assert tuple(env.rewards.values()) == rewards and tuple(env.rewards) == ("pro", "con", "judge")
+    assert env.infos["judge"]["illegal"] == (rewards[0] == 0)
+    assert env.infos["pro"]["answer"] == ("yes" if truth else "no")
+
+
+def test_speakers_alternate_and_arguments_are_cut():
+    env = debate(rounds=2, max_argument_chars=5)
+    order = []
+    for _ in range(4):
+        order.append(env.agent_selection)
+        env.step("x" * 100)
+    assert order == ["pro", "con", "pro", "con"] and env.agent_selection == "judge"
+    assert env.observe("judge").count("x") == 20
+
+
+def test_the_questions_are_true_and_balanced():
+    env, primes = Debate(), 0
+    for seed in range(200):
+        env.reset(seed=seed)
+        number = int(env.question.split()[1])
+        assert env.truth == all(number % d for d in range(2, number)) and 7 <= number < 1000
+        primes += env.truth
+    assert 70 < primes < 130
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.text(max_size=20) | st.sampled_from(["yes", "no"]), max_size=5), st.integers(0, 50))
+def test_debaters_play_a_zero_sum(texts, seed):
+    env, texts = Debate(rounds=2), iter(texts)
+    env.reset(seed=seed)
+    total = dict.fromkeys(env.possible_agents, 0.0)
+    for agent in env.agent_iter(12):
+        _, reward, terminated, truncated, _ = env.last()
+        total[agent] += reward
+        env.step(None if terminated or truncated else next(texts, "no"))
+    assert total["pro"] == -total["con"] and total["judge"] in (0, 1)
+
+
+def test_arguments_are_checked():
+    for bad in ({"rounds": 0}, {"below": 10}, {"questions": []}, {"max_argument_chars": 0}):
+        with pytest.raises(ValueError, match="rounds="):
+            Debate(**bad)
+
+
+def test_it_keeps_the_contract():
+    assert fa.check_env("forge/Debate-v0", episodes=4).ok

@@ -1,0 +1,213 @@
+import copy
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+from scipy.sparse import block_array, coo_array
+
+import forge_agents as fa
+from forge_envs.leduc_poker import LeducPoker
+
+DECK = [0, 0, 1, 1, 2, 2]
+
+
+def dealt(first, second, public):
+    env = LeducPoker()
+    env.reset(seed=0)
+    env.cards, env.public = {"p0": first, "p1": second}, public
+    return env
+
+
+def won(env, moves):
+    """p0's chips; p1's are the opposite."""
+    for move in moves.split():
+        env.step(move)
+    assert env.rewards["p0"] == -env.rewards["p1"] and all(env.terminations.values())
+    return env.rewards["p0"]
+
+
+@pytest.mark.parametrize(
+    ("cards", "moves", "chips"),
+    [
+        ((2, 1, 0), "call call call call", 1),  # king over queen, antes only
+        ((1, 2, 0), "call call call call", -1),
+        ((2, 1, 1), "call call call call", -1),  # a pair beats the king
+        ((2, 2, 0), "call raise call raise call", 0),  # the same rank
+        ((0, 1, 0), "raise raise call raise raise call", 13),  # 1 + 2 + 2 + 4 + 4
+        ((0, 1, 2), "raise raise call raise raise call", -13),
+        ((0, 2, 1), "raise fold", 1),
+        ((0, 2, 1), "call raise fold", -1),
+        ((0, 2, 1), "raise raise fold", -3),
+        ((2, 0, 1), "raise call raise fold", 3),
+        ((0, 2, 1), "call call raise raise fold", -5),
+    ],
+)
+def test_lines_pay_what_the_rules_say(cards, moves, chips):
+    assert won(dealt(*cards), moves) == chips
+
+
+def test_the_seats_read_what_they_may():
+    env = dealt(2, 0, 1)
+    env.step("raise")
+    assert env.observe("p1") == (
+        "Your card: Jack. Public card: hidden. Round 1: opponent raise. Paid: you 1, opponent 3. "
+        "Your move: call or raise or fold?"
+    )
+    env.step("raise")
+    assert env.infos["p0"]["legal_actions"] == ["call", "fold"], "two raises are all"
+    env.step("call")
+    assert env.agent_selection == "p0" and "Public card: Queen. Round 1: you raise, opponent raise" in env.observe("p0")
+    env.step("check")
+    env.step("check")
+    assert env.infos["p0"]["cards"] == {"p0": "King", "p1": "Jack", "public": "Queen"}
+    assert env.infos["p1"]["moves"] == [["raise", "raise", "call"], ["call", "call"]]
+
+
+@pytest.mark.parametrize("text", ["", "fold", "raise or call", "re-raised", "I fold"])
+def test_illegal_text_folds(text):
+    env = dealt(2, 0, 1)
+    env.step(text)
+    assert env.rewards == {"p0": -1, "p1": 1} and env.infos["p0"]["illegal"] and not env.infos["p1"]["illegal"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.text(max_size=9) | st.sampled_from(["call", "raise", "fold", "Check!", "I bet."]), max_size=9),
+    st.integers(0, 99),
+)
+def test_any_texts_end_in_a_zero_sum(actions, seed):
+    env, total, texts = LeducPoker(), dict.fromkeys(("p0", "p1"), 0.0), iter(actions)
+    env.reset(seed=seed)
+    for agent in env.agent_iter(12):
+        _, reward, terminated, truncated, _ = env.last()
+        assert not truncated
+        total[agent] += reward
+        env.step(None if terminated else next(texts, "?"))
+    assert total["p0"] == -total["p1"] and abs(total["p0"]) <= 13
+
+
+# ---- the known numbers of the game, from the environment's own moves
+
+
+class Tree:
+    """All deals and lines: who decides on what knowledge, and p0's chips."""
+
+    def __init__(self):
+        deals = {}
+        for i, j, k in itertools.permutations(range(6), 3):
+            deal = DECK[i], DECK[j], DECK[k]
+            deals[deal] = deals.get(deal, 0) + 1 / 120
+        self.roots = [(chance, self.node(dealt(*deal))) for deal, chance in deals.items()]
+
+    def node(self, env):
+        if any(env.terminations.values()):
+            return env.rewards["p0"]
+        agent = env.agent_selection
+        children = {}
+        for move in env.infos[agent]["legal_actions"]:
+            fork = copy.deepcopy(env)
+            fork.step(move)
+            children[move] = self.node(fork)
+        return agent, str(env.observe(agent)), children
+
+
+@pytest.fixture(scope="module")
+def tree():
+    return Tree()
+
+
+def best_response(tree, hero):
+    """Chips of the best answer to an opponent that plays every legal move evenly."""
+    sign = 1 if hero == "p0" else -1
+    worth, choice = {}, {}
+
+    def reach(node, chance, found):
+        if not isinstance(node, tuple):
+            return
+        agent, seen, children = node
+        if agent == hero:
+            found.setdefault(seen, []).append((chance, node))
+        for child in children.values():
+            reach(child, chance * (1 if agent == hero else 1 / len(children)), found)
+
+    def value(node):
+        if not isinstance(node, tuple):
+            return sign * node
+        agent, seen, children = node
+        if agent == hero:
+            return value(children[choose(seen)])
+        return sum(map(value, children.values())) / len(children)
+
+    def choose(seen):
+        if seen not in choice:
+            moves = found[seen][0][1][2]
+            worth[seen] = {m: sum(chance * value(node[2][m]) for chance, node in found[seen]) for m in moves}
+            choice[seen] = max(worth[seen], key=worth[seen].get)
+        return choice[seen]
+
+    found = {}
+    for chance, root in tree.roots:
+        reach(root, chance, found)
+    return sum(chance * value(root) for chance, root in tree.roots)
+
+
+def test_the_even_player_is_as_exploitable_as_is_known(tree):
+    """2.373611 chips, the number that OpenSpiel reports for Leduc poker."""
+    assert (best_response(tree, "p0") + best_response(tree, "p1")) / 2 == pytest.approx(2.3736111, abs=1e-6)
+
+
+def test_the_value_of_the_game_is_the_known_one(tree):
+    """-0.0856 chips for p0, solved exactly: the sequence form as a linear program (Koller, Megiddo, von Stengel)."""
+    sequences = {"p0": {(): 0}, "p1": {(): 0}}
+    parents = {"p0": {}, "p1": {}}
+    payoffs = {}
+
+    def walk(node, chance, at):
+        if not isinstance(node, tuple):
+            pair = sequences["p0"][at["p0"]], sequences["p1"][at["p1"]]
+            payoffs[pair] = payoffs.get(pair, 0.0) + chance * node
+            return
+        agent, seen, children = node
+        parents[agent][seen] = (at[agent], list(children))
+        for move, child in children.items():
+            sequences[agent].setdefault((seen, move), len(sequences[agent]))
+            walk(child, chance, {**at, agent: (seen, move)})
+
+    for chance, root in tree.roots:
+        walk(root, chance, {"p0": (), "p1": ()})
+
+    def constraints(agent):
+        rows, columns, values = [0], [0], [1.0]
+        for row, (seen, (before, moves)) in enumerate(parents[agent].items(), 1):
+            rows += [row] * (len(moves) + 1)
+            columns += [sequences[agent][before], *(sequences[agent][seen, move] for move in moves)]
+            values += [-1.0, *[1.0] * len(moves)]
+        shape = len(parents[agent]) + 1, len(sequences[agent])
+        return coo_array((values, (rows, columns)), shape=shape)
+
+    (i, j), value = zip(*payoffs, strict=True), list(payoffs.values())
+    chips = coo_array((value, (i, j)), shape=(len(sequences["p0"]), len(sequences["p1"])))
+    first, second = constraints("p0"), constraints("p1")
+    # p0's plan x maximises v_0 with F^T v <= A^T x and E x = e.
+    bound = np.zeros(second.shape[0])
+    bound[0] = -1.0
+    upper = block_array([[-chips.T, second.T]])
+    equal = block_array([[first, coo_array((first.shape[0], second.shape[0]))]])
+    start = np.zeros(first.shape[0])
+    start[0] = 1.0
+    solved = linprog(
+        np.concatenate([np.zeros(first.shape[1]), bound]),
+        A_ub=upper.tocsr(),
+        b_ub=np.zeros(upper.shape[0]),
+        A_eq=equal.tocsr(),
+        b_eq=start,
+        bounds=[(0, None)] * first.shape[1] + [(None, None)] * second.shape[0],
+    )
+    assert solved.success and -solved.fun == pytest.approx(-0.0856064, abs=1e-6)
+
+
+def test_it_keeps_the_contract():
+    assert fa.check_env("forge/LeducPoker-v0", episodes=4).ok

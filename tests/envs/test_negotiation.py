@@ -1,0 +1,117 @@
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import forge_agents as fa
+from forge_envs.negotiation import Negotiation, pareto_frontier, points_of, possible_values, read_offer
+
+
+def talks(**kwargs):
+    """3 books, 2 hats, 1 ball; alice likes books, bob hats and the ball."""
+    env = Negotiation(**kwargs)
+    env.reset(seed=0)
+    env.items, env.values = (3, 2, 1), {"alice": (3, 0, 1), "bob": (0, 3, 4)}
+    return env
+
+
+def test_the_frontier_by_hand():
+    # Only books go one way without loss; the ball is worth 1 to alice and 4 to bob, a hat 0 and 3.
+    assert pareto_frontier((3, 2, 1), (3, 0, 1), (0, 3, 4)) == {(9, 10), (10, 6)}
+    # Equal values: every way to share out is on it.
+    assert pareto_frontier((5, 0, 0), (2, 0, 0), (2, 0, 0)) == {(2 * n, 10 - 2 * n) for n in range(6)}
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10_000))
+def test_the_frontier_is_what_no_deal_beats(seed):
+    env = Negotiation()
+    env.reset(seed=seed)
+    first, second = env.values.values()
+    assert env.infos["alice"]["values"] == list(first)
+    frontier = pareto_frontier(env.items, first, second)
+    shares = itertools.product(*(range(n + 1) for n in env.items))
+    for share in shares:
+        rest = tuple(n - taken for n, taken in zip(env.items, share, strict=True))
+        point = points_of(share, first), points_of(rest, second)
+        beaten = any(p[0] >= point[0] and p[1] >= point[1] and p != point for p in frontier)
+        assert (point in frontier) != beaten
+    assert {points_of(env.items, values) for values in (first, second)} == {10} and first != second
+    assert all(a or b for a, b in zip(first, second, strict=True)) and 5 <= sum(env.items) <= 9
+
+
+def test_all_values_are_found():
+    assert possible_values((3, 3, 3)) == []
+    assert len(possible_values((1, 1, 1))) == 66  # non-negative solutions of a + b + c = 10
+
+
+@pytest.mark.parametrize(
+    ("text", "taken"),
+    [
+        ("I take 2 books and 1 hat", (2, 1, 0)),
+        ("You like hats? Fine: TAKE 3 Books", (3, 0, 0)),
+        ("take 0 books", (0, 0, 0)),
+        ("take 4 books", None),
+        ("take 1 book, 1 book", None),
+        ("take -1 book", None),
+        ("take 1.5 books", None),
+        ("2 books for me", None),
+        ("take books", None),
+        ("take " + "9" * 3000 + " books", None),
+        ("mistake 2 books", None),
+    ],
+)
+def test_offers_are_read(text, taken):
+    assert read_offer(text, (3, 2, 1)) == taken
+
+
+def test_a_deal_pays_the_share_of_the_surplus():
+    env = talks()
+    env.step("I take 3 books")
+    assert "offer: partner has 3 books, 0 hats, 0 balls; you have 0 books, 2 hats, 1 ball." in env.observe("bob")
+    env.step("Good, I accept")
+    assert env.rewards == {"alice": 1.0, "bob": 1.0}
+    assert env.infos["bob"]["points"] == {"alice": 9, "bob": 10} and env.infos["bob"]["on_frontier"]
+    assert env.infos["alice"]["deal"] == {"alice": [3, 0, 0], "bob": [0, 2, 1]}
+
+    env = talks(selfish=0.5)
+    env.step("take 1 book, 2 hats")  # alice 3, bob 0 + 4
+    env.step("accept")
+    assert env.rewards == pytest.approx({"alice": 0.5 * 7 / 19 + 0.15, "bob": 0.5 * 7 / 19 + 0.2})
+    assert not env.infos["alice"]["on_frontier"]
+
+
+def test_nobody_accepts_an_own_offer_or_none_at_all():
+    env = talks(max_rounds=2)
+    env.step("accept")
+    env.step("take 2 hats")
+    env.step("hm")
+    env.step("accept")
+    assert env.rewards == {"alice": 0.0, "bob": 0.0} and env.infos["alice"]["deal"] is None
+    assert all(env.terminations.values())
+
+
+def test_the_last_offer_is_the_one_accepted():
+    env = talks()
+    for text in ("take 3 books", "take 3 books", "I accept"):
+        env.step(text)
+    assert env.infos["alice"]["deal"] == {"alice": [0, 2, 1], "bob": [3, 0, 0]}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.text(max_size=20) | st.sampled_from(["take 1 book", "take 2 hats, 1 ball", "accept"]), max_size=10),
+    st.integers(0, 50),
+)
+def test_any_texts_end_with_rewards_in_range(texts, seed):
+    env, texts = Negotiation(selfish=0.5), iter(texts)
+    env.reset(seed=seed)
+    for _ in env.agent_iter(20):
+        *_, terminated, truncated, info = env.last()
+        env.step(None if terminated or truncated else next(texts, ""))
+    assert 0 <= info["score"] <= 1 and (info["deal"] is not None or info["score"] == 0)
+
+
+def test_it_keeps_the_contract():
+    assert fa.check_env("forge/Negotiation-v0", episodes=4).ok
