@@ -62,6 +62,10 @@ class KuhnPoker(TurnEnv):
         """What `agent` must not read: the opponent's card, as observations write cards."""
         return tuple(f"card: {CARDS[card]}" for seat, card in self.cards.items() if seat != agent)
 
+    def swap_secrets(self, agent: str, rng: np.random.Generator) -> None:
+        """Give the opponent the card that nobody holds."""
+        self.cards[self._other(agent)] = next(n for n in range(len(CARDS)) if n not in self.cards.values())
+
     def act(self, agent: str, action: str) -> Outcome:
         """One move; an illegal one folds."""
         named = {word.casefold() for word in _WORD.findall(action)}

@@ -90,16 +90,19 @@ class Relay(ToolEnv):
 
     def setup(self, rng: np.random.Generator) -> None:
         """Draw a question."""
+        self._draw(rng)
+        self.message: str | None = None
+        self.called = False
+        for agent in self.agents:
+            self.infos[agent] = {"question": self.question, "answer": str(self.gold)}
+
+    def _draw(self, rng: np.random.Generator) -> None:
         a, b = (int(n) for n in rng.integers(1, self._max_number + 1, size=2))
         sign = self._operators[int(rng.integers(len(self._operators)))]
         if sign == "-":
             a, b = max(a, b), min(a, b)
         self.gold = OPERATORS[sign](a, b)
         self.question = self._question_form.format(a=a, op=sign, b=b)
-        self.message: str | None = None
-        self.called = False
-        for agent in self.agents:
-            self.infos[agent] = {"question": self.question, "answer": str(self.gold)}
 
     def instructions(self, agent: str) -> str:
         """The task of a seat."""
@@ -114,6 +117,11 @@ class Relay(ToolEnv):
     def secrets(self, agent: str) -> tuple[str, ...]:
         """What `agent` must not read: the answerer must not see the question unless the asker tells it."""
         return (self.question,) if agent == "answerer" else ()
+
+    def swap_secrets(self, agent: str, rng: np.random.Generator) -> None:
+        """Ask something else, where the answerer is not to notice."""
+        if agent == "answerer":
+            self._draw(rng)
 
     def after_calls(self, agent: str, results: Sequence[ToolResult]) -> Outcome:
         """The reward of the first call that works."""
