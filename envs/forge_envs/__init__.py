@@ -41,6 +41,7 @@ register(
     max_turns=42,
     tags=("2p", "zero-sum", "board", "pettingzoo"),
 )
+register("forge/Shop-v0", entry_point="forge_envs.shop:Shop", tags=("3p", "cooperative", "hidden-information", "tool"))
 register_suite("core-v1", ["forge/KuhnPoker-v0", "forge/Relay-v0", "forge/AlphabetSort-v0"])
 register_suite("team-v0", ["forge/Relay-v0", "forge/TreasureHunt-v0", "forge/Negotiation-v0", "forge/Debate-v0"])
 register_suite(

@@ -33,7 +33,7 @@ def run_tool(tools: Iterable[Tool], call: ToolCall) -> ToolResult:
     """Run one call. Unreadable calls, unknown names, wrong arguments and the tool's own errors become text."""
     by_name = {t.name: t for t in tools}
     chosen = by_name.get(call.name)
-    if call.error is not None:
+    if call.error is not None and (chosen is not None or not call.name):
         wrong = call.error
     elif chosen is None:
         known = ", ".join(by_name) or "none"
