@@ -6,16 +6,21 @@ In: verifiers, trajectories. Out: scores or failures. Waits for each verifier, a
 from __future__ import annotations
 
 import math
+import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from forge_agents.types import Trajectory
-from forge_verifiers.verifier import ScoreError, Scores, Verifier, checked_scores
+from forge_verifiers.verifier import Cost, ScoreError, Scores, Verifier, checked_scores
+
+AT_ONCE: Mapping[Cost, int] = {"cheap": 1, "model": 4, "expensive": 8}
+"""Verifiers of a cost class asked at the same time: pure Python shares one lock, the others mostly wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,56 +37,92 @@ class Verdict:
 class _Call(threading.Thread):
     """One call, in a thread of its own: Python cannot end a thread that hangs, but can stop waiting for it."""
 
-    def __init__(self, verifier: Verifier, trajectories: Sequence[Trajectory]) -> None:
+    def __init__(self, k: int, verifier: Verifier, trajectories: Sequence[Trajectory], ended: queue.Queue[int]) -> None:
         super().__init__(name=f"verifier {verifier.name}", daemon=True)
-        self.verifier, self.trajectories = verifier, trajectories
+        self.k, self.verifier, self.trajectories, self._ended = k, verifier, trajectories, ended
         self.scores: Scores | None = None
         self.error: Exception | None = None
+        self.deadline = math.inf
 
     def run(self) -> None:
         try:
             self.scores = checked_scores(self.verifier, self.trajectories)
         except Exception as error:  # noqa: BLE001  # whatever a verifier raises is data: it abstains and is counted
             self.error = error
+        self._ended.put(self.k)
 
 
 class Caller:
     """Calls verifiers and remembers which of them hang.
 
-    Verifiers of cost "model" and "expensive" mostly wait for something else, so they run side by side; cheap ones run
-    one after another, meanwhile. While a call that outlived its deadline still runs, its verifier is left out.
+    Each verifier gets all its trajectories, of every group, in one call. At most `at_once[cost]` verifiers of a cost
+    class run at the same time; the classes run side by side. A call that outlived its deadline gives up its place but
+    cannot be ended: while it still runs, its verifier is left out.
+
+    Args:
+        verifiers: Who may be asked.
+        timeout_s: Seconds that one call may take, from its own start.
+        at_once: Calls in flight by cost class; classes that are not named keep the default of `AT_ONCE`.
+
+    Raises:
+        ValueError: a limit below 1 or an unknown cost class.
     """
 
-    def __init__(self, verifiers: Sequence[Verifier], *, timeout_s: float) -> None:
+    def __init__(
+        self, verifiers: Sequence[Verifier], *, timeout_s: float, at_once: Mapping[Cost, int] | None = None
+    ) -> None:
         self.verifiers, self.timeout_s = tuple(verifiers), timeout_s
+        self.at_once = {**AT_ONCE, **(at_once or {})}
+        for cost, limit in self.at_once.items():
+            if cost not in AT_ONCE or limit < 1:
+                raise ValueError(
+                    f"at_once[{cost!r}]={limit}; send at least 1 for any of {', '.join(map(repr, AT_ONCE))}"
+                )
         self._hanging: dict[int, _Call] = {}
 
-    def ask(self, trajectories: Sequence[Trajectory]) -> list[Verdict]:
-        """One verdict per verifier.
+    def ask(self, asked: Mapping[int, Sequence[Trajectory]]) -> dict[int, Verdict]:
+        """One verdict for each verifier asked, by its number.
 
         Raises:
             ScoreError: a verifier broke the contract (wrong shape, a score outside [0, 1]); names it.
         """
         self._hanging = {k: call for k, call in self._hanging.items() if call.is_alive()}
-        calls: dict[int, tuple[_Call, float]] = {}
-        free = [k for k in range(len(self.verifiers)) if k not in self._hanging]
-        for k in sorted(free, key=lambda k: self.verifiers[k].cost == "cheap"):
-            call = _Call(self.verifiers[k], trajectories)
-            calls[k] = call, time.monotonic() + self.timeout_s
-            call.start()
-            if self.verifiers[k].cost == "cheap":
-                call.join(self.timeout_s)
-        for call, deadline in calls.values():
-            call.join(max(0.0, deadline - time.monotonic()))
-        return [self._verdict(k, calls.get(k), len(trajectories)) for k in range(len(self.verifiers))]
+        ended: queue.Queue[int] = queue.Queue()
+        waiting = [
+            _Call(k, self.verifiers[k], rows, ended) for k, rows in asked.items() if k not in self._hanging
+        ]
+        calls = {call.k: call for call in waiting}
+        running: dict[int, _Call] = {}
+        while waiting or running:
+            waiting = self._start(waiting, running)
+            rest_s = min(call.deadline for call in running.values()) - time.monotonic()
+            try:
+                running.pop(ended.get(timeout=max(0.0, rest_s)), None)
+            except queue.Empty:
+                late = [k for k, call in running.items() if call.deadline <= time.monotonic()]
+                self._hanging |= {k: running.pop(k) for k in late}
+        return {k: self._verdict(calls.get(k), len(rows)) for k, rows in asked.items()}
 
-    def _verdict(self, k: int, started: tuple[_Call, float] | None, n: int) -> Verdict:
+    def _start(self, waiting: Sequence[_Call], running: dict[int, _Call]) -> list[_Call]:
+        """Starts what the limits allow; returns the rest."""
+        busy = Counter(call.verifier.cost for call in running.values())
+        rest = []
+        for call in waiting:
+            cost = call.verifier.cost
+            if busy[cost] >= self.at_once[cost]:
+                rest.append(call)
+                continue
+            busy[cost] += 1
+            call.deadline = time.monotonic() + self.timeout_s
+            running[call.k] = call
+            call.start()
+        return rest
+
+    def _verdict(self, call: _Call | None, n: int) -> Verdict:
         silent = np.full(n, math.nan, np.float32)
-        if started is None:
+        if call is None:
             return Verdict(scores=silent, failure="timeout", message="left out: an earlier call still hangs")
-        call, _ = started
-        if call.is_alive():
-            self._hanging[k] = call
+        if self._hanging.get(call.k) is call:
             return Verdict(scores=silent, failure="timeout", message=f"no scores after {self.timeout_s:g} s")
         if isinstance(call.error, ScoreError):
             raise call.error

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from forge_agents.types import Trajectory
 from forge_verifiers.verifier import Composable, Cost, Scores, State, Verifier, checked_scores
 
-_COSTS: tuple[Cost, ...] = ("cheap", "model", "expensive")
+COSTS: tuple[Cost, ...] = ("cheap", "model", "expensive")
+"""Cost classes, cheapest first."""
 
 
 def terms_of(verifier: Verifier) -> tuple[tuple[float, Verifier], ...]:
@@ -25,7 +26,12 @@ def terms_of(verifier: Verifier) -> tuple[tuple[float, Verifier], ...]:
 
 def dearest(parts: Sequence[Verifier]) -> Cost:
     """The cost class of the dearest part."""
-    return _COSTS[max(_COSTS.index(part.cost) for part in parts)]
+    return COSTS[max(COSTS.index(part.cost) for part in parts)]
+
+
+def any_sees_groups(parts: Sequence[Verifier]) -> bool:
+    """Whether any part looks beyond one trajectory; see `Composable.sees_groups`."""
+    return any(getattr(part, "sees_groups", False) for part in parts)
 
 
 def nested_state(parts: Mapping[str, Verifier]) -> State:
@@ -94,6 +100,7 @@ class Sum(_Nested):
         families = {v.family for _, v in terms}
         self.family = families.pop() if len(families) == 1 else None
         self.cost = dearest([v for _, v in terms])
+        self.sees_groups = any_sees_groups([v for _, v in terms])
 
     def parts(self) -> Mapping[str, Verifier]:
         """The terms by their place."""
@@ -136,6 +143,7 @@ class Gate(_Nested):
         self.name = name or f"{check.name} -> {then.name}"
         self.family = then.family
         self.cost = dearest([check, then])
+        self.sees_groups = any_sees_groups([check, then])
 
     def parts(self) -> Mapping[str, Verifier]:
         """The check and what follows."""
@@ -164,6 +172,7 @@ class Seat(_Nested):
         self.agent, self.verifier = agent, verifier
         self.name = name or f"{agent}:{verifier.name}"
         self.family, self.cost = verifier.family, verifier.cost
+        self.sees_groups = any_sees_groups([verifier])
 
     def parts(self) -> Mapping[str, Verifier]:
         """The one verifier."""

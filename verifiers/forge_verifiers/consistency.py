@@ -26,6 +26,7 @@ class SelfConsistency(Composable):
     of one, or with no answer at all, gets NaN.
     """
 
+    sees_groups = True
     name: str = "self_consistency"
     """What reports call it."""
     family: str | None = None

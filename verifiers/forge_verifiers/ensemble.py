@@ -5,27 +5,28 @@ In: trajectories. Out: P(correct) of each as a score. Waits for its verifiers, e
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forge_agents.errors import UnknownIdError, did_you_mean
 from forge_agents.types import Trajectory
-from forge_verifiers import combiners
-from forge_verifiers.calls import Caller, Verdict
+from forge_verifiers.belief import combiner_for, rewards
+from forge_verifiers.calls import Caller
+from forge_verifiers.cascade import Cascade
+from forge_verifiers.combiners import Prior
+from forge_verifiers.combiners.symbolic import Symbolic
 from forge_verifiers.composition import dearest, load_nested, nested_state
 from forge_verifiers.ensemble_report import EnsembleReport, VerifierReport
+from forge_verifiers.panel import COUNTS, Answers, Panel
+from forge_verifiers.pessimism import LowerBound, Pessimism
 from forge_verifiers.report_evidence import Evidence
-from forge_verifiers.verifier import Composable, Scores, State, Verifier, group_ids
+from forge_verifiers.verifier import Assessment, Composable, Cost, Scores, State, Verifier, group_ids
 from forge_verifiers.window import Forget, ScoreWindow
-
-_LOG = logging.getLogger(__name__)
-_COUNTS = ("scored", "abstained", "errors", "timeouts")
 
 
 class Ensemble(Composable):
@@ -45,6 +46,11 @@ class Ensemble(Composable):
         max_rows: Score rows that the window holds.
         forget: ``"exponential"`` displaces random groups, ``"window"`` the oldest. See `ScoreWindow`.
         label: The true correctness of a trajectory where it is known, else None; a few labels help the combiner.
+        priors: What is known of verifiers beforehand, by name; for the default combiner.
+        cascade: When the dearer verifiers are spared; None asks everybody about everything.
+        pessimism: Makes the score a lower one than P(correct); None leaves it.
+        at_once: Verifiers of a cost class asked at the same time; see `AT_ONCE` for what is not named.
+        cache_rows: Verdicts of dear verifiers remembered by content; see `ScoreCache`.
         timeout_s: Seconds that one verifier may take for one call.
         name: What reports call it.
         family: Its family within another ensemble.
@@ -53,6 +59,8 @@ class Ensemble(Composable):
         ValueError: no verifiers, a name twice, or a number out of range.
         UnknownIdError: no combiner or no verifier has the name.
     """
+
+    sees_groups = True
 
     def __init__(
         self,
@@ -64,6 +72,11 @@ class Ensemble(Composable):
         max_rows: int = 4096,
         forget: Forget = "exponential",
         label: Callable[[Trajectory], bool | None] | None = None,
+        priors: Mapping[str, Prior] = MappingProxyType({}),
+        cascade: Cascade | None = None,
+        pessimism: Pessimism | None = None,
+        at_once: Mapping[Cost, int] | None = None,
+        cache_rows: int = 65536,
         timeout_s: float = 60.0,
         name: str = "ensemble",
         family: str | None = None,
@@ -73,22 +86,15 @@ class Ensemble(Composable):
         self.name, self.family = name, family
         self.cost = dearest(self.verifiers)
         self.refit_every, self.label = refit_every, label
+        self.cascade, self.pessimism = cascade, pessimism
         self.learning = True
         """Whether `score` learns; False freezes the parameters, for evaluation."""
-        names = [v.name for v in self.verifiers]
-        for anchor in anchors:
-            if anchor not in names:
-                raise UnknownIdError(f"anchor {anchor!r} is none of {', '.join(names)}.{did_you_mean(anchor, names)}")
-        families = [v.family for v in self.verifiers]
-        self._combiner = combiners.get(
-            combine,
-            families=families if any(f is not None for f in families) else None,
-            anchors=[names.index(a) for a in anchors] or None,
-        )
-        self._window = ScoreWindow(num_verifiers=len(names), max_rows=max_rows, forget=forget)
-        self._caller = Caller(self.verifiers, timeout_s=timeout_s)
-        self._counts = np.zeros((len(_COUNTS), len(names)), np.int64)
-        self._last_errors = [""] * len(names)
+        self._combiner = combiner_for(self.verifiers, combine, anchors=anchors, priors=priors)
+        if isinstance(pessimism, LowerBound) and combine != Symbolic.name:
+            raise ValueError(f"LowerBound needs an uncertainty, which {combine!r} has none of; use combine='default'")
+        self._window = ScoreWindow(num_verifiers=len(self.verifiers), max_rows=max_rows, forget=forget)
+        caller = Caller(self.verifiers, timeout_s=timeout_s, at_once=at_once)
+        self._panel = Panel(self.verifiers, caller, cascade=cascade, cache_rows=cache_rows)
         self._version = 0
 
     @property
@@ -102,10 +108,9 @@ class Ensemble(Composable):
         Raises:
             ScoreError: a verifier broke the contract.
         """
-        verdicts = self._caller.ask(trajectories)
-        for k, verdict in enumerate(verdicts):
-            self._record(k, verdict)
-        return np.stack([verdict.scores for verdict in verdicts], axis=1)
+        if not len(trajectories):
+            return np.empty((0, len(self.verifiers)), np.float32)
+        return self._panel.ask(trajectories, group_ids(trajectories)).scores
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
         """P(correct), float32 [n] in [0, 1]; NaN where every verifier abstained.
@@ -114,19 +119,35 @@ class Ensemble(Composable):
             ScoreError: a verifier broke the contract.
             NotFittedError: `learning` is False and nothing was learned yet.
         """
-        if not len(trajectories):
-            return np.empty(0, np.float32)
-        matrix, groups = self.scores(trajectories), group_ids(trajectories)
-        heard = ~np.isnan(matrix).all(axis=1)
+        return self.assess(trajectories).scores
+
+    def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
+        """`score`, and the standard deviation of each posterior where the combiner estimates it. Raises as `score`."""
+        n = len(trajectories)
+        scores = np.full(n, math.nan, np.float32)
+        if not n:
+            return Assessment(scores=scores)
+        groups = group_ids(trajectories)
+        answers = self._ask(trajectories, groups)
+        heard = ~np.isnan(answers.scores).all(axis=1)
         if not heard.any():
-            return np.full(len(matrix), math.nan, np.float32)
+            return Assessment(scores=scores)
         if self.learning:
-            self._learn(
-                matrix[heard], np.unique(groups[heard], return_inverse=True)[1], self._labels(trajectories)[heard]
-            )
-        out = np.full(len(matrix), math.nan, np.float32)
-        out[heard] = self._combiner.predict_proba(matrix[heard], groups[heard])
-        return out
+            self._learn(trajectories, groups, answers, heard & answers.verified)
+        reward, deviation = rewards(
+            self._combiner,
+            answers.scores[heard],
+            groups[heard],
+            answers.asked[heard],
+            families=[v.family for v in self.verifiers],
+            pessimism=self.pessimism,
+        )
+        scores[heard] = reward
+        if deviation is None:
+            return Assessment(scores=scores)
+        noise = np.full(n, math.nan, np.float32)
+        noise[heard] = deviation
+        return Assessment(scores=scores, noise=noise)
 
     def report(self) -> EnsembleReport:
         """Accuracy estimates, weights and failures of every verifier. NaN before the first fit."""
@@ -148,8 +169,8 @@ class Ensemble(Composable):
                 tpr=float(tpr[k]),
                 fpr=float(fpr[k]),
                 weight=float(weight[k]),
-                last_error=self._last_errors[k],
-                **dict(zip(_COUNTS, self._counts[:, k].tolist(), strict=True)),
+                last_error=self._panel.last_errors[k],
+                **dict(zip(COUNTS, self._panel.counts[:, k].tolist(), strict=True)),
             )
             for k, v in enumerate(self.verifiers)
         )
@@ -182,8 +203,7 @@ class Ensemble(Composable):
             "names": np.array([v.name for v in self.verifiers]),
             "kind": np.array(self._combiner.name),
             "version": np.array(self._version),
-            "counts": self._counts.copy(),
-            "last_errors": np.array(self._last_errors),
+            **{f"panel/{key}": value for key, value in self._panel.state_dict().items()},
             **{f"window/{key}": value for key, value in self._window.state_dict().items()},
             **{f"combiner/{key}": value for key, value in fitted.items()},
             **nested_state(self._parts()),
@@ -195,7 +215,7 @@ class Ensemble(Composable):
         Raises:
             ValueError: the state is of other verifiers or another combiner, or incomplete.
         """
-        own, wanted = [v.name for v in self.verifiers], {"names", "kind", "version", "counts", "last_errors"}
+        own, wanted = [v.name for v in self.verifiers], {"names", "kind", "version"}
         missing = sorted(wanted - set(state))
         if missing:
             raise ValueError(f"state for {self.name!r} lacks {', '.join(missing)}; send what state_dict() returned")
@@ -210,17 +230,35 @@ class Ensemble(Composable):
             self._combiner.load_state_dict(fitted)
         self._window.load_state_dict(_under("window/", state))
         self._version = int(state["version"])
-        self._counts = np.array(state["counts"], np.int64)
-        self._last_errors = [str(text) for text in state["last_errors"].tolist()]
+        self._panel.load_state_dict(_under("panel/", state))
         rest = {k: v for k, v in state.items() if k.startswith("verifiers/")}
         load_nested(self._parts(), rest, owner=self.name)
 
     def _parts(self) -> dict[str, Verifier]:
         return {f"verifiers/{k}": verifier for k, verifier in enumerate(self.verifiers)}
 
-    def _learn(self, matrix: Scores, groups: NDArray[np.intp], labels: NDArray[np.float32]) -> None:
+    def _ask(self, trajectories: Sequence[Trajectory], groups: NDArray[np.intp]) -> Answers:
+        cascade = self.cascade
+        if cascade is None or not self._version or len(self._window.groups) < cascade.warm_up_rows:
+            return self._panel.ask(trajectories, groups)
+
+        def believe(scores: Scores, asked: NDArray[np.bool_]) -> NDArray[np.float64]:
+            return self._combiner.predict_proba(scores, groups, asked)
+
+        return self._panel.ask(trajectories, groups, believe=believe, verify=self.learning)
+
+    def _learn(
+        self,
+        trajectories: Sequence[Trajectory],
+        groups: NDArray[np.intp],
+        answers: Answers,
+        rows: NDArray[np.bool_],
+    ) -> None:
+        if not rows.any():
+            return
         due = self._version == 0 or self._window.calls % self.refit_every == 0
-        self._window.add(matrix, groups, labels)
+        index = np.unique(groups[rows], return_inverse=True)[1]
+        self._window.add(answers.scores[rows], index, self._labels(trajectories)[rows])
         if due:
             window = self._window
             self._combiner.fit(window.scores, groups=window.groups, labels=window.labels)
@@ -229,18 +267,6 @@ class Ensemble(Composable):
     def _labels(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float32]:
         known = [None if self.label is None else self.label(t) for t in trajectories]
         return np.array([math.nan if value is None else float(value) for value in known], np.float32)
-
-    def _record(self, k: int, verdict: Verdict) -> None:
-        silent = int(np.isnan(verdict.scores).sum())
-        self._counts[:, k] += (
-            len(verdict.scores) - silent,
-            silent,
-            verdict.failure == "error",
-            verdict.failure == "timeout",
-        )
-        if verdict.failure:
-            self._last_errors[k] = verdict.message
-            _LOG.warning("verifier %r of %r abstains: %s", self.verifiers[k].name, self.name, verdict.message)
 
 
 def _under(prefix: str, state: Mapping[str, NDArray[Any]]) -> State:

@@ -45,6 +45,10 @@ class VerifierReport:
     """Calls that outlived the deadline, and calls left out because an earlier one still hangs."""
     last_error: str
     """The last failure in words; empty where there was none."""
+    cached: int = 0
+    """Trajectories whose score was remembered or given to an equal one, so that nobody was asked."""
+    skipped: int = 0
+    """Trajectories about which it was not asked because cheaper verifiers had decided them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,6 +54,19 @@ class Verifier(Protocol):
         """float32 [n] in [0, 1], one per trajectory; NaN where it abstains."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Assessment:
+    """Scores and what belongs to them. n trajectories."""
+
+    scores: Scores
+    """float32 [n] in [0, 1], NaN where the verifier abstains."""
+    noise: Scores | None = None
+    """float32 [n], the standard deviation of each score; None where it is not known."""
+    turns: Sequence[Scores] | None = None
+    """Per trajectory float32 [its turns], a score of each turn, NaN where the verifier abstains; None where turns are
+    not told apart."""
+
+
 class Composable:
     """Lets a verifier be weighted (``0.5 * a``), added (``a + b``), used as a reward, and saved.
 
@@ -63,10 +76,17 @@ class Composable:
     name: str
     family: str | None
     cost: Cost
+    sees_groups: bool = False
+    """Whether the score of a trajectory depends on others: on its siblings in the call, or on what was learned before.
+    Such scores are never remembered, and a cascade asks about whole groups."""
 
     @abstractmethod
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
         """float32 [n] in [0, 1], one per trajectory; NaN where it abstains."""
+
+    def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
+        """`score`, with its noise and the scores of turns where the verifier knows them."""
+        return Assessment(scores=self.score(trajectories))
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> Scores:
         """The same as `score`: a verifier is a reward."""

@@ -9,6 +9,7 @@ from forge_verifiers.combiners.base import Combiner, CombinerReport, NotFittedEr
 from forge_verifiers.combiners.dawid_skene import DawidSkene
 from forge_verifiers.combiners.logistic import Logistic
 from forge_verifiers.combiners.mean import Majority, Mean
+from forge_verifiers.combiners.priors import Prior
 from forge_verifiers.combiners.symbolic import Symbolic
 from forge_verifiers.combiners.weaver import Weaver
 
@@ -20,6 +21,7 @@ __all__ = [
     "Majority",
     "Mean",
     "NotFittedError",
+    "Prior",
     "Symbolic",
     "Weaver",
     "get",
@@ -40,6 +42,7 @@ def get(
     name: str,
     families: Sequence[Hashable | None] | Mapping[int, Hashable] | None = None,
     anchors: Sequence[int] | None = None,
+    priors: Mapping[int, Prior] | None = None,
 ) -> Combiner:
     """A fresh, unfitted combiner.
 
@@ -48,10 +51,16 @@ def get(
         families: one label per verifier (None = unrelated), or {column: label}. "logistic", "dawid-skene" and
             "weaver" are kept as published and use neither families nor anchors.
         anchors: columns of verifiers known to be better than the rest.
+        priors: what is known of verifiers beforehand, by column; "default" only.
 
     Raises:
         UnknownIdError: no combiner has this name.
+        ValueError: priors for a combiner that takes none.
     """
     if name not in _KINDS:
         raise UnknownIdError(f"no combiner is called {name!r}; known: {', '.join(_KINDS)}.{did_you_mean(name, _KINDS)}")
+    if name == Symbolic.name:
+        return Symbolic(families=families, anchors=anchors, priors=priors)
+    if priors:
+        raise ValueError(f"the {name!r} combiner takes no priors; use {Symbolic.name!r}, or leave priors out")
     return _KINDS[name](families=families, anchors=anchors)

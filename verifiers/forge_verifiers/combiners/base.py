@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 # Axes: n responses, m verifiers, G groups (prompts), S symbols of all verifiers together.
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
+Bools = NDArray[np.bool_]
 
 
 class NotFittedError(RuntimeError):
@@ -110,6 +111,16 @@ def check_labels(labels: ArrayLike | None, n: int) -> Floats | None:
     return values if len(known) else None
 
 
+def check_asked(asked: ArrayLike | None, scores: Floats) -> Bools:
+    """Who was asked, bool [n, m]; everybody where nothing is said."""
+    if asked is None:
+        return np.ones(scores.shape, bool)
+    mask = np.asarray(asked)
+    if mask.dtype != bool or mask.shape != scores.shape:
+        raise ValueError(f"asked arrived as {mask.dtype} {mask.shape}; send bool {scores.shape}, as the scores are")
+    return mask
+
+
 def family_index(families: Sequence[Hashable | None] | Mapping[int, Hashable] | None, m: int) -> Ints | None:
     """Family number per verifier [m]; an undeclared verifier is a family of its own. None where nothing is declared."""
     if families is None:
@@ -178,8 +189,16 @@ class Combiner(ABC):
         self._fitted = {**fitted, "num_verifiers": np.array(m)}
         return self
 
-    def predict_proba(self, scores: ArrayLike, groups: ArrayLike | None = None) -> Floats:
+    def predict_proba(
+        self, scores: ArrayLike, groups: ArrayLike | None = None, asked: ArrayLike | None = None
+    ) -> Floats:
         """P(correct) of each response, float64 [n] in [0, 1].
+
+        Args:
+            scores: float [n, m] as in `fit`.
+            groups: id of each response's prompt [n]; optional.
+            asked: bool [n, m], False where a verifier was never asked, which is no evidence, while an abstention may
+                be some; optional.
 
         Raises:
             NotFittedError: before `fit`.
@@ -187,8 +206,8 @@ class Combiner(ABC):
         """
         fitted = self._parameters()
         matrix = check_scores(scores, num_verifiers=int(fitted["num_verifiers"]))
-        index = check_groups(groups, len(matrix))
-        return self._predict(matrix, index) if len(matrix) else np.zeros(0)
+        index, mask = check_groups(groups, len(matrix)), check_asked(asked, matrix)
+        return self._predict(np.where(mask, matrix, np.nan), index, mask) if len(matrix) else np.zeros(0)
 
     def fit_predict(
         self, scores: ArrayLike, groups: ArrayLike | None = None, labels: ArrayLike | None = None
@@ -233,4 +252,4 @@ class Combiner(ABC):
     def _fit(self, scores: Floats, groups: Ints | None, labels: Floats | None) -> dict[str, NDArray[Any]]: ...
 
     @abstractmethod
-    def _predict(self, scores: Floats, groups: Ints | None) -> Floats: ...
+    def _predict(self, scores: Floats, groups: Ints | None, asked: Bools) -> Floats: ...

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from forge_verifiers.combiners.base import Combiner, Floats, Ints, logit, sigmoid
+from forge_verifiers.combiners.base import Bools, Combiner, Floats, Ints, logit, sigmoid
 
 
 class DawidSkene(Combiner):
@@ -41,7 +41,7 @@ class DawidSkene(Combiner):
                 break
         return {"cuts": cuts, "tpr": tpr, "fpr": fpr, "class_balance": np.array(pi)}
 
-    def _predict(self, scores: Floats, groups: Ints | None) -> Floats:
+    def _predict(self, scores: Floats, groups: Ints | None, asked: Bools) -> Floats:
         fitted = self._parameters()
         yes, no = _votes(scores, fitted["cuts"])
         return naive_bayes(yes, no, fitted["tpr"], fitted["fpr"], float(fitted["class_balance"]))

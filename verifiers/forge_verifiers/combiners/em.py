@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forge_verifiers.combiners.base import Floats, Ints, logit, sigmoid
+from forge_verifiers.combiners.priors import Told
 from forge_verifiers.combiners.prompts import PromptPrior, PromptTaste, sibling_prior, taste_of, without_taste
 from forge_verifiers.combiners.start import INVERTED, Bools, Data, Start, free_anchors, gather, start_from
 from forge_verifiers.combiners.structure import dependence, evidence_weights
@@ -77,10 +78,16 @@ class _Rates:
 
 
 def evidence_em(
-    codes: NDArray[np.int32], *, groups: Ints | None, labels: Floats | None, family: Ints | None, anchors: Bools
+    codes: NDArray[np.int32],
+    *,
+    groups: Ints | None,
+    labels: Floats | None,
+    family: Ints | None,
+    anchors: Bools,
+    known: Told | None = None,
 ) -> Evidence:
     """Fits symbol rates, dependence and priors. See `Symbolic` for the method."""
-    data = gather(codes, groups=groups, labels=labels, family=family, anchors=anchors)
+    data = gather(codes, groups=groups, labels=labels, family=family, anchors=anchors, told=known)
     start = start_from(data)
     if data.num_sources < MIN_SOURCES and labels is None:
         return _unlearned(data, start)
@@ -139,7 +146,10 @@ def _pseudo(data: Data, start: Start) -> _Pseudo:
     trust = np.where(start.loading < INVERTED, -trust, trust)
     lean = np.clip(trust[:, None] * start.rank, -3.0, 3.0)
     up, down = data.counts * np.exp(lean), data.counts * np.exp(-lean)
-    return _Pseudo(right=rows * up / up.sum(axis=1, keepdims=True), wrong=rows * down / down.sum(axis=1, keepdims=True))
+    right, wrong = rows * up / up.sum(axis=1, keepdims=True), rows * down / down.sum(axis=1, keepdims=True)
+    if data.told is not None:
+        right, wrong = data.told.added_to(right, wrong)
+    return _Pseudo(right=right, wrong=wrong)
 
 
 def _silence_weight(codes: NDArray[np.int32], q: Floats) -> Floats:
@@ -257,17 +267,22 @@ def _tails(p: Floats) -> Floats:
 
 
 def _unlearned(data: Data, start: Start) -> Evidence:
-    """Fewer than three independent sources: rates are assumed, the same for all but anchors, at even odds."""
+    """Fewer than three independent sources: rates that nobody told are assumed, all but anchors alike, at even odds."""
     n, counts = data.codes.shape[1], data.counts
     loading = np.where(data.anchors, start.loading, _EQUAL_LOADING) * data.alive
     lean = (loading / (1.0 - loading**2))[:, None] * start.rank
     up, down = counts * np.exp(lean), counts * np.exp(-lean)
+    table = np.where(counts > 0, 2.0 * lean, 0.0)
+    if data.told is not None:
+        given = data.told.right > 0
+        up, down = np.where(given, data.told.right, up), np.where(given, data.told.wrong, down)
+        table = np.where(given, np.log(np.where(given, up, 1.0) / np.where(given, down, 1.0)), table)
     rates = _Rates(
         p1=up / up.sum(axis=1, keepdims=True),
         p0=down / down.sum(axis=1, keepdims=True),
         n1=n / 2,
         n0=n / 2,
-        table=np.where(counts > 0, 2.0 * lean, 0.0),
+        table=table,
         silence=np.zeros(counts.shape),
     )
     weight = data.alive / start.kinship.sum(axis=1)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from forge_verifiers.combiners.base import Combiner, Floats, Ints, sigmoid
+from forge_verifiers.combiners.base import Bools, Combiner, Floats, Ints, sigmoid
 from forge_verifiers.combiners.mean import min_max, score_range
 
 
@@ -37,7 +37,7 @@ class Logistic(Combiner):
         fitted["class_balance"] = np.array(sigmoid(_features(scores, low, high) @ beta).mean())
         return fitted
 
-    def _predict(self, scores: Floats, groups: Ints | None) -> Floats:
+    def _predict(self, scores: Floats, groups: Ints | None, asked: Bools) -> Floats:
         fitted = self._parameters()
         return sigmoid(_features(scores, fitted["low"], fitted["high"]) @ fitted["beta"])
 

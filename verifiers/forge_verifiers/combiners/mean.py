@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from forge_verifiers.combiners.base import Combiner, Floats, Ints, anchor_mask, family_index
+from forge_verifiers.combiners.base import Bools, Combiner, Floats, Ints, anchor_mask, family_index
 
 _ANCHOR_WEIGHT = 3.0
 
@@ -49,7 +49,7 @@ class Mean(Combiner):
         fitted["class_balance"] = np.array(_weighted_mean(self._read(scores, low, high), weight).mean())
         return fitted
 
-    def _predict(self, scores: Floats, groups: Ints | None) -> Floats:
+    def _predict(self, scores: Floats, groups: Ints | None, asked: Bools) -> Floats:
         fitted = self._parameters()
         return _weighted_mean(self._read(scores, fitted["low"], fitted["high"]), fitted["weight"])
 

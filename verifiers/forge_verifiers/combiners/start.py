@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forge_verifiers.combiners.base import Floats, Ints, sigmoid
+from forge_verifiers.combiners.priors import Told
 from forge_verifiers.combiners.structure import balance_from_sum, correlations, excess_dependence, truth_loadings
 from forge_verifiers.combiners.symbols import MAX_BINS, abstained, count, mid_ranks
 
@@ -37,6 +38,8 @@ class Data:
     labels: Floats | None
     family: Ints | None
     anchors: Bools
+    told: Told | None = None
+    """What is known of verifiers beforehand."""
 
     @property
     def num_sources(self) -> int:
@@ -59,7 +62,13 @@ class Start:
 
 
 def gather(
-    codes: NDArray[np.int32], *, groups: Ints | None, labels: Floats | None, family: Ints | None, anchors: Bools
+    codes: NDArray[np.int32],
+    *,
+    groups: Ints | None,
+    labels: Floats | None,
+    family: Ints | None,
+    anchors: Bools,
+    told: Told | None,
 ) -> Data:
     """Counts the symbols. Groups are dropped where there are fewer than twenty, or where all are of size one."""
     counts = count(codes)
@@ -72,6 +81,7 @@ def gather(
         labels=labels,
         family=family,
         anchors=anchors,
+        told=told,
     )
 
 
@@ -82,7 +92,8 @@ def start_from(data: Data) -> Start:
     x = rank.ravel()[data.codes].T
     correlation = correlations(x, ~abstained(data.codes).T) * np.outer(alive, alive)
     loading = truth_loadings(correlation, n, data.family)
-    loading = np.where(data.anchors, np.maximum(np.abs(loading), _ANCHOR_LOADING), loading) * alive
+    loading = np.where(data.anchors, np.maximum(np.abs(loading), _ANCHOR_LOADING), loading)
+    loading = (loading if data.told is None else data.told.blended(loading)) * alive
     kinship = free_anchors(excess_dependence(correlation, loading, n, data.family), data.anchors)
     sign = np.where(loading < INVERTED, -1.0, 1.0)
     weight = sign * np.maximum(np.abs(loading), 0.02) / (1.0 - loading**2) / kinship.sum(axis=1) * alive

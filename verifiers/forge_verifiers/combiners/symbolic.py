@@ -5,16 +5,19 @@ In: scores [n, m], NaN = abstained. Out: calibrated P(correct) [n], its uncertai
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from forge_verifiers.combiners.base import (
+    Bools,
     Combiner,
     Floats,
     Ints,
     anchor_mask,
+    check_asked,
     check_groups,
     check_scores,
     family_index,
@@ -23,6 +26,7 @@ from forge_verifiers.combiners.base import (
 )
 from forge_verifiers.combiners.em import MIN_SOURCES, Evidence, evidence_em
 from forge_verifiers.combiners.mean import Mean
+from forge_verifiers.combiners.priors import Prior, told
 from forge_verifiers.combiners.prompts import PromptPrior, PromptTaste, sibling_prior, without_taste
 from forge_verifiers.combiners.symbols import NUM_SYMBOLS, encode, quantile_edges
 
@@ -44,6 +48,7 @@ class Symbolic(Combiner):
       each verifier's evidence by how much of it is its own.
     * The share of correct responses varies by prompt; siblings inform each other's prior. A liking for the
       prompt that verifiers share is estimated as a random intercept, and half of it removed.
+    * A `Prior` of a verifier joins its counts, and stands in for what correlations tell at the start.
     * Labels, where given, are clamped and count several times; they also decide the global sign.
     * Probabilities are moderated by the uncertainty of the counts (MacKay 1992, probit approximation).
 
@@ -55,15 +60,29 @@ class Symbolic(Combiner):
 
     name: ClassVar[str] = "default"
 
+    def __init__(
+        self,
+        families: Sequence[Hashable | None] | Mapping[int, Hashable] | None = None,
+        anchors: Sequence[int] | None = None,
+        priors: Mapping[int, Prior] | None = None,
+    ) -> None:
+        super().__init__(families, anchors)
+        self.priors = dict(priors or {})
+
     def _fit(self, scores: Floats, groups: Ints | None, labels: Floats | None) -> dict[str, NDArray[Any]]:
         m = scores.shape[1]
+        strangers = [k for k in self.priors if k not in range(m)]
+        if strangers:
+            raise ValueError(f"priors name verifier {strangers[0]!r}; expected column numbers 0 to {m - 1}")
         edges = quantile_edges(scores)
+        codes = encode(scores, edges)
         evidence: Evidence = evidence_em(
-            encode(scores, edges),
+            codes,
             groups=groups,
             labels=labels,
             family=family_index(self.families, m),
             anchors=anchor_mask(self.anchors, m),
+            known=told(self.priors, scores, codes),
         )
         simple = Mean(self.families, self.anchors).fit(scores)
         mean = simple.predict_proba(scores)
@@ -87,17 +106,19 @@ class Symbolic(Combiner):
         }
 
     def _mean_share(self, num_sources: int, labels: Floats | None) -> float:
-        if labels is not None:
+        if labels is not None or self.priors:
             return 0.0
         if num_sources < MIN_SOURCES:
             return 1.0
         return 1.0 / (num_sources - 1) if self.families is not None else 0.0
 
-    def _predict(self, scores: Floats, groups: Ints | None) -> Floats:
-        log_odds, variance = self._log_odds(scores, groups)
+    def _predict(self, scores: Floats, groups: Ints | None, asked: Bools) -> Floats:
+        log_odds, variance = self._log_odds(scores, groups, asked)
         return sigmoid(log_odds / np.sqrt(1.0 + np.pi / 8.0 * variance))
 
-    def uncertainty(self, scores: ArrayLike, groups: ArrayLike | None = None) -> Floats:
+    def uncertainty(
+        self, scores: ArrayLike, groups: ArrayLike | None = None, asked: ArrayLike | None = None
+    ) -> Floats:
         """Standard deviation [n] of `predict_proba`, from how few rows each symbol's rates were estimated on.
 
         It does not cover what no data can tell: that the latent class is not correctness.
@@ -107,18 +128,21 @@ class Symbolic(Combiner):
         index = check_groups(groups, len(matrix))
         if len(matrix) == 0:
             return np.zeros(0)
-        log_odds, variance = self._log_odds(matrix, index)
+        log_odds, variance = self._log_odds(matrix, index, check_asked(asked, matrix))
         p = sigmoid(log_odds / np.sqrt(1.0 + np.pi / 8.0 * variance))
         return np.asarray(p * (1 - p) * np.sqrt(variance))
 
-    def _log_odds(self, scores: Floats, groups: Ints | None) -> tuple[Floats, Floats]:
+    def _log_odds(self, scores: Floats, groups: Ints | None, asked: Bools) -> tuple[Floats, Floats]:
         fitted = self._parameters()
         tables = np.stack([fitted["evidence"], fitted["variance"]])
         sums = np.zeros((2, len(scores)))
+        everybody = bool(asked.all())
         for low in range(0, len(scores), _CHUNK):
             codes = encode(scores[low : low + _CHUNK], fitted["edges"])
+            heard = None if everybody else asked[low : low + _CHUNK]
             for k, column in enumerate(codes):
-                sums[:, low : low + _CHUNK] += tables[:, k][:, column - k * NUM_SYMBOLS]
+                evidence = tables[:, k][:, column - k * NUM_SYMBOLS]
+                sums[:, low : low + _CHUNK] += evidence if heard is None else evidence * heard[:, k]
         share = float(fitted["mean_share"])
         if share > 0:
             mean = Mean()

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from forge_verifiers.combiners.base import Combiner, Floats, Ints
+from forge_verifiers.combiners.base import Bools, Combiner, Floats, Ints
 from forge_verifiers.combiners.dawid_skene import naive_bayes
 from forge_verifiers.combiners.mean import min_max, score_range
 from forge_verifiers.combiners.structure import class_balance_from_moments
@@ -54,7 +54,7 @@ class Weaver(Combiner):
         fitted |= {"tpr": tpr, "fpr": fpr, "weight": kept.astype(np.float64), "class_balance": np.array(pi)}
         return fitted
 
-    def _predict(self, scores: Floats, groups: Ints | None) -> Floats:
+    def _predict(self, scores: Floats, groups: Ints | None, asked: Bools) -> Floats:
         fitted = self._parameters()
         unit = np.nan_to_num(min_max(scores, fitted["low"], fitted["high"]), nan=0.0)
         votes = _binarise(unit, fitted["graded"], float(fitted["threshold"]))

@@ -1,0 +1,111 @@
+import numpy as np
+import pytest
+
+from forge_agents.types import Trajectory, Turn
+from forge_verifiers import Ensemble, Rule, SelfConsistency
+from forge_verifiers.cache import ScoreCache, content_key
+
+
+def said(text, *, seed=0, reward=0.0, info=None, **turn):
+    one = Turn(agent="a", index=0, observation="?", action=text, reward=reward, **turn)
+    return Trajectory(agent="a", policy="p", turns=(one,), env_id="t", seed=seed, info=info or {})
+
+
+def counting(cost="model", name="judge", grade=lambda t: len(t.turns[-1].action) / 10):
+    asked = []
+
+    def judge(trajectory):
+        asked.append(trajectory)
+        return grade(trajectory)
+
+    return Rule(judge, name=name, cost=cost), asked
+
+
+def test_what_a_verifier_may_read_is_in_the_key_and_nothing_else():
+    base = content_key(said("x"))
+    others = [said("y"), said("x", seed=1), said("x", reward=1.0), said("x", info={"gold": 3})]
+    assert len({base, *map(content_key, [*others, said("x", terminated=True)])}) == 6
+    sampled = said("x", generate_s=2.0, policy="p2", prompt_ids=(1,), response_ids=(2,), logprobs=(-1.0,))
+    assert content_key(sampled) == base and len(base) == 16
+
+
+def test_the_same_content_is_judged_once():
+    judge, asked = counting()
+    ensemble = Ensemble([judge])
+    rows = [said("a"), said("bb"), said("a"), said("bb"), said("ccc")]
+    first = ensemble.scores(rows)
+    assert len(asked) == 3 and first[:, 0].tolist() == pytest.approx([0.1, 0.2, 0.1, 0.2, 0.3])
+    assert np.array_equal(ensemble.scores([said("ccc"), said("dddd"), said("a")])[:, 0], np.float32([0.3, 0.4, 0.1]))
+    assert len(asked) == 4
+    (row,) = ensemble.report().verifiers
+    assert (row.scored, row.cached) == (8, 4)
+
+
+@pytest.mark.parametrize("cost", ["cheap", "model", "expensive"])
+def test_only_dear_verifiers_are_remembered(cost):
+    judge, asked = counting(cost)
+    ensemble = Ensemble([judge])
+    for _ in range(2):
+        ensemble.scores([said("a")])
+    assert len(asked) == (2 if cost == "cheap" else 1)
+
+
+def test_verifiers_that_compare_siblings_see_them_all_every_time():
+    asked = []
+
+    class Watched(SelfConsistency):
+        def score(self, trajectories):
+            asked.append(len(trajectories))
+            return super().score(trajectories)
+
+    ensemble = Ensemble([Watched(cost="expensive")])
+    first = ensemble.scores([said("a"), said("a"), said("b")])
+    second = ensemble.scores([said("a"), said("b"), said("b")])
+    assert asked == [3, 3]
+    assert first[:, 0].tolist() == [1, 1, 0] and second[:, 0].tolist() == [0, 1, 1]
+
+
+def test_a_sum_with_such_a_verifier_is_one_too():
+    judge, _ = counting("expensive")
+    assert (judge + SelfConsistency()).sees_groups and not (0.5 * judge).sees_groups
+    assert Ensemble([judge]).sees_groups
+
+
+def test_abstentions_and_failures_are_asked_again():
+    shaky, asked = counting(grade=lambda t: None if len(asked) < 3 else 0.5)
+    ensemble = Ensemble([shaky])
+    assert np.isnan(ensemble.scores([said("a")])).all() and np.isnan(ensemble.scores([said("a")])).all()
+    assert ensemble.scores([said("a")])[0, 0] == 0.5 and len(asked) == 3
+    assert ensemble.scores([said("a")])[0, 0] == 0.5 and len(asked) == 3
+
+
+def test_the_least_recently_used_verdict_is_forgotten_first():
+    cache = ScoreCache(2)
+    cache.put(0, b"a" * 16, 0.1)
+    cache.put(0, b"b" * 16, 0.2)
+    assert cache.get(0, b"a" * 16) == 0.1
+    cache.put(1, b"a" * 16, 0.3)
+    assert cache.get(0, b"b" * 16) is None and cache.get(0, b"a" * 16) == 0.1 and cache.get(1, b"a" * 16) == 0.3
+    with pytest.raises(ValueError, match="cache_rows=-1"):
+        ScoreCache(-1)
+
+
+def test_a_cache_smaller_than_one_call_still_answers_every_row():
+    judge, asked = counting()
+    ensemble = Ensemble([judge], cache_rows=2)
+    texts = ["a", "bb", "ccc", "dddd", "a"]
+    for _ in range(2):
+        assert ensemble.scores([said(t) for t in texts])[:, 0].tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.1])
+    off, asked = counting()
+    Ensemble([off], cache_rows=0).scores([said("a"), said("a")])
+    assert len(asked) == 2
+
+
+def test_what_is_remembered_survives_a_resume():
+    first, asked = counting()
+    ensemble = Ensemble([first])
+    ensemble.scores([said("a"), said("bb")])
+    judge, asked = counting()
+    resumed = Ensemble([judge])
+    resumed.load_state_dict(ensemble.state_dict())
+    assert resumed.scores([said("bb"), said("a")])[:, 0].tolist() == pytest.approx([0.2, 0.1]) and not asked
