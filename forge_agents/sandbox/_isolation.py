@@ -4,7 +4,7 @@ In: paths and limits. Out: nothing; the calling process is changed, or `OSError`
 Stand-alone: it runs in an isolated interpreter that sees the standard library only.
 """
 # Importing pathlib takes as long as all the rest.
-# ruff: noqa: PTH100, PTH102, PTH103, PTH110, PTH112, PTH114, PTH115, PTH118, PTH120, PTH123, PTH208, PTH211
+# ruff: noqa: PTH102, PTH103, PTH112, PTH114, PTH115, PTH120, PTH123, PTH211
 
 from __future__ import annotations
 
@@ -75,6 +75,30 @@ _DENIED = {
     "syslog": (103, 116),
     "personality": (135, 92),
     "sethostname": (170, 161),
+}
+# Landlock does not cover these, so they are denied where files of the host are in sight.
+_DENIED_ON_HOST_FILES = {
+    "chmod": (90, -1),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "chown": (92, -1),
+    "fchown": (93, 55),
+    "lchown": (94, -1),
+    "fchownat": (260, 54),
+    "utime": (132, -1),
+    "utimes": (235, -1),
+    "futimesat": (261, -1),
+    "utimensat": (280, 88),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+    "setxattrat": (463, 463),
+    "removexattrat": (466, 466),
+    "file_setattr": (469, 469),
 }
 _CLONE, _CLONE3, _SOCKET = (56, 220), (435, 435), (41, 198)
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
@@ -206,37 +230,40 @@ def set_limits(limits: dict[str, int]) -> None:
         resource.setrlimit(kind, (bounded, bounded))
 
 
-def become(user: int) -> None:
-    """Be this user and its group, in no other group."""
-    os.setgroups([])
-    os.setresgid(user, user, user)
-    os.setresuid(user, user, user)
+def drop_privileges(user: int | None) -> None:
+    """No capability now or after any later exec.
 
-
-def drop_privileges() -> None:
-    """No capability now or after any later exec."""
+    Args:
+        user: User and group to become, in no other group; None to stay the same, as only root can change.
+    """
     for capability in range(64):
         if _libc.prctl(_CAPBSET_DROP, capability, 0, 0, 0) < 0:
-            break  # beyond the last one, or none to drop
+            break  # beyond the last one, or an ordinary user without namespaces, who has none to lose
+    if user is not None:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
     header, nothing = struct.pack("=Ii", 0x20080522, 0), struct.pack("=6I", 0, 0, 0, 0, 0, 0)
     _check(_libc.capset(header, nothing), "capset")
     _check(_libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(NO_NEW_PRIVS)")
 
 
-def filter_system_calls() -> bool:
+def filter_system_calls(*, host_files: bool) -> None:
     """Refuse calls that no ordinary program needs, new namespaces, and sockets other than local ones.
 
-    Returns:
-        False on processors whose call numbers are not known here: nothing is filtered then.
+    Nothing is filtered on processors whose call numbers are not known here.
+
+    Args:
+        host_files: Whether files of the host are in sight: then their modes, owners and times are kept, too.
     """
     if os.uname().machine not in _ARCHITECTURES:
-        return False
+        return
     column, architecture = _ARCHITECTURES[os.uname().machine]
     load, equal, at_least, any_bit, back = 0x20, 0x15, 0x35, 0x45, 0x06
     kill, allow, refuse, unknown = 0x80000000, 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
     code = [(load, 0, 0, 4), (equal, 1, 0, architecture), (back, 0, 0, kill), (load, 0, 0, 0)]
     code += [(at_least, 0, 1, 0x40000000), (back, 0, 0, refuse)]  # the 32-bit calls of x86_64
-    for numbers in _DENIED.values():
+    for numbers in [*_DENIED.values(), *(_DENIED_ON_HOST_FILES.values() if host_files else ())]:
         if numbers[column] >= 0:
             code += [(equal, 0, 1, numbers[column]), (back, 0, 0, refuse)]
     code += [(equal, 0, 1, _CLONE3[column]), (back, 0, 0, unknown)]  # its flags are out of reach; libc then uses clone
@@ -247,7 +274,6 @@ def filter_system_calls() -> bool:
     program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in code))
     pointer = struct.pack("@HP", len(code), ctypes.addressof(program))
     _check(_libc.prctl(_SECCOMP, 2, pointer, 0, 0), "prctl(SECCOMP)")
-    return True
 
 
 def landlock_version() -> int:

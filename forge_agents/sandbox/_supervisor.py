@@ -5,7 +5,7 @@ In: a request on standard input. Out: a reply on standard output, both marshalle
 because imports are most of what a run costs.
 """
 # Importing pathlib takes as long as all the rest.
-# ruff: noqa: PTH100, PTH102, PTH103, PTH110, PTH112, PTH114, PTH115, PTH118, PTH120, PTH123, PTH208, PTH211
+# ruff: noqa: PTH100, PTH102, PTH103, PTH110, PTH118, PTH120, PTH123, PTH208
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ class Run:
         self.request, self.limits = request, request["limits"]
         self.strong: bool = request["namespaces"]
         self.box = "/box" if self.strong else os.path.join(request["scratch"], "box")
+        self.user: int = isolation.INNER_ID if self.strong else isolation.OUTER_ID
         self.proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
         self.limit = ""
         self.status: int | None = None
@@ -91,10 +92,9 @@ class Run:
             with open(path, "wb") as file:
                 file.write(content)
         if os.geteuid() == 0:
-            user = isolation.INNER_ID if self.strong else isolation.OUTER_ID
             for folder, names, files in os.walk(self.box):
                 for name in ("", *names, *files):
-                    os.chown(os.path.join(folder, name), user, user)
+                    os.chown(os.path.join(folder, name), self.user, self.user)
 
     def _program_path(self) -> str:
         return "/program.py" if self.strong else os.path.join(self.request["scratch"], "program.py")
@@ -135,21 +135,20 @@ class Run:
         os.setsid()
         os.chdir(self.box)
         os.umask(0o077)
-        processes = self.limits["processes"] + (2 if self.strong else self._others())
+        processes = self.limits["processes"] + self._others()
         isolation.set_limits({**self.request["rlimits"], "RLIMIT_NPROC": processes})
-        if os.geteuid() == 0:
-            isolation.become(isolation.INNER_ID if self.strong else isolation.OUTER_ID)
+        isolation.drop_privileges(self.user if os.geteuid() == 0 else None)
         if not self.strong and isolation.landlock_version():
             readable = [path for path in self.request["readable"] if os.path.exists(path)]
             isolation.lock_files(
                 [*readable, self._program_path(), "/dev/null", "/dev/zero", "/dev/urandom"], [self.box]
             )
-        isolation.drop_privileges()
-        isolation.filter_system_calls()
+        isolation.filter_system_calls(host_files=not self.strong)
         isolation.default_signals()
         environment = {
             "HOME": self.box,
             "LANG": "C.UTF-8",
+            "MALLOC_ARENA_MAX": "1",  # each would take 64 MiB of a thread's address space
             "PYTHONHASHSEED": "0",
             "PYTHONPATH": os.pathsep.join([self.box, *self.request["import_paths"]]),
             "TMPDIR": self.box,
@@ -158,7 +157,9 @@ class Run:
         os.execve(python, [python, "-s", "-S", "-B", "-P", "-u", self._program_path()], environment)  # noqa: S606
 
     def _others(self) -> int:
-        """Threads that the user already runs: without a namespace, they count towards its limit."""
+        """Threads that count towards the user's limit besides the program's own."""
+        if self.strong:
+            return 0 if os.geteuid() == 0 else 2  # the supervisor and the first process, of a user that maps but itself
         user, num = os.geteuid() or isolation.OUTER_ID, 0
         for pid in os.listdir(self.proc):
             try:
@@ -239,7 +240,7 @@ class Run:
             self.limit = self.limit or "memory_mb"
         elif self.cpu_s > self.limits["cpu_s"]:
             self.limit = self.limit or "cpu_s"
-        elif num > self.limits["processes"] + 1:
+        elif num > self.limits["processes"] and not self.strong:  # else the kernel counts
             self.limit = self.limit or "processes"
 
     def _tree(self) -> list[str]:

@@ -303,7 +303,8 @@ def _interpreter(python: str) -> dict[str, Any]:
         inside = any(path.startswith(f"{parent}/") for parent in readable if not Path(parent).is_symlink())
         if Path(path).exists() and not inside:
             readable.append(path)
-    hidden = [path for path in packages if Path(path).is_dir()]
+    below = tuple(f"{path}/" for path in readable)
+    hidden = [path for path in packages if path.startswith(below) and Path(path).is_dir()]
     return {"python": real, "readable": readable, "hidden": hidden}
 
 
@@ -374,6 +375,7 @@ def _weak(reason: str) -> Guarantees:
         "number of processes": _polls(),
         "other processes out of sight": version > 0,
         "total size and number of files": False,
+        "the interpreter's installed packages out of sight": False,
         "no system calls that ordinary programs do not need": _filters(),
         **_tree_limits(),
     }

@@ -1,0 +1,357 @@
+"""Programs that try to break out, each beside proof that they would: unshut, or with its one limit lifted."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forge_agents.sandbox import Sandbox, SandboxLimits
+from forge_agents.sandbox.sandbox import _why_no_namespaces
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or bool(_why_no_namespaces()), reason="needs user namespaces of Linux"
+)
+ROOT = os.geteuid() == 0
+LIMITS = SandboxLimits(wall_s=20)
+
+# ---- reaching for what is outside
+
+# Each raises unless it reaches what it should not.
+# NEEDS_ROOT: only root reaches it unshut, too. UNSAFE: not tried unshut.
+REACH = {
+    "password file": "open('/etc/passwd').read()",
+    "shadow file": "open('/etc/shadow').read()",
+    "repository": "open(REPOSITORY + '/pyproject.toml').read()",
+    "file of a known path": "open(SECRET).read()",
+    "symlink out of the folder": "os.symlink(SECRET, 'link'); open('link').read()",
+    "hard link out of the folder": "os.link(SECRET, 'hard'); open('hard').read()",
+    "folder by ..": "assert os.listdir(SECRET_FOLDER)",
+    "temporary folder": "os.listdir('/tmp')",
+    "environment": "os.environ['FORGE_SECRET']",
+    "environment of the parent": "open(f'/proc/{PARENT}/environ').read()",
+    "list of processes": "assert len([p for p in os.listdir('/proc') if p.isdigit()]) > 1",
+    "own memory through /proc": "open('/proc/self/mem', 'rb')",
+    "signal to the parent": "os.kill(PARENT, 0)",
+    "signal to everybody": "os.kill(-1, 0)",
+    "debugging": "checked(libc.ptrace(0, 0, 0, 0))",
+    "memory of a process": "checked(libc.process_vm_readv(os.getpid(), None, 0, None, 0, 0))",
+    "connection to the host": "socket.create_connection(('127.0.0.1', PORT), 2)",
+    "datagram, as for names": "socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', PORT))",
+    "listening": "s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen()",
+    "abstract local socket of the host": "socket.socket(socket.AF_UNIX).connect(chr(0) + TOKEN)",
+    "netlink": "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)",
+    "write to a known path": "open(SECRET_FOLDER + '/written', 'w')",
+    "write to the program": "open(__file__, 'a')",
+    "write to the standard library": "open(os.__file__, 'a')",
+    "chroot": "os.chroot('.')",
+    "mount": "checked(libc.mount(b'none', b'.', b'tmpfs', 0, None))",
+    "namespaces of its own": "checked(libc.unshare(0x10000000))",
+    "namespaces by clone": "checked(libc.syscall(CLONE, 0x10000000 | 17, 0, 0, 0, 0)) or os._exit(0)",
+    "device node": "os.mknod('dev', 0o020600, os.makedev(1, 3))",
+    "devices": "assert set(os.listdir('/dev')) - {'null', 'zero', 'urandom'}",
+    "kernel settings": "os.listdir('/sys')",
+    "becoming root": "os.setuid(0)",
+    "capabilities": "assert libc.prctl(23, 21, 0, 0, 0) == 1",
+    "new privileges by exec": "assert libc.prctl(39, 0, 0, 0, 0) == 0",
+    "raising limits": "import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
+    "shell": "subprocess.run(['/bin/sh', '-c', 'exit 0'], check=True)",
+    "our packages": "import forge_agents",
+    "installed packages": "import pytest",
+    "System V shared memory": "number = checked(libc.shmget(0, 4096, 0o1600)); libc.shmctl(number, 0, None)",
+    "POSIX shared memory": "open('/dev/shm/' + TOKEN, 'w'); os.unlink('/dev/shm/' + TOKEN)",
+    "anonymous memory file": "os.memfd_create('x')",
+    "message queue": "name = f'/{TOKEN}'.encode(); checked(libc.mq_open(name, 66, 0o600, None)); libc.mq_unlink(name)",
+    "key ring": "checked(libc.syscall(ADD_KEY, b'user', b'k', b'v', 1, -1))",
+    "core dump": "import resource; assert resource.getrlimit(resource.RLIMIT_CORE)[1] != 0",
+    "descriptors left open": "[os.fstat(n) for n in range(3, 6)]",
+}
+NEEDS_ROOT = {"shadow file", "chroot", "device node", "becoming root", "write to the standard library"}
+UNSAFE = {"mount", "key ring", "descriptors left open"}
+PRELUDE = """
+import ctypes, os, socket, subprocess, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def checked(result):
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result
+"""
+X86 = os.uname().machine == "x86_64"
+
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory):
+    """What the programs reach for: a file, a listener, a local socket, our own process."""
+    folder = tmp_path_factory.mktemp("outside")
+    folder.joinpath("secret").write_text("s")
+    token = f"forge-{uuid.uuid4().hex}"
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as local:
+        local.bind(f"\0{token}")
+        local.listen(8)
+        yield {
+            "SECRET": str(folder / "secret"),
+            "SECRET_FOLDER": str(folder),
+            "REPOSITORY": str(Path(__file__).parents[2]),
+            "PARENT": os.getpid(),
+            "PORT": server.getsockname()[1],
+            "TOKEN": token,
+            "CLONE": 56 if X86 else 220,
+            "ADD_KEY": 248 if X86 else 217,
+        }
+
+
+def reaching(name, outside):
+    names = "".join(f"{key} = {value!r}\n" for key, value in outside.items())
+    attempt = f"try:\n    {REACH[name]}\nexcept BaseException as error:\n    print('held:', repr(error))\n"
+    return f"{PRELUDE}{names}{attempt}else:\n    print('REACHED')\n"
+
+
+@pytest.mark.parametrize("name", REACH)
+def test_what_is_outside_is_out_of_reach(name, outside):
+    result = Sandbox(limits=LIMITS).run(reaching(name, outside))
+    assert result.stdout.startswith("held:") and "REACHED" not in result.stdout, result
+    assert result.exit_code == 0 and "SyntaxError" not in result.stdout
+
+
+@pytest.mark.parametrize("name", [n for n in REACH if n not in UNSAFE and (ROOT or n not in NEEDS_ROOT)])
+def test_the_same_program_reaches_it_unshut(name, outside, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("box")
+    program = folder / "program.py"
+    program.write_text(reaching(name, outside))
+    done = subprocess.run(
+        [sys.executable, program],
+        cwd=folder,
+        env={**os.environ, "FORGE_SECRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "REACHED" in done.stdout, done
+
+
+# ---- using too much
+
+COUNT_FORKS = """
+import os, time
+n = 0
+try:
+    while n < 24:
+        if os.fork() == 0:
+            time.sleep(3)
+            os._exit(0)
+        n += 1
+except OSError:
+    pass
+print('all' if n == 24 else 'fewer')
+"""
+COUNT_THREADS = """
+import threading, time
+n, end = 0, threading.Event()
+try:
+    while n < 24:
+        threading.Thread(target=end.wait, args=(3,)).start()
+        n += 1
+except RuntimeError:
+    pass
+end.set()
+print('all' if n == 24 else 'fewer')
+"""
+# Program, the limit's low and high value, what ends or marks it when low. With the high value it prints "all".
+LIMITED = {
+    "sleep": ("import time; time.sleep(0.5); print('all')", "wall_s", 0.3, 20, "ended"),
+    "sleep that ignores signals": (
+        "import signal, time\nfor s in (2, 3, 14, 15): signal.signal(s, signal.SIG_IGN)\ntime.sleep(0.5); print('all')",
+        "wall_s",
+        0.3,
+        5,
+        "ended",
+    ),
+    "sleep without output": (
+        "import os, time; out = os.dup(1); os.close(1); os.close(2); time.sleep(0.5); os.write(out, b'all\\n')",
+        "wall_s",
+        0.3,
+        5,
+        "ended",
+    ),
+    "waiting for input": ("import select; select.poll().poll(500); print('all')", "wall_s", 0.3, 20, "ended"),
+    "busy loop": ("import time\nwhile time.process_time() < 1.2: pass\nprint('all')", "cpu_s", 1, 5, "ended"),
+    "busy loops in turns": (
+        ("import os, time\nfor _ in range(3):\n    if os.fork() == 0:\n        while time.process_time() < 0.5: pass\n"
+        "        os._exit(0)\n    os.wait()\nprint('all')"),
+        "cpu_s",
+        1,
+        5,
+        "ended",
+    ),
+    "memory": ("x = bytearray(200 << 20); print('all')", "memory_mb", 100, 400, "MemoryError"),
+    "memory of many processes": (
+        ("import os, time\nfor _ in range(4):\n    if os.fork() == 0:\n        x = bytearray(b'x' * (30 << 20))\n"
+        "        time.sleep(0.5); os._exit(0)\nfor _ in range(4): os.wait()\nprint('all')"),
+        "memory_mb",
+        100,
+        400,
+        "ended",
+    ),
+    "memory maps": ("import mmap; mmap.mmap(-1, 200 << 20); print('all')", "memory_mb", 100, 400, "allocate memory"),
+    "forks": (COUNT_FORKS, "processes", 8, 40, "fewer"),
+    "threads": (COUNT_THREADS, "processes", 8, 40, "fewer"),
+    "open files": (
+        "import os\nfor _ in range(60): os.open('/dev/null', 0)\nprint('all')",
+        "open_files",
+        32,
+        128,
+        "Too many open files",
+    ),
+    "huge file": ("open('x', 'wb').write(bytes(3 << 20)); print('all')", "file_mb", 1, 8, "File too large"),
+    "huge hole": ("open('x', 'wb').truncate(3 << 20); print('all')", "file_mb", 1, 8, "File too large"),
+    "full disk": (
+        "for n in range(4): open(f'{n}', 'wb').write(bytes(1 << 20))\nprint('all')",
+        "disk_mb",
+        2,
+        8,
+        "No space left",
+    ),
+    "many files": ("for n in range(99): open(f'{n}', 'w')\nprint('all')", "files", 50, 200, "No space left"),
+    "much output": ("print('x' * 50_000); print('all')", "output_kb", 8, 100, "ended"),
+    "much error output": (
+        "import sys; sys.stderr.write('x' * 50_000); print('all')",
+        "output_kb",
+        8,
+        100,
+        "ended",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_a_limit_holds_and_nothing_else_does(name):
+    program, field, low, high, mark = LIMITED[name]
+    held = Sandbox(limits=replace(LIMITS, **{field: low})).run(program)
+    assert "all" not in held.stdout and not (held.ok and mark == "ended"), held
+    assert (held.limit == field) if mark == "ended" else (mark in held.stdout + held.stderr), held
+    lifted = Sandbox(limits=replace(LIMITS, **{field: high})).run(program)
+    assert "all" in lifted.stdout and lifted.limit == "", lifted
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
+        ("import threading\ndef f():\n    while True:\n        try: threading.Thread(target=f).start()\n"
+        "        except RuntimeError: pass\nf()"),
+        ("import os\nwhile True:\n    try:\n        if os.fork(): os._exit(0) if os.getpid() != 2 else None\n"
+        "    except OSError: pass"),
+    ],
+    ids=["fork bomb", "thread bomb", "forks that hand over"],
+)
+def test_bombs_end_at_the_wall_and_leave_nothing(program):
+    limits = replace(LIMITS, wall_s=0.5, processes=12)
+    started = time.monotonic()
+    result = Sandbox(limits=limits).run(program)
+    assert result.limit in ("wall_s", "memory_mb", "cpu_s", "output_kb")
+    assert time.monotonic() - started < 8
+
+
+def test_endless_output_ends_at_once_and_is_cut():
+    result = Sandbox(limits=replace(LIMITS, output_kb=16)).run("while True: print('spam')")
+    assert result.limit == "output_kb" and len(result.stdout) <= 16 << 10
+
+
+# ---- staying on
+
+DAEMONS = {
+    "child": "spawn()",
+    "own session": "os.setsid() if os.fork() == 0 else os._exit(0)\nspawn()",
+    "daemon": "if os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\nspawn()",
+    "stopped child": "os.kill(spawn(), 19)",
+    "deaf child": "[signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]\nspawn()",
+}
+
+
+def running(token):
+    """Processes of this machine with the token on their command line."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if token.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def daemon(name, token):
+    return (
+        "import os, signal, subprocess, sys\ndef spawn():\n    null = open('/dev/null', 'w')\n"
+        "    return subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(20)', "
+        f"{token!r}], stdout=null, stderr=null).pid\n{DAEMONS[name]}\n"
+    )
+
+
+@pytest.mark.parametrize("name", DAEMONS)
+def test_children_end_with_the_program(name):
+    token = uuid.uuid4().hex
+    result = Sandbox(limits=LIMITS).run(daemon(name, token))
+    assert result.exit_code == 0, result
+    assert running(token) == []
+
+
+def test_the_same_daemon_stays_on_unshut():
+    token = uuid.uuid4().hex
+    subprocess.run([sys.executable, "-c", daemon("daemon", token)], timeout=20, check=True)
+    deadline = time.monotonic() + 5
+    while not (left := running(token)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert left
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_the_program_dies_with_its_supervisor():
+    token = uuid.uuid4().hex
+    program = daemon("child", token) + "import time; time.sleep(20)"
+    errors = []
+
+    def run():
+        try:
+            Sandbox(limits=replace(LIMITS, wall_s=20)).run(program)
+        except Exception as error:  # noqa: BLE001  # looked at below
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while not (found := running(token)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    chain = [found[0]]
+    while b"_supervisor.py" not in Path(f"/proc/{chain[-1]}/cmdline").read_bytes() or len(chain) < 3:
+        chain.append(int(Path(f"/proc/{chain[-1]}/stat").read_text().rpartition(")")[2].split()[1]))
+    while b"_supervisor.py" in Path(f"/proc/{chain[-1]}/cmdline").read_bytes():
+        supervisor = chain[-1]
+        chain.append(int(Path(f"/proc/{chain[-1]}/stat").read_text().rpartition(")")[2].split()[1]))
+    os.kill(supervisor, signal.SIGKILL)
+    thread.join(10)
+    assert "supervisor died" in str(errors[0])
+    deadline = time.monotonic() + 5
+    while running(token) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert running(token) == []
+
+
+def test_files_of_the_host_are_not_owned_by_the_program():
+    code = "import os; print([os.stat(p).st_uid for p in ('/usr', os.__file__)], os.getuid(), os.getgroups())"
+    result = Sandbox(limits=LIMITS).run(code)
+    assert result.stdout.split("]")[1].startswith(" 1000")
+    assert "1000" not in result.stdout.split("]")[0]
+
+
+def test_the_supervisor_is_no_process_that_the_program_can_name():
+    assert Sandbox(limits=LIMITS).run('import os; print(os.getppid(), os.getpid())').stdout == '1 2\n'
