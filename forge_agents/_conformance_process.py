@@ -19,6 +19,7 @@ from typing import Any
 
 from forge_agents import registry
 from forge_agents._conformance_play import BreachError, Make, NotApplicableError, Step, play, same
+from forge_agents.errors import UnknownIdError
 
 DEADLINE_S = 120.0
 """Seconds for the child to start and play."""
@@ -47,7 +48,9 @@ class Target:
             return build(**self.kwargs)
         if self.entry_point:
             importlib.import_module(self.entry_point.partition(":")[0])
-            if self.id not in registry.list_envs():
+            try:
+                registry.spec(self.id)
+            except UnknownIdError:
                 registry.register(self.id, entry_point=self.entry_point, **self.registration)
         return registry.make(self.id, **self.kwargs)
 

@@ -73,16 +73,29 @@ def list_environments(words: Sequence[str]) -> int:
 
 
 def check(words: Sequence[str]) -> int:
-    """Check environments against the contract: forge-agents check ID [ID ...]"""
-    from forge_agents.testing import check_env
+    """Check environments against the contract: forge-agents check ID [ID ...] | --all [--tag 2p] [--json]"""
+    from forge_agents import registry
+    from forge_agents._conformance_report import report_all
 
     parser = _parser("check", check)
-    parser.add_argument("ids", nargs="+", help="Environment ids.")
-    failed = 0
-    for env_id in parser.parse_args(list(words)).ids:
-        report = check_env(env_id, raise_on_failure=False)
-        print(report)
-        failed += not report.ok
+    parser.add_argument("ids", nargs="*", help="Environment ids.")
+    parser.add_argument("--all", action="store_true", help="Every registered id.")
+    parser.add_argument("--tag", type=str, help="Of --all, only ids with this tag.")
+    parser.add_argument("--json", action="store_true", help="One JSON object per id and line.")
+    parser.add_argument("--episodes", type=int, help="Episodes of each check; default: 8, of an adapter's id 20.")
+    parser.add_argument("--seed", type=int, default=0, help="Seeds the episodes and the texts played.")
+    parser.add_argument("--timeout_s", type=float, default=600.0, help="Seconds for each id.")
+    chosen = parser.parse_args(list(words))
+    if bool(chosen.ids) == chosen.all or (chosen.tag and not chosen.all):
+        parser.error("name ids, or --all, which --tag narrows")
+    failed = report_all(
+        registry.list_envs(chosen.tag) if chosen.all else [registry.spec(env_id).id for env_id in chosen.ids],
+        as_json=chosen.json,
+        brief=chosen.all,
+        episodes=chosen.episodes,
+        seed=chosen.seed,
+        timeout_s=chosen.timeout_s,
+    )
     return 1 if failed else 0
 
 
