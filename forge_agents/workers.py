@@ -257,6 +257,7 @@ class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
         self._worker: Worker | None = None
         self._slot = -1
         self._spaces: dict[str, dict[str, Any]] = {}
+        self._seen: Any = None
 
     def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
         """Start an episode, in a worker."""

@@ -190,6 +190,10 @@ class RoleShuffle(EnvWrapper):
 class _Ending(EnvWrapper):
     """A wrapper that can end an episode: it keeps PettingZoo's state itself, a copy of the state inside."""
 
+    def __init__(self, env: AnyEnv) -> None:
+        super().__init__(env)
+        self.agents: list[str] = []
+
     def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
         """Start an episode."""
         self.env.reset(seed=seed, options=options)
@@ -199,7 +203,7 @@ class _Ending(EnvWrapper):
 
     def step(self, action: str | None) -> None:
         """Play a decision; None for an agent that is out."""
-        if not getattr(self, "agents", None):
+        if not self.agents:
             raise RuntimeError(f"{self}: no episode is running; call reset() before step()")
         agent = self.agent_selection
         if self._ended_here:

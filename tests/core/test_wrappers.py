@@ -1,0 +1,260 @@
+import copy
+
+import pytest
+from pettingzoo.test import api_test, seed_test
+
+import forge_agents as fa
+from forge_agents import registry
+from forge_agents.errors import ForgeError
+from forge_agents.wrappers import InvalidAction, ObservationWindow, RewardScale, RoleShuffle, TimeLimit
+
+KUHN = "forge/KuhnPoker-v0"
+
+
+class Talk(fa.TurnEnv):
+    """Two seats, for ever; "bad" is illegal, and pays -5 to both; everything else pays the seat 1 and the other 2."""
+
+    possible_agents = ["a", "b"]
+
+    def setup(self, rng):
+        self.said = []
+        self.number = int(rng.integers(1000, 10_000))
+
+    def instructions(self, agent):
+        return f"You are {agent}."
+
+    def observe_text(self, agent):
+        return f"To {agent}:\n" + "\n".join(self.said)
+
+    def secrets(self, agent):
+        return [str(self.number)] if agent == "a" else []
+
+    def act(self, agent, action):
+        self.said.append(action[:100])
+        if action == "bad":
+            why = {agent: {"illegal": "bad is bad"}}
+            return fa.Outcome(rewards={"a": -5.0, "b": -5.0}, info=why)
+        return fa.Outcome(rewards={"a": 2.0, "b": 2.0} | {agent: 1.0})
+
+
+def started(env, seed=0):
+    env.reset(seed=seed)
+    return env
+
+
+def rest(env, texts=()):
+    """Plays on and sums what each seat is told."""
+    told, texts = dict.fromkeys(env.possible_agents, 0.0), iter(texts)
+    for agent in env.agent_iter(50):
+        _, reward, terminated, truncated, _ = env.last()
+        told[agent] += reward
+        env.step(None if terminated or truncated else next(texts))
+    return told
+
+
+# ---- time limit
+
+
+def test_a_time_limit_truncates_for_everybody():
+    env = started(TimeLimit(Talk(), 3))
+    assert rest(env, ["x", "x", "x"]) == {"a": 1 + 2 + 1, "b": 2 + 1 + 2}
+    env = started(TimeLimit(Talk(), 2))
+    env.step("x")
+    assert not any(env.truncations.values())
+    env.step("x")
+    assert env.truncations == {"a": True, "b": True} and not any(env.terminations.values())
+    env.reset(seed=1)
+    assert env.num_turns == 0 and env.agents == ["a", "b"]
+
+
+@pytest.fixture
+def _own_registry(monkeypatch):
+    fa.list_envs()
+    monkeypatch.setattr(registry, "_specs", dict(registry._specs))
+
+
+@pytest.mark.usefixtures("_own_registry")
+def test_an_environment_that_counts_no_turns_gets_a_time_limit():
+    fa.register("t/Doubled-v0", entry_point=lambda: RewardScale(Talk(), 2.0), max_turns=2)
+    env = started(fa.make("t/Doubled-v0"))
+    assert isinstance(env, TimeLimit) and rest(env, ["x", "x"]) == {"a": 6, "b": 6}
+    assert env.spec.max_turns == 2
+
+
+# ---- invalid actions
+
+
+def test_end_is_the_end_with_the_penalty_whatever_the_game_pays():
+    env = started(InvalidAction(Talk(), penalty=-3))
+    env.step("x")
+    env.step("bad")
+    assert env.infos["b"]["illegal"] == "bad is bad" and all(env.terminations.values())
+    assert rest(env) == {"a": 1, "b": -3}
+    assert env.env.said == ["x"], "the move is undone"
+
+
+def test_ask_gives_the_agent_another_try_and_says_why():
+    env = started(InvalidAction(Talk(), "ask", tries=2))
+    env.step("bad")
+    assert env.agent_selection == "a"
+    assert env.last()[:2] == ("That was not a legal action (bad is bad).\nTo a:\n", 0.0)
+    assert env.observe("b") == "To b:\n"
+    env.step("bad")
+    env.step("fine")
+    assert env.agent_selection == "b" and env.last()[:2] == ("To b:\nfine", 2.0)
+    for _ in range(3):
+        assert not any(env.terminations.values())
+        env.step("bad")
+    assert rest(env) == {"a": 1, "b": -1}, "two more tries, then the end"
+
+
+def test_penalty_costs_each_time():
+    env = started(TimeLimit(InvalidAction(Talk(), "penalty", tries=2, penalty=-0.5), 5))
+    assert rest(env, ["bad", "bad", "x", "bad", "y"]) == {"a": 2 * -0.5 + 1 + 2, "b": 2 - 0.5 + 1}
+
+
+def test_listed_actions_are_told_and_cost_no_copy(monkeypatch):
+    env = started(fa.make(KUHN, invalid_action="ask"))
+    env.step("shout")
+    assert env.last()[0].startswith("That was not a legal action (choose one of: check, bet).\nYour card")
+    copies = []
+    monkeypatch.setattr(copy, "deepcopy", lambda *args: copies.append(args))
+    env.step("bet")
+    assert env.agent_selection == "p1" and env.env.moves == ["bet"] and copies == []
+
+
+def test_a_wrapped_array_game_asks_again():
+    env = started(fa.make("forge/TicTacToe-v0", invalid_action="ask"))
+    for text in ("4", "4", "nothing"):
+        env.step(text)
+    assert env.agent_selection == "player_2" and "Free: 0, 1, 2, 3, 5" in env.last()[0]
+    env.step("0")
+    assert env.last()[0].startswith("O 3 6")
+
+
+# ---- windows and scales
+
+
+def test_a_window_shows_the_end():
+    env = started(ObservationWindow(Talk(), 12))
+    assert env.observe("a") == "To a:\n"
+    env.step("0123456789")
+    assert env.observe("b") == "...123456789" and env.observation_space("b").max_length == 12
+    env = started(ObservationWindow(Talk(), messages=2))
+    for text in "xyz":
+        env.step(text)
+    assert env.observe("b") == "...y\nz"
+    both = started(ObservationWindow(Talk(), 6, messages=2))
+    for text in ("x", "yyyyy", "z"):
+        both.step(text)
+    assert both.observe("b") == "...y\nz"[-6:]
+
+
+def test_rewards_are_scaled_where_they_are_told():
+    env = started(RewardScale(Talk(), -0.5))
+    env.step("x")
+    assert env.rewards == {"a": -0.5, "b": -1.0} and env.last()[1] == -1.0
+    env.step("x")
+    assert env.last()[1] == -0.5 * (1 + 2)
+
+
+# ---- roles
+
+
+def test_roles_change_with_the_seed_and_everything_follows():
+    env = RoleShuffle(Talk())
+    roles = set()
+    for seed in range(10):
+        env.reset(seed=seed)
+        role = {agent: env.infos[agent]["role"] for agent in env.agents}
+        roles.add(tuple(role.values()))
+        first = env.agent_selection
+        other = next(agent for agent in env.agents if agent != first)
+        assert role[first] == "a" and env.instructions(first) == "You are a." and env.observe(other) == "To b:\n"
+        assert env.secrets(first) == [str(env.env.number)] and env.secrets(other) == []
+        env.step("x")
+        assert env.rewards == {first: 1.0, other: 2.0} and env.agent_selection == other
+        assert env.last()[1] == 2.0
+    assert roles == {("a", "b"), ("b", "a")}
+
+
+def test_shuffling_leaves_the_game_as_it_is():
+    plain, shuffled = started(Talk(), 7), started(RoleShuffle(Talk()), 7)
+    assert plain.number == shuffled.number
+    again = started(RoleShuffle(Talk()), 7)
+    assert again.infos == shuffled.infos, "siblings share the roles"
+
+
+# ---- by keyword
+
+
+@pytest.mark.usefixtures("_own_registry")
+def test_make_and_register_take_wrappers_by_keyword():
+    env = fa.make(KUHN, reward_scale=0.5, observation_window=40, role_shuffle=True, invalid_action="penalty")
+    names = []
+    while hasattr(type(env), "fork") and "env" in vars(env):
+        names.append(type(env).__name__)
+        env = env.env
+    assert names == ["RewardScale", "ObservationWindow", "InvalidAction", "RoleShuffle"]
+    fa.register("t/Half-v0", entry_point="forge_envs.kuhn_poker:KuhnPoker", max_turns=3, reward_scale=0.5)
+    env = started(fa.make("t/Half-v0"))
+    env.step("bad")
+    assert env.rewards == {"p0": -0.5, "p1": 0.5} and env.spec.kwargs == {"reward_scale": 0.5} and env.max_turns == 3
+    assert type(fa.make("t/Half-v0", reward_scale=None)).__name__ == "KuhnPoker"
+
+
+@pytest.mark.usefixtures("_own_registry")
+def test_a_constructor_keeps_its_own_argument():
+    class Own(Talk):
+        def __init__(self, reward_scale=1.0):
+            super().__init__()
+            self.given = reward_scale
+
+    fa.register("t/Own-v0", entry_point=Own)
+    env = fa.make("t/Own-v0", reward_scale=3.0)
+    assert type(env) is Own and env.given == 3.0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"reward_scale": 0}, "reward_scale=0"),
+        ({"reward_scale": float("nan")}, "reward_scale=nan"),
+        ({"observation_window": 3}, "chars=3"),
+        ({"invalid_action": "retry"}, "end, penalty, ask"),
+        ({"role_shuffle": "yes"}, "role_shuffle='yes'"),
+    ],
+)
+def test_mistakes_are_named(wrong, error):
+    with pytest.raises((ValueError, ForgeError), match=error):
+        fa.make(KUHN, **wrong)
+    with pytest.raises(TypeError, match="Did you mean 'reward_scale'"):
+        fa.make(KUHN, reward_scal=2)
+
+
+# ---- the contract
+
+ALL = {"role_shuffle": True, "invalid_action": "penalty", "observation_window": 60, "reward_scale": 2.0}
+
+
+@pytest.mark.parametrize("chosen", [ALL, {"role_shuffle": True}])
+def test_wrapped_environments_keep_the_contract(chosen):
+    report = fa.check_env("forge/LeducPoker-v0", episodes=4, max_turns=30, **chosen)
+    assert {f.check for f in report.findings if "left out" in f.message} == {"pettingzoo parallel", "seats"}
+
+
+def test_a_time_limit_keeps_the_contract():
+    api_test(TimeLimit(Talk(), 4), num_cycles=20)
+    seed_test(lambda: TimeLimit(Talk(), 4), num_cycles=20)
+    assert fa.check_env(lambda: TimeLimit(Talk(), 4), episodes=2).ok
+
+
+def test_a_fork_is_wrapped_like_the_original():
+    env = started(fa.make("forge/LeducPoker-v0", **ALL))
+    env.step("raise")
+    saved, twin = env.snapshot(), env.fork()
+    assert type(twin) is RewardScale and twin.last()[:2] == env.last()[:2]
+    env.step("fold")
+    assert not any(twin.terminations.values())
+    env.restore(saved)
+    assert env.last()[:2] == twin.last()[:2]
