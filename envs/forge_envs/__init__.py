@@ -15,6 +15,17 @@ register(
     tags=("2p", "zero-sum", "hidden-information"),
 )
 register("forge/Relay-v0", entry_point="forge_envs.relay:Relay", tags=("2p", "cooperative", "tool"))
+register(
+    "forge/ToolRelay-v0",  # a Relay in which a small model calls the calculator now and then, untrained
+    entry_point="forge_envs.relay:Relay",
+    tags=("2p", "cooperative", "tool"),
+    max_number=99,
+    tool_format="plain",
+    call_reward=0.2,
+    asker="You write calls.",
+    question="Question: 2 + 3\nAnswer: CALL calculator(2 + 3)\n"
+    "Question: 7 + 4\nAnswer: CALL calculator(7 + 4)\nQuestion: {a} {op} {b}\nAnswer:",
+)
 register("forge/AlphabetSort-v0", entry_point="forge_envs.alphabet_sort:AlphabetSort", tags=("1p", "multi-turn"))
 register(
     "forge/LeducPoker-v0",
@@ -42,6 +53,12 @@ register(
     tags=("2p", "zero-sum", "board", "pettingzoo"),
 )
 register("forge/Shop-v0", entry_point="forge_envs.shop:Shop", tags=("3p", "cooperative", "hidden-information", "tool"))
+register(
+    "forge/SoftwareTeam-v0",
+    entry_point="forge_envs.software_team:SoftwareTeam",
+    tags=("3p", "cooperative", "hidden-information", "tool"),
+    isolation="process",  # it runs code, which takes its time
+)
 register_suite("core-v1", ["forge/KuhnPoker-v0", "forge/Relay-v0", "forge/AlphabetSort-v0"])
 register_suite("team-v0", ["forge/Relay-v0", "forge/TreasureHunt-v0", "forge/Negotiation-v0", "forge/Debate-v0"])
 register_suite(

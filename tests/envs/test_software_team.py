@@ -1,0 +1,158 @@
+import inspect
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge_agents.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
+from forge_agents.testing import check_env
+from forge_envs.software_tasks import TASKS
+from forge_envs.software_team import SoftwareTeam, code_in
+
+
+def runs_code():
+    try:
+        return bool(Sandbox().guarantees().full)
+    except SandboxUnavailable:
+        return False
+
+
+needs_sandbox = pytest.mark.skipif(not runs_code(), reason="this machine has no sandbox")
+
+
+def source(task):
+    return re.sub(r"\A@_task\(.*?\)\n(?=def )", "", inspect.getsource(task.solution), flags=re.DOTALL)
+
+
+def working_on(name, **kwargs):
+    env = SoftwareTeam(tool_format="plain", **kwargs)
+    seed = next(seed for seed in range(500) if _task_of(env, seed) == name)
+    env.reset(seed=seed)
+    return env
+
+
+def _task_of(env, seed):
+    env.reset(seed=seed)
+    return env.task.name
+
+
+def submit(env, code):
+    env.step("a plan")
+    env.step(code)
+    env.step("SHIP it")
+    return env.rewards["planner"], env.infos["coder"]
+
+
+def test_there_are_many_tasks_with_different_names():
+    assert len({task.name for task in TASKS}) == len(TASKS) >= 20
+    assert len({task.description for task in TASKS}) == len(TASKS)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_hidden_tests_tell_solutions_apart(task):
+    rng = np.random.default_rng(0)
+    tests = [task.test(rng) for _ in range(30)]
+    assert tests == [(a, r) for a, r in tests if a == tuple(a)] and len({repr(result) for _, result in tests}) > 1
+    space = {}
+    exec(source(task), space)
+    assert all(space[task.name](*arguments) == result for arguments, result in tests)
+
+
+@needs_sandbox
+def test_right_code_earns_one_and_wrong_code_less():
+    env = working_on("sum_even")
+    reward, info = submit(env, f"Here:\n```python\n{source(env.task)}```")
+    assert (reward, info["passed"], info["shipped"], info["why"]) == (1.0, 8, True, "")
+    assert env.rewards == dict.fromkeys(env.possible_agents, 1.0)
+    reward, info = submit(working_on("sum_even"), "def sum_even(numbers):\n    return 0")
+    assert 0 <= reward < 1 and info["passed"] == reward * 8
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("def sum_even(numbers):\n    while True: pass", "the limit"),
+        ("import sys\ndef sum_even(numbers):\n    print('[\"ok\", 0]')\n    sys.exit(0)", ""),
+        ("raise SystemExit\ndef sum_even(numbers): pass", ""),
+        ("def sum_even(numbers):\n    raise ValueError", ""),
+    ],
+)
+def test_code_that_hangs_quits_or_fakes_earns_nothing(code, why):
+    env = working_on("sum_even")
+    env._sandbox = Sandbox(limits=SandboxLimits(wall_s=1.0))
+    reward, info = submit(env, code)
+    assert reward == 0 and why in info["why"]
+
+
+@pytest.mark.parametrize("code", ["", "I cannot.", "def other(): pass", "def sum_even(", "(" * 3000, "\0"])
+def test_what_is_no_code_costs_no_run(code, monkeypatch):
+    monkeypatch.setattr(Sandbox, "run", None)
+    reward, info = submit(working_on("sum_even"), code)
+    assert reward == 0 and info["why"] == "no Python that defines sum_even"
+
+
+@needs_sandbox
+def test_the_tester_runs_the_code_and_the_coder_mends_it():
+    env = working_on("reverse_text", revisions=1)
+    env.step("turn the text around")
+    assert env.observe("coder").endswith("The plan:\nturn the text around") and "def reverse_text(text):" in str(
+        env.observe("coder")
+    )
+    env.step("def reverse_text(text):\n    return text")
+    assert "reverse_text(" in env.observe("tester").split("Examples:")[1]
+    env.step('CALL python("import solution; print(solution.reverse_text(\'ab\') * 2)")')
+    assert (env.agent_selection, env.observe("tester")) == ("tester", "abab")
+    env.step('CALL python {"code": "import nonsense"}')
+    assert "ModuleNotFoundError" in env.observe("tester")
+    env.step("It does nothing.")
+    assert env.agent_selection == "coder" and "It does nothing." in env.observe("coder")
+    env.step("```python\ndef reverse_text(text):\n    return text[::-1]\n```")
+    env.step("Still not good, but there is no time left.")
+    assert env.rewards["tester"] == 1.0 and env.infos["tester"]["shipped"] is False
+
+
+def test_only_the_planner_knows_and_only_the_tester_runs():
+    env = working_on("is_prime")
+    assert "prime number" in env.observe("planner")
+    env.step("CALL python(print(1))")
+    assert env.agent_selection == "coder" and "prime number" not in env.observe("coder")
+    assert "CALL python" not in env.instructions("coder") and "CALL python" in env.instructions("tester")
+
+
+def test_the_last_block_is_the_code():
+    assert code_in("a\n```python\nx\n```\nb\n```\ny\n```") == "y"
+    assert code_in("```py\nopen") == "open" and code_in(" plain ") == "plain"
+
+
+def test_seeds_draw_different_tests():
+    env, seen = SoftwareTeam(), set()
+    for seed in range(60):
+        env.reset(seed=seed)
+        seen.add(repr(env.tests))
+        assert len(env.tests) == 8
+    assert len(seen) == 60
+
+
+def test_it_keeps_the_contract():
+    assert check_env(SoftwareTeam, episodes=3).ok
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.text() | st.sampled_from(["SHIP", "```python\nx\n```"]), min_size=9, max_size=9), st.integers(0, 9))
+def test_any_texts_end_with_one_reward_for_all(texts, seed):
+    env = SoftwareTeam()
+    env.reset(seed=seed)
+    for text in texts:
+        if env.terminations[env.agent_selection]:
+            break
+        env.step(text)
+    assert all(env.terminations.values()) and set(env.rewards.values()) == {0.0}
+
+
+@pytest.mark.parametrize("bad", [{"num_tests": 0}, {"revisions": -1}])
+def test_bad_arguments_are_refused(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        SoftwareTeam(**bad)
