@@ -183,7 +183,11 @@ class TextGame:
 
     def render(self) -> str:
         """The episode so far: who said what, and the rewards."""
-        return "".join(getattr(self, "_transcript", []))
+        lines = []
+        for texts, rewards in getattr(self, "_transcript", ()):
+            lines += [f"[{agent}] {text}\n" for agent, text in texts.items()]
+            lines += [f"  {agent} {reward:+g}\n" for agent, reward in rewards.items() if reward]
+        return "".join(lines)
 
     def close(self) -> None:
         """Nothing to release. Games that hold something override this."""
@@ -223,7 +227,7 @@ class TextGame:
         self.infos: dict[str, dict[str, Any]] = {agent: {} for agent in seats}
         self.num_turns = 0
         self._limit = self.max_turns if self.max_turns is not None else (self.spec.max_turns if self.spec else None)
-        self._transcript: list[str] = []
+        self._transcript: list[tuple[dict[str, str], dict[str, float]]] = []
 
     def _space(self, store: str, agent: str, max_chars: int) -> TextSpace:
         spaces: dict[str, TextSpace] = self.__dict__.setdefault(store, {})
@@ -275,8 +279,10 @@ class TextGame:
 
     def _ends(self, outcome: Outcome) -> tuple[list[str], list[str]]:
         """Whose game is over and whose is cut off; what is over is not cut off by the turn limit."""
-        done = self._named(outcome.done, "done")
         at_limit = self._limit is not None and self.num_turns >= self._limit
+        if outcome.done is False and outcome.truncated is False and not at_limit:
+            return [], []
+        done = self._named(outcome.done, "done")
         cut = self._named(outcome.truncated, "truncated")
         return done, [agent for agent in self.agents if agent in cut or (at_limit and agent not in done)]
 

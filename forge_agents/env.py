@@ -90,13 +90,13 @@ class TurnEnv(TextGame, AECEnv):  # type: ignore[misc]  # PettingZoo ships no ty
         self._cumulative_rewards[agent] = 0.0
         for seat, reward in rewards.items():
             self._cumulative_rewards[seat] += reward
-        self._transcript.append(f"[{agent}] {text}\n" + "".join(f"  {a} {r:+g}\n" for a, r in rewards.items() if r))
+        self._transcript.append(({agent: text}, rewards))
         done, cut = self._ends(outcome)
         for seat in done:
             self.terminations[seat] = True
         for seat in cut:
             self.truncations[seat] = True
-        out = {*done, *cut}
+        out = frozenset((*done, *cut))
         if len(out) < len(self.agents):
             self.agent_selection = self._following(agent, outcome.next, out)
             self._legal(self.agent_selection)
@@ -107,17 +107,18 @@ class TurnEnv(TextGame, AECEnv):  # type: ignore[misc]  # PettingZoo ships no ty
         """What a decision led to. Families of games, such as those with tools, come between here and `act`."""
         return self.act(agent, action)
 
-    def _following(self, agent: str, chosen: str | None, out: set[str]) -> str:
+    def _following(self, agent: str, chosen: str | None, out: frozenset[str]) -> str:
         """Who decides next among those that play on."""
         if chosen is not None:
             self._check_live(chosen, "Outcome.next is", out)
             return chosen
         place = self._order.index(agent) + 1
-        return next(
-            seat for seat in self._order[place:] + self._order[:place] if seat in self.agents and seat not in out
-        )
+        if len(self.agents) == len(self._order) and not out:
+            return self._order[place % len(self._order)]
+        later = self._order[place:] + self._order[:place]
+        return next(seat for seat in later if seat in self.agents and seat not in out)
 
-    def _check_live(self, agent: str, what: str, out: set[str] | frozenset[str] = frozenset()) -> None:
+    def _check_live(self, agent: str, what: str, out: frozenset[str] = frozenset()) -> None:
         self._check_agents([agent], what)
         if agent not in self.agents or agent in out:
             raise ValueError(f"{self}: {what} {agent!r}, which does not play any more; name a live agent")

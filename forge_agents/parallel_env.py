@@ -91,8 +91,7 @@ class ParallelTurnEnv(TextGame, ParallelEnv):  # type: ignore[misc]  # PettingZo
         if outcome.next is not None:
             raise ValueError(f"{self}: Outcome.next is {outcome.next!r}, but all decide together; leave it out")
         self.num_turns += len(acting)
-        self._transcript += [f"[{agent}] {text}\n" for agent, text in texts.items()]
-        self._transcript += [f"  {agent} {reward:+g}\n" for agent, reward in rewards.items() if reward]
+        self._transcript.append((texts, rewards))
         done, cut = self._ends(outcome)
         observations = {agent: self.observe(agent) for agent in acting}
         self.agents = [agent for agent in acting if agent not in done and agent not in cut]

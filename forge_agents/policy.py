@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias
 
 from forge_agents.errors import did_you_mean
@@ -97,17 +98,18 @@ class Scripted:
 
     def __call__(self, observation: str, agent: str) -> str:
         """The action for `observation`. Raises TypeError where the function returns anything but text."""
-        takes = [
-            p
-            for p in inspect.signature(self.fn).parameters.values()
-            if p.default is p.empty and p.kind < p.VAR_POSITIONAL
-        ]
-        action = self.fn(observation, agent) if len(takes) > 1 else self.fn(observation)
+        action = self.fn(observation, agent) if self._takes_agent else self.fn(observation)
         if not isinstance(action, str):
             raise TypeError(
                 f"Scripted policy {self.name!r} returned {type(action).__name__} for {agent!r}; return a str"
             )
         return action
+
+    @cached_property
+    def _takes_agent(self) -> bool:
+        """Whether the function takes two arguments."""
+        arguments = inspect.signature(self.fn).parameters.values()
+        return sum(p.default is p.empty and p.kind < p.VAR_POSITIONAL for p in arguments) > 1
 
 
 AnyPolicy: TypeAlias = Policy | Random | Scripted

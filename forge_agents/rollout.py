@@ -210,9 +210,7 @@ async def _decide(seat: _Seat, observation: str, info: Mapping[str, Any]) -> Dec
         raise _FailureError("policy", cause) from cause
 
 
-async def _guard(
-    where: Where, env: PlayableEnv, call: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Any:
+async def _guard(where: Where, env: PlayableEnv, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run environment code, beside the loop where it lives in a worker process; its failure becomes data."""
     try:
         off_loop = getattr(env, "off_loop", None)
@@ -233,7 +231,7 @@ def _no_instructions(agent: str) -> str:
 
 
 def _json_safe(info: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(json.loads(json.dumps(dict(info), default=str)))
+    return dict(json.loads(json.dumps(dict(info), default=str))) if info else {}
 
 
 def _trajectory(agent: str, seat: _Seat, env_id: str, seed: int) -> Trajectory:
