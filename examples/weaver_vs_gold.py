@@ -6,7 +6,7 @@ The arms differ in the reward only: (a) the best single verifier, chosen with go
 
     python examples/weaver_vs_gold.py [--seeds 0 1 2] [--steps 20] [--out runs/weaver]
 
-takes about half an hour on two CPU cores and writes ``weaver_vs_gold.png``. Finished runs are not repeated.
+takes about 45 minutes on two CPU cores and writes ``weaver_vs_gold.png``. Finished runs are not repeated.
 """
 
 import argparse
@@ -65,18 +65,13 @@ def text_rule(name, family, grade):
     return Rule(lambda t: grade(t.turns[-1].action, t.info["a"], t.info["b"]), name=name, family=family)
 
 
-def estimate(number, a, b):
-    """Closeness to the sum of both numbers, each rounded to fives: off by up to 4."""
-    return max(0.0, 1.0 - abs(number - 5 * round(a / 5) - 5 * round(b / 5)) / 10)
-
-
 def weak_verifiers():
     """Eight honest but weak judges in three families and two loners."""
     return [
         number_rule("parity", "residue", lambda n, a, b: n % 2 == (a % 2 + b % 2) % 2),
         number_rule("threes", "residue", lambda n, a, b: n % 3 == (a % 3 + b % 3) % 3),
         number_rule("size", "magnitude", lambda n, a, b: max(a, b) < n <= 2 * max(a, b)),
-        number_rule("estimate", "magnitude", estimate),
+        number_rule("rough", "magnitude", lambda n, a, b: abs(n - 10 * round(a / 10) - 10 * round(b / 10)) <= 6),
         text_rule("shows both", "style", lambda text, a, b: str(a) in text and str(b) in text),
         text_rule("sentence", "style", lambda text, a, b: text[:1].isupper()),
         text_rule("talks", "style", lambda text, a, b: len(text.split()) >= 5),
@@ -122,7 +117,7 @@ def run(arm, seed, steps, folder, single):
     solver = fa.Policy("smollm2-135m-instruct", name="solver", sampling=fa.Sampling(temperature=1.0, max_tokens=16))
     config = fa.GRPOConfig(
         seed=seed,
-        learner=fa.LearnerConfig(lr=2e-5, warmup_steps=2),
+        learner=fa.LearnerConfig(lr=3e-5, warmup_steps=2),
         engine=fa.EngineConfig(max_model_len=256),
         eval_every=5,
         eval_episodes=EPISODES,
