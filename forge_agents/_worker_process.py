@@ -21,6 +21,9 @@ GRACE_S = 5.0
 STATE = ("agents", "agent_selection", "rewards", "_cumulative_rewards", "terminations", "truncations", "infos")
 """PettingZoo's state of an episode, sent back with every answer that changes it."""
 
+NOT_SHARED = {"snapshot", "restore"}
+"""Methods that hand out the environment itself."""
+
 _envs: dict[int, AnyEnv] = {}
 
 
@@ -55,7 +58,7 @@ def _answer(command: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 def _describe(packed_spec: bytes) -> dict[str, Any]:
     env = build_env(pickle.loads(packed_spec))  # noqa: S301  # from our own parent
     agents = list(env.possible_agents)
-    names = {name for name in dir(env) if not name.startswith("_")} - {"snapshot", "restore"}  # state stays there
+    names = {name for name in dir(env) if not name.startswith("_")} - NOT_SHARED
     found = {
         "possible_agents": agents,
         "metadata": dict(env.metadata),
@@ -63,7 +66,6 @@ def _describe(packed_spec: bytes) -> dict[str, Any]:
         "observation_spaces": {agent: env.observation_space(agent) for agent in agents},
         "action_spaces": {agent: env.action_space(agent) for agent in agents},
         "methods": {name for name in names if callable(getattr(env, name, None))},
-        "names": names,
     }
     env.close()
     return found

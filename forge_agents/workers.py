@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 
 from pettingzoo import AECEnv
 
-from forge_agents._worker_process import STATE
+from forge_agents._worker_process import NOT_SHARED, STATE
 from forge_agents.env import Observation
 from forge_agents.errors import ForgeError, StallError
 from forge_agents.registry import EnvSpec
@@ -42,7 +42,9 @@ MAX_WORKERS = max(4, os.cpu_count() or 1)
 START_TIMEOUT_S = 120.0
 """Seconds that a worker may take to start, to import an environment's module and to build the environment."""
 PATIENCE_S = 600.0
-"""Seconds to wait for a free worker while not a single one is given back."""
+"""Seconds that an event loop's episode waits for a free worker while not a single one is given back."""
+THREAD_PATIENCE_S = 60.0
+"""The same for a plain PettingZoo loop, which may itself hold all workers."""
 
 _PROGRAM = (
     "import sys; descriptor, *sys.path = sys.argv[1:]; "
@@ -140,7 +142,8 @@ class Pool:
 
     Args:
         max_workers: At least 1.
-        patience_s: How long to wait for a free one while none is given back, in seconds.
+        patience_s: How long to wait for a free one while none is given back, in seconds; a thread waits no longer than
+            `THREAD_PATIENCE_S`.
     """
 
     def __init__(self, max_workers: int = MAX_WORKERS, *, patience_s: float = PATIENCE_S) -> None:
@@ -166,14 +169,14 @@ class Pool:
         """A free worker, waited for in this thread.
 
         Raises:
-            StallError: None came back in `patience_s`.
+            StallError: None came back in time.
         """
-        future = self._ask()
+        future, patience_s = self._ask(), min(self.patience_s, THREAD_PATIENCE_S)
         while True:
             try:
-                return future.result(self.patience_s)
+                return future.result(patience_s)
             except NotYetError:
-                self._check_patience(future, who)
+                self._check_patience(future, patience_s, who)
 
     async def borrow_async(self, who: str) -> Worker:
         """A free worker, waited for on the event loop.
@@ -185,7 +188,7 @@ class Pool:
         waiting = asyncio.wrap_future(future)
         try:
             while not (await asyncio.wait({waiting}, timeout=self.patience_s))[0]:
-                self._check_patience(future, who)
+                self._check_patience(future, self.patience_s, who)
         except BaseException:
             if not future.cancel() and future.exception() is None:
                 self.give_back(future.result())
@@ -226,10 +229,10 @@ class Pool:
         self._lent.add(worker)
         return worker
 
-    def _check_patience(self, future: Future[Worker], who: str) -> None:
-        if time.monotonic() - self._last_return > self.patience_s and future.cancel():
+    def _check_patience(self, future: Future[Worker], patience_s: float, who: str) -> None:
+        if time.monotonic() - self._last_return > patience_s and future.cancel():
             raise StallError(
-                f"{who} waited {self.patience_s:g} s for a worker process while none of {self.max_workers} was given "
+                f"{who} waited {patience_s:g} s for a worker process while none of {self.max_workers} was given "
                 "back; close environments that are no longer played, or call forge_agents.workers.use(max_workers=...)"
             )
 
@@ -327,12 +330,10 @@ class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
 
     def __getattr__(self, name: str) -> Any:
         about = self.__dict__.get("_about", {})
-        if name.startswith("_") or name not in about.get("names", ()):
-            raise AttributeError(f"{type(self).__name__} of {self.__dict__.get('spec')} has no attribute {name!r}")
-        if name in about["methods"]:
+        if name in about.get("methods", ()):
             return functools.partial(self._remote, name)
-        if self._slot < 0:
-            raise AttributeError(f"{self}: {name} is there from reset() on")
+        if name.startswith("_") or name in NOT_SHARED or self.__dict__.get("_slot", -1) < 0:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}, or only from reset() on")
         return self._ask("get", self._slot, name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WorkerEnv:

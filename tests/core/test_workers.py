@@ -1,0 +1,280 @@
+import asyncio
+import copy
+import os
+import pickle
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import forge_agents as fa
+from forge_agents import registry, workers
+from forge_agents._worker_process import GRACE_S
+from forge_agents.errors import ForgeError, StallError
+from forge_agents.rollout import Rollout, play
+
+MODULE = '''
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import forge_agents as fa
+
+
+class Moody(fa.TurnEnv):
+    """One seat, three turns; what is said may break it. The seeds in `deadly` kill the process in the second turn."""
+
+    possible_agents = ["a"]
+
+    def __init__(self, deadly=(), slow_s=0.0):
+        super().__init__()
+        self.deadly, self.slow_s = deadly, slow_s
+
+    def setup(self, rng):
+        self.turn, self.number = 0, int(rng.integers(1000))
+
+    def instructions(self, agent):
+        return "Say anything."
+
+    def observe_text(self, agent):
+        return f"{self.turn}: {self.number} in {os.getpid()}"
+
+    def act(self, agent, action):
+        self.turn += 1
+        time.sleep(self.slow_s)
+        if action == "hang":
+            time.sleep(60)
+        if action == "die" or (self.turn == 2 and self.episode_seed in self.deadly):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if action == "leave":
+            sys.exit(3)
+        if action == "raise":
+            raise LookupError("the environment's own")
+        if action.startswith("child "):
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+            open(action.split()[1], "w").write(str(child.pid))
+            time.sleep(60)
+        return fa.Outcome(rewards={agent: 1.0}, done=self.turn == 3, info={agent: {"turn": self.turn}})
+'''
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _module(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("moody")
+        (folder / "moody_game.py").write_text(MODULE)
+        patch.syspath_prepend(str(folder))
+        fa.list_envs()
+        patch.setattr(registry, "_specs", dict(registry._specs))
+        fa.register("t/Moody-v0", entry_point="moody_game:Moody", isolation="process", step_timeout_s=30.0)
+        fa.register("t/Hasty-v0", entry_point="moody_game:Moody", isolation="process", step_timeout_s=0.5)
+        workers.use(max_workers=2)
+        yield
+        pids = [worker.pid for worker in workers.pool().workers]
+        workers.shutdown()
+        assert not any(alive(pid) for pid in pids if pid)
+
+
+def alive(pid):
+    """Whether the process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def gone_within(pid, seconds):
+    deadline = time.monotonic() + seconds
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not alive(pid)
+
+
+def started(env_id="t/Moody-v0", seed=1, **kwargs):
+    env = fa.make(env_id, **kwargs)
+    env.reset(seed=seed)
+    return env
+
+
+async def episode(seed, **kwargs):
+    env = fa.make("t/Moody-v0", **kwargs)
+    try:
+        return await play(env, {"a": fa.Scripted(lambda *_: "x")}, seed=seed)
+    finally:
+        env.close()
+
+
+def pid_of(env):
+    return int(str(env.last()[0]).split()[-1])
+
+
+def test_it_plays_like_any_other_in_another_process():
+    env = started()
+    assert pid_of(env) != os.getpid() and env.spec.isolation == "process" and env.instructions("a") == "Say anything."
+    here = fa.make("t/Moody-v0", isolation="none")
+    here.reset(seed=1)
+    assert here.number == env.number
+    env.step("x")
+    assert env.last()[1:] == (1.0, False, False, {"turn": 1}) and env.observe("a").startswith("1: ")
+    env.step("x")
+    env.step("x")
+    assert env.terminations == {"a": True}
+    env.step(None)
+    assert env.agents == [] and "[a] x" in env.render()
+    env.close()
+
+
+def test_it_keeps_the_contract():
+    workers.use(max_workers=4)  # the check holds several environments at once
+    assert fa.check_env("forge/KuhnPoker-v0", episodes=2, isolation="process", reward_scale=0.5).ok
+    workers.use(max_workers=2)
+
+
+def test_what_the_environment_raises_is_raised_here_and_the_worker_lives():
+    env = started()
+    pid = pid_of(env)
+    with pytest.raises(LookupError, match="the environment's own") as caught:
+        env.step("raise")
+    assert "moody_game.py" in caught.value.__notes__[0]
+    env.reset(seed=2)
+    assert pid_of(env) == pid
+    env.close()
+    with pytest.raises(RuntimeError, match=r"call reset\(\)"):
+        env.step("x")
+
+
+@pytest.mark.parametrize(("text", "how"), [("die", "SIGKILL"), ("leave", "exit status 3")])
+def test_a_worker_that_dies_is_replaced(text, how):
+    env = started()
+    pid = pid_of(env)
+    with pytest.raises(workers.WorkerDiedError, match=f"during step.*{how}"):
+        env.step(text)
+    assert not alive(pid) and env.agents == []
+    env.reset(seed=1)
+    assert pid_of(env) != pid
+    env.close()
+
+
+def test_a_worker_that_hangs_is_killed_with_its_children(tmp_path):
+    env = started("t/Hasty-v0")
+    pid, before = pid_of(env), time.monotonic()
+    with pytest.raises(workers.WorkerHungError, match=r"step took longer than 0.5 s.*step_timeout_s"):
+        env.step(f"child {tmp_path / 'pid'}")
+    assert time.monotonic() - before < 5 and not alive(pid)
+    assert gone_within(int((tmp_path / "pid").read_text()), 5)
+
+
+def test_a_call_ends_by_itself_when_nobody_is_left_to_kill_it():
+    process = workers.Worker()
+    process.call("build", 1, fa.make("t/Hasty-v0")._packed, timeout_s=60)
+    process.call("reset", 1, 0, None, timeout_s=60)
+    process._pipe.send_bytes(pickle.dumps(("step", (1, "hang"), 0.2 - GRACE_S)))
+    assert gone_within(process.pid, 5)
+    assert process.end() == -signal.SIGALRM
+
+
+def test_a_copy_lives_in_the_same_worker_and_goes_its_own_way():
+    env = started()
+    env.step("x")
+    twin = copy.deepcopy(env)
+    twin.step("x")
+    assert pid_of(env) == pid_of(twin) and str(env.last()[0])[0] == "1" and str(twin.last()[0])[0] == "2"
+    env.close()
+    twin.step("x")
+    assert twin.terminations == {"a": True}
+    lent = len(workers.pool()._lent)
+    twin.close()
+    assert len(workers.pool()._lent) == lent - 1
+
+
+def test_fifty_episodes_on_two_workers_lose_one_to_a_crash():
+    async def collect():
+        return await asyncio.gather(*(episode(seed, deadly=(17,)) for seed in range(50)))
+
+    episodes = asyncio.run(collect())
+    failed = [episode for episode in episodes if episode.error]
+    assert [episode.seed for episode in failed] == [17]
+    assert failed[0].error.kind == "WorkerDiedError" and failed[0].error.where == "step"
+    assert len(failed[0].trajectories["a"].turns) == 2, "what was played is kept"
+    assert all(episode.trajectories["a"].reward == 3.0 for episode in episodes if not episode.error)
+    assert len(workers.pool().workers) <= 2
+
+
+def test_a_group_plays_a_lost_episode_again():
+    def text(observation, info):
+        return "die" if observation.startswith("0: ") and not died.append(1) and len(died) == 1 else "x"
+
+    died = []
+    rollout = Rollout(
+        make_env=lambda: fa.make("t/Moody-v0"), env_id="t/Moody-v0", seats=fa.Scripted(text), max_turns=9
+    )
+    group = asyncio.run(rollout.group(seed=0, size=3))
+    assert [episode.error for episode in group.episodes] == [None] * 3
+
+
+def test_the_loop_runs_on_while_workers_work():
+    async def collect():
+        ticks = 0
+
+        async def tick():
+            nonlocal ticks
+            while True:
+                await asyncio.sleep(0.01)
+                ticks += 1
+
+        clock = asyncio.ensure_future(tick())
+        before = time.monotonic()
+        await asyncio.gather(episode(1, slow_s=0.2), episode(2, slow_s=0.2))
+        clock.cancel()
+        return ticks, time.monotonic() - before
+
+    ticks, took = asyncio.run(collect())
+    assert ticks > 20
+    assert took < 2 * 3 * 0.2 + 0.5, "two workers work at once"
+
+
+def test_an_episode_that_is_cancelled_frees_its_worker():
+    async def cancel():
+        env = fa.make("t/Moody-v0")
+        job = asyncio.ensure_future(play(env, {"a": fa.Scripted(lambda *_: "hang")}, seed=0))
+        while not (env.agents and env._worker.busy):  # noqa: ASYNC110  # what is waited for happens in a thread
+            await asyncio.sleep(0.01)
+        job.cancel()
+        await asyncio.gather(job, return_exceptions=True)
+        env.close()
+        return await asyncio.gather(episode(1), episode(2))
+
+    assert [episode.error for episode in asyncio.run(cancel())] == [None, None]
+
+
+def test_waiting_for_a_worker_has_an_end(monkeypatch):
+    held = [started(), started()]
+    monkeypatch.setattr(workers.pool(), "patience_s", 0.05)
+    with pytest.raises(StallError, match=r"t/Moody-v0 waited 0.05 s.*none of 2.*max_workers"):
+        started()
+    error = asyncio.run(episode(0)).error
+    assert error.kind == "StallError" and error.where == "reset"
+    for env in held:
+        env.close()
+    started().close()
+
+
+def test_what_another_process_cannot_import_is_refused():
+    class Local(fa.TurnEnv):
+        possible_agents = ["a"]
+
+    for target in (Local, lambda: None):
+        fa.register(f"t/Local{len(str(target))}-v0", entry_point=target, isolation="process")
+        with pytest.raises(ForgeError, match="cannot import.*package.module:Class"):
+            fa.make(f"t/Local{len(str(target))}-v0")
+
+
+@pytest.mark.parametrize("bad", [{"isolation": "thread"}, {"step_timeout_s": 0}])
+def test_settings_are_checked(bad):
+    with pytest.raises(ValueError, match="isolation=.*step_timeout_s="):
+        fa.register("t/Bad-v0", entry_point="moody_game:Moody", **bad)
+    with pytest.raises(ValueError, match="max_workers=0"):
+        workers.Pool(0)
