@@ -1,0 +1,114 @@
+"""A conversation from any thread: deaths, ends and deadlines of its model."""
+
+import asyncio
+import threading
+
+import pytest
+
+from forge_agents.errors import ActorDiedError, StallError
+from forge_verifiers.chat import Conversation, Question
+from forge_verifiers.judge_answers import Reply
+
+
+class FakeChat:
+    """Echoes; dies where it is told to."""
+
+    def __init__(self, *, deaths=0, start_s=0.0, answer_s=0.0):
+        self.deaths, self.start_s, self.answer_s = deaths, start_s, answer_s
+        self.starts = self.stops = 0
+        self.asked = []
+
+    async def start(self):
+        await asyncio.sleep(self.start_s)
+        self.starts += 1
+
+    async def ask(self, question):
+        self.asked.append(question.text)
+        await asyncio.sleep(self.answer_s)
+        if question.text == "odd":
+            raise ValueError("odd question")
+        if question.text == "deadly" and self.deaths:
+            self.deaths -= 1
+            raise ActorDiedError("the model died")
+        return Reply(text=question.text, shares={}, prompt_tokens=1, completion_tokens=1)
+
+    async def stop(self):
+        self.stops += 1
+
+    def longest_s(self, questions):
+        return 0.1
+
+
+def question(text):
+    return Question(instructions="", text=text, choices=(), schema={}, max_tokens=1)
+
+
+def conversation(chat, start_timeout_s=5.0):
+    return Conversation(chat, name="fake", start_timeout_s=start_timeout_s)
+
+
+def test_a_model_that_died_is_started_again_for_what_it_left_open():
+    chat = FakeChat(deaths=1)
+    talk = conversation(chat)
+    replies = talk.ask([question("deadly"), question("fine"), question("odd")])
+    assert [reply.text for reply in replies[:2]] == ["deadly", "fine"]
+    assert isinstance(replies[2], ValueError)
+    assert (chat.starts, chat.stops) == (2, 1)
+    assert sorted(chat.asked) == ["deadly", "deadly", "fine", "odd"]
+    talk.close()
+    talk.close()
+    assert chat.stops == 2
+
+
+def test_a_model_that_keeps_dying_is_said_to_be_dead():
+    chat = FakeChat(deaths=9)
+    talk = conversation(chat)
+    assert isinstance(talk.ask([question("deadly")])[0], ActorDiedError)
+    assert chat.starts == 2
+    talk.close()
+
+
+def test_many_threads_share_one_model_and_all_questions_of_a_call_go_at_once():
+    chat = FakeChat(start_s=0.05, answer_s=0.02)
+    talk = conversation(chat)
+    found = []
+    threads = [threading.Thread(target=lambda: found.extend(talk.ask([question("x")] * 50))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+    assert len(found) == 200 and chat.starts == 1
+    talk.close()
+
+
+def test_a_closed_conversation_frees_who_waits():
+    chat = FakeChat(answer_s=30)
+    talk = conversation(chat)
+    talk.start()
+    caught = []
+
+    def wait():
+        try:
+            talk.ask([question("slow")])
+        except ActorDiedError as error:
+            caught.append(str(error))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    while not chat.asked:
+        thread.join(0.01)
+    talk.close()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert caught == ["fake was closed during 1 questions"]
+
+
+def test_waits_have_deadlines(monkeypatch):
+    monkeypatch.setattr("forge_verifiers.chat._SLACK_S", 0.1)
+    talk = conversation(FakeChat(start_s=30), start_timeout_s=0.1)
+    with pytest.raises(StallError, match="fake did not finish start within 0.2 s"):
+        talk.start()
+    talk = conversation(FakeChat(answer_s=30))
+    with pytest.raises(StallError, match="fake did not finish 2 questions within 0.2 s"):
+        talk.ask([question("a"), question("b")])
+    talk.close()
