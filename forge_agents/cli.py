@@ -115,6 +115,19 @@ def verifiers(words: Sequence[str]) -> int:
     return 0
 
 
+def new_env(words: Sequence[str]) -> int:
+    """Write a project with a two-seat game and its test: forge-agents new-env NAME [--into FOLDER]"""
+    from forge_agents.new_env import create
+
+    parser = _parser("new-env", new_env)
+    parser.add_argument("name", type=str, help="Name of the project, such as word-duel.")
+    parser.add_argument("--into", type=str, default=".", help="Where its folder is made.")
+    chosen = parser.parse_args(list(words))
+    root = create(chosen.name, chosen.into)
+    print(f"wrote {root}\nnext   cd {root} && pip install -e . && pytest")
+    return 0
+
+
 def download(words: Sequence[str]) -> int:
     """Fetch a model: forge-agents download ID [--ignore '*.bin']"""
     from forge_agents import models
@@ -142,6 +155,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "list": list_environments,
     "check": check,
     "verifiers": verifiers,
+    "new-env": new_env,
     "download": download,
     "doctor": doctor,
 }

@@ -1,0 +1,96 @@
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from forge_agents import cli
+from forge_agents.errors import ForgeError
+from forge_agents.new_env import create
+
+
+def run(*words, cwd, **variables):
+    command = [sys.executable, *map(str, words)]
+    done = subprocess.run(
+        command, cwd=cwd, env=os.environ | variables, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_new_project_installs_is_found_and_passes_its_test(tmp_path, capsys):
+    assert cli.main(["new-env", "word-duel", "--into", str(tmp_path)]) == 0
+    assert f"wrote {tmp_path / 'word-duel'}" in capsys.readouterr().out
+    project, site = tmp_path / "word-duel", tmp_path / "site"
+    run("-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path, cwd=project)
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+        wheel.extractall(site)
+    output = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests", cwd=project, PYTHONPATH=str(site))
+    assert "2 passed" in output
+    game = (site / "word_duel" / "game.py").read_text()
+    body = game[game.index("class ") :]
+    assert "class WordDuel(fa.TurnEnv)" in game and len([line for line in body.splitlines() if line.strip()]) <= 30
+
+
+@pytest.mark.parametrize("name", ["", "1st", "a b", "../up", "a--b", "a-", "dünn", "a/b"])
+def test_what_is_no_name_is_refused(name, tmp_path):
+    with pytest.raises(ForgeError, match="cannot name a project"):
+        create(name, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["json", "class", "forge-envs", "NumPy"])
+def test_a_name_that_hides_a_package_is_refused(name, tmp_path):
+    with pytest.raises(ForgeError, match="would hide"):
+        create(name, tmp_path)
+
+
+def test_nothing_is_overwritten(tmp_path):
+    (tmp_path / "my_world").mkdir()
+    create("my_world", tmp_path)
+    with pytest.raises(ForgeError, match="is there already"):
+        create("my_world", tmp_path)
+
+
+# ---- plugins, as they are installed
+
+
+PLUGIN = '''
+from forge_agents.registry import register
+register("{name}/Kuhn-v0", entry_point="forge_envs.kuhn_poker:KuhnPoker")
+'''
+
+
+def installed(site: Path, name: str, source: str) -> None:
+    """What an installer leaves behind: a module, and its metadata with an entry point."""
+    (site / f"{name}.py").write_text(source)
+    info = site / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[forge_agents.envs]\n{name} = {name}\n")
+
+
+def test_installed_plugins_are_found_and_a_broken_one_is_named(tmp_path):
+    installed(tmp_path, "good_plugin", PLUGIN.format(name="good_plugin"))
+    installed(tmp_path, "bad_plugin", "raise ImportError('no licence')\n")
+    code = (
+        "import warnings; warnings.simplefilter('always');"
+        "from forge_agents import cli; import forge_agents as fa;"
+        "assert cli.main(['list', '--tag', 'zero-sum']) == 0;"
+        "env = fa.make('good_plugin/Kuhn'); env.reset(seed=0); print(env.last()[0]);"
+        "cli.main(['check', 'bad_plugin/Game-v0'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert "KuhnPoker" in done.stdout and "Your card" in done.stdout
+    warned = [line for line in done.stderr.splitlines() if "failed to load" in line]
+    assert "plugin 'bad_plugin' (bad_plugin) failed to load: ImportError: no licence" in warned[0]
+    assert "Plugin 'bad_plugin' failed to load: ImportError: no licence" in warned[-1]
