@@ -12,12 +12,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from forge_agents.errors import UnknownIdError, did_you_mean
 from forge_verifiers import combiners
-from forge_verifiers.combiners import Combiner, Prior, Symbolic
+from forge_verifiers.combiners import Combiner, CombinerReport, Prior, Symbolic
 from forge_verifiers.pessimism import LowerBound, Pessimism, SoftMinimum
 from forge_verifiers.verifier import Verifier
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+_LEAST_EDGE = 0.1
+"""TPR less FPR of a verifier that is believed better than chance."""
 
 
 def combiner_for(
@@ -63,6 +65,25 @@ def rewards(
         ]
         return pessimism(np.stack([posterior, *without])), noise
     return posterior, noise
+
+
+def witnesses(fitted: CombinerReport, scores: NDArray[np.float32]) -> list[int]:
+    """The verifier that agrees least with the others, of those believed better than chance; none where all are alike.
+
+    Args:
+        fitted: What the combiner believes.
+        scores: [N, m] recent scores, NaN = abstained.
+    """
+    present = ~np.isnan(scores)
+    count = np.maximum(present.sum(axis=0), 1)
+    centred = np.where(present, scores - np.nansum(scores, axis=0) / count, 0.0).astype(np.float64)
+    spread = np.sqrt((centred**2).sum(axis=0))
+    good = (fitted.tpr - fitted.fpr >= _LEAST_EDGE) & (spread > 0)
+    if good.sum() < 2:
+        return []
+    unit = centred / np.where(spread > 0, spread, 1.0)
+    agreement = np.abs(unit.T @ unit).sum(axis=1)
+    return [int(np.argmin(np.where(good, agreement, np.inf)))]
 
 
 def _sources(families: Sequence[str | None]) -> list[Bools]:

@@ -13,7 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forge_agents.types import Trajectory
-from forge_verifiers.verifier import Composable, Cost, Scores, State, Verifier, checked_scores
+from forge_verifiers.verifier import (
+    Assessment,
+    Composable,
+    Cost,
+    ScoreError,
+    Scores,
+    State,
+    Verifier,
+    checked,
+    checked_scores,
+)
 
 COSTS: tuple[Cost, ...] = ("cheap", "model", "expensive")
 """Cost classes, cheapest first."""
@@ -62,7 +72,7 @@ def load_nested(parts: Mapping[str, Verifier], state: Mapping[str, NDArray[Any]]
             raise ValueError(f"{part.name!r} in {owner!r} cannot load state; give it a load_state_dict")
 
 
-class _Nested(Composable):
+class Nested(Composable):
     """A verifier whose state is the state of its parts."""
 
     def parts(self) -> Mapping[str, Verifier]:
@@ -78,7 +88,7 @@ class _Nested(Composable):
         load_nested(self.parts(), state, owner=self.name)
 
 
-class Sum(_Nested):
+class Sum(Nested):
     """The weighted sum of verifiers: what ``0.5 * a + 0.5 * b`` makes.
 
     Weights that add up to more than 1 are divided by their sum, so ``a + b`` is the mean and scores stay in [0, 1].
@@ -115,15 +125,33 @@ class Sum(_Nested):
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
         """The weighted sum, float32 [n]."""
+        return self.assess(trajectories).scores
+
+    def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
+        """The same; where a term scores turns, the others' scores of the trajectory count for each of its turns."""
+        parts = [assessed(verifier, trajectories) for _, verifier in self.terms]
+        scores = self._sum(np.stack([part.scores for part in parts]))
+        if all(part.turns is None for part in parts):
+            return Assessment(scores=scores)
+        turns = []
+        for at, trajectory in enumerate(trajectories):
+            whole = np.ones(len(trajectory.turns), np.float32)
+            turns.append(
+                self._sum(np.stack([whole * p.scores[at] if p.turns is None else p.turns[at] for p in parts]))
+            )
+        return Assessment(scores=scores, turns=turns)
+
+    def _sum(self, scores: Scores) -> Scores:
+        """Weighted sum [n] of scores [terms, n]."""
         weights = np.array([w for w, _ in self.terms])
-        scores = np.stack([checked_scores(v, trajectories) for _, v in self.terms]).astype(np.float64)
+        scores = scores.astype(np.float64)
         present = ~np.isnan(scores)
         mass = weights @ present
         mean = weights @ np.where(present, scores, 0.0) / np.where(mass > 0, mass, 1.0)
         return np.where(mass > 0, mean * min(1.0, float(weights.sum())), math.nan).astype(np.float32)
 
 
-class Gate(_Nested):
+class Gate(Nested):
     """A hard check before another verifier: what fails the check scores 0, the rest is judged by ``then``.
 
     ``then`` sees only what passed, so an expensive judge is not asked about the rest. Where the check abstains, so
@@ -151,15 +179,17 @@ class Gate(_Nested):
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
         """0 where the check failed, NaN where it abstained, else the score of `then`; float32 [n]."""
-        checked = checked_scores(self.check, trajectories)
-        passed = np.flatnonzero(checked >= self.threshold)
-        scores = np.where(np.isnan(checked), np.float32(math.nan), np.float32(0.0))
-        if len(passed):
-            scores[passed] = checked_scores(self.then, [trajectories[at] for at in passed])
-        return scores
+        return self.assess(trajectories).scores
+
+    def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
+        """The same, with the noise and the scores of turns that `then` knows."""
+        grades = checked_scores(self.check, trajectories)
+        passed = np.flatnonzero(grades >= self.threshold)
+        failed = np.where(np.isnan(grades), np.float32(math.nan), np.float32(0.0))
+        return _placed(self.then, passed, trajectories, failed)
 
 
-class Seat(_Nested):
+class Seat(Nested):
     """Judges only the trajectories of one agent and abstains on the others.
 
     Args:
@@ -180,8 +210,46 @@ class Seat(_Nested):
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
         """The verifier's scores in rows of the agent, NaN in the others; float32 [n]."""
-        mine = [at for at, t in enumerate(trajectories) if t.agent == self.agent]
-        scores = np.full(len(trajectories), math.nan, np.float32)
-        if mine:
-            scores[mine] = checked_scores(self.verifier, [trajectories[at] for at in mine])
-        return scores
+        return self.assess(trajectories).scores
+
+    def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
+        """The same, with the noise and the scores of turns that the verifier knows."""
+        mine = np.flatnonzero([t.agent == self.agent for t in trajectories])
+        return _placed(self.verifier, mine, trajectories, np.full(len(trajectories), math.nan, np.float32))
+
+
+def assessed(verifier: Verifier, trajectories: Sequence[Trajectory]) -> Assessment:
+    """The assessment of any verifier, its scores held to the contract.
+
+    Raises:
+        ScoreError: see `checked_scores`; or turns that are not one array per trajectory with a score per turn.
+    """
+    if not isinstance(verifier, Composable):
+        return Assessment(scores=checked_scores(verifier, trajectories))
+    found = verifier.assess(trajectories)
+    scores = checked(found.scores, verifier.name, len(trajectories))
+    if found.turns is None:
+        return Assessment(scores=scores, noise=found.noise)
+    if [len(own) for own in found.turns] != [len(t.turns) for t in trajectories]:
+        raise ScoreError(f"verifier {verifier.name!r} scored other turns than it was shown; return one score per turn")
+    return Assessment(scores=scores, noise=found.noise, turns=found.turns)
+
+
+def _placed(
+    verifier: Verifier, rows: NDArray[np.intp], trajectories: Sequence[Trajectory], otherwise: Scores
+) -> Assessment:
+    """What a verifier says of some rows, and `otherwise` [n], without noise, of the others and their turns."""
+    if not len(rows):
+        return Assessment(scores=otherwise)
+    found = assessed(verifier, [trajectories[at] for at in rows])
+    scores = otherwise.copy()
+    scores[rows] = found.scores
+    noise, turns = None, None
+    if found.noise is not None:
+        noise = np.zeros(len(trajectories), np.float32)
+        noise[rows] = found.noise
+    if found.turns is not None:
+        turns = [np.full(len(t.turns), value, np.float32) for t, value in zip(trajectories, otherwise, strict=True)]
+        for at, own in zip(rows.tolist(), found.turns, strict=True):
+            turns[at] = own
+    return Assessment(scores=scores, noise=noise, turns=turns)

@@ -15,14 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forge_agents.types import Trajectory
-from forge_verifiers.belief import combiner_for, rewards
+from forge_verifiers.alarms import Alarm, HackingAlarm, Watch, disagreement
+from forge_verifiers.belief import combiner_for, rewards, witnesses
 from forge_verifiers.calls import Caller
 from forge_verifiers.cascade import Cascade
 from forge_verifiers.combiners import Prior
 from forge_verifiers.combiners.symbolic import Symbolic
 from forge_verifiers.composition import dearest, load_nested, nested_state
-from forge_verifiers.ensemble_report import EnsembleReport, VerifierReport
-from forge_verifiers.panel import COUNTS, Answers, Panel
+from forge_verifiers.ensemble_report import EnsembleReport
+from forge_verifiers.panel import Answers, Panel
 from forge_verifiers.pessimism import LowerBound, Pessimism
 from forge_verifiers.report_evidence import Evidence
 from forge_verifiers.verifier import Assessment, Composable, Cost, Scores, State, Verifier, group_ids
@@ -48,6 +49,7 @@ class Ensemble(Composable):
         label: The true correctness of a trajectory where it is known, else None; a few labels help the combiner.
         priors: What is known of verifiers beforehand, by name; for the default combiner.
         cascade: When the dearer verifiers are spared; None asks everybody about everything.
+        alarm: When the reward is suspected of being hacked; None never.
         pessimism: Makes the score a lower one than P(correct); None leaves it.
         at_once: Verifiers of a cost class asked at the same time; see `AT_ONCE` for what is not named.
         cache_rows: Verdicts of dear verifiers remembered by content; see `ScoreCache`.
@@ -74,6 +76,7 @@ class Ensemble(Composable):
         label: Callable[[Trajectory], bool | None] | None = None,
         priors: Mapping[str, Prior] = MappingProxyType({}),
         cascade: Cascade | None = None,
+        alarm: HackingAlarm | None = None,
         pessimism: Pessimism | None = None,
         at_once: Mapping[Cost, int] | None = None,
         cache_rows: int = 65536,
@@ -95,7 +98,15 @@ class Ensemble(Composable):
         self._window = ScoreWindow(num_verifiers=len(self.verifiers), max_rows=max_rows, forget=forget)
         caller = Caller(self.verifiers, timeout_s=timeout_s, at_once=at_once)
         self._panel = Panel(self.verifiers, caller, cascade=cascade, cache_rows=cache_rows)
+        names = [v.name for v in self.verifiers]
+        self._anchors = [names.index(a) for a in anchors]
+        self._watch = None if alarm is None else Watch(alarm, names)
         self._version = 0
+
+    @property
+    def alarms(self) -> tuple[Alarm, ...]:
+        """Suspicions of reward hacking so far, oldest first."""
+        return tuple(self._watch.alarms) if self._watch is not None else ()
 
     @property
     def version(self) -> int:
@@ -118,6 +129,7 @@ class Ensemble(Composable):
         Raises:
             ScoreError: a verifier broke the contract.
             NotFittedError: `learning` is False and nothing was learned yet.
+            RewardHackingError: an alarm that is to stop the run.
         """
         return self.assess(trajectories).scores
 
@@ -143,6 +155,8 @@ class Ensemble(Composable):
             pessimism=self.pessimism,
         )
         scores[heard] = reward
+        if self.learning and self._watch is not None:
+            self._look(self._watch, answers, scores)
         if deviation is None:
             return Assessment(scores=scores)
         noise = np.full(n, math.nan, np.float32)
@@ -151,37 +165,16 @@ class Ensemble(Composable):
 
     def report(self) -> EnsembleReport:
         """Accuracy estimates, weights and failures of every verifier. NaN before the first fit."""
-        m = len(self.verifiers)
-        unknown = np.full(m, math.nan)
-        balance = effective = math.nan
-        tpr, fpr, weight = unknown, unknown, unknown
-        if self._version:
-            fitted = self._combiner.report()
-            tpr, fpr, weight = fitted.tpr, fitted.fpr, fitted.weight
-            balance, effective = fitted.class_balance, fitted.effective_number
-        accuracy = balance * tpr + (1 - balance) * (1 - fpr)
-        rows = tuple(
-            VerifierReport(
-                name=v.name,
-                family=v.family,
-                cost=v.cost,
-                accuracy=float(accuracy[k]),
-                tpr=float(tpr[k]),
-                fpr=float(fpr[k]),
-                weight=float(weight[k]),
-                last_error=self._panel.last_errors[k],
-                **dict(zip(COUNTS, self._panel.counts[:, k].tolist(), strict=True)),
-            )
-            for k, v in enumerate(self.verifiers)
-        )
+        fitted = self._combiner.report() if self._version else None
         return EnsembleReport(
             name=self.name,
             combiner=self._combiner.name,
             version=self._version,
             window_rows=len(self._window.groups),
-            class_balance=balance,
-            effective_number=effective,
-            verifiers=rows,
+            class_balance=math.nan if fitted is None else fitted.class_balance,
+            effective_number=math.nan if fitted is None else fitted.effective_number,
+            verifiers=self._panel.report(fitted),
+            alarms=tuple(alarm.evidence for alarm in self.alarms),
             evidence=self._evidence(),
         )
 
@@ -204,6 +197,7 @@ class Ensemble(Composable):
             "kind": np.array(self._combiner.name),
             "version": np.array(self._version),
             **{f"panel/{key}": value for key, value in self._panel.state_dict().items()},
+            **({f"watch/{key}": value for key, value in self._watch.state_dict().items()} if self._watch else {}),
             **{f"window/{key}": value for key, value in self._window.state_dict().items()},
             **{f"combiner/{key}": value for key, value in fitted.items()},
             **nested_state(self._parts()),
@@ -230,6 +224,8 @@ class Ensemble(Composable):
             self._combiner.load_state_dict(fitted)
         self._window.load_state_dict(_under("window/", state))
         self._version = int(state["version"])
+        if self._watch is not None and (watched := _under("watch/", state)):
+            self._watch.load_state_dict(watched)
         self._panel.load_state_dict(_under("panel/", state))
         rest = {k: v for k, v in state.items() if k.startswith("verifiers/")}
         load_nested(self._parts(), rest, owner=self.name)
@@ -263,6 +259,20 @@ class Ensemble(Composable):
             window = self._window
             self._combiner.fit(window.scores, groups=window.groups, labels=window.labels)
             self._version += 1
+
+    def _look(self, watch: Watch, answers: Answers, rewards: Scores) -> None:
+        """Shows one call to the alarms: the rewards of all rows, the scores of those on which nobody was spared."""
+        rows = answers.verified & ~np.isnan(rewards)
+        fitted = self._combiner.report()
+        with np.errstate(invalid="ignore"):
+            means = np.nansum(answers.scores[rows], axis=0) / (~np.isnan(answers.scores[rows])).sum(axis=0)
+        watch.add(
+            reward=float(np.nanmean(rewards)),
+            effective_number=fitted.effective_number,
+            disagreement=disagreement(answers.scores[rows], rewards[rows].astype(np.float64)),
+            means=means,
+            witnesses=self._anchors or witnesses(fitted, self._window.scores),
+        )
 
     def _labels(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float32]:
         known = [None if self.label is None else self.label(t) for t in trajectories]

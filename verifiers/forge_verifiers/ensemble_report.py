@@ -66,8 +66,16 @@ class EnsembleReport:
     effective_number: float
     """How many independent verifiers the ensemble is worth."""
     verifiers: tuple[VerifierReport, ...]
+    alarms: Sequence[str] = ()
+    """Suspicions of reward hacking so far, with their evidence."""
     evidence: Evidence | None = field(default=None, compare=False, repr=False)
     """The score rows of the last fit; None before it, and where only the numbers were kept."""
+
+    @property
+    def spared(self) -> float:
+        """Share of verdicts, in [0, 1], that nobody had to be asked for: skipped by a cascade, or remembered."""
+        spared = sum(v.cached + v.skipped for v in self.verifiers)
+        return spared / max(sum(v.scored + v.abstained + v.skipped for v in self.verifiers), 1)
 
     def rows(self) -> list[dict[str, Any]]:
         """One plain dictionary per verifier, ready for a data frame or JSON."""
@@ -135,6 +143,7 @@ def _null(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _build(kind: Any, row: Mapping[str, Any]) -> Any:
-    """An instance of dataclass `kind` from a row; None where a float belongs is NaN."""
+    """An instance of dataclass `kind` from a row; None where a float belongs is NaN, lists are tuples."""
     known = {f.name: f.type for f in dataclasses.fields(kind)}
-    return kind(**{k: math.nan if v is None and known[k] == "float" else v for k, v in row.items() if k in known})
+    values = {k: math.nan if v is None and known[k] == "float" else v for k, v in row.items() if k in known}
+    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})

@@ -19,7 +19,9 @@ from forge_agents.types import Trajectory
 from forge_verifiers.cache import ScoreCache, content_key
 from forge_verifiers.calls import Caller, Verdict
 from forge_verifiers.cascade import Cascade
+from forge_verifiers.combiners import CombinerReport
 from forge_verifiers.composition import COSTS, nested_state
+from forge_verifiers.ensemble_report import VerifierReport
 from forge_verifiers.verifier import Scores, State, Verifier
 
 _LOG = logging.getLogger(__name__)
@@ -101,6 +103,28 @@ class Panel:
             wanted = {k: self._rows(k, undecided | verified, groups) for k in stage}
             self._hear(wanted, trajectories, keys, scores, asked)
         return Answers(scores=scores, asked=asked, verified=verified)
+
+    def report(self, fitted: CombinerReport | None) -> tuple[VerifierReport, ...]:
+        """Counts and failures of every verifier and what the combiner believes of it; NaN without a fit."""
+        tpr = fpr = weight = np.full(len(self.verifiers), math.nan)
+        balance = math.nan
+        if fitted is not None:
+            tpr, fpr, weight, balance = fitted.tpr, fitted.fpr, fitted.weight, fitted.class_balance
+        accuracy = balance * tpr + (1 - balance) * (1 - fpr)
+        return tuple(
+            VerifierReport(
+                name=v.name,
+                family=v.family,
+                cost=v.cost,
+                accuracy=float(accuracy[k]),
+                tpr=float(tpr[k]),
+                fpr=float(fpr[k]),
+                weight=float(weight[k]),
+                last_error=self.last_errors[k],
+                **dict(zip(COUNTS, self.counts[:, k].tolist(), strict=True)),
+            )
+            for k, v in enumerate(self.verifiers)
+        )
 
     def state_dict(self) -> State:
         """Counts, failures, remembered verdicts and the place in the cascade's draws."""

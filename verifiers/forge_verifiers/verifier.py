@@ -124,21 +124,28 @@ def checked_scores(verifier: Verifier, trajectories: Sequence[Trajectory]) -> Sc
     Raises:
         ScoreError: not one number per trajectory, or one outside [0, 1]; names the verifier.
     """
-    raw = verifier.score(trajectories)
+    return checked(verifier.score(trajectories), verifier.name, len(trajectories))
+
+
+def checked(raw: object, name: str, n: int) -> Scores:
+    """Scores of `n` trajectories as float32 [n], held to the contract.
+
+    Raises:
+        ScoreError: not one number per trajectory, or one outside [0, 1]; names the verifier.
+    """
     try:
         scores = np.asarray(raw, np.float32)
     except (TypeError, ValueError) as error:
-        raise ScoreError(f"verifier {verifier.name!r} returned no numbers: {error}; use NaN to abstain") from error
-    n = len(trajectories)
+        raise ScoreError(f"verifier {name!r} returned no numbers: {error}; use NaN to abstain") from error
     if scores.shape != (n,):
         raise ScoreError(
-            f"verifier {verifier.name!r} returned shape {scores.shape} for {n} trajectories; return one score each"
+            f"verifier {name!r} returned shape {scores.shape} for {n} trajectories; return one score each"
         )
     outside = (scores < -_ROUNDING) | (scores > 1 + _ROUNDING)
     if outside.any():
         at = int(np.flatnonzero(outside)[0])
         raise ScoreError(
-            f"verifier {verifier.name!r} scored trajectory {at} of {n} with {scores[at]}; "
+            f"verifier {name!r} scored trajectory {at} of {n} with {scores[at]}; "
             "scale scores to [0, 1], use NaN to abstain"
         )
     return np.clip(scores, 0.0, 1.0)

@@ -1,0 +1,81 @@
+import threading
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from forge_agents.types import Trajectory
+from forge_verifiers import Composable, Ensemble
+from forge_verifiers.calls import Caller
+
+ROWS = [Trajectory(agent="a", policy="p", turns=(), env_id="t", seed=seed // 4) for seed in range(12)]
+
+
+class Meter:
+    """Counts who is inside a call at the same time."""
+
+    def __init__(self):
+        self.lock, self.inside, self.most, self.batches = threading.Lock(), Counter(), Counter(), []
+
+    def verifier(self, name, cost, seconds=0.03):
+        meter = self
+
+        class Metered(Composable):
+            family = None
+
+            def __init__(self):
+                self.name, self.cost = name, cost
+
+            def score(self, trajectories):
+                with meter.lock:
+                    meter.batches.append((name, len(trajectories)))
+                    meter.inside[cost] += 1
+                    meter.most[cost] = max(meter.most[cost], meter.inside[cost])
+                    meter.most["all"] = max(meter.most["all"], sum(meter.inside.values()))
+                time.sleep(seconds)
+                with meter.lock:
+                    meter.inside[cost] -= 1
+                return np.full(len(trajectories), 0.5, np.float32)
+
+        return Metered()
+
+
+def test_cost_classes_keep_their_limits_and_run_side_by_side():
+    meter = Meter()
+    verifiers = [meter.verifier(f"{cost}{k}", cost) for cost in ("cheap", "model", "expensive") for k in range(5)]
+    Ensemble(verifiers, at_once={"model": 2, "expensive": 3}).score(ROWS)
+    assert meter.most["cheap"] == 1 and meter.most["model"] == 2 and meter.most["expensive"] == 3
+    assert meter.most["all"] == 6
+    assert len(meter.batches) == 15
+
+
+def test_a_verifier_gets_the_rows_of_all_groups_in_one_call():
+    meter = Meter()
+    Ensemble([meter.verifier("one", "model", 0.0)], cache_rows=0).score(ROWS)
+    assert meter.batches == [("one", 12)]
+
+
+def test_a_call_that_hangs_gives_up_its_place():
+    meter = Meter()
+    slow, quick = meter.verifier("slow", "model", 4.0), meter.verifier("quick", "model", 0.0)
+    caller = Caller([slow, quick], timeout_s=0.1, at_once={"model": 1})
+    start = time.monotonic()
+    verdicts = caller.ask({0: ROWS, 1: ROWS})
+    assert time.monotonic() - start < 3
+    assert verdicts[0].failure == "timeout" and "0.1 s" in verdicts[0].message
+    assert verdicts[1].failure == "" and verdicts[1].scores.tolist() == [0.5] * 12
+    assert caller.ask({0: ROWS})[0].message.startswith("left out")
+
+
+def test_the_deadline_of_a_waiting_call_begins_when_it_starts():
+    meter = Meter()
+    verifiers = [meter.verifier(str(k), "model", 0.1) for k in range(3)]
+    verdicts = Caller(verifiers, timeout_s=0.25, at_once={"model": 1}).ask(dict.fromkeys(range(3), ROWS))
+    assert [v.failure for v in verdicts.values()] == ["", "", ""]
+
+
+@pytest.mark.parametrize("wrong", [{"model": 0}, {"dear": 3}])
+def test_limits_are_checked(wrong):
+    with pytest.raises(ValueError, match="at_once"):
+        Ensemble([Meter().verifier("one", "model")], at_once=wrong)

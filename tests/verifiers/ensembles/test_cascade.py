@@ -1,0 +1,126 @@
+import numpy as np
+import pytest
+
+from forge_verifiers import Cascade, Ensemble, Rule, SelfConsistency, combiners
+
+from .simulated import auroc, judge, judges, played, truth  # noqa: TID252 (tests are no installed package)
+
+
+def hard(seed, **kwargs):
+    """Where the four cheap judges are split, the dear judge is worse, too."""
+    rng = np.random.default_rng([8, seed])
+    rows = played(seed, **kwargs)
+    for t in rows:
+        cheap = rng.random(4) < 0.78
+        sure = 0.7 if cheap.sum() == 2 else 0.9
+        fair = [*cheap, rng.random() < sure]
+        t.info["votes"][:5] = [float(ok == t.info["truth"]) for ok in fair]
+    return rows
+
+
+def dear(asked):
+    def grade(trajectory):
+        asked.append(trajectory)
+        return trajectory.info["votes"][4]
+
+    return Rule(grade, name="dear", cost="expensive")
+
+
+def cheap():
+    return [judge(k) for k in range(4)]
+
+
+def test_the_dear_judge_is_asked_where_it_matters_and_the_fit_stays_unbiased():
+    asked, seen, spared = [], [], []
+    cascade = Cascade(verified_share=0.2, undecided=(0.15, 0.85))
+    ensemble = Ensemble([*cheap(), dear(asked)], cascade=cascade, refit_every=4)
+    for call in range(50):
+        rows = hard(call, groups=16)
+        before = len(asked)
+        spared.append(ensemble.score(rows))
+        seen += rows
+        if call > 10:
+            assert len(asked) - before < len(rows)
+    gold, votes = truth(seen), np.array([t.info["votes"][:5] for t in seen])
+    tpr, fpr = votes[gold, 4].mean(), votes[~gold, 4].mean()
+    row = ensemble.report().verifiers[-1]
+    assert row.tpr == pytest.approx(tpr, abs=0.06) and row.fpr == pytest.approx(fpr, abs=0.06)
+
+    votes[votes[:, :4].sum(axis=1) != 2, 4] = np.nan  # without a sample it is heard on undecided rows only
+    naive = combiners.get("default").fit(votes, np.array([t.seed for t in seen])).report()
+    assert tpr - naive.tpr[4] > 0.2 and naive.fpr[4] - fpr > 0.2
+
+    share = row.skipped / len(seen)
+    assert row.skipped == len(seen) - len(asked) and share > 0.3
+    full = Ensemble([*cheap(), dear([])], refit_every=4)
+    everybody = np.concatenate([full.score(hard(call, groups=16)) for call in range(50)])
+    assert auroc(np.concatenate(spared), seen) > auroc(everybody, seen) - 0.03
+    assert ensemble.report().spared == pytest.approx(share / 5, abs=1e-6)
+
+
+def test_only_fully_judged_rows_are_learned_from():
+    cascade = Cascade(verified_share=0.25, warm_up_rows=64)
+    ensemble = Ensemble([*cheap(), dear([])], cascade=cascade)
+    for call in range(20):
+        ensemble.score(hard(call))
+    scores = ensemble.state_dict()["window/scores"]
+    assert not np.isnan(scores).any() and 64 + 8 * 8 < len(scores) < 64 + 80 * 8
+
+
+def test_until_something_was_learned_everybody_is_asked():
+    asked = []
+    ensemble = Ensemble([*cheap(), dear(asked)], cascade=Cascade(warm_up_rows=100))
+    for call, rows in enumerate([64, 128]):
+        ensemble.score(hard(call))
+        assert len(asked) == rows
+    ensemble.score(hard(3))
+    assert len(asked) < 192
+
+
+def test_evaluation_spares_calls_but_draws_no_sample():
+    ensemble = Ensemble([*cheap(), dear([])], cascade=Cascade(warm_up_rows=1))
+    ensemble.score(hard(0))
+    ensemble.learning = False
+    before = ensemble.state_dict()
+    ensemble.score(hard(1))
+    after = ensemble.state_dict()
+    assert {k for k in before if before[k].tobytes() != after[k].tobytes()} <= {
+        "panel/counts",
+        *(k for k in before if k.startswith("panel/cache/")),
+    }
+
+
+def test_who_compares_siblings_is_asked_about_whole_groups():
+    sizes = []
+
+    class Watched(SelfConsistency):
+        def score(self, trajectories):
+            sizes.append(np.unique([t.seed for t in trajectories], return_counts=True)[1])
+            return super().score(trajectories)
+
+    ensemble = Ensemble([*judges(), Watched(cost="model")], cascade=Cascade(warm_up_rows=1, undecided=(0.3, 0.7)))
+    for call in range(6):
+        ensemble.score(played(call))
+    assert all((size == 8).all() for size in sizes) and sum(map(len, sizes)) < 48
+
+
+def test_a_silence_that_nobody_asked_to_break_is_no_evidence():
+    """A judge that abstains on wrong rows: its silence is evidence where it was asked, and none where it was not."""
+    rng = np.random.default_rng(0)
+    right = rng.random(4000) < 0.5
+    votes = np.where(rng.random((4000, 5)) < 0.75, right[:, None], ~right[:, None]).astype(float)
+    votes[rng.random(4000) < np.where(right, 0.1, 0.7), 4] = np.nan
+    combiner = combiners.get("default").fit(votes)
+    quiet = np.array([[1.0, 0.0, 1.0, 0.0, np.nan]])
+    others = combiner.predict_proba(quiet, asked=np.array([[True] * 4 + [False]]))
+    assert others[0] == pytest.approx(0.5, abs=0.15) and combiner.predict_proba(quiet)[0] < 0.3
+    with pytest.raises(ValueError, match="asked"):
+        combiner.predict_proba(quiet, asked=np.ones((1, 5)))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"undecided": (0.9, 0.1)}, {"verified_share": 0.0}, {"warm_up_rows": 0}, {"undecided": (-0.1, 0.5)}]
+)
+def test_settings_are_checked(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Cascade(**wrong)

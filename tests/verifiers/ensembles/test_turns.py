@@ -1,0 +1,98 @@
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from forge_agents.types import Trajectory, Turn
+from forge_verifiers import (
+    Assessment,
+    Composable,
+    Ensemble,
+    Gate,
+    PerTurn,
+    Rule,
+    ScoreError,
+    Seat,
+    SelfConsistency,
+    checked_scores,
+)
+from forge_verifiers.composition import assessed
+
+
+def spoke(*actions, seed=0, agent="a"):
+    turns = tuple(
+        Turn(agent=agent, index=i, observation="", action=text, reward=0.0) for i, text in enumerate(actions)
+    )
+    return Trajectory(agent=agent, policy="p", turns=turns, env_id="t", seed=seed)
+
+
+def polite(**kwargs):
+    return Rule(lambda t: None if t.turns[-1].action == "..." else "please" in t.turns[-1].action, **kwargs)
+
+
+ROWS = [spoke("give", "please", "..."), spoke(), spoke("please")]
+
+
+def values(arrays):
+    return [[None if math.isnan(x) else x for x in array.tolist()] for array in arrays]
+
+
+def test_each_turn_is_judged_with_what_led_to_it():
+    found = PerTurn(polite(name="polite")).assess(ROWS)
+    assert values(found.turns) == [[0, 1, None], [], [1]]
+    assert values([found.scores]) == [[0.5, None, 1]]
+    shown = []
+    PerTurn(Rule(lambda t: shown.append([turn.action for turn in t.turns]) or 0.5, name="eye")).score(ROWS[:1])
+    assert shown == [["give"], ["give", "please"], ["give", "please", "..."]]
+
+
+def test_siblings_of_a_turn_are_the_turns_at_its_place():
+    rows = [spoke("4", "9"), spoke("4", "9"), spoke("9", "4")]
+    found = PerTurn(SelfConsistency()).assess(rows)
+    assert values(found.turns) == [[1, 1], [1, 1], [0, 0]]
+
+
+def test_turns_pass_through_sums_gates_and_seats():
+    per_turn = PerTurn(polite(name="polite"))
+    rows = [spoke("give", "please"), spoke("please", "please")]
+    outcome = Rule(lambda t: float(t.turns[0].action == "please"), name="outcome")
+    assert values((0.5 * per_turn + 0.5 * outcome).assess(rows).turns) == [[0, 0.5], [1, 1]]
+    assert values(Gate(outcome, per_turn).assess(rows).turns) == [[0, 0], [1, 1]]
+    other = dataclasses.replace(rows[0], agent="b")
+    assert values(Seat("b", per_turn).assess([rows[1], other]).turns) == [[None, None], [0, 1]]
+    assert (0.5 * outcome).assess(rows).turns is None
+
+
+def test_an_ensemble_may_judge_turns_and_keeps_what_it_learned():
+    rng = np.random.default_rng(0)
+
+    def noisy(k):
+        rng = np.random.default_rng(k)
+        return Rule(
+            lambda t: float(("please" in t.turns[-1].action) == (rng.random() < 0.8)), name=f"noisy{k}"
+        )
+
+    rows = [spoke(*rng.choice(["please", "give"], 4).tolist(), seed=at // 8) for at in range(64)]
+    judge = PerTurn(Ensemble([noisy(k) for k in range(5)]))
+    found = judge.assess(rows)
+    good = np.array([turn.action == "please" for row in rows for turn in row.turns])
+    scores = np.concatenate(found.turns)
+    assert scores[good].mean() - scores[~good].mean() > 0.6
+    assert judge.state_dict()["verifier/window/scores"].shape == (256, 5)
+
+
+def test_turns_of_the_wrong_number_are_refused():
+    class Odd(Composable):
+        name, family, cost = "odd", None, "cheap"
+
+        def score(self, trajectories):
+            return self.assess(trajectories).scores
+
+        def assess(self, trajectories):
+            n = len(trajectories)
+            return Assessment(scores=np.zeros(n, np.float32), turns=[np.zeros(1, np.float32)] * n)
+
+    with pytest.raises(ScoreError, match="'odd' scored other turns"):
+        assessed(Odd(), ROWS)
+    assert checked_scores(Odd(), ROWS).tolist() == [0, 0, 0]

@@ -1,0 +1,59 @@
+"""Judging every turn instead of whole trajectories.
+
+In: a verifier of trajectories. Out: a verifier that scores each turn. Waits for its part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from forge_agents.types import Trajectory
+from forge_verifiers.composition import Nested, any_sees_groups
+from forge_verifiers.verifier import Assessment, Scores, Verifier, checked_scores
+
+
+class PerTurn(Nested):
+    """Shows a verifier every turn as the last one of a trajectory that ends there.
+
+    The verifier gets all turns of all trajectories in one call. Its siblings are the turns at the same place of the
+    sibling trajectories: the environment's id carries the place, as in ``"my/Env-v0#turn2"``. A trainer gives each
+    turn an advantage of its own; the score of the whole trajectory is the mean of its turns' scores.
+
+    Args:
+        verifier: Judges the last turn of what it is shown, with what led to it before its eyes.
+        name: What reports call it; by default made of the verifier's.
+    """
+
+    def __init__(self, verifier: Verifier, *, name: str | None = None) -> None:
+        self.verifier = verifier
+        self.name = name or f"{verifier.name} per turn"
+        self.family, self.cost = verifier.family, verifier.cost
+        self.sees_groups = any_sees_groups([verifier])
+
+    def parts(self) -> Mapping[str, Verifier]:
+        """The one verifier."""
+        return {"verifier": self.verifier}
+
+    def score(self, trajectories: Sequence[Trajectory]) -> Scores:
+        """Mean score of the turns, float32 [n]; abstentions are left out, NaN without any turn that has a score."""
+        return self.assess(trajectories).scores
+
+    def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
+        """The same with the score of each turn."""
+        shown = [_up_to(trajectory, place) for trajectory in trajectories for place in range(len(trajectory.turns))]
+        scores = checked_scores(self.verifier, shown) if shown else np.empty(0, np.float32)
+        ends = np.cumsum([len(trajectory.turns) for trajectory in trajectories])
+        turns = np.split(scores, ends[:-1]) if len(trajectories) else []
+        means = [math.nan if np.isnan(own).all() else float(np.nanmean(own)) for own in turns]
+        return Assessment(scores=np.array(means, np.float32), turns=turns)
+
+
+def _up_to(trajectory: Trajectory, place: int) -> Trajectory:
+    """The trajectory as if it had ended with the turn at `place`."""
+    return dataclasses.replace(
+        trajectory, turns=trajectory.turns[: place + 1], env_id=f"{trajectory.env_id}#turn{place}"
+    )
