@@ -138,8 +138,8 @@ def _read_hermes(text: str, tools: Sequence[Tool]) -> Iterator[ToolCall]:
 def _read_llama(text: str, tools: Sequence[Tool]) -> Iterator[ToolCall]:
     tag = "<|python_tag|>"
     tagged = tag in text
-    position = text.index(tag) + len(tag) if tagged else 0
-    while (at := _NOT_BLANK.search(text, position)) and (text.startswith("{", at.start()) or (tagged and not position)):
+    start = position = text.index(tag) + len(tag) if tagged else 0
+    while (at := _NOT_BLANK.search(text, position)) and (position == start or text.startswith("{", at.start())):
         try:
             content, position = _json_at(text, at.start())
         except ValueError:

@@ -1,0 +1,220 @@
+import json
+import threading
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge_agents.rendering import Renderer
+from forge_agents.tools import (
+    FORMATS,
+    Tool,
+    ToolCall,
+    ToolResult,
+    calculator,
+    describe_tools,
+    parse_tool_calls,
+    render_results,
+    render_tool_call,
+    run_tool,
+    tool,
+)
+from forge_agents.tools.parsing import MAX_CALLS
+
+
+@tool
+def book(city: str, nights: int = 1, cheap: bool = False, tags: list[str] | None = None) -> str:
+    """Book a room."""
+    return f"{city} {nights} {cheap} {tags}"
+
+
+def call(name, **arguments):
+    return ToolCall(name=name, arguments=arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"name": "a", "parameters": {"x": 1}}', [call("a", x=1)]),
+        ('<|python_tag|>{"name": "a", "parameters": {"x": 1}}<|eom_id|>', [call("a", x=1)]),
+        ('So<|python_tag|>{"name": "a", "parameters": {}}; {"name": "b", "arguments": {}}', [call("a"), call("b")]),
+        ('{"type": "function", "name": "a", "parameters": {"x": null}}', [call("a", x=None)]),
+        ('{"name": "Ann", "age": 7}', []),
+        ('My answer is {"name": "a", "parameters": {}}', []),
+        ("{not json}", []),
+        ('[TOOL_CALLS][{"name": "a", "arguments": {}}, {"name": "b", "arguments": {}}]', [call("a"), call("b")]),
+        ('[TOOL_CALLS]a[ARGS]{"x": 1}[TOOL_CALLS]b{"y": 2}', [call("a", x=1), call("b", y=2)]),
+        ('[ TOOL_CALLS] {"name": "a", "arguments": {}}</s>', [call("a")]),
+        ("first CALL a(x=1, y='b') then CALL b()", [call("a", x=1, y="b"), call("b")]),
+        ('CALL a {"x": 1} CALL b: {"y": 2}', [call("a", x=1), call("b", y=2)]),
+        ("CALL me maybe, or RECALL a(1)", []),
+        ('<tool_call>{"name": "a", "arguments": {"x": "</tool_call>"}}</tool_call>', [call("a", x="</tool_call>")]),
+        ('<tool_call>\n{"name": "a"}', [call("a")]),
+        ('CALL a(x=1) <tool_call>{"name": "b"}</tool_call>', [call("a", x=1)]),
+    ],
+)  # fmt: skip
+def test_calls_are_read_from_every_format(text, expected):
+    assert parse_tool_calls(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("Rome", {"city": "Rome"}),
+        ("New York, 2", {"city": "New York", "nights": 2}),
+        ('"a, b)", nights=3', {"city": "a, b)", "nights": 3}),
+        ("city=12, nights=2, cheap=True", {"city": "12", "nights": 2, "cheap": True}),
+        ("nights=2, Rome", {"city": "Rome", "nights": 2}),
+        ("city='it\\'s \"so\"'", {"city": 'it\'s "so"'}),
+        ("L'Aquila, 2", {"city": "L'Aquila", "nights": 2}),
+        ("Rome (north), cheap = false", {"city": "Rome (north)", "cheap": False}),
+        ('Rome, tags=["a", "b"]', {"city": "Rome", "tags": ["a", "b"]}),
+        ("Rome, tags=None", {"city": "Rome", "tags": None}),
+        ("", {}),
+    ],
+)
+def test_plain_arguments_may_stand_without_names_and_quotes(arguments, expected):
+    (read,) = parse_tool_calls(f"CALL book({arguments}) ok", tools=[book])
+    assert (read.arguments, read.error) == (expected, None)
+
+
+def test_an_expression_needs_no_quotes():
+    (read,) = parse_tool_calls("CALL calculator((2 + 3) * 4)", tools=[calculator])
+    assert run_tool([calculator], read).content == "20"
+    (read,) = parse_tool_calls("CALL calculator(2 + 3 == 5)", tools=[calculator])
+    assert not run_tool([calculator], read).ok
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("CALL book(Rome, 1, true, [], 5)", "'5' belongs to no argument; write CALL book(city=..., nights=..."),
+        ("CALL book(Rome", "not closed; write CALL book(key=value)"),
+        ("CALL book {'city': 'Rome'}", "not valid JSON"),
+        ('<|python_tag|>book.call(city="Rome")', "not valid JSON"),
+        ('{"name": "book", "parameters": {', "not valid JSON"),
+        ("[TOOL_CALLS]book{", "not valid JSON"),
+        ("[TOOL_CALLS][1]", 'needs a "name"'),
+        ('<tool_call>{"name": "book", "arguments": {"city": NaN}}</tool_call>', "not valid JSON"),
+        ('<tool_call>{"name": "book", "arguments": {"city": 1e999}}</tool_call>', "not valid JSON"),
+        ('<tool_call>{"name": "book", "arguments": {"city": "\\ud800"}}</tool_call>', "not valid JSON"),
+    ],
+)
+def test_calls_that_cannot_be_read_say_how_to_write_them(text, says):
+    (read,) = parse_tool_calls(text, tools=[book])
+    assert says in read.error and says in run_tool([book], read).content
+
+
+def test_names_of_formats_are_checked_and_floods_are_cut():
+    with pytest.raises(ValueError, match="hermes.*Did you mean 'hermes'"):
+        parse_tool_calls("", "hermess")
+    assert len(parse_tool_calls("CALL a()" * 100)) == MAX_CALLS
+    started = time.perf_counter()
+    for text in ("<tool_call>" * 20_000, 'CALL a("' * 20_000, "CALL a((((" * 20_000, "[TOOL_CALLS]" * 20_000):
+        parse_tool_calls(text)
+    assert time.perf_counter() - started < 2
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@settings(max_examples=60, deadline=None)
+@given(
+    text=st.text()
+    | st.lists(
+        st.sampled_from(
+            ["<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "CALL a(", "CALL b{", '{"name": "a", ',
+             '"parameters": {}}', '"arguments": "', "'", '"', ",", "=", "[", "\\", "x", "1", " ", ")"]
+        )
+    ).map("".join)
+)  # fmt: skip
+def test_no_text_makes_parsing_raise(form, text):
+    for read in parse_tool_calls(text, form, [book]) + parse_tool_calls(text):
+        assert isinstance(run_tool([book], read).content, str)
+        json.dumps(dict(read.arguments), allow_nan=False).encode()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@settings(max_examples=60, deadline=None)
+@given(name=st.from_regex(r"[a-z_]{1,9}", fullmatch=True),
+       arguments=st.dictionaries(st.from_regex(r"[a-z_][a-z0-9_]{0,5}", fullmatch=True), JSON, max_size=3))  # fmt: skip
+def test_what_is_rendered_is_read_back(form, name, arguments):
+    written = call(name, **arguments)
+    assert parse_tool_calls(render_tool_call(written, form)) == [written]
+    assert parse_tool_calls(f"So.\n{render_tool_call(written, form)}", form if form != "llama" else "auto") == (
+        [written] if form != "llama" else []
+    )
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_descriptions_show_every_tool_and_how_to_call_it(form):
+    text = describe_tools([book, calculator], form)
+    assert "Book a room." in text and "calculator" in text
+    marks = {"hermes": "<tool_call>", "llama": '"parameters"', "mistral": "[TOOL_CALLS]", "plain": 'CALL book(city="'}
+    assert marks[form] in text
+    assert describe_tools([], form) == ""
+
+
+def test_results_are_told_apart():
+    results = [ToolResult(name="a", content="1", ok=True), ToolResult(name="", content="Error: x", ok=False)]
+    assert render_results(results, "plain") == "a: 1\ncall: Error: x"
+    assert render_results(results[:1], "llama") == "1"
+    assert render_results(results).count("<tool_response>") == 2
+
+
+def test_a_servers_schema_is_followed_and_never_fetched():
+    def strange(schema):
+        return Tool(name="t", description="", parameters=schema, fn=lambda **given: given)
+
+    listed = strange({"type": "object", "properties": {"x": {"type": ["integer", "null"], "minimum": 3}}})
+    assert run_tool([listed], call("t", x=None)).ok and not run_tool([listed], call("t", x=2)).ok
+    defined = {"properties": {"x": {"$ref": "#/$defs/n"}}, "$defs": {"n": {"type": "integer"}}}
+    assert run_tool([strange(defined)], call("t", x=1)).ok and not run_tool([strange(defined)], call("t", x="1")).ok
+    remote = {"properties": {"x": {"$ref": "http://127.0.0.1:9/schema"}}}
+    assert "schema of t cannot be used" in run_tool([strange(remote)], call("t", x=1)).content
+    assert run_tool([strange({"additionalProperties": True})], call("t", y=1)).content == '{"y": 1}'
+
+
+def test_a_deadline_ends_the_wait_and_keeps_the_tools_own_errors():
+    @tool(timeout_s=0.1)
+    def slow(kind: str) -> str:
+        """Wait or fail."""
+        if kind == "wait":
+            time.sleep(0.5)
+        if kind == "late":
+            raise TimeoutError("the far end is silent")
+        return threading.current_thread().name
+
+    assert run_tool([slow], call("slow", kind="")).content == "tool slow"
+    assert run_tool([slow], call("slow", kind="wait")).content == "Error: slow gave no result within 0.1 s"
+    assert "the far end is silent" in run_tool([slow], call("slow", kind="late")).content
+    with pytest.raises(ValueError, match="timeout_s=0"):
+        tool(timeout_s=0)(slow.fn)
+
+
+def test_a_tool_conversation_is_token_exact(tiny_llama):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
+    renderer = Renderer(tokenizer)
+    system, asked = describe_tools([calculator], "hermes"), render_tool_call(call("calculator", expression="2 + 3"))
+    first = renderer.start(system, "What is 2 + 3?")
+    response = (*tokenizer.encode(asked, add_special_tokens=False), tokenizer.eos_token_id)
+    (read,) = parse_tool_calls(renderer.text(response))
+    result = render_results([run_tool([calculator], read)])
+    second = renderer.extend(first, response, result)
+    assert second[: len(first) + len(response)] == (*first, *response)
+    turns = [("system", system), ("user", "What is 2 + 3?"), ("assistant", asked), ("user", result)]
+    whole = tokenizer.apply_chat_template(
+        [{"role": role, "content": content} for role, content in turns],
+        tokenize=True,
+        add_generation_prompt=True,
+        return_dict=False,
+    )
+    assert list(second) == list(whole) and "\n5\n" in result
