@@ -2,7 +2,7 @@
 
 In: names of measures. Out: JSON lines; exit code 1 if one could not be measured. Waits for children with deadlines.
 
-    python tests/perf/run.py [step rollout learner weights memory env] [--model MODEL] [--quick] [--peer trl|llm-threads]
+    python tests/perf/run.py [MEASURE ...] [--model MODEL] [--quick] [--peer trl|llm-threads]
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from typing import Any
 
 from perf_common import ChildFailedError, Options
 
-MEASURES = ("step", "rollout", "learner", "weights", "memory", "env")
+MEASURES = ("step", "rollout", "learner", "weights", "memory", "env", "judging")
 MODULES = {"step": "measure_step", "memory": "measure_step", "rollout": "measure_rollout",
-           "learner": "measure_learner", "weights": "measure_weights", "env": "measure_env"}  # fmt: skip
+           "learner": "measure_learner", "weights": "measure_weights", "env": "measure_env",
+           "judging": "measure_judging"}  # fmt: skip
 _CHILD = "--child"
 
 

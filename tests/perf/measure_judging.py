@@ -1,0 +1,208 @@
+"""(e) Judging: verifications a second of cheap rules through an Ensemble, and a judge over its engine fed directly.
+
+In: `Options`. Out: rates. Waits for engines, each in a child with a deadline.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from perf_common import PROMPTS, THREADS, Options, goal, in_child, median
+
+from forge_agents.types import Trajectory, Turn
+
+if TYPE_CHECKING:
+    from forge_agents.serving import EngineConfig
+    from forge_agents.serving._wire import Request
+    from forge_verifiers import Judge
+
+DEADLINE_S = 900
+GROUP = 8
+RUBRIC = "The text is a story, it is about what was asked for, and its sentences are grammatical English."
+KEY = np.zeros(32, np.uint8)
+"""Of the judge's fences, so that both ways ask the same."""
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_ONE, _TWO = ({name: str(number) for name in _THREADS} for number in (1, THREADS))
+
+
+def measure(options: Options) -> list[dict[str, Any]]:
+    """The record ``judging``."""
+    from forge_agents.serving import _vllm
+
+    rules = in_child(run_rules, options, timeout_s=DEADLINE_S, env=_ONE)
+    judge = in_child(run_judge, options, timeout_s=DEADLINE_S)
+    direct = in_child(
+        run_direct, options, timeout_s=DEADLINE_S, env={**_vllm.environment(_config(options)), **_TWO}
+    )
+    ratio = round(judge["judgements_per_s"] / direct["judgements_per_s"], 4)
+    return [
+        {
+            "measure": "judging",
+            "rules": rules,
+            "judge": judge,
+            "direct": direct,
+            "peer": "the same engine fed directly with the same prompts, as tokens",
+            "ratio": {"judge_over_direct": ratio},
+            "goals": {
+                "rules_per_s_of_a_core": goal(rules["verifications_per_cpu_s"], 20_000, at_most=False),
+                "judge_over_direct": goal(ratio, 0.9, at_most=False),
+            },
+        }
+    ]
+
+
+def played(n: int, *, seed: int) -> list[Trajectory]:
+    """Trajectories in groups, every answer different."""
+    rng = np.random.default_rng(seed)
+    words = ("the keeper", "a storm", "climbed", "the stairs", "and saw", "a light", "far away", "at night")
+
+    def one(number: int) -> Trajectory:
+        text = " ".join(words[k] for k in rng.integers(len(words), size=60))
+        answer = int(rng.integers(100))
+        turn = Turn(
+            agent="writer",
+            index=0,
+            observation=PROMPTS[number // GROUP % len(PROMPTS)],
+            action=f"Story {seed}.{number}: {text}. Answer: {answer}",
+            reward=0.0,
+        )
+        info = {"answer": str(int(rng.integers(100)))}
+        return Trajectory(
+            agent="writer", policy="p", turns=(turn,), env_id="perf/Story", seed=seed * n + number // GROUP, info=info
+        )
+
+    return [one(number) for number in range(n)]
+
+
+def run_rules(options: Options) -> dict[str, float]:
+    """Eight rules through an Ensemble with its defaults, fits included; one thread."""
+    from forge_verifiers import Ensemble, Exact, Format, Language, Length, Numeric, Regex, Repetition, SelfConsistency
+
+    rules = [
+        Exact(),
+        Numeric(),
+        Regex(pattern=r"Answer: \d+$"),
+        Format(),
+        Length(low=100, high=800),
+        Language(language="en"),
+        Repetition(),
+        SelfConsistency(),
+    ]
+    ensemble = Ensemble(rules)
+    n = 256 if options.quick else 2048
+    rows = []
+    for seed in range(options.warm_ups + options.rounds):
+        trajectories = played(n, seed=seed)
+        wall, cpu = time.perf_counter(), time.process_time()
+        ensemble.score(trajectories)
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        work = n * len(rules)
+        rows.append({"verifications_per_s": work / wall, "verifications_per_cpu_s": work / cpu})
+    return {**median(rows[options.warm_ups :]), "trajectories": float(n), "verifiers": float(len(rules))}
+
+
+def _config(options: Options) -> EngineConfig:
+    from forge_agents.serving import EngineConfig
+
+    return EngineConfig(
+        model=options.model, max_model_len=4096 if options.quick else 1024, max_num_seqs=64, kv_cache_gb=1.0,
+        threads=THREADS, enforce_eager=options.quick,
+    )  # fmt: skip
+
+
+def _num_judged(options: Options) -> int:
+    return 16 if options.quick else 128
+
+
+def _judge(options: Options) -> Judge:
+    from forge_verifiers import Judge
+
+    judge = Judge(options.model, RUBRIC, engine=_config(options), timeout_s=600, start_timeout_s=600)
+    judge.load_state_dict({"key": KEY})
+    return judge
+
+
+def run_judge(options: Options) -> dict[str, float]:
+    """Trajectories to scores."""
+    rows = []
+    with _judge(options) as judge:
+        for seed in range(1 + options.rounds):
+            trajectories = played(_num_judged(options), seed=seed)
+            started = time.perf_counter()
+            scores = judge.score(trajectories)
+            rows.append({"judgements_per_s": len(scores) / (time.perf_counter() - started)})
+        used = judge.usage
+    return {
+        **median(rows[1:]),
+        "prompt_tokens": used.prompt_tokens / used.questions,
+        "completion_tokens": used.completion_tokens / used.questions,
+        "abstained": float(used.nonsense + used.failed),
+    }
+
+
+def run_direct(options: Options) -> dict[str, float]:
+    """The engine's thread in this process, fed the judge's prompts at once."""
+    from forge_agents.serving._loop import EngineThread
+    from forge_agents.serving._wire import Answer
+
+    answers: list[Answer] = []
+    failures: list[BaseException] = []
+    news = threading.Event()
+    wanted = _num_judged(options)
+
+    def deliver(arrived: list[Answer]) -> None:
+        answers.extend(arrived)
+        if len(answers) == wanted:
+            news.set()
+
+    def died(error: BaseException) -> None:
+        failures.append(error)
+        news.set()
+
+    thread = EngineThread(_config(options), deliver=deliver, died=died)
+    thread.ready.result(600)
+    rows = []
+    for seed in range(1 + options.rounds):
+        requests = _requests(options, seed)
+        answers.clear()
+        news.clear()
+        started = time.perf_counter()
+        thread.add(requests)
+        if not news.wait(300) or failures:
+            raise RuntimeError(f"the engine delivered {len(answers)} of {wanted} answers; failures: {failures}")
+        rows.append({"judgements_per_s": wanted / (time.perf_counter() - started)})
+    thread.close(10)
+    refused = [answer.error for answer in answers if answer.completion is None]
+    if refused:
+        raise RuntimeError(f"the engine refused {len(refused)} requests: {refused[0]}")
+    return median(rows[1:])
+
+
+def _requests(options: Options, seed: int) -> list[Request]:
+    """What the judge sends for the same trajectories."""
+    from forge_agents.rendering import Renderer
+    from forge_agents.serving._wire import Request
+    from forge_verifiers import YesNo
+    from forge_verifiers.judge_text import documents, instructions_for, question_of
+
+    renderer = Renderer.of(Path(options.model))
+    form = YesNo()
+    texts = [
+        question_of(documents(trajectory, "answer", 8000)[0][0], form.ask, key=KEY.tobytes())
+        for trajectory in played(_num_judged(options), seed=seed)
+    ]
+    return [
+        Request(
+            request_id=seed * len(texts) + number,
+            prompt_ids=renderer.start(instructions_for(RUBRIC), text),
+            max_tokens=form.max_tokens,
+            temperature=0.0,
+            choices=form.choices,
+            top_logprobs=20,
+        )
+        for number, text in enumerate(texts)
+    ]
