@@ -1,0 +1,212 @@
+import math
+import sys
+
+import numpy as np
+import pytest
+
+from forge_agents.sandbox import Sandbox, SandboxError, SandboxLimits, SandboxUnavailable
+from forge_agents.sandbox.sandbox import _why_no_namespaces
+from forge_agents.testing import check_verifier
+from forge_agents.types import Trajectory, Turn
+from forge_verifiers import ScoreError, UnitTests
+from forge_verifiers.unit_tests import extract_code
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or bool(_why_no_namespaces()), reason="needs user namespaces of Linux"
+)
+
+TESTS = """
+assert add(1, 2) == 3
+def test_floats():
+    assert abs(add(0.1, 0.2) - 0.3) < 1e-9
+def test_text():
+    assert add("a", "b") == "ab"
+def test_lists():
+    from solution import add as plus
+    assert plus([1], [2]) == [1, 2]
+"""
+GOLD = "Here it is:\n```python\ndef add(a, b):\n    return a + b\n```\nDone."
+# Generous: what is tested is not the speed of this machine.
+PATIENT = UnitTests(tests=TESTS, timeout_s=20, sandbox=Sandbox(limits=SandboxLimits(wall_s=60)))
+
+
+def wrote(text, tests=None):
+    turn = Turn(agent="a", index=0, observation="", action=text, reward=0.0)
+    return Trajectory(agent="a", policy="p", turns=(turn,), info={} if tests is None else {"tests": tests})
+
+
+def test_gold_code_scores_one_and_half_right_code_its_share():
+    half = "def add(a, b):\n    return a + b if isinstance(a, str | list) else 0"
+    scores = PATIENT.score([wrote(GOLD), wrote(half), wrote("```\n\n```"), wrote("I cannot."), wrote("")])
+    assert scores.dtype == np.float32 and scores.tolist() == [1.0, 0.5, 0.0, 0.0, 0.0]
+
+
+def test_it_keeps_the_contract():
+    assert check_verifier(PATIENT, wrote(GOLD), wrote("def add(a, b): return a - b")).ok
+
+
+def test_all_or_nothing_and_tests_from_elsewhere():
+    half = "def add(a, b): return a + b if a == 1 else None"
+    strict = UnitTests(all_or_nothing=True, timeout_s=20)
+    assert strict.grade(wrote(half, TESTS)) == 0.0 and strict.grade(wrote(GOLD, TESTS)) == 1.0
+    assert strict.grade(wrote(GOLD)) is None
+    assert strict.grade(Trajectory(agent="a", policy="p", turns=(), info={"tests": TESTS})) is None
+    found = UnitTests(tests=lambda t: f"assert add(1, {t.seed}) == 1", timeout_s=20)
+    assert found.grade(wrote(GOLD)) == 1.0
+
+
+# Each would pass with tests that run in the candidate's own process, or with a verdict that it can print.
+FAKES = {
+    "early exit": "import sys; sys.exit(0)",
+    "hard exit": "import os; os._exit(0)",
+    "exit when called": "import os\ndef add(a, b): os._exit(0)",
+    "SystemExit when called": "def add(a, b): raise SystemExit(0)",
+    "exit at the end": "import atexit, os; atexit.register(os._exit, 0)",
+    "printed verdict": "print('[true, \"\"]\\n' * 9, flush=True)\ndef add(a, b): return None",
+    "printed verdict on every descriptor": (
+        "import os\nfor n in range(1, 9):\n    try: os.write(n, b'[true, \"\"]\\n' * 9)\n    except OSError: pass\n"
+        "def add(a, b): return None"
+    ),
+    "equal to everything": (
+        "class All:\n    def __eq__(self, other): return True\n    def __sub__(self, other): return 0\n"
+        "    def __abs__(self): return 0\n    def __lt__(self, other): return True\n"
+        "def add(a, b): return All()"
+    ),
+    "a number equal to everything": (
+        "class All(int):\n    def __eq__(self, other): return True\n    def __sub__(self, other): return All()\n"
+        "    __hash__ = int.__hash__\ndef add(a, b): return All(77)"
+    ),
+    "no more assertions": "import builtins; builtins.AssertionError = Exception\ndef add(a, b): return None",
+    "patched built-ins": "import builtins; builtins.abs = builtins.sum = lambda *a: 0\ndef add(a, b): return None",
+    "patched modules": "import json, sys; json.dumps = lambda *a: 'x'; sys.exit = print\ndef add(a, b): return None",
+    "frames": (
+        "import sys\ndef add(a, b):\n    f = sys._getframe()\n    while f:\n"
+        "        for v in f.f_globals.values():\n            if isinstance(v, str) and 'assert' in v: return v\n"
+        "        f.f_globals['report'] = lambda why: None; f = f.f_back"
+    ),
+    "tests on disk": (
+        "import glob\ndef add(a, b):\n    for p in glob.glob('/**/*test*.py', recursive=True):\n"
+        "        if 'test_floats' in open(p).read(): return 3"
+    ),
+    "poisoned import": "open('json.py', 'w').write('x'); open('math.py', 'w').write('x')\ndef add(a, b): return None",
+    "killing the judge": "import os, signal\ndef add(a, b): os.kill(os.getppid(), signal.SIGKILL)",
+    "hanging": "def add(a, b):\n    while True: pass",
+    "memory": "def add(a, b): return bytearray(1 << 40)",
+    "endless object": "def add(a, b):\n    while True: yield 1",
+    "own protocol": (
+        "import os\nfor n in range(3, 9):\n"
+        "    try: os.write(n, b'[\"ready\", \"\"]\\n[\"answer\", true, [null, null]]\\n' * 9)\n"
+        "    except OSError: pass\ndef add(a, b): return None"
+    ),
+    "garbage protocol": (
+        "import os\nfor n in range(3, 9):\n    try: os.write(n, b'[' * 99999 + b'\\n{}\\n')\n    except OSError: pass\n"
+        "def add(a, b): return a + b"
+    ),
+}
+
+
+def test_faked_success_scores_nothing():
+    tests = "assert add(1, 2) == 3\nassert abs(add(0.1, 0.2) - 0.3) < 1e-9\n"
+    quick = UnitTests(tests=tests, timeout_s=1.5, sandbox=PATIENT.sandbox)
+    scores = dict(zip(FAKES, quick.score([wrote(code) for code in FAKES.values()]).tolist(), strict=True))
+    assert scores == dict.fromkeys(FAKES, 0.0)
+
+
+def test_an_expected_exception_is_not_faked_by_ending():
+    tests = "def test_refuses():\n    try: add(None, 1)\n    except Exception: return\n    assert False"
+    verifier = UnitTests(tests=tests, timeout_s=20)
+    ends = "import os\ndef add(a, b): os._exit(1)"
+    assert verifier.score([wrote(GOLD), wrote(ends)]).tolist() == [1.0, 0.0]
+
+
+OBJECTS = '''
+from solution import Point, count, apply, sort_in_place, refuse, Table
+p = Point(1)
+assert p.x == 1 and str(p) == "P1" and isinstance(p, Point)
+assert p + Point(2) == Point(3)
+assert p != Point(2)
+assert list(count(3)) == [0, 1, 2] and next(count(1)) == 0
+assert apply(lambda x: x * 2, [1, 2]) == [2, 4]
+assert count != 3
+def test_in_place():
+    xs = [3, 1, 2]
+    sort_in_place(xs)
+    assert xs == [1, 2, 3]
+def test_refusal():
+    try:
+        refuse()
+    except ValueError as error:
+        assert "bad" in str(error)
+    else:
+        assert False
+def test_containers():
+    t = Table()
+    t["k"] = (1, {2.5: b"x"}, None, {3}, 1j)
+    assert t["k"] == (1, {2.5: b"x"}, None, {3}, 1j) and len(t) == 1 and "k" in t and t == {"k": t["k"]}
+def check(f):
+    assert f(10**40)
+check(count)
+'''
+OBJECTS_GOLD = """
+class Point:
+    def __init__(self, x): self.x = x
+    def __add__(self, other): return Point(self.x + other.x)
+    def __eq__(self, other): return isinstance(other, Point) and self.x == other.x
+    def __str__(self): return f"P{self.x}"
+class Table(dict): pass
+def count(n): yield from range(n)
+def apply(f, xs): return [f(x) for x in xs]
+def sort_in_place(xs): xs.sort()
+def refuse(): raise ValueError("bad")
+"""
+
+
+def test_objects_callbacks_generators_and_exceptions_cross_over():
+    report = PATIENT.run(OBJECTS_GOLD, OBJECTS)
+    assert report.reasons == ("",) * 10 and report.passed == (True,) * 10
+
+
+def test_a_hang_costs_its_own_test_only():
+    code = "def add(a, b):\n    while a == 1: pass\n    return a + b"
+    report = UnitTests(timeout_s=1.5, sandbox=PATIENT.sandbox).run(code, TESTS)
+    assert report.passed == (False, True, True, True)
+    assert report.reasons[0] == "candidate: too slow"
+
+
+def test_a_limit_of_the_sandbox_fails_what_is_left():
+    verifier = UnitTests(tests=TESTS, timeout_s=30, sandbox=Sandbox(limits=SandboxLimits(wall_s=0.7)))
+    report = verifier.run("def add(a, b):\n    while True: pass", TESTS)
+    assert report.passed == (False,) * 4 and report.limit == "wall_s"
+
+
+def test_a_failing_sandbox_abstains_and_a_missing_one_raises(monkeypatch):
+    def failing(*_, **__):
+        raise SandboxError("no memory")
+
+    monkeypatch.setattr(Sandbox, "run", failing)
+    assert math.isnan(PATIENT.score([wrote(GOLD)])[0])
+
+    def missing(*_, **__):
+        raise SandboxUnavailable("no namespaces")
+
+    monkeypatch.setattr(Sandbox, "run", missing)
+    with pytest.raises(SandboxUnavailable, match="no namespaces"):
+        PATIENT.score([wrote(GOLD)])
+
+
+def test_tests_that_test_nothing_are_refused():
+    with pytest.raises(ScoreError, match="no test in"):
+        UnitTests(tests="x = 1")
+    with pytest.raises(ScoreError, match="no Python"):
+        UnitTests(tests="assert (")
+    with pytest.raises(ValueError, match="timeout_s"):
+        UnitTests(timeout_s=0)
+    with pytest.raises(ValueError, match="max_parallel"):
+        UnitTests(max_parallel=-1)
+
+
+def test_code_is_the_last_block_or_all():
+    assert extract_code("```py\na\n```\nthen\n```\nb\n```") == "b"
+    assert extract_code("```python\nunclosed = 1") == "unclosed = 1"
+    assert extract_code(" x = 1 ") == "x = 1"
+    assert extract_code("x" * 200_000) == ""

@@ -1,0 +1,433 @@
+"""Runs hidden tests against a candidate that lives in another process, so that it can neither see nor touch them.
+
+In: candidate and tests (JSON) on standard input. Out: one line (JSON) per test on standard output. Waits for the
+candidate. Stand-alone: this file is the program that the sandbox runs. The processes exchange messages of plain data;
+what the candidate returns is compared here, by Python's own types, never by the candidate's code.
+"""
+# What fails here is a verdict, tests are there to be executed, and verdicts are printed.
+# ruff: noqa: BLE001, S102, T201
+
+from __future__ import annotations
+
+import builtins
+import json
+import operator
+import os
+import select
+import subprocess
+import sys
+import time
+import types
+from typing import Any
+
+_MAX_MESSAGE = 8 << 20
+_PLAIN: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset", bytes: "bytes"}
+_TYPES: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "bytes": bytes}
+
+
+class Broken(BaseException):  # so that no `except Exception` of a test takes it for an expected error
+    """The candidate's process ended, fell silent or spoke out of turn."""
+
+
+def encode(value: Any, keep: Any) -> Any:
+    """Plain data as JSON can hold it; `keep` makes something of everything else."""
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind is float:
+        return ["float", value.hex()]
+    if kind is complex:
+        return ["complex", value.real.hex(), value.imag.hex()]
+    if kind in _PLAIN:
+        return [_PLAIN[kind], *(encode(item, keep) for item in value)]
+    if kind is dict:
+        return ["dict", *([encode(k, keep), encode(v, keep)] for k, v in value.items())]
+    return keep(value)
+
+
+def decode(data: Any, find: Any) -> Any:
+    """The inverse of `encode`; `find` looks up what was kept."""
+    if not isinstance(data, list):
+        return data
+    kind, *rest = data
+    if kind == "float":
+        return float.fromhex(rest[0])
+    if kind == "complex":
+        return complex(float.fromhex(rest[0]), float.fromhex(rest[1]))
+    if kind in _TYPES:
+        return _TYPES[kind](decode(item, find) for item in rest)
+    if kind == "dict":
+        return {decode(k, find): decode(v, find) for k, v in rest}
+    return find(kind, rest)
+
+
+class Pipe:
+    """Messages of one line each."""
+
+    def __init__(self, read_end: int, write_end: int) -> None:
+        self.read_end, self.write_end, self.rest = read_end, write_end, b""
+
+    def send(self, message: Any) -> None:
+        data = memoryview(json.dumps(message).encode() + b"\n")
+        while data:
+            data = data[os.write(self.write_end, data) :]
+
+    def receive(self, deadline: float | None = None) -> Any:
+        while b"\n" not in self.rest:
+            wait_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not select.select([self.read_end], [], [], wait_s)[0]:
+                raise Broken("too slow")
+            data = os.read(self.read_end, 1 << 16)
+            if not data or len(self.rest) > _MAX_MESSAGE:
+                raise Broken("ended")
+            self.rest += data
+        line, _, self.rest = self.rest.partition(b"\n")
+        return json.loads(line)
+
+
+# ---- the candidate's side
+
+
+class Service:
+    """Runs the candidate's code, then does what the judge asks of it."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self.pipe = pipe
+        self.kept: dict[int, Any] = {}
+        self.module = types.ModuleType("solution")
+        sys.modules["solution"] = self.module
+        self.actions: dict[str, Any] = {
+            "get": getattr,
+            "set": setattr,
+            "call": lambda target, *args, **kwargs: target(*args, **kwargs),
+            "equal": lambda target, other: bool(target == other),
+            "bool": bool,
+            "plain": lambda target: self.base_of(target)(target),
+            "is": isinstance,
+            "name": lambda _, name: getattr(self.module, name),
+            "special": self.special,
+        }
+
+    def serve(self) -> None:
+        source = self.pipe.receive()
+        why = ""
+        try:
+            exec(compile(source, "solution.py", "exec"), self.module.__dict__)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"[:300]
+        self.pipe.send(["ready", why])
+        while True:
+            self.pipe.send(self.done(self.pipe.receive()))
+
+    def done(self, message: Any) -> Any:
+        _, action, target, arguments, keywords = message
+        try:
+            args, kwargs = decode(arguments, self.find), decode(keywords, self.find)
+            result = self.actions[action](decode(target, self.find), *args, **kwargs)
+            if result is NotImplemented:
+                raise TypeError(f"unsupported operand: {args[1:]}")
+            after = [encode(a, self.keep) if type(a) in (list, dict, set) else None for a in args]
+            return ["answer", encode(result, self.keep), after]
+        except Exception as error:
+            base = next(c.__name__ for c in type(error).__mro__ if vars(builtins).get(c.__name__) is c)
+            return ["error", base, type(error).__name__, str(error)[:500]]
+
+    def keep(self, value: Any) -> Any:
+        self.kept[id(value)] = value
+        return ["kept", id(value), self.base_of(value) is not None]
+
+    @staticmethod
+    def base_of(value: Any) -> Any:
+        """The type of plain data that this is a kind of; None where it is of none."""
+        return next((base for base in (bool, int, float, str, *_PLAIN, dict) if isinstance(value, base)), None)
+
+    def find(self, kind: str, rest: list[Any]) -> Any:
+        if kind == "yours":
+            return lambda *args: self.call_back(rest[0], args)
+        return self.kept[rest[0]]
+
+    def call_back(self, number: int, args: tuple[Any, ...]) -> Any:
+        """Calls a function of the tests; meanwhile they may ask for more."""
+        self.pipe.send(["callback", number, encode(list(args), self.keep)])
+        while (answer := self.pipe.receive())[0] != "answer":
+            self.pipe.send(self.done(answer))
+        return decode(answer[1], self.find)
+
+    @staticmethod
+    def special(target: Any, name: str, *args: Any) -> Any:
+        if not hasattr(type(target), name):
+            raise TypeError(f"{type(target).__name__!r} object has no {name}")
+        return getattr(type(target), name)(target, *args)
+
+
+# ---- the judge's side
+
+
+class Remote:
+    """Something of the candidate's that is no plain data. Equality with plain data is decided by its plain content."""
+
+    def __init__(self, candidate: Candidate, number: int, *, has_plain: bool) -> None:
+        home = candidate.pipe  # of the process that it lives in
+        vars(self).update(_candidate=candidate, _number=number, _has_plain=has_plain, _home=home)
+
+    @property
+    def _plain(self) -> Any:
+        return self._candidate.ask("plain", self)
+
+    def __getattr__(self, name: str) -> Any:
+        return self._candidate.ask("get", self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._candidate.ask("set", self, name, value)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._candidate.ask("call", self, *args, **kwargs)
+
+    def __instancecheck__(self, value: Any) -> bool:
+        return isinstance(value, Remote) and self._candidate.ask("is", value, self) is True
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Remote):
+            return bool(self._has_plain and self._plain == other)
+        if self._has_plain and other._has_plain:
+            return bool(self._plain == other._plain)
+        return self._candidate.ask("equal", self, other) is True
+
+    def __bool__(self) -> bool:
+        return self._candidate.ask("bool", self) is True
+
+    def __hash__(self) -> int:
+        return hash(self._plain) if self._has_plain else int(self._number)
+
+    def __iter__(self) -> Any:
+        iterator = self._candidate.ask("special", self, "__iter__")
+        while True:
+            try:
+                item = self._candidate.ask("special", iterator, "__next__")
+            except StopIteration:
+                return
+            yield item
+
+
+def _forward(name: str) -> Any:
+    return lambda self, *args: self._candidate.ask("special", self, name, *args)
+
+
+def _binary(name: str) -> Any:
+    """An operator. It would show an expected value to code that may answer anything, so plain data stays here."""
+
+    def apply(self: Remote, other: Any) -> Any:
+        if isinstance(other, Remote):
+            return self._candidate.ask("special", self, name, other)
+        if not self._has_plain:
+            raise TypeError(f"{name} of an object of the code and plain data; write x.{name}(...) to have it anyway")
+        pair = (other, self._plain) if name in _REFLECTED else (self._plain, other)
+        return getattr(operator, name.replace("__r", "__", 1) if name in _REFLECTED else name)(*pair)
+
+    return apply
+
+
+_REFLECTED = ("__radd__", "__rsub__", "__rmul__")
+_METHODS = "len next getitem setitem delitem contains neg abs int float index str repr enter exit"
+_OPERATORS = "add radd sub rsub mul rmul truediv floordiv mod pow lt le gt ge and or xor"
+for _name in _METHODS.split():
+    setattr(Remote, f"__{_name}__", _forward(f"__{_name}__"))
+for _name in _OPERATORS.split():
+    setattr(Remote, f"__{_name}__", _binary(f"__{_name}__"))
+
+
+class Candidate:
+    """The process in which the candidate's code runs."""
+
+    def __init__(self, source: str) -> None:
+        self.source, self.deadline = source, 0.0
+        self.process: subprocess.Popen[bytes] | None = None
+        self.callbacks: list[Any] = []
+
+    def start(self, deadline: float) -> None:
+        """Runs the candidate's code anew, unless its process still serves."""
+        self.deadline = deadline
+        if self.process is not None and self.process.poll() is None:
+            return
+        (their_in, our_out), (our_in, their_out) = os.pipe(), os.pipe()
+        command = [sys.executable, "-s", "-S", "-B", "-P", sys.argv[0], "serve", str(their_in), str(their_out)]
+        self.process = subprocess.Popen(
+            command,
+            pass_fds=(their_in, their_out),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        os.close(their_in)
+        os.close(their_out)
+        self.pipe = Pipe(our_in, our_out)
+        try:
+            self.pipe.send(self.source)
+            what, error = self.pipe.receive(deadline)
+        except (Broken, OSError, ValueError, TypeError, RecursionError) as broken:
+            what, error = "ready", str(broken)
+        if what != "ready" or error:
+            self.stop()
+            raise Broken(f"the code did not load: {error}")
+
+    def stop(self) -> None:
+        """Ends the process; the next test starts another."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            os.close(self.pipe.read_end)
+            os.close(self.pipe.write_end)
+        self.process = None
+
+    def ask(self, action: str, target: Any, *args: Any, **kwargs: Any) -> Any:
+        """Lets the candidate do something; its plain results come back as our own data."""
+        if self.process is None:
+            raise Broken("ended")
+        if time.monotonic() > self.deadline:
+            raise Broken("too slow")
+        try:
+            request = [encode(target, self.keep), encode(list(args), self.keep), encode(kwargs, self.keep)]
+            self.pipe.send(["do", action, *request])
+            return self._answer(args)
+        except (OSError, ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+            if getattr(error, "of_candidate", False):
+                raise
+            raise Broken(f"{type(error).__name__}: {error}") from None
+
+    def _answer(self, args: tuple[Any, ...]) -> Any:
+        while True:
+            kind, *rest = self.pipe.receive(self.deadline)
+            if kind == "answer":
+                for arg, after in zip(args, rest[1], strict=True):
+                    if after is not None:
+                        _become(arg, decode(after, self.find))
+                return decode(rest[0], self.find)
+            if kind == "callback":
+                result = self.callbacks[rest[0]](*decode(rest[1], self.find))
+                self.pipe.send(["answer", encode(result, self.keep)])
+            elif kind == "error":
+                raise _exception(*rest)
+            else:
+                raise Broken("spoke out of turn")
+
+    def keep(self, value: Any) -> Any:
+        if isinstance(value, Remote):
+            if value._home is not self.pipe:
+                raise Broken("its process has ended")
+            return ["kept", value._number]
+        if not callable(value):
+            raise TypeError(f"tests can hand over plain data and functions, not {type(value).__name__}")
+        self.callbacks.append(value)
+        return ["yours", len(self.callbacks) - 1]
+
+    def find(self, kind: str, rest: list[Any]) -> Any:
+        number, has_plain = rest
+        return Remote(self, int(number), has_plain=bool(has_plain))
+
+
+def _become(value: Any, after: Any) -> None:
+    """What the candidate did to an argument in place."""
+    if type(value) is not type(after) or value == after:
+        return
+    if isinstance(value, list):
+        value[:] = after
+    else:
+        value.clear()
+        value.update(after)
+
+
+def _exception(base: str, name: str, text: str) -> Exception:
+    """The candidate's exception, as the nearest built-in one."""
+    kind = getattr(builtins, str(base), None)
+    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+        kind = RuntimeError
+    try:
+        error: Any = type(str(name), (kind,), {})(str(text)) if name != base else kind(str(text))
+    except TypeError:
+        error = RuntimeError(str(text))
+    error.of_candidate = True
+    return error  # type: ignore[no-any-return]  # an Exception by construction
+
+
+class Names(dict):  # type: ignore[type-arg]
+    """Global names of the tests: what they do not define themselves is the candidate's."""
+
+    candidate: Candidate
+
+    def __missing__(self, name: str) -> Any:
+        if hasattr(builtins, name):
+            return getattr(builtins, name)
+        try:
+            return self.candidate.ask("name", None, name)
+        except AttributeError:
+            raise NameError(f"name {name!r} is not defined") from None
+
+
+class Solution(types.ModuleType):
+    """What the tests get by ``import solution``."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        super().__init__("solution")
+        self._candidate = candidate
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._candidate.ask("name", None, name)
+
+
+def judge(source: str, units: list[tuple[str, bool, str]], timeout_s: float) -> None:
+    """Prints one line per test, in order of execution: functions after all else.
+
+    Args:
+        source: The candidate's code.
+        units: Statements of the tests; whether each is a test; its name, for a function that is one.
+        timeout_s: Seconds for each.
+    """
+    candidate, names = Candidate(source), Names(__name__="tests")
+    names.candidate = candidate
+    sys.modules["solution"] = Solution(candidate)
+    spoilt = ""
+    for text, counts, function in units:
+        code = compile(text, "tests.py", "exec")
+        why = spoilt or attempt(candidate, lambda code=code: exec(code, names), timeout_s)
+        if counts and not function:
+            report(why)
+        else:
+            spoilt = spoilt or why
+    for _, counts, function in units:
+        if counts and function:
+            report(spoilt or attempt(candidate, names.get(function), timeout_s))
+
+
+def attempt(candidate: Candidate, action: Any, timeout_s: float) -> str:
+    """Why it failed; empty if it did not."""
+    try:
+        candidate.start(time.monotonic() + timeout_s)
+        action()
+    except Broken as broken:
+        candidate.stop()
+        return f"candidate: {broken}"
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"[:200]
+    return "" if candidate.process is not None else "candidate: ended"
+
+
+def report(why: str) -> None:
+    """One line: whether a test passed, and why not."""
+    print(json.dumps([not why, why]), flush=True)
+
+
+def main() -> None:
+    """Both sides start here."""
+    if sys.argv[1:2] == ["serve"]:
+        pipe = Pipe(int(sys.argv[2]), int(sys.argv[3]))
+        Service(pipe).serve()
+    else:
+        sys.path[:] = [path for path in sys.path if path != os.environ["HOME"]]  # the candidate may write there
+        judge(**json.load(sys.stdin))
+
+
+if __name__ == "__main__":
+    main()
