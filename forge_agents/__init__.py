@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from forge_agents.sandbox import Sandbox, SandboxLimits
     from forge_agents.serving.config import EngineConfig
     from forge_agents.testing import check_env, check_verifier
+    from forge_agents.tool_env import ToolEnv
     from forge_agents.tools import Tool, tool
     from forge_agents.types import Episode, EpisodeBatch, EpisodeGroup, Message, Trajectory, Turn
     from forge_agents.wrapping import wrap
@@ -46,6 +47,7 @@ _HOME = {
     "forge_agents.sandbox": ("Sandbox", "SandboxLimits"),
     "forge_agents.serving.config": ("EngineConfig",),
     "forge_agents.testing": ("check_env", "check_verifier"),
+    "forge_agents.tool_env": ("ToolEnv",),
     "forge_agents.tools": ("Tool", "tool"),
     "forge_agents.types": ("Episode", "EpisodeBatch", "EpisodeGroup", "Message", "Trajectory", "Turn"),
     "forge_agents.wrapping": ("wrap",),
@@ -91,6 +93,7 @@ __all__ = [
     "Seats",
     "SelfConsistency",
     "Tool",
+    "ToolEnv",
     "Trajectory",
     "Turn",
     "TurnEnv",
