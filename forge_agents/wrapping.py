@@ -14,6 +14,7 @@ import numpy as np
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils.conversions import parallel_to_aec
 
+from forge_agents._text_game import hook
 from forge_agents.env import Observation, TextSpace, writable
 from forge_agents.registry import EnvSpec, check_max_turns
 
@@ -56,12 +57,12 @@ class WrappedEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
         self.agents: list[str] = []
         self._to_text, self._to_action, self._instructions = obs_to_text, text_to_action, instructions
         self._illegal_reward = illegal_reward
-        self._observation_spaces = {agent: TextSpace(max_observation_chars) for agent in self.possible_agents}
-        self._action_spaces = {agent: TextSpace(max_action_chars) for agent in self.possible_agents}
+        self._max_chars = {"observation": max_observation_chars, "action": max_action_chars}
+        self._spaces: dict[tuple[str, str], TextSpace] = {}
 
     def instructions(self, agent: str) -> str:
-        """The system prompt of a seat; empty where `wrap` was given none."""
-        given = self._instructions
+        """The system prompt of a seat; where `wrap` was given none, that of the environment inside, or empty."""
+        given = self._instructions if self._instructions is not None else hook(self.env, "instructions")
         return given(agent) if callable(given) else given or ""
 
     def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
@@ -102,7 +103,7 @@ class WrappedEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
         text = self._to_text(self.env.observe(agent), agent)
         if not isinstance(text, str):
             raise TypeError(f"{self}: obs_to_text returned {type(text).__name__} for {agent!r}; return a string")
-        limit = self._observation_spaces[agent].max_length
+        limit = self._max_chars["observation"]
         if len(text) > limit:
             raise ValueError(
                 f"{self}: observation of {agent!r} has {len(text)} characters, the space allows {limit}; shorten it or "
@@ -112,11 +113,11 @@ class WrappedEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
 
     def observation_space(self, agent: str) -> TextSpace:
         """Text of at most `max_observation_chars`."""
-        return self._observation_spaces[agent]
+        return self._space("observation", agent)
 
     def action_space(self, agent: str) -> TextSpace:
         """Text of at most `max_action_chars`."""
-        return self._action_spaces[agent]
+        return self._space("action", agent)
 
     def render(self) -> Any:
         """What the environment inside renders."""
@@ -131,6 +132,14 @@ class WrappedEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WrappedEnv:
         return cast("WrappedEnv", _copied(self, memo))
+
+    def _space(self, kind: str, agent: str) -> TextSpace:
+        """The one space of a kind and agent, made when it is first asked for: most episodes never look at it."""
+        if agent not in self.possible_agents:
+            raise KeyError(f"{self}: no agent {agent!r}; the agents are {self.possible_agents}")
+        if (kind, agent) not in self._spaces:
+            self._spaces[kind, agent] = TextSpace(self._max_chars[kind])
+        return self._spaces[kind, agent]
 
     def _read(self, agent: str, text: str) -> tuple[Any, str]:
         """The action that `text` means, and why it is illegal (empty if it is legal)."""

@@ -1,15 +1,18 @@
 import copy
 import pickle
 import random
+import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pettingzoo.test import api_test, seed_test
 
 import forge_agents as fa
 from forge_agents.env import Observation, TextSpace, writable
+from forge_agents.testing import check_env
 
 
 class Dice(fa.TurnEnv):
@@ -243,3 +246,145 @@ def test_samples_lie_in_their_space_and_spaces_are_the_same_object():
 
 def test_observations_travel_as_plain_strings():
     assert type(pickle.loads(pickle.dumps(Observation("hi")))) is str
+
+
+class Survivors(fa.TurnEnv):
+    """Each decision costs whom it names a life; who has none is out; the last one wins."""
+
+    possible_agents = ["player_0", "player_1", "player_2"]
+    min_agents = 2
+
+    def setup(self, rng):
+        self.lives = dict.fromkeys(self.agents, 1)
+
+    def instructions(self, agent):
+        return "Name a player."
+
+    def observe_text(self, agent):
+        return f"lives {self.lives}"
+
+    def act(self, agent, action):
+        assert self.lives[agent], "the game was asked about an agent that is out"
+        named = [a for a in self.agents if a == action and a != agent] or [next(a for a in self.agents if a != agent)]
+        self.lives[named[0]] = 0
+        left = [a for a in self.agents if self.lives[a]]
+        return fa.Outcome(rewards={named[0]: -1.0} | (dict.fromkeys(left, 1.0) if len(left) == 1 else {}), done=named)
+
+
+class Winner(Survivors):
+    """The same, and the last one leaves with the one before."""
+
+    def act(self, agent, action):
+        outcome = super().act(agent, action)
+        return replace(outcome, done=True) if sum(self.lives.values()) == 1 else outcome
+
+
+def test_agents_die_mid_game_and_pettingzoos_tests_pass():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message=".*(NumPy|spaces.box)")
+        api_test(Winner(), num_cycles=50)
+        seed_test(Winner, num_cycles=50)
+    assert check_env(Winner, episodes=2, checks=("ends", "seats", "fork", "determinism", "odd actions")).ok
+
+
+def test_a_dead_agents_steps_are_hidden_and_the_order_goes_on_without_it():
+    env = started(Survivors)
+    env.step("player_1")
+    assert env.agent_selection == "player_1" and env.last()[1:3] == (-1.0, True)
+    env.step(None)
+    assert env.agents == ["player_0", "player_2"] and env.agent_selection == "player_2"
+    env.step("player_0")
+    assert env.terminations == {"player_0": True, "player_2": False} and env.rewards["player_2"] == 1
+
+
+def test_single_agents_are_cut_off_apart_from_ends(monkeypatch):
+    env = started(Survivors)
+    monkeypatch.setattr(Survivors, "act", lambda *_: fa.Outcome(truncated=["player_2"], done=["player_0"]))
+    env.step("go")
+    assert env.terminations == {"player_0": True, "player_1": False, "player_2": False}
+    assert env.truncations == {"player_0": False, "player_1": False, "player_2": True}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error", "says"),
+    [
+        (fa.Outcome(next="player_1"), ValueError, "does not play any more"),
+        (fa.Outcome(rewards={"player_1": 1.0}), ValueError, "out of the game"),
+        (fa.Outcome(info={"player_1": {}}), ValueError, "inform self.agents"),
+        (fa.Outcome(done="player_0"), TypeError, "collection of agents"),
+        (fa.Outcome(done=["player_7"]), ValueError, "Outcome.done names 'player_7'"),
+    ],
+)
+def test_outcomes_about_agents_that_are_out_are_named(monkeypatch, outcome, error, says):
+    env = started(Survivors)
+    env.step("player_1")
+    env.step(None)
+    monkeypatch.setattr(Survivors, "act", lambda *_: outcome)
+    with pytest.raises(error, match=says):
+        env.step("go")
+
+
+def test_a_reward_of_zero_may_name_everybody(monkeypatch):
+    env = started(Survivors)
+    env.step("player_1")
+    env.step(None)
+    monkeypatch.setattr(Survivors, "act", lambda self, *_: fa.Outcome(rewards=dict.fromkeys(self.possible_agents, 0)))
+    env.step("go")
+    assert env.rewards == {"player_0": 0, "player_2": 0}
+
+
+def test_reset_chooses_the_number_of_seats():
+    env = Survivors()
+    env.reset(seed=1, options={"num_agents": 2})
+    assert env.agents == ["player_0", "player_1"] and env.lives == {"player_0": 1, "player_1": 1}
+    env.reset(seed=1)
+    assert env.num_agents == env.max_num_agents == 3
+    for number in (1, 4, "2"):
+        with pytest.raises(ValueError, match=f"num_agents={number!r} arrived; 2 to 3 seats"):
+            env.reset(options={"num_agents": number})
+    with pytest.raises(ValueError, match="3, no other number, seats"):
+        started(Dice).reset(options={"num_agents": 2})
+
+
+def test_a_game_may_draw_its_seats(monkeypatch):
+    monkeypatch.setattr(
+        Survivors, "take_seats", lambda self, rng: self.possible_agents[: int(rng.integers(2, 4))], raising=True
+    )
+    numbers = [len(started(Survivors, seed=seed).agents) for seed in range(12)]
+    assert set(numbers) == {2, 3} and numbers == [len(started(Survivors, seed=seed).agents) for seed in range(12)]
+    monkeypatch.setattr(Survivors, "take_seats", lambda self, rng: ["player_0", "player_0"])
+    with pytest.raises(ValueError, match="take_seats returned"):
+        started(Survivors)
+
+
+def test_fork_snapshot_and_restore():
+    env = started()
+    env.step("go")
+    fork, before = env.fork(), env.snapshot()
+    env.step("go")
+    fork.step("go")
+    assert fork.rolls == env.rolls and len(before["rolls"]) == 2
+    env.restore(before)
+    env.step("go")
+    other = Dice()
+    other.restore(before)
+    other.step("go")
+    assert env.rolls == fork.rolls == other.rolls and before["num_turns"] == 1
+
+
+@pytest.mark.parametrize("env_id", ["forge/KuhnPoker-v0", "forge/Relay-v0", "forge/AlphabetSort-v0"])
+@settings(max_examples=25, deadline=None)
+@given(texts=st.lists(st.text(max_size=60), min_size=1, max_size=6), seed=st.integers(0, 2**32 - 1))
+def test_any_texts_play_our_environments_to_a_valid_end(env_id, texts, seed):
+    env = fa.make(env_id, max_turns=12)
+    env.reset(seed=seed)
+    total = 0.0
+    for count, agent in enumerate(env.agent_iter(60)):
+        observation, reward, terminated, truncated, _ = env.last()
+        assert env.observation_space(agent).contains(str(observation)) and abs(reward) <= 12
+        total += reward
+        env.step(None if terminated or truncated else texts[count % len(texts)])
+    assert env.agents == [] and env.num_turns <= 12
+    if env_id == "forge/KuhnPoker-v0":
+        assert total == 0

@@ -185,6 +185,7 @@ def test_wrapped_environments_pass_pettingzoos_tests_and_ours(make):
 def test_wrapped_environments_register_like_any_other(monkeypatch):
     from forge_agents import registry
 
+    registry.spec("forge/KuhnPoker-v0")  # the plugins are loaded before the registry is set aside
     monkeypatch.setattr(registry, "_specs", dict(registry._specs))
     fa.register("t/Nim-v0", max_turns=3)(nim)
     env = fa.make("t/Nim-v0", illegal_reward=-2.0)

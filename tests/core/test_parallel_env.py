@@ -1,0 +1,279 @@
+import asyncio
+import copy
+import warnings
+
+import pytest
+from pettingzoo.test import api_test, parallel_api_test, parallel_seed_test, seed_test
+from pettingzoo.utils.conversions import aec_to_parallel, parallel_to_aec, turn_based_aec_to_parallel
+
+import forge_agents as fa
+from forge_agents.players import Served
+from forge_agents.rollout import play
+from forge_agents.testing import check_env
+from forge_agents.types import Completion, VersionSpan
+
+
+class Auction(fa.ParallelTurnEnv):
+    """All bid at once for a hidden prize; the lowest bidder loses a life, at 0 it is out; the last one wins."""
+
+    possible_agents = ["player_0", "player_1", "player_2"]
+    min_agents = 2
+
+    def setup(self, rng):
+        self.prize = {agent: int(rng.integers(100, 1000)) for agent in self.agents}
+        self.lives = dict.fromkeys(self.agents, 2)
+        self.last = "nothing"
+
+    def instructions(self, agent):
+        return f"You are {agent}. Bid a number."
+
+    def observe_text(self, agent):
+        return f"Your prize is {self.prize[agent]}. {self.lives[agent]} lives. Low was {self.last}."
+
+    def legal_actions(self, agent):
+        return [str(n) for n in range(5)]
+
+    def secrets(self, agent):
+        return [str(prize) for other, prize in self.prize.items() if other != agent]
+
+    def swap_secrets(self, agent, rng):
+        self.prize |= {other: int(rng.integers(1000, 2000)) for other in self.prize if other != agent}
+
+    def act_all(self, actions):
+        bids = {agent: int(text) if text in "01234" and text else 0 for agent, text in actions.items()}
+        self.last = min(bids, key=lambda agent: bids[agent])
+        self.lives[self.last] -= 1
+        left = [agent for agent in actions if self.lives[agent]]
+        return fa.Outcome(
+            rewards={self.last: -1.0} | ({left[0]: 1.0} if len(left) == 1 else {}),
+            done=True if len(left) == 1 else [agent for agent in actions if agent not in left],
+            info={agent: {"bids": bids} for agent in actions},
+        )
+
+
+def started(seed=0, **kwargs):
+    env = Auction(**kwargs)
+    env.reset(seed=seed)
+    return env
+
+
+def bids(*numbers):
+    return {f"player_{index}": str(number) for index, number in enumerate(numbers)}
+
+
+def test_it_passes_pettingzoos_own_tests_without_a_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        parallel_api_test(Auction(), num_cycles=30)
+        parallel_seed_test(Auction, num_cycles=30)
+
+
+def test_it_passes_ours():
+    report = check_env(Auction, episodes=3)
+    notes = {finding.check: finding.message for finding in report.findings}
+    assert notes["seats"] == "2 to 3 seats"
+    assert not any(notes[check].startswith("left out") for check in ("pettingzoo parallel", "leak", "information sets"))
+
+
+def test_an_agent_that_is_out_is_reported_once_and_leaves():
+    env = started()
+    env.step(bids(0, 1, 2))
+    _, rewards, terminated, truncated, infos = env.step(bids(0, 1, 2))
+    assert rewards == {"player_0": -1, "player_1": 0, "player_2": 0}
+    assert terminated == {"player_0": True, "player_1": False, "player_2": False} and not any(truncated.values())
+    assert env.agents == ["player_1", "player_2"] and "legal_actions" not in infos["player_0"]
+    seen, *_ = env.step({"player_1": "1", "player_2": "2"})
+    assert set(seen) == {"player_1", "player_2"} and "Low was player_1" in seen["player_2"]
+
+
+def test_the_turn_limit_counts_decisions_and_truncates():
+    env = started(max_turns=4)
+    *_, truncated, _ = env.step(bids(0, 1, 2))
+    assert not any(truncated.values())
+    _, _, terminated, truncated, _ = env.step(bids(1, 0, 2))
+    assert all(truncated.values()) and not any(terminated.values()) and env.agents == []
+    with pytest.raises(RuntimeError, match="reset"):
+        env.step({})
+
+
+@pytest.mark.parametrize(
+    ("actions", "error", "says"),
+    [
+        ({"player_0": "1"}, ValueError, "send one for each"),
+        ({**bids(1, 2, 3), "player_9": "1"}, ValueError, "player_9"),
+        ({**bids(1, 2, 3), "player_1": 7}, TypeError, "'player_1' must act with text, got int"),
+    ],
+)
+def test_wrong_actions_are_named(actions, error, says):
+    with pytest.raises(error, match=says):
+        started().step(actions)
+
+
+def test_nobody_goes_first_in_a_simultaneous_game(monkeypatch):
+    monkeypatch.setattr(Auction, "act_all", lambda self, actions: fa.Outcome(next="player_0"))
+    with pytest.raises(ValueError, match="all decide together"):
+        started().step(bids(1, 2, 3))
+    monkeypatch.setattr(Auction, "setup", lambda self, rng: "player_0")
+    with pytest.raises(ValueError, match="setup named"):
+        started()
+
+
+def test_both_conversions_keep_the_texts_and_pass():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        api_test(parallel_to_aec(Auction()), num_cycles=30)
+        seed_test(lambda: parallel_to_aec(Auction()), num_cycles=30)
+    turns = parallel_to_aec(Auction())
+    turns.reset(seed=0)
+    assert turns.last()[4]["legal_actions"] == ["0", "1", "2", "3", "4"]
+    assert turns.unwrapped.instructions("player_1") == "You are player_1. Bid a number."
+    assert turns.action_space("player_0").contains("any text")
+    back = aec_to_parallel(turns)
+    assert isinstance(back, Auction)
+
+
+def test_a_turn_based_game_that_says_so_becomes_parallel():
+    class Rounds(fa.TurnEnv):
+        possible_agents = ["a", "b"]
+        metadata = {"name": "rounds", "is_parallelizable": True}
+
+        def setup(self, rng):
+            self.said = []
+
+        def observe_text(self, agent):
+            return f"{len(self.said)} said"
+
+        def act(self, agent, action):
+            self.said.append(action)
+            return fa.Outcome(rewards={agent: float(len(action))}, done=len(self.said) == 4)
+
+    env = aec_to_parallel(Rounds())
+    env.reset(seed=0)
+    env.step({"a": "x", "b": "xx"})
+    seen, _, terminated, _, _ = env.step({"a": "xxx", "b": ""})
+    assert env.aec_env.said == ["x", "xx", "xxx", ""] and all(terminated.values()) and seen["a"] == "4 said"
+    one = turn_based_aec_to_parallel(Rounds())
+    one.reset(seed=0)
+    one.step({"a": "x"})
+    assert one.aec_env.said == ["x"] and one.aec_env.agent_selection == "b"
+
+
+def test_a_fork_and_a_snapshot_continue_alike_and_apart():
+    env = started()
+    env.step(bids(0, 1, 2))
+    fork, before = env.fork(), env.snapshot()
+    result = env.step(bids(0, 1, 2))
+    assert fork.lives["player_0"] == 1 and fork.step(bids(0, 1, 2)) == result
+    env.restore(before)
+    assert env.lives["player_0"] == 1 and env.step(bids(0, 1, 2)) == result
+    other = Auction()
+    other.restore(before)
+    assert copy.deepcopy(other).step(bids(0, 1, 2)) == result
+
+
+# ---- in the rollout
+
+
+class Engine:
+    """Answers when as many requests wait as seats play, and so shows that they decide at once."""
+
+    max_model_len = 1000
+
+    def __init__(self, together):
+        self.together, self.waiting, self.asked = together, [], []
+
+    async def generate(self, prompt_ids, sampling):
+        self.asked.append(prompt_ids)
+        mine = asyncio.get_running_loop().create_future()
+        self.waiting.append(mine)
+        if len(self.waiting) == self.together:
+            for future in self.waiting:
+                future.set_result(None)
+            self.waiting = []
+        await asyncio.wait_for(mine, 5)
+        span = VersionSpan(version=1, start=0, end=1)
+        return Completion(token_ids=(len(prompt_ids),), logprobs=(-1.0,), finish_reason="stop", versions=(span,))
+
+
+class Tokens:
+    def start(self, instructions, observation):
+        return (int(instructions.split("_")[1][0]),)
+
+    def extend(self, prompt_ids, response_ids, observation):
+        return (*prompt_ids, *response_ids, 9)
+
+    def text(self, response_ids):
+        return str(response_ids[0])
+
+
+def run(env, policies, **kwargs):
+    return asyncio.run(play(env, policies, seed=5, env_id="t", **kwargs))
+
+
+def test_seats_decide_at_once_and_their_token_streams_stay_apart():
+    model = fa.Policy("m", name="m")
+    engine = Engine(together=2)
+
+    class Two(Auction):
+        def take_seats(self, rng):
+            return self.possible_agents[:2]
+
+    episode = run(Two(), dict.fromkeys(Auction.possible_agents, model), served={"m": Served(engine, Tokens())})
+    assert episode.error is None and episode.end_reason == "terminated"
+    assert list(episode.trajectories) == ["player_0", "player_1"], "an agent without a seat has no trajectory"
+    assert [(t.agent, t.index) for t in episode.turns][:4] == [
+        ("player_0", 0),
+        ("player_1", 1),
+        ("player_0", 2),
+        ("player_1", 3),
+    ]
+    first, second = (episode.trajectories[agent].turns for agent in ("player_0", "player_1"))
+    assert first[1].prompt_ids == (0, 1, 9) and second[1].prompt_ids == (1, 1, 9)
+
+
+def test_rewards_ends_and_infos_go_to_their_turns():
+    policies = {agent: fa.Scripted(lambda _, n=n: str(n), name=f"n{n}") for n, agent in enumerate(bids(0, 1, 2))}
+    episode = run(Auction(), policies)
+    turns = {agent: trajectory.turns for agent, trajectory in episode.trajectories.items()}
+    assert [t.reward for t in turns["player_0"]] == [-1, -1] and turns["player_0"][-1].terminated
+    assert [t.reward for t in turns["player_1"]] == [0, 0, -1, -1] and turns["player_1"][-1].terminated
+    assert episode.rewards == {"player_0": -2, "player_1": -2, "player_2": 1}
+    assert turns["player_2"][-1].info["bids"] == {"player_1": 1, "player_2": 2}
+    assert [t.index for t in episode.turns] == list(range(10))
+
+
+def test_equal_seeds_give_equal_episodes():
+    def said(seed):
+        episode = asyncio.run(play(Auction(), dict.fromkeys(Auction.possible_agents, fa.Random()), seed=seed))
+        return [(turn.agent, turn.observation, turn.action) for turn in episode.turns]
+
+    assert said(3) == said(3) != said(4)
+
+
+def test_limits_and_failures_are_the_episodes():
+    everyone = dict.fromkeys(Auction.possible_agents, fa.Scripted(lambda _: "1"))
+    episode = run(Auction(), everyone, max_turns=4)
+    assert episode.end_reason == "turn_limit" and len(episode.turns) == 6, "a round that has begun is played"
+    last = [trajectory.turns[-1] for trajectory in episode.trajectories.values()]
+    assert [(turn.terminated, turn.truncated) for turn in last] == [(True, False), (False, True), (False, True)]
+
+    def broken(observation, agent):
+        raise KeyError(agent)
+
+    episode = run(Auction(), everyone | {"player_1": fa.Scripted(broken, name="broken")})
+    assert episode.error is not None and (episode.error.where, episode.error.kind) == ("policy", "KeyError")
+    full = Engine(together=3)
+    full.max_model_len = 2
+    model = fa.Policy("m", name="m")
+    episode = run(Auction(), dict.fromkeys(everyone, model), served={"m": Served(full, Tokens())})
+    assert episode.end_reason == "context" and len(episode.turns) == 3
+
+
+def test_make_gives_the_parallel_environment_itself(monkeypatch):
+    from forge_agents import registry
+
+    registry.spec("forge/KuhnPoker-v0")  # the plugins are loaded before the registry is set aside
+    monkeypatch.setattr(registry, "_specs", dict(registry._specs))
+    fa.register("t/Auction-v0", max_turns=6)(Auction)
+    env = fa.make("t/Auction-v0")
+    assert type(env) is Auction and env.max_turns == 6 and str(env) == "t/Auction-v0"
