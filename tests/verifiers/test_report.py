@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -132,6 +133,16 @@ def test_a_page_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFolderError, match="choose another file"):
         Ensemble([weak(0)]).report().html(tmp_path / "file" / "r.html")
+
+
+def test_alarms_are_shown_as_text_in_table_and_page():
+    ensemble = Ensemble([weak(0), weak(1)])
+    ensemble.score(played())
+    assert "hacked" not in page(ensemble.report()) and "hacked" not in ensemble.report().table()
+    alarmed = replace(ensemble.report(), alarms=(f"disagreement: {HOSTILE}",))
+    assert "hacked: disagreement: </td>" in alarmed.table()
+    assert "<li>disagreement: &lt;/td&gt;" in page(alarmed) and "<script" not in page(alarmed)
+    assert EnsembleReport.from_row(json.loads(json.dumps(alarmed.row()))).alarms == (f"disagreement: {HOSTILE}",)
 
 
 def test_a_report_survives_json():

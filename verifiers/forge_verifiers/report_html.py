@@ -44,6 +44,8 @@ figure { margin: 1rem 0 0; }
 figure img { display: block; width: 100%; max-height: 60rem; }
 figcaption, p.note { max-width: 50rem; margin-top: .5rem; font-size: .86rem; color: #52606d; }
 li { overflow-wrap: anywhere; }
+section.alarm { margin-top: 1rem; padding: .6rem .9rem; border-left: 4px solid #c2410c; background: #fff4ed; }
+section.alarm ul { margin: .3rem 0 0; padding-left: 1.2rem; }
 """
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _COLUMNS = ("accuracy", "TPR", "FPR", "weight", "scored", "abstained", "errors", "timeouts")
@@ -87,12 +89,20 @@ def _head(report: EnsembleReport) -> str:
         "score rows held": f"{report.window_rows:,}",
         "estimated share correct": number(report.class_balance),
         "worth independent verifiers": f"{number(report.effective_number, 2)} of {len(report.verifiers)}",
+        "verdicts spared": f"{report.spared:.0%}",
     }
     cards = "".join(f"<div><dt>{_safe(name)}</dt><dd>{_safe(value)}</dd></div>" for name, value in facts.items())
     return (
         f"<h1>{_safe(f'Verifiers of {report.name}')}</h1>\n"
-        f"<p class=lead>What the ensemble has learned about whom to trust.</p>\n<dl>{cards}</dl>"
+        f"<p class=lead>What the ensemble has learned about whom to trust.</p>\n<dl>{cards}</dl>{_alarms(report)}"
     )
+
+
+def _alarms(report: EnsembleReport) -> str:
+    if not report.alarms:
+        return ""
+    items = "".join(f"<li>{_safe(alarm)}</li>" for alarm in report.alarms)
+    return f"\n<section class=alarm><b>The reward may be hacked</b><ul>{items}</ul></section>"
 
 
 def _table(report: EnsembleReport) -> str:
@@ -107,7 +117,8 @@ def _table(report: EnsembleReport) -> str:
         "<p class=note>Accuracy, TPR = P(says yes | correct) and FPR = P(says yes | wrong) are estimates"
         " of the combiner, at each verifier's most telling cut; a verifier whose FPR lies above its TPR is upside down"
         " and marked. Weight is the share of its own evidence that counts: copies share one weight. A dash: this"
-        " combiner does not estimate it. Scored and abstained count trajectories, errors and timeouts count calls.</p>"
+        " combiner does not estimate it. Scored and abstained count trajectories, errors and timeouts count calls."
+        " Verdicts are spared where an equal trajectory was judged before or a cascade had no need of them.</p>"
         + (f"\n<p>Last failures</p><ul>{failures}</ul>" if failures else "")
     )
 

@@ -38,7 +38,8 @@ def summary(report: EnsembleReport) -> str:
     return (
         f"{printable(report.name, _LONGEST)}: combiner {report.combiner} version {report.version}, "
         f"{report.window_rows} rows, class balance {number(report.class_balance)}, "
-        f"effective number {number(report.effective_number, 2)} of {len(report.verifiers)}"
+        f"effective number {number(report.effective_number, 2)} of {len(report.verifiers)}, "
+        f"{report.spared:.0%} of verdicts spared"
     )
 
 
@@ -67,4 +68,5 @@ def as_text(report: EnsembleReport) -> str:
         if v.last_error
     ]
     lines = [line.rstrip() for line in out.getvalue().rstrip().splitlines()]
-    return "\n".join([*lines, "", summary(report), *failures])
+    alarms = [f"the reward may be hacked: {printable(alarm)}" for alarm in report.alarms]
+    return "\n".join([*lines, "", summary(report), *alarms, *failures])
