@@ -1,4 +1,6 @@
 import asyncio
+import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -92,6 +94,66 @@ def test_a_reward_that_hangs_is_named():
 
     with pytest.raises(StallError, match="reward sleepy"):
         judged([group((0, 0), (1, 1))], sleepy, timeout_s=0.05)
+
+
+class Assessing:
+    """A reward that knows its noise and scores turns."""
+
+    name = "assessing"
+
+    def __init__(self, noise=None, turns=None):
+        self.noise, self.turns = noise, turns
+
+    def __call__(self, trajectories):
+        raise AssertionError("assess is there and was not asked")
+
+    def assess(self, trajectories):
+        n = len(trajectories)
+        return SimpleNamespace(
+            scores=np.array([t.reward for t in trajectories], np.float32),
+            noise=None if self.noise is None else np.full(n, self.noise, np.float32),
+            turns=None if self.turns is None else [np.array(self.turns(t)) for t in trajectories],
+        )
+
+
+def test_a_group_within_the_noise_of_its_reward_is_flat():
+    groups = [group((0.5, 0), (0.52, 0)), group((0, 0), (1, 0), seed=1)]
+    lessons = lessons_from(judged(groups, Assessing(noise=0.1)), Credit(noise_multiple=1.0), {"hero"})
+    assert lessons.counts == {"used": 1, "flat": 1, "failed": 0, "abstained": 0}
+    assert lessons_from(judged(groups, Assessing(noise=0.1)), Credit(), {"hero"}).counts["used"] == 2
+
+
+def two_turns(first, second, seed=0):
+    turns = (turn("a", 0, first), dataclasses.replace(turn("a", 1, second), prompt_ids=(1, 2, 3, 4)))
+    trajectory = Trajectory(agent="a", policy="hero", turns=turns)
+    return Episode(env_id="t", seed=seed, trajectories={"a": trajectory})
+
+
+def test_the_turn_with_the_good_score_gets_the_larger_advantage():
+    episodes = (two_turns(1.0, 0.0), two_turns(0.0, 1.0), two_turns(0.0, 0.0))
+    groups = [EpisodeGroup(env_id="t", seed=0, episodes=episodes)]
+    by_turn = Assessing(turns=lambda t: [turn.reward for turn in t.turns])
+    for credit in (Credit(), Credit(turns="to_go")):
+        samples = lessons_from(judged(groups, by_turn), credit, {"hero"}).samples["hero"]
+        first, last = [[float(s.advantages[at]) for s in samples] for at in (2, 4)]
+        assert first[0] > last[0] and last[1] > first[1], credit
+        assert min(first[0], last[1]) > 0 > max(first[2], last[2])
+    whole = lessons_from(judged(groups), Credit(), {"hero"}).samples["hero"]
+    assert all(float(s.advantages[2]) == float(s.advantages[4]) for s in whole)
+
+
+def test_scores_of_other_turns_are_refused():
+    with pytest.raises(ValueError, match="assessing scored other turns"):
+        judged([group((0, 0), (1, 1))], Assessing(turns=lambda t: [0.0] * 7))
+
+
+def test_verifiers_of_turns_reach_the_samples():
+    from forge_verifiers import EnvReward, PerTurn, Rule
+
+    last = PerTurn(Rule(lambda t: float(t.turns[-1].reward > 0), name="paid"))
+    groups = [EpisodeGroup(env_id="t", seed=0, episodes=(two_turns(1.0, 0.0), two_turns(0.0, 0.0)))]
+    samples = lessons_from(judged(groups, 0.5 * last + 0.5 * EnvReward()), Credit(), {"hero"}).samples["hero"]
+    assert float(samples[0].advantages[2]) > float(samples[0].advantages[4]) > float(samples[1].advantages[2])
 
 
 def test_summary_leaves_failed_episodes_out():

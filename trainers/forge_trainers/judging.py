@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -22,7 +22,12 @@ if TYPE_CHECKING:
     from forge_trainers.packing import Sample
 
 Reward: TypeAlias = Callable[[Sequence[Trajectory]], np.ndarray]
-"""Trajectories to float32 ``[n]``; NaN where it cannot tell. Any verifier's `score` is one."""
+"""Trajectories to float32 ``[n]``; NaN where it cannot tell. Any verifier is one.
+
+A reward that has a method ``assess`` is asked through it. It returns an object with ``scores``, the same ``[n]``;
+``noise``, None or the standard deviation of each; and ``turns``, None or a score per turn of each trajectory. Every
+verifier of ours has one.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +37,10 @@ class JudgedGroup:
     group: EpisodeGroup
     rewards: Mapping[str, np.ndarray]
     """By agent: float32 ``[G]``, NaN where the reward abstained."""
+    noise: Mapping[str, np.ndarray] | None = None
+    """By agent: float32 ``[G]``, the standard deviation of each reward; None where the reward does not know it."""
+    turns: Mapping[str, Sequence[np.ndarray]] | None = None
+    """By agent and sibling: float32 ``[turns]``, NaN where the reward abstained; None where it scores no turns."""
 
     def episode_rewards(self, index: int) -> dict[str, float]:
         """Rewards of one sibling, by agent."""
@@ -52,23 +61,53 @@ async def judge(groups: Sequence[EpisodeGroup], reward: Reward, *, timeout_s: fl
     """
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     name = str(getattr(reward, "name", None) or getattr(reward, "__name__", type(reward).__name__))
-    scores = await with_deadline(
+    assessed = await with_deadline(
         asyncio.to_thread(_call, reward, trajectories, name), timeout_s, who=f"reward {name}", what="scoring"
     )
     judged, start = [], 0
     for group in groups:
-        by_agent: dict[str, list[float]] = {}
+        rows: dict[str, list[int]] = {}
         for trajectory in group.trajectories:
-            by_agent.setdefault(trajectory.agent, []).append(scores[start])
+            rows.setdefault(trajectory.agent, []).append(start)
             start += 1
-        judged.append(JudgedGroup(group=group, rewards={a: np.asarray(r, np.float32) for a, r in by_agent.items()}))
+        judged.append(
+            JudgedGroup(
+                group=group,
+                rewards={agent: assessed.scores[own] for agent, own in rows.items()},
+                noise=None if assessed.noise is None else {a: assessed.noise[own] for a, own in rows.items()},
+                turns=None
+                if assessed.turns is None
+                else {a: [assessed.turns[at] for at in own] for a, own in rows.items()},
+            )
+        )
     return judged
 
 
-def _call(reward: Reward, trajectories: Sequence[Trajectory], name: str) -> np.ndarray:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Assessed:
+    """What a reward said of n trajectories, checked."""
+
+    scores: np.ndarray
+    noise: np.ndarray | None = None
+    turns: Sequence[np.ndarray] | None = None
+
+
+def _call(reward: Reward, trajectories: Sequence[Trajectory], name: str) -> _Assessed:
     if not trajectories:
-        return np.empty(0, np.float32)
-    scores = np.asarray(reward(trajectories), dtype=np.float64)
+        return _Assessed(scores=np.empty(0, np.float32))
+    assess = getattr(reward, "assess", None)
+    if not callable(assess):
+        return _Assessed(scores=_checked(reward(trajectories), trajectories, name))
+    found = assess(trajectories)
+    noise = None if found.noise is None else np.asarray(found.noise, np.float32)
+    turns = None if found.turns is None else [np.asarray(own, np.float32) for own in found.turns]
+    if turns is not None and [len(own) for own in turns] != [len(t.turns) for t in trajectories]:
+        raise ValueError(f"reward {name} scored other turns than it was shown; return one score per turn")
+    return _Assessed(scores=_checked(found.scores, trajectories, name), noise=noise, turns=turns)
+
+
+def _checked(returned: Any, trajectories: Sequence[Trajectory], name: str) -> np.ndarray:
+    scores = np.asarray(returned, dtype=np.float32)
     if scores.shape != (len(trajectories),):
         raise ValueError(
             f"reward {name} returned shape {scores.shape} for {len(trajectories)} trajectories; return one number each"
@@ -85,8 +124,8 @@ class Lessons:
     samples: Mapping[str, Sequence[Sample]]
     """Training samples by policy name; policies without any are absent."""
     counts: Mapping[str, int]
-    """Groups by fate: ``used``, ``failed`` (an episode kept failing), ``abstained`` (a reward was NaN), ``flat`` (no
-    two siblings differed in any trained role)."""
+    """Groups by fate: ``used``, ``failed`` (an episode kept failing), ``abstained`` (a reward was NaN), ``flat`` (in
+    no trained role did siblings differ by more than the noise)."""
 
 
 def lessons_from(judged: Sequence[JudgedGroup], credit: Credit, trainable: Collection[str]) -> Lessons:
@@ -112,18 +151,30 @@ def lessons_from(judged: Sequence[JudgedGroup], credit: Credit, trainable: Colle
             counts["abstained"] += 1
             continue
         before = sum(map(len, samples.values()))
-        for agent, rewards in trained.items():
-            advantages = credit.advantages(rewards)
+        for agent in trained:
+            advantages = _advantages(item, agent, credit)
             if advantages is None:
                 continue
-            for episode, advantage in zip(item.group.episodes, advantages, strict=True):
+            for episode, per_turn in zip(item.group.episodes, advantages, strict=True):
                 trajectory = episode.trajectories[agent]
-                per_turn = [float(advantage)] * len(trajectory.turns)
                 cut = samples_from(trajectory, per_turn, group=number)
                 if cut:
                     samples.setdefault(trajectory.policy, []).extend(cut)
         counts["used" if sum(map(len, samples.values())) > before else "flat"] += 1
     return Lessons(samples=samples, counts=dict(counts))
+
+
+def _advantages(item: JudgedGroup, agent: str, credit: Credit) -> list[list[float]] | None:
+    """By sibling the advantage of every turn of one agent; None where the siblings do not differ."""
+    noise = None if item.noise is None else item.noise[agent]
+    if item.turns is not None:
+        by_turn = credit.turn_advantages(item.turns[agent], noise)
+        return None if by_turn is None else [own.tolist() for own in by_turn]
+    advantages = credit.advantages(item.rewards[agent], noise)
+    if advantages is None:
+        return None
+    trajectories = [episode.trajectories[agent] for episode in item.group.episodes]
+    return [[value] * len(t.turns) for value, t in zip(advantages.tolist(), trajectories, strict=True)]
 
 
 def summarise(judged: Sequence[JudgedGroup]) -> dict[str, float]:
