@@ -1,3 +1,4 @@
+import asyncio
 import copy
 import time
 
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 
 import forge_agents as fa
 from forge_agents.env import Outcome
+from forge_agents.rollout import play
 from forge_agents.testing import check_env
 from forge_agents.tool_env import ToolEnv
 from forge_agents.tools import FORMATS, MAX_RESULT_CHARS, ToolCall, render_tool_call, tool
@@ -229,3 +231,15 @@ def test_the_class_shows_the_unbound_tool():
     with pytest.raises(NotImplementedError, match="tools"):
         type("Bare", (ToolEnv,), {"possible_agents": ("a",)})().tools("a")
     assert fa.tool is tool
+
+
+def test_our_runner_sees_results_as_observations():
+    def keeper(observation):
+        return OPEN if observation == "go" else observation
+
+    seats = {"keeper": fa.Scripted(keeper), "guesser": fa.Scripted(lambda seen: seen, name="echo")}
+    episode = asyncio.run(play(Vault(tool_format="plain"), seats, seed=3))
+    asked, told = episode.trajectories["keeper"].turns
+    assert asked.action == OPEN and told.observation.endswith(" for a") and episode.error is None
+    assert episode.trajectories["guesser"].reward == 1.0
+    assert episode.trajectories["keeper"].info["tool_calls"] == 1

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pettingzoo.test import api_test, seed_test
 
@@ -126,6 +126,7 @@ def test_the_gold_is_in_infos_from_the_start_and_in_no_text():
         assert env.question not in env.observe("answerer")
 
 
+@settings(deadline=None)
 @given(st.sampled_from("+-*"), st.integers(1, 50), st.integers(0, 1000))
 def test_questions_keep_within_their_limits(op, top, seed):
     env = Relay(operators=op, max_number=top, question="What is {a} {op} {b}?")
@@ -159,6 +160,7 @@ def test_bad_arguments_are_refused(bad):
         Relay(**bad)
 
 
+@settings(deadline=None)
 @given(st.lists(st.text() | st.just(CALL % "2*3") | st.just("<tool_call>{"), min_size=4, max_size=4), st.integers(0, 9))
 def test_any_texts_end_with_equal_rewards(actions, seed):
     env = Relay()

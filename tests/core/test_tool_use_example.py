@@ -1,0 +1,57 @@
+import importlib.util
+import types
+from pathlib import Path
+
+import pytest
+
+import forge_agents as fa
+from forge_agents.policy import Scripted
+from forge_agents.rollout import Rollout
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "tool_use.py"
+
+
+@pytest.fixture(scope="module")
+def example():
+    spec = importlib.util.spec_from_file_location("tool_use", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def trainer(asker):
+    """Plays held-out seeds with a scripted asker and an answerer that repeats what it reads."""
+    import asyncio
+
+    def evaluate(env_id, episodes):
+        echo = Scripted(lambda text: text, name="echo")
+        rollout = Rollout(
+            make_env=lambda: fa.make(env_id), env_id=env_id, seats={"asker": Scripted(asker), "answerer": echo}
+        )
+        return [asyncio.run(rollout.group(seed, 1)).episodes[0] for seed in range(episodes)]
+
+    return types.SimpleNamespace(evaluate=lambda *a, **k: types.SimpleNamespace(episodes=evaluate(*a, **k)))
+
+
+def question(observation):
+    return observation.splitlines()[-2].removeprefix("Question: ")
+
+
+@pytest.mark.parametrize(
+    ("asker", "shares"),
+    [
+        (lambda text: f"CALL calculator({question(text)})" if "Answer:" in text else text, [1, 1, 1]),
+        (lambda text: "CALL calculator(2 + 3)" if "Answer:" in text else text, [1, 0, 0]),
+        (lambda text: "CALL calculator(two)" if "Answer:" in text else "5", [0, 0, 0]),
+        (lambda text: str(sum(map(int, question(text).split(" + ")))), [0, 0, 1]),
+    ],
+)
+def test_the_measures_tell_calls_from_right_calls_from_right_answers(example, asker, shares):
+    measured = example.measure(trainer(asker), 6)
+    assert [share for share, _, _ in measured] == shares
+    assert all(0 <= low <= share <= high <= 1 for share, low, high in measured)
+
+
+def test_the_interval_is_wilsons(example):
+    share, low, high = example.interval([1.0] * 8 + [0.0] * 32)
+    assert (share, round(low, 3), round(high, 3)) == (0.2, 0.105, 0.348)
