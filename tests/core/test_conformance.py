@@ -1,10 +1,14 @@
+import importlib
+import inspect
 import random
 import threading
+import time
 
 import numpy as np
 import pytest
 
 import forge_agents as fa
+from forge_agents import registry
 from forge_agents.errors import UnknownIdError
 from forge_agents.testing import ConformanceError, check_env
 
@@ -32,13 +36,21 @@ class Good(fa.TurnEnv):
         return fa.Outcome(rewards={agent: float(right)}, done=self.rounds == 4, info={agent: {"right": right}})
 
 
-def failures(env, **kwargs):
-    return {f.check: f for f in check_env(env, episodes=4, raise_on_failure=False, **kwargs).failures}
+def failures(env, *checks, **kwargs):
+    found = check_env(env, episodes=4, checks=checks or None, raise_on_failure=False, **kwargs)
+    return {f.check: f for f in found.failures}
+
+
+def line(cls, text):
+    """``file:line`` of the line of a class of this module that contains `text`."""
+    lines, first = inspect.getsourcelines(cls)
+    return f"test_conformance.py:{first + next(i for i, each in enumerate(lines) if text in each)} "
 
 
 def test_a_good_environment_passes_every_check():
     report = check_env(Good)
-    assert report.ok and len(report.findings) == 11 and str(report).startswith("Good: 11 of 11 checks passed")
+    assert report.ok and len(report.findings) == 15 and str(report).startswith("Good: 15 of 15 checks passed")
+    assert report.level == "full" and report.seconds > 0
 
 
 def test_failures_raise_and_say_what_to_do():
@@ -47,7 +59,7 @@ def test_failures_raise_and_say_what_to_do():
             return fa.Outcome()
 
     with pytest.raises(AssertionError, match=r"(?s)no end after .* fix: .*max_turns") as caught:
-        check_env(Endless, episodes=1)
+        check_env(Endless, episodes=1, checks=("ends",))
     assert isinstance(caught.value, ConformanceError)
     assert [f.check for f in caught.value.report.failures] == ["ends"]
 
@@ -134,6 +146,72 @@ class _Unjson(Good):
         return fa.Outcome(rewards=outcome.rewards, done=outcome.done, info={agent: {"rng": self.rng}})
 
 
+class _SavesAndDraws(Good):
+    """Leaves the global generator as it was, and still depends on it."""
+
+    def setup(self, rng):
+        super().setup(rng)
+        state = random.getstate()
+        self.number = random.randrange(1000, 10000)
+        random.setstate(state)
+
+    def observe_text(self, agent):
+        return f"{self.number}"
+
+
+class _Telling(Good):
+    """Tells nobody the secret, but how it begins."""
+
+    def observe_text(self, agent):
+        return f"It begins with {str(self.number)[0]}."
+
+    def swap_secrets(self, agent, rng):
+        self.number = int(rng.integers(1000, 10000))
+
+
+class _Hinting(_Telling):
+    def observe_text(self, agent):
+        return "Odd?"
+
+    def legal_actions(self, agent):
+        return ["yes"] if self.number % 2 else ["no"]
+
+
+class _Unswapped(_Hinting):
+    def legal_actions(self, agent):
+        return ["yes", "no"]
+
+    def swap_secrets(self, agent, rng):
+        pass
+
+
+class _SharedLater(Good):
+    """The copies share a list, which shows only once one of them has played on."""
+
+    def setup(self, rng):
+        super().setup(rng)
+        self.said = _Uncopied()
+
+    def observe_text(self, agent):
+        return f"{len(self.said)} said"
+
+    def act(self, agent, action):
+        self.said.append(action)
+        return super().act(agent, action)
+
+
+class _Uncopied(list):
+    def __deepcopy__(self, memo):
+        return self
+
+
+class _Crowded(Good):
+    min_agents = 1
+
+    def take_seats(self, rng):
+        return self.possible_agents
+
+
 class _Nan(Good):
     def act(self, agent, action):
         return fa.Outcome(rewards={agent: float("nan")}, done=True)
@@ -152,7 +230,13 @@ class _Nan(Good):
         (_Unseeded, "pettingzoo seed", "Incorrect"),
         (_Consuming, "observing", "twice"),
         (_Leaking, "leak", "can read the secret"),
-        (_Locked, "fork", "deepcopy"),
+        (_Locked, "fork", "copying: TypeError"),
+        (_SharedLater, "fork", "from step"),
+        (_SavesAndDraws, "global randomness", "seeded in two ways"),
+        (_Telling, "information sets", "becomes"),
+        (_Hinting, "information sets", "depends on what it must not know"),
+        (_Unswapped, "information sets", "changed nothing"),
+        (_Crowded, "seats", "num_agents=1 seats ['a', 'b']"),
         (_Surrogate, "spaces", "outside its space"),
         (_Long, "spaces", "max_observation_chars"),
         (_Unjson, "rewards and infos", "not JSON"),
@@ -160,8 +244,89 @@ class _Nan(Good):
     ],
 )
 def test_each_breach_is_found_by_its_check(env, check, says):
-    found = failures(env)
+    found = failures(env, check)
     assert check in found and says in found[check].message and found[check].fix
+
+
+@pytest.mark.parametrize(
+    ("env", "check", "text", "method"),
+    [
+        (_Fragile, "odd actions", "int(action)", "act"),
+        (_GlobalNumpy, "global randomness", "np.random.randint", "_GlobalNumpy.setup"),
+        (_GlobalPython, "global randomness", "random.random()", "_GlobalPython.act"),
+        (_Leaking, "leak", "def observe_text", "_Leaking.observe_text"),
+        (_Hinting, "information sets", "def legal_actions", "_Hinting.legal_actions"),
+        (_Nan, "spaces", None, ""),
+    ],
+)
+def test_findings_name_the_line(env, check, text, method):
+    where = failures(env, check)[check].where
+    assert where == "" if text is None else line(env, text) in where and where.endswith(method)
+
+
+def write_module(folder, monkeypatch, body):
+    """A class `Game` in a module that another process can import, too."""
+    name = f"conformance_{folder.name.replace('-', '_')}"
+    lines = ["import forge_agents as fa", "class Game(fa.TurnEnv):", "    possible_agents = ['a']", *body.splitlines()]
+    (folder / f"{name}.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(folder)
+    return importlib.import_module(name).Game
+
+
+BODY = """
+    def setup(self, rng):
+        self.word = sorted({"ab", "cd", "ef", "gh", "ij"})[int(rng.integers(5))]
+    def instructions(self, agent):
+        return "Say it."
+    def observe_text(self, agent):
+        return self.word
+    def act(self, agent, action):
+        return fa.Outcome(done=True)
+"""
+
+
+def test_another_process_plays_the_same_episodes(tmp_path, monkeypatch):
+    good = write_module(tmp_path, monkeypatch, BODY)
+    (finding,) = check_env(good, checks=("other process",)).findings
+    assert finding.message == ""
+
+
+def test_an_order_that_only_this_process_has_is_found(tmp_path, monkeypatch):
+    hashed = write_module(tmp_path, monkeypatch, BODY.replace("sorted({", "list({"))
+    found = failures(hashed, "other process", "determinism")
+    assert list(found) == ["other process"] and "observation of step 0" in found["other process"].message
+    assert "no order of a set" in found["other process"].fix and found["other process"].where.endswith("Game.setup")
+
+
+def test_a_class_that_no_other_process_can_import_is_left_out_and_says_so():
+    class Local(Good):
+        pass
+
+    (finding,) = check_env(Local, checks=("other process",)).findings
+    assert finding.ok and "left out: another process cannot import" in finding.message
+    (finding,) = check_env("forge/Relay-v0", checks=("other process",), operators={"+"}).findings
+    assert finding.ok and "cannot be sent to another process" in finding.message
+
+
+def test_a_hang_ends_at_the_deadline_and_is_a_finding():
+    class Hanging(Good):
+        def act(self, agent, action):
+            time.sleep(60)
+
+    report = check_env(Hanging, checks=("ends", "leak"), timeout_s=0.2, raise_on_failure=False)
+    assert [(f.check, f.ok) for f in report.findings] == [("ends", False)] and "0.2 s" in report.findings[0].message
+
+
+def test_adapters_are_checked_by_playing(monkeypatch):
+    registry.spec("forge/KuhnPoker-v0")  # the plugins are loaded before the registry is set aside
+    monkeypatch.setattr(registry, "_specs", dict(registry._specs))
+    fa.register("t/Adapted-v0", tags=("adapter",))(_GlobalPython)
+    report = check_env("t/Adapted-v0")
+    assert [f.check for f in report.findings] == ["plays", "spaces", "determinism"]
+    assert report.level == "adapter" and report.findings[0].message == "20 episodes"
+    assert not check_env("t/Adapted-v0", level="full", checks=("global randomness",), raise_on_failure=False).ok
+    with pytest.raises(ConformanceError, match=r"seed 0: ValueError.*\n.*at:"):
+        check_env(_Fragile, level="adapter")
 
 
 def test_a_secret_that_another_seat_told_is_no_leak():
@@ -186,7 +351,7 @@ def test_a_secret_that_another_seat_told_is_no_leak():
             self.said = action
             return super().act(agent, action)
 
-    assert "leak" not in failures(Told)
+    assert "leak" not in failures(Told, "leak")
 
 
 def test_the_leak_check_is_left_out_without_the_hook_and_says_so():
@@ -205,18 +370,19 @@ def test_the_leak_check_is_left_out_without_the_hook_and_says_so():
         def act(self, agent, action):
             return fa.Outcome(done=True)
 
-    (leak,) = [f for f in check_env(Open).findings if f.check == "leak"]
+    leak, sets = check_env(Open, checks=("leak", "information sets")).findings
     assert leak.ok and leak.message == "left out: no method secrets(agent)"
+    assert sets.ok and sets.message == "left out: no method swap_secrets(agent, rng)"
 
 
 def test_the_global_generators_are_left_as_they_were():
     before = random.getstate(), str(np.random.get_state())  # noqa: NPY002  # the global one is what is looked at
-    assert check_env(Good).ok
+    assert check_env(Good, checks=("global randomness", "ends", "determinism")).ok
     assert (random.getstate(), str(np.random.get_state())) == before  # noqa: NPY002
 
 
 def test_nothing_is_printed(capsys):
-    check_env("forge/KuhnPoker-v0")
+    check_env("forge/KuhnPoker-v0", episodes=1)
     assert capsys.readouterr().out == ""
 
 
@@ -229,3 +395,7 @@ def test_mistakes_of_the_caller_raise_themselves():
         check_env(Good())
     with pytest.raises(ValueError, match="episodes"):
         check_env(Good, episodes=0)
+    with pytest.raises(ValueError, match=r"no check 'leaks' at level 'full'"):
+        check_env(Good, checks=("leaks",))
+    with pytest.raises(ValueError, match="level='half'"):
+        check_env(Good, level="half")
