@@ -1,0 +1,72 @@
+import asyncio
+
+import pytest
+
+import forge_agents as fa
+from forge_agents.players import Served
+from forge_agents.rollout import play
+from forge_agents.types import Completion, VersionSpan
+
+
+class Listed(fa.TurnEnv):
+    """Lists its legal actions in the first turn only."""
+
+    possible_agents = ["a"]
+
+    def setup(self, rng):
+        self.turns = 0
+
+    def instructions(self, agent):
+        return ""
+
+    def observe_text(self, agent):
+        return "?"
+
+    def legal_actions(self, agent):
+        return ["left", "right"] if self.turns == 0 else None
+
+    def act(self, agent, action):
+        self.turns += 1
+        return fa.Outcome(done=self.turns == 2)
+
+
+class Engine:
+    max_model_len = 100
+
+    def __init__(self):
+        self.asked = []
+
+    async def generate(self, prompt_ids, sampling, *, choices=()):
+        self.asked.append(choices)
+        span = VersionSpan(version=1, start=0, end=1)
+        return Completion(token_ids=(7,), logprobs=(-1.0,), finish_reason="stop", versions=(span,))
+
+
+class Tokens:
+    def start(self, instructions, observation):
+        return (1,)
+
+    def extend(self, prompt_ids, response_ids, observation):
+        return (*prompt_ids, *response_ids)
+
+    def text(self, response_ids):
+        return "left"
+
+
+def asked(policy):
+    engine = Engine()
+    served = {policy.name: Served(engine, Tokens())}
+    episode = asyncio.run(play(Listed(), {"a": policy}, seed=0, served=served))
+    assert episode.error is None
+    return engine.asked
+
+
+def test_a_constrained_policy_asks_for_legal_actions_where_they_are_listed():
+    assert asked(fa.Policy("m", trainable=False, constrain_actions=True)) == [("left", "right"), ()]
+    assert asked(fa.Policy("m")) == [(), ()]
+
+
+def test_a_constrained_policy_cannot_be_trained(tmp_path):
+    trainer = fa.GRPOTrainer(fa.Policy("m", constrain_actions=True), None, fa.GRPOConfig(), tmp_path)
+    with pytest.raises(ValueError, match="'policy' is trainable and constrains its actions.*constrained distribution"):
+        trainer.fit(Listed, steps=1)
