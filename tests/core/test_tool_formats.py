@@ -1,3 +1,4 @@
+import copy
 import json
 import threading
 import time
@@ -198,10 +199,14 @@ def test_a_deadline_ends_the_wait_and_keeps_the_tools_own_errors():
         tool(timeout_s=0)(slow.fn)
 
 
-def test_a_tool_conversation_is_token_exact(tiny_llama):
+@pytest.fixture(scope="module")
+def tokenizer(tiny_llama):
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
+    return AutoTokenizer.from_pretrained(tiny_llama)
+
+
+def test_a_tool_conversation_is_token_exact(tokenizer):
     renderer = Renderer(tokenizer)
     system, asked = describe_tools([calculator], "hermes"), render_tool_call(call("calculator", expression="2 + 3"))
     first = renderer.start(system, "What is 2 + 3?")
@@ -218,3 +223,13 @@ def test_a_tool_conversation_is_token_exact(tiny_llama):
         return_dict=False,
     )
     assert list(second) == list(whole) and "\n5\n" in result
+
+
+def test_llamas_special_tokens_reach_the_parser(tokenizer):
+    marked = copy.deepcopy(tokenizer)
+    marked.add_special_tokens({"additional_special_tokens": ["<|python_tag|>", "<|eom_id|>"]})
+    text = f"<|python_tag|>{render_tool_call(call('calculator', expression='6 * 7'), 'llama')}<|eom_id|>"
+    ids = marked.encode(text, add_special_tokens=False)
+    assert len(ids) < len(text) - 20  # the marks are one token each
+    (read,) = parse_tool_calls(Renderer(marked).text(ids))
+    assert run_tool([calculator], read).content == "42"
