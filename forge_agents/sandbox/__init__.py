@@ -12,6 +12,15 @@ from forge_agents.sandbox.sandbox import (
     SandboxLimits,
     SandboxResult,
     SandboxUnavailable,
+    checked_path,
 )
 
-__all__ = ["Guarantees", "Sandbox", "SandboxError", "SandboxLimits", "SandboxResult", "SandboxUnavailable"]
+__all__ = [
+    "Guarantees",
+    "Sandbox",
+    "SandboxError",
+    "SandboxLimits",
+    "SandboxResult",
+    "SandboxUnavailable",
+    "checked_path",
+]

@@ -71,6 +71,7 @@ class Run:
 
     def _prepare(self) -> None:
         isolation.die_with_parent()
+        os.umask(0o022)
         program = self.request["code"].encode("utf-8", "surrogateescape")
         if self.strong:
             isolation.enter_namespaces()

@@ -130,7 +130,7 @@ class Sandbox:
     python: str = ""
     """The interpreter; empty = the one that runs us, without its installed packages."""
     import_paths: tuple[str, ...] = ()
-    """Folders of this machine that the program may read and import from."""
+    """Folders that the program may read and import from; where root runs it, they must be readable by everybody."""
     allow_weaker: bool = False
     """Whether to run, with what can be enforced, where namespaces are not allowed; see `guarantees`."""
 

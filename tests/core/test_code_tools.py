@@ -1,0 +1,108 @@
+import copy
+import sys
+
+import pytest
+
+import forge_agents as fa
+from forge_agents.code_tools import Workspace
+from forge_agents.sandbox import Sandbox, SandboxLimits
+from forge_agents.sandbox.sandbox import _why_no_namespaces
+from forge_agents.tool_env import ToolEnv
+from forge_agents.tools import ToolCall, run_tool
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or bool(_why_no_namespaces()), reason="needs user namespaces of Linux"
+)
+SMALL = Sandbox(limits=SandboxLimits(wall_s=20, file_mb=1, disk_mb=2, files=8))
+
+
+def use(box, name, **arguments):
+    return run_tool(box.tools(), ToolCall(name=name, arguments=arguments))
+
+
+def test_files_stay_between_calls_and_programs_see_them():
+    box = Workspace()
+    assert use(box, "list_files").content == "(no files)"
+    assert use(box, "write_file", path="lib/tools.py", text="def f(x): return x + 1\n").content == "23 bytes written"
+    program = "from lib.tools import f\nprint(f(41))\nopen('out.txt', 'w').write('é')"
+    assert use(box, "python", code=program).content == "42"
+    assert use(box, "read_file", path="./out.txt").content == "é"
+    assert use(box, "list_files").content == "       23  lib/tools.py\n        2  out.txt"
+    use(box, "python", code="import os; os.remove('out.txt')")
+    assert box.files == {"lib/tools.py": b"def f(x): return x + 1\n"}
+
+
+def test_a_program_tells_of_errors_and_of_limits():
+    box = Workspace(Sandbox(limits=SandboxLimits(wall_s=20)))
+    assert use(box, "python", code="x = 1").content == "(nothing was printed)"
+    assert "ZeroDivisionError" in use(box, "python", code="print('a'); 1 / 0").content
+    assert use(box, "python", code="raise SystemExit(3)").content == "(ended with exit code 3)"
+    box = Workspace(Sandbox(limits=SandboxLimits(wall_s=2)))
+    slow = "open('kept', 'w').write('1'); import time; time.sleep(20)"
+    assert use(box, "python", code=slow).content == "(ended: the limit wall_s was reached)"
+    assert box.files == {"kept": b"1"}
+
+
+@pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a/../../x", "", ".", "a\0b", "x" * 300])
+def test_paths_stay_in_the_folder(path):
+    box = Workspace()
+    for name, arguments in (("write_file", {"text": "x"}), ("read_file", {})):
+        result = use(box, name, path=path, **arguments)
+        assert not result.ok and "must be relative" in result.content
+    assert box.files == {}
+
+
+def test_links_and_odd_names_are_left_behind():
+    box = Workspace()
+    box.run(
+        "import os\nos.symlink('/program.py', 'link'); os.symlink('/usr', 'folder')\n"
+        "open(b'\\xff', 'w'); os.mkdir('empty'); open('plain', 'w').write('p'); os.chmod('plain', 0)\n"
+        "import socket; socket.socket(socket.AF_UNIX).bind('socket')"
+    )
+    assert box.files == {"plain": b"p"}
+    assert not use(box, "read_file", path="link").ok
+
+
+def test_the_folder_is_bounded():
+    box = Workspace(SMALL)
+    assert "no room" in use(box, "write_file", path="a", text="x" * (1 << 20) + "x").content
+    for name in "ab":
+        assert use(box, "write_file", path=name, text="x" * (1 << 20)).ok
+    assert "no room" in use(box, "write_file", path="c", text="x").content
+    assert use(box, "write_file", path="b", text="").ok
+    for name in "cd":
+        box.put(name, b"")
+    assert "no more are allowed" in use(box, "write_file", path="e", text="").content
+    assert "cannot be a file beside" in use(box, "write_file", path="a/b", text="").content
+    assert "File too large" in use(box, "python", code="open('x', 'wb').write(bytes(2 << 20))").content
+
+
+def test_an_environment_keeps_one_and_its_copies_part():
+    class Desk(ToolEnv):
+        possible_agents = ("clerk",)
+
+        def setup(self, rng):
+            self.box = Workspace(files={"n": str(rng.integers(10)).encode()})
+
+        def tools(self, agent):
+            return self.box.tools()
+
+        def instructions(self, agent):
+            return self.tool_help(agent)
+
+        def observe_text(self, agent):
+            return "Go on."
+
+        def act(self, agent, action):
+            return fa.Outcome(rewards={agent: float("n" in self.box.files)}, done=True)
+
+    env = Desk()
+    env.reset(seed=1)
+    twin = copy.deepcopy(env)
+    code = "import os; os.remove('n'); print(7 * 6)"
+    call = f'<tool_call>{{"name": "python", "arguments": {{"code": "{code}"}}}}</tool_call>'
+    env.step(call)
+    assert "42" in str(env.last()[0])
+    assert env.box.files == {} and list(twin.box.files) == ["n"]
+    env.reset(seed=1)
+    assert list(env.box.files) == ["n"]

@@ -1,0 +1,204 @@
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import forge_agents as fa
+from forge_agents.sandbox import Guarantees, Sandbox, SandboxError, SandboxLimits, SandboxUnavailable, sandbox
+from forge_agents.sandbox.sandbox import _why_no_namespaces
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+held = pytest.mark.skipif(
+    sys.platform != "linux" or bool(_why_no_namespaces()), reason="needs user namespaces of Linux"
+)
+LIMITS = SandboxLimits(wall_s=30)
+
+
+@held
+def test_a_program_runs_and_everything_about_it_is_told():
+    code = (
+        "import sys\nprint(sys.stdin.read()[::-1], flush=True)\nsys.stderr.write('e')\n"
+        "open('out', 'wb').write(b'\\xff')\nsys.exit(3)"
+    )
+    result = Sandbox(limits=LIMITS).run(code, stdin="héllo", files={"a/b.txt": b"1"}, collect=True)
+    assert (result.stdout, result.stderr, result.exit_code, result.limit) == ("olléh\n", "e", 3, "")
+    assert result.files == {"a/b.txt": b"1", "out": b"\xff"}
+    assert 0 < result.cpu_s < result.wall_s * os.cpu_count() + 0.1
+    assert not result.ok and not result.timed_out
+
+
+@held
+def test_modules_among_the_files_are_imported_and_runs_share_nothing():
+    box = Sandbox(limits=LIMITS)
+    assert box.run("import m; print(m.x); open('left', 'w')", files={"m.py": b"x = 5"}).stdout == "5\n"
+    assert box.run("import os; print(os.listdir(), sorted(os.environ))").stdout.startswith("[] ['HOME', 'LANG'")
+
+
+@held
+@pytest.mark.parametrize(
+    ("code", "stdout", "stderr", "exit_code"),
+    [
+        ("import sys; sys.stdout.buffer.write(b'a\\xff\\x1b[31m\\0b')", "a\ufffd\x1b[31m\0b", "", 0),
+        ("", "", "", 0),
+        ("print(input())\ninput()", "line\n", "EOFError", 1),
+        ("x = '\udc80'", "", "SyntaxError", 1),
+        ("\0", "", "SyntaxError", 1),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", "", "", -15),
+        ("import os; os.abort()", "", "", -6),
+    ],
+)
+def test_odd_programs_are_told_as_they_are(code, stdout, stderr, exit_code):
+    result = Sandbox(limits=LIMITS).run(code, stdin="line\n")
+    assert (result.stdout, result.exit_code, result.limit) == (stdout, exit_code, "") and stderr in result.stderr
+
+
+@held
+def test_input_that_nobody_reads_blocks_nobody():
+    result = Sandbox(limits=LIMITS).run("import os; os.close(0); print('done')", stdin="x" * (4 << 20))
+    assert result.stdout == "done\n"
+    result = Sandbox(limits=LIMITS).run("import sys; print(len(sys.stdin.read()))", stdin="x" * (1 << 20))
+    assert result.stdout == f"{1 << 20}\n"
+
+
+@held
+def test_async_runs_side_by_side_and_cancelling_ends_the_program():
+    async def both():
+        box = Sandbox(limits=LIMITS)
+        results = await asyncio.gather(*(box.arun(f"print({n})") for n in range(3)))
+        assert [r.stdout for r in results] == ["0\n", "1\n", "2\n"]
+        started = time.monotonic()
+        task = asyncio.create_task(box.arun("import time; time.sleep(25)"))
+        await asyncio.sleep(0.3)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert time.monotonic() - started < 15
+
+    asyncio.run(both())
+
+
+@held
+def test_import_paths_are_read_only_and_importable(tmp_path):
+    tmp_path.chmod(0o755)
+    (tmp_path / "extra.py").write_text("y = 6")
+    box = Sandbox(limits=LIMITS, import_paths=(str(tmp_path),))
+    new = str(tmp_path / "new")
+    code = f"import extra; print(extra.y)\ntry: open({new!r}, 'w')\nexcept OSError as error: print(error.errno)"
+    assert box.run(code).stdout == "6\n30\n"
+    with pytest.raises(ValueError, match="no absolute path"):
+        Sandbox(import_paths=("here",))
+
+
+@held
+def test_all_promises_are_kept_here():
+    guarantees = fa.Sandbox().guarantees()
+    assert guarantees.full and guarantees.missing == () and guarantees.reason == ""
+    assert "enforced: no network" in str(guarantees)
+
+
+def test_user_mistakes_are_named():
+    with pytest.raises(ValueError, match="wall_s=0"):
+        SandboxLimits(wall_s=0)
+    for path in ("/abs", "../up", "a/../../b", "", "x\0"):
+        with pytest.raises(ValueError, match="must be relative"):
+            sandbox.checked_path(path)
+    assert sandbox.checked_path("./a//b") == "a/b"
+
+
+@held
+def test_files_that_do_not_fit_are_an_error_of_ours():
+    with pytest.raises(SandboxError, match="No space left"):
+        Sandbox(limits=replace(LIMITS, disk_mb=1)).run("pass", files={"big": bytes(2 << 20)})
+
+
+@linux
+def test_broken_interpreter_is_named(tmp_path):
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    with pytest.raises(SandboxError, match="does not run"):
+        Sandbox(python=str(broken)).run("pass")
+
+
+# ---- without namespaces
+
+
+def other_python():
+    """An interpreter that any user may run: nobody, as whom root's programs run, cannot enter everybody's home."""
+    for path in (sys.executable, shutil.which("python3", path="/usr/bin:/usr/local/bin")):
+        if path is None:
+            continue
+        user = {"user": 65534, "group": 65534} if os.geteuid() == 0 else {}
+        try:
+            done = subprocess.run([path, "-I", "-S", "-P", "-c", ""], check=False, capture_output=True, **user)
+        except OSError:
+            continue
+        if done.returncode == 0:
+            return path
+    return None
+
+
+@pytest.fixture
+def no_namespaces(monkeypatch):
+    monkeypatch.setattr(sandbox, "_why_no_namespaces", lambda: "unshare: not permitted")
+
+
+@linux
+def test_without_namespaces_it_refuses_and_says_what_would_be_missing(no_namespaces):
+    with pytest.raises(SandboxUnavailable, match=r"not permitted.*allow_weaker=True(.|\n)*NOT enforced: total size"):
+        Sandbox().run("print(1)")
+    guarantees = Sandbox().guarantees()
+    assert isinstance(guarantees, Guarantees) and not guarantees.full and "not permitted" in guarantees.reason
+
+
+@linux
+@pytest.mark.skipif(other_python() is None, reason="no interpreter that ordinary users may run")
+def test_what_is_enforced_without_namespaces_holds(no_namespaces, tmp_path):
+    (tmp_path / "secret").write_text("s")
+    box = Sandbox(limits=LIMITS, allow_weaker=True, python=other_python() or "")
+    attempts = {
+        "no network": "import socket; socket.socket()",
+        "no files but": f"open({str(tmp_path / 'secret')!r}).read()",
+        "other processes": f"open('/proc/{os.getpid()}/environ').read()",
+        "no signals": f"import os; os.kill({os.getpid()}, 0)",
+        "no system calls": "import os; os.chmod('.', 0o777)",
+    }
+    code = "".join(f"try:\n    {body}\n    print({name!r})\nexcept OSError: pass\n" for name, body in attempts.items())
+    result = box.run(f"{code}\nopen('mine', 'w').write('1')\nprint('end')", files={"f": b"2"}, collect=True)
+    assert result.stdout.endswith("end\n") and result.files == {"mine": b"1", "f": b"2"}, result
+    for name in result.stdout.split("\n")[:-2]:
+        assert any(text.startswith(name) for text in box.guarantees().missing), name
+
+
+@linux
+@pytest.mark.skipif(other_python() is None, reason="no interpreter that ordinary users may run")
+@pytest.mark.parametrize(
+    ("code", "limit"),
+    [
+        ("import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(60)", ""),
+        ("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", "processes"),
+        ("import time; time.sleep(60)", "wall_s"),
+        ("while True: print('spam')", "output_kb"),
+        ("while True: pass", "cpu_s"),
+    ],
+)
+def test_children_and_limits_end_without_namespaces(no_namespaces, code, limit):
+    limits = SandboxLimits(wall_s=2 if limit == "wall_s" else 30, cpu_s=1, processes=8)
+    before = set(Path("/proc").glob("[0-9]*/cmdline"))
+    result = Sandbox(limits=limits, allow_weaker=True, python=other_python() or "").run(code)
+    assert result.limit in (limit, "cpu_s" if limit == "processes" else limit), result
+    left = set(Path("/proc").glob("[0-9]*/cmdline")) - before
+    assert not any(b"forge-sandbox-" in _text(path) for path in left)
+
+
+def _text(path):
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
