@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from forge_verifiers.reward_model import RewardModel
     from forge_verifiers.rules import Exact, Format, JsonSchema, Language, Length, Numeric, Regex, Repetition
     from forge_verifiers.turns import PerTurn
+    from forge_verifiers.unit_tests import UnitTests
     from forge_verifiers.verifier import (
         Assessment,
         Composable,
