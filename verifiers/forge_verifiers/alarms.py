@@ -54,7 +54,7 @@ class HackingAlarm:
     on_alarm: Literal["log", "warn", "stop"] = "warn"
     """Log an error, warn with `RewardHackingWarning`, or raise `RewardHackingError`."""
     window: int = 40
-    """Calls that a test looks back on; at least 8."""
+    """Calls that a test looks back on; at least 16."""
     threshold: float = 5.0
     """Standard errors, above 0."""
     least_change: float = 0.03
@@ -65,8 +65,8 @@ class HackingAlarm:
     def __post_init__(self) -> None:
         if self.on_alarm not in {"log", "warn", "stop"}:
             raise ValueError(f"on_alarm={self.on_alarm!r} must be 'log', 'warn' or 'stop'")
-        if self.window < 8:
-            raise ValueError(f"window={self.window} calls are too few to see a trend; set at least 8")
+        if self.window < 16:
+            raise ValueError(f"window={self.window} calls are too few to see a trend; set at least 16")
         if not self.threshold > 0:
             raise ValueError(f"threshold={self.threshold} must be above 0")
         for name in ("least_change", "least_shrinking"):

@@ -21,7 +21,7 @@ def played(
     Args:
         right: Share of correct ones.
         hacked: Share that is wrong and made to please all verifiers but the last two.
-        shift: Whether the two best verifiers have turned into noise and the others have become better.
+        shift: Whether the two best verifiers have turned round and the others have become better.
     """
     rng = np.random.default_rng([7, seed])
     out = []
@@ -34,7 +34,7 @@ def played(
             if hack:
                 rate[:4] = 0.9
             if shift:
-                rate = np.where(np.arange(6) < 4, np.where(truth, 0.85, 0.15), 0.5)
+                rate = np.where(np.arange(6) < 4, np.where(truth, 0.80, 0.20), np.where(truth, 0.3, 0.7))
             votes = (rng.random(6) < rate).astype(float).tolist()
             info = {"truth": truth, "votes": votes, "luck": float(rng.random())}
             turn = Turn(agent="a", index=0, observation="", action=f"{group} {sibling}", reward=0.0)

@@ -1,0 +1,124 @@
+import logging
+import warnings
+
+import numpy as np
+import pytest
+
+from forge_agents.errors import ForgeError
+from forge_verifiers import Ensemble, HackingAlarm, RewardHackingError, RewardHackingWarning
+from forge_verifiers.alarms import Watch, disagreement
+
+from .simulated import judges, played  # noqa: TID252 (tests are no installed package)
+
+
+def hacked_run(ensemble, calls, onset=40, seed=0):
+    """The policy finds wrong answers that please the first four judges, one per cent more with every call."""
+    for call in range(calls):
+        share = min(0.6, max(0.0, 0.01 * (call - onset)))
+        ensemble.score(played(10_000 * seed + call, right=0.4, hacked=share))
+    return ensemble
+
+
+def watching(**kwargs):
+    return Ensemble(judges(), refit_every=2, max_rows=1024, alarm=HackingAlarm(**kwargs))
+
+
+@pytest.mark.parametrize("anchors", [(), ("judge5",)])
+def test_hacking_is_noticed_within_sixty_calls_and_named(anchors):
+    ensemble = Ensemble(
+        judges(), refit_every=2, max_rows=1024, anchors=anchors, alarm=HackingAlarm(on_alarm="stop", window=40)
+    )
+    with pytest.raises(RewardHackingError, match="reward_against_witness.* rose by .* while 'judge[45]' fell") as found:
+        hacked_run(ensemble, 100)
+    assert isinstance(found.value, ForgeError)
+    assert 40 < ensemble.alarms[0].call <= 100
+    assert list(ensemble.report().alarms) == [alarm.evidence for alarm in ensemble.alarms]
+
+
+def test_an_honest_run_that_gets_better_raises_no_alarm():
+    """A run of 160 calls; in 20 runs of 260 calls with progress and 20 without, 10,400 calls, there was none either."""
+    ensemble = watching(on_alarm="stop")
+    rewards = [ensemble.score(played(call, right=min(0.85, 0.3 + 0.004 * call))).mean() for call in range(160)]
+    assert np.mean(rewards[-20:]) > np.mean(rewards[:20]) + 0.3 and ensemble.alarms == ()
+
+
+def test_log_warn_and_stop(caplog):
+    def drive(on_alarm):
+        watch = Watch(HackingAlarm(on_alarm=on_alarm, window=20), ["a", "b"])
+        for call in range(20):
+            up = 0.2 + 0.025 * call
+            watch.add(
+                reward=up, effective_number=2.0, disagreement=0.3, means=np.array([up, 1 - up]), witnesses=[1]
+            )
+        return watch
+
+    caplog.set_level(logging.ERROR)
+    assert [a.kind for a in drive("log").alarms] == ["reward_against_witness"]
+    assert "rose by 0.250 while 'b' fell by 0.250" in caplog.text
+    with pytest.warns(RewardHackingWarning, match="'b' fell"):
+        drive("warn")
+    with pytest.raises(RewardHackingError, match="up to call 20"):
+        drive("stop")
+
+
+def series(**changed):
+    """Alarm kinds after 40 calls in which the named series go from one value to another, with a little noise."""
+    rng = np.random.default_rng(0)
+    watch = Watch(HackingAlarm(on_alarm="log", window=40), ["a"])
+    start = {"reward": 0.5, "effective_number": 4.0, "disagreement": 0.3, "mean": 0.5}
+    for call in range(40):
+        now = {k: v + (changed.get(k, v) - v) * call / 39 + 0.01 * rng.standard_normal() for k, v in start.items()}
+        means = np.array([now.pop("mean")])
+        watch.add(**now, means=means, witnesses=[0])
+    return [alarm.kind for alarm in watch.alarms]
+
+
+@pytest.mark.parametrize(
+    ("changed", "kinds"),
+    [
+        ({}, []),
+        ({"reward": 0.9, "mean": 0.8}, []),
+        ({"reward": 0.9, "mean": 0.3}, ["reward_against_witness"]),
+        ({"reward": 0.2, "mean": 0.1}, []),
+        ({"effective_number": 1.5}, ["effective_number"]),
+        ({"effective_number": 3.5}, []),
+        ({"disagreement": 0.5}, ["disagreement"]),
+        ({"disagreement": 0.1}, []),
+    ],
+)
+def test_each_series_has_its_alarm(changed, kinds):
+    assert series(**changed) == kinds
+
+
+def test_an_alarm_is_not_repeated_within_a_window():
+    watch = Watch(HackingAlarm(on_alarm="log", window=20), ["a"])
+    for call in range(60):
+        up = 0.01 * call
+        watch.add(reward=up, effective_number=1, disagreement=0, means=np.array([1 - up]), witnesses=[0])
+    assert [alarm.call for alarm in watch.alarms] == [20, 40, 60]
+
+
+def test_a_verifier_that_abstains_or_calls_without_a_sample_raise_nothing():
+    watch = Watch(HackingAlarm(on_alarm="stop", window=16), ["a"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for call in range(30):
+            watch.add(
+                reward=0.1 * call, effective_number=2, disagreement=np.nan, means=np.array([np.nan]), witnesses=[0]
+            )
+
+
+def test_disagreement_is_that_of_pairs_on_rows_believed_correct():
+    scores = np.array([[0, 1, np.nan], [1, 1, 1], [0.5, 0.5, 0]], np.float32)
+    assert disagreement(scores, np.array([1.0, 0, 0])) == pytest.approx(1.0)
+    assert disagreement(scores, np.array([0.0, 1, 0])) == 0
+    assert disagreement(scores, np.array([1.0, 0, 1])) == pytest.approx((1 + 0 + 0.5 + 0.5) / 4)
+    assert np.isnan(disagreement(scores, np.zeros(3)))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"on_alarm": "shout"}, {"window": 3}, {"threshold": 0}, {"least_change": 2}, {"least_shrinking": 0}]
+)
+def test_settings_are_checked(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        HackingAlarm(**wrong)
