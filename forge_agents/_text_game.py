@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 from gymnasium.spaces import Text
+from pettingzoo import AECEnv, ParallelEnv
 
 from forge_agents.errors import did_you_mean
 from forge_agents.registry import EnvSpec, check_max_turns
@@ -229,6 +230,12 @@ class TextGame:
         self._limit = self.max_turns if self.max_turns is not None else (self.spec.max_turns if self.spec else None)
         self._transcript: list[tuple[dict[str, str], dict[str, float]]] = []
 
+    def _check_names(self) -> None:
+        """A game may not keep state under the name of a method, such as `last`, which PettingZoo's loop calls."""
+        taken = [name for name in _METHODS.intersection(self.__dict__) if not callable(self.__dict__[name])]
+        if taken:
+            raise ValueError(f"{self}: setup sets self.{taken[0]}, which hides a method; give it another name")
+
     def _space(self, store: str, agent: str, max_chars: int) -> TextSpace:
         spaces: dict[str, TextSpace] = self.__dict__.setdefault(store, {})
         if agent not in spaces:
@@ -297,6 +304,14 @@ class TextGame:
             if name not in self.possible_agents:
                 known = list(self.possible_agents)
                 raise ValueError(f"{self}: {what} {name!r}; the agents are {known}.{did_you_mean(str(name), known)}")
+
+
+_METHODS = frozenset(
+    name
+    for cls in (TextGame, AECEnv, ParallelEnv)
+    for name in dir(cls)
+    if callable(getattr(cls, name)) and not name.startswith("__")
+)
 
 
 def without_legal(info: Mapping[str, Any]) -> dict[str, Any]:

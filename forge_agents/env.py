@@ -70,6 +70,7 @@ class TurnEnv(TextGame, AECEnv):  # type: ignore[misc]  # PettingZoo ships no ty
         if first is not None:
             self._check_live(first, "setup returned")
             self.agent_selection = first
+        self._check_names()
         self._legal(self.agent_selection)
 
     def step(self, action: str | None) -> None:

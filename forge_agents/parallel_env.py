@@ -66,6 +66,7 @@ class ParallelTurnEnv(TextGame, ParallelEnv):  # type: ignore[misc]  # PettingZo
         self._begin(seed, options)
         if self.setup(self.rng) is not None:
             raise ValueError(f"{self}: setup named who decides first, but all decide together; return None")
+        self._check_names()
         for agent in self.agents:
             self._legal(agent)
         return {agent: self.observe(agent) for agent in self.agents}, dict(self.infos)

@@ -358,6 +358,16 @@ def test_a_game_may_draw_its_seats(monkeypatch):
         started(Survivors)
 
 
+def test_state_that_hides_a_method_is_named():
+    class Hiding(Dice):
+        def setup(self, rng):
+            super().setup(rng)
+            self.last = "nothing"
+
+    with pytest.raises(ValueError, match=r"setup sets self\.last, which hides a method"):
+        started(Hiding)
+
+
 def test_fork_snapshot_and_restore():
     env = started()
     env.step("go")
