@@ -53,6 +53,18 @@ def test_a_resumed_run_forgets_the_steps_it_repeats(run):
     assert [s.step for s in fa.verifier_history(run)] == [0]
 
 
+def test_an_ensemble_within_a_reward_is_found(tmp_path):
+    inner, folder = ensemble(), RunFolder(tmp_path, {})
+    reward = 0.9 * fa.Gate(fa.Rule(lambda t: True, name="check"), inner) + 0.1 * fa.Rule(lambda t: 1.0, name="one")
+    reward(played(0))
+    folder.keep_verifiers(0, reward)
+    asyncio.run(Checkpoints(tmp_path / "checkpoints", keep=1, reward=reward).save(1, {}))
+    folder.close()
+    (found,) = fa.verifier_history(tmp_path)
+    assert [v.name for v in found.report.verifiers] == [v.name for v in inner.verifiers]
+    assert found.report.evidence.posterior().tobytes() == inner.report().evidence.posterior().tobytes()
+
+
 def test_a_reward_that_reports_nothing_leaves_no_log(tmp_path):
     class Other:
         def report(self):

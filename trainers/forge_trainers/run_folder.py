@@ -85,11 +85,10 @@ class RunFolder:
         )
 
     def keep_verifiers(self, step: int, reward: object) -> None:
-        """Append what `reward` believes of its verifiers; nothing where it has no ``report()`` with a ``row()``."""
-        report = getattr(reward, "report", None)
-        row = getattr(report(), "row", None) if callable(report) else None
-        if row is not None:
-            self._append("verifiers.jsonl", [{"step": step, **row()}])
+        """Append what an ensemble believes of its verifiers: `reward`, or else the first among its parts, if any."""
+        report = _report_of(reward)
+        if report is not None:
+            self._append("verifiers.jsonl", [{"step": step, **report.row()}])
 
     def metrics(self) -> list[dict[str, Any]]:
         """Every row logged so far."""
@@ -137,6 +136,20 @@ def draw_curve(
     low = [m - w for m, w in zip(means, widths, strict=True)]
     high = [m + w for m, w in zip(means, widths, strict=True)]
     axes.fill_between(steps, low, high, alpha=0.2)
+
+
+def _report_of(reward: object) -> Any:
+    """The first report with a ``row()`` that `reward` or a part of it gives; None where there is none."""
+    report, parts = getattr(reward, "report", None), getattr(reward, "parts", None)
+    found: Any = report() if callable(report) else None
+    if hasattr(found, "row"):
+        return found
+    held = parts() if callable(parts) else None
+    for part in held.values() if isinstance(held, Mapping) else ():
+        found = _report_of(part)
+        if found is not None:
+            return found
+    return None
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:

@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from numpy.typing import NDArray
+
 from forge_agents.errors import RunFolderError
 from forge_trainers.experiment import saved_reward
 from forge_trainers.run_folder import read_rows
@@ -37,19 +39,30 @@ def verifier_history(folder: str | os.PathLike[str]) -> list[Snapshot]:
         raise RunFolderError(f"{path} is no run folder: it has no config.yaml; give the out_dir of a training run")
     if not (path / _LOG).exists():
         raise RunFolderError(
-            f"the run in {path} has no verifiers: there is no {_LOG}. Training writes it where the reward is an "
-            "Ensemble, or any other reward with a report()"
+            f"the run in {path} has no verifiers: there is no {_LOG}. Training writes it where the reward is or holds "
+            "an Ensemble"
         )
     metrics = read_rows(path / "metrics.jsonl") if (path / "metrics.jsonl").exists() else []
     rewards = {row["step"]: row.get("reward/mean") for row in metrics}
     snapshots = [_snapshot(path / _LOG, row, rewards) for row in read_rows(path / _LOG)]
     if not snapshots:
         raise RunFolderError(f"{path / _LOG} is empty: no step of the run is finished yet; wait for the first")
-    last, state = snapshots[-1], saved_reward(path / "checkpoints")
-    if "names" not in state or state["names"].tolist() != [v.name for v in last.report.verifiers]:
+    last = snapshots[-1]
+    names = [v.name for v in last.report.verifiers]
+    state = _state_of(names, saved_reward(path / "checkpoints"))
+    if not state:
         return snapshots
     evidence = Evidence.from_state(state, [v.family for v in last.report.verifiers])
     return [*snapshots[:-1], replace(last, report=replace(last.report, evidence=evidence))]
+
+
+def _state_of(names: list[str], saved: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The state of the ensemble over `names`, which may be a part of the saved reward; empty where there is none."""
+    for key, value in saved.items():
+        if (key == "names" or key.endswith("/names")) and value.tolist() == names:
+            prefix = key.removesuffix("names")
+            return {k.removeprefix(prefix): v for k, v in saved.items() if k.startswith(prefix)}
+    return {}
 
 
 def _snapshot(file: Path, row: Mapping[str, Any], rewards: Mapping[int, float | None]) -> Snapshot:
