@@ -55,3 +55,17 @@ def test_the_measures_tell_calls_from_right_calls_from_right_answers(example, as
 def test_the_interval_is_wilsons(example):
     share, low, high = example.interval([1.0] * 8 + [0.0] * 32)
     assert (share, round(low, 3), round(high, 3)) == (0.2, 0.105, 0.348)
+
+
+def test_the_table_shows_both_runs(example, tmp_path, monkeypatch, capsys):
+    seen = []
+
+    def run(folder, args, *, steps, lr):
+        seen.append((folder.name, steps, lr))
+        return [example.interval([0.0, 1.0])] * 3, [example.interval([1.0, 1.0])] * 3
+
+    monkeypatch.setattr(example, "run", run)
+    monkeypatch.setattr("sys.argv", ["tool_use.py", "--steps", "3", "--out", str(tmp_path)])
+    example.main()
+    assert seen == [("trained", 3, 2e-5), ("control", 10, 0.0)]
+    assert "control, lr 0" in capsys.readouterr().out and (tmp_path / "tool_use.json").exists()
