@@ -147,6 +147,7 @@ class Run:
         isolation.filter_system_calls(host_files=not self.strong)
         isolation.default_signals()
         environment = {
+            **os.environ,  # what the interpreter needs to start, no more: our own environment is not inherited
             "HOME": self.box,
             "LANG": "C.UTF-8",
             "MALLOC_ARENA_MAX": "1",  # each would take 64 MiB of a thread's address space

@@ -236,11 +236,13 @@ class Sandbox:
 
 
 _COMMAND = (sys.executable, "-I", "-S", str(_SUPERVISOR))
+_ENVIRONMENT = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+"""Interpreters may need it to start."""
 _PIPES: dict[str, Any] = {
     "stdin": subprocess.PIPE,
     "stdout": subprocess.PIPE,
     "stderr": subprocess.PIPE,
-    "env": {},
+    "env": _ENVIRONMENT,
     "start_new_session": True,
 }
 
@@ -290,8 +292,10 @@ def _result(reply: bytes, noise: bytes) -> SandboxResult:
 def _interpreter(python: str) -> dict[str, Any]:
     """Where an interpreter lies and what it has to read: itself, its library, the system's libraries."""
     ask = (
-        "import json, os, site, sys, sysconfig; print(json.dumps([os.path.realpath(sys.executable), sys.base_prefix, "
-        "sys.platlibdir, site.getsitepackages([sys.base_prefix]), sysconfig.get_path('stdlib')]))"
+        "import json, os, site, sys, sysconfig; real = os.path.realpath; "
+        "python = getattr(sys, '_base_executable', sys.executable); packages = site.getsitepackages([sys.base_prefix])"
+        "; print(json.dumps([real(python), real(sys.base_prefix), sys.platlibdir, [real(p) for p in packages], "
+        "real(sysconfig.get_path('stdlib'))]))"
     )
     asked = subprocess.run([python, "-I", "-c", ask], capture_output=True, timeout=30, check=False)
     if asked.returncode:
@@ -314,7 +318,7 @@ def _why_no_namespaces() -> str:
     if sys.platform != "linux":
         raise SandboxUnavailable(f"the sandbox needs Linux; this is {sys.platform}")
     request = Sandbox()._request("print('held')", "", {}, collect=False, scratch=None)
-    process = subprocess.run(_COMMAND, input=request, capture_output=True, env={}, timeout=60, check=False)
+    process = subprocess.run(_COMMAND, input=request, capture_output=True, env=_ENVIRONMENT, timeout=60, check=False)
     try:
         held = _result(process.stdout, process.stderr)
     except SandboxError as error:
