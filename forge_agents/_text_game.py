@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 from gymnasium.spaces import Text
-from pettingzoo import AECEnv, ParallelEnv
 
 from forge_agents.errors import did_you_mean
 from forge_agents.registry import EnvSpec, check_max_turns
@@ -232,7 +231,8 @@ class TextGame:
 
     def _check_names(self) -> None:
         """A game may not keep state under the name of a method, such as `last`, which PettingZoo's loop calls."""
-        taken = [name for name in _METHODS.intersection(self.__dict__) if not callable(self.__dict__[name])]
+        kind = type(self)
+        taken = [n for n, value in vars(self).items() if callable(getattr(kind, n, None)) and not callable(value)]
         if taken:
             raise ValueError(f"{self}: setup sets self.{taken[0]}, which hides a method; give it another name")
 
@@ -304,14 +304,6 @@ class TextGame:
             if name not in self.possible_agents:
                 known = list(self.possible_agents)
                 raise ValueError(f"{self}: {what} {name!r}; the agents are {known}.{did_you_mean(str(name), known)}")
-
-
-_METHODS = frozenset(
-    name
-    for cls in (TextGame, AECEnv, ParallelEnv)
-    for name in dir(cls)
-    if callable(getattr(cls, name)) and not name.startswith("__")
-)
 
 
 def without_legal(info: Mapping[str, Any]) -> dict[str, Any]:
