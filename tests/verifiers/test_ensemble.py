@@ -182,6 +182,18 @@ def test_the_report_names_who_is_good_and_who_is_upside_down():
     assert "weak5" in report.table() and report.version == 1 and report.window_rows == 320
 
 
+def test_no_trajectories_have_an_answer():
+    ensemble = Ensemble(good())
+    assert ensemble.scores([]).shape == (0, 6) and ensemble.assess([]).scores.shape == (0,) and ensemble.version == 0
+
+
+@pytest.mark.parametrize("combine", ["mean", "majority", "dawid-skene", "weaver", "default"])
+@pytest.mark.parametrize("odd", [None, 0.5, 1.0])
+def test_one_response_of_one_verifier_that_says_little_has_an_answer(combine, odd):
+    (score,) = Ensemble([Rule(lambda t: odd, name="only")], combine).score(played(groups=1, siblings=1))
+    assert np.isnan(score) if odd is None else 0 <= score <= 1
+
+
 def test_wrong_arguments_are_refused():
     for kwargs in ({"refit_every": 0}, {"max_rows": 0}, {"forget": "never"}, {"timeout_s": float("inf")}):
         with pytest.raises(ValueError, match=f"{next(iter(kwargs))}="):

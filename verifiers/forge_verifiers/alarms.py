@@ -95,6 +95,12 @@ def disagreement(scores: NDArray[np.float32], posterior: Floats) -> float:
     return float((np.nan_to_num(pairs) * weight).sum() / total) if total > 0 else math.nan
 
 
+def mean_scores(scores: NDArray[np.float32]) -> Floats:
+    """Mean score [m] of each verifier over the rows [n, m] where it gave one, NaN where there is none."""
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.nansum(scores, axis=0, dtype=np.float64) / (~np.isnan(scores)).sum(axis=0))
+
+
 class Watch:
     """The series that the tests look at, and the alarms raised so far.
 

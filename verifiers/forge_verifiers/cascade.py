@@ -18,10 +18,10 @@ Bools = NDArray[np.bool_]
 class Cascade:
     """Asks the next, dearer cost class only about rows that the cheaper ones leave undecided.
 
-    Rows that were skipped are missing because of their scores: judges that see only hard cases look worse than they
-    are, and their silence looks like a verdict. So whole groups are drawn beforehand in which every verifier judges
-    every row, and the ensemble learns from these alone. Until the ensemble has learned from `warm_up_rows` rows,
-    everybody is asked.
+    Rows that were skipped are missing because of their scores, so not at random: judges that see only hard cases look
+    worse than they are, and their silence looks like a verdict. So whole groups are drawn beforehand in which every
+    verifier judges every row, and the ensemble learns from these alone. Until it has learned from `warm_up_rows` rows,
+    and where all verifiers are of one cost class, everybody is asked.
     """
 
     undecided: tuple[float, float] = (0.1, 0.9)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forge_agents.types import Trajectory
-from forge_verifiers.alarms import Alarm, HackingAlarm, Watch, disagreement
+from forge_verifiers.alarms import Alarm, HackingAlarm, Watch, disagreement, mean_scores
 from forge_verifiers.belief import combiner_for, rewards, witnesses
 from forge_verifiers.calls import Caller
 from forge_verifiers.cascade import Cascade
@@ -244,11 +244,7 @@ class Ensemble(Composable):
         return self._panel.ask(trajectories, groups, believe=believe, verify=self.learning)
 
     def _learn(
-        self,
-        trajectories: Sequence[Trajectory],
-        groups: NDArray[np.intp],
-        answers: Answers,
-        rows: NDArray[np.bool_],
+        self, trajectories: Sequence[Trajectory], groups: NDArray[np.intp], answers: Answers, rows: NDArray[np.bool_]
     ) -> None:
         if not rows.any():
             return
@@ -264,13 +260,11 @@ class Ensemble(Composable):
         """Shows one call to the alarms: the rewards of all rows, the scores of those on which nobody was spared."""
         rows = answers.verified & ~np.isnan(rewards)
         fitted = self._combiner.report()
-        with np.errstate(invalid="ignore"):
-            means = np.nansum(answers.scores[rows], axis=0) / (~np.isnan(answers.scores[rows])).sum(axis=0)
         watch.add(
             reward=float(np.nanmean(rewards)),
             effective_number=fitted.effective_number,
             disagreement=disagreement(answers.scores[rows], rewards[rows].astype(np.float64)),
-            means=means,
+            means=mean_scores(answers.scores[rows]),
             witnesses=self._anchors or witnesses(fitted, self._window.scores),
         )
 

@@ -57,7 +57,10 @@ class Panel:
     """
 
     def __init__(self, verifiers: Sequence[Verifier], caller: Caller, *, cascade: Cascade | None, cache_rows: int):
-        self.verifiers, self.cascade = tuple(verifiers), cascade
+        self.verifiers = tuple(verifiers)
+        classes = [[k for k, v in enumerate(verifiers) if v.cost == cost] for cost in COSTS]
+        self._stages = [members for members in classes if members]
+        self.cascade = cascade if len(self._stages) > 1 else None
         self.counts = np.zeros((len(COUNTS), len(verifiers)), np.int64)
         self.last_errors = [""] * len(verifiers)
         self._caller, self._cache, self._draws = caller, ScoreCache(cache_rows), 0
@@ -96,7 +99,7 @@ class Panel:
             verified = self.cascade.verified(groups, self._draws)
             self._draws += 1
         undecided = np.ones(n, bool)
-        for stage in self._stages():
+        for stage in self._stages:
             if asked.any():
                 belief = np.where(asked.any(axis=1), believe(scores, asked), math.nan)
                 undecided &= self.cascade.open(belief)
@@ -141,11 +144,6 @@ class Panel:
         self.last_errors = [str(text) for text in state["last_errors"].tolist()]
         self._draws = int(state["draws"])
         self._cache.load_state_dict({key[6:]: value for key, value in state.items() if key.startswith("cache/")})
-
-    def _stages(self) -> list[list[int]]:
-        """Verifiers by cost class, cheapest first."""
-        classes = [[k for k, v in enumerate(self.verifiers) if v.cost == cost] for cost in COSTS]
-        return [members for members in classes if members]
 
     def _rows(self, k: int, wanted: Bools, groups: NDArray[np.intp]) -> NDArray[np.intp]:
         """The rows that verifier k gets: whole groups where it compares siblings."""

@@ -124,3 +124,43 @@ def test_a_silence_that_nobody_asked_to_break_is_no_evidence():
 def test_settings_are_checked(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Cascade(**wrong)
+
+
+def test_with_one_cost_class_there_is_nothing_to_spare():
+    plain, ensemble = Ensemble(judges()), Ensemble(judges(), cascade=Cascade(warm_up_rows=1))
+    for call in range(4):
+        rows = played(call)
+        assert plain.score(rows).tobytes() == ensemble.score(rows).tobytes()
+    assert ensemble.report().spared == 0 and len(ensemble.state_dict()["window/scores"]) == 256
+
+
+def test_rows_on_which_the_cheap_ones_abstain_go_on_to_the_dear_one():
+    asked = []
+    quiet = [Rule(lambda t, k=k: None if t.info["luck"] < 0.5 else t.info["votes"][k], name=f"q{k}") for k in range(4)]
+    ensemble = Ensemble([*quiet, dear(asked)], cascade=Cascade(warm_up_rows=1, verified_share=0.01))
+    for call in range(4):
+        rows, before = hard(call), len(asked)
+        scores = ensemble.score(rows)
+        assert {id(t) for t in rows if t.info["luck"] < 0.5} <= {id(t) for t in asked[before:]}
+        assert not np.isnan(scores).any()
+
+
+def test_a_failed_call_is_no_evidence():
+    """A judge whose abstentions mean "wrong" says nothing when it is down."""
+    down = []
+
+    def shaky(trajectory):
+        if down:
+            raise ConnectionError("down")
+        return None if not trajectory.info["truth"] and trajectory.info["luck"] < 0.6 else trajectory.info["votes"][5]
+
+    ensemble = Ensemble([*judges()[:4], Rule(shaky, name="shaky", cost="model")])
+    for call in range(6):
+        ensemble.score(played(call))
+    down.append(True)
+    ensemble.learning = False
+    rows = [t for call in range(5) for t in played(50 + call)]
+    four = Ensemble(judges()[:4])
+    four.score(rows)
+    assert abs(ensemble.score(rows).mean() - truth(rows).mean()) < 0.08
+    assert auroc(ensemble.score(rows), rows) > auroc(four.score(rows), rows) - 0.02
