@@ -16,7 +16,7 @@ from forge_agents.policy import Policy
 from forge_agents.serving import EngineConfig
 from forge_agents.types import Trajectory, Turn
 from forge_verifiers import Judge, Pairs, Reasoned, Scale, YesNo
-from forge_verifiers.judge_text import documents, instructions_for, question_of
+from forge_verifiers.judge_text import documents, fence_key, instructions_for, question_of
 
 RUBRIC = "Is it right?"
 SMALL = EngineConfig(enforce_eager=True, kv_cache_gb=0.05, threads=1, max_model_len=2048, max_num_seqs=16)
@@ -37,7 +37,7 @@ def expected_yes(model: Path, judge: Judge, trajectory: Trajectory) -> float:
     from forge_agents.rendering import Renderer
 
     (document,), _ = documents(trajectory, "answer", 8000)
-    text = question_of(document, judge.answer.ask, key=judge.state_dict()["key"].tobytes())
+    text = question_of(document, judge.answer.ask, key=fence_key(7))
     prompt = Renderer.of(model).start(instructions_for(RUBRIC), text)
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     with torch.no_grad():
@@ -46,7 +46,7 @@ def expected_yes(model: Path, judge: Judge, trajectory: Trajectory) -> float:
 
 
 def test_a_judge_answers_in_every_way_beside_another_session(run: Any, tiny_llama: Path) -> None:
-    judge = Judge(Policy(str(tiny_llama)), RUBRIC, engine=SMALL)
+    judge = Judge(Policy(str(tiny_llama)), RUBRIC, engine=SMALL, seed=7)
 
     async def trainer() -> np.ndarray:
         async with mesh.session():

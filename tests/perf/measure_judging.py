@@ -17,13 +17,13 @@ from forge_agents.types import Trajectory, Turn
 
 if TYPE_CHECKING:
     from forge_agents.serving import EngineConfig
-    from forge_agents.serving._wire import Request
+    from forge_agents.serving._wire import Answer, Request
     from forge_verifiers import Judge
 
 DEADLINE_S = 900
 GROUP = 8
 RUBRIC = "The text is a story, it is about what was asked for, and its sentences are grammatical English."
-KEY = np.zeros(32, np.uint8)
+SEED = 0
 """Of the judge's fences, so that both ways ask the same."""
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _ONE, _TWO = ({name: str(number) for name in _THREADS} for number in (1, THREADS))
@@ -34,22 +34,16 @@ def measure(options: Options) -> list[dict[str, Any]]:
     from forge_agents.serving import _vllm
 
     rules = in_child(run_rules, options, timeout_s=DEADLINE_S, env=_ONE)
-    judge = in_child(run_judge, options, timeout_s=DEADLINE_S)
-    direct = in_child(
-        run_direct, options, timeout_s=DEADLINE_S, env={**_vllm.environment(_config(options)), **_TWO}
-    )
-    ratio = round(judge["judgements_per_s"] / direct["judgements_per_s"], 4)
+    both = in_child(run_both, options, timeout_s=2 * DEADLINE_S, env={**_vllm.environment(_config(options)), **_TWO})
     return [
         {
             "measure": "judging",
             "rules": rules,
-            "judge": judge,
-            "direct": direct,
-            "peer": "the same engine fed directly with the same prompts, as tokens",
-            "ratio": {"judge_over_direct": ratio},
+            **both,
+            "peer": "the same engine fed directly with the same prompts, as tokens; rounds take turns",
             "goals": {
                 "rules_per_s_of_a_core": goal(rules["verifications_per_cpu_s"], 20_000, at_most=False),
-                "judge_over_direct": goal(ratio, 0.9, at_most=False),
+                "judge_over_direct": goal(both["ratio"]["judge_over_direct"], 0.9, at_most=False),
             },
         }
     ]
@@ -121,65 +115,78 @@ def _num_judged(options: Options) -> int:
 def _judge(options: Options) -> Judge:
     from forge_verifiers import Judge
 
-    judge = Judge(options.model, RUBRIC, engine=_config(options), timeout_s=600, start_timeout_s=600)
-    judge.load_state_dict({"key": KEY})
-    return judge
+    return Judge(options.model, RUBRIC, engine=_config(options), timeout_s=600, start_timeout_s=600, seed=SEED)
 
 
-def run_judge(options: Options) -> dict[str, float]:
-    """Trajectories to scores."""
+def run_both(options: Options) -> dict[str, dict[str, float]]:
+    """Trajectories to scores, and the same prompts through an engine's thread in this process, in turns."""
+    direct = _Direct(_config(options))
     rows = []
     with _judge(options) as judge:
         for seed in range(1 + options.rounds):
             trajectories = played(_num_judged(options), seed=seed)
+            requests = _requests(options, seed)
             started = time.perf_counter()
-            scores = judge.score(trajectories)
-            rows.append({"judgements_per_s": len(scores) / (time.perf_counter() - started)})
+            judge.score(trajectories)
+            judge_s = time.perf_counter() - started
+            direct_s = direct.answer(requests)
+            rows.append(
+                {
+                    "judge_per_s": len(requests) / judge_s,
+                    "direct_per_s": len(requests) / direct_s,
+                    "judge_over_direct": direct_s / judge_s,
+                }
+            )
         used = judge.usage
+    direct.thread.close(10)
+    middle = median(rows[1:])
     return {
-        **median(rows[1:]),
-        "prompt_tokens": used.prompt_tokens / used.questions,
-        "completion_tokens": used.completion_tokens / used.questions,
-        "abstained": float(used.nonsense + used.failed),
+        "judgements_per_s": {"judge": middle["judge_per_s"], "direct": middle["direct_per_s"]},
+        "ratio": {"judge_over_direct": middle["judge_over_direct"]},
+        "tokens": {
+            "prompt": used.prompt_tokens / used.questions,
+            "completion": used.completion_tokens / used.questions,
+            "abstained": float(used.nonsense + used.failed),
+        },
     }
 
 
-def run_direct(options: Options) -> dict[str, float]:
-    """The engine's thread in this process, fed the judge's prompts at once."""
-    from forge_agents.serving._loop import EngineThread
-    from forge_agents.serving._wire import Answer
+class _Direct:
+    """An engine's thread in this process, fed at once."""
 
-    answers: list[Answer] = []
-    failures: list[BaseException] = []
-    news = threading.Event()
-    wanted = _num_judged(options)
+    def __init__(self, config: EngineConfig) -> None:
+        from forge_agents.serving._loop import EngineThread
 
-    def deliver(arrived: list[Answer]) -> None:
-        answers.extend(arrived)
-        if len(answers) == wanted:
-            news.set()
+        self._answers: list[Answer] = []
+        self._failures: list[BaseException] = []
+        self._wanted = 0
+        self._news = threading.Event()
+        self.thread = EngineThread(config, deliver=self._deliver, died=self._died)
+        self.thread.ready.result(600)
 
-    def died(error: BaseException) -> None:
-        failures.append(error)
-        news.set()
-
-    thread = EngineThread(_config(options), deliver=deliver, died=died)
-    thread.ready.result(600)
-    rows = []
-    for seed in range(1 + options.rounds):
-        requests = _requests(options, seed)
-        answers.clear()
-        news.clear()
+    def answer(self, requests: list[Request]) -> float:
+        """Seconds until all are answered."""
+        self._answers.clear()
+        self._news.clear()
+        self._wanted = len(requests)
         started = time.perf_counter()
-        thread.add(requests)
-        if not news.wait(300) or failures:
-            raise RuntimeError(f"the engine delivered {len(answers)} of {wanted} answers; failures: {failures}")
-        rows.append({"judgements_per_s": wanted / (time.perf_counter() - started)})
-    thread.close(10)
-    refused = [answer.error for answer in answers if answer.completion is None]
-    if refused:
-        raise RuntimeError(f"the engine refused {len(refused)} requests: {refused[0]}")
-    return median(rows[1:])
+        self.thread.add(requests)
+        if not self._news.wait(300) or self._failures:
+            raise RuntimeError(f"{len(self._answers)} of {self._wanted} answers; failures: {self._failures}")
+        seconds = time.perf_counter() - started
+        refused = [answer.error for answer in self._answers if answer.completion is None]
+        if refused:
+            raise RuntimeError(f"the engine refused {len(refused)} requests: {refused[0]}")
+        return seconds
+
+    def _deliver(self, arrived: list[Answer]) -> None:
+        self._answers.extend(arrived)
+        if len(self._answers) == self._wanted:
+            self._news.set()
+
+    def _died(self, error: BaseException) -> None:
+        self._failures.append(error)
+        self._news.set()
 
 
 def _requests(options: Options, seed: int) -> list[Request]:
@@ -187,12 +194,12 @@ def _requests(options: Options, seed: int) -> list[Request]:
     from forge_agents.rendering import Renderer
     from forge_agents.serving._wire import Request
     from forge_verifiers import YesNo
-    from forge_verifiers.judge_text import documents, instructions_for, question_of
+    from forge_verifiers.judge_text import documents, fence_key, instructions_for, question_of
 
     renderer = Renderer.of(Path(options.model))
     form = YesNo()
     texts = [
-        question_of(documents(trajectory, "answer", 8000)[0][0], form.ask, key=KEY.tobytes())
+        question_of(documents(trajectory, "answer", 8000)[0][0], form.ask, key=fence_key(SEED))
         for trajectory in played(_num_judged(options), seed=seed)
     ]
     return [

@@ -58,6 +58,8 @@ def test_siblings_are_compared_with_the_mean_of_the_others(tiny_bert):
     np.testing.assert_allclose(scores[:3], np.clip(expected, 0, 1), atol=1e-5)
     assert np.isnan(scores[3:]).all()
     assert EmbeddingSimilarity(folder, against="group").score([said("x"), said("x")]).tolist() == [1.0, 1.0]
+    assert EmbeddingSimilarity(folder, against="group").sees_groups
+    assert not EmbeddingSimilarity(folder).sees_groups
 
 
 def test_without_answer_or_reference_it_abstains(tiny_bert):

@@ -168,7 +168,10 @@ def test_equal_texts_are_asked_once_in_a_call(serve):
 
 def test_every_turn_can_have_a_question_of_its_own(serve):
     with Judge(serve(is_four).endpoint, "Is it right?", view="turns") as judge:
-        assert judge.score([said("4", "5", "4", "4"), said("5"), said("4")]).tolist() == [0.75, 0.0, 1.0]
+        found = judge.assess([said("4", "5", "4", "4"), said("5"), said("4"), said()])
+        np.testing.assert_array_equal(found.scores, [0.75, 0.0, 1.0, np.nan])
+        assert [turns.tolist() for turns in found.turns] == [[1, 0, 1, 1], [0], [1], []]
+        assert not judge.sees_groups
 
 
 def test_nonsense_abstains_and_is_counted(serve):
@@ -186,6 +189,7 @@ def test_siblings_are_compared_in_both_orders(serve):
         scores = judge.score([said("1"), said("333"), said("22"), said("333"), said("9999", seed=1), said("8", seed=1)])
         assert scores.tolist() == [0.0, 1.0, 0.5, 1.0, 1.0, 0.0]
         assert judge.usage.questions == 8  # three different texts, then two
+        assert judge.sees_groups  # so that no ensemble remembers its scores
         assert np.isnan(judge.score([said("1"), said("1"), said("2", seed=1)])).all()
     places = Counter(tuple(sorted(answers_in(request).items())) for request in server.requests)
     assert set(places.values()) == {1}
@@ -286,19 +290,16 @@ def test_a_judge_works_inside_a_running_loop_after_closing_and_in_an_ensemble(se
     judge.close()
 
 
-def test_a_resumed_judge_asks_the_same(serve):
+def test_a_seed_repeats_the_questions_and_no_two_judges_share_a_fence_without(serve):
     server = serve(is_four)
-    one, other = (Judge(server.endpoint, "Is it right?") for _ in range(2))
-    one.score([said("4")])
-    other.score([said("4")])
-    other.load_state_dict(one.state_dict())
-    other.score([said("4")])
+    for seed in (None, None, 3, 3):
+        with Judge(server.endpoint, "Is it right?", seed=seed) as judge:
+            judge.score([said("4")])
+            judge.score([said("4")])
+            assert not judge.state_dict()  # an ensemble may remember its verdicts
     texts = [request["messages"][1]["content"] for request in server.requests]
-    assert texts[0] == texts[2] != texts[1]
-    with pytest.raises(ValueError, match="state_dict"):
-        other.load_state_dict({"key": np.zeros(3, np.uint8)})
-    one.close()
-    other.close()
+    assert texts[0] == texts[1] and texts[2] == texts[3]
+    assert len(set(texts)) == 3 and len(set(texts[4:])) == 1
 
 
 def test_wrong_arguments_are_refused():

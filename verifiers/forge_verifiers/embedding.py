@@ -70,6 +70,7 @@ class EmbeddingSimilarity(Composable):
         if not -1 <= floor < 1:
             raise ValueError(f"floor={floor} must be a cosine in [-1, 1)")
         self.name, self.family = name, family
+        self.sees_groups = against == "group"
         self._against, self._answer_key, self._extract, self._floor = against, answer_key, extract, floor
         self._model = TextModel(
             "AutoModel", model, max_tokens=max_tokens, batch_tokens=batch_tokens, threads=threads, device=device

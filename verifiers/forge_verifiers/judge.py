@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import secrets
 import threading
 import time
 from collections import defaultdict
@@ -27,15 +26,22 @@ from forge_verifiers.chat_endpoint import EndpointChat, EndpointLike
 from forge_verifiers.chat_engine import EngineChat
 from forge_verifiers.judge_answers import Answer, Pairs, Reply, YesNo, choice_in
 from forge_verifiers.judge_ranking import pairings, rank
-from forge_verifiers.judge_text import Document, View, comparison_of, documents, instructions_for, question_of
-from forge_verifiers.verifier import Composable, Scores, State, group_ids
+from forge_verifiers.judge_text import (
+    Document,
+    View,
+    comparison_of,
+    documents,
+    fence_key,
+    instructions_for,
+    question_of,
+)
+from forge_verifiers.verifier import Assessment, Composable, Scores, group_ids
 
 if TYPE_CHECKING:
     from forge_agents.serving.config import EngineConfig
 
 _LOG = logging.getLogger(__name__)
 _Replies: TypeAlias = Mapping[str, Reply | None]
-_KEY_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +79,8 @@ class Judge(Composable):
     running event loop.
 
     Texts are fenced with a code that their author cannot know, control tokens in them are broken up, and the model's
-    answer is constrained to the possible ones. What still makes no sense abstains and is counted in `usage`. The code
-    is made from a key that a checkpoint keeps, so equal texts get equal questions, also after a resume.
+    answer is constrained to the possible ones. What still makes no sense abstains and is counted in `usage`. One judge
+    asks the same question about the same text every time.
 
     Args:
         model: A `Policy` (its sampling is not used: judges answer greedily), a model's name or folder, or an endpoint:
@@ -89,6 +95,8 @@ class Judge(Composable):
         retries: Times that a request to an endpoint is sent again after 429, 5xx or a lost connection.
         timeout_s: Seconds for one question, queue and retries included.
         start_timeout_s: Seconds for the engine to start.
+        seed: Of the codes of the fences. None draws anew for each judge; with a number equal texts get equal questions
+            in every run, so that a resumed run repeats its scores.
         name: What reports call it.
         family: Judges on the same model share causes of error: give them one family.
 
@@ -110,6 +118,7 @@ class Judge(Composable):
         retries: int = 4,
         timeout_s: float = 120.0,
         start_timeout_s: float = 300.0,
+        seed: int | None = None,
         name: str = "judge",
         family: str | None = None,
     ) -> None:
@@ -138,7 +147,7 @@ class Judge(Composable):
         else:
             chat = EngineChat(_name_of(model), engine, name=name, timeout_s=timeout_s, start_timeout_s=start_timeout_s)
         self._conversation = Conversation(chat, name=name, start_timeout_s=start_timeout_s)
-        self._key = secrets.token_bytes(_KEY_BYTES)
+        self._key = fence_key(seed)
         self._usage = JudgeUsage()
         self._counting = threading.Lock()
 
@@ -170,46 +179,42 @@ class Judge(Composable):
     ) -> None:
         self.close()
 
+    @property
+    def sees_groups(self) -> bool:  # type: ignore[override]
+        """Whether siblings are compared with each other."""
+        return isinstance(self.answer, Pairs)
+
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
         """Grades, float32 [n]; NaN where there is nothing to judge or the judge abstained.
 
         Raises:
             Exception: Not one question was answered; the error of the first.
         """
+        return self.assess(trajectories).scores
+
+    def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
+        """As `score`; with ``view="turns"`` also the grade of every turn."""
         if not len(trajectories):
-            return np.empty(0, np.float32)
+            return Assessment(scores=np.empty(0, np.float32))
         started = time.perf_counter()
         shown, cut = zip(*(documents(t, self.view, self.max_chars) for t in trajectories), strict=True)
         if isinstance(self.answer, Pairs):
-            scores = self._compared(self.answer, shown, group_ids(trajectories))
+            found = Assessment(scores=self._compared(self.answer, shown, group_ids(trajectories)))
         else:
-            scores = self._graded(shown)
+            found = self._graded(shown)
         self._count(trajectories=len(trajectories), cut_chars=sum(cut), seconds=time.perf_counter() - started)
-        return scores
+        return found
 
-    def state_dict(self) -> State:
-        """The key of the fences: with it, equal texts get equal questions after a resume."""
-        return {"key": np.frombuffer(self._key, np.uint8).copy()}
-
-    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restores what `state_dict` returned. Raises ValueError for anything else."""
-        key = state.get("key")
-        if set(state) != {"key"} or key is None or key.dtype != np.uint8 or key.shape != (_KEY_BYTES,):
-            raise ValueError(f"state of {self.name!r} has {sorted(state)}; send what state_dict() returned")
-        self._key = key.tobytes()
-
-    def _graded(self, shown: Sequence[tuple[Document, ...]]) -> Scores:
+    def _graded(self, shown: Sequence[tuple[Document, ...]]) -> Assessment:
         assert not isinstance(self.answer, Pairs)
         texts = [[question_of(d, self.answer.ask, key=self._key) for d in each] for each in shown]
         replies = self._ask(itertools.chain.from_iterable(texts))
         grades = {text: None if reply is None else self.answer.grade(reply) for text, reply in replies.items()}
         self._count_nonsense(replies, grades)
-        scores = np.full(len(shown), math.nan, np.float32)
-        for at, asked in enumerate(texts):
-            given = [grade for text in asked if (grade := grades[text]) is not None]
-            if given:
-                scores[at] = math.fsum(given) / len(given)
-        return scores
+        each = [np.array([math.nan if (g := grades[text]) is None else g for text in asked]) for asked in texts]
+        means = [float(np.nanmean(given)) if np.isfinite(given).any() else math.nan for given in each]
+        turns = [given.astype(np.float32) for given in each] if self.view == "turns" else None
+        return Assessment(scores=np.array(means, np.float32), turns=turns)
 
     def _compared(self, answer: Pairs, shown: Sequence[tuple[Document, ...]], groups: NDArray[np.intp]) -> Scores:
         members: defaultdict[int, set[Document]] = defaultdict(set)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -66,6 +67,11 @@ def documents(trajectory: Trajectory, view: View, max_chars: int) -> tuple[tuple
     return tuple(cut), sum(map(_size, whole)) - sum(map(_size, cut))
 
 
+def fence_key(seed: int | None) -> bytes:
+    """What the marks of fences are made with: drawn from the system's randomness, or from `seed`."""
+    return secrets.token_bytes(32) if seed is None else hashlib.blake2b(b"%d" % seed, digest_size=32).digest()
+
+
 def instructions_for(rubric: str) -> str:
     """The judge's system prompt."""
     return _STANDING + rubric.strip()
@@ -120,7 +126,10 @@ def _last(document: Document, max_chars: int) -> Document:
 
 
 def _mark(key: bytes, document: Document) -> str:
-    """A code that depends on all the text it fences: whoever wrote the text cannot have written the code into it."""
+    """A code that depends on all the text it fences.
+
+    Whoever wrote the text does not know the key; and who knows it would have to write a text that holds its own hash.
+    """
     digest = hashlib.blake2b(key=key, digest_size=8)
     for part in document:
         content = part.text.encode("utf-8", "surrogatepass")
