@@ -211,6 +211,7 @@ def information_sets(create: Make, seeds: range) -> None:
                             method,
                         )
                 changed = changed or _hidden(env, agent) != _hidden(other, agent)
+                other.close()
     if not changed:
         fix = "let swap_secrets change what secrets(agent) names, or what the other seats see"
         raise BreachError("swap_secrets changed nothing in any episode", fix, "swap_secrets")

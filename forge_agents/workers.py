@@ -111,7 +111,10 @@ class Worker:
                     "or register it with a larger step_timeout_s"
                 )
         if not ok:
-            raise answer
+            try:
+                raise answer
+            finally:
+                del answer  # or its traceback keeps this frame alive, and so the environment, until garbage collection
         return answer
 
     def end(self, grace_s: float = 0.0) -> int:
