@@ -3,6 +3,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -147,6 +148,48 @@ def other_python():
 @pytest.fixture
 def no_namespaces(monkeypatch):
     monkeypatch.setattr(sandbox, "_why_no_namespaces", lambda: "unshare: not permitted")
+
+
+ORDINARY = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from forge_agents.sandbox import Sandbox, SandboxLimits
+box = Sandbox(limits=SandboxLimits(wall_s=30, processes=4))
+assert box.guarantees().full, box.guarantees()
+print(box.run('''
+import os, time
+n = 0
+try:
+    while n < 20:
+        if os.fork() == 0:
+            time.sleep(20)
+            os._exit(0)
+        n += 1
+except OSError:
+    print(n, os.getuid(), os.getppid())
+for path in ("/program.py", os.__file__, "/new"):
+    try: open(path, "a")
+    except OSError: print("held")
+'''))
+"""
+
+
+@held
+@pytest.mark.skipif(os.geteuid() != 0 or other_python() is None, reason="needs root, to become somebody else")
+def test_an_ordinary_user_needs_no_rights_for_it():
+    with tempfile.TemporaryDirectory() as name:
+        package = Path(name) / "forge_agents"
+        source = Path(sandbox.__file__).parent
+        shutil.copytree(source, package / "sandbox", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(source.parent / "errors.py", package)
+        (package / "__init__.py").touch()
+        for path in (Path(name), *Path(name).rglob("*")):
+            path.chmod(0o755)
+        command = [other_python() or "", "-B", "-c", ORDINARY, name]
+        done = subprocess.run(
+            command, check=False, capture_output=True, text=True, user=65534, group=65534, extra_groups=[], cwd="/"
+        )
+    assert r"stdout='3 1000 1\nheld\nheld\nheld\n'" in done.stdout, done
 
 
 @linux

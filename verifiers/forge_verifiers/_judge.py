@@ -10,6 +10,7 @@ what the candidate returns is compared here, by Python's own types, never by the
 from __future__ import annotations
 
 import builtins
+import ctypes
 import json
 import operator
 import os
@@ -425,6 +426,7 @@ def main() -> None:
         pipe = Pipe(int(sys.argv[2]), int(sys.argv[3]))
         Service(pipe).serve()
     else:
+        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # not dumpable: closed to the candidate even where it sees /proc
         sys.path[:] = [path for path in sys.path if path != os.environ["HOME"]]  # the candidate may write there
         judge(**json.load(sys.stdin))
 
