@@ -14,7 +14,9 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+from forge_agents._text_game import hook
 from forge_agents.registry import AnyEnv, build_env
+from forge_agents.wrappers import HOOKS, turn_based
 
 GRACE_S = 5.0
 """Seconds beyond its deadline after which a call ends this process, should nobody be left to kill it."""
@@ -56,7 +58,7 @@ def _answer(command: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 
 
 def _describe(packed_spec: bytes) -> dict[str, Any]:
-    env = build_env(pickle.loads(packed_spec))  # noqa: S301  # from our own parent
+    env = turn_based(build_env(pickle.loads(packed_spec)))  # noqa: S301  # from our own parent
     agents = list(env.possible_agents)
     names = {name for name in dir(env) if not name.startswith("_")} - NOT_SHARED
     found = {
@@ -65,14 +67,17 @@ def _describe(packed_spec: bytes) -> dict[str, Any]:
         "render_mode": getattr(env, "render_mode", None),
         "observation_spaces": {agent: env.observation_space(agent) for agent in agents},
         "action_spaces": {agent: env.action_space(agent) for agent in agents},
-        "methods": {name for name in names if callable(getattr(env, name, None))},
+        "methods": {
+            *(name for name in names if callable(getattr(env, name, None))),
+            *(name for name in HOOKS if hook(env, name) is not None),
+        },
     }
     env.close()
     return found
 
 
 def _build(slot: int, packed_spec: bytes) -> None:
-    _envs[slot] = build_env(pickle.loads(packed_spec))  # noqa: S301  # from our own parent
+    _envs[slot] = turn_based(build_env(pickle.loads(packed_spec)))  # noqa: S301  # from our own parent
 
 
 def _reset(slot: int, seed: int | None, options: dict[str, Any] | None) -> dict[str, Any]:
@@ -96,7 +101,8 @@ def _fork(slot: int, new: int) -> None:
 
 
 def _call(slot: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return getattr(_envs[slot], name)(*args, **kwargs)
+    env = _envs[slot]
+    return (hook(env, name) if name in HOOKS else getattr(env, name))(*args, **kwargs)
 
 
 def _get(slot: int, name: str) -> Any:

@@ -227,7 +227,8 @@ def make(
         isolation: Replaces the registered one.
         **kwargs: Constructor arguments; they win over the registered ones. Also, unless the constructor has an
             argument of that name: ``role_shuffle=True``, ``invalid_action="end" | "penalty" | "ask"``,
-            ``observation_window=chars`` and ``reward_scale=factor``, see `forge_agents.wrappers`.
+            ``observation_window=chars`` and ``reward_scale=factor``, see `forge_agents.wrappers`. A simultaneous game
+            that is wrapped or isolated takes turns.
 
     Returns:
         The environment, wrapped as was asked, with attribute ``spec``: the spec it was really made with.

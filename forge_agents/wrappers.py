@@ -10,15 +10,19 @@ from collections.abc import Mapping
 from typing import Any, Literal, Self, TypeAlias, TypeVar, cast, get_args
 
 import numpy as np
-from pettingzoo import AECEnv
+from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils import BaseWrapper
+from pettingzoo.utils.conversions import parallel_to_aec
 
+from forge_agents._text_game import hook
 from forge_agents.env import Observation, TextSpace
 from forge_agents.errors import ForgeError
 from forge_agents.registry import AnyEnv, check_max_turns
 
 V = TypeVar("V")
 Policy: TypeAlias = Literal["end", "penalty", "ask"]
+HOOKS = ("instructions", "secrets", "swap_secrets", "legal_actions")
+"""Methods that environments may have beside PettingZoo's; each takes an agent first."""
 
 
 class EnvWrapper(BaseWrapper):  # type: ignore[misc]  # PettingZoo ships no types
@@ -35,7 +39,7 @@ class EnvWrapper(BaseWrapper):  # type: ignore[misc]  # PettingZoo ships no type
         if not isinstance(env, AECEnv):
             raise TypeError(
                 f"{type(self).__name__} wraps a PettingZoo AECEnv, got {type(env).__name__}; "
-                "pettingzoo.utils.parallel_to_aec makes one of a ParallelEnv"
+                "pettingzoo.utils.conversions.parallel_to_aec makes one of a ParallelEnv"
             )
         super().__init__(env)
 
@@ -178,9 +182,9 @@ class RoleShuffle(EnvWrapper):
         return self.env.action_space(self._role[agent])
 
     def __getattr__(self, name: str) -> Any:
-        found = super().__getattr__(name)
-        if name not in ("instructions", "secrets", "swap_secrets", "legal_actions"):
-            return found
+        found = hook(self.env, name) if name in HOOKS else None
+        if found is None:
+            return super().__getattr__(name)
         return lambda agent, *rest: found(self._role[agent], *rest)
 
     def _outside(self, inside: Mapping[str, V]) -> dict[str, V]:
@@ -324,8 +328,13 @@ class InvalidAction(_Ending):
         self._accumulate_rewards()
 
 
-def wrapped(env: AnyEnv, arguments: Mapping[str, Any]) -> AnyEnv:
-    """`env` in the wrappers that `make` was asked for, innermost first as in `registry.WRAPPERS`.
+def turn_based(env: Any) -> AnyEnv:
+    """`env`, or where all decide at once its conversion, in which they do so one by one."""
+    return cast("AnyEnv", parallel_to_aec(env) if isinstance(env, ParallelEnv) else env)
+
+
+def wrapped(env: Any, arguments: Mapping[str, Any]) -> AnyEnv:
+    """`env`, taking turns, in the wrappers that `make` was asked for, innermost first as in `registry.WRAPPERS`.
 
     Raises:
         ForgeError: A flag that is neither true nor false.
@@ -334,6 +343,7 @@ def wrapped(env: AnyEnv, arguments: Mapping[str, Any]) -> AnyEnv:
     shuffle = arguments.get("role_shuffle", False)
     if not isinstance(shuffle, bool):
         raise ForgeError(f"role_shuffle={shuffle!r} of {env} must be true or false")
+    env = turn_based(env)
     env = RoleShuffle(env) if shuffle else env
     for name, wrapper in _BY_NAME.items():
         if arguments.get(name) is not None:

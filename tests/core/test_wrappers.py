@@ -185,6 +185,37 @@ def test_shuffling_leaves_the_game_as_it_is():
     assert again.infos == shuffled.infos, "siblings share the roles"
 
 
+class Meet(fa.ParallelTurnEnv):
+    """Both name a place at once; left is paid 1 if they meet, right 2."""
+
+    possible_agents = ["left", "right"]
+
+    def setup(self, rng):
+        pass
+
+    def instructions(self, agent):
+        return f"You are {agent}."
+
+    def observe_text(self, agent):
+        return "Where do you go?"
+
+    def act_all(self, actions):
+        met = float(len(set(actions.values())) == 1)
+        return fa.Outcome(rewards={"left": met, "right": 2 * met}, done=True)
+
+
+@pytest.mark.usefixtures("_own_registry")
+def test_a_simultaneous_game_takes_turns_when_it_is_wrapped():
+    fa.register("t/Meet-v0", entry_point=Meet)
+    env = fa.make("t/Meet-v0", role_shuffle=True, reward_scale=10.0)
+    for seed in range(4):
+        env.reset(seed=seed)
+        role = {agent: env.infos[agent]["role"] for agent in env.agents}
+        assert all(env.instructions(agent) == f"You are {role[agent]}." for agent in env.agents)
+        told = rest(env, ["bridge", "bridge"])
+        assert told == {agent: 10.0 if role[agent] == "left" else 20.0 for agent in role}
+
+
 # ---- by keyword
 
 
