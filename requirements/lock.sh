@@ -10,6 +10,12 @@ uv=${UV:-.venv/bin/uv}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
+# Libraries whose environments the tests play.
+adapters="--extra textarena --extra reasoning-gym --extra classic --extra openenv"
+# Only wheels, but for packages that publish none.
+wheels="--only-binary :all:"
+for package in cellpylib pycosat rlcard zss; do wheels="$wheels --no-binary $package"; done
+
 # Not part of a CPU list: what PyPI's CUDA build of torch brings along where no CPU build is found.
 cuda_only='^(nvidia-|cuda-)'
 
@@ -21,7 +27,7 @@ for kind; do
         python=$1 output=$2
         shift 2
         UV_FIND_LINKS="$links" "$uv" pip compile pyproject.toml --quiet --python-version "$python" \
-            --extra "$kind" --extra dev --override "requirements/overrides-$kind.txt" --only-binary :all: \
+            --extra "$kind" --extra dev $adapters --override "requirements/overrides-$kind.txt" $wheels \
             --python-platform x86_64-manylinux_2_31 --no-annotate --no-header --no-emit-find-links --no-emit-index-url \
             --output-file "$output" "$@"
     }

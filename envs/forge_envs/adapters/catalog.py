@@ -24,7 +24,7 @@ _UPSTREAM_ID = re.compile(r"(?P<game>.+?)-v(?P<version>\d+)(?P<variant>-.+)?")
 _RENDERINGS = ("-raw", "-train")
 """Endings of TextArena's ids that say how observations are written, which the adapter does itself."""
 
-TEXT_ENVS = ("Blackjack-v1", "CliffWalking-v1", "FrozenLake-v1", "FrozenLake8x8-v1", "Taxi-v3")
+TEXT_ENVS = ("Blackjack-v1", "CliffWalking-v1", "FrozenLake-v1", "FrozenLake8x8-v1", "Taxi-v4")
 """Gymnasium's own environments whose observations and actions are discrete. Others are found by name."""
 
 
@@ -62,12 +62,9 @@ def _textarena_games() -> tuple[str, ...]:
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.startswith("register"):
-            found += [str(word.value.value) for word in node.keywords if _is_id(word)]
+            ids = [word.value for word in node.keywords if word.arg == "id"]
+            found += [str(word.value) for word in ids if isinstance(word, ast.Constant)]
     return tuple(sorted(game for game in found if not game.endswith(_RENDERINGS) and _UPSTREAM_ID.fullmatch(game)))
-
-
-def _is_id(word: ast.keyword) -> bool:
-    return word.arg == "id" and isinstance(word.value, ast.Constant)
 
 
 def _part(game: str, part: str) -> str:
@@ -109,13 +106,16 @@ def _reasoning_gym(generator: str, category: str) -> None:
 def _reasoning_gym_generators() -> dict[str, str]:
     """Category by generator, read off the calls that register them."""
     found = {}
-    for path in sorted(_folder("reasoning_gym").glob("*/*.py")):
+    root = _folder("reasoning_gym")
+    for path in sorted(root.rglob("*.py")):
         source = path.read_text()
+        if "register_dataset(" not in source:
+            continue
         names = dict(re.findall(r"^(\w+) = \"(\w+)\"$", source, re.MULTILINE))
         for argument in re.findall(r"^register_dataset\(\s*([\w\"]+)", source, re.MULTILINE):
             generator = argument.strip('"') if argument.startswith('"') else names.get(argument, "")
             if generator:
-                found[generator] = path.parent.name
+                found[generator] = path.relative_to(root).parts[0]
     return found
 
 
@@ -167,11 +167,6 @@ def openenv(name: str | None) -> str | None:
         return None
     register("openenv/Server-v0", entry_point="forge_envs.adapters.openenv:OpenEnv", tags=("adapter", "openenv", "1p"))
     return "openenv/Server-v0"
-
-
-def verifiers(name: str | None) -> str | None:
-    """``verifiers/NAME-v0``: environments of PrimeIntellect's library, installed as packages. Nothing to list."""
-    return None
 
 
 def _folder(package: str) -> Path:

@@ -41,6 +41,7 @@ TEXTARENA_PLAYERS: dict[str, tuple[int, int]] = {
 """Fewest and most seats by game, measured with TextArena 0.7.4; a game that is not here has one."""
 
 TEXTARENA_EXCLUDED: dict[str, str] = {
+    "CharacterConclave": "raises at the first move: add_observation() without observation_type",
     "BabyAiText": "imports gym, which Gymnasium replaced",
     "Debate": "its jury or oracle is a model behind OpenRouter: needs the network and a key",
     "GuessWho": "its jury or oracle is a model behind OpenRouter: needs the network and a key",

@@ -110,7 +110,7 @@ class TextArena(TurnEnv):
         try:
             with self._randomness.contained():
                 done, _ = self._game.step(action=action[: self.max_action_chars])
-                if not (done or self._core.state.done):
+                if not (done or self._core.state.done or self._deserted()):
                     return Outcome(next=self._deliver())
                 rewards, infos = self._game.close()
         except Exception as error:  # noqa: BLE001  # the game's code, on text that a model wrote
@@ -132,10 +132,15 @@ class TextArena(TurnEnv):
     def _words(self) -> contextlib.AbstractContextManager[None]:
         return words_offered() if game_name(self.game) in WORD_GAMES else contextlib.nullcontext()
 
+    def _deserted(self) -> bool:
+        """Whether one seat or none is left in a game that goes on: such games look for the next one forever."""
+        out = set(getattr(self._core.state, "elimination_order", ()))
+        return len(out) >= len(self.possible_agents) - 1 > 0
+
     def _deliver(self) -> str:
         """Who decides now, with its messages fetched from the game."""
         seat, messages = self._core.get_observation()
-        agent = self.possible_agents[seat]
+        agent = str(self.possible_agents[seat])
         self._read[agent] = [*self._read[agent], *messages]
         return agent
 
@@ -150,9 +155,9 @@ class TextArena(TurnEnv):
 
     def _end(self, rewards: dict[int, Any], infos: dict[int, dict[str, Any]], error: str = "") -> Outcome:
         agents = self.possible_agents
-        score = {agent: float(rewards.get(seat) or 0.0) for seat, agent in enumerate(agents)}
         told = {agent: infos.get(seat, {}) for seat, agent in enumerate(agents)}
         forfeits = [agent for agent in agents if told[agent].get("invalid_move")]
+        score = {agent: _number(rewards.get(seat), agent in forfeits) for seat, agent in enumerate(agents)}
         verdict = outcomes(score, forfeits)
         if error:
             verdict = {agent: "forfeit" if agent in forfeits else "void" for agent in agents}
@@ -199,3 +204,8 @@ def game_name(game: str) -> str:
 def _kind(rest: list[Any]) -> str:
     """The kind of a message; a few games leave it out."""
     return str(getattr(rest[0], "name", "")) if rest else ""
+
+
+def _number(reward: Any, forfeited: bool) -> float:
+    """A reward; where the game gave none, or a text in its place, that of a forfeit or 0."""
+    return float(reward) if isinstance(reward, int | float) else -1.0 if forfeited else 0.0

@@ -1,0 +1,263 @@
+"""PettingZoo's classic board and card games as text, through `forge_agents.wrap`.
+
+In: a game's module, e.g. ``"chess_v6"``, and moves by name. Out: boards and cards to read, the legal moves by name,
+PettingZoo's rewards. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from forge_agents.providers import MissingExtraError
+from forge_agents.wrapping import WrappedEnv
+
+_GO_COLUMNS = "ABCDEFGHJKLMNOPQRSTUVWXYZ"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """How a game is read and played as text."""
+
+    instructions: str
+    """The system prompt of every seat."""
+    text: Callable[[Any, Any, str], str]
+    """``f(env, observation, agent)``: what the seat reads, without its moves."""
+    names: Callable[[Any, str], Sequence[str]]
+    """``f(env, agent)``: the name of every action, by number."""
+    lists_moves: bool = True
+    """Whether the text ends with the legal moves; False where they are too many."""
+
+
+class ClassicGame(WrappedEnv):
+    """A classic game as text. Legal moves, by name, are in ``infos[agent]["legal_actions"]``.
+
+    An action means the move that it names, alone or as the last word or phrase that names a legal move. Any other
+    text ends the game: the seat gets `illegal_reward`, the others 0, and its info says why under ``"illegal"``.
+    """
+
+    def __init__(self, env: Any, rules: Rules, *, illegal_reward: float = -1.0) -> None:
+        self._rules = rules
+        super().__init__(
+            env,
+            obs_to_text=self._read_out,
+            text_to_action=self._meaning,
+            instructions=rules.instructions,
+            illegal_reward=illegal_reward,
+        )
+
+    def moves(self, agent: str) -> dict[str, int]:
+        """The legal moves of the deciding seat by name; none for the others."""
+        return self._moves if agent == self.agent_selection else {}
+
+    def _find_moves(self, agent: str) -> dict[str, int]:
+        names = self._rules.names(self.env, agent)
+        seen = self.env.observe(agent)
+        mask = seen.get("action_mask") if isinstance(seen, dict) else None
+        legal = range(len(names)) if mask is None else np.flatnonzero(mask)
+        return {names[number]: int(number) for number in legal}
+
+    def _read_out(self, observation: Any, agent: str) -> str:
+        text = self._rules.text(self.env, observation, agent)
+        moves = self.moves(agent)
+        if not moves:
+            return f"{text}\nNot your turn."
+        return f"{text}\nYour moves: {', '.join(moves)}" if self._rules.lists_moves else text
+
+    def _meaning(self, text: str, agent: str, space: Any) -> int:
+        moves = {name.casefold(): number for name, number in self.moves(agent).items()}
+        wanted = " ".join(text.casefold().split())
+        if wanted in moves:
+            return moves[wanted]
+        longest_first = sorted(moves, key=len, reverse=True)
+        pattern = "|".join(map(re.escape, longest_first))
+        found = re.findall(rf"(?<![\w-])(?:{pattern})(?![\w-])", wanted[-4000:])
+        if not found:
+            raise ValueError(f"{text[:60]!r} names no legal move")
+        return moves[found[-1]]
+
+    def _mirror(self) -> None:
+        super()._mirror()
+        agent = self.agent_selection
+        live = agent in self.agents and not (self.terminations[agent] or self.truncations[agent])
+        for seat in self.agents:
+            self.infos[seat].pop("legal_actions", None)
+            self.infos[seat].pop("action_mask", None)
+        self._moves = self._find_moves(agent) if live else {}
+        if live:
+            self.infos[agent]["legal_actions"] = list(self._moves)
+
+
+def classic(game: str, *, illegal_reward: float = -1.0, **options: Any) -> ClassicGame:
+    """A classic game of PettingZoo as text.
+
+    Args:
+        game: The module under ``pettingzoo.classic``, e.g. ``"connect_four_v3"``.
+        illegal_reward: Reward of a text that names no legal move.
+        **options: The game's own arguments, e.g. ``board_size=9`` for go.
+
+    Raises:
+        MissingExtraError: The game's rules come from a package that is not installed.
+        ValueError: PettingZoo has no such game, or no text is written for it.
+    """
+    name = re.sub(r"_v\d+$", "", game)
+    if name not in RULES:
+        raise ValueError(f"no text is written for PettingZoo's {game!r}; known: {', '.join(sorted(RULES))}")
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # the modules of all games announce a new way to import
+            module = importlib.import_module(f"pettingzoo.classic.{game}")
+            env = module.raw_env(**options)
+    except ImportError as error:
+        raise MissingExtraError(f"PettingZoo's {name}: {error}; pip install 'forge-agents-rl[classic]'") from error
+    return ClassicGame(env, RULES[name], illegal_reward=illegal_reward)
+
+
+# ---- boards
+
+
+def _grid(planes: np.ndarray[Any, Any], free: str = ".") -> np.ndarray[Any, Any]:
+    return np.where(planes[..., 0] > 0, "X", np.where(planes[..., 1] > 0, "O", free))
+
+
+def _rows(signs: np.ndarray[Any, Any]) -> str:
+    return "\n".join(" ".join(row) for row in signs)
+
+
+def _tictactoe(env: Any, seen: Mapping[str, Any], agent: str) -> str:
+    return f"{_rows(_grid(seen['observation']).T)}\nThe squares are numbered\n0 3 6\n1 4 7\n2 5 8"
+
+
+def _connect_four(env: Any, seen: Mapping[str, Any], agent: str) -> str:
+    return f"{_rows(_grid(seen['observation']))}\n0 1 2 3 4 5 6"
+
+
+def _chess(env: Any, seen: Any, agent: str) -> str:
+    board = env.board
+    rows = [f"{8 - number} {row}" for number, row in enumerate(str(board).splitlines())]
+    colour = "White (capitals)" if agent == env.possible_agents[0] else "Black (small letters)"
+    last = f"Last move: {board.peek().uci()}\n" if board.move_stack else ""
+    return "\n".join([*rows, "  a b c d e f g h"]) + f"\n{last}You are {colour}."
+
+
+def _chess_names(env: Any, agent: str) -> Sequence[str]:
+    from pettingzoo.classic.chess import chess_utils
+
+    player = env.possible_agents.index(agent)
+    chess_utils.legal_moves(env.board)  # fills the table that action_to_move reads
+    names = [""] * env.action_space(agent).n
+    for number in np.flatnonzero(env.observe(agent)["action_mask"]):
+        names[number] = chess_utils.action_to_move(env.board, int(number), player).uci()
+    return names
+
+
+def _go(env: Any, seen: Mapping[str, Any], agent: str) -> str:
+    signs = _grid(seen["observation"][..., :2])
+    size = len(signs)
+    rows = [f"{size - number:2d} {' '.join(row)}" for number, row in enumerate(signs)]
+    colour = "black, moving first" if agent == env.possible_agents[0] else "white"
+    return "\n".join([*rows, "   " + " ".join(_GO_COLUMNS[:size])]) + f"\nYou are X, {colour}."
+
+
+def _go_names(env: Any, agent: str) -> Sequence[str]:
+    size = round((env.action_space(agent).n - 1) ** 0.5)
+    return [f"{_GO_COLUMNS[n % size]}{size - n // size}" for n in range(size * size)] + ["pass"]
+
+
+# ---- cards
+
+
+def _poker(env: Any, seen: Any, agent: str) -> str:
+    state = env.env.get_state(env.possible_agents.index(agent))["raw_obs"]
+    hand = state["hand"] if isinstance(state["hand"], list) else [state["hand"]]
+    public = state.get("public_cards", [state.get("public_card")])
+    table = [str(card) for card in public if card]
+    own = int(state["my_chips"])
+    chips = [int(count) for count in state["all_chips"]]
+    cards = f"Your cards: {' '.join(hand)}. Table: {' '.join(table) or 'no card'}."
+    return f"{cards} Chips in: you {own}, all seats {chips}."
+
+
+def _rps(env: Any, seen: Any, agent: str) -> str:
+    number = int(seen)
+    moves = _rps_names(env, agent)
+    return "Choose." if number >= len(moves) else f"Your opponent played {moves[number]}. Choose."
+
+
+def _rps_names(env: Any, agent: str) -> Sequence[str]:
+    return ("rock", "paper", "scissors", "spock", "lizard")[: env.action_space(agent).n]
+
+
+def _hanabi(env: Any, seen: Any, agent: str) -> str:
+    inner = env.hanabi_env
+    return str(inner.game_state.observation_string(inner.possible_agents.index(agent)))
+
+
+def _hanabi_names(env: Any, agent: str) -> Sequence[str]:
+    inner = env.hanabi_env
+    state, seat = inner.game_state, inner.possible_agents.index(agent)
+    legal = set(state.legal_actions(seat)) if not state.is_terminal() else set()
+    return [
+        state.action_to_string(seat, number).strip("()").strip() if number in legal else ""
+        for number in range(env.action_space(agent).n)
+    ]
+
+
+def _fixed(*names: str) -> Callable[[Any, str], Sequence[str]]:
+    return lambda env, agent: names
+
+
+_CARDS = "Cards are written suit then rank: S, H, D, C. Answer with the name of a move."
+RULES = {
+    "tictactoe": Rules(
+        instructions="You play tic-tac-toe. You are X, your opponent is O. Answer with the number of a free square.",
+        text=_tictactoe,
+        names=_fixed(*"012345678"),
+    ),
+    "connect_four": Rules(
+        instructions="You play connect four. You are X, your opponent is O. Answer with the number of a column.",
+        text=_connect_four,
+        names=_fixed(*"0123456"),
+    ),
+    "chess": Rules(
+        instructions="You play chess. Answer with a move from square to square, e.g. e2e4; a promotion is e7e8q.",
+        text=_chess,
+        names=_chess_names,
+    ),
+    "go": Rules(
+        instructions="You play go. You are X, your opponent is O. Answer with a point, e.g. D4, or pass.",
+        text=_go,
+        names=_go_names,
+        lists_moves=False,
+    ),
+    "rps": Rules(
+        instructions="You play rock, paper, scissors, many rounds. Answer with one word.", text=_rps, names=_rps_names
+    ),
+    "leduc_holdem": Rules(
+        instructions=f"You play Leduc hold'em. {_CARDS}", text=_poker, names=_fixed("call", "raise", "fold", "check")
+    ),
+    "texas_holdem": Rules(
+        instructions=f"You play limit Texas hold'em. {_CARDS}",
+        text=_poker,
+        names=_fixed("call", "raise", "fold", "check"),
+    ),
+    "texas_holdem_no_limit": Rules(
+        instructions=f"You play no-limit Texas hold'em. {_CARDS}",
+        text=_poker,
+        names=_fixed("fold", "check or call", "raise half pot", "raise full pot", "all in"),
+    ),
+    "hanabi": Rules(
+        instructions="You play Hanabi together. You see all hands but your own. Answer with the name of a move.",
+        text=_hanabi,
+        names=_hanabi_names,
+    ),
+}
+"""Texts and names by game."""

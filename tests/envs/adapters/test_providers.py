@@ -1,0 +1,51 @@
+import subprocess
+import sys
+
+import pytest
+
+import forge_agents as fa
+from forge_agents import providers
+from forge_agents.errors import UnknownIdError
+
+
+def test_listing_imports_no_library():
+    libraries = ("textarena", "reasoning_gym", "rlcard", "openenv", "nltk", "sympy")
+    code = f"import sys, forge_agents as fa; fa.list_envs(); print([m for m in {libraries} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_namespace_is_listed_with_the_adapter_tag():
+    ids = fa.list_envs("adapter")
+    count = {space: sum(id_.startswith(f"{space}/") for id_ in ids) for space in ("textarena", "reasoning-gym")}
+    assert count["textarena"] >= 200 and count["reasoning-gym"] >= 100
+    assert sum(id_.startswith("pettingzoo/") for id_ in ids) >= 9
+    assert {"gymnasium/FrozenLake-v1", "pettingzoo/chess-v6", "textarena/TicTacToe-v0"} <= set(ids)
+
+
+def test_a_missing_library_lists_nothing_and_names_the_command(monkeypatch):
+    monkeypatch.setattr(providers, "_providers", {})
+    fa.list_envs()
+    providers.provide("absent", entry_point="no_such:function", package="no_such_library", extra="textarena")
+    fa.list_envs()
+    with pytest.raises(ImportError, match=r"absent/.*pip install 'forge-agents-rl\[textarena\]'"):
+        fa.make("absent/Game-v0")
+
+
+def test_a_namespace_has_one_owner(monkeypatch):
+    monkeypatch.setattr(providers, "_providers", {})
+    for _ in range(2):
+        providers.provide("twice", entry_point="a:f", package="sys")
+    with pytest.raises(ValueError, match="already offered by a:f"):
+        providers.provide("twice", entry_point="b:f", package="sys")
+
+
+def test_unknown_names_of_a_namespace_are_unknown_ids():
+    with pytest.raises(UnknownIdError, match="textarena/TicTacToe-v0"):
+        fa.make("textarena/TicTakToe-v0")
+
+
+def test_the_librarys_own_spelling_of_a_variant_is_understood():
+    assert fa.spec("textarena/2048-v0-hard").id == "textarena/2048-hard-v0"
+    assert fa.spec("textarena/2048-hard-v0").kwargs["game"] == "2048-v0-hard"
+    assert fa.spec("reasoning-gym/leg_counting").id == "reasoning-gym/leg_counting-v0"
