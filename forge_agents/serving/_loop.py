@@ -124,9 +124,13 @@ class EngineThread:
         answers = []
         for output in self.engine.step():
             if output.finished and (request := self._requests.pop(output.request_id, None)) is not None:
-                completion = _vllm.completion_of(output, request, self._context)
-                self.generated_tokens += len(completion.token_ids)
-                answers.append(Answer(request_id=request.request_id, completion=completion))
+                try:
+                    completion = _vllm.completion_of(output, request, self._context)
+                except ValueError as error:  # this request failed; the others go on
+                    answers.append(Answer(request_id=request.request_id, completion=None, error=str(error)))
+                else:
+                    self.generated_tokens += len(completion.token_ids)
+                    answers.append(Answer(request_id=request.request_id, completion=completion))
         self.steps += 1
         if answers:
             self._deliver(answers)

@@ -138,7 +138,11 @@ def _constraint(request: Request) -> Any:
 
 
 def completion_of(output: Any, request: Request, context: int) -> Completion:
-    """Our form of vLLM's output for a finished request; `context` is the engine's `max_model_len`."""
+    """Our form of vLLM's output for a finished request; `context` is the engine's `max_model_len`.
+
+    Raises:
+        ValueError: vLLM gave this request up.
+    """
     sampled = output.outputs[0]
     token_ids = tuple(int(token) for token in sampled.token_ids)
     logprobs = tuple(float(at[token].logprob) for at, token in zip(sampled.logprobs, token_ids, strict=True))
@@ -151,7 +155,10 @@ def completion_of(output: Any, request: Request, context: int) -> Completion:
         no_room = len(token_ids) < request.max_tokens and len(request.prompt_ids) + len(token_ids) >= context
         finish = "context" if no_room else "length"
     elif sampled.finish_reason != "stop":
-        raise RuntimeError(f"vLLM ended the request with {sampled.finish_reason!r} instead of 'stop' or 'length'")
+        raise ValueError(
+            f"vLLM ended the request with {sampled.finish_reason!r} instead of 'stop' or 'length'; its choices or "
+            "its schema may not compile"
+        )
     spans = tuple(
         VersionSpan(version=int(span.version), start=int(span.start), end=int(span.end))
         for span in sampled.weight_versions or ()

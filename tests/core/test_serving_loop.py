@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,6 +69,44 @@ def test_a_failed_step_ends_the_thread_and_breaks_every_promise(
     assert isinstance(deaths.get(timeout=5), ArithmeticError)
     with pytest.raises(RuntimeError, match="thread has ended"):
         thread.call(lambda: 42).result(timeout=5)
+
+
+class GivingUpEngine:
+    """Gives its first request up, and answers the others with one token."""
+
+    def __init__(self) -> None:
+        self.requests: list[str] = []
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.requests)
+
+    def step(self) -> list[Any]:
+        name = self.requests.pop(0)
+        entry = SimpleNamespace(logprob=-0.5)
+        sampled = SimpleNamespace(
+            token_ids=[7],
+            logprobs=[{7: entry}],
+            finish_reason="error" if name == "0" else "stop",
+            weight_versions=None,
+        )
+        return [SimpleNamespace(finished=True, request_id=name, outputs=[sampled])]
+
+
+def test_a_request_that_vllm_gives_up_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    fake = GivingUpEngine()
+    monkeypatch.setattr(_vllm, "build", lambda config: fake)
+    monkeypatch.setattr(_vllm, "max_model_len", lambda engine: 8)
+    monkeypatch.setattr(_vllm, "add", lambda engine, name, request: fake.requests.append(name))
+    answers: queue.Queue[list[Answer]] = queue.Queue()
+    thread = EngineThread(EngineConfig(model=str(tmp_path)), deliver=answers.put, died=lambda error: None)
+    thread.ready.result(timeout=5)
+    thread.add([Request(request_id=number, prompt_ids=(1,), max_tokens=2) for number in (0, 1)])
+    (failed,), (answered,) = answers.get(timeout=5), answers.get(timeout=5)
+    assert failed.completion is None and "'error'" in failed.error
+    assert answered.completion is not None and answered.completion.token_ids == (7,)
+    assert thread.generated_tokens == 1
+    thread.close(5)
 
 
 class Call:
