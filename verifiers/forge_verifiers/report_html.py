@@ -29,7 +29,7 @@ h1 { margin: 0; font-size: 1.7rem; overflow-wrap: anywhere; }
 h2 { margin: 2.6rem 0 .4rem; padding-top: 1rem; border-top: 1px solid #e4e7eb; font-size: 1.2rem; }
 p.lead { margin: .2rem 0 1.4rem; color: #52606d; }
 dl { display: flex; flex-wrap: wrap; gap: .7rem; margin: 0; }
-dl div { flex: 1 1 8.5rem; padding: .6rem .9rem; border-radius: .5rem; background: #f2f5f8; }
+dl div { flex: 1 1 7rem; padding: .6rem .9rem; border-radius: .5rem; background: #f2f5f8; }
 dt { font-size: .8rem; color: #52606d; }
 dd { margin: 0; font-size: 1.35rem; font-weight: 600; font-variant-numeric: tabular-nums; }
 .scroll { overflow-x: auto; }
@@ -87,8 +87,8 @@ def _head(report: EnsembleReport) -> str:
         "combiner": report.combiner,
         "fits so far": str(report.version),
         "score rows held": f"{report.window_rows:,}",
-        "estimated share correct": number(report.class_balance),
-        "worth independent verifiers": f"{number(report.effective_number, 2)} of {len(report.verifiers)}",
+        "share correct": number(report.class_balance),
+        "effective verifiers": f"{number(report.effective_number, 2)} of {len(report.verifiers)}",
         "verdicts spared": f"{report.spared:.0%}",
     }
     cards = "".join(f"<div><dt>{_safe(name)}</dt><dd>{_safe(value)}</dd></div>" for name, value in facts.items())
