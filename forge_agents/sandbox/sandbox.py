@@ -317,7 +317,8 @@ def _why_no_namespaces() -> str:
     """Why programs cannot be run in namespaces here; empty where they can."""
     if sys.platform != "linux":
         raise SandboxUnavailable(f"the sandbox needs Linux; this is {sys.platform}")
-    request = Sandbox()._request("print('held')", "", {}, collect=False, scratch=None)
+    patient = Sandbox(limits=SandboxLimits(wall_s=50))  # the answer is remembered: no busy moment may decide it
+    request = patient._request("print('held')", "", {}, collect=False, scratch=None)
     process = subprocess.run(_COMMAND, input=request, capture_output=True, env=_ENVIRONMENT, timeout=60, check=False)
     try:
         held = _result(process.stdout, process.stderr)

@@ -221,13 +221,7 @@ LIMITED = {
     ),
     "many files": ("for n in range(99): open(f'{n}', 'w')\nprint('all')", "files", 50, 200, "No space left"),
     "much output": ("print('x' * 50_000); print('all')", "output_kb", 8, 100, "ended"),
-    "much error output": (
-        "import sys; sys.stderr.write('x' * 50_000); print('all')",
-        "output_kb",
-        8,
-        100,
-        "ended",
-    ),
+    "much error output": ("import sys; sys.stderr.write('x' * 200_000); print('all')", "output_kb", 8, 400, "ended"),
 }
 
 
