@@ -13,7 +13,6 @@ import marshal
 import os
 import resource
 import select
-import stat
 import sys
 import time
 
@@ -307,6 +306,7 @@ class Run:
         code = None if self.status is None else os.waitstatus_to_exitcode(self.status)
         if not self.limit and code in (-_SIGXCPU, -_SIGKILL) and self.cpu_s >= self.limits["cpu_s"] * 0.9:
             self.limit = "cpu_s"
+        files = self._collect() if self.request["collect"] else {}
         return {
             **{name: bytes(data) for name, data in self.output.items()},
             "exit_code": -_SIGKILL if self.limit or code is None else code,
@@ -314,31 +314,38 @@ class Run:
             "wall_s": wall_s,
             "cpu_s": self.cpu_s,
             "peak_mb": self.peak_bytes / 2**20,
-            "files": self._collect() if self.request["collect"] else {},
+            "files": files,
         }
 
     def _collect(self) -> dict[str, bytes]:
-        """Regular files of the box; links, pipes and sockets are left behind."""
+        """Regular files of the box; links, pipes, and what lies too deep to be opened are left behind."""
         found: dict[str, bytes] = {}
-        room = self.limits["disk_mb"] << 20
-        for folder, _, names in os.walk(self.box):
-            for name in names:
-                path = os.path.join(folder, name)
-                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) if self._plain(path) else -1
-                if descriptor < 0:
+        room, folders = self.limits["disk_mb"] << 20, [self.box]
+        while folders:
+            try:
+                entries = list(os.scandir(folders.pop()))
+            except OSError:
+                continue
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                data = self._content(entry.path, room) if entry.is_file(follow_symlinks=False) else None
+                if data is None:
                     continue
-                with open(descriptor, "rb") as file:
-                    data = file.read(room + 1)
                 room -= len(data)
                 if room < 0 or len(found) >= self.limits["files"]:
                     self.limit = self.limit or "disk_mb"
                     return found
-                found[os.path.relpath(path, self.box)] = data
+                found[os.path.relpath(entry.path, self.box)] = data
         return found
 
     @staticmethod
-    def _plain(path: str) -> bool:
-        return stat.S_ISREG(os.lstat(path).st_mode)
+    def _content(path: str, room: int) -> bytes | None:
+        try:
+            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+                return file.read(room + 1)
+        except OSError:
+            return None
 
 
 def main() -> None:

@@ -61,6 +61,9 @@ def test_links_and_odd_names_are_left_behind():
     )
     assert box.files == {"plain": b"p"}
     assert not use(box, "read_file", path="link").ok
+    deep = "import os\nfor _ in range(900):\n    os.mkdir('d' * 9); os.chdir('d' * 9)\n    open('f', 'w')"
+    files = Workspace(Sandbox(limits=SandboxLimits(wall_s=20, files=2000))).run(deep).files
+    assert 100 < len(files) < 900
 
 
 def test_the_folder_is_bounded():
