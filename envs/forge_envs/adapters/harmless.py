@@ -38,12 +38,12 @@ def refusal(answer: str, generator: str) -> str:
 
 
 def _python(answer: str) -> str:
-    """Literals only; what does not parse cannot run."""
+    """Literals and bare words only: nothing is called or computed. What does not parse cannot run."""
     try:
         tree = ast.parse(answer.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ""
-    allowed = (ast.Expression, ast.List, ast.Tuple, ast.Constant, ast.Load, ast.UnaryOp, ast.USub)
+    allowed = (ast.Expression, ast.List, ast.Tuple, ast.Constant, ast.Name, ast.Load, ast.UnaryOp, ast.USub)
     odd = next((node for node in ast.walk(tree) if not isinstance(node, allowed)), None)
     return "" if odd is None else f"Python code ({type(odd).__name__}), not a literal"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 from typing import Any
 
 import numpy as np
@@ -92,7 +93,7 @@ class OpenEnv(TurnEnv):
         try:
             result = self._client.step(sent)
         except Exception as error:  # noqa: BLE001  # a stranger's server, on text that a model wrote
-            self.close()
+            self._abandon()
             return self._end(agent, {"error": failure(error)})
         self._seen = result.observation
         return Outcome(rewards={agent: float(result.reward or 0.0)}, done=bool(result.done))
@@ -103,6 +104,11 @@ class OpenEnv(TurnEnv):
             with contextlib.suppress(Exception):  # the connection may be gone already
                 self._client.close()
             self._client = None
+
+    def _abandon(self) -> None:
+        """Leave a session whose server may not answer: closing it waits for the server, this does not."""
+        threading.Thread(target=self._client.close, daemon=True).start()
+        self._client = None
 
     def _end(self, agent: str, info: dict[str, str]) -> Outcome:
         return Outcome(rewards={agent: self._illegal_reward}, done=True, info={agent: info})

@@ -159,12 +159,12 @@ def _chess_names(env: Any, agent: str) -> Sequence[str]:
     return names
 
 
-def _go(env: Any, seen: Mapping[str, Any], agent: str) -> str:
-    signs = _grid(seen["observation"][..., :2])
-    size = len(signs)
-    rows = [f"{size - number:2d} {' '.join(row)}" for number, row in enumerate(signs)]
-    colour = "black, moving first" if agent == env.possible_agents[0] else "white"
-    return "\n".join([*rows, "   " + " ".join(_GO_COLUMNS[:size])]) + f"\nYou are X, {colour}."
+def _go(env: Any, seen: Any, agent: str) -> str:
+    stones = env._go.board  # the planes of the observation belong to whoever moved last, so they change their colours
+    signs = np.where(stones == 1, "X", np.where(stones == -1, "O", "."))
+    rows = [f"{len(signs) - number:2d} {' '.join(row)}" for number, row in enumerate(signs)]
+    own = "X, black" if agent == env.possible_agents[0] else "O, white"
+    return "\n".join([*rows, "   " + " ".join(_GO_COLUMNS[: len(signs)])]) + f"\nYou are {own}."
 
 
 def _go_names(env: Any, agent: str) -> Sequence[str]:
@@ -233,7 +233,7 @@ RULES = {
         names=_chess_names,
     ),
     "go": Rules(
-        instructions="You play go. You are X, your opponent is O. Answer with a point, e.g. D4, or pass.",
+        instructions="You play go. Black is X and moves first, white is O. Answer with a point, e.g. D4, or pass.",
         text=_go,
         names=_go_names,
         lists_moves=False,

@@ -1,0 +1,103 @@
+import socket
+import threading
+import time
+
+import pytest
+from hostile_strings import HOSTILE_STRINGS
+
+import forge_agents as fa
+
+pytest.importorskip("fastmcp")
+
+
+@pytest.fixture(scope="module")
+def server():
+    import uvicorn
+    from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
+
+    class Say(Action):
+        text: str
+
+    class Heard(Observation):
+        echo: str = ""
+
+    class Guessing(Environment):
+        SUPPORTS_CONCURRENT_SESSIONS = True
+
+        def reset(self, seed=None, episode_id=None, **kwargs):
+            self._state = State(episode_id=episode_id, step_count=0)
+            return Heard(echo="Guess a number.", done=False, reward=0.0)
+
+        def step(self, action, timeout_s=None, **kwargs):
+            self._state.step_count += 1
+            if action.text == "hang":
+                time.sleep(3)
+            return Heard(echo=f"You said {action.text[:50]}", done=action.text == "7", reward=float(action.text == "7"))
+
+        @property
+        def state(self):
+            return self._state
+
+    app = create_fastapi_app(Guessing, Say, Heard, max_concurrent_envs=8)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        running = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        deadline = time.monotonic() + 20
+        while not running.started and time.monotonic() < deadline:
+            time.sleep(0.02)
+        yield f"http://127.0.0.1:{port}"
+        running.should_exit = True
+        thread.join(timeout=10)
+
+
+def test_an_episode_on_a_server(server):
+    env = fa.make("openenv/Server-v0", url=server, action_field="text", instructions="Guess.", timeout_s=10)
+    env.reset(seed=0)
+    assert env.instructions("agent") == "Guess." and env.observe("agent") == "Guess a number."
+    env.step("3")
+    assert env.observe("agent") == "You said 3" and env.rewards["agent"] == 0.0
+    env.step("7")
+    assert env.rewards["agent"] == 1.0 and env.terminations["agent"]
+    env.close()
+
+
+def test_actions_can_be_json(server):
+    env = fa.make("openenv/Server-v0", url=server, timeout_s=10)
+    env.reset(seed=0)
+    env.step('{"text": "7"}')
+    assert env.rewards["agent"] == 1.0
+    for text, key in (("seven", "illegal"), ("[1]", "illegal"), ('{"no_field": 1}', "error")):
+        env.reset(seed=0)
+        env.step(text)
+        assert env.rewards["agent"] == -1.0 and env.terminations["agent"] and key in env.infos["agent"]
+    env.close()
+
+
+def test_a_server_that_hangs_costs_one_episode(server):
+    env = fa.make("openenv/Server-v0", url=server, action_field="text", timeout_s=0.5)
+    env.reset(seed=0)
+    started = time.monotonic()
+    env.step("hang")
+    assert time.monotonic() - started < 2.5 and "Timeout" in env.infos["agent"]["error"]
+    env.close()
+
+
+def test_hostile_texts_are_actions_like_others(server):
+    env = fa.make("openenv/Server-v0", url=server, action_field="text", timeout_s=10)
+    env.reset(seed=0)
+    for text in HOSTILE_STRINGS:
+        env.step(text)
+        if env.terminations["agent"]:
+            env.reset(seed=0)
+    env.close()
+
+
+def test_no_server_is_an_error_with_the_address():
+    env = fa.make("openenv/Server-v0", url="http://127.0.0.1:9", timeout_s=1)
+    with pytest.raises(ConnectionError, match="127.0.0.1:9"):
+        env.reset(seed=0)
+    with pytest.raises(ValueError, match="http"):
+        fa.make("openenv/Server-v0", url="ftp://x")

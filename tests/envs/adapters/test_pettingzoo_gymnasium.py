@@ -1,0 +1,122 @@
+import gymnasium
+import pytest
+from adapter_play import plausible, play, survives
+from hostile_strings import HOSTILE_STRINGS
+
+import forge_agents as fa
+
+pytest.importorskip("rlcard")
+CLASSIC = ("connect_four", "hanabi", "leduc_holdem", "rps", "texas_holdem", "texas_holdem_no_limit", "tictactoe")
+GYMNASIUM = ("Blackjack-v1", "CliffWalking-v1", "FrozenLake-v1", "Taxi-v4")
+
+
+def test_chess_is_played_by_squares_and_won_by_mate():
+    env = fa.make("pettingzoo/chess-v6")
+    env.reset(seed=0)
+    assert "g2g4" in env.infos["player_0"]["legal_actions"] and "1 R N B Q K B N R" in env.observe("player_0")
+    for move in ("f2f3", "I answer e7e5", "g2g4", "d8h4"):
+        env.step(move)
+    assert env.rewards == {"player_0": -1, "player_1": 1} and all(env.terminations.values())
+
+
+def test_castling_and_promotion_have_their_names():
+    env = fa.make("pettingzoo/chess-v6")
+    env.reset(seed=0)
+    for move in ["e2e4", "e7e5", "g1f3", "b8c6", "f1c4", "f8c5", "e1g1"]:
+        env.step(move)
+    assert env.observe("player_1").splitlines()[7].startswith("1 R N B Q . R K")
+
+
+def test_go_points_have_letters_without_i():
+    env = fa.make("pettingzoo/go-v5", board_size=9)
+    env.reset(seed=0)
+    env.step("J9")
+    row = env.observe("white_0").splitlines()[0]
+    assert row == " 9 . . . . . . . . X"
+    env.step("pass")
+    env.step("A1")
+    env.step("B9")
+    assert env.observe("black_0").splitlines()[8].startswith(" 1 X")
+    assert env.observe("black_0").splitlines()[0] == env.observe("white_0").splitlines()[0] == " 9 . O . . . . . . X"
+
+
+def test_cards_and_moves_are_named():
+    env = fa.make("pettingzoo/leduc_holdem")
+    env.reset(seed=1)
+    agent = env.agent_selection
+    assert set(env.infos[agent]["legal_actions"]) <= {"call", "raise", "fold", "check"}
+    assert env.observe(agent).startswith("Your cards: ")
+    other = next(seat for seat in env.agents if seat != agent)
+    assert env.observe(other).endswith("Not your turn.") and "legal_actions" not in env.infos[other]
+    env.step("I fold.")
+    assert sum(env.rewards.values()) == 0 and env.rewards[agent] < 0
+
+
+def test_a_text_without_a_legal_move_ends_the_game():
+    env = fa.make("pettingzoo/tictactoe", illegal_reward=-2.0)
+    env.reset(seed=0)
+    env.step("4")
+    env.step("4")
+    assert env.rewards == {"player_1": 0.0, "player_2": -2.0} and "4" in env.infos["player_2"]["illegal"]
+
+
+@pytest.mark.parametrize("game", CLASSIC)
+def test_random_classic_games_end(game):
+    env = fa.make(f"pettingzoo/{game}")
+    for seed in range(2):
+        first = play(env, seed, plausible)
+        assert first == play(fa.make(f"pettingzoo/{game}"), seed, plausible) and not env.agents
+
+
+@pytest.mark.parametrize("game", [*(f"pettingzoo/{game}" for game in CLASSIC[3:]), "gymnasium/Taxi-v4"])
+def test_hostile_texts_are_moves_like_others(game):
+    survives(game, HOSTILE_STRINGS)
+
+
+def test_an_unknown_classic_game_names_the_known_ones():
+    with pytest.raises(KeyError, match="pettingzoo/"):
+        fa.make("pettingzoo/tictactoo-v3")
+
+
+def test_frozen_lake_is_walked_by_words():
+    env = fa.make("gymnasium/FrozenLake-v1", is_slippery=False)
+    env.reset(seed=0)
+    assert "[S]FFF" in env.observe("player")
+    for word in ("right", "right", "go down!", "down", "down", "right"):
+        env.step(word)
+    assert env.rewards["player"] == 1.0 and env.terminations["player"]
+
+
+@pytest.mark.parametrize("game", GYMNASIUM)
+def test_random_gymnasium_episodes(game):
+    env = fa.make(f"gymnasium/{game}")
+    assert play(env, 1, plausible) == play(fa.make(f"gymnasium/{game}"), 1, plausible)
+    env.reset(seed=0)
+    env.step("nothing here")
+    assert env.rewards["player"] == -1.0 and "names none of" in env.infos["player"]["illegal"]
+
+
+class Echo(gymnasium.Env):
+    observation_space = gymnasium.spaces.Text(10_000)
+    action_space = gymnasium.spaces.Text(10_000)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return "say it", {}
+
+    def step(self, action):
+        return action, float(action == "it"), True, False, {}
+
+
+def test_users_own_text_environments_are_found_by_name():
+    gymnasium.register("EchoForAdapters-v0", entry_point=Echo)
+    env = fa.make("gymnasium/EchoForAdapters-v0")
+    env.reset(seed=0)
+    assert env.observe("player") == "say it" and "legal_actions" not in env.infos["player"]
+    env.step("it")
+    assert env.rewards["player"] == 1.0
+
+
+def test_environments_of_arrays_are_refused():
+    with pytest.raises(TypeError, match="wrap"):
+        fa.make("gymnasium/CartPole-v1")
