@@ -53,9 +53,13 @@ def run(folder, args, *, steps, lr):
         engine=fa.EngineConfig(max_model_len=512),
     )
     with fa.GRPOTrainer(team, config=config, out_dir=folder) as trainer:
-        before = measure(trainer, args.episodes)
+        first = folder / "before.json"  # a run that is continued was measured when it began
+        if not first.exists():
+            before = measure(trainer, args.episodes)
+            folder.mkdir(parents=True, exist_ok=True)
+            first.write_text(json.dumps(before))
         trainer.fit(ENV_ID, steps=steps)
-        return before, measure(trainer, args.episodes)
+        return json.loads(first.read_text()), measure(trainer, args.episodes)
 
 
 def main():
