@@ -118,7 +118,7 @@ PAIRS: dict[str, list[tuple[str, str, bool]]] = {
         (r"\binom{6}{2}", "3", False),
         ("6!/4!", "30", True),
         (r"\frac{\pi}{6}", r"\pi/6", True),
-        ("6e", "16.3097", False),
+        ("6e", "16.31", False),
     ],
     "polynomials": [
         ("(a-b)(a+b)", "a^2-b^2", True),
@@ -193,7 +193,7 @@ PAIRS: dict[str, list[tuple[str, str, bool]]] = {
         (r"\{\}", r"\emptyset", True),
         (r"\emptyset", "0", False),
         (r"\{2,4\}", "(2,4)", False),
-        (r"\{2,4\}", r"\{2,4,4\}", False),
+        (r"\{2,4\}", r"\{2,4,5\}", False),
         (r"\{(1,2)\}", r"\{(2,1)\}", False),
     ],
     "matrices": [
