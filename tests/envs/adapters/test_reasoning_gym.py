@@ -86,9 +86,18 @@ def test_scorers_that_evaluate_see_no_code(generator, tmp_path):
         assert answered(env, seed, f"<answer>{env._entry['answer']}</answer>")[0] == 1.0
 
 
-@pytest.mark.parametrize("text", ["a.b", "x._y", "foo(1)", "9**9**9", "1e99999", "gamma(9)", "x" * 3000, "2**(10**9)"])
+MORE = ("a.b", "x._y", "foo(1)", "9**9**9", "1e99999", "gamma(9)", "2**(10**9)", "(x+1)**99", "tan(tan(tan(x)))")
+
+
+@pytest.mark.parametrize("text", [*MORE, "x" * 3000])
 def test_formulas_that_are_more_than_formulas_are_refused(text):
     assert refusal(text, "simple_integration")
+
+
+def test_sums_of_numbers_hold_no_functions_or_powers():
+    assert refusal("(3 + 4.5) * 2 / (1 - 7)", "countdown") == ""
+    assert refusal("exp(exp(99))", "countdown") and refusal("2**3", "countdown") and refusal("2* *3", "puzzle24")
+    assert refusal("x**3/3 + sin(2*x)/2 + C", "simple_integration") == ""
 
 
 def test_random_episodes_of_many_generators():
