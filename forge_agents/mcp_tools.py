@@ -69,7 +69,7 @@ def mcp_tools(
     try:
         import mcp  # noqa: F401  # a missing package is said here, not in the thread
     except ImportError as error:
-        raise ImportError("MCP tools need the package mcp; pip install mcp") from error
+        raise ImportError("MCP tools need the package mcp; pip install 'forge-agents-rl[mcp]'") from error
     connection = _Connection(name)
     try:
         yield connection.open(lambda: _client(server, env, headers), connect_s, call_s)

@@ -5,7 +5,7 @@ In: nothing. Out: ids in the registry, and suites. Waits for nothing.
 
 from __future__ import annotations
 
-import forge_envs.adapters  # offers the namespaces of other libraries
+import forge_envs.adapters  # noqa: F401  # offers the namespaces of other libraries
 from forge_agents.registry import register, register_suite
 
 register(
