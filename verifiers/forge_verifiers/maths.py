@@ -5,43 +5,16 @@ In: trajectories with a gold answer. Out: 1 where the answers are equal, else 0.
 
 from __future__ import annotations
 
-import cmath
-import math
-import random
-from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import lru_cache
 
 from forge_agents.types import Trajectory
 from forge_verifiers.answers import final_answer, folded, golds, last_action
-from forge_verifiers.maths_parser import MAX_CHARS, Answer, Node, NotMathsError, parse_answer, variables
+from forge_verifiers.maths_expression import Node, NotMathsError
+from forge_verifiers.maths_parser import MAX_CHARS, Answer, interval, parse_answer, plain_text
+from forge_verifiers.maths_units import PERCENT, Unit
+from forge_verifiers.maths_values import equal, proportional
 from forge_verifiers.verifier import TrajectoryRule
-
-Value = Fraction | complex
-
-_MAX_BITS = 4096
-_POINTS = 6
-_MIN_POINTS = 3
-_FUNCTIONS = {
-    "sqrt": cmath.sqrt,
-    "sin": cmath.sin,
-    "cos": cmath.cos,
-    "tan": cmath.tan,
-    "arcsin": cmath.asin,
-    "arccos": cmath.acos,
-    "arctan": cmath.atan,
-    "sinh": cmath.sinh,
-    "cosh": cmath.cosh,
-    "tanh": cmath.tanh,
-    "exp": cmath.exp,
-    "ln": cmath.log,
-    "log": cmath.log,
-}
-
-
-class _UndefinedError(ArithmeticError):
-    """The expression has no value here, or one too large to compute with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,147 +53,73 @@ def maths_equal(answer: str, gold: str, *, tolerance: float = 1e-6) -> bool:
         return True
     if max(len(answer), len(gold)) > MAX_CHARS:
         return False
-    return _parsed_equal(answer, gold, tolerance)
+    return _texts_equal(answer, gold, tolerance)
 
 
 @lru_cache(maxsize=8192)  # siblings give the same answers again and again
-def _parsed_equal(answer: str, gold: str, tolerance: float) -> bool:
+def _texts_equal(answer: str, gold: str, tolerance: float) -> bool:
+    text = plain_text(answer)
+    if text and text == plain_text(gold):
+        return True
     try:
         left, right = parse_answer(answer), parse_answer(gold)
     except NotMathsError:
         return False
-    return _same(left, right, tolerance)
+    if left.is_words and right.is_words:
+        return False
+    return _same(_as_asked(left, right), _as_asked(right, left), tolerance)
+
+
+def _as_asked(answer: Answer, other: Answer) -> Answer:
+    """The answer in the form of the other one: ``x = 5`` answers 5, ``x > 7`` an interval."""
+    if answer.kind == "=" and other.kind == "value":
+        for side, value in (answer.parts, answer.parts[::-1]):
+            if side.node is not None and side.node.op == "var":
+                return value
+    return answer if other.kind in {"<", "<="} and answer.kind in {"<", "<="} else interval(answer)
 
 
 def _same(left: Answer, right: Answer, tolerance: float) -> bool:
-    if left.kind == "equation" and right.kind == "value" and left.parts[0].op == "var":
-        left = Answer(kind="value", parts=left.parts[1:])  # "x = 5" answers "5"
-    if right.kind == "equation" and left.kind == "value" and right.parts[0].op == "var":
-        right = Answer(kind="value", parts=right.parts[1:])
     if left.kind != right.kind or len(left.parts) != len(right.parts):
         return False
-    if left.kind == "equation":
-        return _proportional(_difference(left), _difference(right), tolerance)
-    if left.kind == "set":
+    if left.name and right.name and left.name != right.name:
+        return False
+    if left.node is not None and right.node is not None:
+        return _same_value(left, right, tolerance)
+    if left.kind in {"=", "!=", "<", "<="}:
+        sides = _difference(left), _difference(right)
+        return proportional(*sides, tolerance, positive=left.kind in {"<", "<="})
+    if left.kind in {"set", "union"}:
         rest = list(right.parts)
         for part in left.parts:
-            match = next((k for k, other in enumerate(rest) if _equal(part, other, tolerance)), None)
+            match = next((k for k, other in enumerate(rest) if _same(part, other, tolerance)), None)
             if match is None:
                 return False
             del rest[match]
         return True
-    return all(_equal(a, b, tolerance) for a, b in zip(left.parts, right.parts, strict=True))
+    return all(_same(a, b, tolerance) for a, b in zip(left.parts, right.parts, strict=True))
 
 
-def _difference(equation: Answer) -> Node:
-    return Node(op="-", args=equation.parts)
+def _difference(relation: Answer) -> Node:
+    low, high = relation.parts
+    assert low.node is not None and high.node is not None  # the parts of a relation are values
+    return Node(op="-", args=(low.node, high.node))
 
 
-def _equal(left: Node, right: Node, tolerance: float) -> bool:
-    pairs = _values(left, right)
-    return pairs is not None and all(_close(a, b, tolerance) for a, b in pairs)
-
-
-def _proportional(left: Node, right: Node, tolerance: float) -> bool:
-    pairs = _values(left, right)
-    if pairs is None:
+def _same_value(left: Answer, right: Answer, tolerance: float) -> bool:
+    assert left.node is not None and right.node is not None
+    if left.unit is not None and right.unit is not None:
+        if left.unit.dimension != right.unit.dimension:
+            return False
+        return equal(_scaled(left.node, left.unit), _scaled(right.node, right.unit), tolerance)
+    if equal(left.node, right.node, tolerance):  # who leaves the unit out means the same one
+        return True
+    unit = left.unit or right.unit
+    if unit != PERCENT:
         return False
-    (a0, b0), *rest = [(complex(a), complex(b)) for a, b in pairs]
-    if not rest or a0 == 0 or b0 == 0:
-        return False
-    return all(_close(a * b0, b * a0, tolerance) for a, b in rest)
+    hundredths = [_scaled(side.node, unit) if side.unit else side.node for side in (left, right) if side.node]
+    return equal(hundredths[0], hundredths[1], tolerance)
 
 
-def _values(left: Node, right: Node) -> list[tuple[Value, Value]] | None:
-    """Values of both at the same points; None where they cannot be compared."""
-    names = sorted(variables(left) | variables(right))
-    rng = random.Random("/".join(names))
-    pairs: list[tuple[Value, Value]] = []
-    for point in range(_POINTS if names else 1):
-        sign = 1 if point % 2 == 0 else -1
-        at = {name: Fraction(sign * rng.randint(20, 250), 97) for name in names}
-        a, b = _value(left, at), _value(right, at)
-        if (a is None) != (b is None):
-            return None
-        if a is not None and b is not None:
-            pairs.append((a, b))
-    return pairs if len(pairs) >= (_MIN_POINTS if names else 1) else None
-
-
-def _value(node: Node, at: Mapping[str, Fraction]) -> Value | None:
-    try:
-        return _evaluate(node, at)
-    except (ArithmeticError, ValueError):  # undefined here: a division by zero, a pole, an overflow
-        return None
-
-
-def _close(a: Value, b: Value, tolerance: float) -> bool:
-    if isinstance(a, Fraction) and isinstance(b, Fraction):
-        return a == b
-    a, b = complex(a), complex(b)
-    return abs(a - b) <= tolerance * max(abs(a), abs(b), 1e-12)
-
-
-def _evaluate(node: Node, at: Mapping[str, Fraction]) -> Value:
-    if node.op == "number":
-        return node.number
-    if node.op == "decimal":
-        return complex(node.number)
-    if node.op == "var":
-        return at[node.name]
-    if node.op == "constant":
-        return {"pi": complex(math.pi), "e": complex(math.e), "i": 1j}[node.name]
-    values = [_evaluate(arg, at) for arg in node.args]
-    value = _apply(node, values)
-    if isinstance(value, Fraction):
-        if value.numerator.bit_length() + value.denominator.bit_length() > _MAX_BITS:
-            raise _UndefinedError("too large")
-    elif not cmath.isfinite(value):
-        raise _UndefinedError("no finite value")
-    return value
-
-
-def _apply(node: Node, values: list[Value]) -> Value:
-    if node.op == "call":
-        return _call(node.name, values[0])
-    if node.op == "neg":
-        return -values[0]
-    if node.op == "!":
-        return _factorial(values[0])
-    a, b = values
-    if node.op == "^":
-        return _power(a, b)
-    if isinstance(a, Fraction) and isinstance(b, Fraction):
-        return {"+": Fraction.__add__, "-": Fraction.__sub__, "*": Fraction.__mul__, "/": Fraction.__truediv__}[
-            node.op
-        ](a, b)
-    a, b = complex(a), complex(b)
-    if node.op == "+":
-        return a + b
-    if node.op == "-":
-        return a - b
-    return a * b if node.op == "*" else a / b
-
-
-def _call(name: str, value: Value) -> Value:
-    if name == "abs":
-        return abs(value) if isinstance(value, Fraction) else complex(abs(value))
-    if name == "sqrt" and isinstance(value, Fraction) and value >= 0:
-        top, bottom = math.isqrt(value.numerator), math.isqrt(value.denominator)
-        if top * top == value.numerator and bottom * bottom == value.denominator:
-            return Fraction(top, bottom)
-    return _FUNCTIONS[name](complex(value))
-
-
-def _power(base: Value, exponent: Value) -> Value:
-    if isinstance(base, Fraction) and isinstance(exponent, Fraction) and exponent.denominator == 1:
-        bits = max(base.numerator.bit_length(), base.denominator.bit_length())
-        if bits * abs(exponent.numerator) <= _MAX_BITS:
-            return Fraction(base**exponent.numerator)
-    return complex(complex(base) ** complex(exponent))
-
-
-def _factorial(value: Value) -> Fraction:
-    if not (isinstance(value, Fraction) and value.denominator == 1 and 0 <= value <= 170):
-        raise _UndefinedError("factorial of something else than an integer from 0 to 170")
-    return Fraction(math.factorial(value.numerator))
+def _scaled(node: Node, unit: Unit) -> Node:
+    return Node(op="*", args=(node, Node(op="number", number=unit.factor)))

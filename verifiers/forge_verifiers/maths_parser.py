@@ -1,4 +1,4 @@
-r"""Reads mathematical answers, LaTeX or plain, into trees.
+r"""Reads mathematical answers, LaTeX or plain: expressions, and what lists, brackets and relations make of them.
 
 In: text. Out: an `Answer`, or `NotMathsError`. Waits for nothing; size and depth are bounded.
 """
@@ -6,70 +6,82 @@ In: text. Out: an `Answer`, or `NotMathsError`. Waits for nothing; size and dept
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from typing import Literal
+
+from forge_verifiers.maths_expression import CALLS, Node, NotMathsError, read_expression, variables
+from forge_verifiers.maths_units import Unit, read_unit
 
 MAX_CHARS = 1_000
 """Longer texts are no answers."""
-_MAX_SYMBOLS = 200
-_MAX_DEPTH = 40
-_MAX_DIGITS = 300
-_GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|mu|nu|rho|sigma|tau|phi|omega"
-_CALLS = frozenset(
-    ["sqrt", "sin", "cos", "tan", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "exp", "ln", "log", "abs"]
-)
-_DROPPED = re.compile(
-    r"\\(?:left|right|displaystyle|quad|qquad|,|;|!|:| )|\\(?:text|mathrm|mbox|textbf)\s*\{[^{}]*\}"
-    r"|\^\s*\{?\\circ\}?|[$°]"
-)
-_SPELLED = (
-    (re.compile(r"\\[dtc]frac"), r"\\frac"),
-    (re.compile(r"\\(?:cdot|times)|[\u00d7\u00b7]|\*\*"), lambda m: "^" if m[0] == "**" else "*"),
-    (re.compile(r"\\div|\u00f7"), "/"),
-    (re.compile(r"[\u2212\u2013]"), "-"),
-    (re.compile(r"π"), r"\\pi "),
-    (re.compile(r"√"), r"\\sqrt "),
-    (re.compile(r"\\(?=[{}%])"), ""),
-    (re.compile(r"\\operatorname\{(\w+)\}"), r"\\\1 "),
-    (re.compile(r"(?<![\d.])(\d{1,3}(?:,\d{3})+)(?![\d,])"), lambda m: m[0].replace(",", "")),
-)
-_SYMBOL = re.compile(r"\s*(?:(\d+\.?\d*|\.\d+)|\\?([A-Za-z]+)|([-+*/^!%|=(){}\[\],_]))")
-
-
-class NotMathsError(ValueError):
-    """A text that is no mathematical answer, or a larger one than is read."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """A node of an expression."""
-
-    op: Literal["number", "decimal", "var", "constant", "call", "neg", "!", "+", "-", "*", "/", "^"]
-    args: tuple[Node, ...] = ()
-    name: str = ""
-    number: Fraction = Fraction(0)
+_MAX_PARTS = 64
+_MAX_LEVELS = 5
+_MAX_REPEATED = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One or several expressions, and what holds them together."""
+    """An expression, or several and what holds them together."""
 
     kind: str
-    """"value", "equation" (two parts), "set", or the brackets of a tuple or an interval, such as "(]"."""
-    parts: tuple[Node, ...]
+    """"value"; a relation of two parts, "=", "!=", "<" or "<="; "set", "union", "ratio", "matrix", "row"; or the
+    brackets of a tuple or an interval, such as "(]"."""
+    parts: tuple[Answer, ...] = ()
+    node: Node | None = None
+    """The expression of a value; else None."""
+    unit: Unit | None = None
+    """What stands behind a value; None where nothing does."""
+    name: str = ""
+    """The variable that lies in an interval or in a set, where the answer said."""
+    is_words: bool = False
+    """Whether it looks like words: their letters must not be taken for factors of a product on both sides."""
 
 
-def variables(node: Node) -> frozenset[str]:
-    """Names of the variables in an expression."""
-    found, left = set(), [node]
-    while left:
-        this = left.pop()
-        left.extend(this.args)
-        if this.op == "var":
-            found.add(this.name)
-    return frozenset(found)
+_WRAPPED = re.compile(r"\\(?:text|textbf|textit|textrm|texttt|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}")
+_SPELLED: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"\\(?:left|right|displaystyle|quad|qquad|limits|[bB]igg?[lr]?)(?![A-Za-z])|\\[;: ]|~"), " "),
+    (re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\,(?=\d{3}(?!\d)))(?=\d{3})"), ""),  # 12{,}500
+    (re.compile(r"\\[,!]"), " "),
+    (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
+    (re.compile(r"\\[dt]binom(?![A-Za-z])"), r"\\binom"),
+    (re.compile(r"\*\*"), "^"),
+    (re.compile(r"\\(?:cdot|times)(?![A-Za-z])|[\u00d7\u00b7]"), "*"),
+    (re.compile(r"\\div(?![A-Za-z])|÷"), "/"),
+    (re.compile(r"[\u2212\u2013]"), "-"),
+    (re.compile(r"π"), r"\\pi "),
+    (re.compile(r"√"), r"\\sqrt "),
+    (re.compile(r"\\[lr]?vert(?![A-Za-z])|\\mid(?![A-Za-z])"), "|"),
+    (re.compile(r"\\langle(?![A-Za-z])"), "("),
+    (re.compile(r"\\rangle(?![A-Za-z])"), ")"),
+    (re.compile(r"\\(?:leq?|leqslant)(?![A-Za-z])|≤"), "<="),
+    (re.compile(r"\\(?:geq?|geqslant)(?![A-Za-z])|≥"), ">="),
+    (re.compile(r"\\neq?(?![A-Za-z])|≠"), "!="),
+    (re.compile(r"\\lt(?![A-Za-z])"), "<"),
+    (re.compile(r"\\gt(?![A-Za-z])"), ">"),
+    (re.compile(r"\\pm(?![A-Za-z])"), "±"),
+    (re.compile(r"\\mp(?![A-Za-z])"), "∓"),
+    (re.compile(r"\\cup(?![A-Za-z])"), "\u222a"),
+    (re.compile(r"\\(?:emptyset|varnothing)(?![A-Za-z])|∅"), r"\\{\\}"),
+    (re.compile(r"^\s*(?:\\approx|≈)|^\s*[A-Za-z]\s*(?:\\in(?![A-Za-z])|∈)"), ""),
+    (re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])"), "°"),
+    (re.compile(r"^\s*([A-Za-z])\s*\(\s*[A-Za-z]\s*\)\s*="), r"\1="),  # f(x) = ...
+    (re.compile(r"(?:,\s*)?(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])"), ","),
+)
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_SCALED = re.compile(rf"(?<=\d)\s+({'|'.join(_SCALES)})(?![A-Za-z])")
+_REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar)\s*\{?(\d+)\}?")
+_MIXED = re.compile(
+    r"(?<![\d.^_/{}])(\d+)(?:\s*\\frac\s*(?:\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}|(\d)(\d))|\s+(\d+)\s*/\s*(\d+))(?![\d.])"
+)
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_MATRIX = re.compile(r"\\(begin|end)\{(?:[pbB]?matrix|array)\}(?:\{[clr|]*\})?")
+_MONEY = re.compile(r"^\s*([-+]?)\s*\\?([$€£])\s*(?=[\d.])")
+_COUNTED = re.compile(r"([^A-Za-z\\]*(?:\\(?:frac|sqrt|pi|binom)[^A-Za-z\\]*)*?)((?:\\[$%]|[A-Za-z%$€£¢°])[^\\=]*)")
+_NAME = re.compile(r"[A-Za-z](?:_\w|_\{\w+\})?|\(\s*[A-Za-z](?:\s*,\s*[A-Za-z])+\s*\)")
+_RELATION = re.compile(r"(!=|<=|>=|=<|=>|=|<|>)")
+_FLIPPED = {">": "<", ">=": "<="}
+_WORD = re.compile(r"[A-Za-z]+")
 
 
 @lru_cache(maxsize=8192)
@@ -81,206 +93,215 @@ def parse_answer(text: str) -> Answer:
     """
     if len(text) > MAX_CHARS:
         raise NotMathsError(f"{len(text)} characters; at most {MAX_CHARS} are read")
-    clean = _DROPPED.sub(" ", text)
-    if not re.fullmatch(r"\s*[(\[{].*[)\]}]\s*", clean.replace("\\", ""), re.DOTALL):
+    clean = _clean(text)
+    answer = _Structure().read(clean)
+    words = _WORD.findall(clean)
+    is_words = not re.search(r"[^A-Za-z\s,.()]", clean) and any(len(w) > 2 and w not in CALLS for w in words)
+    return replace(answer, is_words=True) if is_words else answer
+
+
+def plain_text(text: str) -> str:
+    r"""The text without ``\text{}``, dollar signs, white space, case and a closing full stop."""
+    text = _WRAPPED.sub(r"\1", text.replace("$", ""))
+    return "".join(re.sub(r"\\[ ,;:!]|~", "", text).split()).casefold().strip(".\"'")
+
+
+def _clean(text: str) -> str:
+    text = text.strip().removesuffix(".").strip()
+    for opening, closing in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
+        if len(text) > len(opening + closing) and text.startswith(opening) and text.endswith(closing):
+            text = text[len(opening) : -len(closing)].strip()
+    if "\\" in text:
+        text = _WRAPPED.sub(r" \1 ", text)
+        if "\\begin" in text:
+            text = _MATRIX.sub(lambda m: "⟦" if m[1] == "begin" else "⟧", text).replace("\\\\", ";")
+        text = _REPEATING.sub(_unrepeated, text)
+    if not text.isascii() or not text.isalnum():
         for pattern, spelling in _SPELLED:
-            clean = pattern.sub(spelling, clean)
-    else:  # within brackets a comma separates
-        for pattern, spelling in _SPELLED[:-1]:
-            clean = pattern.sub(spelling, clean)
-    symbols = _symbols(clean.strip().removesuffix("."))
-    return _answer(symbols)
+            text = pattern.sub(spelling, text)
+        text = _SCALED.sub(lambda m: f"*10^{_SCALES[m[1]]}", _MIXED.sub(_unmixed, text))
+    text = text.strip()
+    if not (text[:1] in {"(", "[", "{", "\\"} and text[-1:] in {")", "]", "}"}):  # within brackets commas separate
+        text = _THOUSANDS.sub(lambda m: m[0].replace(",", ""), text)
+    return text
 
 
-def _symbols(text: str) -> list[str]:
-    symbols: list[str] = []
-    at = 0
-    while at < len(text):
-        found = _SYMBOL.match(text, at)
-        if found is None:
-            if text[at:].isspace():
-                break
-            raise NotMathsError(f"cannot read {text[at : at + 10]!r}")
-        number, word, sign = found.groups()
-        if number is not None and len(number) > _MAX_DIGITS:
-            raise NotMathsError(f"a number of {len(number)} digits; at most {_MAX_DIGITS} are read")
-        symbols.extend([number or sign] if word is None else _words(word))
-        at = found.end()
-        if len(symbols) > _MAX_SYMBOLS:
-            raise NotMathsError(f"more than {_MAX_SYMBOLS} symbols")
-    return symbols
+def _unrepeated(found: re.Match[str]) -> str:
+    whole, once, again = found.groups()
+    if len(once + again) > _MAX_REPEATED:
+        return str(found[0])
+    rest = Fraction(int(again), 10 ** len(again) - 1) + int(once or 0)
+    value = int(whole[:_MAX_REPEATED] or 0) + rest / 10 ** len(once)
+    return f"({value})"
 
 
-def _words(word: str) -> list[str]:
-    if word in _CALLS or word in {"pi", "frac"} or re.fullmatch(_GREEK, word):
-        return [word]
-    if len(word) > 2:
-        raise NotMathsError(f"{word!r} is a word")  # else anagrams would be equal products
-    return list(word)
+def _unmixed(found: re.Match[str]) -> str:
+    whole, *pairs = found.groups()
+    top, bottom = (part for part in pairs if part is not None)
+    return f"({whole}+{top}/{bottom})" if 0 < int(top[:9]) < int(bottom[:9]) else str(found[0])
 
 
-def _answer(symbols: list[str]) -> Answer:
-    if not symbols:
-        raise NotMathsError("empty")
-    first, last = symbols[0], symbols[-1]
-    if first in "([{" and last in ")]}" and len(symbols) > 2:
-        inner = _split(symbols[1:-1], ",")
-        if inner is not None and (len(inner) > 1 or first == "{"):
-            kind = "set" if first == "{" else first + last
-            return Answer(kind=kind, parts=tuple(_expression(part) for part in inner))
-    sides = _split(symbols, "=")
-    if sides is not None and len(sides) == 2:
-        return Answer(kind="equation", parts=(_expression(sides[0]), _expression(sides[1])))
-    parts = _split(symbols, ",")
-    if parts is not None and len(parts) > 1:  # "1, 2" lists what a set holds
-        return Answer(kind="set", parts=tuple(_expression(part) for part in parts))
-    return Answer(kind="value", parts=(_expression(symbols),))
+class _Structure:
+    """Lists, brackets, relations, down to single values; counts them."""
 
+    def __init__(self) -> None:
+        self.num_values = 0
 
-def _split(symbols: list[str], separator: str) -> list[list[str]] | None:
-    """Parts between separators outside of brackets; None where brackets do not close."""
-    depth = 0
-    parts: list[list[str]] = [[]]
-    for symbol in symbols:
-        depth += (symbol in "([{") - (symbol in ")]}")
-        if depth < 0:
+    def read(self, text: str, level: int = 0) -> Answer:
+        """One answer, or a list without brackets: a set."""
+        parts = [one for part in _split(text, ",") for one in _signs(part)]
+        if len(parts) == 1:
+            return self.single(parts[0], level)
+        answers = tuple(self.single(part, level) for part in parts)
+        names = {_solved(answer) for answer in answers} - {""}
+        if len(names) == 1:  # x = 1 or x = 2
+            answers = tuple(answer.parts[1] if _solved(answer) else answer for answer in answers)
+        return Answer(kind="set", parts=answers, name=names.pop() if len(names) == 1 else "")
+
+    def single(self, text: str, level: int) -> Answer:
+        text = text.strip()
+        if level > _MAX_LEVELS:
+            raise NotMathsError(f"brackets of lists more than {_MAX_LEVELS} deep")
+        sides = _RELATION.split(text)
+        if len(sides) > 1:
+            return self.relation(sides, level)
+        pieces = _split(text, "\u222a")
+        if len(pieces) > 1:
+            return Answer(kind="union", parts=tuple(self.single(piece, level + 1) for piece in pieces))
+        held = self.held(text, level)
+        if held is not None:
+            return held
+        ratio = _split(text, ":")
+        if len(ratio) > 1:
+            return self.ratio(ratio)
+        return self.value(text)
+
+    def held(self, text: str, level: int) -> Answer | None:
+        """What brackets around all of the text hold; None where they only group, or are none."""
+        if text[:1] == "⟦" and text.find("⟧") == len(text) - 1:
+            rows = [row for row in text[1:-1].split(";") if row.strip()]
+            cells = (Answer(kind="row", parts=tuple(self.value(c) for c in row.split("&"))) for row in rows)
+            return Answer(kind="matrix", parts=tuple(cells))
+        is_set = text[:2] == "\\{" and text[-2:] == "\\}"
+        text = text.replace("\\{", "{").replace("\\}", "}")
+        if text[:1] not in {"(", "[", "{"} or text[-1:] not in {")", "]", "}"} or _closing(text) != len(text) - 1:
             return None
-        if symbol == separator and depth == 0:
-            parts.append([])
-        else:
-            parts[-1].append(symbol)
-    return parts
+        inner = text[1:-1].strip()
+        if is_set and not inner:
+            return Answer(kind="set")
+        parts = [one for part in _split(inner, ",") for one in _signs(part)]
+        if len(parts) == 1 and not is_set:
+            return None
+        kind = "set" if text[0] == "{" else text[0] + text[-1]
+        return Answer(kind=kind, parts=tuple(self.single(part, level + 1) for part in parts))
+
+    def relation(self, sides: list[str], level: int) -> Answer:
+        texts, signs = [text.strip() for text in sides[::2]], [{"=<": "<=", "=>": ">="}.get(s, s) for s in sides[1::2]]
+        if signs == ["="] and _NAME.fullmatch(texts[0]):
+            right = self.single(texts[1], level + 1)
+            if right.kind != "value" or texts[0].startswith("("):
+                return right  # (x, y) = (1, 2)
+            return Answer(kind="=", parts=(self.value(texts[0]), right))
+        if len(signs) == 1:
+            ends = self.value(texts[0]), self.value(texts[1])
+            if signs[0] in _FLIPPED:
+                return Answer(kind=_FLIPPED[signs[0]], parts=ends[::-1])
+            return Answer(kind=signs[0], parts=ends)
+        if len(signs) == 2 and _NAME.fullmatch(texts[1]):
+            if {*signs} <= {">", ">="}:
+                texts, signs = texts[::-1], [_FLIPPED[sign] for sign in signs[::-1]]
+            if {*signs} <= {"<", "<="}:
+                kind = ("(" if signs[0] == "<" else "[") + (")" if signs[1] == "<" else "]")
+                return Answer(kind=kind, parts=(self.value(texts[0]), self.value(texts[2])), name=texts[1])
+        raise NotMathsError("relations that are not read here")
+
+    def ratio(self, texts: list[str]) -> Answer:
+        first, *rest = (self.value(text) for text in texts)
+        if len(rest) == 1:
+            return replace(first, node=_divided(first, rest[0]))
+        return Answer(kind="ratio", parts=tuple(replace(first, node=_divided(part, first)) for part in rest))
+
+    def value(self, text: str) -> Answer:
+        self.num_values += 1
+        if self.num_values > _MAX_PARTS:
+            raise NotMathsError(f"more than {_MAX_PARTS} values")
+        text, unit = _counted(text)
+        return Answer(kind="value", node=read_expression(text), unit=unit)
 
 
-def _expression(symbols: list[str]) -> Node:
-    reader = _Reader(symbols)
-    node = reader.sum()
-    if reader.at != len(symbols):
-        raise NotMathsError(f"cannot read {''.join(symbols[reader.at :])[:20]!r}")
-    return node
+def interval(answer: Answer) -> Answer:
+    """``x > 7`` as the interval from 7 to infinity; other answers as they are."""
+    if answer.kind == "set" and answer.parts and all(interval(part).name for part in answer.parts):
+        return Answer(kind="union", parts=tuple(interval(part) for part in answer.parts))  # x < 1 or x > 4
+    if answer.kind not in {"<", "<="}:
+        return answer
+    low, high = answer.parts
+    if low.node is None or high.node is None or bool(variables(low.node)) == bool(variables(high.node)):
+        return answer
+    infinity = Answer(kind="value", node=Node(op="constant", name="infinity"))
+    minus = Answer(kind="value", node=Node(op="neg", args=(Node(op="constant", name="infinity"),)))
+    if low.node.op == "var":
+        return Answer(kind="(" + ("]" if answer.kind == "<=" else ")"), parts=(minus, high), name=low.node.name)
+    if high.node.op == "var":
+        return Answer(kind=("[" if answer.kind == "<=" else "(") + ")", parts=(low, infinity), name=high.node.name)
+    return answer
 
 
-class _Reader:
-    """Recursive descent: sum, product, sign, power, atom."""
+def _solved(answer: Answer) -> str:
+    """The variable in ``x = 5``; empty where the answer is not of this form."""
+    node = answer.parts[0].node if answer.kind == "=" else None
+    return node.name if node is not None and node.op == "var" else ""
 
-    def __init__(self, symbols: list[str]) -> None:
-        self.symbols, self.at, self.depth = symbols, 0, 0
 
-    def peek(self) -> str:
-        return self.symbols[self.at] if self.at < len(self.symbols) else ""
+def _divided(top: Answer, bottom: Answer) -> Node:
+    if top.node is None or bottom.node is None:
+        raise NotMathsError("a ratio of something else than values")
+    return Node(op="/", args=(top.node, bottom.node))
 
-    def take(self, wanted: str = "") -> str:
-        symbol = self.peek()
-        if not symbol or (wanted and symbol != wanted):
-            raise NotMathsError(f"expected {wanted or 'more'}, got {symbol or 'the end'}")
-        self.at += 1
-        return symbol
 
-    def sum(self) -> Node:
-        self.depth += 1
-        if self.depth > _MAX_DEPTH:
-            raise NotMathsError(f"nested more than {_MAX_DEPTH} deep")
-        node = self.product()
-        while self.peek() in {"+", "-"}:
-            op: Literal["+", "-"] = "+" if self.take() == "+" else "-"
-            node = Node(op=op, args=(node, self.product()))
-        self.depth -= 1
-        return node
+def _counted(text: str) -> tuple[str, Unit | None]:
+    """Parts an expression from the unit behind it, or the currency before it."""
+    text = text.strip()
+    money = _MONEY.match(text)
+    if money:
+        return money[1] + text[money.end() :], read_unit(money[2], spaced=True)
+    if text[-1:].isdigit() and text[-2:-1] != "^":
+        return text, None
+    counted = _COUNTED.fullmatch(text)
+    if counted is None or not re.search(r"\d|\\pi", counted[1]):
+        return text, None
+    unit = read_unit(counted[2].replace("\\", ""), spaced=counted[1][-1:].isspace() or not counted[2][0].isalpha())
+    return (text, None) if unit is None else (counted[1], unit)
 
-    def product(self) -> Node:
-        node = self.signed()
-        while (symbol := self.peek()) and symbol not in "+-)]},=|%!^_":
-            op: Literal["*", "/"] = "/" if symbol == "/" else "*"
-            if symbol in "*/":
-                self.take()
-                node = Node(op=op, args=(node, self.signed()))
-            elif symbol[0].isdigit() or symbol[0] == ".":
-                raise NotMathsError("a number after a factor; write * between them")
-            else:
-                node = Node(op="*", args=(node, self.power()))
-        return node
 
-    def signed(self) -> Node:
-        sign = 1
-        while self.peek() in {"+", "-"}:
-            sign = -sign if self.take() == "-" else sign
-        node = self.power()
-        return node if sign > 0 else Node(op="neg", args=(node,))
+def _signs(text: str) -> list[str]:
+    """``2 ± 3`` is two answers."""
+    if "±" not in text and "∓" not in text:
+        return [text]
+    return [text.replace("±", plus).replace("∓", minus) for plus, minus in (("+", "-"), ("-", "+"))]
 
-    def power(self) -> Node:
-        node = self.atom()
-        while self.peek() in {"!", "%"}:
-            hundredth = Node(op="number", number=Fraction(1, 100))
-            node = Node(op="!", args=(node,)) if self.take() == "!" else Node(op="*", args=(node, hundredth))
-        if self.peek() == "^":
-            self.take()
-            self.depth += 1
-            if self.depth > _MAX_DEPTH:
-                raise NotMathsError(f"nested more than {_MAX_DEPTH} deep")
-            exponent = self.group("{", "}") if self.peek() == "{" else self.signed()
-            self.depth -= 1
-            node = Node(op="^", args=(node, exponent))
-        return node
 
-    def group(self, opening: str, closing: str) -> Node:
-        self.take(opening)
-        node = self.sum()
-        self.take(closing)
-        return node
+def _split(text: str, separator: str) -> list[str]:
+    """Parts between separators outside of brackets."""
+    if separator not in text:
+        return [text]
+    parts, depth, start = [], 0, 0
+    for at, sign in enumerate(text):
+        if sign in "([{⟦":
+            depth += 1
+        elif sign in ")]}⟧":
+            depth -= 1
+        elif sign == separator and depth == 0:
+            parts.append(text[start:at])
+            start = at + 1
+    return [*parts, text[start:]]
 
-    def atom(self) -> Node:
-        symbol = self.peek()
-        if symbol in {"(", "[", "{"}:
-            return self.group(symbol, {"(": ")", "[": "]", "{": "}"}[symbol])
-        if symbol == "|":
-            return Node(op="call", name="abs", args=(self.group("|", "|"),))
-        self.take()
-        if symbol[0].isdigit() or symbol[0] == ".":
-            return Node(op="decimal" if "." in symbol else "number", number=Fraction(symbol.removesuffix(".")))
-        if symbol == "frac":
-            return Node(op="/", args=(self.argument(), self.argument()))
-        if symbol in _CALLS:
-            return self.call(symbol)
-        if symbol in {"pi", "e", "i"}:
-            return Node(op="constant", name=symbol)
-        if symbol.isalpha():
-            return self.variable(symbol)
-        raise NotMathsError(f"cannot read {symbol!r} here")
 
-    def variable(self, name: str) -> Node:
-        if self.peek() == "_":
-            self.take()
-            braced = self.peek() == "{"
-            if braced:
-                self.take()
-            name = f"{name}_{self.take()}"
-            if braced:
-                self.take("}")
-        return Node(op="var", name=name)
-
-    def argument(self) -> Node:
-        r"""What follows ``\frac`` or a root: a group, or a single digit or letter."""
-        if self.peek() == "{":
-            return self.group("{", "}")
-        symbol = self.peek()
-        if len(symbol) > 1 and symbol.isdigit():  # \frac12 is one half
-            self.symbols[self.at] = symbol[1:]
-            return Node(op="number", number=Fraction(symbol[0]))
-        return self.atom()
-
-    def call(self, name: str) -> Node:
-        if name == "sqrt" and self.peek() == "[":
-            degree = self.group("[", "]")
-            one = Node(op="number", number=Fraction(1))
-            return Node(op="^", args=(self.argument(), Node(op="/", args=(one, degree))))
-        self.depth += 1
-        if self.depth > _MAX_DEPTH:
-            raise NotMathsError(f"nested more than {_MAX_DEPTH} deep")
-        exponent = None
-        if self.peek() == "^":  # sin^2 x
-            self.take()
-            exponent = self.group("{", "}") if self.peek() == "{" else self.atom()
-        argument = self.argument() if name == "sqrt" or self.peek() in {"(", "{"} else self.power()
-        self.depth -= 1
-        node = Node(op="call", name=name, args=(argument,))
-        return node if exponent is None else Node(op="^", args=(node, exponent))
+def _closing(text: str) -> int:
+    """Where the bracket that opens the text closes; -1 where it does not."""
+    depth = 0
+    for at, sign in enumerate(text):
+        depth += (sign in "([{") - (sign in ")]}")
+        if depth == 0:
+            return at
+    return -1
