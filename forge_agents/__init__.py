@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from forge_agents.env import Outcome, TurnEnv
     from forge_agents.parallel_env import ParallelTurnEnv
-    from forge_agents.policy import AnyPolicy, Policy, Random, Sampling, Scripted, Seats
+    from forge_agents.policy import AnyPolicy, Endpoint, Human, Policy, Random, Sampling, Scripted, Seats
     from forge_agents.registry import EnvSpec, list_envs, list_suites, make, register, register_suite, spec, suite
     from forge_agents.sandbox import Sandbox, SandboxLimits
     from forge_agents.serving.config import EngineConfig
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from forge_trainers.credit import Credit
     from forge_trainers.demo import DemoConfig, demo
     from forge_trainers.learner_config import LearnerConfig
+    from forge_trainers.sft import SFTEval, SFTTrainer
+    from forge_trainers.sft_config import SFTConfig, SFTRunConfig, WarmStart
     from forge_trainers.trainer import EvalResult, FitResult, GRPOTrainer
     from forge_trainers.verifier_log import verifier_history
     from forge_verifiers import Ensemble, EnvReward, Gate, Rule, Seat, SelfConsistency, Verifier
@@ -33,7 +35,7 @@ __version__ = "0.1.0"
 _HOME = {
     "forge_agents.env": ("Outcome", "TurnEnv"),
     "forge_agents.parallel_env": ("ParallelTurnEnv",),
-    "forge_agents.policy": ("AnyPolicy", "Policy", "Random", "Sampling", "Scripted", "Seats"),
+    "forge_agents.policy": ("AnyPolicy", "Endpoint", "Human", "Policy", "Random", "Sampling", "Scripted", "Seats"),
     "forge_agents.registry": (
         "EnvSpec",
         "list_envs",
@@ -55,6 +57,8 @@ _HOME = {
     "forge_trainers.credit": ("Credit",),
     "forge_trainers.demo": ("DemoConfig", "demo"),
     "forge_trainers.learner_config": ("LearnerConfig",),
+    "forge_trainers.sft": ("SFTEval", "SFTTrainer"),
+    "forge_trainers.sft_config": ("SFTConfig", "SFTRunConfig", "WarmStart"),
     "forge_trainers.trainer": ("EvalResult", "FitResult", "GRPOTrainer"),
     "forge_trainers.verifier_log": ("verifier_history",),
     "forge_verifiers": ("Ensemble", "EnvReward", "Gate", "Rule", "Seat", "SelfConsistency", "Verifier"),
@@ -65,6 +69,7 @@ __all__ = [
     "AnyPolicy",
     "Credit",
     "DemoConfig",
+    "Endpoint",
     "EngineConfig",
     "Ensemble",
     "EnvReward",
@@ -77,6 +82,7 @@ __all__ = [
     "GRPOConfig",
     "GRPOTrainer",
     "Gate",
+    "Human",
     "LearnerConfig",
     "Message",
     "Outcome",
@@ -85,6 +91,10 @@ __all__ = [
     "Random",
     "Rule",
     "RunConfig",
+    "SFTConfig",
+    "SFTEval",
+    "SFTRunConfig",
+    "SFTTrainer",
     "Sampling",
     "Sandbox",
     "SandboxLimits",
@@ -98,6 +108,7 @@ __all__ = [
     "Turn",
     "TurnEnv",
     "Verifier",
+    "WarmStart",
     "__version__",
     "check_env",
     "check_verifier",

@@ -32,6 +32,27 @@ class ActorDiedError(ForgeError, RuntimeError):
     """An actor's process ended while work was expected of it."""
 
 
+class EndpointError(ForgeError, RuntimeError):
+    """An endpoint that refused, failed or answered nonsense.
+
+    Args:
+        message: Names the endpoint; holds no key.
+        status: HTTP status of its refusal; None where there was none.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class BudgetError(ForgeError, RuntimeError):
+    """What an endpoint may spend in one run is spent."""
+
+
+class PlayerLeftError(ForgeError, EOFError):
+    """A person left the seat."""
+
+
 class EmptyBatchError(ForgeError, RuntimeError):
     """Nothing to learn from: no group had rewards that differ."""
 

@@ -1,7 +1,7 @@
 """Policies brought to life: one player decides for one seat through one episode.
 
-In: a policy and, for a model, its engine and renderer. Out: decisions. Waits for the engine, which keeps its own
-deadlines.
+In: a policy and, for a model, its engine and renderer. Out: decisions. Waits for engines and endpoints, which keep
+their own deadlines, and for people.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from forge_agents.policy import AnyPolicy, Policy, Random, Sampling, Scripted
+from forge_agents.endpoint import client_of
+from forge_agents.errors import EndpointError, StallError
+from forge_agents.policy import AnyPolicy, Endpoint, Human, Policy, Random, Sampling, Scripted
 from forge_agents.rendering import Renderer
-from forge_agents.types import Completion
+from forge_agents.terminal import terminal
+from forge_agents.types import Completion, FinishReason, Message, Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +29,14 @@ class Decision:
     action: str
     prompt_ids: tuple[int, ...] = ()
     completion: Completion | None = None
+    finish_reason: FinishReason = "scripted"
+    """Of an answer without tokens; a completion brings its own."""
+    usage: Usage | None = None
     generate_s: float = 0.0
+
+
+_TOO_LONG = ("context_length_exceeded", "maximum context length")
+"""How servers refuse a conversation that does not fit: OpenAI's code, vLLM's words."""
 
 
 class ContextFullError(Exception):
@@ -92,6 +102,58 @@ class ModelPlayer:
         return self._last
 
 
+class EndpointPlayer:
+    """A model behind an endpoint in a seat; keeps the seat's conversation."""
+
+    def __init__(self, endpoint: Endpoint, instructions: str) -> None:
+        endpoint.api_key()  # a key that is not set ends the run, not an episode
+        self._endpoint = endpoint
+        self._messages = [Message(role="system", content=instructions)] if instructions else []
+
+    async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
+        """Ask the endpoint.
+
+        Raises:
+            EndpointError: No answer, or none in time.
+            ContextFullError: The server says that the conversation is too long for the model.
+            BudgetError: Nothing is left to spend.
+        """
+        messages = [*self._messages, Message(role="user", content=observation)]
+        client = await client_of(self._endpoint)
+        started = time.perf_counter()
+        try:
+            reply = await client.ask(messages, self._endpoint.sampling)
+        except StallError as late:  # of someone else's server: the episode's failure, not the run's
+            raise EndpointError(str(late)) from None
+        except EndpointError as error:
+            if error.status == 400 and any(words in str(error) for words in _TOO_LONG):
+                raise ContextFullError(str(error)) from None
+            raise
+        action = reply.text.strip()
+        self._messages = [*messages, Message(role="assistant", content=action)]
+        return Decision(
+            action=action,
+            finish_reason=reply.finish_reason,
+            usage=reply.usage,
+            generate_s=time.perf_counter() - started,
+        )
+
+
+class HumanPlayer:
+    """A person at the terminal in a seat."""
+
+    def __init__(self, agent: str, instructions: str) -> None:
+        self._agent, self._instructions = agent, instructions
+
+    async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
+        """What the person types. Raises PlayerLeftError where the input ends."""
+        started = time.perf_counter()
+        legal = tuple(map(str, info.get("legal_actions") or ()))
+        action = await terminal().ask(self._agent, observation, instructions=self._instructions, legal_actions=legal)
+        self._instructions = ""  # shown once
+        return Decision(action=action, generate_s=time.perf_counter() - started)
+
+
 class RandomPlayer:
     """Uniform over `info["legal_actions"]`, or a short random text."""
 
@@ -146,6 +208,10 @@ def player_for(
         return ModelPlayer(
             live.engine, live.renderer, policy.sampling, instructions, constrain=policy.constrain_actions
         )
+    if isinstance(policy, Endpoint):
+        return EndpointPlayer(policy, instructions)
+    if isinstance(policy, Human):
+        return HumanPlayer(agent, instructions)
     if isinstance(policy, Random):
         return RandomPlayer(policy.seed, agent, episode_seed)
     return ScriptedPlayer(policy, agent)

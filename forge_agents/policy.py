@@ -1,4 +1,4 @@
-"""Who sits in a seat: language models, random and scripted players.
+"""Who sits in a seat: language models, endpoints, people, random and scripted players.
 
 In: what a user declares. Out: `seat_policies`, which answers who decides for an agent. Waits for nothing: declaring a
 policy loads no weights; `forge_agents.players` brings it to life.
@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
+from urllib.parse import urlsplit
 
 from forge_agents.errors import did_you_mean
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +71,97 @@ class Policy:
         _check_name(self.name)
 
 
+@dataclass(frozen=True)
+class Endpoint:
+    """A language model behind an OpenAI-compatible server: plays a seat, never trained, or answers a judge's questions.
+
+    All episodes of a run share its connections, its places and its budgets. A run is one event loop: a trainer's life,
+    a benchmark, a call of ``asyncio.run``.
+
+    Args:
+        url: Base of the API, such as ``http://127.0.0.1:8000/v1``; without user, password or query.
+        model: What the server calls the model.
+    """
+
+    url: str
+    model: str
+    name: str = field(default="endpoint", kw_only=True)
+    """Unique among the policies of a run."""
+    api_key_env: str = field(default="", kw_only=True)
+    """Environment variable that holds the key, read when the first question is asked; empty where none is needed."""
+    sampling: Sampling = field(default_factory=Sampling, kw_only=True)
+    """How a seat's answers are drawn; judges ask greedily."""
+    concurrency: int = field(default=8, kw_only=True)
+    """Requests under way at the same time; more wait."""
+    retries: int = field(default=4, kw_only=True)
+    """Times that a request is sent again after 408, 409, 429, 5xx or a lost connection, within `timeout_s`."""
+    timeout_s: float = field(default=60.0, kw_only=True)
+    """Seconds for one answer, its retries and the waits between them included."""
+    max_requests: int | None = field(default=None, kw_only=True)
+    """Answers that a run may ask for; one more is a `BudgetError`. None: any number."""
+    max_total_tokens: int | None = field(default=None, kw_only=True)
+    """Tokens, read and written as the server counts them, after which no more is asked: a `BudgetError`. What is under
+    way then is finished. None: any number."""
+
+    def __post_init__(self) -> None:
+        try:
+            parts = urlsplit(self.url)
+        except ValueError:
+            parts = urlsplit("")
+        if "@" in parts.netloc or parts.query or parts.fragment:  # not shown: it may be a secret
+            raise ValueError(
+                "url holds a user, a password or a query; give the API's base alone, the key in an environment "
+                "variable and the variable's name as api_key_env="
+            )
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise ValueError(f"url={self.url!r} is no HTTP address; give the API's base, e.g. http://127.0.0.1:8000/v1")
+        if not self.model:
+            raise ValueError("model='' names no model; give the name that the server knows it by")
+        _check_name(self.name)
+        if self.api_key_env and not _VARIABLE.fullmatch(self.api_key_env):  # not shown: it may be the key itself
+            raise ValueError("api_key_env is no name of an environment variable; give the name, not the key")
+        if self.concurrency < 1 or self.retries < 0:
+            raise ValueError(
+                f"concurrency={self.concurrency}, retries={self.retries}: at least 1 request at a time, retries >= 0"
+            )
+        if not 0 < self.timeout_s < math.inf:
+            raise ValueError(
+                f"timeout_s={self.timeout_s} must be positive and finite: no wait goes without a deadline"
+            )
+        for budget in ("max_requests", "max_total_tokens"):
+            limit = getattr(self, budget)
+            if limit is not None and limit < 1:
+                raise ValueError(f"{budget}={limit} allows nothing; give at least 1, or None for any number")
+
+    def api_key(self) -> str:
+        """The key; empty where none is needed.
+
+        Raises:
+            ValueError: Its environment variable is not set, or holds what no key is.
+        """
+        if not self.api_key_env:
+            return ""
+        key = os.environ.get(self.api_key_env, "").strip()
+        if not key:
+            raise ValueError(
+                f"environment variable {self.api_key_env!r} is not set; it must hold the key of {self.model} at "
+                f"{self.url}"
+            )
+        if not (key.isascii() and key.isprintable() and " " not in key):  # no header can carry it
+            raise ValueError(f"environment variable {self.api_key_env!r} holds blanks or characters that no key has")
+        return key
+
+
+@dataclass(frozen=True, kw_only=True)
+class Human:
+    """A person in the terminal: sees what the seat sees, types its actions; Ctrl-D leaves."""
+
+    name: str = "human"
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Random:
     """Plays a uniformly random legal action where the environment lists them, random text otherwise."""
@@ -112,7 +206,7 @@ class Scripted:
         return sum(p.default is p.empty and p.kind < p.VAR_POSITIONAL for p in arguments) > 1
 
 
-AnyPolicy: TypeAlias = Policy | Random | Scripted
+AnyPolicy: TypeAlias = Policy | Endpoint | Human | Random | Scripted
 Seats: TypeAlias = AnyPolicy | Mapping[str, AnyPolicy] | Callable[[str, int], AnyPolicy]
 """One policy for all seats, a policy per seat, or a function ``(agent, episode_seed) -> policy``."""
 
@@ -144,7 +238,10 @@ def seat_policies(seats: Seats, agents: Sequence[str], seed: int) -> dict[str, A
         raise TypeError(f"seats must be a policy, a mapping or a function, got {type(seats).__name__}")
     for agent, policy in chosen.items():
         if not isinstance(policy, AnyPolicy):
-            raise TypeError(f"seat {agent!r} holds {type(policy).__name__}; use fa.Policy, fa.Random or fa.Scripted")
+            raise TypeError(
+                f"seat {agent!r} holds {type(policy).__name__}; use fa.Policy, fa.Endpoint, fa.Human, fa.Random or "
+                "fa.Scripted"
+            )
     return chosen
 
 

@@ -1,7 +1,8 @@
 """Play episodes: any PettingZoo environment, turn-based or simultaneous, whose observations and actions are text.
 
 In: an environment, players, a seed. Out: an `Episode`, always, even when the environment breaks: a failed episode is
-data. Waits for the players' decisions; a player that cannot answer any more (a dead or stalled engine) raises.
+data. Waits for the players' decisions; a player that cannot answer any more (a dead or stalled engine, a spent budget)
+raises.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from pettingzoo import AECEnv, ParallelEnv
 
 from forge_agents._text_game import hook
-from forge_agents.errors import ActorDiedError, StallError
+from forge_agents.errors import ActorDiedError, BudgetError, StallError
 from forge_agents.players import ContextFullError, Decision, Player, Served, player_for
 from forge_agents.policy import AnyPolicy, Seats, seat_policies
 from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory, Turn
@@ -93,10 +94,11 @@ async def play(
 
     Returns:
         The episode, with a trajectory for every agent that took part. If the environment or a scripted player raised,
-        `error` says so and the turns so far are kept.
+        an endpoint failed or a person left, `error` says so and the turns so far are kept.
 
     Raises:
         ActorDiedError, StallError: An engine is gone or does not answer.
+        BudgetError: An endpoint's budget is spent.
     """
     started = time.perf_counter()
     seats: dict[str, _Seat] = {}
@@ -201,10 +203,10 @@ def _cut_off(seats: Iterable[_Seat]) -> None:
 
 
 async def _decide(seat: _Seat, observation: str, info: Mapping[str, Any]) -> Decision:
-    """A player's decision; its failure becomes data, a dead engine does not."""
+    """A player's decision; its failure becomes data, a dead engine or a spent budget does not."""
     try:
         return await seat.player.decide(observation, info)
-    except (ContextFullError, ActorDiedError, StallError):
+    except (ContextFullError, ActorDiedError, BudgetError, StallError):
         raise
     except Exception as cause:  # a player is user code: any failure is the episode's, not the run's
         raise _FailureError("policy", cause) from cause
@@ -252,8 +254,9 @@ def _trajectory(agent: str, seat: _Seat, env_id: str, seed: int) -> Trajectory:
                 response_ids=done.token_ids if done else (),
                 logprobs=done.logprobs if done else (),
                 versions=done.versions if done else (),
-                finish_reason=done.finish_reason if done else "scripted",
+                finish_reason=done.finish_reason if done else draft.decision.finish_reason,
                 generate_s=draft.decision.generate_s,
+                usage=draft.decision.usage,
                 info=draft.info,
             )
         )

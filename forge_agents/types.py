@@ -22,10 +22,10 @@ EpisodeBatch: TypeAlias = "TensorDict"
 ``tokens``, batch size ``[T]``, one row per token of any sample:
     ``ids`` int64; ``loss_mask`` bool, True where the policy sampled the token; ``logprobs`` float32, the sampler's,
     0 where masked; ``advantages`` float32, 0 where masked; ``versions`` int64, the weights that sampled the token,
-    -1 where masked.
+    -1 where masked; ``turn`` int64, the number of its turn in the trajectory, -1 where masked.
 ``samples``, batch size ``[n]``, one row per training sample:
     ``start`` and ``length`` int64, its span in ``tokens``; ``group`` int64, equal for siblings, whose common first
-    tokens may be computed once.
+    tokens may be computed once; ``trajectory`` int64, equal for samples of one trajectory.
 
 Built by `forge_trainers.packing.pack`.
 """
@@ -74,6 +74,14 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens of one request, as an endpoint counts them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One decision of one agent."""
 
@@ -103,6 +111,8 @@ class Turn:
     finish_reason: FinishReason = "scripted"
     generate_s: float = 0.0
     """Seconds from the request to the response, queueing included."""
+    usage: Usage | None = None
+    """Tokens of an endpoint's answer, which brings none of them along; None elsewhere, or where it does not say."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """The environment's `infos[agent]` after this decision, JSON-safe."""
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from forge_agents.errors import StallError
+from forge_agents.policy import Endpoint
 from forge_agents.testing import check_verifier
 from forge_agents.types import Trajectory, Turn
 from forge_verifiers import Ensemble, Judge, Pairs, Reasoned, Rule, Scale
-from forge_verifiers.chat_endpoint import Endpoint
 
 
 def said(*actions, seed=0, task="2 + 2?"):
@@ -51,7 +51,10 @@ class Server(ThreadingHTTPServer):
 
     @property
     def endpoint(self):
-        return Endpoint(f"http://127.0.0.1:{self.server_port}/v1", "stub")
+        return self.asked()
+
+    def asked(self, **options):
+        return Endpoint(f"http://127.0.0.1:{self.server_port}/v1", "stub", **options)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -227,7 +230,7 @@ def test_what_fails_abstains_but_nothing_at_all_is_an_error(serve):
     def reply(request):
         return "yes" if is_four(request) == "yes" else (500, {"error": {"message": "out of order"}})
 
-    with Judge(serve(reply).endpoint, "Is it right?", retries=0) as judge:
+    with Judge(serve(reply).asked(retries=0), "Is it right?") as judge:
         np.testing.assert_array_equal(judge.score([said("4"), said("5")]), [1, np.nan])
         assert judge.usage.failed == 1
         with pytest.raises(Exception, match="out of order"):
@@ -237,7 +240,7 @@ def test_what_fails_abstains_but_nothing_at_all_is_an_error(serve):
 def test_a_slow_endpoint_is_named(serve):
     server = serve(lambda request: time.sleep(1.0) or "yes")
     with (
-        Judge(server.endpoint, "Right?", timeout_s=0.2, retries=0) as judge,
+        Judge(server.asked(timeout_s=0.2, retries=0), "Right?") as judge,
         pytest.raises(StallError, match=r"stub at http://127.0.0.1:\d+/v1 gave no answer within 0.2 s"),
     ):
         judge.score([said("4")])
@@ -245,7 +248,7 @@ def test_a_slow_endpoint_is_named(serve):
 
 def test_no_more_requests_are_under_way_than_allowed(serve):
     server = serve(lambda request: time.sleep(0.02) or is_four(request))
-    with Judge(server.endpoint, "Is it right?", concurrency=3) as judge:
+    with Judge(server.asked(concurrency=3), "Is it right?") as judge:
         judge.score([said(str(k)) for k in range(12)])
     assert server.most == 3
 
@@ -258,7 +261,7 @@ def test_a_server_without_structured_output_is_asked_without(serve):
         return is_four(request)
 
     server = serve(reply)
-    with Judge(server.endpoint, "Is it right?", concurrency=1) as judge:
+    with Judge(server.asked(concurrency=1), "Is it right?") as judge:
         assert judge.score([said("4"), said("5"), said("6")]).tolist() == [1.0, 0.0, 0.0]
     assert len(server.requests) == 5  # two refusals, once
 
@@ -310,6 +313,7 @@ def test_wrong_arguments_are_refused():
         ({"max_chars": 0}, "max_chars=0"),
         ({"timeout_s": math.inf}, "timeout_s=inf"),
         ({"engine": object()}, "has its own"),
+        ({"timeout_s": 3.0}, "has its own"),
     ):
         with pytest.raises(ValueError, match=message):
             Judge(endpoint, "r", **options)

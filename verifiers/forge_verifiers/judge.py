@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from forge_agents.policy import Policy
+from forge_agents.policy import Endpoint, Policy
 from forge_agents.types import Trajectory
 from forge_verifiers.chat import Chat, Conversation, Question
-from forge_verifiers.chat_endpoint import EndpointChat, EndpointLike
+from forge_verifiers.chat_endpoint import EndpointChat
 from forge_verifiers.chat_engine import EngineChat
 from forge_verifiers.judge_answers import Answer, Pairs, Reply, YesNo, choice_in
 from forge_verifiers.judge_ranking import pairings, rank
@@ -83,17 +83,14 @@ class Judge(Composable):
     asks the same question about the same text every time.
 
     Args:
-        model: A `Policy` (its sampling is not used: judges answer greedily), a model's name or folder, or an endpoint:
-            anything with `url` and `model` and, optionally, `api_key_env`.
+        model: A `Policy` or an `Endpoint` (its sampling is not used: judges answer greedily), a model's name or folder.
         rubric: What is judged, in words.
         answer: `YesNo`, `Scale`, `Reasoned`, or `Pairs` to compare siblings of a group with each other.
         view: What the judge sees: ``"answer"``, the last turn; ``"trajectory"``, all turns at once; ``"turns"``, one
             question for each turn, whose grades are averaged; or a function from a trajectory to a text or None.
         max_chars: Longer texts lose their beginning.
         engine: Limits of the judge's engine; not for endpoints.
-        concurrency: Requests to an endpoint at the same time.
-        retries: Times that a request to an endpoint is sent again after 429, 5xx or a lost connection.
-        timeout_s: Seconds for one question, queue and retries included.
+        timeout_s: Seconds for one question to the judge's engine, queue included; None is 120. An endpoint has its own.
         start_timeout_s: Seconds for the engine to start.
         seed: Of the codes of the fences. None draws anew for each judge; with a number equal texts get equal questions
             in every run, so that a resumed run repeats its scores.
@@ -107,16 +104,14 @@ class Judge(Composable):
 
     def __init__(
         self,
-        model: str | Policy | EndpointLike,
+        model: str | Policy | Endpoint,
         rubric: str,
         *,
         answer: Answer | None = None,
         view: View = "answer",
         max_chars: int = 8000,
         engine: EngineConfig | None = None,
-        concurrency: int = 16,
-        retries: int = 4,
-        timeout_s: float = 120.0,
+        timeout_s: float | None = None,
         start_timeout_s: float = 300.0,
         seed: int | None = None,
         name: str = "judge",
@@ -134,18 +129,19 @@ class Judge(Composable):
             raise ValueError(f"view={view!r}; choose 'answer', 'trajectory', 'turns' or a function")
         if view == "turns" and isinstance(self.answer, Pairs):
             raise ValueError("Pairs compares siblings as a whole; use view='answer' or 'trajectory'")
-        if min(max_chars, concurrency) < 1 or retries < 0:
-            raise ValueError(f"max_chars={max_chars}, concurrency={concurrency}, retries={retries}: too small")
-        for option, seconds in (("timeout_s", timeout_s), ("start_timeout_s", start_timeout_s)):
+        if max_chars < 1:
+            raise ValueError(f"max_chars={max_chars} shows the judge nothing; give at least 1")
+        limit_s = 120.0 if timeout_s is None else timeout_s
+        for option, seconds in (("timeout_s", limit_s), ("start_timeout_s", start_timeout_s)):
             if not 0 < seconds < math.inf:
                 raise ValueError(f"{option}={seconds} must be positive and finite: no wait goes without a deadline")
         chat: Chat
-        if isinstance(model, EndpointLike):
-            if engine is not None:
-                raise ValueError(f"engine= is for a model served here; {model.url} has its own")
-            chat = EndpointChat(model, concurrency=concurrency, retries=retries, timeout_s=timeout_s)
+        if isinstance(model, Endpoint):
+            if engine is not None or timeout_s is not None:
+                raise ValueError(f"engine= and timeout_s= are for a model served here; {model.url} has its own")
+            chat = EndpointChat(model)
         else:
-            chat = EngineChat(_name_of(model), engine, name=name, timeout_s=timeout_s, start_timeout_s=start_timeout_s)
+            chat = EngineChat(_name_of(model), engine, name=name, timeout_s=limit_s, start_timeout_s=start_timeout_s)
         self._conversation = Conversation(chat, name=name, start_timeout_s=start_timeout_s)
         self._key = fence_key(seed)
         self._usage = JudgeUsage()
@@ -303,7 +299,7 @@ def _name_of(model: str | Policy) -> str:
     name = model.model if isinstance(model, Policy) else model
     if not isinstance(name, str):
         raise TypeError(
-            f"Judge got {type(model).__name__}; give a Policy, a model's name, or an endpoint with url and model"
+            f"Judge got {type(model).__name__}; give a Policy, a model's name, or an Endpoint"
         )
     return name
 
