@@ -23,8 +23,26 @@ def train(words: Sequence[str]) -> int:
     from forge_agents.config import parse
 
     run = parse(fa.RunConfig, words, prog="forge-agents train", description=str(train.__doc__))
+    if run.warm_start:
+        from forge_trainers.sft import warm_started  # a core module imports no trainer until it is asked for one
+
+        run = warm_started(run)
+        for name in run.warm_start:
+            print(f"{name} starts from {run.policies[name].model}")
     with fa.GRPOTrainer(run.seated, run.load_reward(), run.trainer, run.out_dir) as trainer:
         result = trainer.fit(run.env, steps=run.steps, env_args=run.env_args)
+    print(f"{result.steps} steps are in {result.out_dir}\ncurve  {result.curve}\nmodel  {result.export}")
+    return 0
+
+
+def sft(words: Sequence[str]) -> int:
+    """Fine-tune on conversations or episodes: forge-agents sft CONFIG.yaml [--data chats.jsonl --epochs 3 ...]"""
+    import forge_agents as fa
+    from forge_agents.config import parse
+
+    run = parse(fa.SFTRunConfig, words, prog="forge-agents sft", description=str(sft.__doc__))
+    with fa.SFTTrainer(run.policy, run.trainer, run.out_dir) as trainer:
+        result = trainer.fit(run.data, eval_dataset=run.eval_data, epochs=run.epochs, steps=run.steps)
     print(f"{result.steps} steps are in {result.out_dir}\ncurve  {result.curve}\nmodel  {result.export}")
     return 0
 
@@ -50,6 +68,18 @@ def demo(words: Sequence[str]) -> int:
     from forge_agents.config import parse
 
     return 0 if fa.demo(parse(fa.DemoConfig, words, prog="forge-agents demo", description=str(demo.__doc__))) else 1
+
+
+def play(words: Sequence[str]) -> int:
+    """Take a seat in the terminal: forge-agents play ENV [--seat p0] [--model ID | --opponent random]"""
+    from forge_agents.config import parse
+    from forge_agents.play import EXAMPLES, PlayConfig, left, play_in_terminal
+
+    if words and not words[0].startswith("-"):
+        words = ["--env", *words]
+    config = parse(PlayConfig, words, prog="forge-agents play", description=str(play.__doc__), examples=EXAMPLES)
+    episode = play_in_terminal(config)
+    return 0 if episode.error is None or left(episode) else 1
 
 
 def list_environments(words: Sequence[str]) -> int:
@@ -151,7 +181,9 @@ def doctor(words: Sequence[str]) -> int:
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "demo": demo,
     "train": train,
+    "sft": sft,
     "eval": evaluate,
+    "play": play,
     "list": list_environments,
     "check": check,
     "verifiers": verifiers,

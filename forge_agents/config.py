@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn, TypeVar
 
-from jsonargparse import ArgumentParser, set_parsing_settings
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_settings
 
 from forge_agents.errors import did_you_mean
 
@@ -19,11 +19,18 @@ T = TypeVar("T")
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 
+class _Formatter(DefaultHelpFormatter):
+    """Keeps the lines of the examples after the options."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith("examples:\n") else super()._fill_text(text, width, indent)
+
+
 class Parser(ArgumentParser):
     """A parser whose errors name the nearest known keys."""
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(allow_abbrev=False, **kwargs)
+        super().__init__(allow_abbrev=False, formatter_class=_Formatter, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Exit with status 2 and a message that says what to write instead."""
@@ -36,15 +43,22 @@ class Parser(ArgumentParser):
         return [option.removeprefix("--") for option in self._option_string_actions if option.startswith("--")]
 
 
-def schema_parser(kind: type[T], *, prog: str, description: str) -> Parser:
-    """A parser whose keys are the fields of dataclass `kind`, nested ones with dots, plus ``--config FILE``."""
-    parser = Parser(prog=prog, description=description)
+def schema_parser(kind: type[T], *, prog: str, description: str, examples: Sequence[str] = ()) -> Parser:
+    """A parser whose keys are the fields of dataclass `kind`, nested ones with dots, plus ``--config FILE``.
+
+    Args:
+        examples: Command lines, shown after the options.
+    """
+    epilog = "\n  ".join(("examples:", *examples)) if examples else None
+    parser = Parser(prog=prog, description=description, epilog=epilog)
     parser.add_argument("--config", action="config", help="YAML file with the same keys; flags override it.")
     parser.add_class_arguments(kind, as_group=False)
     return parser
 
 
-def parse(kind: type[T], words: Sequence[str], *, prog: str, description: str) -> T:
+def parse(
+    kind: type[T], words: Sequence[str], *, prog: str, description: str, examples: Sequence[str] = ()
+) -> T:
     """Read an instance of `kind` from `words`, the first of which may be a YAML file.
 
     Raises:
@@ -52,7 +66,7 @@ def parse(kind: type[T], words: Sequence[str], *, prog: str, description: str) -
     """
     if words and not words[0].startswith("-"):
         words = ["--config", *words]
-    parser = schema_parser(kind, prog=prog, description=description)
+    parser = schema_parser(kind, prog=prog, description=description, examples=examples)
     values = parser.parse_args(list(words))
     values.pop("config", None)
     try:

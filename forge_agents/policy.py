@@ -249,7 +249,7 @@ def declared_policies(seats: Seats, agents: Sequence[str]) -> dict[str, AnyPolic
     """Every policy of `seats` by name; for a function, those of a few probed episode seeds.
 
     Raises:
-        ValueError: Two different policies under one name.
+        ValueError: Two different policies under one name, or an endpoint whose key is not set.
     """
     seeds = range(64) if callable(seats) and not isinstance(seats, AnyPolicy) else range(1)
     by_name: dict[str, AnyPolicy] = {}
@@ -257,6 +257,9 @@ def declared_policies(seats: Seats, agents: Sequence[str]) -> dict[str, AnyPolic
         for policy in seat_policies(seats, agents, seed).values():
             if by_name.setdefault(policy.name, policy) != policy:
                 raise ValueError(f"two different policies are called {policy.name!r}; give each its own name=")
+    for policy in by_name.values():
+        if isinstance(policy, Endpoint):
+            policy.api_key()
     return by_name
 
 
