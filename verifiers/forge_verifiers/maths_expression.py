@@ -19,7 +19,25 @@ _MAX_LETTERS = 4
 GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|mu|nu|rho|sigma|tau|phi|omega"
 """Names of variables, with or without a backslash."""
 CALLS = frozenset(
-    ["sqrt", "sin", "cos", "tan", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "exp", "ln", "log", "abs"]
+    [
+        "sqrt",
+        "sin",
+        "cos",
+        "tan",
+        "sec",
+        "csc",
+        "cot",
+        "arcsin",
+        "arccos",
+        "arctan",
+        "sinh",
+        "cosh",
+        "tanh",
+        "exp",
+        "ln",
+        "log",
+        "abs",
+    ]
 )
 """Functions of one argument."""
 _SYMBOL = re.compile(
@@ -106,6 +124,9 @@ def _words(word: str, is_command: bool) -> list[str]:
     if is_command or len(word) > _MAX_LETTERS:
         raise NotMathsError(f"{word!r} is a word")
     return list(word)
+
+
+_MINUS_ONE = Node(op="neg", args=(Node(op="number", number=Fraction(1)),))
 
 
 class _Reader:
@@ -204,8 +225,10 @@ class _Reader:
             return number_node(symbol)
         self.take()  # 1011_2 is eleven
         base = self.argument()
+        if base.op != "number" or not 2 <= base.number <= 36 or not symbol.isdigit() or len(symbol) > _MAX_DIGITS:
+            raise NotMathsError(f"no number in a base from 2 to 36: {symbol[:20]!r}")
         try:
-            value = int(symbol[:_MAX_DIGITS], int(base.number))
+            value = int(symbol, int(base.number))
         except ValueError as error:
             raise NotMathsError(f"no number in base {base.number}: {symbol[:20]!r}") from error
         return Node(op="number", number=Fraction(value))
@@ -239,8 +262,11 @@ class _Reader:
 
     def root(self) -> Node:
         if self.peek() == "[":
-            degree = self.group("[", "]")
-            return Node(op="root", args=(self.argument(), degree))
+            degree, inner = self.group("[", "]"), self.argument()
+            if not variables(inner):
+                return Node(op="root", args=(inner, degree))
+            one = Node(op="number", number=Fraction(1))
+            return Node(op="^", args=(inner, Node(op="/", args=(one, degree))))
         return Node(op="call", name="sqrt", args=(self.argument(),))
 
     def function(self, name: str) -> Node:
@@ -252,6 +278,8 @@ class _Reader:
         if self.peek() == "^":  # sin^2 x
             self.take()
             exponent = self.group("{", "}") if self.peek() == "{" else self.argument()
+            if name in {"sin", "cos", "tan"} and exponent == _MINUS_ONE:
+                name, exponent = "arc" + name, None
         node = Node(op="call", name=name, args=(self.operand(),))
         if base is not None:
             node = Node(op="/", args=(node, Node(op="call", name=name, args=(base,))))

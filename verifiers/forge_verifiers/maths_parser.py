@@ -38,50 +38,70 @@ class Answer:
     """Whether it looks like words: their letters must not be taken for factors of a product on both sides."""
 
 
-_WRAPPED = re.compile(r"\\(?:text|textbf|textit|textrm|texttt|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}")
+_WRAPPED = re.compile(r"\\(?:text(?:bf|it|rm|tt|normal)?|math(?:rm|bf|it)|mbox|operatorname)\s*\{([^{}]*)\}")
+_COMMANDS = {
+    name: sign
+    for names, sign in (
+        ("left right displaystyle quad qquad limits big Big bigg Bigg bigl bigr Bigl Bigr ; : , !", " "),
+        ("dfrac tfrac cfrac", r"\frac"),
+        ("dbinom tbinom", r"\binom"),
+        ("cdot times", "*"),
+        ("div", "/"),
+        ("vert lvert rvert mid", "|"),
+        ("langle", "("),
+        ("rangle", ")"),
+        ("le leq leqslant", "<="),
+        ("ge geq geqslant", ">="),
+        ("ne neq", "!="),
+        ("lt", "<"),
+        ("gt", ">"),
+        ("pm", "±"),
+        ("mp", "∓"),
+        ("cup", "\u222a"),
+        ("in", "∈"),
+        ("approx", "≈"),
+        ("emptyset varnothing", r"\{\}"),
+        ("degree", "°"),
+        ("( )", ""),
+    )
+    for name in names.split()
+} | {" ": " "}
+_COMMAND = re.compile(r"\\([A-Za-z]+|[;:,! ()])")
+_SIGNS = str.maketrans(
+    {"\u00d7": "*", "\u00b7": "*", "÷": "/", "\u2212": "-", "\u2013": "-", "π": r"\pi ", "√": r"\sqrt ", "≤": "<="}
+    | {"≥": ">=", "≠": "!=", "∅": r"\{\}", "²": "^2", "³": "^3", "\u00a0": " "}
+)
+_DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?")
+_THIN = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\,)(?=\d{3}(?!\d))")  # 12{,}500
 _SPELLED: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"\\(?:left|right|displaystyle|quad|qquad|limits|[bB]igg?[lr]?)(?![A-Za-z])|\\[;: ]|~"), " "),
-    (re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\,(?=\d{3}(?!\d)))(?=\d{3})"), ""),  # 12{,}500
-    (re.compile(r"\\[,!]"), " "),
-    (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
-    (re.compile(r"\\[dt]binom(?![A-Za-z])"), r"\\binom"),
     (re.compile(r"\*\*"), "^"),
-    (re.compile(r"\\(?:cdot|times)(?![A-Za-z])|[\u00d7\u00b7]"), "*"),
-    (re.compile(r"\\div(?![A-Za-z])|÷"), "/"),
-    (re.compile(r"[\u2212\u2013]"), "-"),
-    (re.compile(r"π"), r"\\pi "),
-    (re.compile(r"√"), r"\\sqrt "),
-    (re.compile(r"\\[lr]?vert(?![A-Za-z])|\\mid(?![A-Za-z])"), "|"),
-    (re.compile(r"\\langle(?![A-Za-z])"), "("),
-    (re.compile(r"\\rangle(?![A-Za-z])"), ")"),
-    (re.compile(r"\\(?:leq?|leqslant)(?![A-Za-z])|≤"), "<="),
-    (re.compile(r"\\(?:geq?|geqslant)(?![A-Za-z])|≥"), ">="),
-    (re.compile(r"\\neq?(?![A-Za-z])|≠"), "!="),
-    (re.compile(r"\\lt(?![A-Za-z])"), "<"),
-    (re.compile(r"\\gt(?![A-Za-z])"), ">"),
-    (re.compile(r"\\pm(?![A-Za-z])"), "±"),
-    (re.compile(r"\\mp(?![A-Za-z])"), "∓"),
-    (re.compile(r"\\cup(?![A-Za-z])"), "\u222a"),
-    (re.compile(r"\\(?:emptyset|varnothing)(?![A-Za-z])|∅"), r"\\{\\}"),
-    (re.compile(r"^\s*(?:\\approx|≈)|^\s*[A-Za-z]\s*(?:\\in(?![A-Za-z])|∈)"), ""),
-    (re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])"), "°"),
+    (re.compile(r"=([^≈]*)≈.*"), r"=\1"),  # x = 1/3, which is about 0.33
+    (re.compile(r"(?<=\S)\s*≈"), "="),
+    (re.compile(r"^\s*(?:[A-Za-z]\s*∈|≈)"), ""),
     (re.compile(r"^\s*([A-Za-z])\s*\(\s*[A-Za-z]\s*\)\s*="), r"\1="),  # f(x) = ...
     (re.compile(r"(?:,\s*)?(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])"), ","),
 )
-_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_SCALES = {"dozen": "12", "hundred": "100", "thousand": "10^3"} | {"million": "10^6", "billion": "10^9"}
 _SCALED = re.compile(rf"(?<=\d)\s+({'|'.join(_SCALES)})(?![A-Za-z])")
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar)\s*\{?(\d+)\}?")
 _MIXED = re.compile(
     r"(?<![\d.^_/{}])(\d+)(?:\s*\\frac\s*(?:\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}|(\d)(\d))|\s+(\d+)\s*/\s*(\d+))(?![\d.])"
 )
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
-_MATRIX = re.compile(r"\\(begin|end)\{(?:[pbB]?matrix|array)\}(?:\{[clr|]*\})?")
+_MATRIX = re.compile(
+    r"(?:\\left\s*[(\[]\s*)?\\(begin)\{(?:[pbB]?matrix|array)\}(?:\{[clr|]*\})?"
+    r"|\\end\{(?:[pbB]?matrix|array)\}(?:\s*\\right\s*[)\]])?"
+)
 _MONEY = re.compile(r"^\s*([-+]?)\s*\\?([$€£])\s*(?=[\d.])")
-_COUNTED = re.compile(r"([^A-Za-z\\]*(?:\\(?:frac|sqrt|pi|binom)[^A-Za-z\\]*)*?)((?:\\[$%]|[A-Za-z%$€£¢°])[^\\=]*)")
+_COUNTED = re.compile(
+    r"((?:[^A-Za-z\\%$€£¢°]|\\(?:frac|sqrt|pi|binom)(?![A-Za-z]))*)((?:\\[$%]|[A-Za-z%$€£¢°])[^\\=]*)"
+)
 _NAME = re.compile(r"[A-Za-z](?:_\w|_\{\w+\})?|\(\s*[A-Za-z](?:\s*,\s*[A-Za-z])+\s*\)")
 _RELATION = re.compile(r"(!=|<=|>=|=<|=>|=|<|>)")
 _FLIPPED = {">": "<", ">=": "<="}
 _WORD = re.compile(r"[A-Za-z]+")
+_THIN_SPACES = re.compile(r"\\[ ,;:!]|~")
+_SPACES = re.compile(r"(?<!\d)\s+|\s+(?!\d|\s)")  # "1 1/2" is not "11/2"
 
 
 @lru_cache(maxsize=8192)
@@ -101,26 +121,30 @@ def parse_answer(text: str) -> Answer:
 
 
 def plain_text(text: str) -> str:
-    r"""The text without ``\text{}``, dollar signs, white space, case and a closing full stop."""
+    r"""The text without ``\text{}``, dollar signs, quotation marks, case, a closing stop, spaces but in numbers."""
     text = _WRAPPED.sub(r"\1", text.replace("$", ""))
-    return "".join(re.sub(r"\\[ ,;:!]|~", "", text).split()).casefold().strip(".\"'")
+    return _SPACES.sub("", _THIN_SPACES.sub(" ", text)).strip("\"'").rstrip(".").casefold()
 
 
 def _clean(text: str) -> str:
-    text = text.strip().removesuffix(".").strip()
-    for opening, closing in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
-        if len(text) > len(opening + closing) and text.startswith(opening) and text.endswith(closing):
-            text = text[len(opening) : -len(closing)].strip()
+    text = text.strip().rstrip(".,")
+    if text.count("$") - text.count("\\$") & 1 == 0:  # $...$ are delimiters, one sign alone is money
+        text = re.sub(r"(?<!\\)\$", "", text).rstrip(".,")
+    if text.startswith("\\[") and text.endswith("\\]"):
+        text = text[2:-2].rstrip().rstrip(".,")
+    if text.isascii() and text.isalnum():
+        return text
+    text = _THIN.sub("", text)
     if "\\" in text:
-        text = _WRAPPED.sub(r" \1 ", text)
+        text = _DEGREES.sub("°", _WRAPPED.sub(r" \1 ", text))
         if "\\begin" in text:
-            text = _MATRIX.sub(lambda m: "⟦" if m[1] == "begin" else "⟧", text).replace("\\\\", ";")
-        text = _REPEATING.sub(_unrepeated, text)
-    if not text.isascii() or not text.isalnum():
-        for pattern, spelling in _SPELLED:
-            text = pattern.sub(spelling, text)
-        text = _SCALED.sub(lambda m: f"*10^{_SCALES[m[1]]}", _MIXED.sub(_unmixed, text))
-    text = text.strip()
+            text = _MATRIX.sub(lambda m: "⟦" if m[1] else "⟧", text).replace("\\\\", ";")
+        text = _COMMAND.sub(lambda m: _COMMANDS.get(m[1], m[0]), _REPEATING.sub(_unrepeated, text))
+    if not text.isascii():
+        text = text.translate(_SIGNS)
+    for pattern, spelling in _SPELLED:
+        text = pattern.sub(spelling, text)
+    text = _SCALED.sub(lambda m: f"*{_SCALES[m[1]]}", _MIXED.sub(_unmixed, text)).replace("~", " ").strip()
     if not (text[:1] in {"(", "[", "{", "\\"} and text[-1:] in {")", "]", "}"}):  # within brackets commas separate
         text = _THOUSANDS.sub(lambda m: m[0].replace(",", ""), text)
     return text
@@ -197,8 +221,8 @@ class _Structure:
 
     def relation(self, sides: list[str], level: int) -> Answer:
         texts, signs = [text.strip() for text in sides[::2]], [{"=<": "<=", "=>": ">="}.get(s, s) for s in sides[1::2]]
-        if signs == ["="] and _NAME.fullmatch(texts[0]):
-            right = self.single(texts[1], level + 1)
+        if {*signs} == {"="} and _NAME.fullmatch(texts[0]):  # x = 2 + 3 = 5
+            right = self.single(texts[-1], level + 1)
             if right.kind != "value" or texts[0].startswith("("):
                 return right  # (x, y) = (1, 2)
             return Answer(kind="=", parts=(self.value(texts[0]), right))

@@ -42,12 +42,18 @@ _KNOWN: dict[str, tuple[str, Fraction]] = {
     for base, text in _BASES.items()
     for name, size in zip(text.split()[::2], text.split()[1::2], strict=True)
 } | {prefix + name: (base, size) for name, base in _NAMED.items() for prefix, size in _PREFIXES.items()}
-_RESERVED = CALLS | set(GREEK.split("|")) | {"frac", "binom", "infinity"}
+_RESERVED = (
+    CALLS
+    | set(GREEK.split("|"))
+    | {"frac", "binom", "infinity", "half", "halves", "third", "thirds", "quarter", "quarters", "tenths", "hundredths"}
+    | {"squared", "cubed", "factorial", "over", "times", "plus", "minus", "less", "more", "mod", "modulo"}
+)
 _PHRASES = {"mph": "mile/hour", "kmh": "km/h", "kph": "km/h"}
 _PER = re.compile(r"\s*/\s*|\s+per\s+|\s+an?\s+")
 _PART = re.compile(
     r"(?:(square|sq\.?|cubic|cu\.?)\s+)?([A-Za-z$€£¢°]+)\s*(?:(squared|cubed)|\^\s*\{?\s*([1-9])\s*\}?)?"
 )
+_TEMPERATURE = re.compile(r"(?:degrees?|°)\s*([CcFfKk])(?:elsius|ahrenheit|elvin)?")
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
 
 
@@ -59,9 +65,12 @@ def read_unit(text: str, *, spaced: bool) -> Unit | None:
         spaced: whether a space stands before them; without it a single letter is a variable, not a unit.
     """
     text = text.strip().removesuffix(".").strip()
-    if text == "%":
+    if text.lower() in {"%", "percent", "per cent", "pct", "percentage"}:
         return PERCENT
     text = _PHRASES.get(text.lower(), text)
+    temperature = _TEMPERATURE.fullmatch(text)
+    if temperature:
+        return Unit(dimension=(("°" + temperature[1].upper(), 1),))
     powers: dict[str, int] = {}
     factor = Fraction(1)
     for k, part in enumerate(_PER.split(text)):
@@ -83,10 +92,8 @@ def _known(word: str) -> tuple[str, Fraction] | None:
 def _own(text: str) -> Unit | None:
     """A phrase of ordinary words counts in itself: eight apples are not eight oranges."""
     words = [word.lower().rstrip(".") for word in text.split()]
-    if "°" in text:
-        return Unit(dimension=((re.sub(r"degrees?|°|\s", "", text.lower())[:1], 1),))
-    if not words or len(words[0].replace(".", "")) < 2 or not all(re.fullmatch(r"[a-z.]+", word) for word in words):
+    if not re.fullmatch(r"[a-z]{3,}|[a-z.]{2,} [a-z. ]+|[a-z]\.[a-z]", " ".join(words)):
         return None
-    if (len(words[0]) < 3 and len(words) == 1) or any(word in _RESERVED for word in words):
+    if any(word in _RESERVED for word in words) or not re.search("[aeiou]", words[0]):  # "xyz" is a product
         return None
     return Unit(dimension=((" ".join(words).removesuffix("s"), 1),))

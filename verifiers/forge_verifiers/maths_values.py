@@ -8,7 +8,7 @@ from __future__ import annotations
 import cmath
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from functools import lru_cache
 
@@ -23,11 +23,14 @@ _MIN_POINTS = 3
 _ROUNDING = 1e-14  # sin(pi) is not 0 in floating point
 _CONSTANTS = {"pi": complex(math.pi), "e": complex(math.e), "i": 1j}
 _EXACT = {"+": Fraction.__add__, "-": Fraction.__sub__, "*": Fraction.__mul__, "/": Fraction.__truediv__}
-_FUNCTIONS = {
+_FUNCTIONS: dict[str, Callable[[complex], complex]] = {
     "sqrt": cmath.sqrt,
     "sin": cmath.sin,
     "cos": cmath.cos,
     "tan": cmath.tan,
+    "sec": lambda z: 1 / cmath.cos(z),
+    "csc": lambda z: 1 / cmath.sin(z),
+    "cot": lambda z: 1 / cmath.tan(z),
     "arcsin": cmath.asin,
     "arccos": cmath.acos,
     "arctan": cmath.atan,

@@ -1,0 +1,172 @@
+import runpy
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge_verifiers.maths import maths_equal
+from forge_verifiers.maths_expression import NotMathsError
+from forge_verifiers.maths_parser import parse_answer
+
+PAIRS = runpy.run_path(str(Path(__file__).with_name("maths_pairs.py")))["PAIRS"]
+
+
+@pytest.mark.parametrize("topic", PAIRS)
+def test_answers_are_judged_as_a_teacher_would(topic):
+    wrong = [pair for pair in PAIRS[topic] if {maths_equal(*pair[:2]), maths_equal(pair[1], pair[0])} != {pair[2]}]
+    assert not wrong
+
+
+def test_the_table_of_pairs_is_large_and_has_enough_unequal_ones():
+    pairs = [pair for topic in PAIRS.values() for pair in topic]
+    assert len(set(pairs)) == len(pairs) >= 120
+    assert sum(not equal for _, _, equal in pairs) >= 0.4 * len(pairs)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (r"2\sqrt{2}", r"\sqrt{8}"),
+        (r"\sin^2 x + \cos^2 x", "1"),
+        (r"\tan^2 y + 1", r"\sec^2 y"),
+        (r"\tan^{-1} 1", r"\pi/4"),
+        (r"\sin \pi", "0"),
+        ("2^100 + 1", "1267650600228229401496703205377"),
+        (r"\sqrt[3]{-8}", "-2"),
+        (r"\frac{1}{\sqrt[3]{x}^2}", "x^{-2/3}"),
+        ("log_10(1000)", "3"),
+        ("(x, y) = (1, 2)", "(1,2)"),
+        ("x = 2 + 3 = 5", "5"),
+        (r"x = \frac13 \approx 0.33", "1/3"),
+        (r"x < 1 \text{ or } x > 4", r"(-\infty,1)\cup(4,\infty)"),
+        ("2, 3 or 5", r"\{5, 2, 3\}"),
+        ("20 degrees Celsius", r"20^\circ\text{C}"),
+        ("1/2 hour", "30 min"),
+        ("9.8 m/s^2", "9.8 meters per second squared"),
+        ("60 mph", "60 miles per hour"),
+        ("28 percent", r"28\%"),
+        ("5 dozen", "60"),
+        ("$5 million", "5,000,000"),
+        (r"$\$12.50$", "12.5 dollars"),
+        (r"\[ 9. \]", "$9$"),
+        (r"\left[\begin{array}{cc}1&2\\3&4\end{array}\right]", r"\begin{pmatrix}1&2\\3&4\\\end{pmatrix}"),
+        ("1000.99 m²", "1,000.99"),
+    ],
+)
+def test_equal_answers_are_equal(one, other):
+    assert maths_equal(one, other) and maths_equal(other, one)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (".5", "5"),
+        ("1 1/2", "11/2"),
+        ("5 8", "58"),
+        ("1,2", "1.2"),
+        ("2^100", "1267650600228229401496703205377"),
+        ("2^3000", r"\pi"),
+        ("6.6e-34", "6.7e-34"),
+        ("1/0", "2/0"),
+        ("", "0"),
+        ("1011_x", "1011"),
+        ("2 xyz", "2"),
+        ("2 thirds", "2"),
+        ("5 dozen", "5"),
+        ("5 or more", "5"),
+        ("about 5", "6"),
+        ("3 p.m.", "3 a.m."),
+        ("20 degrees Celsius", "20°F"),
+        ("x=1, y=2", "1, 2"),
+        ("5, 5", "5"),
+        ("-3 < x < 3", "(-3, 3]"),
+        (r"x \neq 3", "x = 3"),
+        ("f(x) = x", "g(x) = x"),
+        (r"\infty", r"\infty + 1"),
+        ("-2^2", "(-2)^2"),
+        ("top dog", "god pot"),
+        ("cats and dogs", "dogs and rats"),
+    ],
+)
+def test_unequal_answers_are_unequal(one, other):
+    assert not maths_equal(one, other) and not maths_equal(other, one)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9^9^9^9^9",
+        "9!!!!!!",
+        "(" * 900,
+        "1+" * 400,
+        "__import__('os').system('x')",
+        "x^" * 300 + "1",
+        "\\frac" * 150,
+        "|" * 500,
+        "1e9999999",
+        "\\binom{1000000}{500000}",
+        "\\{" * 300,
+        ",".join("x" * 400),
+        "1 1/" * 240,
+        "= \u2248" * 300,
+        "1" * 999 + "_2",
+        "5 " + "square " * 140,
+        "\\begin{matrix}" * 70,
+    ],
+)
+def test_hostile_mathematics_costs_no_time_and_is_wrong(text):
+    start = time.perf_counter()
+    assert not maths_equal(text, "3") and not maths_equal(text, "x^2+y^2")
+    assert time.perf_counter() - start < 0.5
+
+
+def test_what_is_too_large_is_refused_with_its_size():
+    with pytest.raises(NotMathsError, match="2000 characters; at most 1000"):
+        parse_answer("1" * 2000)
+    with pytest.raises(NotMathsError, match="more than 64 values"):
+        parse_answer(",".join("x" * 65))
+
+
+@given(st.text(alphabet="0123456789xy+-*/^()[]{}|!%=,._:<>&°±$ \\fraceinpmcoS", max_size=60))
+def test_no_text_makes_the_mathematics_raise_or_take_sides(text):
+    assert maths_equal(text, "17/23") is maths_equal("17/23", text)
+
+
+@given(st.fractions(max_denominator=10_000), st.integers(2, 9))
+def test_fractions_equal_their_expansions_and_nothing_else(value, factor):
+    wide = f"{value.numerator * factor}/{value.denominator * factor}"
+    assert maths_equal(wide, str(value))
+    assert not maths_equal(wide, str(value + 1))
+
+
+@given(st.integers(1, 99), st.integers(1, 98), st.integers(2, 99))
+def test_mixed_numbers_are_sums(whole, top, bottom):
+    top, bottom = sorted((top, bottom + top))
+    assert maths_equal(f"{whole}\\frac{{{top}}}{{{bottom}}}", f"{whole * bottom + top}/{bottom}")
+
+
+@given(st.integers(-50, 50), st.integers(-50, 50), st.booleans())
+def test_inequalities_turn_round_with_their_sign(slope, bound, strict):
+    sign, turned = ("<", ">") if strict else ("<=", ">=")
+    assert maths_equal(f"{slope}x {sign} {bound}y", f"{-slope}x {turned} {-bound}y") is (slope != 0 or bound != 0)
+    assert not maths_equal(f"x {sign} {bound}", f"x {turned} {bound}")
+
+
+def test_answers_are_judged_in_any_thread():
+    verdicts = []
+    thread = threading.Thread(target=lambda: verdicts.append(maths_equal("x > 41", r"(41, \infty)")))
+    thread.start()
+    thread.join(timeout=10)
+    assert verdicts == [True]
+
+
+def test_the_speed_on_distinct_answers_is_printed():
+    pairs = [(rf"\frac{{{k}}}{{7}} + \sqrt{{{k}}}", rf"\sqrt{{{k}}} + {k}/7") for k in range(1, 1001)]
+    start = time.perf_counter()
+    assert all(maths_equal(*pair) for pair in pairs)
+    speed = len(pairs) / (time.perf_counter() - start)
+    print(f"{speed:,.0f} distinct pairs a second")  # noqa: T201  # shown by pytest -s
+    assert speed > 500  # a tenth of what is wanted: the machine may be busy
