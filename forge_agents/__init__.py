@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from forge_agents.tools import Tool, tool
     from forge_agents.types import Episode, EpisodeBatch, EpisodeGroup, Message, Trajectory, Turn
     from forge_agents.wrapping import wrap
+    from forge_trainers.algorithms import list_losses, register_loss
     from forge_trainers.config import GRPOConfig, RunConfig
-    from forge_trainers.credit import Credit
+    from forge_trainers.credit import Credit, Overlong
     from forge_trainers.demo import DemoConfig, demo
     from forge_trainers.learner_config import LearnerConfig
     from forge_trainers.sft import SFTEval, SFTTrainer
@@ -53,8 +54,9 @@ _HOME = {
     "forge_agents.tools": ("Tool", "tool"),
     "forge_agents.types": ("Episode", "EpisodeBatch", "EpisodeGroup", "Message", "Trajectory", "Turn"),
     "forge_agents.wrapping": ("wrap",),
+    "forge_trainers.algorithms": ("list_losses", "register_loss"),
     "forge_trainers.config": ("GRPOConfig", "RunConfig"),
-    "forge_trainers.credit": ("Credit",),
+    "forge_trainers.credit": ("Credit", "Overlong"),
     "forge_trainers.demo": ("DemoConfig", "demo"),
     "forge_trainers.learner_config": ("LearnerConfig",),
     "forge_trainers.sft": ("SFTEval", "SFTTrainer"),
@@ -86,6 +88,7 @@ __all__ = [
     "LearnerConfig",
     "Message",
     "Outcome",
+    "Overlong",
     "ParallelTurnEnv",
     "Policy",
     "Random",
@@ -114,9 +117,11 @@ __all__ = [
     "check_verifier",
     "demo",
     "list_envs",
+    "list_losses",
     "list_suites",
     "make",
     "register",
+    "register_loss",
     "register_suite",
     "spec",
     "suite",

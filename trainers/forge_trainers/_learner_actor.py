@@ -18,6 +18,7 @@ from forge_agents._monarch import Actor, concurrent_endpoint
 from forge_agents.types import EpisodeBatch
 from forge_agents.weights import Publisher, WeightStoreRef
 from forge_trainers._memory import keep_freed_memory
+from forge_trainers.algorithms import Loss, add_loss
 from forge_trainers.learner_config import LearnerConfig
 from forge_trainers.learner_core import LearnerCore
 
@@ -27,8 +28,11 @@ T = TypeVar("T")
 class LearnerActor(Actor):
     """One rank. Calls wait for each other in the order they arrive, except `alive`."""
 
-    def __init__(self, config: LearnerConfig, name: str, store: WeightStoreRef | None, weights_name: str) -> None:
+    def __init__(
+        self, config: LearnerConfig, name: str, store: WeightStoreRef | None, weights_name: str, loss: Loss
+    ) -> None:
         keep_freed_memory()
+        add_loss(loss)  # one that the user registered is not known in this process
         self._config = config
         self._name = name
         self._weights_name = weights_name

@@ -12,6 +12,7 @@ from typing import Any
 from forge_agents.errors import did_you_mean
 from forge_agents.policy import AnyPolicy, Policy, Random, Seats
 from forge_agents.serving.config import EngineConfig
+from forge_trainers.algorithms import find_loss
 from forge_trainers.credit import Credit
 from forge_trainers.learner_config import LearnerConfig
 
@@ -24,8 +25,8 @@ class GRPOConfig:
     """Siblings per group: episodes with one seed, compared with each other. At least 2."""
     groups_per_step: int = 8
     """Groups, so seeds, per optimiser step."""
-    credit: Credit = field(default_factory=Credit)
-    """How rewards become advantages."""
+    credit: Credit | None = None
+    """How rewards become advantages. None: as the learner's loss was published; else it is given whole."""
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     """Optimiser, loss and precision."""
     learner_procs: int = 1
@@ -63,7 +64,7 @@ class GRPOConfig:
     """Deadline of each stage of a step: collecting, judging, learning, weight return."""
 
     def __post_init__(self) -> None:
-        if self.group_size < 2 and self.credit.baseline != "none":
+        if self.group_size < 2 and self.credit_rule.needs_siblings:
             raise ValueError(f"group_size={self.group_size} gives every advantage 0; set group_size >= 2")
         for name in (
             "groups_per_step",
@@ -85,6 +86,11 @@ class GRPOConfig:
         for name in ("start_timeout_s", "stage_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be positive: every wait has a deadline")
+
+    @property
+    def credit_rule(self) -> Credit:
+        """`credit`, or that of the learner's loss."""
+        return self.credit or find_loss(self.learner.loss).credit
 
 
 @dataclass(frozen=True, kw_only=True)

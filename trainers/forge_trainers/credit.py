@@ -1,92 +1,226 @@
-"""Who gets how much of the reward: rewards of siblings to advantages.
+"""Who gets how much of the reward: rewards of a step's trajectories to advantages.
 
-In: rewards of one group, by role. Out: one advantage per trajectory or per turn, or nothing where the siblings do not
-differ. Waits for nothing.
+In: rewards by sibling group and role. Out: one advantage per turn, or nothing where those compared do not differ.
+Waits for nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
+
+Key: TypeAlias = Literal["seed", "role", "turn"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlong:
+    """DAPO's soft punishment of long responses (arXiv 2503.14476, eq. 13)."""
+
+    max_tokens: int
+    """Responses longer than this lose a whole point."""
+    cache_tokens: int
+    """The loss grows from 0 over this many tokens before `max_tokens`. From 1 to `max_tokens`."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.cache_tokens <= self.max_tokens:
+            raise ValueError(f"cache_tokens={self.cache_tokens} must lie in 1 to max_tokens={self.max_tokens}")
+
+    def penalties(self, num_tokens_n: np.ndarray) -> np.ndarray:
+        """What responses of so many tokens lose: float64 ``[n]`` in [-1, 0]."""
+        free = self.max_tokens - self.cache_tokens
+        return np.clip((free - np.asarray(num_tokens_n, np.float64)) / self.cache_tokens, -1.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """What one trajectory earned."""
+
+    seed: int
+    """Number of its sibling group in the step."""
+    role: str
+    """Its seat and environment."""
+    reward: float
+    """Of the whole trajectory, finite."""
+    response_tokens: Sequence[int]
+    """Sampled tokens of each turn."""
+    turns: np.ndarray | None = None
+    """Score of each turn, NaN where there is none; None where the reward scores no turns."""
+    noise: float | None = None
+    """Standard deviation of the reward; None where it is not known."""
+
+    def __post_init__(self) -> None:
+        if not np.isfinite(self.reward) or (self.turns is not None and np.isinf(self.turns).any()):
+            raise ValueError(f"rewards must be finite, got {self.reward} with turns {self.turns}")
+        if self.turns is not None and len(self.turns) != len(self.response_tokens):
+            raise ValueError(f"{len(self.turns)} scores for {len(self.response_tokens)} turns; send one per turn")
+
+
+class Baselines:
+    """Running mean reward of each role, which outlives a step: the state of ``Credit(baseline="rae")``."""
+
+    def __init__(self) -> None:
+        self._means: dict[str, float] = {}
+
+    def update(self, key: str, rewards_n: np.ndarray, decay: float) -> float:
+        """Take in n rewards and return the new mean; it starts at 0.
+
+        The paper takes rewards in one by one, ``b <- decay * b + (1 - decay) * R`` (arXiv 2506.24119, section 3.3), so
+        that b depends on their order. Here all n count alike, and what is left of the old b is the same.
+        """
+        left = decay ** len(rewards_n)
+        self._means[key] = left * self._means.get(key, 0.0) + (1.0 - left) * float(np.mean(rewards_n))
+        return self._means[key]
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Names and means, for a checkpoint."""
+        return {"names": np.array(list(self._means), dtype=np.str_), "means": np.array(list(self._means.values()))}
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continue from `state_dict`."""
+        self._means = dict(zip(state["names"].tolist(), state["means"].tolist(), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Credit:
-    """How a reward is compared with those of the siblings in the same role.
+    """How a reward is compared with those of other trajectories."""
 
-    Roles never share a baseline: what is a good reward for one seat says nothing about another's (arXiv 2602.08847).
-    """
-
-    baseline: Literal["mean", "leave_one_out", "none"] = "mean"
-    """What is subtracted: the siblings' mean with (GRPO, arXiv 2402.03300) or without (RLOO, arXiv 2402.14740) the
-    trajectory itself, or nothing."""
-    scale: Literal["std", "none"] = "std"
-    """What the difference is divided by: the siblings' standard deviation (GRPO) or nothing (Dr. GRPO, arXiv
-    2503.20783)."""
-    turns: Literal["own", "to_go"] = "own"
-    """Where a reward scores turns, a turn's advantage comes from its own score, or from the sum over it and the turns
-    after it (process supervision in GRPO, arXiv 2402.03300, section 4.1.3)."""
+    by: tuple[Key, ...] = ("seed", "role")
+    """Trajectories are compared where they agree in these. Without "seed" the whole step is compared; without "role"
+    seats share a baseline, though what is good for one says nothing about another (arXiv 2602.08847); with "turn" only
+    turns of the same number are compared (arXiv 2510.11062)."""
+    baseline: Literal["mean", "leave_one_out", "rae", "none"] = "mean"
+    """What is subtracted: the mean of those compared with (GRPO, arXiv 2402.03300) or without (RLOO, arXiv 2402.14740)
+    the trajectory itself; "rae": the running mean of the role, and turn, if `by` names them, over the whole run
+    (SPIRAL, arXiv 2506.24119); or nothing."""
+    scale: Literal["std", "batch_std", "none"] = "std"
+    """What the difference is divided by: the standard deviation of those compared (GRPO), that of all differences of
+    the step, role by role if `by` names roles (REINFORCE++, arXiv 2501.03262), or nothing (Dr. GRPO, arXiv
+    2503.20783). "std" needs the baseline of a group."""
+    turns: Literal["own", "to_go", "return"] = "own"
+    """Where a reward scores turns: "own": a turn's own score is compared; "to_go": then the advantages of the turn and
+    those after it are summed (process supervision in GRPO, arXiv 2402.03300, section 4.1.3); "return": scores of the
+    turn and those after it are summed first and then compared."""
+    discount: float = 1.0
+    """What the score of the next turn counts in those sums; the one after it the square of that. In [0, 1]."""
+    rae_decay: float = 0.95
+    """What one reward leaves of the running mean, in [0, 1)."""
+    overlong: Overlong | None = None
+    """Punishment of long responses, added to each turn's score, or its mean over turns to the reward."""
     min_spread: float = 1e-6
-    """A group whose rewards differ by no more than this teaches nothing and is skipped. At least 0."""
+    """Trajectories whose rewards differ by no more than this teach nothing and are skipped. At least 0."""
     noise_multiple: float = 0.0
-    """A group teaches nothing, either, where the standard deviation of its rewards is below this many times the noise
+    """They teach nothing, either, where the standard deviation of their rewards is below this many times the noise
     that the reward knows of itself. At least 0; 0 asks for `min_spread` alone."""
 
     def __post_init__(self) -> None:
         for name in ("min_spread", "noise_multiple"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
+        if not (0 <= self.discount <= 1 and 0 <= self.rae_decay < 1):
+            raise ValueError(f"discount={self.discount} must lie in [0, 1], rae_decay={self.rae_decay} in [0, 1)")
+        if set(self.by) - {"seed", "role", "turn"} or len(set(self.by)) != len(self.by):
+            raise ValueError(f"by={self.by} must name each of 'seed', 'role', 'turn' at most once")
+        if self.scale == "std" and not self._grouped:
+            raise ValueError(
+                f"scale='std' is that of a group, which baseline={self.baseline!r} does not look at; set scale to "
+                "'batch_std' or 'none'"
+            )
 
-    def advantages(self, rewards_G: np.ndarray, noise_G: np.ndarray | None = None) -> np.ndarray | None:
-        """Advantages of the G siblings in one role.
+    @property
+    def needs_siblings(self) -> bool:
+        """Whether a group of one teaches nothing."""
+        return self._grouped and "seed" in self.by
+
+    @property
+    def _grouped(self) -> bool:
+        return self.baseline in ("mean", "leave_one_out")
+
+    def advantages(self, rewards_n: np.ndarray, noise_n: np.ndarray | None = None) -> np.ndarray | None:
+        """Advantages of n trajectories, or turns, that are compared with each other.
+
+        A running mean and a scale over the whole step are beyond this function: `assign` knows them.
 
         Args:
-            rewards_G: float ``[G]``, finite.
-            noise_G: float ``[G]``, the standard deviation of each reward; None where it is not known.
+            rewards_n: float ``[n]``, finite.
+            noise_n: float ``[n]``, the standard deviation of each reward; None where it is not known.
 
         Returns:
-            float32 ``[G]``, or None where the rewards do not differ and a baseline is subtracted.
+            float32 ``[n]``, or None where the rewards do not differ and their mean is the baseline.
         """
-        rewards = np.asarray(rewards_G, dtype=np.float64)
+        rewards = np.asarray(rewards_n, dtype=np.float64)
         if rewards.ndim != 1 or not np.isfinite(rewards).all():
-            raise ValueError(f"rewards must be finite and [G], got shape {rewards.shape}: {rewards.tolist()}")
+            raise ValueError(f"rewards must be finite and [n], got shape {rewards.shape}: {rewards.tolist()}")
+        found = self._compared(rewards, noise_n)
+        return None if found is None else found.astype(np.float32)
+
+    def assign(self, scored: Sequence[Scored], baselines: Baselines | None = None) -> list[np.ndarray | None]:
+        """Advantages of every turn of a step's trajectories.
+
+        Args:
+            scored: All trajectories that are to learn.
+            baselines: Running means of earlier steps, brought up to date; None starts afresh.
+
+        Returns:
+            By trajectory float32 ``[its turns]``, or None where those compared with it do not differ. A turn without a
+            score has no advantage of its own.
+        """
+        values = [self._values(one) for one in scored]
+        places: dict[tuple[str, ...], list[tuple[int, int]]] = {}
+        for i, own in enumerate(values):
+            for t in np.flatnonzero(~np.isnan(own)):
+                places.setdefault(self._key(scored[i], int(t)), []).append((i, int(t)))
+        found: list[np.ndarray | None] = [None] * len(scored)
+        for key, members in places.items():
+            rewards = np.array([values[i][t] for i, t in members])
+            if self.baseline == "rae":
+                running = baselines if baselines is not None else Baselines()
+                advantages: np.ndarray | None = rewards - running.update("/".join(key), rewards, self.rae_decay)
+            else:
+                noise = [scored[i].noise for i, _ in members]
+                known = None if None in noise else np.array(noise, np.float64)
+                advantages = self._compared(rewards, known)
+            if advantages is None:
+                continue
+            for (i, t), advantage in zip(members, advantages, strict=True):
+                mine = found[i]
+                if mine is None:
+                    mine = found[i] = np.zeros(len(values[i]))
+                mine[t] = advantage
+        if self.scale == "batch_std":
+            found = self._scaled(scored, found)
+        return [None if own is None else self._spread(one, own) for one, own in zip(scored, found, strict=True)]
+
+    def _values(self, one: Scored) -> np.ndarray:
+        """What is compared: a number per turn, NaN where there is none, or one for the trajectory."""
+        lost = np.zeros(len(one.response_tokens))
+        if self.overlong is not None:
+            lost = self.overlong.penalties(np.array(one.response_tokens))
+        if one.turns is None:
+            reward = one.reward + (float(lost.mean()) if len(lost) else 0.0)
+            return np.full(len(lost) if "turn" in self.by else 1, reward)
+        turns = np.asarray(one.turns, np.float64) + lost
+        if self.turns != "return" or np.isnan(turns).all():
+            return turns
+        return self._summed(np.nan_to_num(turns))
+
+    def _key(self, one: Scored, turn: int) -> tuple[str, ...]:
+        parts = {"seed": str(one.seed), "role": one.role, "turn": str(turn)}
+        return tuple(parts[name] for name in self.by if name != "seed" or self.baseline != "rae")
+
+    def _compared(self, rewards: np.ndarray, noise: np.ndarray | None) -> np.ndarray | None:
         if self.baseline == "none":
-            return rewards.astype(np.float32)
-        if len(rewards) < 2 or self._flat(rewards, noise_G):
+            return rewards
+        if len(rewards) < 2 or self._flat(rewards, noise):
             return None
-        centred = rewards - rewards.mean()
+        centred: np.ndarray = rewards - rewards.mean()
         if self.baseline == "leave_one_out":
             centred *= len(rewards) / (len(rewards) - 1)
         if self.scale == "std":
             centred /= rewards.std(ddof=1)
-        advantages: np.ndarray = centred.astype(np.float32)
-        return advantages
-
-    def turn_advantages(
-        self, rewards_G: Sequence[np.ndarray], noise_G: np.ndarray | None = None
-    ) -> list[np.ndarray] | None:
-        """Advantages of every turn of the G siblings in one role; all turns of the group share one baseline.
-
-        Args:
-            rewards_G: by sibling, float ``[its turns]``, finite or NaN; a turn with NaN gets no advantage of its own.
-            noise_G: as for `advantages`.
-
-        Returns:
-            By sibling, float32 ``[its turns]``, or None where the turns' rewards do not differ and a baseline is
-            subtracted.
-        """
-        flat = np.concatenate([np.empty(0), *rewards_G])
-        known = ~np.isnan(flat)
-        found = self.advantages(flat[known], noise_G) if known.any() else None
-        if found is None:
-            return None
-        filled = np.zeros(len(flat), np.float32)
-        filled[known] = found
-        turns = np.split(filled, np.cumsum([len(own) for own in rewards_G])[:-1])
-        return turns if self.turns == "own" else [np.cumsum(own[::-1])[::-1] for own in turns]
+        return centred
 
     def _flat(self, rewards: np.ndarray, noise: np.ndarray | None) -> bool:
         if np.ptp(rewards) <= self.min_spread:
@@ -94,3 +228,30 @@ class Credit:
         if noise is None or not self.noise_multiple:
             return False
         return bool(rewards.std(ddof=1) < self.noise_multiple * np.sqrt(np.mean(np.square(noise, dtype=np.float64))))
+
+    def _scaled(self, scored: Sequence[Scored], found: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
+        """Divided by the standard deviation over the step, of all or of the role."""
+        pools: dict[str, list[np.ndarray]] = {}
+        for one, own in zip(scored, found, strict=True):
+            if own is not None:
+                pools.setdefault(one.role if "role" in self.by else "", []).append(own)
+        spreads = {name: float(np.concatenate(pool).std()) for name, pool in pools.items()}
+        scaled: list[np.ndarray | None] = []
+        for one, own in zip(scored, found, strict=True):
+            spread = spreads.get(one.role if "role" in self.by else "", 0.0)
+            scaled.append(None if own is None or spread <= self.min_spread else own / spread)
+        return scaled
+
+    def _spread(self, one: Scored, own: np.ndarray) -> np.ndarray:
+        """One float32 per turn."""
+        if one.turns is not None and self.turns == "to_go":
+            own = self._summed(own)
+        return np.broadcast_to(own, len(one.response_tokens)).astype(np.float32)
+
+    def _summed(self, turns: np.ndarray) -> np.ndarray:
+        """Discounted sum over each turn and those after it."""
+        out, total = np.empty(len(turns)), 0.0
+        for t in range(len(turns) - 1, -1, -1):
+            total = turns[t] + self.discount * total
+            out[t] = total
+        return out

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _MARK = "experiment.json"
 _REWARD = "reward.npz"
+_BASELINES = "baselines.npz"
 
 
 @runtime_checkable
@@ -42,11 +43,13 @@ class Checkpoints:
         folder: Where they lie.
         keep: How many stay on disk, at least 1.
         reward: Saved and restored where it is `Stateful`.
+        baselines: The same, of what credit remembers.
     """
 
-    def __init__(self, folder: Path, *, keep: int, reward: object = None) -> None:
+    def __init__(self, folder: Path, *, keep: int, reward: object = None, baselines: Stateful | None = None) -> None:
         self._folder, self._keep = folder, keep
-        self._reward = reward if isinstance(reward, Stateful) else None
+        parts = {_REWARD: reward, _BASELINES: baselines}
+        self._parts = {name: part for name, part in parts.items() if isinstance(part, Stateful)}
 
     def any(self) -> bool:
         """Whether there is a complete checkpoint."""
@@ -58,8 +61,8 @@ class Checkpoints:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         await all_or_first_error(learner.save(draft / name) for name, learner in learners.items())
-        if self._reward is not None:
-            np.savez(draft / _REWARD, allow_pickle=False, **self._reward.state_dict())
+        for name, part in self._parts.items():
+            np.savez(draft / name, allow_pickle=False, **part.state_dict())
         (draft / _MARK).write_text(json.dumps({"step": step, "policies": sorted(learners)}))
         shutil.rmtree(final, ignore_errors=True)
         draft.rename(final)
@@ -86,9 +89,9 @@ class Checkpoints:
                 )
             try:
                 await all_or_first_error(learner.load(folder / name) for name, learner in learners.items())
-                if self._reward is not None:
-                    with np.load(folder / _REWARD, allow_pickle=False) as saved:
-                        self._reward.load_state_dict(dict(saved))
+                for name, part in self._parts.items():
+                    with np.load(folder / name, allow_pickle=False) as saved:
+                        part.load_state_dict(dict(saved))
             except (OSError, RuntimeError, ValueError, KeyError) as cause:
                 _log.warning("checkpoint %s does not load (%s); trying the one before", folder, cause)
                 failures.append(f"{folder}: {cause}")

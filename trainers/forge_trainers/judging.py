@@ -16,7 +16,7 @@ import numpy as np
 
 from forge_agents.mesh import with_deadline
 from forge_agents.types import EpisodeGroup, Trajectory
-from forge_trainers.credit import Credit
+from forge_trainers.credit import Baselines, Credit, Scored
 
 if TYPE_CHECKING:
     from forge_trainers.packing import Sample
@@ -50,6 +50,33 @@ class JudgedGroup:
 def env_reward(trajectories: Sequence[Trajectory]) -> np.ndarray:
     """The environment's own total reward of each trajectory."""
     return np.array([trajectory.reward for trajectory in trajectories], dtype=np.float32)
+
+
+class EnvTurnReward:
+    """The environment's own reward, turn by turn; what arrives before an agent's first turn is in the total alone."""
+
+    name = "env_turn_reward"
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> np.ndarray:
+        """Total rewards, float32 ``[n]``."""
+        return env_reward(trajectories)
+
+    def assess(self, trajectories: Sequence[Trajectory]) -> TurnScores:
+        """Total rewards and those of every turn."""
+        turns = [np.array([turn.reward for turn in t.turns], np.float32) for t in trajectories]
+        return TurnScores(scores=env_reward(trajectories), turns=turns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnScores:
+    """What `EnvTurnReward.assess` returns."""
+
+    scores: np.ndarray
+    """float32 ``[n]``."""
+    turns: Sequence[np.ndarray]
+    """By trajectory, float32 ``[its turns]``."""
+    noise: None = None
+    """Environments are exact."""
 
 
 async def judge(groups: Sequence[EpisodeGroup], reward: Reward, *, timeout_s: float) -> list[JudgedGroup]:
@@ -124,57 +151,69 @@ class Lessons:
     samples: Mapping[str, Sequence[Sample]]
     """Training samples by policy name; policies without any are absent."""
     counts: Mapping[str, int]
-    """Groups by fate: ``used``, ``failed`` (an episode kept failing), ``abstained`` (a reward was NaN), ``flat`` (in
-    no trained role did siblings differ by more than the noise)."""
+    """Groups by fate: ``used``, ``failed`` (an episode kept failing), ``abstained`` (a reward was NaN), ``flat`` (no
+    trained trajectory differed from those it is compared with by more than the noise)."""
 
 
-def lessons_from(judged: Sequence[JudgedGroup], credit: Credit, trainable: Collection[str]) -> Lessons:
-    """Compare siblings role by role and cut their trajectories into samples.
+def lessons_from(
+    judged: Sequence[JudgedGroup], credit: Credit, trainable: Collection[str], baselines: Baselines | None = None
+) -> Lessons:
+    """Turn rewards into advantages and cut trajectories into samples.
 
     A group with a failed episode or an abstained reward is dropped whole: the siblings that remain would be compared
     against a biased baseline.
+
+    Args:
+        judged: All groups of the step.
+        credit: Who is compared with whom.
+        trainable: Policies that learn.
+        baselines: Running means that `credit` may keep, brought up to date.
     """
     from forge_trainers.packing import samples_from
 
-    samples: dict[str, list[Sample]] = {}
     counts: Counter[str] = Counter(used=0, failed=0, abstained=0, flat=0)
+    usable: list[int] = []
+    scored: list[Scored] = []
+    trajectories: list[Trajectory] = []
     for number, item in enumerate(judged):
         if item.group.failed:
             counts["failed"] += 1
             continue
-        trained = {
-            agent: rewards
-            for agent, rewards in item.rewards.items()
-            if item.group.episodes[0].trajectories[agent].policy in trainable
-        }
-        if any(np.isnan(rewards).any() for rewards in trained.values()):
+        first = item.group.episodes[0].trajectories
+        trained = [agent for agent in item.rewards if first[agent].policy in trainable]
+        if any(np.isnan(item.rewards[agent]).any() for agent in trained):
             counts["abstained"] += 1
             continue
-        before = sum(map(len, samples.values()))
+        usable.append(number)
         for agent in trained:
-            advantages = _advantages(item, agent, credit)
-            if advantages is None:
-                continue
-            for episode, per_turn in zip(item.group.episodes, advantages, strict=True):
-                trajectory = episode.trajectories[agent]
-                cut = samples_from(trajectory, per_turn, group=number)
-                if cut:
-                    samples.setdefault(trajectory.policy, []).extend(cut)
-        counts["used" if sum(map(len, samples.values())) > before else "flat"] += 1
+            trajectories += [episode.trajectories[agent] for episode in item.group.episodes]
+            scored += _scored(item, agent, number)
+    samples: dict[str, list[Sample]] = {}
+    used: set[int] = set()
+    advantages = credit.assign(scored, baselines)
+    for at, (trajectory, one, per_turn) in enumerate(zip(trajectories, scored, advantages, strict=True)):
+        if per_turn is None:
+            continue
+        if cut := samples_from(trajectory, per_turn.tolist(), group=one.seed, number=at):
+            samples.setdefault(trajectory.policy, []).extend(cut)
+            used.add(one.seed)
+    counts.update(used=len(used), flat=len(usable) - len(used))
     return Lessons(samples=samples, counts=dict(counts))
 
 
-def _advantages(item: JudgedGroup, agent: str, credit: Credit) -> list[list[float]] | None:
-    """By sibling the advantage of every turn of one agent; None where the siblings do not differ."""
-    noise = None if item.noise is None else item.noise[agent]
-    if item.turns is not None:
-        by_turn = credit.turn_advantages(item.turns[agent], noise)
-        return None if by_turn is None else [own.tolist() for own in by_turn]
-    advantages = credit.advantages(item.rewards[agent], noise)
-    if advantages is None:
-        return None
-    trajectories = [episode.trajectories[agent] for episode in item.group.episodes]
-    return [[value] * len(t.turns) for value, t in zip(advantages.tolist(), trajectories, strict=True)]
+def _scored(item: JudgedGroup, agent: str, number: int) -> list[Scored]:
+    """What the siblings of one agent earned."""
+    return [
+        Scored(
+            seed=number,
+            role=f"{item.group.env_id}/{agent}",
+            reward=float(item.rewards[agent][at]),
+            response_tokens=[len(turn.response_ids) for turn in episode.trajectories[agent].turns],
+            turns=None if item.turns is None else item.turns[agent][at],
+            noise=None if item.noise is None else float(item.noise[agent][at]),
+        )
+        for at, episode in enumerate(item.group.episodes)
+    ]
 
 
 def summarise(judged: Sequence[JudgedGroup]) -> dict[str, float]:

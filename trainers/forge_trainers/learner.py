@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from forge_agents import mesh
 from forge_agents.types import EpisodeBatch
+from forge_trainers.algorithms import find_loss
 from forge_trainers.learner_config import LearnerConfig
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ class Learner:
                 await mesh.with_deadline(
                     setup_torch_elastic_env_async(procs), timeout_s, who=name, what="exchange of addresses"
                 )
-            actors = procs.spawn("learner", LearnerActor, config, name, store, weights_name or name)
+            loss = find_loss(config.loss)
+            actors = procs.spawn("learner", LearnerActor, config, name, store, weights_name or name, loss)
             versions = await mesh.call_all(actors, world_size, "build", timeout_s=timeout_s, who=name)
         except BaseException:
             await mesh.stop(procs)

@@ -9,6 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from forge_trainers.algorithms import find_loss
+
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerConfig:
@@ -30,12 +32,36 @@ class LearnerConfig:
     """Type of activations and matrix products. Weights, gradients' sum and optimiser state are float32."""
     max_tokens_per_microbatch: int = 2048
     """Most positions in one forward pass of one rank, and so the longest sample."""
-    clip_low: float = 0.2
-    """Lower clip range of the probability ratio (arXiv 2402.03300), in [0, 1]."""
-    clip_high: float = 0.28
-    """Upper clip range (DAPO's clip-higher, arXiv 2503.14476), >= 0."""
+    loss: str = "dapo"
+    """Policy loss: "grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_pp" or a registered name;
+    "package.module:name" imports the module first. `forge_trainers.algorithms` has the equations."""
+    clip_low: float | None = None
+    """The probability ratio's lower bound is 1 minus this, in [0, 1]. None: as the loss was published."""
+    clip_high: float | None = None
+    """The probability ratio's upper bound is 1 plus this, >= 0. None: as the loss was published."""
+    sequence: Literal["trajectory", "turn"] = "trajectory"
+    """What is one sequence to losses and corrections that look at whole ones: all that an agent said in an episode, or
+    one of its turns."""
+    length_constant: int | None = None
+    """Tokens by which Dr. GRPO divides the sum over a sequence. None: `max_tokens_per_microbatch`."""
+    correction: Literal["ratio", "truncate", "mask", "none"] = "ratio"
+    """What is done about samples of an older or numerically different policy. "ratio": the loss's probability ratio is
+    taken to the sampler. Otherwise it is taken to the learner before the step, so it is 1, and each token's loss is
+    multiplied with learner's over sampler's probability, at most `correction_high` ("truncate") or 0 outside
+    `correction_low` to `correction_high` ("mask"), or with nothing ("none")."""
+    correction_level: Literal["token", "sequence", "geometric"] = "token"
+    """Whose probabilities "truncate" and "mask" compare: a token's, its sequence's, or the sequence's geometric mean
+    per token. The last two cost one more forward pass."""
+    correction_low: float = 0.5
+    """IcePop's lower bound (arXiv 2510.18855), in [0, 1]."""
+    correction_high: float = 5.0
+    """IcePop's upper bound, at least 1; for "truncate" 2 is usual."""
+    kl: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the divergence from the frozen start model; `forge_trainers.importance.kl_estimate`."""
     kl_coef: float = 0.0
-    """Weight of the k3 divergence from the frozen start model; above 0 a second copy of the model is held."""
+    """Weight of that divergence in the loss; above 0 a second copy of the model is held."""
+    entropy_coef: float = 0.0
+    """Weight of the mean entropy of the loss tokens' distributions, which the loss is lowered by."""
     temperature: float = 1.0
     """The sampler's temperature; learner logprobs are taken at the same one. Above 0. The trainer fills it in."""
     share_prefixes: bool | None = None
@@ -61,21 +87,35 @@ class LearnerConfig:
     """Seconds after which ranks give up on each other."""
 
     def __post_init__(self) -> None:
-        for name in ("lr", "weight_decay", "clip_high", "kl_coef"):
+        find_loss(self.loss)
+        for name in ("lr", "weight_decay", "kl_coef", "entropy_coef"):
             _require(math.isfinite(getattr(self, name)) and getattr(self, name) >= 0, self, name, "finite and >= 0")
         for name in ("warmup_steps", "max_tokens_per_microbatch", "loss_chunk_tokens", "dp_replicate", "tp"):
             least = {"warmup_steps": 0, "max_tokens_per_microbatch": 2}.get(name, 1)
             _require(getattr(self, name) >= least, self, name, f"at least {least}")
         _require(all(0 <= beta < 1 for beta in self.betas), self, "betas", "in [0, 1)")
         _require(self.max_grad_norm > 0, self, "max_grad_norm", "above 0; inf switches clipping off")
-        _require(0 <= self.clip_low <= 1, self, "clip_low", "in [0, 1]; 0.2 is usual")
+        _require(self.clip_low is None or 0 <= self.clip_low <= 1, self, "clip_low", "in [0, 1]; 0.2 is usual")
+        _require(self.clip_high is None or self.clip_high >= 0, self, "clip_high", ">= 0; 0.2 is usual")
+        _require(self.length_constant is None or self.length_constant >= 1, self, "length_constant", "at least 1")
+        _require(0 <= self.correction_low <= 1, self, "correction_low", "in [0, 1]")
+        _require(self.correction_high >= 1, self, "correction_high", "at least 1")
+        for name, words in _WORDS.items():
+            _require(getattr(self, name) in words, self, name, f"one of {words}")
         _require(0 < self.temperature < math.inf, self, "temperature", "above 0; greedy samples teach nothing")
         _require(self.dp_shard == -1 or self.dp_shard >= 1, self, "dp_shard", "at least 1, or -1 for all ranks left")
         _require(self.threads is None or self.threads >= 1, self, "threads", "at least 1, or None")
         _require(self.collective_timeout_s > 0, self, "collective_timeout_s", "above 0")
-        _require(self.compute_dtype in ("bfloat16", "float32"), self, "compute_dtype", "'bfloat16' or 'float32'")
-        kinds = ("none", "selective", "full")
-        _require(self.activation_checkpointing in kinds, self, "activation_checkpointing", f"one of {kinds}")
+
+
+_WORDS = {
+    "sequence": ("trajectory", "turn"),
+    "correction": ("ratio", "truncate", "mask", "none"),
+    "correction_level": ("token", "sequence", "geometric"),
+    "kl": ("k1", "k2", "k3"),
+    "compute_dtype": ("bfloat16", "float32"),
+    "activation_checkpointing": ("none", "selective", "full"),
+}
 
 
 def _require(holds: bool, config: LearnerConfig, name: str, wanted: str) -> None:

@@ -23,8 +23,9 @@ from forge_agents.types import EpisodeBatch
 from forge_trainers import _parallel, learner_files
 from forge_trainers import _titan as titan
 from forge_trainers.attention import plan_attention
+from forge_trainers.importance import loss_columns
 from forge_trainers.learner_config import LearnerConfig
-from forge_trainers.losses import GRPOLoss, logprobs_of
+from forge_trainers.losses import PolicyLoss, logprobs_of
 from forge_trainers.packing import check_batch
 from forge_trainers.rows import Row, blocks_of, build_row, plan_rows
 
@@ -67,7 +68,7 @@ class LearnerCore:
         self._reference = (
             _parallel.build_model(config, self._ranks, trainable=False).model if config.kl_coef > 0 else None
         )
-        self._loss = titan.ChunkedLossWrapper.Config(num_chunks=1, loss_fn=_loss_config(config)).build()
+        self._loss = titan.ChunkedLossWrapper.Config(num_chunks=1, loss_fn=PolicyLoss.Config(learner=config)).build()
         self._loss.set_lm_head(self.model.lm_head)
         optimizer = titan.default_adamw(lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
         optimizer.implementation = "fused"
@@ -85,8 +86,9 @@ class LearnerCore:
             batch: As `forge_trainers.packing.pack` makes it.
 
         Returns:
-            ``loss``, ``ratio_mean``, ``clip_fraction``, ``kl`` (k3, to the reference; 0 without one), ``entropy``
-            (natural units), ``logprob_gap_mean`` and ``logprob_gap_max`` (absolute difference of learner and sampler),
+            ``loss``, ``ratio_mean`` (learner over sampler), ``clip_fraction``, ``correction`` (mean weight) and
+            ``corrected_fraction`` (truncated or masked), ``kl`` (to the reference; 0 without one), ``entropy`` (natural
+            units), ``logprob_gap_mean`` and ``logprob_gap_max`` (absolute difference of learner and sampler),
             ``grad_norm`` (before clipping), ``lr``, ``version`` (after the step), ``tokens``, ``loss_tokens``,
             ``positions`` (computed by all ranks), ``microbatches``, ``waste`` (share of positions that ranks wait for),
             ``forward_backward_s``, ``optimizer_s``, ``step_s``, ``cpu_s`` (this rank's), ``tokens_per_s`` (of
@@ -98,7 +100,9 @@ class LearnerCore:
         """
         start, cpu_start = time.perf_counter(), time.process_time()
         microbatches, facts = self._plan(batch)
-        reference_T = None if self._reference is None else self._logprobs(self._reference, batch, microbatches)
+        columns_T = loss_columns(self.config, batch, lambda: self._logprobs(self.model, batch, microbatches))
+        if self._reference is not None:
+            columns_T["reference_logprobs"] = self._logprobs(self._reference, batch, microbatches)
         num_loss_tokens = float(batch["tokens"]["loss_mask"].sum())
         if num_loss_tokens == 0:
             raise ValueError("no token of the batch is in the loss; there is nothing to learn")
@@ -106,7 +110,7 @@ class LearnerCore:
         for i, microbatch in enumerate(microbatches):
             # gradients are reduced once, with the last microbatch
             self.model.set_requires_gradient_sync(i == len(microbatches) - 1)
-            for name, value in self._forward_backward(batch, microbatch, num_loss_tokens, reference_T).items():
+            for name, value in self._forward_backward(batch, microbatch, num_loss_tokens, columns_T).items():
                 join = torch.maximum if name.endswith("/max") else torch.add
                 totals[name] = join(totals[name], value) if name in totals else value
         metrics = self._reduce(totals)
@@ -239,16 +243,18 @@ class LearnerCore:
         return hidden_1LD
 
     def _forward_backward(
-        self, batch: EpisodeBatch, microbatch: _Microbatch, num_loss_tokens: float, reference_T: torch.Tensor | None
+        self,
+        batch: EpisodeBatch,
+        microbatch: _Microbatch,
+        num_loss_tokens: float,
+        columns_T: dict[str, torch.Tensor] | None = None,
     ) -> dict[str, torch.Tensor]:
         row, tokens = microbatch.row, batch["tokens"]
         device = self._ranks.device
         fill = _fill(row.token_S.numel(), microbatch.num_chunks)
         token_S, source_S = (torch.cat([x, x.new_zeros(fill)]) for x in (row.token_S, row.source_S))
         valid_S = torch.arange(token_S.numel()) < row.token_S.numel()
-        columns = {"sampler_logprobs": tokens["logprobs"], "advantages": tokens["advantages"]}
-        if reference_T is not None:
-            columns["reference_logprobs"] = reference_T
+        columns = {"sampler_logprobs": tokens["logprobs"], "advantages": tokens["advantages"], **(columns_T or {})}
         inputs = {name: column[token_S][None].to(device) for name, column in columns.items()}
         self._loss.num_chunks = microbatch.num_chunks
         with self._ranks.context():
@@ -307,19 +313,12 @@ class LearnerCore:
         return {"grad_norm": grad_norm, "lr": lr, "version": float(self.version)}
 
 
-def _loss_config(config: LearnerConfig) -> Any:
-    return GRPOLoss.Config(
-        clip_low=config.clip_low,
-        clip_high=config.clip_high,
-        kl_coef=config.kl_coef,
-        temperature=config.temperature,
-    )
-
-
 _METRICS = {
     "loss/mean": "loss",
     "ratio/mean": "ratio_mean",
     "clip_fraction/mean": "clip_fraction",
+    "correction/mean": "correction",
+    "corrected_fraction/mean": "corrected_fraction",
     "kl/mean": "kl",
     "entropy/mean": "entropy",
     "logprob_gap/mean": "logprob_gap_mean",

@@ -1,4 +1,4 @@
-"""The GRPO token loss: pure functions on tensors, and the thin TorchTitan loss around them.
+"""From logits to a loss: log-probabilities and entropies, and the TorchTitan loss around the policy loss of a name.
 
 In: logits of the positions that predict loss tokens, the sampler's logprobs, advantages. Out: a loss and metrics.
 Waits for nothing.
@@ -9,69 +9,18 @@ Axes: S loss tokens, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor, Replicate
 
 from forge_trainers import _titan as titan
+from forge_trainers.algorithms import TokenInputs, find_loss
+from forge_trainers.importance import correction_weights, kl_estimate, limited
+from forge_trainers.learner_config import LearnerConfig
 
-_MAX_LOG_RATIO = 20.0
-"""exp(20) = 5e8: a ratio beyond it is clipped or a sign of wrong weights, and must not become infinite."""
 _ROWS_AT_ONCE = 16
 """Rows of logits held in float32 at a time on CPU, so that they stay in its cache."""
-
-
-class TokenLoss(NamedTuple):
-    """`grpo_token_loss`'s results, float32 [S] each."""
-
-    loss_S: torch.Tensor
-    """Loss of each token, before division by the number of tokens."""
-    ratio_S: torch.Tensor
-    """Learner's over sampler's probability."""
-    clipped_S: torch.Tensor
-    """1 where the clip stops the gradient, else 0."""
-    kl_S: torch.Tensor
-    """k3 estimate of the divergence from the reference; 0 without one."""
-
-
-def grpo_token_loss(
-    logprobs_S: torch.Tensor,
-    sampler_logprobs_S: torch.Tensor,
-    advantages_S: torch.Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-    kl_coef: float = 0.0,
-    reference_logprobs_S: torch.Tensor | None = None,
-) -> TokenLoss:
-    """Clipped policy-gradient loss of each token.
-
-    GRPO (arXiv 2402.03300, eq. 3) with DAPO's separate upper clip (arXiv 2503.14476, eq. 10):
-    ``-min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A) + kl_coef * k3`` with ``r = exp(logprob - sampler's)``, and
-    ``k3 = exp(d) - d - 1``, ``d = reference - logprob`` (arXiv 2402.03300, eq. 4). Departures: the caller divides by
-    the number of loss tokens of the whole batch (DAPO) and not by sequence, and ``logprob - sampler's`` is limited
-    to +-20.
-
-    Args:
-        logprobs_S: The learner's, float32, with gradient.
-        sampler_logprobs_S: Those the tokens were drawn with, float32.
-        advantages_S: float32.
-        clip_low: Lower clip range, in [0, 1].
-        clip_high: Upper clip range, >= 0.
-        kl_coef: Weight of the KL term, >= 0.
-        reference_logprobs_S: The frozen reference's, float32; None without a KL term.
-    """
-    log_ratio_S = (logprobs_S - sampler_logprobs_S).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-    ratio_S = log_ratio_S.exp()
-    plain_S = ratio_S * advantages_S
-    limited_S = ratio_S.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages_S
-    loss_S = -torch.minimum(plain_S, limited_S)
-    kl_S = torch.zeros_like(ratio_S)
-    if reference_logprobs_S is not None:
-        d_S = (reference_logprobs_S - logprobs_S).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-        kl_S = d_S.exp() - d_S - 1.0
-        loss_S = loss_S + kl_coef * kl_S
-    return TokenLoss(loss_S, ratio_S, (limited_S < plain_S).float(), kl_S)
 
 
 def token_logprobs(
@@ -85,7 +34,7 @@ def token_logprobs(
         temperature: Logits are divided by it, > 0: what the sampler did.
 
     Returns:
-        ``logprobs_S`` with gradient and ``entropy_S`` (natural units) without, both float32.
+        ``logprobs_S`` and ``entropy_S`` (natural units), both float32 and with gradient.
     """
     logprobs_S, entropy_S = _TokenLogprobs.apply(logits_SV, labels_S, temperature)  # type: ignore[no-untyped-call]
     return logprobs_S, entropy_S
@@ -116,22 +65,30 @@ class _TokenLogprobs(torch.autograd.Function):
             # the sum must not see -inf * 0: banned tokens have weight 0
             entropies.append(normalizer - weights.mul_(x.clamp_(min=-1e30)).sum(1) / total)
             normalizers.append(normalizer)
-        ctx.save_for_backward(logits_SV, labels_S, torch.cat(normalizers))
-        ctx.temperature = temperature
         entropy_S = torch.cat(entropies)
-        ctx.mark_non_differentiable(entropy_S)
+        ctx.save_for_backward(logits_SV, labels_S, torch.cat(normalizers), entropy_S)
+        ctx.temperature = temperature
+        ctx.set_materialize_grads(False)  # an entropy that is only looked at costs nothing
         return torch.cat(logprobs), entropy_S
 
     @staticmethod
-    def backward(ctx: Any, grad_S: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        logits_SV, labels_S, normalizer_S = ctx.saved_tensors
+    def backward(
+        ctx: Any, grad_S: torch.Tensor | None, entropy_grad_S: torch.Tensor | None
+    ) -> tuple[torch.Tensor, None, None]:
+        logits_SV, labels_S, normalizer_S, entropy_S = ctx.saved_tensors
+        grad_S = torch.zeros_like(normalizer_S) if grad_S is None else grad_S
         out_SV = torch.empty_like(logits_SV)
         rows = _rows_at_once(logits_SV)
         for start in range(0, logits_SV.shape[0], rows):
             part = slice(start, start + rows)
             grad = grad_S[part, None] / ctx.temperature
-            x = _scaled(logits_SV[part], ctx.temperature).sub_(normalizer_S[part, None]).exp_().mul_(-grad)
-            out_SV[part] = x.scatter_add_(1, labels_S[part, None], grad)
+            x = _scaled(logits_SV[part], ctx.temperature).sub_(normalizer_S[part, None])
+            factor = -grad
+            if entropy_grad_S is not None:  # dH/dx = -p (log p + H); banned tokens have p = 0 and log p = -inf
+                factor = factor - (x.clamp(min=-1e30) + entropy_S[part, None]) * (
+                    entropy_grad_S[part, None] / ctx.temperature
+                )
+            out_SV[part] = x.exp_().mul_(factor).scatter_add_(1, labels_S[part, None], grad)
         return out_SV, None, None
 
 
@@ -145,21 +102,19 @@ def _rows_at_once(logits_SV: torch.Tensor) -> int:
     return _ROWS_AT_ONCE if logits_SV.device.type == "cpu" else max(1, logits_SV.shape[0])
 
 
-class GRPOLoss(titan.BaseLoss):  # type: ignore[misc]  # torchtitan is untyped
-    """`grpo_token_loss` as a TorchTitan loss, to be called on chunks of logits by ``ChunkedLossWrapper``."""
+class PolicyLoss(titan.BaseLoss):  # type: ignore[misc]  # torchtitan is untyped
+    """`LearnerConfig.loss` as a TorchTitan loss, to be called on chunks of logits by ``ChunkedLossWrapper``."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(titan.BaseLoss.Config):  # type: ignore[misc]  # torchtitan is untyped
-        """What TorchTitan builds the loss from; meanings as in `LearnerConfig`."""
+        """What TorchTitan builds the loss from."""
 
-        clip_low: float
-        clip_high: float
-        kl_coef: float = 0.0
-        temperature: float = 1.0
+        learner: LearnerConfig
 
     def __init__(self, config: Config, *, compile_config: Any = None) -> None:
         del compile_config
-        self._config = config
+        self._config = config.learner
+        self._loss = find_loss(config.learner.loss)
 
     def __call__(
         self,
@@ -167,10 +122,8 @@ class GRPOLoss(titan.BaseLoss):  # type: ignore[misc]  # torchtitan is untyped
         labels_1S: torch.Tensor,
         num_loss_tokens: float,
         *,
-        sampler_logprobs: torch.Tensor,
-        advantages: torch.Tensor,
         valid: torch.Tensor,
-        reference_logprobs: torch.Tensor | None = None,
+        **columns_1S: torch.Tensor,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Loss of a chunk, already divided by the number of loss tokens in the whole batch.
 
@@ -178,49 +131,72 @@ class GRPOLoss(titan.BaseLoss):  # type: ignore[misc]  # torchtitan is untyped
             logits_1SV: Of the positions before the loss tokens.
             labels_1S: The loss tokens.
             num_loss_tokens: In the whole batch, over all ranks and microbatches.
-            sampler_logprobs: float32 [1, S].
-            advantages: float32 [1, S].
             valid: bool [1, S], False at positions that only fill up the chunk.
-            reference_logprobs: float32 [1, S], or None without a KL term.
+            columns_1S: float32 [1, S] each: ``sampler_logprobs``, ``advantages``, with a KL term
+                ``reference_logprobs``, and what `forge_trainers.importance.loss_columns` made.
 
         Returns:
             The loss, and metrics that add up over chunks (``/mean``) or of which the largest counts (``/max``).
         """
-        logprobs_S, entropy_S = logprobs_of(logits_1SV, labels_1S, temperature=self._config.temperature)
-        valid_S, sampler_S = valid[0], sampler_logprobs[0]
-        token = grpo_token_loss(
-            logprobs_S,
-            sampler_S,
-            advantages[0],
-            clip_low=self._config.clip_low,
-            clip_high=self._config.clip_high,
-            kl_coef=self._config.kl_coef,
-            reference_logprobs_S=None if reference_logprobs is None else reference_logprobs[0],
-        )
+        config, column = self._config, {name: value[0] for name, value in columns_1S.items()}
+        logprobs_S, entropy_S = logprobs_of(logits_1SV, labels_1S, temperature=config.temperature)
+        valid_S, now_S, sampler_S = valid[0], logprobs_S.detach(), column["sampler_logprobs"]
 
         def mean(x_S: torch.Tensor) -> torch.Tensor:
             return torch.where(valid_S, x_S, 0.0).sum() / num_loss_tokens
 
-        loss = mean(token.loss_S)
+        # one optimiser step a batch: the policy before the step is the present one
+        old_S = sampler_S if config.correction == "ratio" else now_S
+        loss_S, clipped_S = self._loss.function(
+            TokenInputs(
+                logprobs_S=logprobs_S,
+                log_ratio_S=limited(logprobs_S - old_S),
+                sequence_log_ratio_S=column.get("sequence_log_ratio", torch.zeros_like(now_S)),
+                advantages_S=column["advantages"],
+                clip_low=self._loss.clip[0] if config.clip_low is None else config.clip_low,
+                clip_high=self._loss.clip[1] if config.clip_high is None else config.clip_high,
+            )
+        )
+        correction_S, corrected_S = self._correction(column, now_S)
+        loss_S = loss_S * correction_S
+        kl_S = torch.zeros_like(now_S)
+        if "reference_logprobs" in column:
+            kl_S = kl_estimate(logprobs_S, column["reference_logprobs"], config.kl)
+            loss_S = loss_S + config.kl_coef * kl_S
+        loss = mean(loss_S * column["weights"] if "weights" in column else loss_S)
+        if config.entropy_coef:
+            loss = loss - config.entropy_coef * mean(entropy_S)
         with torch.no_grad():
-            gap_S = torch.where(valid_S, (logprobs_S - sampler_S).abs(), 0.0)
+            gap_S = torch.where(valid_S, (now_S - sampler_S).abs(), 0.0)
             metrics = {
                 "loss/mean": loss.detach(),
-                "ratio/mean": mean(token.ratio_S),
-                "clip_fraction/mean": mean(token.clipped_S),
-                "kl/mean": mean(token.kl_S),
+                "ratio/mean": mean(limited(now_S - sampler_S).exp()),
+                "clip_fraction/mean": mean(clipped_S),
+                "correction/mean": mean(correction_S),
+                "corrected_fraction/mean": mean(corrected_S),
+                "kl/mean": mean(kl_S),
                 "entropy/mean": mean(entropy_S),
                 "logprob_gap/mean": mean(gap_S),
                 "logprob_gap/max": gap_S.max(),
             }
         return loss, metrics
 
+    def _correction(self, column: dict[str, torch.Tensor], now_S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weight of each token, and 1 where it was truncated or masked."""
+        config = self._config
+        match config.correction:
+            case "truncate" | "mask" as how:
+                log_ratio_S = column.get("correction_log_ratio", now_S - column["sampler_logprobs"])
+                return correction_weights(log_ratio_S, how, low=config.correction_low, high=config.correction_high)
+            case _:
+                return torch.ones_like(now_S), torch.zeros_like(now_S)
+
 
 def logprobs_of(
     logits_1SV: torch.Tensor, labels_1S: torch.Tensor, *, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`token_logprobs` of what ``lm_head`` returned: plain, or sharded over the vocabulary by tensor parallelism."""
-    if isinstance(logits_1SV, torch.distributed.tensor.DTensor):
-        logprobs_1S, entropy_1S = titan.compute_logprobs(logits_1SV / temperature, labels_1S, return_entropy=True)
-        return logprobs_1S[0], entropy_1S[0]
+    if isinstance(logits_1SV, DTensor):
+        whole = [Replicate()] * logits_1SV.device_mesh.ndim
+        logits_1SV = logits_1SV.redistribute(placements=whole).to_local()
     return token_logprobs(logits_1SV[0], labels_1S[0], temperature=temperature)

@@ -5,6 +5,7 @@ In: trajectories with one advantage per turn. Out: `Sample` and `EpisodeBatch`. 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,8 +23,9 @@ _TOKEN_DTYPES = {
     "logprobs": torch.float32,
     "advantages": torch.float32,
     "versions": torch.int64,
+    "turn": torch.int64,
 }
-_SAMPLE_DTYPES = {"start": torch.int64, "length": torch.int64, "group": torch.int64}
+_SAMPLE_DTYPES = {"start": torch.int64, "length": torch.int64, "group": torch.int64, "trajectory": torch.int64}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,10 @@ class Sample:
     """Version of the weights that sampled each token; -1 where masked."""
     group: int
     """Equal for siblings, whose common first tokens may be computed once."""
+    trajectory: int | None = None
+    """Equal for the samples of one trajectory, at least 0; None for a sample that is a trajectory of its own."""
+    turns: tuple[int, ...] | None = None
+    """Number of each token's turn in its trajectory, -1 where masked; None where all is one turn."""
 
     def __post_init__(self) -> None:
         n = len(self.token_ids)
@@ -50,6 +56,8 @@ class Sample:
         columns = {"loss_mask": self.loss_mask, "logprobs": self.logprobs, "versions": self.versions}
         if isinstance(self.advantage, tuple):
             columns["advantage"] = self.advantage
+        if self.turns is not None:
+            columns["turns"] = self.turns
         for name, column in columns.items():
             if len(column) != n:
                 raise ValueError(f"{name} has {len(column)} entries for {n} tokens; send one per token")
@@ -76,7 +84,9 @@ def _check_finite(name: str, values: Sequence[float]) -> None:
             raise ValueError(f"{name}[{at}] is {value}; every value must be finite")
 
 
-def samples_from(trajectory: Trajectory, advantages_per_turn: Sequence[float], group: int) -> list[Sample]:
+def samples_from(
+    trajectory: Trajectory, advantages_per_turn: Sequence[float], group: int, *, number: int | None = None
+) -> list[Sample]:
     """Turn one agent's episode into training samples without re-tokenising anything.
 
     A turn whose prompt begins with the previous prompt + response continues that sample: the new part of the prompt
@@ -87,6 +97,7 @@ def samples_from(trajectory: Trajectory, advantages_per_turn: Sequence[float], g
         trajectory: What one agent saw and said.
         advantages_per_turn: One finite number per turn of the trajectory.
         group: Number of the sibling group.
+        number: Of this trajectory among all of the batch; None makes every sample a trajectory of its own.
 
     Returns:
         Samples in the order of their first turn; empty where no turn has response tokens.
@@ -100,13 +111,13 @@ def samples_from(trajectory: Trajectory, advantages_per_turn: Sequence[float], g
             f"{trajectory.agent!r}; send one per turn"
         )
     streams: list[_Stream] = []
-    for turn, advantage in zip(trajectory.turns, advantages_per_turn, strict=True):
+    for index, (turn, advantage) in enumerate(zip(trajectory.turns, advantages_per_turn, strict=True)):
         if not turn.response_ids:
             continue
         if not streams or not streams[-1].is_continued_by(turn):
             streams.append(_Stream())
-        streams[-1].append(turn, float(advantage))
-    return [stream.sample(group) for stream in streams]
+        streams[-1].append(turn, float(advantage), index)
+    return [stream.sample(group, number) for stream in streams]
 
 
 class _Stream:
@@ -118,17 +129,19 @@ class _Stream:
         self._logprobs: list[float] = []
         self._advantages: list[float] = []
         self._versions: list[int] = []
+        self._turns: list[int] = []
 
     def is_continued_by(self, turn: Turn) -> bool:
         return list(turn.prompt_ids[: len(self._ids)]) == self._ids
 
-    def append(self, turn: Turn, advantage: float) -> None:
+    def append(self, turn: Turn, advantage: float, index: int) -> None:
         new_prompt = turn.prompt_ids[len(self._ids) :]
         self._extend(new_prompt, False, [0.0] * len(new_prompt), 0.0, [-1] * len(new_prompt))
         versions = [-1] * len(turn.response_ids)
         for span in turn.versions:
             versions[span.start : span.end] = [span.version] * (span.end - span.start)
         self._extend(turn.response_ids, True, turn.logprobs, advantage, versions)
+        self._turns += [-1] * len(new_prompt) + [index] * len(turn.response_ids)
 
     def _extend(
         self, ids: Sequence[int], learn: bool, logprobs: Sequence[float], advantage: float, versions: Sequence[int]
@@ -139,7 +152,7 @@ class _Stream:
         self._advantages += [advantage] * len(ids)
         self._versions += versions[: len(ids)]
 
-    def sample(self, group: int) -> Sample:
+    def sample(self, group: int, trajectory: int | None) -> Sample:
         return Sample(
             token_ids=tuple(self._ids),
             loss_mask=tuple(self._mask),
@@ -147,6 +160,8 @@ class _Stream:
             advantage=tuple(self._advantages),
             versions=tuple(self._versions),
             group=group,
+            trajectory=trajectory,
+            turns=tuple(self._turns),
         )
 
 
@@ -163,6 +178,8 @@ def pack(samples: Sequence[Sample]) -> EpisodeBatch:
         raise EmptyBatchError(f"{len(samples)} samples with no token to learn from; nothing was sampled by the policy")
     lengths_n = torch.tensor([len(sample.token_ids) for sample in samples])
     mask_T = torch.tensor([m for s in samples for m in s.loss_mask])
+    turns = [t for s in samples for t in (s.turns or (0,) * len(s.token_ids))]
+    free = itertools.count(1 + max((s.trajectory for s in samples if s.trajectory is not None), default=-1))
     batch = TensorDict(
         {
             "tokens": TensorDict(
@@ -172,6 +189,7 @@ def pack(samples: Sequence[Sample]) -> EpisodeBatch:
                     "logprobs": torch.tensor([x for s in samples for x in s.logprobs]) * mask_T,
                     "advantages": torch.tensor([a for s in samples for a in s.advantages]),
                     "versions": torch.where(mask_T, torch.tensor([v for s in samples for v in s.versions]), -1),
+                    "turn": torch.where(mask_T, torch.tensor(turns), -1),
                 },
                 batch_size=[int(lengths_n.sum())],
             ),
@@ -180,6 +198,7 @@ def pack(samples: Sequence[Sample]) -> EpisodeBatch:
                     "start": lengths_n.cumsum(0) - lengths_n,
                     "length": lengths_n,
                     "group": torch.tensor([sample.group for sample in samples]),
+                    "trajectory": torch.tensor([next(free) if s.trajectory is None else s.trajectory for s in samples]),
                 },
                 batch_size=[len(samples)],
             ),

@@ -25,6 +25,7 @@ from forge_agents.policy import Policy, Seats, declared_policies
 from forge_agents.rollout import Rollout, all_or_first_error
 from forge_agents.types import Episode, EpisodeBatch, EpisodeGroup, total_tokens
 from forge_trainers.config import GRPOConfig
+from forge_trainers.credit import Baselines
 from forge_trainers.display import Display
 from forge_trainers.experiment import Checkpoints
 from forge_trainers.judging import JudgedGroup, Lessons, Reward, env_reward, judge, lessons_from, summarise
@@ -89,8 +90,12 @@ class GRPOTrainer:
         self.out_dir = Path(out_dir)
         self._loop = LoopRunner(self._stop)
         self._stack: Stack | None = None
+        self._baselines = Baselines()
         self._checkpoints = Checkpoints(
-            self.out_dir / "checkpoints", keep=self.config.keep_checkpoints, reward=self.reward
+            self.out_dir / "checkpoints",
+            keep=self.config.keep_checkpoints,
+            reward=self.reward,
+            baselines=self._baselines,
         )
         self._next_step: int | None = None
 
@@ -149,7 +154,7 @@ class GRPOTrainer:
                     )
                     watch.lap("collect")
                     judged = await judge(groups, self.reward, timeout_s=self.config.stage_timeout_s)
-                    lessons = lessons_from(judged, self.config.credit, stack.learners.keys())
+                    lessons = lessons_from(judged, self.config.credit_rule, stack.learners.keys(), self._baselines)
                     watch.lap("judge")
                     metrics = summarise(judged) | await self._learn(lessons)
                     watch.lap("learn")

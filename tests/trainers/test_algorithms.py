@@ -1,0 +1,391 @@
+"""Every loss against plain loops in float64, values and gradients, on random ragged batches cut into chunks."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import forge_trainers.algorithms as algorithms
+from forge_agents.types import EpisodeBatch
+from forge_trainers.algorithms import Loss, TokenInputs, TokenLoss, add_loss, find_loss, list_losses, register_loss
+from forge_trainers.credit import Credit
+from forge_trainers.importance import kl_estimate, loss_columns, reduction_weights, sequence_numbers
+from forge_trainers.learner_config import LearnerConfig
+from forge_trainers.losses import PolicyLoss
+from forge_trainers.packing import Sample, pack
+
+VOCAB = 12
+
+
+def ragged(seed: int) -> EpisodeBatch:
+    """Trajectories of one to three turns, some cut into two samples; each token has an advantage of its turn."""
+    rng = torch.Generator().manual_seed(seed)
+
+    def whole(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (), generator=rng))
+
+    samples = []
+    for trajectory in range(6):
+        turns = [[whole(1, 4), whole(1, 7)] for _ in range(whole(1, 4))]  # new prompt tokens, response tokens
+        cut = whole(0, len(turns) + 1)
+        for part in (range(cut), range(cut, len(turns))):
+            mask: list[bool] = []
+            number: list[int] = []
+            advantage: list[float] = []
+            for t in part:
+                new, said = turns[t]
+                mask += [False] * new + [True] * said
+                number += [-1] * new + [t] * said
+                advantage += [0.0] * new + [float(torch.randn((), generator=rng))] * said
+            if mask:
+                samples.append(
+                    Sample(
+                        token_ids=tuple(torch.randint(0, VOCAB, (len(mask),), generator=rng).tolist()),
+                        loss_mask=tuple(mask),
+                        logprobs=(0.0,) * len(mask),
+                        advantage=tuple(advantage),
+                        versions=tuple(0 if m else -1 for m in mask),
+                        group=trajectory // 3,
+                        trajectory=trajectory,
+                        turns=tuple(number),
+                    )
+                )
+    return pack(samples)
+
+
+@dataclasses.dataclass
+class Case:
+    """A batch, the learner's logits of its loss tokens, and what others gave those tokens."""
+
+    batch: EpisodeBatch
+    place_S: torch.Tensor
+    logits_SV: torch.Tensor
+    reference_S: torch.Tensor
+
+    def __init__(self, seed: int, gap: float = 0.3) -> None:
+        rng = torch.Generator().manual_seed(100 + seed)
+        self.batch = ragged(seed)
+        place = self.batch["tokens"]["loss_mask"].nonzero().squeeze(1)
+        self.place_S = place[torch.randperm(len(place), generator=rng)]  # rows come in any order
+        self.logits_SV = torch.randn(len(place), VOCAB, generator=rng) * 1.5
+        now_S = self.logprobs(self.logits_SV).float()
+        noise = torch.randn(2, len(place), generator=rng)
+        self.batch["tokens"]["logprobs"][self.place_S] = (now_S + gap * noise[0]).clamp(max=0)
+        self.reference_S = (now_S + gap * noise[1]).clamp(max=0)
+
+    def logprobs(self, logits_SV: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+        labels = self.batch["tokens"]["ids"][self.place_S]
+        return torch.log_softmax(logits_SV.double() / temperature, -1).gather(1, labels[:, None]).squeeze(1)
+
+
+def ours(case: Case, config: LearnerConfig, chunks: int = 3) -> tuple[float, torch.Tensor, dict[str, float]]:
+    """Loss, gradient with respect to the logits, and metrics: the way of the learner, chunk by chunk."""
+    tokens, n = case.batch["tokens"], len(case.place_S)
+
+    def before() -> torch.Tensor:
+        out_T = torch.zeros(tokens["ids"].shape)
+        out_T[case.place_S] = case.logprobs(case.logits_SV, config.temperature).float()
+        return out_T
+
+    columns = {"sampler_logprobs": tokens["logprobs"], "advantages": tokens["advantages"]}
+    columns |= loss_columns(config, case.batch, before)
+    inputs = {name: column[case.place_S] for name, column in columns.items()}
+    if config.kl_coef:
+        inputs["reference_logprobs"] = case.reference_S
+    logits = case.logits_SV.clone().requires_grad_()
+    loss_of = PolicyLoss.Config(learner=config).build()
+    total, metrics = torch.zeros(()), {}
+    for part in torch.arange(n).chunk(chunks):
+        loss, found = loss_of(
+            logits[part][None],
+            tokens["ids"][case.place_S[part]][None],
+            float(n),
+            valid=torch.ones(1, len(part), dtype=torch.bool),
+            **{name: value[part][None] for name, value in inputs.items()},
+        )
+        total = total + loss
+        for name, value in found.items():
+            metrics[name] = metrics.get(name, 0.0) + float(value)
+    (grads,) = torch.autograd.grad(total, logits)
+    return float(total.detach()), grads, metrics
+
+
+def policy_terms(  # noqa: PLR0917
+    name: str, x: list[torch.Tensor], old: list[float], a: list[float], low: float, high: float
+) -> list[torch.Tensor]:
+    """The published loss of every token of one sequence, in float64."""
+    terms = []
+    if name == "gspo":
+        value = math.exp(sum(float(xi.detach()) - oi for xi, oi in zip(x, old, strict=True)) / len(x))
+        for xi, ai in zip(x, a, strict=True):  # GSPO-token, eq. 14
+            s = value * torch.exp(xi) / torch.exp(xi).detach()
+            terms.append(-torch.min(s * ai, torch.clamp(s, 1 - low, 1 + high) * ai))
+        return terms
+    for xi, oi, ai in zip(x, old, a, strict=True):
+        r = torch.exp(xi - oi)
+        if name in ("cispo", "rloo"):
+            terms.append(-min(max(float(r.detach()), 1 - low), 1 + high) * ai * xi)
+        else:
+            terms.append(-torch.min(r * ai, torch.clamp(r, 1 - low, 1 + high) * ai))
+    return terms
+
+
+REDUCED: dict[str, Callable[[list[list[torch.Tensor]], float], torch.Tensor]] = {
+    "token": lambda rows, c: sum(map(sum, rows)) / sum(map(len, rows)),
+    "sequence_mean": lambda rows, c: sum(sum(row) / len(row) for row in rows) / len(rows),
+    "sequence_sum": lambda rows, c: sum(map(sum, rows)) / len(rows),
+    "constant": lambda rows, c: sum(map(sum, rows)) / (len(rows) * c),
+}
+PUBLISHED = {
+    "grpo": ("sequence_mean", 0.2, 0.2),
+    "dr_grpo": ("constant", 0.2, 0.2),
+    "dapo": ("token", 0.2, 0.28),
+    "gspo": ("sequence_mean", 3e-4, 4e-4),
+    "cispo": ("token", 1.0, 4.0),
+    "rloo": ("sequence_sum", 1.0, math.inf),
+    "reinforce_pp": ("token", 0.2, 0.2),
+}
+
+
+def reference(case: Case, config: LearnerConfig) -> tuple[float, torch.Tensor]:
+    """Loss and gradient by plain loops over sequences."""
+    reduction, low, high = PUBLISHED[config.loss]
+    low = low if config.clip_low is None else config.clip_low
+    high = high if config.clip_high is None else config.clip_high
+    logits = case.logits_SV.double().requires_grad_()
+    logprobs = case.logprobs(logits, config.temperature)
+    tokens, samples = case.batch["tokens"], case.batch["samples"]
+    owner = [
+        int(samples["trajectory"][i])
+        for i in range(len(samples["length"]))
+        for _ in range(int(samples["length"][i]))
+    ]
+    sequences: dict[Any, list[int]] = {}
+    for s, place in enumerate(case.place_S.tolist()):
+        key = (owner[place], int(tokens["turn"][place]) if config.sequence == "turn" else 0)
+        sequences.setdefault(key, []).append(s)
+    rows = []
+    for members in sequences.values():
+        places = [int(case.place_S[s]) for s in members]
+        x = [logprobs[s] for s in members]
+        now, sampler = [float(v.detach()) for v in x], [float(tokens["logprobs"][p]) for p in places]
+        advantages = [float(tokens["advantages"][p]) for p in places]
+        terms = policy_terms(config.loss, x, sampler if config.correction == "ratio" else now, advantages, low, high)
+        gaps = [n - m for n, m in zip(now, sampler, strict=True)]
+        if config.correction_level == "sequence":
+            gaps = [sum(gaps)] * len(gaps)
+        elif config.correction_level == "geometric":
+            gaps = [sum(gaps) / len(gaps)] * len(gaps)
+        for i, gap in enumerate(gaps):
+            w = math.exp(gap)
+            if config.correction == "truncate":
+                terms[i] = terms[i] * min(w, config.correction_high)
+            elif config.correction == "mask":
+                terms[i] = terms[i] * (w if config.correction_low <= w <= config.correction_high else 0.0)
+            if config.kl_coef:
+                d = float(case.reference_S[members[i]]) - x[i]
+                k3 = torch.exp(d) - d - 1
+                straight = d * d / 2 - (d * d / 2).detach() - d.detach()  # k1 with the gradient of k2
+                terms[i] = terms[i] + config.kl_coef * {"k1": straight, "k2": d * d / 2, "k3": k3}[config.kl]
+        rows.append(terms)
+    loss = REDUCED[reduction](rows, float(config.length_constant or config.max_tokens_per_microbatch))
+    if config.entropy_coef:
+        p = torch.softmax(logits / config.temperature, -1)
+        loss = loss + config.entropy_coef * (p * p.log()).sum(1).mean()
+    (grads,) = torch.autograd.grad(loss, logits)
+    return float(loss.detach()), grads
+
+
+def check(case: Case, config: LearnerConfig) -> dict[str, float]:
+    value, grads, metrics = ours(case, config)
+    wanted, wanted_grads = reference(case, config)
+    assert value == pytest.approx(wanted, rel=2e-5, abs=2e-6)
+    assert (grads - wanted_grads).norm() < 2e-5 * wanted_grads.norm() + 1e-9
+    return metrics
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+@pytest.mark.parametrize("seed", range(3))
+def test_losses_and_gradients_equal_the_published_formula(name: str, seed: int):
+    metrics = check(Case(seed), LearnerConfig(loss=name))
+    assert metrics["correction/mean"] == pytest.approx(1.0, rel=1e-6)
+    if name in ("grpo", "dapo", "gspo"):  # a case that no clip touches would show little
+        assert metrics["clip_fraction/mean"] > 0.05
+
+
+def test_gspo_of_one_advantage_per_sequence_is_the_sequence_loss():
+    """arXiv 2507.18071, eq. 5: the gradient of the whole sequence's ratio, and not of its tokens'."""
+    case, config = Case(2, gap=0.02), LearnerConfig(loss="gspo", clip_low=0.01, clip_high=0.01)
+    tokens = case.batch["tokens"]
+    sequence_T = sequence_numbers(case.batch, "trajectory")
+    advantages = torch.randn(int(sequence_T.max()) + 1)
+    tokens["advantages"] = torch.where(sequence_T >= 0, advantages[sequence_T], 0.0)
+    logits = case.logits_SV.double().requires_grad_()
+    logprobs, terms, clipped = case.logprobs(logits), [], 0
+    for number, a in enumerate(advantages.double()):
+        own = sequence_T[case.place_S] == number
+        s = (logprobs[own] - tokens["logprobs"][case.place_S[own]].double()).mean().exp()
+        terms.append(-torch.min(s * a, s.clamp(0.99, 1.01) * a))
+        clipped += int(not 0.99 < float(s.detach()) < 1.01)
+    wanted = sum(terms) / len(terms)
+    value, grads, _ = ours(case, config)
+    assert 0 < clipped < len(terms)
+    assert value == pytest.approx(float(wanted.detach()), rel=1e-5)
+    (wanted_grads,) = torch.autograd.grad(wanted, logits)
+    assert (grads - wanted_grads).norm() < 2e-5 * wanted_grads.norm()
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_a_turn_can_be_the_sequence(name: str):
+    case, turn = Case(1), LearnerConfig(loss=name, sequence="turn", length_constant=7)
+    check(case, turn)
+    whole = ours(case, dataclasses.replace(turn, sequence="trajectory"))[0]
+    assert (ours(case, turn)[0] == whole) == (PUBLISHED[name][0] == "token")
+
+
+@pytest.mark.parametrize("name", ["dapo", "grpo", "gspo", "rloo"])
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+@pytest.mark.parametrize("how", ["truncate", "mask", "none"])
+def test_corrections_equal_the_formula(name: str, how: str, level: str):
+    bounds = {"correction_low": 0.9, "correction_high": 1.1}
+    metrics = check(Case(2), LearnerConfig(loss=name, correction=how, correction_level=level, **bounds))
+    assert metrics["clip_fraction/mean"] == 0.0
+    assert (metrics["corrected_fraction/mean"] > 0.05) == (how != "none")
+
+
+@pytest.mark.parametrize("kl", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("name", ["dapo", "grpo", "dr_grpo"])
+def test_divergence_and_entropy_equal_the_formula(name: str, kl: str):
+    check(Case(3), LearnerConfig(loss=name, kl=kl, kl_coef=0.3, entropy_coef=0.2, temperature=0.7, clip_high=0.1))
+
+
+def test_the_default_is_dapo_as_it_was():
+    """The token loss of PPO with DAPO's clip, divided by the batch's loss tokens; needs no look at sequences."""
+    case, config = Case(0), LearnerConfig()
+    assert loss_columns(config, case.batch, lambda: pytest.fail("one forward pass is enough")) == {}
+    check(case, config)
+
+
+def test_samples_of_the_learner_itself_make_all_ratio_losses_agree():
+    case = Case(4, gap=0.0)
+    grads = [ours(case, LearnerConfig(loss=name))[1] for name in ("dapo", "reinforce_pp", "cispo")]
+    corrected = ours(case, LearnerConfig(correction="mask"))[1]
+    for other in (*grads[1:], corrected):
+        assert (other - grads[0]).norm() < 1e-5 * grads[0].norm()
+
+
+@pytest.mark.parametrize("kl", ["k1", "k2", "k3"])
+def test_estimates_have_the_mean_and_the_gradient_of_the_divergence(kl: str):
+    """Exactly, by summing over a small vocabulary: k1 and k3 have the mean, k1 (as used here) and k2 the gradient."""
+    torch.manual_seed(0)
+    logits, other = torch.randn(9, dtype=torch.float64, requires_grad=True), torch.randn(9, dtype=torch.float64)
+    logp, ref = torch.log_softmax(logits, -1), torch.log_softmax(other, -1)
+    exact = (logp.exp() * (logp - ref)).sum()
+    found = (logp.detach().exp() * kl_estimate(logp, ref, kl)).sum()
+    (wanted,), (grads,) = torch.autograd.grad(exact, logits, retain_graph=True), torch.autograd.grad(found, logits)
+    assert (abs(float(found - exact)) < 1e-9) == (kl != "k2")
+    assert (float((grads - wanted).norm()) < 1e-9) == (kl != "k3")
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_token_functions_pass_gradcheck(name: str):
+    torch.manual_seed(0)
+    n, loss = 7, find_loss(name)
+    old, advantages, weight = torch.randn(3, n, dtype=torch.float64)
+    sequence = torch.full((n,), 0.05, dtype=torch.float64)
+
+    def total(logprobs: torch.Tensor) -> torch.Tensor:
+        fixed = logprobs if name not in ("cispo", "rloo") else logprobs.detach()
+        found = loss.function(
+            TokenInputs(
+                logprobs_S=logprobs, log_ratio_S=fixed - old, advantages_S=advantages, clip_low=0.2, clip_high=0.3,
+                sequence_log_ratio_S=sequence,
+            )
+        )  # fmt: skip
+        return (found.loss_S * weight).sum()
+
+    start = old + 0.3 * torch.randn(n, dtype=torch.float64)
+    (grads,) = torch.autograd.grad(total(start.requires_grad_()), start)
+    assert float(grads.norm()) > 0
+    if name not in ("gspo", "cispo", "rloo"):  # what is held fixed there would move under finite differences
+        assert torch.autograd.gradcheck(total, (start,))
+
+
+def test_sequences_are_trajectories_or_turns():
+    alone = Sample(
+        token_ids=(1, 2, 3), loss_mask=(False, True, True), logprobs=(0.0, -1.0, -1.0), advantage=1.0,
+        versions=(-1, 0, 0), group=0,
+    )  # fmt: skip
+    samples = [
+        dataclasses.replace(alone, trajectory=5, turns=(-1, 0, 1)),
+        alone,
+        dataclasses.replace(alone, trajectory=5, turns=(-1, 1, 1)),
+    ]
+    batch = pack(samples)
+    assert batch["samples"]["trajectory"].tolist() == [5, 6, 5]
+    assert sequence_numbers(batch, "trajectory").tolist() == [-1, 0, 0, -1, 1, 1, -1, 0, 0]
+    assert sequence_numbers(batch, "turn").tolist() == [-1, 0, 1, -1, 2, 2, -1, 1, 1]
+    weights = reduction_weights(sequence_numbers(batch, "trajectory"), "sequence_mean", constant=1.0)
+    assert weights.tolist() == [0.0, 0.75, 0.75, 0.0, 1.5, 1.5, 0.0, 0.75, 0.75]
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(algorithms, "_losses", dict(algorithms._losses))
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_registered_loss_is_known_by_name():
+    @register_loss("plain", reduction="sequence_sum", clip=(0.5, 0.5), credit=Credit(scale="none"))
+    def plain(inputs: TokenInputs) -> TokenLoss:
+        return TokenLoss(-inputs.advantages_S * inputs.logprobs_S, torch.zeros_like(inputs.advantages_S))
+
+    assert "plain" in list_losses() and find_loss("plain").credit.scale == "none"
+    case = Case(0, gap=0.0)
+    assert torch.allclose(ours(case, LearnerConfig(loss="plain"))[1], ours(case, LearnerConfig(loss="rloo"))[1])
+    register_loss("plain")(plain)  # a module may be imported twice
+    with pytest.raises(ValueError, match="'plain' is .* already"):
+        register_loss("plain")(find_loss("dapo").function)
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_loss_travels_to_another_process_and_is_registered_there():
+    sent = pickle.loads(pickle.dumps(dataclasses.replace(find_loss("cispo"), name="sent")))
+    add_loss(sent)
+    assert LearnerConfig(loss="sent").loss == "sent"
+    add_loss(pickle.loads(pickle.dumps(find_loss("grpo"))))
+
+
+def test_a_loss_may_be_named_with_its_module():
+    assert find_loss("forge_trainers.algorithms:gspo") is find_loss("gspo")
+    with pytest.raises(ValueError, match="cannot be imported"):
+        LearnerConfig(loss="no_such_module_here:mine")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LearnerConfig(loss="grop"), "'grop' is unknown.*grpo"),
+        (lambda: LearnerConfig(clip_high=-1.0), "clip_high=-1.0"),
+        (lambda: LearnerConfig(correction="tis"), "correction='tis'"),
+        (lambda: LearnerConfig(correction_level="word"), "correction_level"),
+        (lambda: LearnerConfig(correction_low=1.5), "correction_low"),
+        (lambda: LearnerConfig(correction_high=0.5), "correction_high"),
+        (lambda: LearnerConfig(kl="k4"), "kl='k4'"),
+        (lambda: LearnerConfig(entropy_coef=-1.0), "entropy_coef"),
+        (lambda: LearnerConfig(length_constant=0), "length_constant"),
+        (lambda: LearnerConfig(sequence="word"), "sequence='word'"),
+        (lambda: Loss(name="a b", function=lambda x: x), "must be a word"),
+        (lambda: Loss(name="a", function=lambda x: x, reduction="sum"), "reduction='sum'"),
+        (lambda: Loss(name="a", function=lambda x: x, clip=(2.0, 1.0)), "clip="),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make: Callable[[], Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        make()
