@@ -36,7 +36,9 @@ class Renderer:
             )
         self._tokenizer = tokenizer
         self.eos_id: int = tokenizer.eos_token_id
-        self._special = tuple(sorted(tokenizer.all_special_tokens, key=len, reverse=True))
+        # all_special_tokens leaves out those without a role of their own, such as the ones that open a message
+        added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+        self._special = tuple(sorted({*tokenizer.all_special_tokens, *added}, key=lambda token: (-len(token), token)))
         self._start = functools.lru_cache(maxsize=4096)(self._render_start)
         self._between = functools.lru_cache(maxsize=4096)(self._render_between)
 
@@ -49,32 +51,58 @@ class Renderer:
 
     def start(self, instructions: str, observation: str) -> tuple[int, ...]:
         """Tokens of a first prompt, up to where the model answers."""
-        return self._start(instructions, observation)
+        heard = (("user", observation),)
+        return self._start((("system", instructions), *heard) if instructions else heard)
 
     def extend(self, prompt_ids: Sequence[int], response_ids: Sequence[int], observation: str) -> tuple[int, ...]:
         """Tokens of the next prompt: `prompt_ids`, `response_ids` unchanged, then `observation`."""
         ended = bool(response_ids) and response_ids[-1] == self.eos_id
-        return (*prompt_ids, *response_ids, *self._between(observation, ended))
+        return (*prompt_ids, *response_ids, *self._between((("user", observation),), ended))
+
+    def dialogue(self, messages: Sequence[tuple[str, str]]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Tokens of a conversation that has been written already, as `start` and `extend` would have grown it.
+
+        Args:
+            messages: Role and text of each. What follows the last answer is left out.
+
+        Returns:
+            For each assistant message, the tokens heard since the answer before it, and its own, surrounding blanks
+            removed and the end-of-turn token added.
+
+        Raises:
+            ValueError: An answer comes first or holds the end-of-turn token, or the template refuses the roles.
+        """
+        from jinja2 import TemplateError
+
+        said: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        heard: list[tuple[str, str]] = []
+        for role, text in messages:
+            if role != "assistant":
+                heard.append((role, text))
+                continue
+            if not said and not heard:
+                raise ValueError("it begins with an answer; put the question or the instructions before it")
+            if self._tokenizer.eos_token in text:
+                raise ValueError(f"an answer holds the end-of-turn token {self._tokenizer.eos_token!r}; remove it")
+            try:
+                prompt = self._between(tuple(heard), True) if said else self._start(tuple(heard))
+            except TemplateError as cause:
+                raise ValueError(f"the chat template refuses its order of roles ({cause})") from cause
+            said.append((prompt, (*self._encode(text.strip()), self.eos_id)))
+            heard.clear()
+        return said
 
     def text(self, response_ids: Sequence[int]) -> str:
         """What the model wrote, without the end-of-turn token, surrounding blanks removed."""
         ids = response_ids[:-1] if response_ids and response_ids[-1] == self.eos_id else response_ids
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False)).strip()
 
-    def _render_start(self, instructions: str, observation: str) -> tuple[int, ...]:
-        messages = [{"role": "user", "content": self._defuse(observation)}]
-        if instructions:
-            messages.insert(0, {"role": "system", "content": self._defuse(instructions)})
-        return self._encode(self._template(messages))
+    def _render_start(self, heard: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
+        return self._encode(self._template(self._defused(heard)))
 
-    def _render_between(self, observation: str, ended: bool) -> tuple[int, ...]:
-        rendered = self._template(
-            [
-                {"role": "user", "content": "-"},
-                {"role": "assistant", "content": _MARK},
-                {"role": "user", "content": self._defuse(observation)},
-            ]
-        )
+    def _render_between(self, heard: tuple[tuple[str, str], ...], ended: bool) -> tuple[int, ...]:
+        answered = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _MARK}]
+        rendered = self._template([*answered, *self._defused(heard)])
         _, found, between = rendered.rpartition(_MARK)
         if not found:
             raise ValueError(
@@ -90,6 +118,9 @@ class Renderer:
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _defused(self, heard: tuple[tuple[str, str], ...]) -> list[dict[str, str]]:
+        return [{"role": role, "content": self._defuse(text)} for role, text in heard]
 
     def _defuse(self, text: str) -> str:
         """`text` with special tokens broken up: what an agent wrote must not open a new role in another's prompt."""

@@ -14,6 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 _SHOWN = (
     ("reward", "reward/mean", "{:.3f}"),
     ("held-out", "eval/reward", "{:.3f}"),
+    ("loss", "train/loss", "{:.4f}"),
+    ("held-out loss", "eval/loss", "{:.4f}"),
     ("kl", "learner/kl", "{:.4f}"),
     ("gap", "learner/logprob_gap_mean", "{:.3f}"),
     ("tok/s", "tokens_per_s", "{:.0f}"),

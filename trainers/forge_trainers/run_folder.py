@@ -20,6 +20,8 @@ import yaml
 from forge_agents.errors import RunFolderError
 from forge_agents.types import Episode
 
+_REWARDS = {"reward/mean": "training episodes", "eval/reward": "held-out seeds"}
+
 
 class RunFolder:
     """One run's folder, held by one process at a time.
@@ -95,8 +97,13 @@ class RunFolder:
         file = self.path / "metrics.jsonl"
         return read_rows(file) if file.exists() else []
 
-    def plot(self) -> Path | None:
-        """Draw ``reward.png``: training reward by step and, where measured, held-out reward. None before any step."""
+    def plot(self, what: str = "reward", curves: Mapping[str, str] = _REWARDS) -> Path | None:
+        """Draw metrics by step into ``WHAT.png``; None before any step.
+
+        Args:
+            what: What the metrics measure.
+            curves: Label by metric. Around ``GROUP/...`` the half-width ``GROUP/ci`` is shaded, where there is one.
+        """
         rows = self.metrics()
         if not rows:
             return None
@@ -104,12 +111,13 @@ class RunFolder:
 
         figure = Figure(figsize=(7, 4), layout="constrained")
         axes = figure.subplots()
-        draw_curve(axes, rows, "reward/mean", "reward/ci", label="training episodes")
-        draw_curve(axes, rows, "eval/reward", "eval/ci", label="held-out seeds", marker="o")
-        axes.set(xlabel="step", ylabel="mean reward")
+        for metric, label in curves.items():
+            group = metric.partition("/")[0]
+            draw_curve(axes, rows, metric, f"{group}/ci", label=label, marker="o" if group == "eval" else "")
+        axes.set(xlabel="step", ylabel=f"mean {what}")
         axes.legend()
         axes.grid(alpha=0.3)
-        target = self.path / "reward.png"
+        target = self.path / f"{what}.png"
         figure.savefig(target, dpi=120)
         return target
 

@@ -1,0 +1,292 @@
+"""Supervised fine-tuning, the learner's real core in this process: what it learns, measures, saves and continues."""
+
+import json
+import math
+
+import pytest
+import torch
+
+import forge_agents as fa
+from forge_agents import cli
+from forge_agents.errors import RunFolderError
+from forge_agents.rendering import Renderer
+from forge_trainers import sft
+from forge_trainers.learner_config import LearnerConfig
+from forge_trainers.learner_core import LearnerCore
+
+
+class HereLearner:
+    """`Learner` without processes: the same core."""
+
+    started = 0
+
+    def __init__(self, config):
+        type(self).started += 1
+        self.core = LearnerCore(config)
+
+    @classmethod
+    async def start(cls, config, **_):
+        return cls(config)
+
+    async def train_step(self, batch, **_):
+        return self.core.train_step(batch)
+
+    async def logprobs(self, batch, **_):
+        return self.core.logprobs(batch)
+
+    async def save(self, folder, **_):
+        self.core.save(folder)
+
+    async def load(self, folder, **_):
+        return self.core.load(folder)
+
+    async def export(self, folder, **_):
+        self.core.export(folder, dtype=torch.float32)
+
+    async def stop(self):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch):
+    monkeypatch.setattr(sft, "Learner", HereLearner)
+
+
+@pytest.fixture
+def trainer(tiny_llama, tmp_path):
+    def trainer(name="run", *, model=tiny_llama, lr=3e-3, learner=None, **settings):
+        config = LearnerConfig(lr=lr, threads=1, compute_dtype="float32", **(learner or {}))
+        settings = {"batch_size": 8, "learner": config, "seed": 3} | settings
+        return fa.SFTTrainer(fa.Policy(str(model), name="hero"), fa.SFTConfig(**settings), tmp_path / name)
+
+    return trainer
+
+
+def chats(count, start=0):
+    def chat(i):
+        question, answer = {"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": f"{i}{i}!"}
+        return {"messages": [question, answer]}
+
+    return [chat(i) for i in range(start, start + count)]
+
+
+def ragged(count):
+    """Conversations of different length, some with two answers."""
+    rows = chats(count)
+    for i, row in enumerate(rows[::2]):
+        again = [{"role": "user", "content": "x" * i}, {"role": "assistant", "content": "yz" * (i + 1)}]
+        row["messages"] = row["messages"] + again
+    return rows
+
+
+def hf_loss(model, rows):
+    """Mean cross-entropy of the answers' tokens, conversation by conversation, with transformers, and its gradient."""
+    from transformers import AutoModelForCausalLM
+
+    hf, renderer = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), Renderer.of(model)
+    total, tokens = torch.zeros((), dtype=torch.float64), 0
+    for row in rows:
+        ids, labels = [], []
+        for heard, answer in renderer.dialogue([(m["role"], m["content"]) for m in row["messages"]]):
+            ids += [*heard, *answer]
+            labels += [-100] * len(heard) + list(answer)
+        ids, labels = torch.tensor(ids), torch.tensor(labels)
+        logits = hf(ids[None]).logits[0, :-1].double()
+        total = total + torch.nn.functional.cross_entropy(logits, labels[1:], ignore_index=-100, reduction="sum")
+        tokens += int((labels >= 0).sum())
+    loss = total / tokens
+    loss.backward()
+    norm = math.sqrt(sum(float(p.grad.double().square().sum()) for p in hf.parameters()))
+    return float(loss.detach()), norm, tokens
+
+
+@pytest.mark.parametrize("room", [2048, 80])
+def test_the_loss_and_its_gradient_equal_those_of_transformers(trainer, tiny_llama, room):
+    rows = ragged(12)
+    with trainer(batch_size=12, lr=0.0, learner={"max_tokens_per_microbatch": room, "loss_chunk_tokens": 7}) as run:
+        measured = run.evaluate(rows)
+        (row,) = run.fit(rows, steps=1).metrics
+    loss, norm, tokens = hf_loss(tiny_llama, rows)
+    assert row["learner/microbatches"] > (2 if room == 80 else 0)
+    assert row["train/loss"] == pytest.approx(loss, abs=1e-5)
+    assert row["learner/grad_norm"] == pytest.approx(norm, rel=1e-5)
+    assert (row["loss_tokens"], measured.tokens) == (tokens, tokens)
+    assert measured.loss == pytest.approx(loss, abs=1e-5)
+    assert measured.perplexity == pytest.approx(math.exp(loss), rel=1e-5)
+
+
+def test_held_out_perplexity_falls_and_the_control_stays(trainer, tmp_path):
+    with trainer("learns", eval_share=0.25, eval_every=5) as run:
+        start = run.evaluate(chats(64)).perplexity
+        result = run.fit(chats(64), steps=10)
+        exported = run.evaluate(chats(64)).loss
+    with trainer("control", lr=0.0, eval_share=0.25, eval_every=5) as run:
+        still = run.fit(chats(64), steps=6).metrics
+    measured = {row["step"]: row["eval/perplexity"] for row in result.metrics if "eval/perplexity" in row}
+    assert list(measured) == [4, 9]
+    assert measured[9] < measured[4] < 0.5 * start
+    unchanged = [row["eval/loss"] for row in still if "eval/loss" in row]
+    assert len(unchanged) == 2
+    assert unchanged[0] == unchanged[1]
+    assert {"config.yaml", "metrics.jsonl", "loss.png", "tensorboard", "export", "checkpoints"} <= {
+        path.name for path in result.out_dir.iterdir()
+    }
+    with trainer("exported", model=result.export) as run:  # as GRPO would start from it
+        assert run.evaluate(chats(64)).loss == pytest.approx(exported, abs=1e-5)
+
+
+def test_a_resumed_run_is_bit_equal_to_one_without_a_break(trainer):
+    def comparable(rows):
+        fast = ("time/", "tokens_per_s")
+        return [
+            {k: v for k, v in row.items() if not k.startswith(fast) and not k.endswith(("_s", "_bytes"))}
+            for row in rows
+        ]
+
+    rows = ragged(20)
+    with trainer("whole", learner={"warmup_steps": 3}) as run:
+        whole = run.fit(rows, steps=6)
+        expected = run._learner.core.hf_state_dict(dtype=torch.float32)
+    with trainer("broken", learner={"warmup_steps": 3}, checkpoint_every=2) as run:
+        run.fit(rows, steps=4)
+    with trainer("broken", learner={"warmup_steps": 3}) as run:
+        broken = run.fit(rows, steps=6)
+        found = run._learner.core.hf_state_dict(dtype=torch.float32)
+    assert comparable(broken.metrics) == comparable(whole.metrics)
+    assert [row["step"] for row in broken.metrics] == list(range(6))
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_a_run_is_not_continued_on_other_data(trainer):
+    with trainer() as run:
+        run.fit(chats(8), steps=1)
+    with trainer() as run, pytest.raises(RunFolderError, match="holds a run on other data"):
+        run.fit(chats(8, start=1), steps=2)
+
+
+def test_an_epoch_learns_every_row_once_in_an_order_of_its_own():
+    config = fa.SFTConfig(batch_size=4, seed=5)
+    steps = [sft._rows_of(step, 10, config) for step in range(5)]
+    flat = [row for step in steps for row in step]
+    assert sorted(flat[:10]) == sorted(flat[10:]) == list(range(10))
+    assert flat[:10] != flat[10:] != list(range(10))
+    assert sft._rows_of(3, 10, config) == steps[3]
+    assert sft._rows_of(0, 10, fa.SFTConfig(batch_size=4, seed=6)) != steps[0]
+    assert sorted(sft._rows_of(0, 2, config)) == [0, 0, 1, 1]
+
+
+def test_epochs_give_the_number_of_steps(trainer):
+    with trainer(lr=0.0) as run:
+        rows = run.fit(chats(12), epochs=2).metrics
+    assert [row["epoch"] for row in rows] == pytest.approx([8 / 12, 16 / 12, 2.0])
+
+
+def test_what_is_held_out_is_never_learned():
+    items = list(range(40))
+    learned, held_out = sft._split(items, fa.SFTConfig(eval_share=0.25, seed=1))
+    assert len(held_out) == 10
+    assert sorted(learned + held_out) == items
+    assert held_out != sft._split(items, fa.SFTConfig(eval_share=0.25, seed=2))[1]
+    with pytest.raises(ValueError, match="eval_share=0.1 of 3 conversations is 0"):
+        sft._split(items[:3], fa.SFTConfig(eval_share=0.1))
+
+
+def test_bad_input_ends_before_a_learner_starts(trainer, tmp_path):
+    before = HereLearner.started
+    with trainer() as run:
+        with pytest.raises(ValueError, match="the dataset is empty"):
+            run.fit([])
+        with pytest.raises(ValueError, match="row 1 has no assistant message"):
+            run.fit([*chats(1), {"messages": [{"role": "user", "content": "?"}]}])
+        long = {"messages": [{"role": "user", "content": "x" * 5000}, {"role": "assistant", "content": "y"}]}
+        with pytest.raises(ValueError, match="row 0 has 50.. tokens, the learner takes at most 2048"):
+            run.fit([long])
+        with pytest.raises(ValueError, match="steps=0 trains nothing"):
+            run.fit(chats(1), steps=0)
+        with pytest.raises(RuntimeError, match="call fit first"):
+            run.save(tmp_path / "none")
+    with (
+        trainer(learner={"max_tokens_per_microbatch": 9000}) as run,
+        pytest.raises(ValueError, match="at most 4096"),  # the model's context
+    ):
+        run.fit([long])
+    with trainer(eval_share=0.5) as run, pytest.raises(ValueError, match="give one"):
+        run.fit(chats(4), eval_dataset=chats(4))
+    with pytest.raises(TypeError, match=r"write fa\.Policy\('model'\)"):
+        fa.SFTTrainer("hero")
+    assert HereLearner.started == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
+        ({"eval_share": 1.0}, "eval_share=1.0 is outside"),
+        ({"eval_every": -1}, "eval_every=-1"),
+        ({"best_per_group": 0}, "best_per_group=0 leaves nothing"),
+        ({"too_long": "cut"}, "too_long='cut' is neither"),
+        ({"stage_timeout_s": 0.0}, "every wait has a deadline"),
+    ],
+)
+def test_bad_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        fa.SFTConfig(**settings)
+
+
+def yaml_of(tmp_path, tiny_llama, *extra):
+    data = tmp_path / "chats.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in chats(8)))
+    file = tmp_path / "sft.yaml"
+    lines = [
+        f"policy: {{model: {tiny_llama}, name: hero}}",
+        f"data: {data}",
+        "epochs: 2",
+        f"out_dir: {tmp_path / 'run'}",
+        "trainer: {batch_size: 4, learner: {lr: 1.0e-3, threads: 1, compute_dtype: float32}}",
+    ]
+    file.write_text("\n".join([*lines, *extra]) + "\n")
+    return file
+
+
+def test_the_command_line_trains_from_a_file(tiny_llama, tmp_path, capsys):
+    assert cli.main(["sft", str(yaml_of(tmp_path, tiny_llama)), "--steps", "3"]) == 0
+    assert f"3 steps are in {tmp_path / 'run'}" in capsys.readouterr().out
+    assert (tmp_path / "run" / "export" / "model.safetensors").exists()
+
+
+def test_the_command_line_names_what_it_does_not_know(tiny_llama, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["sft", str(yaml_of(tmp_path, tiny_llama, "epoch: 2"))])
+    assert "Did you mean 'epochs'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["sft", "--help"])
+    assert "--trainer.best_per_group" in capsys.readouterr().out
+
+
+def test_one_file_warms_up_and_then_plays(tiny_llama, tmp_path):
+    from forge_agents.config import parse
+
+    data = tmp_path / "chats.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in chats(8)))
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        f"""
+env: forge/Relay-v0
+policies: {{hero: {{model: {tiny_llama}}}, rival: {{model: {tiny_llama}}}}}
+seats: {{a: hero, b: rival}}
+out_dir: {tmp_path / "run"}
+warm_start:
+  hero: {{data: {data}, steps: 2, trainer: {{batch_size: 4, learner: {{lr: 0.001, threads: 1}}}}}}
+"""
+    )
+    run = parse(fa.RunConfig, [str(file)], prog="train", description="")
+    warm = sft.warm_started(run)
+    assert warm.policies["hero"].model == str(tmp_path / "run" / "warm-start" / "hero" / "export")
+    assert warm.policies["rival"] == run.policies["rival"]
+    assert warm.seated["a"].model == warm.policies["hero"].model
+    started = HereLearner.started
+    assert sft.warm_started(run) == warm  # the second time nothing is learned again
+    assert HereLearner.started == started
+    file.write_text(file.read_text().replace("  hero: {data", "  heroo: {data"))
+    with pytest.raises(SystemExit):
+        parse(fa.RunConfig, [str(file)], prog="train", description="")
