@@ -15,6 +15,7 @@ from forge_agents.serving.config import EngineConfig
 from forge_trainers.algorithms import find_loss
 from forge_trainers.credit import Credit
 from forge_trainers.learner_config import LearnerConfig
+from forge_trainers.sft_config import WarmStart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +106,8 @@ class RunConfig:
     """Models by name."""
     seats: str | dict[str, str] = ""
     """Name of the policy in every seat, or a name per seat; "random" plays at random. Empty: the only policy."""
+    warm_start: dict[str, WarmStart] = field(default_factory=dict)
+    """What policies, by name, learn from conversations or episodes before they play."""
     reward: str | None = None
     """Reward as "package.module:object"; null is the environment's own."""
     steps: int = 100
@@ -129,6 +132,10 @@ class RunConfig:
             if name not in (*named, "random"):
                 known = (*named, "random")
                 raise ValueError(f"seats names {name!r}, known are {', '.join(known)}.{did_you_mean(name, known)}")
+        for name in self.warm_start:
+            if name not in named:
+                near = did_you_mean(name, named)
+                raise ValueError(f"warm_start names {name!r}, the policies are {', '.join(named)}.{near}")
 
     @property
     def seated(self) -> Seats:

@@ -37,7 +37,7 @@ from forge_trainers.stack import Stack
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FitResult:
-    """What `GRPOTrainer.fit` did."""
+    """What `fit` did."""
 
     steps: int
     """Steps of the run so far, earlier sessions included."""
@@ -47,7 +47,7 @@ class FitResult:
     export: Path
     """Folder with the trained model, or one subfolder per policy where several were trained."""
     curve: Path | None
-    """``reward.png``."""
+    """``reward.png``, or of supervised fine-tuning ``loss.png``."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
