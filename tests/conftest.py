@@ -1,13 +1,17 @@
-"""What every test shares: few threads, no hub, tiny models, and a look for processes left behind."""
+"""What every test shares: few threads, no hub, tiny models, a chat server, and a look for processes left behind."""
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,6 +51,90 @@ def tiny_llama(tiny_models: Callable[..., Path]) -> Path:
 def tiny_qwen3(tiny_models: Callable[..., Path]) -> Path:
     """A tiny Qwen3 model, float32, tied embeddings. Read-only."""
     return tiny_models(family="qwen3")
+
+
+class ChatServer(ThreadingHTTPServer):
+    """An OpenAI-compatible server that answers what ``reply(request)`` says.
+
+    A text is the model's; a mapping or bytes are the whole body; ``(status, body)`` adds the status.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, reply: Callable[[dict[str, Any]], Any]) -> None:
+        super().__init__(("127.0.0.1", 0), _ChatHandler)
+        self.reply = reply
+        self.requests: list[dict[str, Any]] = []
+        self.headers_seen: list[dict[str, str]] = []
+        self.under_way, self.most, self.lock = 0, 0, threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+    @property
+    def endpoint(self) -> Any:
+        return self.endpoint_with()
+
+    def endpoint_with(self, **options: Any) -> Any:
+        """``fa.Endpoint`` of this server."""
+        from forge_agents.policy import Endpoint
+
+        return Endpoint(self.url, "stub", **options)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that has gone is no news."""
+
+
+class _ChatHandler(BaseHTTPRequestHandler):
+    server: ChatServer
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        server = self.server
+        with server.lock:
+            server.requests.append(request)
+            server.headers_seen.append({name.lower(): value for name, value in self.headers.items()})
+            server.under_way += 1
+            server.most = max(server.most, server.under_way)
+        try:
+            reply = server.reply(request)
+        finally:
+            with server.lock:
+                server.under_way -= 1
+        status, body = reply if isinstance(reply, tuple) else (200, reply)
+        if isinstance(body, str):
+            choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": body}}
+            body = {"id": "1", "object": "chat.completion", "created": 0, "model": "stub", "choices": [choice],
+                    "usage": {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}}  # fmt: skip
+        sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(sent)))
+        if status == 429:
+            self.send_header("Retry-After-Ms", "20")
+        self.end_headers()
+        self.wfile.write(sent)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def serve_chat() -> Iterator[Callable[..., ChatServer]]:
+    """``serve_chat(reply)``: a `ChatServer` on loopback; all end with the test."""
+    servers = []
+
+    def start(reply: Callable[[dict[str, Any]], Any]) -> ChatServer:
+        server = ChatServer(reply)
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -4,10 +4,8 @@ import asyncio
 import json
 import math
 import re
-import threading
 import time
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -39,88 +37,21 @@ def longer(request):
     return "A" if len(found["answer A"]) > len(found["answer B"]) else "B"
 
 
-class Server(ThreadingHTTPServer):
-    """Answers chat requests with what ``reply(request)`` says: a text, a whole body, or (status, error)."""
-
-    daemon_threads = True
-
-    def __init__(self, reply):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.reply, self.requests, self.headers_seen = reply, [], []
-        self.under_way, self.most, self.lock = 0, 0, threading.Lock()
-
-    @property
-    def endpoint(self):
-        return self.asked()
-
-    def asked(self, **options):
-        return Endpoint(f"http://127.0.0.1:{self.server_port}/v1", "stub", **options)
-
-
-class Handler(BaseHTTPRequestHandler):
-    def do_POST(self):
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        server = self.server
-        with server.lock:
-            server.requests.append(request)
-            server.headers_seen.append({name.lower(): value for name, value in self.headers.items()})
-            server.under_way += 1
-            server.most = max(server.most, server.under_way)
-        try:
-            reply = server.reply(request)
-        finally:
-            with server.lock:
-                server.under_way -= 1
-        status, body = reply if isinstance(reply, tuple) else (200, reply)
-        if isinstance(body, str):
-            choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": body}}
-            body = {"id": "1", "object": "chat.completion", "created": 0, "model": "stub", "choices": [choice],
-                    "usage": {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}}  # fmt: skip
-        sent = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(sent)))
-        if status == 429:
-            self.send_header("Retry-After-Ms", "20")
-        self.end_headers()
-        self.wfile.write(sent)
-
-    def log_message(self, *args):
-        pass
-
-
-@pytest.fixture
-def serve():
-    """``serve(reply)``: a stub server; all end with the test."""
-    servers = []
-
-    def start(reply):
-        server = Server(reply)
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        servers.append(server)
-        return server
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
-def test_gold_answers_score_one_and_wrong_ones_less(serve):
+def test_gold_answers_score_one_and_wrong_ones_less(serve_chat):
     golds, wrongs = [said("4", seed=k) for k in range(3)], [said("5"), said("22")]
     for reply, answer in (
         (is_four, None),
         (lambda r: json.dumps({"answer": "5" if is_four(r) == "yes" else "2"}), Scale(levels=5)),
         (lambda r: json.dumps({"reason": "so", "pass": is_four(r) == "yes"}), Reasoned()),
     ):
-        with Judge(serve(reply).endpoint, "Is it right?", answer=answer) as judge:
+        with Judge(serve_chat(reply).endpoint, "Is it right?", answer=answer) as judge:
             assert check_verifier(judge, golds, wrongs).ok
-    with Judge(serve(longer).endpoint, "Which is longer?", answer=Pairs()) as judge:
+    with Judge(serve_chat(longer).endpoint, "Which is longer?", answer=Pairs()) as judge:
         assert check_verifier(judge, [said("44444"), said("44444")], [said("4"), said("444")]).ok
 
 
-def test_the_request_holds_rubric_fence_and_schema(serve):
-    server = serve(is_four)
+def test_the_request_holds_rubric_fence_and_schema(serve_chat):
+    server = serve_chat(is_four)
     with Judge(server.endpoint, "Is it right?") as judge:
         assert judge.score([said("4"), said("5")]).tolist() == [1.0, 0.0]
     request = server.requests[0]
@@ -154,13 +85,13 @@ def with_logprobs(tokens):
         [{'{"answer': 1.0}, {'":': 1.0}, {' "yes': 0.3, '"no': 0.1}, {'"}': 1.0}],
     ],
 )
-def test_probabilities_of_the_verdicts_token_grade_the_score(serve, tokens):
-    with Judge(serve(lambda request: with_logprobs(tokens)).endpoint, "Right?") as judge:
+def test_probabilities_of_the_verdicts_token_grade_the_score(serve_chat, tokens):
+    with Judge(serve_chat(lambda request: with_logprobs(tokens)).endpoint, "Right?") as judge:
         assert judge.score([said("4")]).tolist() == [pytest.approx(0.75)]
 
 
-def test_equal_texts_are_asked_once_in_a_call(serve):
-    server = serve(is_four)
+def test_equal_texts_are_asked_once_in_a_call(serve_chat):
+    server = serve_chat(is_four)
     with Judge(server.endpoint, "Is it right?") as judge:
         scores = judge.score([said("4"), said("5"), said("4"), said("4", seed=7), said()])
     np.testing.assert_array_equal(scores, np.array([1, 0, 1, 1, np.nan], np.float32))
@@ -169,25 +100,25 @@ def test_equal_texts_are_asked_once_in_a_call(serve):
     assert (judge.usage.prompt_tokens, judge.usage.completion_tokens) == (20, 4)
 
 
-def test_every_turn_can_have_a_question_of_its_own(serve):
-    with Judge(serve(is_four).endpoint, "Is it right?", view="turns") as judge:
+def test_every_turn_can_have_a_question_of_its_own(serve_chat):
+    with Judge(serve_chat(is_four).endpoint, "Is it right?", view="turns") as judge:
         found = judge.assess([said("4", "5", "4", "4"), said("5"), said("4"), said()])
         np.testing.assert_array_equal(found.scores, [0.75, 0.0, 1.0, np.nan])
         assert [turns.tolist() for turns in found.turns] == [[1, 0, 1, 1], [0], [1], []]
         assert not judge.sees_groups
 
 
-def test_nonsense_abstains_and_is_counted(serve):
+def test_nonsense_abstains_and_is_counted(serve_chat):
     def reply(request):
         return "As a language model" if is_four(request) == "no" else "yes"
 
-    with Judge(serve(reply).endpoint, "Is it right?") as judge:
+    with Judge(serve_chat(reply).endpoint, "Is it right?") as judge:
         np.testing.assert_array_equal(judge.score([said("4"), said("5"), said("6")]), [1, np.nan, np.nan])
     assert (judge.usage.nonsense, judge.usage.failed) == (2, 0)
 
 
-def test_siblings_are_compared_in_both_orders(serve):
-    server = serve(longer)
+def test_siblings_are_compared_in_both_orders(serve_chat):
+    server = serve_chat(longer)
     with Judge(server.endpoint, "Which is longer?", answer=Pairs()) as judge:
         scores = judge.score([said("1"), said("333"), said("22"), said("333"), said("9999", seed=1), said("8", seed=1)])
         assert scores.tolist() == [0.0, 1.0, 0.5, 1.0, 1.0, 0.0]
@@ -198,22 +129,22 @@ def test_siblings_are_compared_in_both_orders(serve):
     assert set(places.values()) == {1}
 
 
-def test_a_judge_that_prefers_a_place_says_nothing(serve):
-    with Judge(serve(lambda request: "A").endpoint, "Which is better?", answer=Pairs()) as judge:
+def test_a_judge_that_prefers_a_place_says_nothing(serve_chat):
+    with Judge(serve_chat(lambda request: "A").endpoint, "Which is better?", answer=Pairs()) as judge:
         assert judge.score([said("1"), said("22"), said("333")]).tolist() == [0.5, 0.5, 0.5]
         assert judge.usage.nonsense == 0
 
 
-def test_a_text_whose_comparisons_make_no_sense_abstains(serve):
+def test_a_text_whose_comparisons_make_no_sense_abstains(serve_chat):
     def reply(request):
         return "neither" if "333" in answers_in(request).values() else longer(request)
 
-    with Judge(serve(reply).endpoint, "Which is longer?", answer=Pairs()) as judge:
+    with Judge(serve_chat(reply).endpoint, "Which is longer?", answer=Pairs()) as judge:
         np.testing.assert_array_equal(judge.score([said("1"), said("22"), said("333")]), [0.0, 1.0, np.nan])
         assert judge.usage.nonsense == 4
 
 
-def test_load_and_server_errors_are_waited_out(serve):
+def test_load_and_server_errors_are_waited_out(serve_chat):
     tries = Counter()
 
     def reply(request):
@@ -221,53 +152,53 @@ def test_load_and_server_errors_are_waited_out(serve):
         tries[key] += 1
         return (429 if key == "4" else 503, {"error": {"message": "busy"}}) if tries[key] == 1 else is_four(request)
 
-    with Judge(serve(reply).endpoint, "Is it right?") as judge:
+    with Judge(serve_chat(reply).endpoint, "Is it right?") as judge:
         assert judge.score([said("4"), said("5")]).tolist() == [1.0, 0.0]
     assert tries == {"4": 2, "5": 2}
 
 
-def test_what_fails_abstains_but_nothing_at_all_is_an_error(serve):
+def test_what_fails_abstains_but_nothing_at_all_is_an_error(serve_chat):
     def reply(request):
         return "yes" if is_four(request) == "yes" else (500, {"error": {"message": "out of order"}})
 
-    with Judge(serve(reply).asked(retries=0), "Is it right?") as judge:
+    with Judge(serve_chat(reply).endpoint_with(retries=0), "Is it right?") as judge:
         np.testing.assert_array_equal(judge.score([said("4"), said("5")]), [1, np.nan])
         assert judge.usage.failed == 1
         with pytest.raises(Exception, match="out of order"):
             judge.score([said("5")])
 
 
-def test_a_slow_endpoint_is_named(serve):
-    server = serve(lambda request: time.sleep(1.0) or "yes")
+def test_a_slow_endpoint_is_named(serve_chat):
+    server = serve_chat(lambda request: time.sleep(1.0) or "yes")
     with (
-        Judge(server.asked(timeout_s=0.2, retries=0), "Right?") as judge,
+        Judge(server.endpoint_with(timeout_s=0.2, retries=0), "Right?") as judge,
         pytest.raises(StallError, match=r"stub at http://127.0.0.1:\d+/v1 gave no answer within 0.2 s"),
     ):
         judge.score([said("4")])
 
 
-def test_no_more_requests_are_under_way_than_allowed(serve):
-    server = serve(lambda request: time.sleep(0.02) or is_four(request))
-    with Judge(server.asked(concurrency=3), "Is it right?") as judge:
+def test_no_more_requests_are_under_way_than_allowed(serve_chat):
+    server = serve_chat(lambda request: time.sleep(0.02) or is_four(request))
+    with Judge(server.endpoint_with(concurrency=3), "Is it right?") as judge:
         judge.score([said(str(k)) for k in range(12)])
     assert server.most == 3
 
 
-def test_a_server_without_structured_output_is_asked_without(serve):
+def test_a_server_without_structured_output_is_asked_without(serve_chat):
     def reply(request):
         for feature in ("response_format", "logprobs"):
             if feature in request:
                 return 400, {"error": {"message": f"unknown field {feature}"}}
         return is_four(request)
 
-    server = serve(reply)
-    with Judge(server.asked(concurrency=1), "Is it right?") as judge:
+    server = serve_chat(reply)
+    with Judge(server.endpoint_with(concurrency=1), "Is it right?") as judge:
         assert judge.score([said("4"), said("5"), said("6")]).tolist() == [1.0, 0.0, 0.0]
     assert len(server.requests) == 5  # two refusals, once
 
 
-def test_the_key_comes_from_the_environment(serve, monkeypatch):
-    server = serve(is_four)
+def test_the_key_comes_from_the_environment(serve_chat, monkeypatch):
+    server = serve_chat(is_four)
     judge = Judge(Endpoint(server.endpoint.url, "stub", api_key_env="JUDGE_KEY"), "Is it right?")
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     with pytest.raises(ValueError, match="'JUDGE_KEY' is not set"):
@@ -279,8 +210,8 @@ def test_the_key_comes_from_the_environment(serve, monkeypatch):
     assert "s3cret" not in repr(vars(judge))
 
 
-def test_a_judge_works_inside_a_running_loop_after_closing_and_in_an_ensemble(serve):
-    judge = Judge(serve(is_four).endpoint, "Is it right?")
+def test_a_judge_works_inside_a_running_loop_after_closing_and_in_an_ensemble(serve_chat):
+    judge = Judge(serve_chat(is_four).endpoint, "Is it right?")
 
     async def main():
         return judge.score([said("4")]).tolist()
@@ -293,8 +224,8 @@ def test_a_judge_works_inside_a_running_loop_after_closing_and_in_an_ensemble(se
     judge.close()
 
 
-def test_a_seed_repeats_the_questions_and_no_two_judges_share_a_fence_without(serve):
-    server = serve(is_four)
+def test_a_seed_repeats_the_questions_and_no_two_judges_share_a_fence_without(serve_chat):
+    server = serve_chat(is_four)
     for seed in (None, None, 3, 3):
         with Judge(server.endpoint, "Is it right?", seed=seed) as judge:
             judge.score([said("4")])

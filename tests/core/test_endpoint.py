@@ -1,0 +1,315 @@
+"""Endpoints in seats: what is sent, what is kept, what is waited for, and what never leaves: the key."""
+
+import asyncio
+import dataclasses
+import json
+import logging
+import socket
+import time
+from collections import Counter
+
+import pytest
+
+import forge_agents as fa
+from forge_agents.endpoint import EndpointClient, client_of
+from forge_agents.errors import BudgetError, EndpointError, StallError
+from forge_agents.policy import declared_policies
+from forge_agents.rollout import Rollout, play
+from forge_agents.types import Message
+
+KEY = "sk-0123456789SECRET"
+ASK = [Message(role="user", content="?")]
+
+
+class Count(fa.TurnEnv):
+    """Two seats; each says a number; the reward is the number."""
+
+    possible_agents = ["a", "b"]
+
+    def setup(self, rng):
+        self.said = []
+
+    def instructions(self, agent):
+        return f"You are {agent}."
+
+    def observe_text(self, agent):
+        return f"said {self.said}"
+
+    def act(self, agent, action):
+        self.said.append(int(action))
+        return fa.Outcome(rewards={agent: float(action)}, done=len(self.said) == 4)
+
+
+def group(endpoint, size=1, *, retries=0):
+    """Siblings of `Count`: the endpoint in seat a, a script in seat b."""
+    seats = {"a": endpoint, "b": fa.Scripted(lambda o: "1")}
+    rollout = Rollout(make_env=Count, env_id="t", seats=seats, retries=retries)
+    return asyncio.run(rollout.group(0, size))
+
+
+def ask(endpoint, **options):
+    async def once():
+        return await (await client_of(endpoint)).ask(ASK, endpoint.sampling, **options)
+
+    return asyncio.run(once())
+
+
+def body(content="3", **more):
+    return {"choices": [{"message": {"role": "assistant", "content": content}, **more}]}
+
+
+def test_a_conversation_is_sent_as_chat_messages_and_kept(serve_chat):
+    server = serve_chat(lambda request: " 3\n")
+    sampling = fa.Sampling(temperature=0.5, top_p=0.9, max_tokens=7, stop=("!",))
+    episode = group(server.endpoint_with(name="rival", sampling=sampling)).episodes[0]
+    assert episode.error is None and episode.rewards == {"a": 6.0, "b": 2.0}
+    first, second = server.requests
+    assert {k: first[k] for k in ("model", "temperature", "top_p", "max_tokens", "stop")} == {
+        "model": "stub", "temperature": 0.5, "top_p": 0.9, "max_tokens": 7, "stop": ["!"]
+    }  # fmt: skip
+    assert first["messages"] == [
+        {"role": "system", "content": "You are a."},
+        {"role": "user", "content": "said []"},
+    ]
+    assert second["messages"] == [
+        *first["messages"],
+        {"role": "assistant", "content": "3"},
+        {"role": "user", "content": "said [3, 1]"},
+    ]
+    turn = episode.trajectories["a"].turns[0]
+    assert (turn.action, turn.policy, turn.finish_reason, turn.response_ids) == ("3", "rival", "stop", ())
+    assert (turn.usage.prompt_tokens, turn.usage.completion_tokens) == (10, 2)
+    assert episode.trajectories["b"].turns[0].usage is None
+    json.dumps(dataclasses.asdict(episode))  # as run folders keep it
+
+
+def test_a_cut_answer_says_so_and_a_server_need_not_count(serve_chat):
+    server = serve_chat(lambda request: body("2", finish_reason="length"))
+    turn = group(server.endpoint).episodes[0].trajectories["a"].turns[0]
+    assert (turn.action, turn.finish_reason, turn.usage) == ("2", "length", None)
+
+
+def test_load_is_waited_out(serve_chat):
+    tries = Counter()
+
+    def reply(request):
+        tries["all"] += 1
+        return (429, {"error": {"message": "busy"}}) if tries["all"] == 1 else "3"
+
+    assert group(serve_chat(reply).endpoint).episodes[0].error is None
+    assert tries["all"] == 3  # 429, then the two decisions
+
+
+def test_a_broken_server_fails_the_episode_and_keeps_its_turns(serve_chat):
+    server = serve_chat(lambda request: "3" if len(request["messages"]) == 2 else (500, {"error": "on fire"}))
+    episode = group(server.endpoint_with(retries=0)).episodes[0]
+    assert (episode.error.where, episode.error.kind) == ("policy", "EndpointError")
+    assert episode.error.message == f"stub at {server.url} refused with status 500: '{{\"error\": \"on fire\"}}'"
+    assert [turn.agent for turn in episode.turns] == ["a", "b"]
+
+
+def test_a_failed_episode_is_played_again(serve_chat):
+    tries = Counter()
+
+    def reply(request):
+        tries["all"] += 1
+        return b"oops" if tries["all"] == 1 else "3"
+
+    assert group(serve_chat(reply).endpoint, retries=1).failed == ()
+
+
+def test_errors_up_to_the_deadline_are_a_stall_that_names_the_endpoint_and_its_last_word(serve_chat):
+    server = serve_chat(lambda request: (503, {"error": "later"}))
+    started = time.monotonic()
+    with pytest.raises(StallError) as caught:
+        ask(server.endpoint_with(retries=50, timeout_s=0.3))
+    assert time.monotonic() - started < 5
+    said = f"stub at {server.url} gave no answer within 0.3 s; it last said 503 Service Unavailable"
+    assert str(caught.value) == said
+    episode = group(server.endpoint_with(retries=50, timeout_s=0.3)).episodes[0]
+    assert (episode.error.kind, episode.error.message) == ("EndpointError", said)  # a stall of our own would raise
+
+
+def test_a_slow_server_meets_the_deadline(serve_chat):
+    server = serve_chat(lambda request: time.sleep(1) or "3")
+    with pytest.raises(StallError, match=r"^stub at http://127.0.0.1:\d+/v1 gave no answer within 0.2 s$"):
+        ask(server.endpoint_with(timeout_s=0.2))
+
+
+def test_a_server_that_is_not_there_is_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound but not listening: refused
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+        with pytest.raises(EndpointError, match=f"stub at {url} cannot be reached"):
+            ask(fa.Endpoint(url, "stub", retries=0))
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"<html>\x1b[2J",
+        b"",
+        b"[" * 100_000,
+        b"\xff\xfe",
+        [],
+        None,
+        {"choices": []},
+        {"choices": [{"message": None}]},
+        body(["3"]),
+        body(logprobs=3),
+        {**body(), "usage": {"prompt_tokens": "many"}},
+        {**body(), "usage": 3},
+    ],
+)
+def test_garbage_is_an_error_of_the_episode(serve_chat, garbage):
+    sent = garbage if isinstance(garbage, bytes) else json.dumps(garbage).encode()
+    error = group(serve_chat(lambda request: sent).endpoint).episodes[0].error
+    assert error.kind == "EndpointError" and "answered what is no chat completion" in error.message
+    assert error.message.isprintable() and len(error.message) < 1200
+
+
+def test_an_answer_without_content_is_empty_text_and_lone_surrogates_are_replaced(serve_chat):
+    assert ask(serve_chat(lambda request: body(None)).endpoint).text == ""
+    assert ask(serve_chat(lambda request: body("a\ud800")).endpoint).text == "a\ufffd"
+
+
+@pytest.mark.parametrize("said", ["This model's maximum context length is 8 tokens", "context_length_exceeded"])
+def test_a_conversation_that_is_too_long_truncates_the_episode(serve_chat, said):
+    server = serve_chat(lambda r: "3" if len(r["messages"]) == 2 else (400, {"error": {"message": said}}))
+    episode = group(server.endpoint).episodes[0]
+    assert (episode.error, episode.end_reason, len(episode.turns)) == (None, "context", 2)
+
+
+def test_a_server_that_knows_the_limit_by_its_new_name_is_asked_by_that(serve_chat):
+    def reply(request):
+        if "max_tokens" in request:
+            return 400, {"error": {"message": "'max_tokens' is not supported; use 'max_completion_tokens'"}}
+        return str(request["max_completion_tokens"])
+
+    server = serve_chat(reply)
+    endpoint = server.endpoint_with(sampling=fa.Sampling(max_tokens=5))
+    assert group(endpoint, size=4).failed == ()
+    assert all(request.get("max_completion_tokens") == 5 for request in server.requests[-8:])
+
+
+def test_requests_that_met_the_same_refusal_at_once_are_all_sent_again(serve_chat):
+    server = serve_chat(lambda r: time.sleep(0.05) or ((400, {"error": "no logprobs"}) if "logprobs" in r else "3"))
+
+    async def all_at_once():
+        client = EndpointClient(server.endpoint)
+        asked = [client.ask(ASK, fa.Sampling(), optional={"logprobs": {"logprobs": True}}) for _ in range(4)]
+        replies = await asyncio.gather(*asked)
+        await client.close()
+        return [reply.text for reply in replies]
+
+    assert asyncio.run(all_at_once()) == ["3"] * 4
+
+
+def test_a_refusal_that_names_nothing_we_sent_is_an_error(serve_chat):
+    server = serve_chat(lambda request: (400, {"error": {"message": "max_tokens is too large"}}))
+    with pytest.raises(EndpointError, match="status 400.*too large"):
+        ask(server.endpoint)
+    assert len(server.requests) == 1
+
+
+def test_no_more_requests_are_under_way_than_allowed_over_all_episodes(serve_chat):
+    server = serve_chat(lambda request: time.sleep(0.03) or "3")
+    assert group(server.endpoint_with(concurrency=3), size=9).failed == ()
+    assert server.most == 3
+
+
+def test_a_budget_of_requests_ends_the_run_not_the_episode(serve_chat):
+    server = serve_chat(lambda request: "3")
+    with pytest.raises(BudgetError, match=r"stub at .* was asked 3 times, all that max_requests=3 allows"):
+        group(server.endpoint_with(max_requests=3, concurrency=1), size=4, retries=1)
+    assert len(server.requests) == 3
+    assert group(server.endpoint_with(max_requests=2)).failed == ()  # a run of its own
+
+
+def test_a_budget_of_tokens_counts_what_the_server_counts(serve_chat):
+    server = serve_chat(lambda request: "3")
+    with pytest.raises(BudgetError, match="used 12 tokens, max_total_tokens=12 allows no more"):
+        group(server.endpoint_with(max_total_tokens=12))
+    assert len(server.requests) == 1
+    error = group(serve_chat(lambda request: body()).endpoint_with(max_total_tokens=12)).episodes[0].error
+    assert "does not say how many tokens it used" in error.message
+
+
+def test_the_key_is_sent_and_never_shown(serve_chat, monkeypatch, caplog):
+    monkeypatch.setenv("RIVAL_KEY", f"{KEY}\r\n")  # as a file with a foreign line end gives it
+    caplog.set_level(logging.DEBUG)
+    server = serve_chat(lambda request: (401, {"error": {"message": f"Incorrect API key provided: {KEY}"}}))
+    endpoint = server.endpoint_with(api_key_env="RIVAL_KEY")
+    refused = group(endpoint).episodes[0]
+    assert "Incorrect API key provided: ***" in refused.error.message
+    server.reply = lambda request: KEY.encode()
+    garbled = group(endpoint).episodes[0]
+    server.reply = lambda request: "3"
+    assert group(endpoint).failed == ()
+    assert {seen["authorization"] for seen in server.headers_seen} == {f"Bearer {KEY}"}
+
+    async def client():
+        return vars(await client_of(endpoint))["endpoint"]
+
+    shown = [repr(endpoint), repr(asyncio.run(client())), repr(refused), repr(garbled), caplog.text]
+    assert KEY not in "".join(shown) and caplog.text
+
+
+def test_a_missing_key_is_said_before_anything_is_played(monkeypatch):
+    monkeypatch.delenv("RIVAL_KEY", raising=False)
+    endpoint = fa.Endpoint("http://127.0.0.1:1/v1", "m", api_key_env="RIVAL_KEY")
+    with pytest.raises(ValueError, match="'RIVAL_KEY' is not set; it must hold the key of m at http://127.0.0.1:1/v1"):
+        declared_policies(endpoint, ["a"])
+    with pytest.raises(ValueError, match="'RIVAL_KEY' is not set"):
+        asyncio.run(play(Count(), {"a": endpoint, "b": endpoint}, seed=0))
+    monkeypatch.setenv("RIVAL_KEY", f"Bearer {KEY}")
+    with pytest.raises(ValueError, match="holds blanks") as caught:
+        endpoint.api_key()
+    assert KEY not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "said"),
+    [
+        ("localhost:8000", {}, "no HTTP address"),
+        ("http://[::1", {}, "no HTTP address"),
+        (f"https://me:{KEY}@host/v1", {}, "holds a user, a password"),
+        (f"https://host/v1?key={KEY}", {}, "holds a user, a password or a query"),
+        ("http://h/v1", {"model": ""}, "names no model"),
+        ("http://h/v1", {"api_key_env": KEY}, "give the name, not the key"),
+        ("http://h/v1", {"concurrency": 0}, "concurrency=0"),
+        ("http://h/v1", {"retries": -1}, "retries=-1"),
+        ("http://h/v1", {"timeout_s": float("inf")}, "timeout_s=inf"),
+        ("http://h/v1", {"max_requests": 0}, "max_requests=0 allows nothing"),
+        ("http://h/v1", {"max_total_tokens": -5}, "max_total_tokens=-5"),
+        ("http://h/v1", {"name": "a b"}, "'a b'"),
+    ],
+)
+def test_an_endpoint_that_cannot_work_is_refused_without_showing_secrets(url, options, said):
+    with pytest.raises(ValueError, match=said) as caught:
+        fa.Endpoint(url, options.pop("model", "m"), **options)
+    assert KEY not in str(caught.value)
+
+
+def test_one_client_serves_a_loop_and_closes_with_it(serve_chat):
+    endpoint = serve_chat(lambda request: "3").endpoint
+
+    async def twice():
+        client = await client_of(endpoint)
+        assert client is await client_of(dataclasses.replace(endpoint))
+        await client.ask(ASK, endpoint.sampling)
+        return client
+
+    first, second = asyncio.run(twice()), asyncio.run(twice())
+    assert first is not second
+    with pytest.raises(RuntimeError, match="closed"):
+        asyncio.run(first.ask(ASK, endpoint.sampling))
+
+
+def test_a_trainer_starts_no_engine_for_an_endpoint(tmp_path):
+    from forge_trainers.source import Source
+
+    hero = fa.Policy("m", name="hero")
+    seats = {"p0": hero, "p1": fa.Endpoint("http://127.0.0.1:1/v1", "m")}
+    trainer = fa.GRPOTrainer(seats, out_dir=tmp_path)
+    assert trainer._models(Source("forge/KuhnPoker-v0")) == {"hero": hero}

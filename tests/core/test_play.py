@@ -1,0 +1,157 @@
+"""``forge-agents play``: a person at a terminal or behind a pipe."""
+
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+import forge_agents as fa
+from forge_agents import cli, players
+from forge_agents import play as playing
+from forge_agents.play import PlayConfig
+from forge_agents.terminal import Terminal
+
+
+@pytest.fixture
+def typed(monkeypatch):
+    """``typed(text)``: the terminal of a person who types `text` and leaves; what is shown is in ``.console.file``."""
+    opened = []
+
+    def start(text):
+        read, write = os.pipe()
+        os.write(write, text.encode())
+        os.close(write)
+        opened.append(read)
+        made = Terminal(Console(file=io.StringIO(), width=100), read)
+        for module in (players, playing):
+            monkeypatch.setattr(module, "terminal", lambda: made)
+        return made
+
+    yield start
+    for fd in opened:
+        os.close(fd)
+
+
+def command(*words, typed=""):
+    return subprocess.run(
+        [sys.executable, "-m", "forge_agents.cli", "play", *words],
+        input=typed,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_game_is_played_through_a_pipe():
+    done = command("forge/KuhnPoker-v0", "--seed", "2", "--seat", "p0", typed="bet\n")
+    assert done.returncode == 0, done.stderr
+    assert "you are p0" in done.stdout and "legal: check | bet" in done.stdout
+    assert "[p0] bet" in done.stdout and "terminated after" in done.stdout
+    rows = [line.split() for line in done.stdout.splitlines() if "human" in line or "random" in line]
+    rewards = {row[1]: float(row[5]) for row in rows}
+    assert set(rewards) == {"p0", "p1"} and sum(rewards.values()) == 0 and rewards["p0"] != 0
+    assert "Traceback" not in done.stderr
+
+
+def test_the_person_takes_the_seat_they_ask_for(typed):
+    shown = typed("check\nfold\nfold\n")
+    assert cli.main(["play", "forge/KuhnPoker-v0", "--seat=p1", "--seed=1"]) == 0
+    text = shown.console.file.getvalue()
+    assert "you are p1" in text and "p1 sees" in text and "p0 sees" not in text
+
+
+def test_leaving_is_no_failure(typed):
+    shown = typed("")
+    assert cli.main(["play", "forge/KuhnPoker-v0"]) == 0
+    assert "the person in seat 'p0' left" in shown.console.file.getvalue()
+
+
+def test_an_endpoint_takes_the_other_seats(typed, serve_chat, monkeypatch):
+    monkeypatch.setenv("RIVAL_KEY", "s3cret")
+    server = serve_chat(lambda request: "fold")
+    shown = typed("bet\n")
+    words = ["--endpoint", server.url, "--endpoint_model", "stub", "--api_key_env", "RIVAL_KEY"]
+    assert cli.main(["play", "forge/KuhnPoker-v0", *words, "--sampling.max_tokens", "9"]) == 0
+    assert "endpoint" in shown.console.file.getvalue() and server.requests[0]["max_tokens"] == 9
+    assert server.headers_seen[0]["authorization"] == "Bearer s3cret"
+
+
+def test_a_broken_endpoint_is_a_failure_that_is_shown(typed, serve_chat):
+    shown = typed("bet\n")
+    server = serve_chat(lambda request: b"\x1b[2Jgarbage")
+    assert cli.main(["play", "forge/KuhnPoker-v0", "--endpoint", server.url, "--endpoint_model", "stub"]) == 1
+    text = shown.console.file.getvalue()
+    assert "the episode ended early: stub at" in text and "\x1b" not in text
+
+
+def test_two_people_share_a_terminal_and_arguments_reach_the_environment(typed):
+    @fa.register("play/Pick-v0")
+    class Pick(fa.ParallelTurnEnv):
+        possible_agents = ["a", "b"]
+
+        def __init__(self, word="left", **kwargs):
+            super().__init__(**kwargs)
+            self.word = word
+
+        def setup(self, rng):
+            pass
+
+        def instructions(self, agent):
+            return f"Say {self.word}."
+
+        def observe_text(self, agent):
+            return "Now."
+
+        def act_all(self, actions):
+            return fa.Outcome(rewards={a: float(said == self.word) for a, said in actions.items()}, done=True)
+
+    shown = typed("right\nright\n")
+    assert cli.main(["play", "play/Pick-v0", "--opponent=human", "--env_args.word=right"]) == 0
+    text = shown.console.file.getvalue()
+    assert text.count("Say right.") == 2
+    assert [line.split()[5] for line in text.splitlines() if "human" in line or "other" in line] == ["1", "1"]
+
+
+def test_what_cannot_be_played_is_said(capsys, typed):
+    typed("")
+    assert cli.main(["play", "forge/KuhnPokr-v0"]) == 1
+    assert "forge/KuhnPoker-v0" in capsys.readouterr().err
+    assert cli.main(["play", "forge/KuhnPoker-v0", "--seat", "p2"]) == 1
+    assert "has no seat 'p2'; its seats are p0, p1. Did you mean" in capsys.readouterr().err
+    assert cli.main(["play", "forge/KuhnPoker-v0", "--endpoint", "h", "--endpoint_model", "m"]) == 1
+    assert "no HTTP address" in capsys.readouterr().err
+    for words, said in (
+        (["--seed", "1"], "env"),
+        (["forge/KuhnPoker-v0", "--model=m", "--opponent=random"], "model and opponent both take"),
+        (["forge/KuhnPoker-v0", "--endpoint=http://h"], "belong together"),
+        (["forge/KuhnPoker-v0", "--api_key_env=K"], "is the key of an endpoint"),
+        (["forge/KuhnPoker-v0", "--set", "p0"], "Did you mean 'seat'"),
+    ):
+        with pytest.raises(SystemExit):
+            cli.main(["play", *words])
+        assert said in capsys.readouterr().err
+
+
+def test_help_shows_examples_that_can_be_read(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["play", "--help"])
+    text = capsys.readouterr().out
+    assert "\nexamples:\n  " + "\n  ".join(playing.EXAMPLES) in text
+
+
+@pytest.mark.parametrize("example", playing.EXAMPLES)
+def test_the_examples_are_understood(example, monkeypatch):
+    seen = []
+    monkeypatch.setattr(playing, "play_in_terminal", lambda config: seen.append(config) or _episode())
+    assert cli.main(example.split()[1:]) == 0
+    assert isinstance(seen[0], PlayConfig) and fa.spec(seen[0].env)
+    fa.make(seen[0].env, **seen[0].env_args).close()
+    assert seen[0].other
+
+
+def _episode():
+    return fa.Episode(env_id="t", seed=0, trajectories={})
