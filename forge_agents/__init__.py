@@ -9,6 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from forge_agents.bench.limits import BenchLimits
+    from forge_agents.bench.report import Report
+    from forge_agents.bench.runner import benchmark
     from forge_agents.env import Outcome, TurnEnv
     from forge_agents.parallel_env import ParallelTurnEnv
     from forge_agents.policy import AnyPolicy, Endpoint, Human, Policy, Random, Sampling, Scripted, Seats
@@ -34,6 +37,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "forge_agents.bench.limits": ("BenchLimits",),
+    "forge_agents.bench.report": ("Report",),
+    "forge_agents.bench.runner": ("benchmark",),
     "forge_agents.env": ("Outcome", "TurnEnv"),
     "forge_agents.parallel_env": ("ParallelTurnEnv",),
     "forge_agents.policy": ("AnyPolicy", "Endpoint", "Human", "Policy", "Random", "Sampling", "Scripted", "Seats"),
@@ -69,6 +75,7 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "AnyPolicy",
+    "BenchLimits",
     "Credit",
     "DemoConfig",
     "Endpoint",
@@ -92,6 +99,7 @@ __all__ = [
     "ParallelTurnEnv",
     "Policy",
     "Random",
+    "Report",
     "Rule",
     "RunConfig",
     "SFTConfig",
@@ -113,6 +121,7 @@ __all__ = [
     "Verifier",
     "WarmStart",
     "__version__",
+    "benchmark",
     "check_env",
     "check_verifier",
     "demo",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from forge_agents.errors import ForgeError, did_you_mean
 
 if TYPE_CHECKING:
+    from forge_agents.bench.report import Report
     from forge_agents.config import Parser
 
 
@@ -80,6 +81,57 @@ def play(words: Sequence[str]) -> int:
     config = parse(PlayConfig, words, prog="forge-agents play", description=str(play.__doc__), examples=EXAMPLES)
     episode = play_in_terminal(config)
     return 0 if episode.error is None or left(episode) else 1
+
+
+def bench(words: Sequence[str]) -> int:
+    """Benchmark players: forge-agents bench [CONFIG.yaml] --players.NAME WHAT ... [--suite core-v1] [--episodes 64]"""
+    import forge_agents as fa
+    from forge_agents.bench.config import BenchConfig
+    from forge_agents.bench.entrants import named_players
+    from forge_agents.config import parse
+
+    chosen = parse(BenchConfig, words, prog="forge-agents bench", description=str(bench.__doc__))
+    report = fa.benchmark(
+        named_players(chosen.players, chosen.sampling),
+        chosen.suite,
+        episodes=chosen.episodes,
+        seed=chosen.seed,
+        swap_seats=chosen.swap_seats,
+        samples=chosen.samples,
+        limits=chosen.limits,
+        engine=chosen.engine,
+        out_dir=chosen.out_dir,
+    )
+    report.table()
+    print(f"report {report.save(chosen.json or Path(chosen.out_dir) / 'board.json')}")
+    _write_pages(report, chosen.html, chosen.markdown)
+    return 0 if report.complete else 1
+
+
+def leaderboard(words: Sequence[str]) -> int:
+    """Merge reports of benchmarks: forge-agents leaderboard A.json B.json [--out ALL.json] [--html PAGE]"""
+    from forge_agents.bench.leaderboard import leaderboard as merge
+
+    parser = _parser("leaderboard", leaderboard)
+    parser.add_argument("reports", nargs="+", type=str, help="Files that bench wrote, of one suite and one seed.")
+    parser.add_argument("--out", type=str, default="", help="Write the merged report as JSON.")
+    parser.add_argument("--html", type=str, default="", help="Write it as a page.")
+    parser.add_argument("--markdown", type=str, default="", help="Write it as Markdown.")
+    chosen = parser.parse_args(list(words))
+    report = merge(*chosen.reports)
+    report.table()
+    if chosen.out:
+        print(f"report {report.save(chosen.out)}")
+    _write_pages(report, chosen.html, chosen.markdown)
+    return 0
+
+
+def _write_pages(report: Report, html: str, markdown: str) -> None:
+    if html:
+        print(f"page   {report.html(html)}")
+    if markdown:
+        report.markdown(markdown)
+        print(f"text   {markdown}")
 
 
 def list_environments(words: Sequence[str]) -> int:
@@ -184,6 +236,8 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "sft": sft,
     "eval": evaluate,
     "play": play,
+    "bench": bench,
+    "leaderboard": leaderboard,
     "list": list_environments,
     "check": check,
     "verifiers": verifiers,

@@ -64,3 +64,38 @@ register_suite("team-v0", ["forge/Relay-v0", "forge/TreasureHunt-v0", "forge/Neg
 register_suite(
     "duel-v0", ["forge/KuhnPoker-v0", "forge/LeducPoker-v0", "forge/TicTacToe-v0", "forge/ConnectFour-v0"]
 )
+register_suite("tools-v1", ["forge/Relay-v0", "forge/Shop-v0", "forge/SoftwareTeam-v0"])
+register_suite(
+    "text-games-v1",  # TextArena: five for one seat, five duels
+    [
+        "textarena/FrozenLake-v0",
+        "textarena/GuessTheNumber-v0",
+        "textarena/LightsOut-v0",
+        "textarena/Mastermind-v0",
+        "textarena/TowerOfHanoi-v0",
+        "textarena/ConnectFour-v0",
+        "textarena/IteratedPrisonersDilemma-v0",
+        "textarena/KuhnPoker-v0",
+        "textarena/Nim-v0",
+        "textarena/TicTacToe-v0",
+    ],
+)
+register_suite(
+    "reasoning-v1",  # reasoning-gym, at the generators' own settings
+    [
+        "reasoning-gym/calendar_arithmetic-v0",
+        "reasoning-gym/chain_sum-v0",
+        "reasoning-gym/countdown-v0",
+        "reasoning-gym/family_relationships-v0",
+        "reasoning-gym/gcd-v0",
+        "reasoning-gym/knights_knaves-v0",
+        "reasoning-gym/letter_counting-v0",
+        "reasoning-gym/mini_sudoku-v0",
+        "reasoning-gym/number_sequence-v0",
+        "reasoning-gym/shortest_path-v0",
+        "reasoning-gym/simple_equations-v0",
+        "reasoning-gym/spell_backward-v0",
+        "reasoning-gym/syllogism-v0",
+        "reasoning-gym/word_sorting-v0",
+    ],
+)

@@ -34,7 +34,8 @@ class AlphabetSort(TurnEnv):
     The reward of a turn is ``(LCS / max(number of names asked for, number of names given)) ** sharpness``, where LCS is
     the length of the longest common subsequence of the answer and the right order: 1.0 for exactly the right list,
     less for names that are missing, invented, repeated or out of place. The rewards of an episode add up to at most
-    `turns`. After each turn infos hold ``answer``, the right list joined by newlines, and ``similarity``.
+    `turns`. After each turn infos hold ``answer``, the right list joined by newlines, ``similarity``, and ``success``:
+    whether this was the last turn and every list was right.
 
     Args:
         num_names: Names of the first turn, at least 2.
@@ -65,7 +66,7 @@ class AlphabetSort(TurnEnv):
             drawn[:first] = reversed(drawn[:first])
         ends = np.cumsum(self._sizes).tolist()
         self.batches = [drawn[end - size : end] for end, size in zip(ends, self._sizes, strict=True)]
-        self.turn = 0
+        self.turn, self.perfect = 0, True
 
     def instructions(self, agent: str) -> str:
         """What is asked, in every turn."""
@@ -88,11 +89,10 @@ class AlphabetSort(TurnEnv):
         gold = self._gold()
         similarity = list_similarity(read_names(action), [name.casefold() for name in gold])
         self.turn += 1
-        return Outcome(
-            rewards={agent: similarity**self._sharpness},
-            done=self.turn == len(self.batches),
-            info={agent: {"answer": "\n".join(gold), "similarity": similarity}},
-        )
+        self.perfect &= similarity == 1
+        done = self.turn == len(self.batches)
+        facts = {"answer": "\n".join(gold), "similarity": similarity, "success": done and self.perfect}
+        return Outcome(rewards={agent: similarity**self._sharpness}, done=done, info={agent: facts})
 
     def _gold(self) -> list[str]:
         return sorted(name for batch in self.batches[: self.turn + 1] for name in batch)

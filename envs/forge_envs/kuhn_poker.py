@@ -5,7 +5,9 @@ In: "check", "bet", "call" or "fold", somewhere in a text. Out: chips won or los
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -65,6 +67,14 @@ class KuhnPoker(TurnEnv):
     def swap_secrets(self, agent: str, rng: np.random.Generator) -> None:
         """Give the opponent the card that nobody holds."""
         self.cards[self._other(agent)] = next(n for n in range(len(CARDS)) if n not in self.cards.values())
+
+    def openings(self) -> Iterator[tuple[float, KuhnPoker]]:
+        """All six deals with their probability, each a game of its own before the first move."""
+        for dealt in itertools.permutations(range(len(CARDS)), 2):
+            game = KuhnPoker()
+            game.reset(seed=0)
+            game.cards = dict(zip(self.possible_agents, dealt, strict=True))
+            yield 1 / 6, game
 
     def act(self, agent: str, action: str) -> Outcome:
         """One move; an illegal one folds."""

@@ -5,7 +5,10 @@ In: "fold", "call" or "raise", somewhere in a text. Out: chips won or lost. Wait
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -91,6 +94,16 @@ class LeducPoker(TurnEnv):
         other, public = (deck[i] for i in rng.permutation(len(deck))[:2])
         self.cards[self._other(agent)] = other
         self.public = self.public if len(self.rounds) == 2 else public
+
+    def openings(self) -> Iterator[tuple[float, LeducPoker]]:
+        """All different deals with their probability, each a game of its own before the first move."""
+        deck = [rank for rank in range(len(RANKS)) for _ in range(2)]
+        deals = Counter(itertools.permutations(deck, 3))
+        for (first, second, public), count in deals.items():
+            game = LeducPoker()
+            game.reset(seed=0)
+            game.cards, game.public = {"p0": first, "p1": second}, public
+            yield count / deals.total(), game
 
     def act(self, agent: str, action: str) -> Outcome:
         """One move; an illegal one folds."""

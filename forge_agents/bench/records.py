@@ -1,0 +1,204 @@
+"""What one benchmark episode came to, and the file that keeps it.
+
+In: episodes. Out: records, one JSON line each, appended as soon as an episode has ended. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from forge_agents.errors import RunFolderError
+from forge_agents.types import Episode, Trajectory
+
+_GOOD = ("win", "solved")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeatRecord:
+    """One seat of one episode."""
+
+    player: str
+    reward: float
+    success: bool
+    """What `success_of` says."""
+    decisions: int
+    invalid: int
+    """Decisions that the environment called illegal."""
+    forfeit: bool
+    """The seat's episode ended by an illegal decision of its own."""
+    cut_off: int
+    """Responses that `max_tokens` or the context cut short."""
+    tokens: int
+    """Tokens sampled; 0 where no model decided."""
+    prompt_tokens: int
+    """Tokens read, cached ones included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One episode."""
+
+    key: str
+    """Hash of all that decides how it goes."""
+    env: str
+    seed: int
+    sample: int
+    lineup: Mapping[str, str]
+    """Player by seat."""
+    seats: Mapping[str, SeatRecord]
+    """By seat, of those that took part. Empty where the episode failed."""
+    end: str
+    error: str
+    """Empty, or what failed."""
+    seconds: float = 0.0
+
+    @classmethod
+    def of(cls, episode: Episode, *, key: str, sample: int, lineup: Mapping[str, str]) -> Record:
+        """The record of `episode`."""
+        error = episode.error
+        good = {} if error else success_of(episode, lineup)
+        return cls(
+            key=key,
+            env=episode.env_id,
+            seed=episode.seed,
+            sample=sample,
+            lineup=dict(lineup),
+            seats={
+                agent: _seat(trajectory, lineup[agent], good[agent])
+                for agent, trajectory in episode.trajectories.items()
+                if not error
+            },
+            end=episode.end_reason,
+            error=f"{error.where}: {error.kind}: {error.message}"[:500] if error else "",
+            seconds=episode.duration_s,
+        )
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Record:
+        """The record that `as_json` wrote. Raises TypeError, KeyError or ValueError where it is none."""
+        seats = {str(agent): SeatRecord(**seat) for agent, seat in row["seats"].items()}
+        return cls(**{**row, "seats": seats})
+
+    def as_json(self, *, timing: bool = True) -> dict[str, Any]:
+        """Plain values; without `timing` those that are the same in every run."""
+        row = asdict(self)
+        if not timing:
+            del row["seconds"]
+        return row
+
+
+def success_of(episode: Episode, lineup: Mapping[str, str]) -> dict[str, bool]:
+    """Whether each seat did what was asked.
+
+    In this order: what the environment says in its last info under ``"success"``, or under ``"outcome"`` (``"win"`` and
+    ``"solved"`` are success); where rewards of different seats differ in sign, having earned more than every seat of
+    any other player; otherwise a reward of at least 1.
+    """
+    rewards = episode.rewards
+    rivals = min(rewards.values(), default=0.0) < 0 < max(rewards.values(), default=0.0)
+    found = {}
+    for agent, trajectory in episode.trajectories.items():
+        told = trajectory.info
+        others = [r for seat, r in rewards.items() if lineup[seat] != lineup[agent]] or [
+            r for seat, r in rewards.items() if seat != agent
+        ]
+        if isinstance(told.get("success"), bool):
+            found[agent] = bool(told["success"])
+        elif isinstance(told.get("outcome"), str):
+            found[agent] = told["outcome"] in _GOOD
+        elif rivals:
+            found[agent] = all(rewards[agent] > other for other in others)
+        else:
+            found[agent] = rewards[agent] >= 1 - 1e-9
+    return found
+
+
+def _seat(trajectory: Trajectory, player: str, success: bool) -> SeatRecord:
+    turns, told = trajectory.turns, trajectory.info
+    named = told.get("forfeits")
+    forfeits = trajectory.agent in named if isinstance(named, list) else bool(told.get("illegal"))
+    invalid = sum(bool(turn.info.get("illegal")) for turn in turns)
+    return SeatRecord(
+        player=player,
+        reward=trajectory.reward,
+        success=success,
+        decisions=len(turns),
+        invalid=max(invalid, int(forfeits and bool(turns))),
+        forfeit=forfeits,
+        cut_off=sum(turn.finish_reason in ("length", "context") for turn in turns),
+        tokens=sum(turn.usage.completion_tokens if turn.usage else len(turn.response_ids) for turn in turns),
+        prompt_tokens=sum(turn.usage.prompt_tokens if turn.usage else len(turn.prompt_ids) for turn in turns),
+    )
+
+
+class EpisodeLog:
+    """``episodes.jsonl`` in a folder: what was played, by key. One process at a time writes to it.
+
+    A line that a killed process left half-written is dropped, and so is a line that cannot be read; their episodes are
+    played again. Episodes that failed are kept to read, and played again too.
+
+    Raises:
+        RunFolderError: The folder cannot be used, or another process writes there.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.path = Path(folder) / "episodes.jsonl"
+        self.unreadable = 0
+        """Lines that were dropped."""
+        self.done: dict[str, Record] = {}
+        """By key."""
+        self.failed: dict[str, Record] = {}
+        """The newest failure of each episode that ever failed, by key."""
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> EpisodeLog:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("a+", encoding="utf-8", errors="replace")
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunFolderError(
+                f"another benchmark writes to {self.path}; wait for it, or give this one its own out_dir"
+            ) from None
+        except OSError as error:
+            raise RunFolderError(f"{self.path} cannot be written: {error}; give another out_dir") from None
+        for record in self._read(self._file):
+            self._keep(record)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def add(self, record: Record) -> None:
+        """Keep a record: written out before this returns, so that a killed run loses only what was under way."""
+        if self._file is None:
+            raise RuntimeError("the log is closed; use it in a with block")
+        self._file.write(json.dumps(record.as_json()) + "\n")
+        self._file.flush()
+        self._keep(record)
+
+    def _keep(self, record: Record) -> None:
+        (self.failed if record.error else self.done)[record.key] = record
+
+    def _read(self, file: IO[str]) -> Iterator[Record]:
+        file.seek(0)
+        whole = True
+        for line in file:
+            whole = line.endswith("\n")
+            try:
+                yield Record.from_json(json.loads(line))
+            except (ValueError, TypeError, KeyError, AttributeError):
+                self.unreadable += 1
+        if not whole:
+            file.write("\n")  # what comes next starts on a line of its own
+            file.flush()

@@ -1,0 +1,268 @@
+"""A benchmark's report as text: for a terminal, and as Markdown.
+
+In: a `Report`. Out: text. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from forge_agents.bench.report import Report
+    from forge_agents.bench.statistics import Interval
+    from forge_agents.bench.summary import Cell
+
+_WIDEST = 160
+_RATES = ("success", "invalid", "forfeit", "cut off")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """One table of a report, the same in every form."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    names: int
+    """How many first columns hold names."""
+    note: str = ""
+
+
+def sections(report: Report, *, brief: bool = False) -> list[Section]:
+    """The report's tables that have something to say; `brief` ones fit a terminal."""
+    environments = _brief_environments(report) if brief else [_environments(report)]
+    found = [_players(report), *environments, _passes(report), _pairs(report), *_meetings(report), _exploits(report)]
+    return [section for section in found if section.rows]
+
+
+def _players(report: Report) -> Section:
+    summary = report.summary
+    return Section(
+        title="Players",
+        heads=("player", "what it is", "success", "rating", "games"),
+        rows=tuple(
+            (name, _what(report, name), interval(summary.overall[name]), *_rating(report, name))
+            for name in report.players
+        ),
+        names=2,
+        note="Success is the mean over environments. Ratings (Bradley-Terry, mean 1000, 400 points are odds of ten to "
+        "one) come from games of players against each other, with a draw added to each pair.",
+    )
+
+
+def _environments(report: Report) -> Section:
+    return Section(
+        title="Environments",
+        heads=("environment", "player", "reward", *_RATES, "turns", "tokens", "n"),
+        rows=tuple(
+            (cell.env, cell.player, interval(cell.reward), *map(interval, _rates(cell)), *_counts(cell))
+            for cell in report.summary.cells
+        ),
+        names=2,
+        note="With 95 % intervals over seeds: rewards by BCa bootstrap, rates by Wilson. Invalid and cut off are rates "
+        "of decisions, success and forfeit of seats; turns and tokens are per seat and episode; n counts episodes, and "
+        "after a plus those that failed. Alone in games of one seat or one goal, else against the other players.",
+    )
+
+
+def _brief_environments(report: Report) -> list[Section]:
+    """One table an environment, intervals where they matter most."""
+    return [
+        Section(
+            title=world.id,
+            heads=("player", "reward", *_RATES, "turns", "tokens", "n"),
+            rows=tuple(
+                (
+                    cell.player,
+                    interval(cell.reward, digits=2),
+                    interval(cell.success, digits=2),
+                    *(number(rate.value, 2) for rate in _rates(cell)[1:]),
+                    *_counts(cell),
+                )
+                for cell in report.summary.cells
+                if cell.env == world.id
+            ),
+            names=1,
+        )
+        for world in report.worlds
+    ]
+
+
+def _passes(report: Report) -> Section:
+    rows = [(c.env, c.player, str(k), number(v)) for c in report.summary.cells for k, v in c.pass_at_k.items()]
+    return Section(title="pass@k", heads=("environment", "player", "k", "pass@k"), rows=tuple(rows), names=2)
+
+
+def _pairs(report: Report) -> Section:
+    rows = [
+        (p.env, p.first, p.second, interval(p.reward, sign=True), number(p.p_value, 4), number(p.p_adjusted, 4))
+        for p in report.summary.pairs
+    ]
+    return Section(
+        title="Differences on the same seeds",
+        heads=("environment", "player", "minus", "reward", "p", "adjusted"),
+        rows=tuple(rows),
+        names=3,
+        note="p: sign flips over seeds, two-sided; adjusted by Holm for all pairs shown.",
+    )
+
+
+def _meetings(report: Report) -> list[Section]:
+    names = tuple(report.players)
+    found = []
+    for world in report.worlds:
+        met = {(m.player, m.other): m.reward for m in report.summary.meetings if m.env == world.id}
+        rows = tuple((a, *(interval(met[a, b]) if (a, b) in met else "" for b in names)) for a in names)
+        if len(names) > 1 and met:
+            heads = ("reward of", *(f"with {name}" for name in names))
+            note = "Mean reward of the row's player with the column's; on the diagonal with itself."
+            found.append(Section(title=f"Cross-play in {world.id}", heads=heads, rows=rows, names=1, note=note))
+    return found
+
+
+def _exploits(report: Report) -> Section:
+    rows = [(env, p, number(v, 6)) for env, values in report.exploitability.items() for p, v in values.items()]
+    return Section(
+        title="Exploitability",
+        heads=("environment", "player", "reward of the best opponent"),
+        rows=tuple(rows),
+        names=2,
+        note="Exact; 0 at an equilibrium. Mean over both seats.",
+    )
+
+
+def headline(report: Report) -> str:
+    """One line that says what this is."""
+    s = report.settings
+    seats = "seats swapped" if s["swap_seats"] else "seats not swapped"
+    return (
+        f"{s['suite']}: {len(report.worlds)} environments, {s['episodes']} seeds (seed {s['seed']}), "
+        f"{s['samples']} samples, {seats}, {len(report.records)} episodes"
+    )
+
+
+def warnings(report: Report) -> list[str]:
+    """What a reader must know before trusting the numbers."""
+    found = []
+    if report.missing:
+        found.append(
+            f"INCOMPLETE: {report.missing} of {report.planned} episodes were not played"
+            + (f": {report.stopped}" if report.stopped else "")
+        )
+    failed = [record for record in report.records if record.error]
+    if failed:
+        found.append(f"{len(failed)} episodes failed and count in no mean; the first: {failed[0].error}")
+    return found
+
+
+def show(report: Report) -> str:
+    """Print the report, in colour where there is a terminal; returns it as plain text."""
+    from rich.console import Console
+
+    screen = Console()
+    (screen if screen.is_terminal else Console(width=_WIDEST, color_system=None)).print(*_renderables(report), sep="\n")
+    plain = io.StringIO()
+    Console(file=plain, width=_WIDEST, color_system=None).print(*_renderables(report), sep="\n")
+    return "\n".join(line.rstrip() for line in plain.getvalue().splitlines())
+
+
+def as_markdown(report: Report) -> str:
+    """The report as Markdown."""
+    lines = [f"# Benchmark: {_md(str(report.settings['suite']))}", "", _md(headline(report)) + "."]
+    for warning in warnings(report):
+        lines += ["", f"> **{_md(warning)}**"]
+    for section in sections(report):
+        lines += ["", f"## {_md(section.title)}", "", _md_row(section.heads)]
+        lines.append("|" + "|".join(["---"] * section.names + ["---:"] * (len(section.heads) - section.names)) + "|")
+        lines += [_md_row(row) for row in section.rows]
+        if section.note:
+            lines += ["", section.note]
+    lines += ["", "## Where it comes from", ""]
+    lines += [f"- {_md(fact)}" for fact in origins(report)]
+    return "\n".join(lines) + "\n"
+
+
+def origins(report: Report) -> list[str]:
+    """Versions and fingerprints, one a line."""
+    packages = ", ".join(f"{name} {version}" for name, version in report.provenance["packages"].items())
+    found = [
+        f"Python {report.provenance['python']}; {packages}",
+        f"played {report.timing.get('date', 'at no known time')}",
+    ]
+    for name, facts in report.players.items():
+        told = ", ".join(f"{key} {value}" for key, value in facts.items())
+        found.append(f"player {name}: {told}")
+    found += [f"environment {world.id}: code {world.code}, arguments {dict(world.kwargs)}" for world in report.worlds]
+    return found
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number; a dash where it is not known."""
+    return "\N{EN DASH}" if math.isnan(value) else f"{value:.{digits}f}"
+
+
+def interval(found: Interval, *, digits: int = 3, sign: bool = False) -> str:
+    """An estimate and its interval."""
+    if math.isnan(found.value):
+        return "\N{EN DASH}"
+    value = f"{found.value:+.{digits}f}" if sign else f"{found.value:.{digits}f}"
+    return value if math.isnan(found.low) else f"{value} [{found.low:.{digits}f}, {found.high:.{digits}f}]"
+
+
+def printable(text: str, longest: int = 300) -> str:
+    """A text on one line, without control or direction characters."""
+    text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(text.split()))
+    return text if len(text) <= longest else f"{text[:longest]} \N{HORIZONTAL ELLIPSIS}"
+
+
+def _rates(cell: Cell) -> tuple[Interval, ...]:
+    return cell.success, cell.invalid, cell.forfeit, cell.cut_off
+
+
+def _counts(cell: Cell) -> tuple[str, str, str]:
+    count = f"{cell.episodes}+{cell.failed}" if cell.failed else str(cell.episodes)
+    return number(cell.decisions, 1), number(cell.tokens, 1), count
+
+
+def _rating(report: Report, name: str) -> Sequence[str]:
+    rating = report.summary.ratings.get(name)
+    if rating is None:
+        return "\N{EN DASH}", "\N{EN DASH}"
+    ends = "" if math.isnan(rating.low) else f" [{rating.low:.0f}, {rating.high:.0f}]"
+    return f"{rating.value:.0f}{ends}", str(rating.games)
+
+
+def _what(report: Report, name: str) -> str:
+    facts = report.players[name]
+    return " ".join(str(facts[key]) for key in ("type", "model", "function") if key in facts)
+
+
+def _renderables(report: Report) -> list[object]:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    parts: list[object] = [Text(printable(headline(report)), style="bold")]
+    parts += [Text(printable(warning), style="bold red") for warning in warnings(report)]
+    for section in sections(report, brief=True):
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=Text(printable(section.title)), title_justify="left")
+        for place, head in enumerate(section.heads):
+            table.add_column(Text(printable(head)), justify="left" if place < section.names else "right")
+        for row in section.rows:
+            table.add_row(*(Text(printable(value)) for value in row))  # Text: no markup in names
+        parts.append(table)
+    return parts
+
+
+def _md_row(values: Sequence[str]) -> str:
+    return "| " + " | ".join(map(_md, values)) + " |"
+
+
+def _md(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    plain = printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return "".join(f"\\{c}" if c in "\\`*_[]|~#!" else c for c in plain)

@@ -1,0 +1,82 @@
+"""Several engines at once: one for each model that plays.
+
+In: policies and engine settings. Out: running engines with their renderers. Waits for every start, with a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forge_agents import models
+from forge_agents.players import Served
+from forge_agents.policy import Policy
+from forge_agents.rendering import Renderer
+from forge_agents.serving.config import EngineConfig
+from forge_agents.serving.engine import Engine
+
+if TYPE_CHECKING:
+    from forge_agents.weights.store import WeightStoreRef
+
+
+async def start_engines(
+    folders: Mapping[str, Path],
+    config: EngineConfig,
+    *,
+    store: WeightStoreRef | None = None,
+    timeout_s: float = 300.0,
+) -> dict[str, Engine]:
+    """Start an engine for each model folder, all at once; where one fails, the others are stopped.
+
+    Args:
+        folders: Model folders by engine name.
+        config: Settings of all; its `model` is replaced.
+        store: Where engines find new weights; None for models that never change.
+        timeout_s: Deadline of each start.
+
+    Raises:
+        StallError, ValueError, Exception: As `Engine.start`; the first failure.
+    """
+    starts = (
+        Engine.start(replace(config, model=str(folder)), name=name, store=store, timeout_s=timeout_s)
+        for name, folder in folders.items()
+    )
+    tasks = [asyncio.ensure_future(start) for start in starts]
+    try:
+        engines = await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(engine.stop() for engine in ended if isinstance(engine, Engine)))
+        raise
+    return dict(zip(folders, engines, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """Engines of models that only play. Policies with one model share an engine."""
+
+    engines: Mapping[str, Engine]
+    """By name."""
+    served: Mapping[str, Served]
+    """What players need, by policy name."""
+
+    @classmethod
+    async def start(cls, policies: Mapping[str, Policy], config: EngineConfig, *, timeout_s: float = 300.0) -> Fleet:
+        """Start an engine for each different model of `policies`, which are by name."""
+        paths = {name: models.resolve(policy.model).resolve() for name, policy in policies.items()}
+        owner: dict[Path, str] = {}
+        for name, path in paths.items():
+            owner.setdefault(path, name)
+        renderers = {path: Renderer.of(path) for path in owner}
+        engines = await start_engines({name: path for path, name in owner.items()}, config, timeout_s=timeout_s)
+        served = {name: Served(engines[owner[path]], renderers[path]) for name, path in paths.items()}
+        return cls(engines=engines, served=served)
+
+    async def stop(self) -> None:
+        """Stop every engine."""
+        await asyncio.gather(*(engine.stop() for engine in self.engines.values()))
