@@ -21,11 +21,15 @@ from forge_verifiers.verifier import TrajectoryRule
 class MathEqual(TrajectoryRule):
     r"""The final answer equals the gold answer as mathematics: ``\frac{1}{2}``, ``0.5`` and ``50\%`` are equal.
 
-    Reads LaTeX and plain text: numbers, fractions, powers, roots, the common functions, variables, tuples, intervals,
-    sets and equations. Rational numbers are compared exactly; expressions at seeded random points, which unequal ones
-    pass with probability near 0 (Schwartz 1980); equations up to a constant factor. ``log`` is the natural one. What
-    cannot be read is compared as text. Time is bounded by construction: at most 200 symbols, nested at most 40 deep,
-    integers of at most 4,096 bits.
+    Reads LaTeX and plain text: numbers, mixed numbers, fractions, powers, roots, the common functions, variables,
+    units, currencies, tuples, intervals and their unions, sets, ratios, matrices, equations and inequalities. Rational
+    numbers are compared exactly; expressions at seeded random points, which unequal ones pass with probability near 0
+    (Schwartz 1980); equations up to a constant factor, inequalities up to a positive one. A list without brackets is a
+    set of answers. A unit or a percent sign that one side leaves out is forgiven, two different ones are not. ``log``
+    is the natural one. What cannot be read is compared as text.
+
+    Time is bounded by construction, and every thread may ask: at most 64 values, each of at most 200 symbols, nested at
+    most 40 deep, with integers of at most 4,096 bits.
     """
 
     name: str = "math_equal"

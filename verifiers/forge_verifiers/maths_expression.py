@@ -99,7 +99,9 @@ def number_node(text: str) -> Node:
     mantissa, _, exponent = text.lower().partition("e")
     if len(mantissa) > _MAX_DIGITS or len(exponent) > 4 or abs(int(exponent or 0)) > _MAX_EXPONENT:
         raise NotMathsError(f"{text[:20]!r}...: at most {_MAX_DIGITS} digits are read")
-    return Node(op="number" if text.isdigit() else "decimal", number=Fraction(text))
+    if text.isdigit():
+        return Node(op="number", number=Fraction(int(text)))
+    return Node(op="decimal", number=Fraction(text))
 
 
 def _symbols(text: str) -> list[str]:
