@@ -110,6 +110,7 @@ def _list(provider: Provider) -> None:
 @cache
 def _found(package: str) -> bool:
     try:
-        return importlib.util.find_spec(package) is not None
+        found = importlib.util.find_spec(package)
     except ModuleNotFoundError:  # a parent package is missing
         return False
+    return found is not None and found.has_location  # a mere folder of that name is no package

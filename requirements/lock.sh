@@ -11,7 +11,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 # Libraries whose environments the tests play.
-adapters="--extra textarena --extra reasoning-gym --extra classic --extra openenv --extra mcp"
+adapters="--extra textarena --extra reasoning-gym --extra classic --extra openenv --extra verifiers --extra mcp"
 # Only wheels, but for packages that publish none.
 wheels="--only-binary :all:"
 for package in cellpylib pycosat rlcard zss; do wheels="$wheels --no-binary $package"; done

@@ -15,3 +15,4 @@ provide("reasoning-gym", entry_point=f"{_CATALOG}:reasoning_gym", package="reaso
 provide("pettingzoo", entry_point=f"{_CATALOG}:pettingzoo", package="pettingzoo")
 provide("gymnasium", entry_point=f"{_CATALOG}:gymnasium", package="gymnasium")
 provide("openenv", entry_point=f"{_CATALOG}:openenv", package="openenv", extra="openenv")
+provide("verifiers", entry_point=f"{_CATALOG}:verifiers", package="verifiers", extra="verifiers")

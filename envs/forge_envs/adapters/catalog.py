@@ -6,6 +6,7 @@ In: a name, or None for all that can be listed. Out: ids in the registry. Waits 
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import importlib.util
 import re
 from collections.abc import Iterator
@@ -167,6 +168,42 @@ def openenv(name: str | None) -> str | None:
         return None
     register("openenv/Server-v0", entry_point="forge_envs.adapters.openenv:OpenEnv", tags=("adapter", "openenv", "1p"))
     return "openenv/Server-v0"
+
+
+def verifiers(name: str | None) -> str | None:
+    """``verifiers/name-v0`` for environment modules of PrimeIntellect's verifiers; any such module is found by name.
+
+    Listed are those of installed packages that say they need the library.
+    """
+    names = _environment_packages() if name is None else (name.removesuffix("-v0").replace("_", "-"),)
+    found = [each for each in names if _loads_environment(each.replace("-", "_"))]
+    for each in found:
+        register(
+            f"verifiers/{each}-v0",
+            entry_point="forge_envs.adapters.verifiers:load",
+            tags=("adapter", "verifiers", "1p"),
+            name=each,
+        )
+    return f"verifiers/{found[0]}-v0" if name is not None and found else None
+
+
+def _environment_packages() -> Iterator[str]:
+    for package in importlib.metadata.distributions():
+        if re.search(r"^Requires-Dist: verifiers\b", package.read_text("METADATA") or "", re.MULTILINE):
+            yield package.name.replace("_", "-")
+
+
+def _loads_environment(module: str) -> bool:
+    """Whether there is a module with a ``load_environment``, read off its source."""
+    if not re.fullmatch(r"[A-Za-z]\w*", module):
+        return False
+    try:
+        spec = importlib.util.find_spec(module)
+    except ValueError:  # the main program
+        return False
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return False
+    return "load_environment" in Path(spec.origin).read_text(errors="replace")
 
 
 def _folder(package: str) -> Path:
