@@ -11,7 +11,7 @@ from functools import lru_cache
 from forge_agents.types import Trajectory
 from forge_verifiers.answers import final_answer, folded, golds, last_action
 from forge_verifiers.maths_expression import Node, NotMathsError
-from forge_verifiers.maths_parser import MAX_CHARS, Answer, interval, parse_answer, plain_text
+from forge_verifiers.maths_parser import MAX_CHARS, Answer, interval, parse_answer, plain_text, solved
 from forge_verifiers.maths_units import PERCENT, Unit
 from forge_verifiers.maths_values import equal, proportional
 from forge_verifiers.verifier import TrajectoryRule
@@ -76,7 +76,7 @@ def _texts_equal(answer: str, gold: str, tolerance: float) -> bool:
 
 def _as_asked(answer: Answer, other: Answer) -> Answer:
     """The answer in the form of the other one: ``x = 5`` answers 5, ``x > 7`` an interval."""
-    if answer.kind == "=" and other.kind == "value":
+    if answer.kind == "=" and (other.kind == "value" or solved(answer) == solved(other) != ""):
         for side, value in (answer.parts, answer.parts[::-1]):
             if side.node is not None and side.node.op == "var":
                 return value
@@ -91,6 +91,9 @@ def _same(left: Answer, right: Answer, tolerance: float) -> bool:
     if left.node is not None and right.node is not None:
         return _same_value(left, right, tolerance)
     if left.kind in {"=", "!=", "<", "<="}:
+        units = [{part.unit for part in side.parts} - {None} for side in (left, right)]
+        if all(units) and units[0] != units[1]:
+            return False
         sides = _difference(left), _difference(right)
         return proportional(*sides, tolerance, positive=left.kind in {"<", "<="})
     if left.kind in {"set", "union"}:

@@ -145,7 +145,9 @@ def _clean(text: str) -> str:
     for pattern, spelling in _SPELLED:
         text = pattern.sub(spelling, text)
     text = _SCALED.sub(lambda m: f"*{_SCALES[m[1]]}", _MIXED.sub(_unmixed, text)).replace("~", " ").strip()
-    if not (text[:1] in {"(", "[", "{", "\\"} and text[-1:] in {")", "]", "}"}):  # within brackets commas separate
+    if not (
+        text.startswith(("(", "[", "{", "\\{")) and text.endswith((")", "]", "}"))
+    ):  # within brackets commas separate
         text = _THOUSANDS.sub(lambda m: m[0].replace(",", ""), text)
     return text
 
@@ -177,9 +179,9 @@ class _Structure:
         if len(parts) == 1:
             return self.single(parts[0], level)
         answers = tuple(self.single(part, level) for part in parts)
-        names = {_solved(answer) for answer in answers} - {""}
+        names = {solved(answer) for answer in answers} - {""}
         if len(names) == 1:  # x = 1 or x = 2
-            answers = tuple(answer.parts[1] if _solved(answer) else answer for answer in answers)
+            answers = tuple(answer.parts[1] if solved(answer) else answer for answer in answers)
         return Answer(kind="set", parts=answers, name=names.pop() if len(names) == 1 else "")
 
     def single(self, text: str, level: int) -> Answer:
@@ -224,7 +226,7 @@ class _Structure:
         if {*signs} == {"="} and _NAME.fullmatch(texts[0]):  # x = 2 + 3 = 5
             right = self.single(texts[-1], level + 1)
             if right.kind != "value" or texts[0].startswith("("):
-                return right  # (x, y) = (1, 2)
+                return replace(right, name=right.name or "".join(texts[0].split()))  # (x, y) = (1, 2)
             return Answer(kind="=", parts=(self.value(texts[0]), right))
         if len(signs) == 1:
             ends = self.value(texts[0]), self.value(texts[1])
@@ -255,8 +257,11 @@ class _Structure:
 
 def interval(answer: Answer) -> Answer:
     """``x > 7`` as the interval from 7 to infinity; other answers as they are."""
-    if answer.kind == "set" and answer.parts and all(interval(part).name for part in answer.parts):
-        return Answer(kind="union", parts=tuple(interval(part) for part in answer.parts))  # x < 1 or x > 4
+    if answer.kind == "set":
+        parts = tuple(interval(part) for part in answer.parts)
+        names = {part.name for part in parts}
+        if len(names) == 1 and names != {""}:  # x < 1 or x > 4
+            return Answer(kind="union", parts=parts, name=names.pop())
     if answer.kind not in {"<", "<="}:
         return answer
     low, high = answer.parts
@@ -271,7 +276,7 @@ def interval(answer: Answer) -> Answer:
     return answer
 
 
-def _solved(answer: Answer) -> str:
+def solved(answer: Answer) -> str:
     """The variable in ``x = 5``; empty where the answer is not of this form."""
     node = answer.parts[0].node if answer.kind == "=" else None
     return node.name if node is not None and node.op == "var" else ""
