@@ -52,6 +52,18 @@ def test_the_only_policy_takes_every_seat(config):
     assert run.seated == fa.Policy("m", name="team")
 
 
+def test_endpoints_and_people_take_seats_by_name(config):
+    server = {"url": "http://127.0.0.1:1/v1", "model": "m", "api_key_env": "KEY", "sampling": {"max_tokens": 9}}
+    run = read(config(endpoints={"server": server}, seats={"asker": "team", "answerer": "server", "c": "human"}))
+    assert run.seated == {
+        "asker": run.policies["team"],
+        "answerer": fa.Endpoint(
+            server["url"], "m", name="server", api_key_env="KEY", sampling=fa.Sampling(max_tokens=9)
+        ),
+        "c": fa.Human(),
+    }
+
+
 @pytest.mark.parametrize(
     ("changes", "words", "said"),
     [
@@ -61,6 +73,8 @@ def test_the_only_policy_takes_every_seat(config):
         ({"seats": {"asker": "tem", "answerer": "rival"}}, (), "Did you mean 'team'"),
         ({"policies": {}}, (), "policies is empty"),
         ({"seats": ""}, (), "2 policies; say who sits where"),
+        ({"endpoints": {"team": {"url": "http://h", "model": "m"}}}, (), "'team' names a policy and an endpoint"),
+        ({"endpoints": {"server": {"url": "h", "model": "m"}}}, (), "no HTTP address"),
         ({}, ("--trainer.group_size", "1"), "set group_size >= 2"),
         ({}, ("--trainer.group_size", "many"), "group_size"),
         ({"policies": {"team": {"modl": "m"}}}, (), "modl"),

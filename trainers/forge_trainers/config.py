@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forge_agents.errors import did_you_mean
-from forge_agents.policy import AnyPolicy, Policy, Random, Seats
+from forge_agents.policy import AnyPolicy, Endpoint, Human, Policy, Random, Seats
 from forge_agents.serving.config import EngineConfig
 from forge_trainers.algorithms import find_loss
 from forge_trainers.credit import Credit
@@ -104,8 +104,11 @@ class RunConfig:
     """Arguments of the environment."""
     policies: dict[str, Policy] = field(default_factory=dict)
     """Models by name."""
+    endpoints: dict[str, Endpoint] = field(default_factory=dict)
+    """OpenAI-compatible servers by name; never trained."""
     seats: str | dict[str, str] = ""
-    """Name of the policy in every seat, or a name per seat; "random" plays at random. Empty: the only policy."""
+    """Who sits in every seat, or by seat: the name of a policy or an endpoint, "random" for random play, "human" for a
+    person at the terminal. Empty: the only policy."""
     warm_start: dict[str, WarmStart] = field(default_factory=dict)
     """What policies, by name, learn from conversations or episodes before they play."""
     reward: str | None = None
@@ -123,14 +126,21 @@ class RunConfig:
                 "policies is empty; name at least one, e.g. policies: {team: {model: smollm2-135m-instruct}}"
             )
         named = {name: replace(policy, name=name) for name, policy in self.policies.items()}
+        servers = {name: replace(endpoint, name=name) for name, endpoint in self.endpoints.items()}
+        both = named.keys() & servers.keys()
+        if both:
+            raise ValueError(f"{min(both)!r} names a policy and an endpoint; give each its own name")
         object.__setattr__(self, "policies", named)
+        object.__setattr__(self, "endpoints", servers)
         if not self.seats:
-            if len(named) > 1:
-                raise ValueError(f"seats is empty and there are {len(named)} policies; say who sits where")
+            if len(named) + len(servers) > 1:
+                raise ValueError(
+                    f"seats is empty and there are {len(named) + len(servers)} policies; say who sits where"
+                )
             object.__setattr__(self, "seats", next(iter(named)))
+        known = tuple(self._players)
         for name in self.seats.values() if isinstance(self.seats, dict) else (self.seats,):
-            if name not in (*named, "random"):
-                known = (*named, "random")
+            if name not in known:
                 raise ValueError(f"seats names {name!r}, known are {', '.join(known)}.{did_you_mean(name, known)}")
         for name in self.warm_start:
             if name not in named:
@@ -140,11 +150,15 @@ class RunConfig:
     @property
     def seated(self) -> Seats:
         """The seats with their policies."""
+        players = self._players
+        if isinstance(self.seats, dict):
+            return {seat: players[name] for seat, name in self.seats.items()}
+        return players[self.seats]
 
-        def of(name: str) -> AnyPolicy:
-            return self.policies[name] if name in self.policies else Random()
-
-        return {seat: of(name) for seat, name in self.seats.items()} if isinstance(self.seats, dict) else of(self.seats)
+    @property
+    def _players(self) -> dict[str, AnyPolicy]:
+        """Whom `seats` may name."""
+        return {"random": Random(), "human": Human(), **self.endpoints, **self.policies}
 
     def load_reward(self) -> Any:
         """The reward object, or None for the environment's own."""
