@@ -9,11 +9,11 @@ SNIPPETS = re.findall(r"<!-- run -->\n```python\n(.*?)```", PAGE.read_text(), re
 
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))
 def test_what_the_page_shows_runs(number, capsys):
-    for module in ("textarena", "reasoning_gym", "rlcard"):
+    for module in ("textarena", "reasoning_gym", "rlcard", "verifiers.envs"):
         pytest.importorskip(module)
     exec(compile(SNIPPETS[number], f"{PAGE.name}[{number}]", "exec"), {})
     assert capsys.readouterr().out
 
 
 def test_the_page_has_its_snippets():
-    assert len(SNIPPETS) == 3
+    assert len(SNIPPETS) == 4

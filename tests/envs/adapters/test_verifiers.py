@@ -168,6 +168,22 @@ def test_calls_reach_the_tools_and_results_come_back():
     assert info["metrics"]["total_tool_calls"] == 2.0 and info["metrics"]["add_calls"] == 1.0
 
 
+def test_episodes_run_within_an_event_loop_and_side_by_side():
+    async def run():
+        game = guess()
+        envs = [wrap(game) for _ in range(20)]
+        for env in envs:
+            env.reset(seed=1)
+        for turn in range(6):
+            for place, env in enumerate(envs):
+                assert not env.terminations["agent"]
+                env.step("no number" if place % 2 else str(1000 + turn))
+                assert turn == 5 or env.observe("agent") == ("A number, please." if place % 2 else "lower")
+        return {env.infos["agent"]["stop_condition"] for env in envs}
+
+    assert asyncio.run(run()) == {"max_turns_reached"}
+
+
 def test_a_conversation_is_shown_role_by_role():
     shots = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
     env = wrap(sums(few_shot=shots))
