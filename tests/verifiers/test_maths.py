@@ -124,9 +124,9 @@ def test_unequal_answers_are_unequal(one, other):
     ],
 )
 def test_hostile_mathematics_costs_no_time_and_is_wrong(text):
-    start = time.perf_counter()
+    start = time.process_time()
     assert not maths_equal(text, "3") and not maths_equal(text, "x^2+y^2")
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
 
 
 def test_what_is_too_large_is_refused_with_its_size():
@@ -171,8 +171,8 @@ def test_answers_are_judged_in_any_thread():
 
 def test_the_speed_on_distinct_answers_is_printed():
     pairs = [(rf"\frac{{{k}}}{{7}} + \sqrt{{{k}}}", rf"\sqrt{{{k}}} + {k}/7") for k in range(1, 1001)]
-    start = time.perf_counter()
+    start = time.process_time()
     assert all(maths_equal(*pair) for pair in pairs)
-    speed = len(pairs) / (time.perf_counter() - start)
+    speed = len(pairs) / (time.process_time() - start)
     print(f"{speed:,.0f} distinct pairs a second")  # noqa: T201  # shown by pytest -s
     assert speed > 500  # a tenth of what is wanted: the machine may be busy
