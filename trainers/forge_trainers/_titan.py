@@ -46,7 +46,7 @@ DEVICE_TYPE = _import_with_the_device_that_exists()
 """Torch device type of the learner on this machine: ``"cpu"``, ``"cuda"``, ..."""
 
 # ruff: noqa: E402  (the imports below must follow the device choice above)
-from torchtitan.components.loss import BaseLoss, ChunkedLossWrapper, compute_logprobs
+from torchtitan.components.loss import BaseLoss, ChunkedLossWrapper
 from torchtitan.components.optimizer import (
     LRSchedulersContainer,
     OptimizersContainer,
@@ -122,7 +122,6 @@ __all__ = [
     "SelectiveAC",
     "TrainingConfig",
     "VarlenAttention",
-    "compute_logprobs",
     "create_varlen_metadata_for_document",
     "default_adamw",
     "device_utils",
