@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from forge_trainers.config import GRPOConfig, RunConfig
     from forge_trainers.credit import Credit, Overlong
     from forge_trainers.demo import DemoConfig, demo
+    from forge_trainers.dpo import DPOTrainer
     from forge_trainers.learner_config import LearnerConfig
     from forge_trainers.sft import SFTEval, SFTTrainer
-    from forge_trainers.sft_config import SFTConfig, SFTRunConfig, WarmStart
+    from forge_trainers.sft_config import DPOConfig, SFTConfig, SFTRunConfig, WarmStart
     from forge_trainers.trainer import EvalResult, FitResult, GRPOTrainer
     from forge_trainers.verifier_log import verifier_history
     from forge_verifiers import Ensemble, EnvReward, Gate, Rule, Seat, SelfConsistency, Verifier
@@ -64,9 +65,10 @@ _HOME = {
     "forge_trainers.config": ("GRPOConfig", "RunConfig"),
     "forge_trainers.credit": ("Credit", "Overlong"),
     "forge_trainers.demo": ("DemoConfig", "demo"),
+    "forge_trainers.dpo": ("DPOTrainer",),
     "forge_trainers.learner_config": ("LearnerConfig",),
     "forge_trainers.sft": ("SFTEval", "SFTTrainer"),
-    "forge_trainers.sft_config": ("SFTConfig", "SFTRunConfig", "WarmStart"),
+    "forge_trainers.sft_config": ("DPOConfig", "SFTConfig", "SFTRunConfig", "WarmStart"),
     "forge_trainers.trainer": ("EvalResult", "FitResult", "GRPOTrainer"),
     "forge_trainers.verifier_log": ("verifier_history",),
     "forge_verifiers": ("Ensemble", "EnvReward", "Gate", "Rule", "Seat", "SelfConsistency", "Verifier"),
@@ -77,6 +79,8 @@ __all__ = [
     "AnyPolicy",
     "BenchLimits",
     "Credit",
+    "DPOConfig",
+    "DPOTrainer",
     "DemoConfig",
     "Endpoint",
     "EngineConfig",

@@ -1,13 +1,18 @@
-"""Batches for the learner's tests."""
+"""Batches for the learner's tests, and a learner without processes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from forge_agents.types import EpisodeBatch
+from forge_trainers import offline
+from forge_trainers.learner_config import LearnerConfig
+from forge_trainers.learner_core import LearnerCore
 from forge_trainers.packing import Sample, pack
 
 VOCAB = 256
@@ -40,3 +45,43 @@ def _random_samples(
 def random_batch() -> Callable[..., EpisodeBatch]:
     """``random_batch(groups=3, siblings=4, prompt=20, longest=16, seed=0)``: a batch for the tiny models."""
     return lambda **options: pack(_random_samples(**options))
+
+
+class HereLearner:
+    """`Learner` without processes, on the same core; exports in float32."""
+
+    def __init__(self, config: LearnerConfig) -> None:
+        self.core = LearnerCore(config)
+
+    async def train_step(self, batch: EpisodeBatch, **_: Any) -> dict[str, float]:
+        return self.core.train_step(batch)
+
+    async def logprobs(self, batch: EpisodeBatch, **_: Any) -> torch.Tensor:
+        return self.core.logprobs(batch)
+
+    async def save(self, folder: Path, **_: Any) -> None:
+        self.core.save(folder)
+
+    async def load(self, folder: Path, **_: Any) -> int:
+        return self.core.load(folder)
+
+    async def export(self, folder: Path, **_: Any) -> None:
+        self.core.export(folder, dtype=torch.float32)
+
+    async def stop(self) -> None:
+        pass
+
+
+@pytest.fixture
+def learner_here(monkeypatch: pytest.MonkeyPatch) -> list[HereLearner]:
+    """Trainers on given data start their learners in this process; the ones they started, in order."""
+    started: list[HereLearner] = []
+
+    class Starter:
+        @staticmethod
+        async def start(config: LearnerConfig, **_: Any) -> HereLearner:
+            started.append(HereLearner(config))
+            return started[-1]
+
+    monkeypatch.setattr(offline, "Learner", Starter)
+    return started

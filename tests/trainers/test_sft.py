@@ -10,46 +10,14 @@ import forge_agents as fa
 from forge_agents import cli
 from forge_agents.errors import RunFolderError
 from forge_agents.rendering import Renderer
-from forge_trainers import sft
+from forge_trainers import offline, sft
 from forge_trainers.learner_config import LearnerConfig
-from forge_trainers.learner_core import LearnerCore
-
-
-class HereLearner:
-    """`Learner` without processes: the same core."""
-
-    started = 0
-
-    def __init__(self, config):
-        type(self).started += 1
-        self.core = LearnerCore(config)
-
-    @classmethod
-    async def start(cls, config, **_):
-        return cls(config)
-
-    async def train_step(self, batch, **_):
-        return self.core.train_step(batch)
-
-    async def logprobs(self, batch, **_):
-        return self.core.logprobs(batch)
-
-    async def save(self, folder, **_):
-        self.core.save(folder)
-
-    async def load(self, folder, **_):
-        return self.core.load(folder)
-
-    async def export(self, folder, **_):
-        self.core.export(folder, dtype=torch.float32)
-
-    async def stop(self):
-        pass
 
 
 @pytest.fixture(autouse=True)
-def here(monkeypatch):
-    monkeypatch.setattr(sft, "Learner", HereLearner)
+def starts(learner_here):
+    """Counts the learners started, which are in this process."""
+    return learner_here
 
 
 @pytest.fixture
@@ -166,13 +134,13 @@ def test_a_run_is_not_continued_on_other_data(trainer):
 
 def test_an_epoch_learns_every_row_once_in_an_order_of_its_own():
     config = fa.SFTConfig(batch_size=4, seed=5)
-    steps = [sft._rows_of(step, 10, config) for step in range(5)]
+    steps = [offline.rows_of(step, 10, config) for step in range(5)]
     flat = [row for step in steps for row in step]
     assert sorted(flat[:10]) == sorted(flat[10:]) == list(range(10))
     assert flat[:10] != flat[10:] != list(range(10))
-    assert sft._rows_of(3, 10, config) == steps[3]
-    assert sft._rows_of(0, 10, fa.SFTConfig(batch_size=4, seed=6)) != steps[0]
-    assert sorted(sft._rows_of(0, 2, config)) == [0, 0, 1, 1]
+    assert offline.rows_of(3, 10, config) == steps[3]
+    assert offline.rows_of(0, 10, fa.SFTConfig(batch_size=4, seed=6)) != steps[0]
+    assert sorted(offline.rows_of(0, 2, config)) == [0, 0, 1, 1]
 
 
 def test_epochs_give_the_number_of_steps(trainer):
@@ -183,16 +151,15 @@ def test_epochs_give_the_number_of_steps(trainer):
 
 def test_what_is_held_out_is_never_learned():
     items = list(range(40))
-    learned, held_out = sft._split(items, fa.SFTConfig(eval_share=0.25, seed=1))
+    learned, held_out = offline.split(items, fa.SFTConfig(eval_share=0.25, seed=1))
     assert len(held_out) == 10
     assert sorted(learned + held_out) == items
-    assert held_out != sft._split(items, fa.SFTConfig(eval_share=0.25, seed=2))[1]
-    with pytest.raises(ValueError, match="eval_share=0.1 of 3 conversations is 0"):
-        sft._split(items[:3], fa.SFTConfig(eval_share=0.1))
+    assert held_out != offline.split(items, fa.SFTConfig(eval_share=0.25, seed=2))[1]
+    with pytest.raises(ValueError, match="eval_share=0.1 of 3 items is 0"):
+        offline.split(items[:3], fa.SFTConfig(eval_share=0.1))
 
 
-def test_bad_input_ends_before_a_learner_starts(trainer, tmp_path):
-    before = HereLearner.started
+def test_bad_input_ends_before_a_learner_starts(trainer, tmp_path, starts):
     with trainer() as run:
         with pytest.raises(ValueError, match="the dataset is empty"):
             run.fit([])
@@ -214,7 +181,7 @@ def test_bad_input_ends_before_a_learner_starts(trainer, tmp_path):
         run.fit(chats(4), eval_dataset=chats(4))
     with pytest.raises(TypeError, match=r"write fa\.Policy\('model'\)"):
         fa.SFTTrainer("hero")
-    assert HereLearner.started == before
+    assert starts == []
 
 
 @pytest.mark.parametrize(
@@ -263,7 +230,7 @@ def test_the_command_line_names_what_it_does_not_know(tiny_llama, tmp_path, caps
     assert "--trainer.best_per_group" in capsys.readouterr().out
 
 
-def test_one_file_warms_up_and_then_plays(tiny_llama, tmp_path):
+def test_one_file_warms_up_and_then_plays(tiny_llama, tmp_path, starts):
     from forge_agents.config import parse
 
     data = tmp_path / "chats.jsonl"
@@ -284,9 +251,8 @@ warm_start:
     assert warm.policies["hero"].model == str(tmp_path / "run" / "warm-start" / "hero" / "export")
     assert warm.policies["rival"] == run.policies["rival"]
     assert warm.seated["a"].model == warm.policies["hero"].model
-    started = HereLearner.started
     assert sft.warm_started(run) == warm  # the second time nothing is learned again
-    assert HereLearner.started == started
+    assert len(starts) == 1
     file.write_text(file.read_text().replace("  hero: {data", "  heroo: {data"))
     with pytest.raises(SystemExit):
         parse(fa.RunConfig, [str(file)], prog="train", description="")

@@ -1,10 +1,11 @@
-"""Settings of supervised fine-tuning.
+"""Settings of supervised fine-tuning and of preference optimisation.
 
 In: what a user sets. Out: checked, frozen dataclasses. Waits for nothing.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,32 +14,27 @@ from forge_trainers.learner_config import LearnerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class SFTConfig:
-    """Supervised fine-tuning: cross-entropy of the answers, given what stands before them."""
+class OfflineConfig:
+    """What learning from given data has in common."""
 
     batch_size: int = 32
-    """Conversations per optimiser step."""
+    """Conversations, or pairs of them, per optimiser step."""
     learner: LearnerConfig = field(default_factory=lambda: LearnerConfig(lr=1e-5))
     """Optimiser and precision. The trainer sets its loss, correction and temperature."""
     learner_procs: int = 1
     """Processes of the learner; more than one shards it."""
     too_long: Literal["error", "drop"] = "error"
     """What happens to a conversation that the model or `learner.max_tokens_per_microbatch` has no room for."""
-    min_reward: float | None = None
-    """Of episodes, only trajectories with at least this reward are learned; None sets no bound."""
-    best_per_group: int | None = None
-    """Of trajectories of one agent in episodes with one environment and seed, this many of highest reward are learned;
-    None sets no bound. With `min_reward`: of those that reach it."""
     eval_share: float = 0.0
-    """Share of the conversations that is never learned, chosen by `seed`, and measured. In [0, 0.9]."""
+    """Share of the data that is never learned, chosen by `seed`, and measured. In [0, 0.9]."""
     eval_every: int = 0
-    """Steps between measurements of the held-out loss; 0 measures after the last step only."""
+    """Steps between measurements of what is held out; 0 measures after the last step only."""
     checkpoint_every: int = 100
     """Steps between checkpoints; the last step is always saved."""
     keep_checkpoints: int = 2
     """Newest checkpoints kept on disk."""
     seed: int = 0
-    """Of the order of conversations and of the held-out share."""
+    """Of the order of the data and of the held-out share."""
     start_timeout_s: float = 600.0
     """Deadline for the learner to start."""
     stage_timeout_s: float = 1800.0
@@ -50,8 +46,6 @@ class SFTConfig:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if self.too_long not in ("error", "drop"):
             raise ValueError(f"too_long={self.too_long!r} is neither 'error' nor 'drop'")
-        if self.best_per_group is not None and self.best_per_group < 1:
-            raise ValueError(f"best_per_group={self.best_per_group} leaves nothing; set at least 1, or None for all")
         if not 0 <= self.eval_share <= 0.9:
             raise ValueError(f"eval_share={self.eval_share} is outside [0, 0.9]")
         if self.eval_every < 0:
@@ -59,6 +53,42 @@ class SFTConfig:
         for name in ("start_timeout_s", "stage_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be positive: every wait has a deadline")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTConfig(OfflineConfig):
+    """Supervised fine-tuning: cross-entropy of the answers, given what stands before them."""
+
+    min_reward: float | None = None
+    """Of episodes, only trajectories with at least this reward are learned; None sets no bound."""
+    best_per_group: int | None = None
+    """Of trajectories of one agent in episodes with one environment and seed, this many of highest reward are learned;
+    None sets no bound. With `min_reward`: of those that reach it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.best_per_group is not None and self.best_per_group < 1:
+            raise ValueError(f"best_per_group={self.best_per_group} leaves nothing; set at least 1, or None for all")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPOConfig(OfflineConfig):
+    """Direct preference optimisation (arXiv 2305.18290) against the frozen start model."""
+
+    learner: LearnerConfig = field(default_factory=lambda: LearnerConfig(lr=1e-6))
+    """Optimiser and precision. The trainer sets its loss, correction and temperature."""
+    beta: float = 0.1
+    """How closely the policy is held to the start model; above 0."""
+    min_difference: float = 0.0
+    """Of episodes with one environment and seed, an agent's best and worst make a pair where their rewards differ by
+    more than this. At least 0."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.beta < math.inf:
+            raise ValueError(f"beta={self.beta} must be above 0; 0.1 is usual")
+        if not self.min_difference >= 0:
+            raise ValueError(f"min_difference={self.min_difference} must be at least 0")
 
 
 @dataclass(frozen=True, kw_only=True)
