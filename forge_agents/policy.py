@@ -44,6 +44,10 @@ class Sampling:
             raise ValueError(f"top_p={self.top_p} is outside (0, 1]; 1.0 keeps every token")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens={self.max_tokens} leaves no room for a response; set at least 1")
+        given: object = self.stop
+        if isinstance(given, str):
+            raise TypeError(f"stop={given!r} is one text; write stop=({given!r},)")
+        object.__setattr__(self, "stop", tuple(self.stop))
 
 
 @dataclass(frozen=True)

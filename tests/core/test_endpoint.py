@@ -13,9 +13,10 @@ import pytest
 import forge_agents as fa
 from forge_agents.endpoint import EndpointClient, client_of
 from forge_agents.errors import BudgetError, EndpointError, StallError
+from forge_agents.players import Served
 from forge_agents.policy import declared_policies
 from forge_agents.rollout import Rollout, play
-from forge_agents.types import Message
+from forge_agents.types import Completion, Message, VersionSpan
 
 KEY = "sk-0123456789SECRET"
 ASK = [Message(role="user", content="?")]
@@ -81,6 +82,36 @@ def test_a_conversation_is_sent_as_chat_messages_and_kept(serve_chat):
     assert (turn.usage.prompt_tokens, turn.usage.completion_tokens) == (10, 2)
     assert episode.trajectories["b"].turns[0].usage is None
     json.dumps(dataclasses.asdict(episode))  # as run folders keep it
+
+
+class One:
+    """An engine and a renderer whose model always says 1."""
+
+    max_model_len = 99
+
+    async def generate(self, prompt_ids, sampling):
+        versions = (VersionSpan(version=0, start=0, end=1),)
+        return Completion(token_ids=(1,), logprobs=(-0.5,), finish_reason="stop", versions=versions)
+
+    def start(self, instructions, observation):
+        return (5,)
+
+    def extend(self, prompt_ids, response_ids, observation):
+        return (*prompt_ids, *response_ids, 6)
+
+    def text(self, response_ids):
+        return "1"
+
+
+def test_an_endpoint_sits_beside_a_served_model_and_needs_no_engine(serve_chat):
+    server = serve_chat(lambda request: "3")
+    seats = {"a": fa.Policy("m", name="hero"), "b": server.endpoint_with(sampling=fa.Sampling(stop=["!"]))}
+    rollout = Rollout(make_env=Count, env_id="t", seats=seats, served={"hero": Served(One(), One())})
+    found = asyncio.run(rollout.group(0, 3))
+    assert not found.failed and all(episode.rewards == {"a": 2.0, "b": 6.0} for episode in found.episodes)
+    hero, rival = found.episodes[0].trajectories.values()
+    assert [turn.response_ids for turn in hero.turns] == [(1,), (1,)]
+    assert [turn.response_ids for turn in rival.turns] == [(), ()]
 
 
 def test_a_cut_answer_says_so_and_a_server_need_not_count(serve_chat):

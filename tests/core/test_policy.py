@@ -55,6 +55,12 @@ def test_impossible_sampling_is_refused(wrong, said):
         fa.Sampling(**wrong)
 
 
+def test_stops_are_texts():
+    assert fa.Sampling(stop=["a", "b"]).stop == ("a", "b")
+    with pytest.raises(TypeError, match=r"stop='END' is one text; write stop=\('END',\)"):
+        fa.Sampling(stop="END")
+
+
 def test_a_name_must_be_usable_as_a_file_name():
     with pytest.raises(ValueError, match="'a/b'"):
         fa.Policy("m", name="a/b")
