@@ -71,6 +71,7 @@ class Rollout:
             Exception: Whatever the environment raised.
         """
         _listen()
+        self._thread = _running_thread()
         return self._advance(self._begin())
 
     def answer(self, response: Any) -> Request | End:
@@ -80,8 +81,12 @@ class Rollout:
 
     def stop(self) -> None:
         """Give the rollout up. The environment's own cleaning up runs."""
-        if self._task is not None and not self._task.done():
-            _thread().run(_cancelled(self._task, self._timeout_s), self._timeout_s)
+        if self._task is None or self._task.done():
+            return
+        if self._thread.held:
+            self._thread.loop.call_soon_threadsafe(self._task.cancel)
+        elif self._thread.is_alive():
+            self._thread.result(_cancelled(self._task, self._timeout_s), self._timeout_s)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Rollout:
         copied = Rollout(self._env, self._row, seed=self._seed, timeout_s=self._timeout_s)
@@ -93,7 +98,7 @@ class Rollout:
 
     def _advance(self, work: Coroutine[Any, Any, Request | End]) -> Request | End:
         with self._randomness.contained():
-            return _thread().run(work, self._timeout_s)
+            return self._thread.result(work, self._timeout_s)
 
     async def _begin(self) -> Request | End:
         self._requests: asyncio.Queue[tuple[Request, asyncio.Future[Any]]] = asyncio.Queue()
@@ -170,36 +175,41 @@ def _seat() -> Any:
 # ---- the thread
 
 
-class _Thread:
+class _Thread(threading.Thread):
     """An event loop in a daemon thread."""
 
     def __init__(self) -> None:
+        super().__init__(name="verifiers rollouts", daemon=True)
         self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, name="verifiers rollouts", daemon=True)
-        self.thread.start()
+        self.held = False
+        """Whether code in it has missed a deadline without giving the loop back: nothing new starts in it."""
+        self.start()
 
-    def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+    def run(self) -> None:
+        self.loop.run_forever()
+
+    def result(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
         future: Future[T] = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return future.result(2 * timeout_s + _LATE_S)  # the coroutine's own deadlines come first
         except TimeoutError:
             if future.done():
                 raise
-            _given_up.add(self)
+            self.held = True
+            future.cancel()
             raise TimeoutError(f"the environment has held its event loop for more than {timeout_s:g} s") from None
 
 
 _lock = threading.Lock()
-_given_up: set[_Thread] = set()
-_running: list[_Thread] = []
+_threads: list[_Thread] = []
 
 
-def _thread() -> _Thread:
-    """The shared thread; a new one where none runs, as after a fork, or the old one is held by code that hangs."""
+def _running_thread() -> _Thread:
+    """The shared thread; a new one where none runs, as after a fork, or where code that hangs holds the old one."""
     with _lock:
-        if not _running or _running[-1] in _given_up or not _running[-1].thread.is_alive():
-            _running[:] = [_Thread()]
-        return _running[-1]
+        if not _threads or _threads[-1].held or not _threads[-1].is_alive():
+            _threads[:] = [_Thread()]
+        return _threads[-1]
 
 
 # ---- errors that the library only logs

@@ -427,15 +427,20 @@ def test_without_the_library_the_command_is_named(tmp_path, monkeypatch):
 
 def test_code_that_blocks_costs_one_episode(monkeypatch):
     monkeypatch.setattr(verifiers_rollout, "_LATE_S", 0.2)
-    held = []
 
     class Blocking(Guess):
         async def env_response(self, messages, state, **kwargs):
-            held.append(time.sleep(2))  # noqa: ASYNC251  # as careless code does
+            time.sleep(1.5)  # noqa: ASYNC251  # as careless code does
+            return [vf.UserMessage(content="I slept.")]
 
+    bystander = wrap(guess(), timeout_s=5)
+    bystander.reset(seed=0)
     env = wrap(Blocking(dataset=SUMS, rubric=vf.Rubric(funcs=[brief])), timeout_s=0.1)
     env.reset(seed=0)
+    started = time.monotonic()
     env.step("4")
-    assert "held its event loop" in env.infos["agent"]["error"] and not held
+    assert "held its event loop" in env.infos["agent"]["error"]
     env.reset(seed=0)
-    assert env.observe("agent").endswith("?")
+    assert env.observe("agent").endswith("?") and time.monotonic() - started < 1.4
+    bystander.step("no number")
+    assert bystander.observe("agent") == "A number, please." and time.monotonic() - started > 1.4
