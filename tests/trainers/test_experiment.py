@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from forge_agents.errors import ForgeError
+from forge_trainers.credit import Baselines
 from forge_trainers.experiment import Checkpoints
 
 
@@ -86,3 +87,12 @@ def test_what_a_reward_has_learned_is_kept(tmp_path):
     fresh = Reward()
     restore(tmp_path, reward=fresh)
     assert fresh.seen == 7
+
+
+def test_running_baselines_are_restored_with_the_learners(tmp_path):
+    running, later = Baselines(), Baselines()
+    running.update("env/a", np.array([1.0, 3.0]), 0.5)
+    asyncio.run(Checkpoints(tmp_path, keep=1, baselines=running).save(5, {"hero": Learner(1)}))
+    asyncio.run(Checkpoints(tmp_path, keep=1, baselines=later).restore({"hero": Learner()}))
+    assert later.update("env/a", np.array([1.5]), 0.5) == 1.5
+    assert later.update("env/b", np.array([1.0]), 0.5) == 0.5

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 from forge_agents.errors import StallError
+from forge_agents.policy import Policy
 from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory, Turn, VersionSpan
-from forge_trainers.credit import Credit
-from forge_trainers.judging import env_reward, judge, lessons_from, mean_and_ci, summarise
+from forge_trainers.config import GRPOConfig
+from forge_trainers.credit import Baselines, Credit
+from forge_trainers.judging import EnvTurnReward, env_reward, judge, lessons_from, mean_and_ci, summarise
+from forge_trainers.trainer import GRPOTrainer
 
 
 def turn(agent, index, reward, policy="hero"):
@@ -169,3 +172,51 @@ def test_confidence_interval_is_students():
     assert half == pytest.approx(3.182446 * 1.2909944 / 2, rel=1e-6)
     assert mean_and_ci([1.0]) == (1.0, float("inf"))
     assert np.isnan(mean_and_ci([])[0])
+
+
+def test_samples_know_their_trajectory_and_turns():
+    rewritten = dataclasses.replace(two_turns(1.0, 0.0).trajectories["a"].turns[1], prompt_ids=(9, 9))
+    broken = Trajectory(agent="a", policy="hero", turns=(turn("a", 0, 1.0), rewritten))
+    episodes = (two_turns(0.0, 0.0), Episode(env_id="t", seed=0, trajectories={"a": broken}))
+    samples = lessons_from(judged([EpisodeGroup(env_id="t", seed=0, episodes=episodes)]), Credit(), {"hero"}).samples
+    assert [(s.trajectory, s.turns) for s in samples["hero"]] == [
+        (0, (-1, -1, 0, -1, 1)),
+        (1, (-1, -1, 0)),
+        (1, (-1, -1, 1)),
+    ]
+
+
+def test_the_environments_reward_may_be_credited_turn_by_turn():
+    groups = [EpisodeGroup(env_id="t", seed=0, episodes=(two_turns(1.0, 0.0), two_turns(0.0, 1.0)))]
+    credit = Credit(turns="return", discount=0.5, scale="none")
+    samples = lessons_from(judged(groups, EnvTurnReward()), credit, {"hero"}).samples["hero"]
+    returns = [[1.0, 0.0], [0.5, 1.0]]
+    assert [[s.advantages[2], s.advantages[4]] for s in samples] == [[r - 0.625 for r in own] for own in returns]
+    assert lessons_from(judged(groups), credit, {"hero"}).counts["flat"] == 1
+
+
+def test_running_means_are_of_trained_roles_and_groups_that_count():
+    broken = EpisodeError(where="step", kind="X", message="m")
+    running = Baselines()
+    credit = Credit(baseline="rae", scale="none", rae_decay=0.5)
+    lessons = lessons_from(judged([group((1, 5)), group((9, 9), error=broken)]), credit, {"hero"}, running)
+    assert {k: v.tolist() for k, v in running.state_dict().items()} == {"names": ["t/a"], "means": [0.5]}
+    assert [s.advantages[-1] for s in lessons.samples["hero"]] == [0.5] and lessons.counts["used"] == 1
+
+
+def test_groups_that_teach_nothing_are_replaced(tmp_path):
+    asked = []
+
+    class Trainer(GRPOTrainer):
+        async def _collect(self, source, step, *, count=None, refill=0):
+            asked.append((step, count, refill))
+            return [group((0, 0), (int(refill == 2), 0), seed=10 * refill + i) for i in range(count)]
+
+    first = [group((0, 0), (1, 0)), group((0, 0), (0, 0), seed=1), group((0, 0), (0, 0), seed=2)]
+    for refills, wanted in ((0, []), (1, [(7, 2, 1)]), (9, [(7, 2, 1), (7, 2, 2)])):
+        trainer = Trainer(Policy("m"), config=GRPOConfig(groups_per_step=3, refills=refills), out_dir=tmp_path)
+        asked.clear()
+        found = asyncio.run(trainer._judged(None, 7, list(first), {"hero"}))
+        assert asked == wanted
+        assert lessons_from(found, Credit(), {"hero"}).counts["used"] == (3 if refills == 9 else 1)
+        assert len(found) == 3 + 2 * len(wanted)

@@ -23,9 +23,12 @@ class GRPOConfig:
     """Group relative policy optimisation (arXiv 2402.03300) over multi-agent episodes."""
 
     group_size: int = 8
-    """Siblings per group: episodes with one seed, compared with each other. At least 2."""
+    """Siblings per group: episodes with one seed. At least 2 where `credit` compares them with each other."""
     groups_per_step: int = 8
     """Groups, so seeds, per optimiser step."""
+    refills: int = 0
+    """Times a step may replace groups that teach nothing, and failed ones, by groups with other seeds, played on the
+    present weights (DAPO's dynamic sampling, arXiv 2503.14476, eq. 11). 0 learns from what is left."""
     credit: Credit | None = None
     """How rewards become advantages. None: as the learner's loss was published; else it is given whole."""
     learner: LearnerConfig = field(default_factory=LearnerConfig)
@@ -79,7 +82,7 @@ class GRPOConfig:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("max_staleness", "eval_every", "keep_episodes"):
+        for name in ("refills", "max_staleness", "eval_every", "keep_episodes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
         if not self.max_logprob_gap > 0:

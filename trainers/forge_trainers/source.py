@@ -70,9 +70,9 @@ class Source:
         """A fresh environment."""
         return self._makers[env_id]()
 
-    def tasks(self, seed: int, step: int, count: int) -> list[Task]:
-        """The groups of one step: a function of `seed` and `step` alone, so a resumed run plays what it would have."""
-        rng = np.random.default_rng([seed, step])
+    def tasks(self, seed: int, step: int, count: int, *, refill: int = 0) -> list[Task]:
+        """The groups of one step or refill: a function of the arguments, so a resumed run plays what it would have."""
+        rng = np.random.default_rng([seed, step, refill])
         picks = rng.choice(len(self.env_ids), size=count, p=self._shares)
         seeds = rng.choice(HELD_OUT_FROM, size=count)
         return [Task(env_id=self.env_ids[pick], seed=int(s)) for pick, s in zip(picks, seeds, strict=True)]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +153,7 @@ class GRPOTrainer:
                         ahead.take(step), self.config.stage_timeout_s, who="episodes", what=f"collection of step {step}"
                     )
                     watch.lap("collect")
-                    judged = await judge(groups, self.reward, timeout_s=self.config.stage_timeout_s)
+                    judged = await self._judged(source, step, groups, stack.learners.keys())
                     lessons = lessons_from(judged, self.config.credit_rule, stack.learners.keys(), self._baselines)
                     watch.lap("judge")
                     metrics = summarise(judged) | await self._learn(lessons)
@@ -162,7 +162,7 @@ class GRPOTrainer:
                     watch.lap("sync")
                     empty = self._check_empty(empty, lessons)
                     self._next_step = step + 1
-                    metrics |= watch.times | _rates(groups, watch.total_s)
+                    metrics |= watch.times | _rates([item.group for item in judged], watch.total_s)
                     metrics |= await self._evaluation(source, step, steps)
                     self._log(run, step, judged, metrics)
                     display.step(step, metrics)
@@ -178,11 +178,27 @@ class GRPOTrainer:
             await ahead.cancel()
             run.close()
 
-    async def _collect(self, source: Source, step: int) -> list[EpisodeGroup]:
-        """Play the groups of one step."""
+    async def _judged(
+        self, source: Source, step: int, groups: list[EpisodeGroup], trainable: Collection[str]
+    ) -> list[JudgedGroup]:
+        """Scored groups, and those that replace the ones that teach nothing."""
+        config, judged = self.config, await judge(groups, self.reward, timeout_s=self.config.stage_timeout_s)
+        for refill in range(1, config.refills + 1):
+            missing = config.groups_per_step - lessons_from(judged, config.credit_rule, trainable).counts["used"]
+            if not missing:
+                break
+            playing = self._collect(source, step, count=missing, refill=refill)
+            more = await with_deadline(playing, config.stage_timeout_s, who="episodes", what=f"refill of step {step}")
+            judged += await judge(more, self.reward, timeout_s=config.stage_timeout_s)
+        return judged
+
+    async def _collect(
+        self, source: Source, step: int, *, count: int | None = None, refill: int = 0
+    ) -> list[EpisodeGroup]:
+        """Play groups of one step: all, or `count` of its refill."""
         config = self.config
         limit = asyncio.Semaphore(config.max_live_episodes)
-        tasks = source.tasks(config.seed, step, config.groups_per_step)
+        tasks = source.tasks(config.seed, step, config.groups_per_step if count is None else count, refill=refill)
         return await all_or_first_error(
             self._rollout(source, task.env_id).group(task.seed, config.group_size, limit=limit) for task in tasks
         )
