@@ -28,8 +28,8 @@ _SHOWN = 500
 """Characters of what a server says that an error quotes."""
 _LIMITS = ("max_tokens", "max_completion_tokens")
 """What the limit of a response is called: by most servers, and by those that refuse that name."""
-_refusals: contextvars.ContextVar[list[str]] = contextvars.ContextVar("_refusals")
-"""What the server said to earlier tries of the request under way."""
+_refusals: contextvars.ContextVar[list[int]] = contextvars.ContextVar("_refusals")
+"""HTTP statuses of the tries so far of the request under way that the server refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,19 +78,19 @@ class EndpointClient:
                 server refuses are left out from then on.
 
         Raises:
-            StallError: None in time; names the endpoint and what it said meanwhile.
+            StallError: None in time; names the endpoint and its last refusal.
             EndpointError: The server's refusal, after the retries, or an answer that is none.
             BudgetError: The budget of the run is spent.
         """
         async with self._places:
             self._spend()
-            said: list[str] = []
-            _refusals.set(said)
+            refusals: list[int] = []
+            _refusals.set(refusals)
             try:
                 async with asyncio.timeout(self.endpoint.timeout_s):
                     return await self._reply(messages, sampling, optional or {})
             except TimeoutError:
-                last = f"; it last said {said[-1]}" if said else ""
+                last = f"; it last refused with status {refusals[-1]}" if refusals else ""
                 raise StallError(
                     f"{self._who} gave no answer within {self.endpoint.timeout_s:g} s{last}"
                 ) from None  # what libraries raise may hold the key
@@ -204,15 +204,17 @@ def _connections(endpoint: Endpoint, key: str) -> AsyncOpenAI:
 
     async def note(response: Any) -> None:
         if response.status_code >= 400:
-            _refusals.get().append(f"{response.status_code} {response.reason_phrase}".strip())
+            _refusals.get().append(response.status_code)
 
-    return AsyncOpenAI(
+    client = AsyncOpenAI(
         base_url=endpoint.url,
         api_key=key or "none",
         max_retries=endpoint.retries,
         timeout=None,  # `ask` keeps the deadline, over all retries
         http_client=DefaultAsyncHttpxClient(event_hooks={"response": [note]}),
     )
+    client.organization = client.project = None  # the environment's OpenAI account is no other server's business
+    return client
 
 
 def _usage(counts: Mapping[str, Any]) -> Usage:

@@ -149,13 +149,13 @@ def test_a_failed_episode_is_played_again(serve_chat):
     assert group(serve_chat(reply).endpoint, retries=1).failed == ()
 
 
-def test_errors_up_to_the_deadline_are_a_stall_that_names_the_endpoint_and_its_last_word(serve_chat):
+def test_errors_up_to_the_deadline_are_a_stall_that_names_the_endpoint_and_its_last_refusal(serve_chat):
     server = serve_chat(lambda request: (503, {"error": "later"}))
     started = time.monotonic()
     with pytest.raises(StallError) as caught:
         ask(server.endpoint_with(retries=50, timeout_s=0.3))
     assert time.monotonic() - started < 5
-    said = f"stub at {server.url} gave no answer within 0.3 s; it last said 503 Service Unavailable"
+    said = f"stub at {server.url} gave no answer within 0.3 s; it last refused with status 503"
     assert str(caught.value) == said
     episode = group(server.endpoint_with(retries=50, timeout_s=0.3)).episodes[0]
     assert (episode.error.kind, episode.error.message) == ("EndpointError", said)  # a stall of our own would raise
@@ -284,6 +284,14 @@ def test_the_key_is_sent_and_never_shown(serve_chat, monkeypatch, caplog):
 
     shown = [repr(endpoint), repr(asyncio.run(client())), repr(refused), repr(garbled), caplog.text]
     assert KEY not in "".join(shown) and caplog.text
+
+
+def test_keys_and_accounts_of_the_environment_that_were_not_asked_for_stay_here(serve_chat, monkeypatch):
+    for name in ("API_KEY", "ADMIN_KEY", "ORG_ID", "PROJECT_ID"):
+        monkeypatch.setenv(f"OPENAI_{name}", KEY)
+    server = serve_chat(lambda request: "3")
+    ask(server.endpoint)
+    assert KEY not in repr(server.headers_seen)
 
 
 def test_a_missing_key_is_said_before_anything_is_played(monkeypatch):
