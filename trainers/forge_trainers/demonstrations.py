@@ -53,10 +53,7 @@ class Gathered(Generic[T]):
     @property
     def digest(self) -> str:
         """Equal for equal items in the same order."""
-        found = hashlib.sha256()
-        for item in self.items:
-            found.update(item.content)
-        return found.hexdigest()
+        return hashlib.sha256(b"".join(item.content for item in self.items)).hexdigest()
 
 
 def read_demonstrations(

@@ -5,6 +5,7 @@ In: rows with a chosen and a rejected answer, episodes. Out: `Pair`s. Waits for 
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,8 +41,9 @@ class Pair:
 
     @property
     def content(self) -> bytes:
-        """Equal for equal pairs."""
-        return b"".join((*(s.content for s in self.chosen), b"/", *(s.content for s in self.rejected)))
+        """32 bytes, equal for equal pairs."""
+        parts = (*(s.content for s in self.chosen), b"/", *(s.content for s in self.rejected))
+        return hashlib.sha256(b"".join(parts)).digest()
 
 
 def read_pairs(
