@@ -67,7 +67,7 @@ class Baselines:
     def update(self, key: str, rewards_n: np.ndarray, decay: float) -> float:
         """Take in n rewards and return the new mean; it starts at 0.
 
-        The paper takes rewards in one by one, ``b <- decay * b + (1 - decay) * R`` (arXiv 2506.24119, section 3.3), so
+        The paper takes rewards in one by one, ``b <- decay * b + (1 - decay) * R`` (arXiv 2506.24119), so
         that b depends on their order. Here all n count alike, and what is left of the old b is the same.
         """
         left = decay ** len(rewards_n)
