@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy.sparse.csgraph import connected_components
 
 Floats = npt.NDArray[np.float64]
 
@@ -72,6 +73,8 @@ def bradley_terry(
     if not _linked(met):
         raise ValueError("some players never met the others, not even through a third: they cannot be rated together")
     w = w + prior_draws / 2 * met
+    if connected_components(w > 0, connection="strong")[0] > 1:  # Ford 1957: the maximum exists just then
+        raise ValueError("some players won or lost every game, so the likelihood has no maximum; set prior_draws > 0")
     games, won = w + w.T, w.sum(1)
     k = len(w)
     theta = np.zeros(k)
@@ -83,8 +86,6 @@ def bradley_terry(
         theta -= theta.mean()
         if np.abs(step).max() < 1e-12:
             break
-    if np.abs(theta).max() > 20:
-        raise ValueError("a player won or lost every game, so plain maximum likelihood has no end; set prior_draws > 0")
     if not errors:
         return theta, np.full(k, math.nan)
     p = 1 / (1 + np.exp(theta[None, :] - theta[:, None]))
@@ -143,8 +144,4 @@ def _information(games: Floats, p: Floats) -> Floats:
 
 
 def _linked(met: npt.NDArray[np.bool_]) -> bool:
-    reached = np.zeros(len(met), bool)
-    reached[:1] = True
-    for _ in range(len(met)):
-        reached |= met[reached].any(0)
-    return bool(reached.all())
+    return bool(connected_components(met, directed=False)[0] == 1)

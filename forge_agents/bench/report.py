@@ -68,21 +68,22 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values; NaN is None."""
-        return {
+        facts = {
             "kind": _KIND,
             "format": FORMAT,
             "complete": self.complete,
             "planned": self.planned,
             "stopped": self.stopped,
-            "settings": dict(self.settings),
-            "environments": [{**asdict(world), "kwargs": _strict(dict(world.kwargs))} for world in self.worlds],
-            "players": {name: dict(facts) for name, facts in self.players.items()},
-            "provenance": dict(self.provenance),
-            "summary": _strict(asdict(self.summary)),
-            "exploitability": {env: dict(values) for env, values in self.exploitability.items()},
+            "settings": self.settings,
+            "environments": [asdict(world) for world in self.worlds],
+            "players": self.players,
+            "provenance": self.provenance,
+            "summary": asdict(self.summary),
+            "exploitability": self.exploitability,
             "episodes": [record.as_json(timing=False) for record in self.records],
-            "timing": dict(self.timing),
+            "timing": self.timing,
         }
+        return {name: _strict(value) for name, value in facts.items()}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the report as JSON, all or nothing. Read it again with `load`."""

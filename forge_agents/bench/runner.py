@@ -306,7 +306,7 @@ def _exploitabilities(worlds: Sequence[World], players: Mapping[str, AnyPolicy])
         except ForgeError:  # not such a game
             continue
         for name, strategy in known.items():
-            with contextlib.suppress(ValueError):  # a function that does not write legal actions
+            with contextlib.suppress(Exception):  # a user's function, at places that it may not have met in play
                 found.setdefault(world.id, {})[name] = exploitability(tree, strategy)
     return found
 

@@ -17,6 +17,7 @@ from forge_agents.policy import Policy
 from forge_agents.rendering import Renderer
 from forge_agents.rollout import all_or_first_error
 from forge_agents.serving import Engine
+from forge_agents.serving.fleet import start_engines
 from forge_agents.weights import WeightStore
 from forge_trainers.learner import Learner
 
@@ -45,20 +46,16 @@ class Stack:
         renderers = {name: Renderer.of(path) for name, path in paths.items()}
         store = await WeightStore.start(timeout_s=config.start_timeout_s)
         try:
-            engines = await all_or_first_error(
-                Engine.start(
-                    replace(config.engine, model=str(path), seed=config.seed),
-                    name=name,
-                    store=store.ref,
-                    timeout_s=config.start_timeout_s,
-                )
-                for name, path in paths.items()
+            engines = await start_engines(
+                paths,
+                replace(config.engine, seed=config.seed),
+                store=store.ref,
+                timeout_s=config.start_timeout_s,
             )
         except BaseException:
             await mesh.shutdown_all()
             raise
-        by_name = dict(zip(paths, engines, strict=True))
-        return cls(policies=policies, config=config, folder=folder, store=store, engines=by_name, renderers=renderers)
+        return cls(policies=policies, config=config, folder=folder, store=store, engines=engines, renderers=renderers)
 
     async def start_learners(self) -> None:
         """Start a learner for every trainable policy. Twice is no error."""

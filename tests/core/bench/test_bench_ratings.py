@@ -1,0 +1,65 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+
+from forge_agents.bench.ratings import MEAN, SCALE, Game, bradley_terry, rate_players
+
+
+def test_two_players_are_the_log_odds_apart():
+    theta, error = bradley_terry([[0, 8], [2, 0]], prior_draws=0)
+    assert theta[0] - theta[1] == pytest.approx(math.log(4), abs=1e-9)
+    assert 2 * error[0] == pytest.approx(math.sqrt(1 / (10 * 0.8 * 0.2)), abs=1e-9), "1 / (n p q) of the difference"
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=12, max_size=12))
+def test_the_maximum_is_that_of_a_general_optimiser(counts):
+    wins = np.zeros((4, 4))
+    wins[~np.eye(4, dtype=bool)] = counts
+
+    def loss(x):
+        t = np.append(x, -x.sum())
+        return float((wins * np.logaddexp(0, t[None, :] - t[:, None])).sum())
+
+    found = minimize(loss, np.zeros(3), method="BFGS", options={"gtol": 1e-9}).x
+    theta, _ = bradley_terry(wins, prior_draws=0)
+    assert theta == pytest.approx([*found, -found.sum()], abs=1e-5)
+    assert theta.sum() == pytest.approx(0, abs=1e-9)
+    assert bradley_terry(wins.T, prior_draws=0)[0] == pytest.approx(-theta, abs=1e-9)
+
+
+def test_the_prior_keeps_an_unbeaten_player_finite():
+    theta, _ = bradley_terry([[0, 9], [0, 0]])
+    assert theta[0] - theta[1] == pytest.approx(math.log(9.5 / 0.5), abs=1e-9)
+    with pytest.raises(ValueError, match="prior_draws > 0"):
+        bradley_terry([[0, 9], [0, 0]], prior_draws=0)
+
+
+def test_players_who_never_met_are_not_compared():
+    with pytest.raises(ValueError, match="never met"):
+        bradley_terry([[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]])
+    assert rate_players([Game(0, "a", "b", 1.0), Game(0, "c", "d", 1.0)], "abcd") == {}
+    assert rate_players([], ["a", "b"]) == {}
+    with pytest.raises(ValueError, match="square"):
+        bradley_terry([[1, 0], [0, 0]])
+
+
+def test_ratings_are_elo_like_ordered_and_seeded():
+    games = [Game(seed, "weak", "strong", float(seed % 11 == 0)) for seed in range(110)]
+    rated = rate_players(games, ["weak", "strong", "absent"])
+    assert list(rated) == ["strong", "weak"] and rated["strong"].games == 110
+    gap = rated["strong"].value - rated["weak"].value
+    assert gap == pytest.approx(SCALE * math.log(100.5 / 10.5)) and gap == pytest.approx(392, abs=1)
+    assert rated["strong"].value + rated["weak"].value == pytest.approx(2 * MEAN)
+    assert rated["strong"].low < rated["strong"].value < rated["strong"].high
+    assert rated == rate_players(games, ["weak", "strong", "absent"])
+
+
+def test_games_of_one_seed_are_one_piece_of_evidence():
+    few = rate_players([Game(s, "a", "b", float(s % 3 > 0)) for s in range(12) for _ in range(10)], "ab")["a"]
+    many = rate_players([Game(s, "a", "b", float(s % 3 > 0)) for s in range(120)], "ab")["a"]
+    assert few.value == pytest.approx(many.value) and few.high - few.low > 2 * (many.high - many.low)

@@ -1,0 +1,246 @@
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from importlib.util import find_spec
+
+import pytest
+
+import forge_agents as fa
+from forge_agents.bench.fingerprints import code_of, player_facts
+from forge_agents.bench.leaderboard import leaderboard
+from forge_agents.bench.records import EpisodeLog, Record
+from forge_agents.bench.report import ReportError
+
+KUHN, SORT = "forge/KuhnPoker-v0", "forge/AlphabetSort-v0"
+HOSTILE = "<script>alert(1)</script>|`*[x](http://evil)\n\u202e"
+
+
+def passive(observation):
+    return "call" if "call" in observation else "check"
+
+
+def play(folder, players, suite=(KUHN, SORT), **more):
+    return fa.benchmark(players, list(suite), out_dir=folder, progress=False, **{"episodes": 4, **more})
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    players = {"random": fa.Random(), "passive": fa.Scripted(passive)}
+    return play(tmp_path_factory.mktemp("bench"), players, samples=2)
+
+
+def test_a_saved_report_comes_back_whole(report, tmp_path):
+    path = report.save(tmp_path / "new" / "board.json")
+    again = fa.Report.load(path)
+    assert again.as_json() == report.as_json() and again.summary == again.summary
+    facts = json.loads(path.read_text())
+    assert facts["format"] == 1 and facts["complete"] and facts["settings"]["episodes"] == 4
+    assert facts["players"]["random"]["fingerprint"] != facts["players"]["passive"]["fingerprint"]
+    assert {"numpy", "forge-agents-rl"} <= set(facts["provenance"]["packages"])
+    assert "seconds" not in facts["episodes"][0] and facts["exploitability"][KUHN]["passive"] == pytest.approx(1 / 3)
+    assert list(tmp_path.glob("**/.board*")) == [], "no half-written file stays"
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "is empty"),
+        ('{"kind": "forge-agents bench', "cut off"),
+        ("[1, 2]", "no benchmark report"),
+        ('{"kind": "forge-agents benchmark", "format": 99}', "report format 99, this version of forge_agents reads 1"),
+        ('{"kind": "forge-agents benchmark", "format": 1}', "damaged report: KeyError"),
+    ],
+)
+def test_what_is_no_whole_report_is_refused(text, match, tmp_path):
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    with pytest.raises(ReportError, match=match):
+        fa.Report.load(path)
+
+
+def test_files_that_are_missing_binary_or_logs_are_explained(report, tmp_path):
+    with pytest.raises(ReportError, match="cannot be read"):
+        fa.Report.load(tmp_path / "nothing.json")
+    (tmp_path / "b.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ReportError, match="cannot be read"):
+        fa.Report.load(tmp_path / "b.json")
+    (tmp_path / "episodes.jsonl").write_text('{"a": 1}\n{"a"')
+    with pytest.raises(ReportError, match="log of episodes"):
+        fa.Report.load(tmp_path / "episodes.jsonl")
+
+
+def test_a_damaged_report_is_refused(report, tmp_path):
+    facts = report.as_json()
+    facts["episodes"][0]["env"] = "forge/Other-v0"
+    (tmp_path / "a.json").write_text(json.dumps(facts))
+    with pytest.raises(ReportError, match="not in its suite"):
+        fa.Report.load(tmp_path / "a.json")
+
+
+def test_lines_that_cannot_be_read_cost_their_episodes_only(report, tmp_path):
+    rows = [json.dumps(record.as_json()) for record in report.records[:3]]
+    (tmp_path / "episodes.jsonl").write_text("\n".join([rows[0], "nonsense", '{"key": 3}', rows[1], "\0\0", rows[2]]))
+    with EpisodeLog(tmp_path) as log:
+        assert set(log.done) == {record.key for record in report.records[:3]} and log.unreadable == 3
+        log.add(report.records[3])
+    with EpisodeLog(tmp_path) as log:
+        assert len(log.done) == 4, "the last line had no end; the next one starts on its own"
+
+
+def test_table_markdown_and_page_tell_the_same_numbers(report, tmp_path, capsys):
+    text = report.table()
+    assert text.strip() in capsys.readouterr().out.replace("\r", "") or "random" in text
+    markdown = report.markdown(tmp_path / "r.md")
+    page = report.html(tmp_path / "r.html").read_text()
+    cell = next(c for c in report.summary.cells if c.env == KUHN and c.player == "passive")
+    shown = f"{cell.reward.value:.3f}"
+    assert shown in markdown and shown in page and f"{cell.reward.value:.2f}" in text
+    for section in ("Players", "Differences on the same seeds", "Exploitability", "Cross-play in", "Where it comes"):
+        assert section in page and section in markdown
+    assert (tmp_path / "r.md").read_text() == markdown
+    assert "pass@k" in page and "0.333333" in page
+
+
+class Page(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.links = set(), []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.links += [value for name, value in attrs if name in ("href", "src") or name.startswith("on")]
+
+
+def test_hostile_texts_stay_texts(report, tmp_path):
+    row = report.as_json()
+    row["settings"]["suite"] = HOSTILE
+    row["stopped"] = HOSTILE
+    row["planned"] += 1
+    row["players"]["random"]["model"] = HOSTILE
+    row["episodes"][0]["error"] = HOSTILE
+    row["environments"][0]["kwargs"] = {"x": HOSTILE}
+    (tmp_path / "h.json").write_text(json.dumps(row))
+    hostile = fa.Report.load(tmp_path / "h.json")
+    page = Page()
+    text = hostile.html(tmp_path / "h.html").read_text()
+    page.feed(text)
+    assert not page.links and not page.tags & {"script", "img", "iframe", "a", "link"}
+    assert "default-src 'none'" in text and "\u202e" not in text
+    markdown = hostile.markdown()
+    assert "<script" not in markdown and "](http" not in markdown.replace("\\]", "") and "\u202e" not in markdown
+    row = re.search(r"^\| random .*$", markdown, re.MULTILINE).group()
+    assert row.count("|") - row.count("\\|") == 6, "five columns"
+    assert "\u202e" not in hostile.table() and not hostile.complete
+
+
+# ---- leaderboards
+
+
+def test_a_leaderboard_has_the_players_of_all_reports(tmp_path):
+    one = play(tmp_path, {"random": fa.Random(), "passive": fa.Scripted(passive)})
+    two = play(tmp_path, {"random": fa.Random(), "other": fa.Random(seed=7)})
+    board = leaderboard(one.save(tmp_path / "a.json"), two)
+    assert list(board.players) == ["random", "passive", "other"] and board.complete
+    assert set(board.summary.ratings) == {"random", "passive", "other"}
+    cells = {(c.env, c.player): c for c in board.summary.cells}
+    alone = {(c.env, c.player): c for c in one.summary.cells}
+    assert cells[KUHN, "passive"] == alone[KUHN, "passive"] and cells[KUHN, "random"].episodes == 16
+    assert len({record.key for record in board.records}) == len(board.records), "common episodes count once"
+    assert leaderboard(one) is one
+
+
+def test_reports_that_differ_are_refused_and_the_differences_named(tmp_path):
+    one = play(tmp_path, {"random": fa.Random()})
+    two = play(tmp_path, {"random": fa.Random(seed=3)}, suite=[KUHN], seed=1, episodes=5)
+    with pytest.raises(ReportError) as refused:
+        leaderboard(one, two.save(tmp_path / "two.json"))
+    message = str(refused.value)
+    assert "seed: 0 in report 1, 1 in two.json" in message and "episodes: 4 in report 1, 5 in two.json" in message
+    assert f"{SORT}: only in report 1" in message and "give different players different names" in message
+    with pytest.raises(ReportError, match="no reports were given"):
+        leaderboard()
+
+
+def test_another_version_of_an_environment_or_package_is_refused(report, tmp_path):
+    facts = report.as_json()
+    facts["environments"][0]["code"] = "0" * 16
+    facts["provenance"]["packages"]["forge-agents-rl"] = "9.9"
+    (tmp_path / "old.json").write_text(json.dumps(facts))
+    with pytest.raises(ReportError, match=rf"{KUHN} code: .* 0{{16}} in old.json(.|\n)*9.9 in old.json"):
+        leaderboard(report, tmp_path / "old.json")
+
+
+def test_rivals_without_a_common_opponent_are_refused(tmp_path):
+    one, two = (play(tmp_path, {name: fa.Random(seed=n)}) for n, name in enumerate(("a", "b")))
+    with pytest.raises(ReportError, match=rf"share no player, and in {KUHN} a result depends on the opponents"):
+        leaderboard(one, two)
+    alone = [play(tmp_path, {name: fa.Random(seed=n)}, suite=[SORT]) for n, name in enumerate(("a", "b"))]
+    assert list(leaderboard(*alone).players) == ["a", "b"]
+
+
+# ---- fingerprints
+
+
+def test_a_models_fingerprint_is_of_its_weights_and_sampling_not_of_its_place(tiny_llama, tmp_path):
+    copy = shutil.copytree(tiny_llama, tmp_path / "elsewhere")
+    mine, moved = player_facts(fa.Policy(str(tiny_llama))), player_facts(fa.Policy(str(copy), name="other"))
+    assert mine["fingerprint"] == moved["fingerprint"] and str(tmp_path) not in json.dumps(moved)
+    hot = player_facts(fa.Policy(str(copy), sampling=fa.Sampling(temperature=2.0)))
+    assert hot["weights"] == mine["weights"] and hot["fingerprint"] != mine["fingerprint"]
+    weights = next(copy.glob("*.safetensors"))
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert player_facts(fa.Policy(str(copy)))["weights"] != mine["weights"], "one bit of one weight"
+
+
+def test_a_scripted_players_fingerprint_follows_what_it_holds():
+    def maker(word):
+        return fa.Scripted(lambda observation: word)
+
+    prints = [player_facts(maker(word))["fingerprint"] for word in ("a", "a", "b")]
+    assert prints[0] == prints[1] != prints[2]
+
+
+def test_no_key_of_an_endpoint_is_told(monkeypatch):
+    monkeypatch.setenv("SOME_KEY", "hush-hush")
+    facts = player_facts(fa.Endpoint("http://127.0.0.1:1/v1", "m", api_key_env="SOME_KEY"))
+    assert "hush" not in json.dumps(facts) and facts["model"] == "m"
+
+
+def test_an_environments_code_is_told_apart():
+    assert code_of(fa.spec(KUHN)) == code_of(fa.spec(KUHN)) != code_of(fa.spec(SORT))
+    assert code_of(fa.spec("forge/Relay-v0")) != code_of(fa.spec("forge/ToolRelay-v0")), "other arguments"
+
+
+def test_a_record_survives_json(report):
+    record = report.records[0]
+    assert Record.from_json(json.loads(json.dumps(record.as_json()))) == record
+
+
+# ---- command line
+
+
+def test_the_commands_write_reports_and_merge_them(tmp_path, capsys):
+    from forge_agents import cli
+
+    common = ["--suite", SORT, "--episodes", "3"]
+    for name, seed in (("a", "random"), ("b", "textwrap:dedent")):
+        words = ["bench", f"--players.{name}", seed, *common, "--out_dir", str(tmp_path / name)]
+        assert cli.main([*words, "--html", str(tmp_path / f"{name}.html")]) == 0
+    boards = [str(tmp_path / name / "board.json") for name in "ab"]
+    out = ["--out", str(tmp_path / "all.json"), "--markdown", str(tmp_path / "x.md")]
+    assert cli.main(["leaderboard", *boards, *out]) == 0
+    assert list(fa.Report.load(tmp_path / "all.json").players) == ["a", "b"] and (tmp_path / "x.md").exists()
+    capsys.readouterr()
+    assert cli.main(["bench", "--players.a", "random", "--suite", "core-v9", "--out_dir", str(tmp_path)]) == 1
+    assert "Did you mean 'core-v1'" in capsys.readouterr().err
+    assert cli.main(["leaderboard", boards[0], str(tmp_path / "none.json")]) == 1
+    assert "none.json cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not find_spec("textarena") or not find_spec("reasoning_gym"), reason="libraries of adapters")
+def test_suites_of_other_libraries_name_games_that_exist():
+    for name in ("text-games-v1", "reasoning-v1", "tools-v1"):
+        assert len(fa.suite(name)) >= 3

@@ -1,0 +1,274 @@
+import asyncio
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import forge_agents as fa
+from forge_agents.bench.entrants import read_player
+from forge_agents.bench.runner import _Seeded
+from forge_agents.bench.schedule import SEEDS_FROM, lineups, seeds_of
+from forge_agents.errors import ModelNotFoundError, RunFolderError, UnknownIdError
+from forge_agents.types import Completion
+
+KUHN = "forge/KuhnPoker-v0"
+
+
+def passive(observation):
+    return "call" if "call" in observation else "check"
+
+
+def bold(observation):
+    return "call" if "call" in observation else "bet"
+
+
+def play(folder, players=None, suite=KUHN, **more):
+    players = players or {"passive": fa.Scripted(passive), "bold": fa.Scripted(bold), "random": fa.Random()}
+    return fa.benchmark(players, suite, out_dir=folder, progress=False, **{"episodes": 6, **more})
+
+
+def without_timing(report):
+    return json.dumps({**report.as_json(), "timing": None})
+
+
+def test_each_player_takes_each_seat_against_each_other_on_the_same_seeds(tmp_path):
+    report = play(tmp_path)
+    assert report.complete and report.planned == 9 * 6
+    seeds = {tuple(r.lineup.values()): [] for r in report.records}
+    for record in report.records:
+        seeds[tuple(record.lineup.values())].append(record.seed)
+    assert len(seeds) == 9 and all(found == seeds_of(0, 6) for found in seeds.values())
+    met = {(m.player, m.other): m.reward.value for m in report.summary.meetings}
+    assert met["bold", "passive"] == -met["passive", "bold"] and met["bold", "bold"] == 0
+    by_hand = [r.seats[s].reward for r in report.records for s, n in r.lineup.items() if n == "bold"]
+    against = [r for r in report.records if set(r.lineup.values()) == {"bold", "passive"}]
+    chips = [r.seats[s].reward for r in against for s, n in r.lineup.items() if n == "bold"]
+    assert met["bold", "passive"] == pytest.approx(sum(chips) / 12) and len(by_hand) == 6 * 6
+
+
+def test_the_same_seed_gives_the_same_report_however_many_episodes_run_at_once(tmp_path):
+    one = play(tmp_path / "a")
+    two = play(tmp_path / "b", limits=fa.BenchLimits(max_live_episodes=1))
+    assert without_timing(one) == without_timing(two)
+    assert without_timing(one) != without_timing(play(tmp_path / "c", seed=1))
+
+
+def test_what_was_played_is_not_repeated_and_more_seeds_extend_it(tmp_path):
+    play(tmp_path)
+    again = play(tmp_path)
+    assert (again.timing["played"], again.timing["reused"]) == (0, 54)
+    more = play(tmp_path, episodes=8)
+    assert (more.timing["played"], more.timing["reused"]) == (18, 54)
+
+
+def test_another_player_of_the_same_name_is_played_anew(tmp_path):
+    play(tmp_path, {"it": fa.Scripted(passive)})
+    assert play(tmp_path, {"it": fa.Scripted(bold)}).timing["played"] == 6
+    assert play(tmp_path, {"it": fa.Random(seed=1)}).timing["played"] == 6
+    assert play(tmp_path, {"it": fa.Random(seed=2)}).timing["played"] == 6
+    assert play(tmp_path, {"it": fa.Scripted(passive)}).timing["played"] == 0
+
+
+PROGRAM = """
+import sys
+import time
+import forge_agents as fa
+
+def slow(observation):
+    time.sleep(0.01)
+    return "call" if "call" in observation else "check"
+
+def measure(folder):
+    players = {"slow": fa.Scripted(slow), "random": fa.Random()}
+    return fa.benchmark(players, "forge/KuhnPoker-v0", episodes=20, out_dir=folder, progress=False)
+
+if __name__ == "__main__":
+    measure(sys.argv[1])
+"""
+
+
+def test_a_killed_benchmark_goes_on_where_it_was(tmp_path):
+    script, folder = tmp_path / "killed.py", tmp_path / "bench"
+    script.write_text(PROGRAM)
+    log = folder / "episodes.jsonl"
+    first = subprocess.Popen([sys.executable, str(script), str(folder)])
+    deadline = time.monotonic() + 60
+    while not (log.exists() and log.read_bytes().count(b"\n") >= 10) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(first.pid, signal.SIGKILL)
+    assert first.wait() == -signal.SIGKILL
+    kept = log.read_text().splitlines()
+    with log.open("a") as file:
+        file.write('{"key": "half a li')
+    spec = importlib.util.spec_from_file_location("killed", script)
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    resumed = program.measure(folder)
+    lines = log.read_text().splitlines()
+    assert lines[: len(kept)] == kept and len(kept) < 80
+    keys = [json.loads(line)["key"] for line in lines if "half a li" not in line]
+    assert len(keys) == len(set(keys)) == 80, "each episode was played once"
+    assert resumed.complete and resumed.timing["played"] == 80 - len(kept)
+    assert without_timing(resumed) == without_timing(program.measure(tmp_path / "other"))
+
+
+@pytest.mark.parametrize("limits", [{"max_episodes": 7}, {"max_seconds": 1e-9}])
+def test_a_limit_stops_cleanly_and_the_next_call_goes_on(tmp_path, limits):
+    part = play(tmp_path, limits=fa.BenchLimits(**limits, max_live_episodes=2))
+    name = next(iter(limits))
+    assert not part.complete and part.stopped.startswith(f"{name}=") and part.missing == 54 - len(part.records)
+    assert len(part.records) == limits.get("max_episodes", 0)
+    assert f"INCOMPLETE: {part.missing} of 54" in part.markdown()
+    assert play(tmp_path).complete
+
+
+def test_a_limit_that_is_just_enough_is_no_limit(tmp_path):
+    assert play(tmp_path, limits=fa.BenchLimits(max_episodes=54)).complete
+
+
+def test_failed_episodes_are_counted_apart_and_played_again(tmp_path):
+    state = tmp_path / "broken"
+    state.touch()
+
+    def moody(observation):
+        if state.exists():
+            raise RuntimeError("no mood")
+        return "check"
+
+    players = {"moody": fa.Scripted(moody), "random": fa.Random()}
+    part = play(tmp_path, players)
+    cell = next(cell for cell in part.summary.cells if cell.player == "moody")
+    assert cell.failed > 0 and not part.complete and not part.missing
+    assert any("no mood" in record.error for record in part.records) and "episodes failed" in part.markdown()
+    state.unlink()
+    whole = play(tmp_path, players)
+    assert whole.complete and whole.timing["played"] == sum(bool(record.error) for record in part.records)
+
+
+def test_a_hopeless_benchmark_stops(tmp_path):
+    def broken(observation):
+        raise OSError("gone")
+
+    report = play(tmp_path, {"broken": fa.Scripted(broken)}, episodes=200, limits=fa.BenchLimits(max_live_episodes=4))
+    assert "32 episodes in a row failed" in report.stopped and "OSError: gone" in report.stopped
+    assert report.missing >= 200 - 32 - 4
+
+
+def test_samples_of_a_random_player_differ_and_give_pass_at_k(tmp_path):
+    report = play(tmp_path, {"random": fa.Random()}, "gymnasium/FrozenLake-v1", samples=8, episodes=4)
+    (cell,) = report.summary.cells
+    assert set(cell.pass_at_k) == {1, 2, 4, 8} and cell.pass_at_k[1] == pytest.approx(cell.success.value)
+    lengths = {r.seats["player"].decisions for r in report.records if r.seed == report.records[0].seed}
+    assert len(lengths) > 1
+
+
+def test_cooperative_games_are_scored_by_teams_of_one_player(tmp_path):
+    report = play(tmp_path, {"a": fa.Random(), "b": fa.Random(seed=1)}, "forge/TreasureHunt-v0", episodes=3)
+    assert [cell.episodes for cell in report.summary.cells] == [3, 3]
+    assert not report.summary.ratings and len(report.summary.meetings) == 4
+
+
+def test_illegal_texts_are_told_from_lost_games(tmp_path):
+    players = {"mute": fa.Scripted(lambda seen: ""), "first": fa.Scripted(lambda seen: seen.split("Free: ")[1][0])}
+    report = play(tmp_path, players, ["forge/TicTacToe-v0"])
+    mute, first = report.summary.cells
+    assert mute.invalid.value == 1 and mute.forfeit.value == 1 and mute.success.value == 0 and mute.reward.value == -1
+    assert first.invalid.value == 0 and first.forfeit.value == 0 and first.success.value == 0, "nothing was won"
+    assert list(report.summary.ratings) == ["first", "mute"]
+    sort = play(tmp_path, {"mute": fa.Scripted(lambda seen: "x")}, "forge/AlphabetSort-v0").summary.cells[0]
+    assert sort.decisions == 3 and sort.success.value == 0 and sort.reward.value == 0
+
+
+def test_line_ups():
+    assert lineups(["a", "b"], ["s"]) == [{"s": "a"}, {"s": "b"}]
+    three = lineups(["a", "b"], ["x", "y", "z"])
+    assert len(three) == 2 + 6 and {"x": "b", "y": "a", "z": "b"} in three
+    assert lineups(["a", "b"], ["x", "y"], swap_seats=False) == [
+        {"x": "a", "y": "a"},
+        {"x": "b", "y": "b"},
+        {"x": "a", "y": "b"},
+    ]
+    assert len(lineups(["a", "b", "c"], ["x", "y"])) == 9
+
+
+def test_seeds_never_meet_those_of_training_and_fewer_are_the_first_of_more():
+    seeds = seeds_of(3, 200)
+    assert len(set(seeds)) == 200 and min(seeds) >= SEEDS_FROM and max(seeds) < 2**32
+    assert seeds_of(3, 20) == seeds[:20] and not set(seeds) & set(seeds_of(4, 200))
+
+
+def test_an_engines_draws_follow_from_the_episode():
+    class Engine:
+        max_model_len = 10
+
+        async def generate(self, prompt_ids, sampling, *, choices, seed):
+            self.seeds = [*getattr(self, "seeds", []), seed]
+            return Completion(token_ids=(), logprobs=(), finish_reason="stop", versions=())
+
+    def seeds(key):
+        engine = Engine()
+        seeded = _Seeded(engine, key)
+        for _ in range(3):
+            asyncio.run(seeded.generate((1,), fa.Sampling()))
+        return engine.seeds
+
+    assert seeds("a") == seeds("a") and len({*seeds("a"), *seeds("b")}) == 6
+
+
+def test_two_benchmarks_do_not_share_a_folder(tmp_path):
+    def nested(observation):
+        with pytest.raises(RunFolderError, match="another benchmark writes"):
+            play(tmp_path, {"x": fa.Random()})
+        return passive(observation)
+
+    assert play(tmp_path, {"nested": fa.Scripted(nested)}, episodes=1).complete
+    (tmp_path / "file").touch()
+    with pytest.raises(RunFolderError, match="cannot be written"):
+        play(tmp_path / "file" / "below")
+
+
+def test_mistakes_are_explained(tmp_path):
+    with pytest.raises(UnknownIdError, match="Did you mean 'core-v1'"):
+        play(tmp_path, suite="core-v2")
+    with pytest.raises(UnknownIdError, match="KuhnPoker"):
+        play(tmp_path, suite=["forge/KuhnPokr-v0"])
+    with pytest.raises(ValueError, match="no players"):
+        fa.benchmark({}, out_dir=tmp_path)
+    with pytest.raises(TypeError, match="player 'x' is a int"):
+        play(tmp_path, {"x": 3})
+    with pytest.raises(TypeError, match="must be a mapping"):
+        play(tmp_path, [fa.Random()])
+    with pytest.raises(ValueError, match="policy name 'a b'"):
+        play(tmp_path, {"a b": fa.Random()})
+    with pytest.raises(ValueError, match="episodes=0"):
+        play(tmp_path, episodes=0)
+    with pytest.raises(ValueError, match="max_tokens=0 allows nothing"):
+        fa.BenchLimits(max_tokens=0)
+    with pytest.raises(ModelNotFoundError, match="no-such-model"):
+        play(tmp_path, {"x": "no-such-model"})
+
+
+def test_players_from_words():
+    assert read_player("random") == fa.Random() and read_player("human") == fa.Human()
+    endpoint = read_player("http://127.0.0.1:1/v1#some-model", fa.Sampling(temperature=0))
+    assert (endpoint.url, endpoint.model, endpoint.sampling.temperature) == ("http://127.0.0.1:1/v1", "some-model", 0)
+    assert read_player("smollm2-135m-instruct") == fa.Policy("smollm2-135m-instruct")
+    assert read_player("textwrap:dedent").fn("  x") == "x"
+    with pytest.raises(ValueError, match="after a #"):
+        read_player("http://127.0.0.1:1/v1")
+    with pytest.raises(ValueError, match="Did you mean 'dedent'"):
+        read_player("textwrap:dedant")
+    with pytest.raises(ValueError, match="no_such_module_here"):
+        read_player("no_such_module_here:f")
+
+
+def test_a_benchmark_runs_inside_a_running_loop(tmp_path):
+    async def notebook():
+        return play(tmp_path, episodes=1)
+
+    assert asyncio.run(notebook()).complete

@@ -1,0 +1,111 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from forge_agents.bench.statistics import difference, holm, mean, pass_at_k, rate, wilson
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_agrees_with_scipy_and_holds_the_estimate(case):
+    hits, trials = case
+    known = stats.binomtest(hits, trials).proportion_ci(method="wilson")
+    low, high = wilson(hits, trials)
+    assert (low, high) == pytest.approx((known.low, known.high), abs=1e-12)
+    assert 0 <= low <= hits / trials <= high <= 1
+
+
+def test_wilson_of_a_hand_computed_case():
+    """10 of 20: the middle is 1/2 and the half-width z / (1 + z^2/n) * sqrt(1/(4n) + z^2/(4n^2))."""
+    z = 1.959963984540054
+    half = z / (1 + z * z / 20) * math.sqrt(1 / 80 + z * z / 1600)
+    assert wilson(10, 20) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-12)
+    with pytest.raises(ValueError, match="expected 0 <= successes <= trials"):
+        wilson(3, 2)
+
+
+def test_a_rate_of_single_trials_is_wilsons_up_to_the_unbiased_variance():
+    hits = [1.0] * 30 + [0.0] * 70
+    found = rate(hits, [1.0] * 100)
+    known = stats.binomtest(30, 100).proportion_ci(method="wilson")
+    assert found.value == 0.3 and found.n == 100
+    assert (found.low, found.high) == pytest.approx((known.low, known.high), abs=1e-3)
+
+
+def test_trials_of_a_seed_that_go_together_count_once():
+    together = rate([4.0] * 5 + [0.0] * 5, [4.0] * 10)
+    apart = rate([1.0] * 5 + [0.0] * 5, [1.0] * 10)
+    assert (together.low, together.high) == pytest.approx((apart.low, apart.high))
+    spread = rate([2.0] * 10, [4.0] * 10)
+    assert spread.value == 0.5 and spread.high - spread.low < together.high - together.low
+    assert rate([0.0] * 10, [4.0] * 10).high == pytest.approx(wilson(0, 10)[1]), "agreement counts once a seed"
+
+
+def test_rates_without_trials_are_unknown():
+    assert math.isnan(rate([], []).value) and math.isnan(rate([0.0], [0.0]).value)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 5)), min_size=1, max_size=20))
+def test_rates_stay_between_0_and_1(pairs):
+    found = rate([min(h, t) for h, t in pairs], [t for _, t in pairs])
+    assert 0 <= found.low <= found.value <= found.high <= 1
+
+
+def test_the_interval_of_a_mean_covers_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    covered = [(i := mean(rng.exponential(size=40).tolist())).low <= 1 <= i.high for _ in range(120)]
+    assert 0.86 <= np.mean(covered) <= 1.0
+
+
+def test_the_interval_of_a_mean_is_near_students_for_many_values():
+    values = np.random.default_rng(1).normal(3, 2, size=200)
+    found = mean(values.tolist())
+    low, high = stats.t.interval(0.95, 199, values.mean(), stats.sem(values))
+    assert found.value == pytest.approx(values.mean())
+    assert (found.low, found.high) == pytest.approx((low, high), abs=0.06)
+    assert found == mean(values.tolist()), "seeded"
+
+
+def test_means_of_equal_and_of_single_values():
+    assert (mean([2.0, 2.0]).low, mean([2.0, 2.0]).high) == (2.0, 2.0)
+    assert mean([2.0]).value == 2.0 and math.isnan(mean([2.0]).low)
+    assert math.isnan(mean([]).value)
+
+
+def test_a_difference_flips_signs_exactly():
+    gaps = [1.0, 2.0, -0.5, 3.0, 0.25]
+    found = difference(dict(enumerate(gaps)), dict.fromkeys(range(5), 0.0))
+    means = [np.mean(np.multiply(gaps, signs)) for signs in itertools.product((1, -1), repeat=5)]
+    exact = np.mean([abs(m) >= np.mean(gaps) - 1e-12 for m in means])
+    assert found.p_value == pytest.approx(exact) and found.interval.value == pytest.approx(1.15)
+
+
+def test_a_difference_uses_common_seeds_only_and_is_antisymmetric():
+    one, two = {1: 1.0, 2: 3.0, 3: 9.0}, {2: 1.0, 3: 2.0, 4: 50.0}
+    there, back = difference(one, two), difference(two, one)
+    assert there.interval.n == 2 and there.interval.value == 4.5 == -back.interval.value
+    assert there.p_value == back.p_value
+    same = difference(one, one)
+    assert same.p_value == 1 and same.interval.value == 0
+    assert math.isnan(difference(one, {1: 0.0}).p_value)
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, math.nan, 0.03]) == pytest.approx([0.03, 0.06, math.nan, 0.06], nan_ok=True)
+    assert holm([0.9, 0.8]) == [1.0, 1.0] and holm([]) == []
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 7).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+def test_pass_at_k_counts_all_choices(case):
+    n, c, k = case
+    draws = list(itertools.combinations([1] * c + [0] * (n - c), k))
+    assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+    with pytest.raises(ValueError, match="1 <= k"):
+        pass_at_k(n, c, n + 1)

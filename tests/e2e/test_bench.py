@@ -1,0 +1,36 @@
+"""A benchmark of models that vLLM serves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import forge_agents as fa
+from forge_agents.serving import EngineConfig
+
+SMALL = EngineConfig(enforce_eager=True, kv_cache_gb=0.05, threads=1, max_model_len=512, max_num_seqs=16)
+
+
+@pytest.mark.timeout(240)
+def test_models_play_on_one_engine_and_what_was_played_is_not_repeated(tiny_llama: Path, tmp_path: Path) -> None:
+    players = {
+        "plain": fa.Policy(str(tiny_llama), sampling=fa.Sampling(max_tokens=4)),
+        "legal": fa.Policy(str(tiny_llama), sampling=fa.Sampling(max_tokens=8), constrain_actions=True),
+    }
+
+    def measure() -> fa.Report:
+        suite = "forge/KuhnPoker-v0"
+        return fa.benchmark(players, suite, episodes=4, engine=SMALL, out_dir=tmp_path, progress=False)
+
+    at_once = measure()
+    assert at_once.complete and at_once.planned == 16
+    legal = next(cell for cell in at_once.summary.cells if cell.player == "legal")
+    plain = next(cell for cell in at_once.summary.cells if cell.player == "plain")
+    assert legal.invalid.value == 0 and plain.invalid.value > 0.5 and plain.tokens > 0
+    assert len(at_once.players["plain"]["weights"]) == 64
+    assert str(tmp_path.parent) not in json.dumps(at_once.as_json()), "no path of this machine"
+    again = measure()
+    assert again.timing["played"] == 0 and again.timing["reused"] == 16, "nothing is left to start an engine for"
+    assert {**again.as_json(), "timing": {}} == {**at_once.as_json(), "timing": {}}
