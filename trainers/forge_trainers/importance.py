@@ -117,7 +117,7 @@ def kl_estimate(logprobs_S: torch.Tensor, reference_S: torch.Tensor, kind: KL) -
     """
     d_S = limited(reference_S - logprobs_S)
     if kind == "k3":
-        return d_S.exp() - 1.0 - d_S
+        return d_S.exp() - d_S - 1.0
     k2_S = d_S.square() / 2
     return k2_S if kind == "k2" else k2_S - k2_S.detach() - d_S.detach()
 
