@@ -24,12 +24,9 @@ def train(words: Sequence[str]) -> int:
     from forge_agents.config import parse
 
     run = parse(fa.RunConfig, words, prog="forge-agents train", description=str(train.__doc__))
-    if run.warm_start:
-        from forge_trainers.sft import warm_started  # a core module imports no trainer until it is asked for one
-
-        run = warm_started(run)
-        for name in run.warm_start:
-            print(f"{name} starts from {run.policies[name].model}")
+    run = run.warmed_up()
+    for name in run.warm_start:
+        print(f"{name} starts from {run.policies[name].model}")
     with fa.GRPOTrainer(run.seated, run.load_reward(), run.trainer, run.out_dir) as trainer:
         result = trainer.fit(run.env, steps=run.steps, env_args=run.env_args)
     print(f"{result.steps} steps are in {result.out_dir}\ncurve  {result.curve}\nmodel  {result.export}")
@@ -54,6 +51,7 @@ def evaluate(words: Sequence[str]) -> int:
     from forge_agents.config import parse
 
     run = parse(fa.RunConfig, words, prog="forge-agents eval", description=str(evaluate.__doc__))
+    run = run.warmed_up(train=False)
     with fa.GRPOTrainer(run.seated, run.load_reward(), run.trainer, run.out_dir) as trainer:
         result = trainer.evaluate(run.env, episodes=run.trainer.eval_episodes, env_args=run.env_args)
     print(f"reward {result.reward:.4f} +/- {result.ci:.4f} (95 %)")

@@ -10,7 +10,7 @@ import forge_agents as fa
 from forge_agents import cli
 from forge_agents.errors import RunFolderError
 from forge_agents.rendering import Renderer
-from forge_trainers import offline, sft
+from forge_trainers import offline
 from forge_trainers.learner_config import LearnerConfig
 
 
@@ -247,11 +247,12 @@ warm_start:
 """
     )
     run = parse(fa.RunConfig, [str(file)], prog="train", description="")
-    warm = sft.warm_started(run)
+    assert run.warmed_up(train=False) == run
+    warm = run.warmed_up()
     assert warm.policies["hero"].model == str(tmp_path / "run" / "warm-start" / "hero" / "export")
     assert warm.policies["rival"] == run.policies["rival"]
     assert warm.seated["a"].model == warm.policies["hero"].model
-    assert sft.warm_started(run) == warm  # the second time nothing is learned again
+    assert run.warmed_up(train=False) == run.warmed_up() == warm  # the second time nothing is learned again
     assert len(starts) == 1
     file.write_text(file.read_text().replace("  hero: {data", "  heroo: {data"))
     with pytest.raises(SystemExit):

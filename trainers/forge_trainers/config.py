@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from forge_agents.errors import did_you_mean
@@ -162,6 +163,28 @@ class RunConfig:
     def _players(self) -> dict[str, AnyPolicy]:
         """Whom `seats` may name."""
         return {"random": Random(), "human": Human(), **self.endpoints, **self.policies}
+
+    def warmed_up(self, *, train: bool = True) -> RunConfig:
+        """This run with the models that `warm_start` makes, in folders below ``out_dir/warm-start``.
+
+        Args:
+            train: Policies whose export is not there yet are fine-tuned here and now; False leaves them as they are.
+        """
+        if not self.warm_start:
+            return self
+        from forge_trainers.sft import SFTTrainer  # the learner's parts load here, not when settings are read
+
+        warm = dict(self.policies)
+        for name, plan in self.warm_start.items():
+            folder = Path(self.out_dir) / "warm-start" / name
+            export = folder / "export"
+            if not export.exists():  # it appears when complete
+                if not train:
+                    continue
+                with SFTTrainer(warm[name], plan.trainer, folder) as trainer:
+                    trainer.fit(plan.data, eval_dataset=plan.eval_data, epochs=plan.epochs, steps=plan.steps)
+            warm[name] = replace(warm[name], model=str(export.absolute()))
+        return replace(self, policies=warm)
 
     def load_reward(self) -> Any:
         """The reward object, or None for the environment's own."""

@@ -5,12 +5,10 @@ In: conversations or episodes. Out: better weights and a run folder. Waits for t
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge_agents.policy import Policy
@@ -22,7 +20,6 @@ from forge_trainers.offline import OfflineTrainer, learner_metrics
 from forge_trainers.sft_config import SFTConfig
 
 if TYPE_CHECKING:
-    from forge_trainers.config import RunConfig
     from forge_trainers.judging import Reward
 
 
@@ -102,25 +99,6 @@ class SFTTrainer(OfflineTrainer[Demonstration]):
             total -= float(logprobs_T.double().sum())
             tokens += int(batch["tokens"]["loss_mask"].sum())
         return SFTEval(loss=total / tokens, perplexity=_perplexity(total / tokens), tokens=tokens)
-
-
-def warm_started(run: RunConfig) -> RunConfig:
-    """Fine-tune the policies that `run` wants warm, each in a folder of its own below ``out_dir/warm-start``.
-
-    A folder whose export is there is used as it is.
-
-    Returns:
-        `run` with those policies on the models that came out.
-    """
-    warm = dict(run.policies)
-    for name, plan in run.warm_start.items():
-        folder = Path(run.out_dir) / "warm-start" / name
-        export = folder / "export"
-        if not export.exists():  # it appears when complete
-            with SFTTrainer(warm[name], plan.trainer, folder) as trainer:
-                trainer.fit(plan.data, eval_dataset=plan.eval_data, epochs=plan.epochs, steps=plan.steps)
-        warm[name] = dataclasses.replace(warm[name], model=str(export.absolute()))
-    return dataclasses.replace(run, policies=warm)
 
 
 def _perplexity(loss: float) -> float:
