@@ -119,6 +119,11 @@ class VerifiersEnv(TurnEnv):
             self._rollout.stop()
             self._rollout = None
 
+    def __del__(self) -> None:
+        rollout: Rollout | None = self.__dict__.get("_rollout")
+        if rollout is not None:
+            rollout.abandon()
+
     def _scored(self, agent: str, end: End) -> Outcome:
         output, errors = end.output, _errors(end)
         reward = float(output.get("reward") or 0.0)

@@ -81,12 +81,17 @@ class Rollout:
 
     def stop(self) -> None:
         """Give the rollout up. The environment's own cleaning up runs."""
-        if self._task is None or self._task.done():
+        if self._task is None or self._task.done() or not self._thread.is_alive():
             return
         if self._thread.held:
-            self._thread.loop.call_soon_threadsafe(self._task.cancel)
-        elif self._thread.is_alive():
+            self.abandon()
+        else:
             self._thread.result(_cancelled(self._task, self._timeout_s), self._timeout_s)
+
+    def abandon(self) -> None:
+        """As `stop`, without waiting for it."""
+        if self._task is not None and not self._task.done():
+            self._thread.loop.call_soon_threadsafe(self._task.cancel)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Rollout:
         copied = Rollout(self._env, self._row, seed=self._seed, timeout_s=self._timeout_s)

@@ -312,6 +312,12 @@ def test_giving_an_episode_up_cleans_it_up():
     assert len(cleaned) == 1
     env.close()
     assert len(cleaned) == 2
+    env.reset(seed=2)
+    del env
+    deadline = time.monotonic() + 5
+    while len(cleaned) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(cleaned) == 3
 
 
 @pytest.mark.parametrize("make", [sums, guess, adding])
