@@ -144,8 +144,8 @@ class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
             twin._take({**{name: getattr(self, name) for name in STATE}, "seen": self._seen})
         return twin
 
-    def __del__(self) -> None:
-        if not sys.is_finalizing() and self.__dict__.get("_worker") is not None:
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # at the end modules are gone
+        if not finalizing() and self.__dict__.get("_worker") is not None:
             self.close()
 
     def __str__(self) -> str:
