@@ -20,6 +20,7 @@ from typing import Any
 
 from forge_agents.policy import AnyPolicy, Endpoint, Policy, Random, Scripted
 from forge_agents.registry import EnvSpec
+from forge_agents.serving.config import EngineConfig
 
 _PACKAGES = (
     "forge-agents-rl",
@@ -50,8 +51,14 @@ def digest(facts: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def player_facts(player: AnyPolicy) -> dict[str, Any]:
-    """What decides how a player plays, and ``"fingerprint"``, the hash of it."""
+def player_facts(player: AnyPolicy, engine: EngineConfig | None = None) -> dict[str, Any]:
+    """What decides how a player plays, and ``"fingerprint"``, the hash of it.
+
+    Args:
+        player: Any.
+        engine: What would serve it if it is a model.
+    """
+    engine = engine or EngineConfig()
     facts: dict[str, Any] = {"type": type(player).__name__}
     if isinstance(player, Policy):
         from forge_agents import models
@@ -62,6 +69,8 @@ def player_facts(player: AnyPolicy) -> dict[str, Any]:
             "weights": _folder_hash(folder),
             "sampling": asdict(player.sampling),
             "constrain_actions": player.constrain_actions,
+            "dtype": engine.dtype,
+            "max_model_len": engine.max_model_len,
         }
     elif isinstance(player, Endpoint):
         facts |= {"url": player.url, "model": player.model, "sampling": asdict(player.sampling)}

@@ -164,6 +164,8 @@ class EpisodeLog:
             self._file = self.path.open("a+", encoding="utf-8", errors="replace")
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            if self._file is not None:
+                self._file.close()
             raise RunFolderError(
                 f"another benchmark writes to {self.path}; wait for it, or give this one its own out_dir"
             ) from None

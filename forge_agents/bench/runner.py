@@ -13,8 +13,8 @@ import hashlib
 import itertools
 import os
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -35,7 +35,7 @@ from forge_agents.types import Completion, Episode
 
 T = TypeVar("T")
 _HOPELESS = 32
-"""Failed episodes in a row after which no more is begun: an endpoint is down, or an environment is broken."""
+"""Failed episodes of one player in a row after which no more is begun: an endpoint is down, or a function broken."""
 
 
 def benchmark(
@@ -82,10 +82,13 @@ def benchmark(
     if episodes < 1 or samples < 1 or seed < 0:
         raise ValueError(f"episodes={episodes} and samples={samples} must be at least 1, seed={seed} at least 0")
     named = named_players(players)
+    limits, engine = limits or BenchLimits(), engine or EngineConfig()
+    if any(isinstance(player, Human) for player in named.values()):  # one terminal, and no bar across it
+        limits, progress = replace(limits, max_live_episodes=1), False
     suite_name, arguments = suite_ids(suite)
     plan = _Plan(
         players=named,
-        facts={name: player_facts(player) for name, player in named.items()},
+        facts={name: player_facts(player, engine) for name, player in named.items()},
         worlds=worlds_of(arguments),
         settings={
             "suite": suite_name,
@@ -95,11 +98,8 @@ def benchmark(
             "samples": samples,
         },
     )
-    limits = limits or BenchLimits()
-    if any(isinstance(player, Human) for player in named.values()):
-        limits = replace(limits, max_live_episodes=1)  # one terminal
     with EpisodeLog(out_dir) as log, Progress(plan.total, shown=progress) as shown:
-        run = _Run(plan=plan, log=log, limits=limits, shown=shown, engine=engine or EngineConfig(seed=seed))
+        run = _Run(plan=plan, log=log, limits=limits, shown=shown, engine=engine)
         try:
             _run_to_end(run.play())
         except KeyboardInterrupt:
@@ -178,7 +178,7 @@ class _Run:
     begun: int = 0
     played: int = 0
     tokens: int = 0
-    failed_in_a_row: int = 0
+    failed_in_a_row: Counter[str] = field(default_factory=Counter)
     stopped: str = ""
 
     async def play(self) -> None:
@@ -212,9 +212,14 @@ class _Run:
             self.played += 1
             self.tokens += sum(seat.tokens for seat in record.seats.values())
             self.shown.step(self.played, self.tokens, failed=bool(record.error))
-            self.failed_in_a_row = self.failed_in_a_row + 1 if record.error else 0
-            if self.failed_in_a_row >= _HOPELESS and not self.stopped:
-                self.stopped = f"{_HOPELESS} episodes in a row failed, the last with {record.error}"
+            self._watch(record)
+
+    def _watch(self, record: Record) -> None:
+        """Stop when a player's episodes fail one after another."""
+        for name in set(record.lineup.values()):
+            self.failed_in_a_row[name] = self.failed_in_a_row[name] + 1 if record.error else 0
+            if self.failed_in_a_row[name] >= _HOPELESS and not self.stopped:
+                self.stopped = f"{_HOPELESS} episodes of {name} in a row failed, the last with {record.error}"
 
     def _limit_met(self) -> str:
         """Which limit forbids to begin another episode; empty where none does."""
@@ -312,13 +317,25 @@ def _exploitabilities(worlds: Sequence[World], players: Mapping[str, AnyPolicy])
 
 
 def _run_to_end(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work`, in a thread of its own inside a running loop, as in a notebook."""
+    """Run `work`; inside a running loop, as in a notebook, in a thread of its own, which Ctrl-C ends too."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(work)
+    running: concurrent.futures.Future[Callable[[], object]] = concurrent.futures.Future()
+
+    async def inside() -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
+        running.set_result(lambda: loop.call_soon_threadsafe(task.cancel))
+        return await task
+
     with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="forge-bench") as pool:
-        return pool.submit(asyncio.run, work).result()
+        done = pool.submit(asyncio.run, inside())
+        try:
+            return done.result()
+        except KeyboardInterrupt:
+            running.result()()
+            raise
 
 
 def _plain(kwargs: Mapping[str, Any]) -> dict[str, Any]:

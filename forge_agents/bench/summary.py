@@ -182,7 +182,8 @@ def _overall(
         whole = [record for record in scored(by_env[world.id], world, player, players) if not record.error]
         by_world.append(_seed_means(whole, player, lambda seat: float(seat.success)))
     common = [seed for seed in by_world[0] if all(seed in found for found in by_world)]
-    return statistics.mean([_mean(found[seed] for found in by_world) for seed in common])
+    by_seed = [_mean(found[seed] for found in by_world) for seed in common]
+    return statistics.rate(by_seed, [1.0] * len(by_seed))
 
 
 def _pairs(

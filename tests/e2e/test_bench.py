@@ -13,7 +13,7 @@ from forge_agents.serving import EngineConfig
 SMALL = EngineConfig(enforce_eager=True, kv_cache_gb=0.05, threads=1, max_model_len=512, max_num_seqs=16)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 def test_models_play_on_one_engine_and_what_was_played_is_not_repeated(tiny_llama: Path, tmp_path: Path) -> None:
     players = {
         "plain": fa.Policy(str(tiny_llama), sampling=fa.Sampling(max_tokens=4)),

@@ -3,6 +3,7 @@ import importlib.util
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,9 +12,10 @@ import pytest
 
 import forge_agents as fa
 from forge_agents.bench.entrants import read_player
+from forge_agents.bench.fingerprints import player_facts
 from forge_agents.bench.runner import _Seeded
 from forge_agents.bench.schedule import SEEDS_FROM, lineups, seeds_of
-from forge_agents.errors import ModelNotFoundError, RunFolderError, UnknownIdError
+from forge_agents.errors import BudgetError, ModelNotFoundError, RunFolderError, UnknownIdError
 from forge_agents.types import Completion
 
 KUHN = "forge/KuhnPoker-v0"
@@ -155,7 +157,7 @@ def test_a_hopeless_benchmark_stops(tmp_path):
         raise OSError("gone")
 
     report = play(tmp_path, {"broken": fa.Scripted(broken)}, episodes=200, limits=fa.BenchLimits(max_live_episodes=4))
-    assert "32 episodes in a row failed" in report.stopped and "OSError: gone" in report.stopped
+    assert "32 episodes of broken in a row failed" in report.stopped and "OSError: gone" in report.stopped
     assert report.missing >= 200 - 32 - 4
 
 
@@ -272,3 +274,34 @@ def test_a_benchmark_runs_inside_a_running_loop(tmp_path):
         return play(tmp_path, episodes=1)
 
     assert asyncio.run(notebook()).complete
+
+
+def test_an_endpoint_that_is_down_stops_the_benchmark_and_loses_nothing(tmp_path):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # bound and not listening: refused at once
+        down = fa.Endpoint(f"http://127.0.0.1:{unused.getsockname()[1]}/v1", "m", retries=0, timeout_s=5)
+        report = play(tmp_path, {"down": down, "random": fa.Random()}, episodes=60)
+    assert report.stopped.startswith("32 episodes of down in a row failed, the last with policy: EndpointError")
+    assert not report.complete and report.missing > 0
+    good = [record for record in report.records if not record.error]
+    assert good and all(set(record.lineup.values()) == {"random"} for record in good)
+
+
+def test_a_spent_budget_of_an_endpoint_stops_cleanly(tmp_path):
+    spent = []
+
+    def pays(observation):
+        spent.append(observation)
+        if len(spent) > 9:
+            raise BudgetError("max_requests=9 is spent")
+        return passive(observation)
+
+    report = play(tmp_path, {"pays": fa.Scripted(pays)}, limits=fa.BenchLimits(max_live_episodes=1))
+    assert report.stopped == "max_requests=9 is spent" and 0 < len(report.records) < 6
+    assert not any(record.error for record in report.records)
+
+
+def test_settings_of_the_engine_are_part_of_a_models_fingerprint(tiny_llama):
+    model = fa.Policy(str(tiny_llama))
+    prints = [player_facts(model, fa.EngineConfig(max_model_len=n))["fingerprint"] for n in (None, 64)]
+    assert prints[0] != prints[1] and prints[0] == player_facts(model, fa.EngineConfig(threads=3))["fingerprint"]
