@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from forge_agents.types import Episode, EpisodeBatch, EpisodeGroup, Message, Trajectory, Turn
     from forge_agents.wrapping import wrap
     from forge_trainers.algorithms import list_losses, register_loss
+    from forge_trainers.columns import Columns
     from forge_trainers.config import GRPOConfig, RunConfig
     from forge_trainers.credit import Credit, Overlong
     from forge_trainers.demo import DemoConfig, demo
@@ -62,6 +63,7 @@ _HOME = {
     "forge_agents.types": ("Episode", "EpisodeBatch", "EpisodeGroup", "Message", "Trajectory", "Turn"),
     "forge_agents.wrapping": ("wrap",),
     "forge_trainers.algorithms": ("list_losses", "register_loss"),
+    "forge_trainers.columns": ("Columns",),
     "forge_trainers.config": ("GRPOConfig", "RunConfig"),
     "forge_trainers.credit": ("Credit", "Overlong"),
     "forge_trainers.demo": ("DemoConfig", "demo"),
@@ -78,6 +80,7 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = [
     "AnyPolicy",
     "BenchLimits",
+    "Columns",
     "Credit",
     "DPOConfig",
     "DPOTrainer",

@@ -8,6 +8,7 @@ import pytest
 from forge_agents.errors import StallError
 from forge_agents.policy import Policy
 from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory, Turn, VersionSpan
+from forge_trainers.columns import Columns
 from forge_trainers.config import GRPOConfig
 from forge_trainers.credit import Baselines, Credit
 from forge_trainers.judging import EnvTurnReward, env_reward, judge, lessons_from, mean_and_ci, summarise
@@ -220,3 +221,52 @@ def test_groups_that_teach_nothing_are_replaced(tmp_path):
         assert asked == wanted
         assert lessons_from(found, Credit(), {"hero"}).counts["used"] == (3 if refills == 9 else 1)
         assert len(found) == 3 + 2 * len(wanted)
+
+
+def test_columns_are_credited_apart_and_added():
+    def of(index):
+        return lambda trajectories: np.array([t.turns[index].reward for t in trajectories])
+
+    pairs = [(1.0, 0.0), (0.0, 10.0), (1.0, 10.0), (0.0, 0.0)]
+    groups = [EpisodeGroup(env_id="t", seed=0, episodes=tuple(two_turns(*pair) for pair in pairs))]
+    columns = Columns({"format": of(0), "answer": of(1)}, weights={"answer": 2.0})
+    items = judged(groups, columns)
+    assert items[0].rewards["a"].tolist() == [1.0, 20.0, 21.0, 0.0] == columns(groups[0].trajectories).tolist()
+    samples = lessons_from(items, Credit(), {"hero"}).samples["hero"]
+    unit = 1 / np.std([0, 0, 1, 1], ddof=1) / 2  # both columns have the same standard scores
+    assert [s.advantages[2] for s in samples] == pytest.approx([-unit, unit, 3 * unit, -3 * unit], rel=1e-6)
+    one_flat = lessons_from(judged(groups, Columns({"a": of(0), "b": lambda ts: np.ones(len(ts))})), Credit(), {"hero"})
+    assert [s.advantages[2] for s in one_flat.samples["hero"]] == pytest.approx([unit, -unit, unit, -unit], rel=1e-6)
+    unsure = Columns({"a": of(0), "b": lambda ts: np.full(len(ts), np.nan)})
+    assert lessons_from(judged(groups, unsure), Credit(), {"hero"}).counts["abstained"] == 1
+    running = Baselines()
+    lessons_from(items, Credit(baseline="rae", scale="none"), {"hero"}, running)
+    assert running.state_dict()["names"].tolist() == ["t/a/format", "t/a/answer"]
+
+
+def test_columns_keep_what_their_rewards_learn():
+    class Learning:
+        def __init__(self):
+            self.seen = 0
+
+        def __call__(self, trajectories):
+            return np.zeros(len(trajectories))
+
+        def state_dict(self):
+            return {"seen": np.array(self.seen)}
+
+        def load_state_dict(self, state):
+            self.seen = int(state["seen"])
+
+    old, new = Learning(), Learning()
+    old.seen = 7
+    Columns({"x": new, "y": env_reward}).load_state_dict(Columns({"x": old, "y": env_reward}).state_dict())
+    assert new.seen == 7
+
+
+@pytest.mark.parametrize(
+    ("rewards", "weights"), [({}, None), ({"a": env_reward}, {"b": 1.0}), ({"a": env_reward}, {"a": float("nan")})]
+)
+def test_columns_without_sense_are_refused(rewards, weights):
+    with pytest.raises(ValueError, match="no reward|must be finite"):
+        Columns(rewards, weights)

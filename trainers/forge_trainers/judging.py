@@ -16,6 +16,7 @@ import numpy as np
 
 from forge_agents.mesh import with_deadline
 from forge_agents.types import EpisodeGroup, Trajectory
+from forge_trainers.columns import Columns
 from forge_trainers.credit import Baselines, Credit, Scored
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class JudgedGroup:
     """By agent: float32 ``[G]``, the standard deviation of each reward; None where the reward does not know it."""
     turns: Mapping[str, Sequence[np.ndarray]] | None = None
     """By agent and sibling: float32 ``[turns]``, NaN where the reward abstained; None where it scores no turns."""
+    columns: Mapping[str, tuple[float, JudgedGroup]] | None = None
+    """Weight and scores of each reward by name, where several are credited apart; `rewards` is then their sum."""
 
     def episode_rewards(self, index: int) -> dict[str, float]:
         """Rewards of one sibling, by agent."""
@@ -80,12 +83,18 @@ class TurnScores:
 
 
 async def judge(groups: Sequence[EpisodeGroup], reward: Reward, *, timeout_s: float) -> list[JudgedGroup]:
-    """Score every trajectory of `groups` in one call of `reward`.
+    """Score every trajectory of `groups` in one call of `reward`, or one of each reward in `Columns`.
 
     Raises:
         StallError: The reward did not return in time.
         TypeError, ValueError: It returned something that is not one number per trajectory.
     """
+    if isinstance(reward, Columns):
+        found = {name: await judge(groups, part, timeout_s=timeout_s) for name, part in reward.parts().items()}
+        return [
+            _joined({name: (reward.weights[name], items[at]) for name, items in found.items()})
+            for at in range(len(groups))
+        ]
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     name = str(getattr(reward, "name", None) or getattr(reward, "__name__", type(reward).__name__))
     assessed = await with_deadline(
@@ -108,6 +117,19 @@ async def judge(groups: Sequence[EpisodeGroup], reward: Reward, *, timeout_s: fl
             )
         )
     return judged
+
+
+def _joined(columns: Mapping[str, tuple[float, JudgedGroup]]) -> JudgedGroup:
+    """One group with the weighted sum of its rewards."""
+    first = next(iter(columns.values()))[1]
+    return JudgedGroup(
+        group=first.group,
+        rewards={
+            agent: np.stack([weight * item.rewards[agent] for weight, item in columns.values()]).sum(axis=0)
+            for agent in first.rewards
+        },
+        columns=columns,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +195,8 @@ def lessons_from(
 
     counts: Counter[str] = Counter(used=0, failed=0, abstained=0, flat=0)
     usable: list[int] = []
-    scored: list[Scored] = []
+    scored: dict[str, list[Scored]] = {}  # by column; one without a name where rewards are not credited apart
+    weights: dict[str, float] = {"": 1.0}
     trajectories: list[Trajectory] = []
     for number, item in enumerate(judged):
         if item.group.failed:
@@ -187,26 +210,28 @@ def lessons_from(
         usable.append(number)
         for agent in trained:
             trajectories += [episode.trajectories[agent] for episode in item.group.episodes]
-            scored += _scored(item, agent, number)
+            for name, (weight, column) in (item.columns or {"": (1.0, item)}).items():
+                weights[name] = weight
+                scored.setdefault(name, []).extend(_scored(column, agent, number, name))
     samples: dict[str, list[Sample]] = {}
     used: set[int] = set()
-    advantages = credit.assign(scored, baselines)
-    for at, (trajectory, one, per_turn) in enumerate(zip(trajectories, scored, advantages, strict=True)):
-        if per_turn is None:
-            continue
-        if cut := samples_from(trajectory, per_turn.tolist(), group=one.seed, number=at):
+    advantages = {name: credit.assign(column, baselines) for name, column in scored.items()}
+    for at, trajectory in enumerate(trajectories):
+        known = [weights[name] * own for name, column in advantages.items() if (own := column[at]) is not None]
+        number = next(iter(scored.values()))[at].seed
+        if known and (cut := samples_from(trajectory, np.sum(known, axis=0).tolist(), group=number, number=at)):
             samples.setdefault(trajectory.policy, []).extend(cut)
-            used.add(one.seed)
+            used.add(number)
     counts.update(used=len(used), flat=len(usable) - len(used))
     return Lessons(samples=samples, counts=dict(counts))
 
 
-def _scored(item: JudgedGroup, agent: str, number: int) -> list[Scored]:
-    """What the siblings of one agent earned."""
+def _scored(item: JudgedGroup, agent: str, number: int, column: str) -> list[Scored]:
+    """What the siblings of one agent earned, in one column."""
     return [
         Scored(
             seed=number,
-            role=f"{item.group.env_id}/{agent}",
+            role="/".join(filter(None, (item.group.env_id, agent, column))),
             reward=float(item.rewards[agent][at]),
             response_tokens=[len(turn.response_ids) for turn in episode.trajectories[agent].turns],
             turns=None if item.turns is None else item.turns[agent][at],
