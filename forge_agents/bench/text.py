@@ -249,7 +249,13 @@ def _renderables(report: Report) -> list[object]:
     parts: list[object] = [Text(printable(headline(report)), style="bold")]
     parts += [Text(printable(warning), style="bold red") for warning in warnings(report)]
     for section in sections(report, brief=True):
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=Text(printable(section.title)), title_justify="left")
+        table = Table(
+            box=box.SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+            pad_edge=False,
+            title=Text(printable(section.title)),
+            title_justify="left",
+        )
         for place, head in enumerate(section.heads):
             table.add_column(Text(printable(head)), justify="left" if place < section.names else "right")
         for row in section.rows:

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import importlib.util
 import json
 import os
@@ -11,11 +12,13 @@ import time
 import pytest
 
 import forge_agents as fa
+from forge_agents.bench import runner
 from forge_agents.bench.entrants import read_player
 from forge_agents.bench.fingerprints import player_facts
 from forge_agents.bench.runner import _Seeded
 from forge_agents.bench.schedule import SEEDS_FROM, lineups, seeds_of
 from forge_agents.errors import BudgetError, ModelNotFoundError, RunFolderError, UnknownIdError
+from forge_agents.players import Served
 from forge_agents.types import Completion
 
 KUHN = "forge/KuhnPoker-v0"
@@ -305,3 +308,70 @@ def test_settings_of_the_engine_are_part_of_a_models_fingerprint(tiny_llama):
     model = fa.Policy(str(tiny_llama))
     prints = [player_facts(model, fa.EngineConfig(max_model_len=n))["fingerprint"] for n in (None, 64)]
     assert prints[0] != prints[1] and prints[0] == player_facts(model, fa.EngineConfig(threads=3))["fingerprint"]
+
+
+class Words:
+    """A renderer whose tokens are moves."""
+
+    moves = ("check", "bet", "call", "fold")
+
+    def start(self, instructions, observation):
+        return (9,)
+
+    def extend(self, prompt_ids, token_ids, observation):
+        return (*prompt_ids, *token_ids, 9)
+
+    def text(self, token_ids):
+        return self.moves[token_ids[0]]
+
+
+class Sampler:
+    """An engine that answers in any order, by the request's seed."""
+
+    max_model_len = 99
+
+    async def generate(self, prompt_ids, sampling, *, choices, seed):
+        await asyncio.sleep(seed % 7 / 2000)
+        return Completion(token_ids=(seed % 4,), logprobs=(0.0,), finish_reason="stop", versions=())
+
+
+@pytest.fixture
+def sampled(monkeypatch, tiny_llama):
+    @contextlib.asynccontextmanager
+    async def fleet(models, config):
+        yield {name: Served(Sampler(), Words()) for name in models}
+
+    monkeypatch.setattr(runner, "_fleet", fleet)
+    return {"one": fa.Policy(str(tiny_llama)), "two": fa.Policy(str(tiny_llama))}
+
+
+def test_models_draw_the_same_whatever_runs_at_once(sampled, tmp_path):
+    one = play(tmp_path / "a", sampled)
+    two = play(tmp_path / "b", sampled, limits=fa.BenchLimits(max_live_episodes=1))
+    assert without_timing(one) == without_timing(two)
+    first, second = one.summary.cells
+    assert first.tokens == first.decisions > 0 and first.reward != second.reward, "two players are two draws"
+    assert 0 < first.invalid.value < 1
+
+
+def test_a_limit_of_tokens_counts_what_models_write(sampled, tmp_path):
+    part = play(tmp_path, sampled, limits=fa.BenchLimits(max_tokens=10, max_live_episodes=1))
+    written = sum(seat.tokens for record in part.records for seat in record.seats.values())
+    assert part.stopped == "max_tokens=10 was reached" and 10 <= written <= 12
+    assert play(tmp_path, sampled).complete
+
+
+def test_an_interrupted_benchmark_keeps_what_was_played(tmp_path):
+    seen = []
+
+    def stops(observation):
+        seen.append(observation)
+        if len(seen) == 8:
+            raise KeyboardInterrupt
+        return passive(observation)
+
+    players = {"stops": fa.Scripted(stops), "random": fa.Random()}
+    with pytest.raises(KeyboardInterrupt, match="keeps what was played: run it again"):
+        play(tmp_path, players, limits=fa.BenchLimits(max_live_episodes=1))
+    rest = play(tmp_path, players)
+    assert rest.complete and rest.timing["reused"] > 0
