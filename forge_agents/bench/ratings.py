@@ -22,6 +22,7 @@ SCALE = 400 / math.log(10)
 PRIOR_DRAWS = 1.0
 """Draws added between any two players that met: a player that never lost still gets a finite rating."""
 _RESAMPLES = 400
+_Z = 1.959963984540054
 _STEPS = 200
 
 
@@ -31,7 +32,7 @@ class Rating:
 
     value: float
     low: float
-    """Lower end of the 95 % bootstrap interval over seeds."""
+    """Lower end of the 95 % interval; NaN where there is one seed only."""
     high: float
     games: int
 
@@ -47,20 +48,17 @@ class Game:
     """1: the first won; 0.5: a draw; 0: the second won."""
 
 
-def bradley_terry(
-    wins: npt.ArrayLike, *, prior_draws: float = PRIOR_DRAWS, errors: bool = True
-) -> tuple[Floats, Floats]:
+def bradley_terry(wins: npt.ArrayLike, *, prior_draws: float = PRIOR_DRAWS) -> tuple[Floats, Floats]:
     """Strengths by maximum likelihood (Bradley and Terry 1952), by Newton's method.
 
     Args:
         wins: ``[K, K]``; row i, column j: games that i won against j, draws as a half for each.
         prior_draws: Added between every two players that met; 0 is plain maximum likelihood, which is infinite where
             a player won or lost every game.
-        errors: Whether standard errors are wanted.
 
     Returns:
         Log-odds strengths ``[K]`` with mean 0, and their standard errors ``[K]`` from the Hessian, which take every
-        game as independent; NaN where they were not asked for.
+        game as independent.
 
     Raises:
         ValueError: Some players are not linked to the others by games, so they cannot be compared; or, without a
@@ -84,10 +82,8 @@ def bradley_terry(
         step = np.linalg.solve(_information(games, p) + np.ones((k, k)) / k, gradient)
         theta = theta + np.clip(step, -2.0, 2.0)
         theta -= theta.mean()
-        if np.abs(step).max() < 1e-12:
+        if np.abs(step).max() < 1e-10:
             break
-    if not errors:
-        return theta, np.full(k, math.nan)
     p = 1 / (1 + np.exp(theta[None, :] - theta[:, None]))
     covariance = np.linalg.pinv(_information(games, p))
     return theta, np.sqrt(np.diag(covariance))
@@ -96,8 +92,9 @@ def bradley_terry(
 def rate_players(games: Sequence[Game], players: Sequence[str], *, seed: int = 0) -> dict[str, Rating]:
     """Ratings of the players that met somebody, by name, best first.
 
-    Intervals are percentiles of a bootstrap over seeds, because games of one seed are not independent. Empty where
-    nobody met, or where the players are not all linked by games.
+    Intervals are the wider of two: percentiles of a bootstrap over seeds, because games of one seed are not
+    independent, and those of the likelihood's curvature, because resampling a player that always wins tells nothing.
+    Empty where nobody met, or where the players are not all linked by games.
     """
     names = [name for name in players if any(name in (game.first, game.second) for game in games)]
     if len(names) < 2:
@@ -108,15 +105,16 @@ def rate_players(games: Sequence[Game], players: Sequence[str], *, seed: int = 0
     total = tables.sum(0)
     if not _linked((total + total.T) > 0):
         return {}
-    theta, _ = bradley_terry(total, errors=False)
+    theta, error = bradley_terry(total)
     rng = np.random.default_rng(seed)
     draws = []
     for _ in range(_RESAMPLES if len(tables) > 1 else 0):
         drawn = tables[rng.integers(len(tables), size=len(tables))].sum(0)
         if _linked((drawn + drawn.T) > 0):
-            draws.append(bradley_terry(drawn, errors=False)[0])
+            draws.append(bradley_terry(drawn)[0])
     spread = np.percentile(draws, [2.5, 97.5], axis=0) if draws else np.full((2, len(names)), math.nan)
-    low, high = MEAN + SCALE * spread
+    low = MEAN + SCALE * np.minimum(spread[0], theta - _Z * error)
+    high = MEAN + SCALE * np.maximum(spread[1], theta + _Z * error)
     counts = total.sum(0) + total.sum(1)
     rated = {
         name: Rating(

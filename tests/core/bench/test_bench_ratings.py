@@ -59,6 +59,14 @@ def test_ratings_are_elo_like_ordered_and_seeded():
     assert rated == rate_players(games, ["weak", "strong", "absent"])
 
 
+def test_a_player_that_always_wins_is_not_rated_with_certainty():
+    rated = rate_players([Game(seed, "a", "b", 1.0) for seed in range(8)], "ab")["a"]
+    assert rated.value - MEAN == pytest.approx(SCALE * math.log(8.5 / 0.5) / 2)
+    error = math.sqrt(1 / (9 * (8.5 / 9) * (0.5 / 9))) / 2
+    assert rated.high - rated.value == pytest.approx(SCALE * 1.96 * error, rel=1e-4)
+    assert math.isnan(rate_players([Game(0, "a", "b", 1.0)], "ab")["a"].low)
+
+
 def test_games_of_one_seed_are_one_piece_of_evidence():
     few = rate_players([Game(s, "a", "b", float(s % 3 > 0)) for s in range(12) for _ in range(10)], "ab")["a"]
     many = rate_players([Game(s, "a", "b", float(s % 3 > 0)) for s in range(120)], "ab")["a"]
