@@ -32,8 +32,10 @@ def bold(observation):
     return "call" if "call" in observation else "bet"
 
 
-def play(folder, players=None, suite=KUHN, **more):
-    players = players or {"passive": fa.Scripted(passive), "bold": fa.Scripted(bold), "random": fa.Random()}
+PLAYERS = {"passive": fa.Scripted(passive), "bold": fa.Scripted(bold), "random": fa.Random()}
+
+
+def play(folder, players=PLAYERS, suite=KUHN, **more):
     return fa.benchmark(players, suite, out_dir=folder, progress=False, **{"episodes": 6, **more})
 
 
@@ -63,10 +65,12 @@ def test_the_same_seed_gives_the_same_report_however_many_episodes_run_at_once(t
     assert without_timing(one) != without_timing(play(tmp_path / "c", seed=1))
 
 
-def test_what_was_played_is_not_repeated_and_more_seeds_extend_it(tmp_path):
+def test_what_was_played_is_not_repeated_and_more_seeds_extend_it(tmp_path, capsys):
     play(tmp_path)
-    again = play(tmp_path)
+    assert capsys.readouterr().err == ""
+    again = fa.benchmark(PLAYERS, KUHN, episodes=6, out_dir=tmp_path)
     assert (again.timing["played"], again.timing["reused"]) == (0, 54)
+    assert "54 episodes were played before and are not repeated" in capsys.readouterr().err
     more = play(tmp_path, episodes=8)
     assert (more.timing["played"], more.timing["reused"]) == (18, 54)
 

@@ -109,3 +109,17 @@ def test_pass_at_k_counts_all_choices(case):
     assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, draws)) / len(draws))
     with pytest.raises(ValueError, match="1 <= k"):
         pass_at_k(n, c, n + 1)
+
+
+def test_intervals_of_rates_hold_the_truth_where_episodes_of_a_seed_are_alike():
+    rng = np.random.default_rng(0)
+    held = {"each alone": 0, "by seed": 0}
+    for _ in range(200):
+        of_seed = rng.random(64) < 0.3
+        alike = rng.random((64, 4)) < 0.9
+        hits = np.where(alike, of_seed[:, None], rng.random((64, 4)) < 0.3).sum(1)
+        low, high = wilson(hits.sum(), 256)
+        held["each alone"] += low <= 0.3 <= high
+        found = rate(hits, [4] * 64)
+        held["by seed"] += found.low <= 0.3 <= found.high
+    assert held["each alone"] < 160 and held["by seed"] >= 182
