@@ -153,7 +153,7 @@ def test_the_best_sibling_is_preferred_to_the_worst(renderer):
     found = pairs([*played, episode("y", 1.0, seed=1)], renderer)
     (pair,) = found.items
     assert (answers(pair.chosen), answers(pair.rejected)) == (["c"], ["a"])
-    assert found.counts == {"learned": 1, "groups without a difference": 1}
+    assert found.counts == {"learned": 1, "groups without a difference": 1, "rendered from text": 2}
     with pytest.raises(ValueError, match="nothing is left to learn.*2 groups without a difference"):
         pairs([*played, episode("y", 1.0, seed=1)], renderer, min_difference=0.8)
 

@@ -232,7 +232,9 @@ def test_what_a_script_played_is_rendered_from_its_text(read, renderer):
 
 def test_tokens_of_another_vocabulary_are_rendered_from_their_text(read, renderer):
     foreign = turn(renderer, (1, 2), "one", response=(7, 8, 9))
-    (item,) = read([Trajectory(agent="p0", policy="big", turns=(foreign,))]).items
+    found = read([Trajectory(agent="p0", policy="big", turns=(foreign,))])
+    (item,) = found.items
+    assert found.counts == {"learned": 1, "rendered from text": 1}
     assert item.ids[item.mask].tolist() == ids("one", END)
     assert item.ids.tolist()[:6] == ids(START, "user\n")
 

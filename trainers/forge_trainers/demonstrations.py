@@ -48,7 +48,7 @@ class Gathered(Generic[T]):
 
     items: Sequence[T]
     counts: Mapping[str, int]
-    """What became of what arrived: ``learned``, and why others were left out."""
+    """What became of what arrived: ``learned``, ``rendered from text``, and why others were left out."""
 
     @property
     def digest(self) -> str:
@@ -81,7 +81,7 @@ def read_demonstrations(
     rows, played = read_items(data, policy, counts)
     items = [from_row(source, row, renderer) for source, row in rows]
     for one in _best(rewarded(played, reward), config, counts):
-        items += streams_of(one, renderer)
+        items += streams_of(one, renderer, counts)
     kept = [item for item in items if fits((item,), room, config, counts)]
     return gathered(kept, counts, policy)
 
@@ -261,14 +261,15 @@ def _best(played: Sequence[Played], config: SFTConfig, counts: Counter[str]) -> 
     return [good[number] for number in chosen]
 
 
-def streams_of(one: Played, renderer: Renderer) -> list[Demonstration]:
-    """Its own tokens where the learner reads them as the actions that were played, else its text."""
+def streams_of(one: Played, renderer: Renderer, counts: Counter[str]) -> list[Demonstration]:
+    """Its own tokens where the learner reads them as the actions that were played, else its text, which is counted."""
     from forge_trainers.packing import samples_from
 
     trajectory = one.trajectory
     if all(turn.response_ids and renderer.text(turn.response_ids) == turn.action for turn in trajectory.turns):
         samples = samples_from(trajectory, [1.0] * len(trajectory.turns), 0)
         return [stream(one.source, sample.token_ids, sample.loss_mask) for sample in samples]
+    counts["rendered from text"] += 1
     messages = [("system", trajectory.instructions)] if trajectory.instructions else []
     for turn in trajectory.turns:
         messages += [("user", turn.observation), ("assistant", turn.action)]

@@ -77,7 +77,8 @@ class DPOTrainer(OfflineTrainer[Pair]):
         weight_T = weight_n.float().repeat_interleave(batch["samples"]["length"])
         batch["tokens"]["advantages"] = weight_T * batch["tokens"]["loss_mask"]
         found = await learner.train_step(batch, timeout_s=self.config.stage_timeout_s)
-        return {f"train/{name}": value for name, value in _judged(margin_P).items()} | learner_metrics(found)
+        metrics = {f"train/{name}": value for name, value in _judged(margin_P).items()}
+        return metrics | learner_metrics(found, self.config)
 
     async def _measure(self, learner: Learner, items: Sequence[Pair]) -> dict[str, float]:
         import torch

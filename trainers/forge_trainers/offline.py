@@ -266,10 +266,10 @@ def rows_of(step: int, rows: int, config: OfflineConfig) -> list[int]:
     return [int(orders[at // rows][at % rows]) for at in wanted]
 
 
-def learner_metrics(found: Mapping[str, float]) -> dict[str, float]:
+def learner_metrics(found: Mapping[str, float], config: OfflineConfig) -> dict[str, float]:
     """What the learner says of a step that has no sampler; its loss is left to the caller."""
     plain = ("tokens", "loss_tokens", "tokens_per_s")
-    hidden = ("loss", "step_s", *plain)
+    hidden = ("loss", "step_s", *plain, *(() if config.learner.kl_coef else ("kl",)))
     return {name: float(found[name]) for name in plain} | {
         f"learner/{name}": float(value)
         for name, value in found.items()

@@ -71,7 +71,7 @@ def read_pairs(
     rows, played = read_items(data, policy, counts)
     pairs = [_from_row(source, row, renderer) for source, row in rows]
     pairs += [
-        Pair(chosen=tuple(streams_of(best, renderer)), rejected=tuple(streams_of(worst, renderer)))
+        Pair(chosen=tuple(streams_of(best, renderer, counts)), rejected=tuple(streams_of(worst, renderer, counts)))
         for best, worst in _extremes(rewarded(played, reward), config, counts)
     ]
     kept = [pair for pair in pairs if fits((*pair.chosen, *pair.rejected), room, config, counts)]

@@ -80,7 +80,7 @@ class SFTTrainer(OfflineTrainer[Demonstration]):
 
         batch = pack([item.sample() for item in items])
         found = await learner.train_step(batch, timeout_s=self.config.stage_timeout_s)
-        return {"train/loss": float(found["loss"]), **learner_metrics(found)}
+        return {"train/loss": float(found["loss"]), **learner_metrics(found, self.config)}
 
     async def _measure(self, learner: Learner, items: Sequence[Demonstration]) -> dict[str, float]:
         found = await self._predicted(learner, items)
