@@ -83,12 +83,16 @@ def player_facts(player: AnyPolicy, engine: EngineConfig | None = None) -> dict[
 
 
 def code_of(spec: EnvSpec) -> str:
-    """Hash of the module that an environment is written in, its registered arguments and its library's version."""
+    """Hash of an environment's module, its registered arguments and its library's version.
+
+    Of an environment in the program itself, its own source alone: the rest of a script or notebook changes often.
+    """
     target = spec.load()
     module = inspect.getmodule(target)
+    whole = module is not None and module.__name__ != "__main__" and getattr(module, "__file__", None)
     library = _LIBRARIES.get(spec.id.split("/")[0], "")
     facts = {
-        "source": _source(module if module is not None and getattr(module, "__file__", None) else target),
+        "source": _source(module if whole else target),
         "kwargs": json.loads(json.dumps(dict(spec.kwargs), default=repr, sort_keys=True)),
         "library": f"{library} {_version(library)}" if library else "",
     }
