@@ -7,7 +7,7 @@ observations and actions are text. Waits for nothing.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -35,6 +35,7 @@ class WrappedEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
         *,
         obs_to_text: Callable[[Any, str], str],
         text_to_action: Callable[[str, str, Space[Any]], Any],
+        legal_actions: Callable[[Any, str], Sequence[str]] | None = None,
         instructions: str | Callable[[str], str] | None = None,
         illegal_reward: float = -1.0,
         max_turns: int | None = None,
@@ -56,6 +57,7 @@ class WrappedEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
         self.max_turns = max_turns
         self.agents: list[str] = []
         self._to_text, self._to_action, self._instructions = obs_to_text, text_to_action, instructions
+        self._legal = legal_actions
         self._illegal_reward = illegal_reward
         self._max_chars = {"observation": max_observation_chars, "action": max_action_chars}
         self._spaces: dict[tuple[str, str], TextSpace] = {}
@@ -163,6 +165,12 @@ class WrappedEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
         self.rewards, self._cumulative_rewards = dict(env.rewards), dict(env._cumulative_rewards)
         self.terminations, self.truncations = dict(env.terminations), dict(env.truncations)
         self.infos = {agent: dict(info) for agent, info in env.infos.items()}
+        agent = self.agent_selection
+        if self._legal is not None and agent in self.agents:
+            for info in self.infos.values():
+                info.pop("legal_actions", None)
+            if not (self.terminations[agent] or self.truncations[agent]):
+                self.infos[agent]["legal_actions"] = list(self._legal(env.observe(agent), agent))
 
     def _end(self, agent: str, rewards: Mapping[str, float], info: Mapping[str, Any]) -> None:
         """End the game for everybody: the environment inside never sees an illegal action."""
@@ -194,6 +202,7 @@ def wrap(
     *,
     obs_to_text: Callable[[Any, str], str],
     text_to_action: Callable[[str, str, Space[Any]], Any],
+    legal_actions: Callable[[Any, str], Sequence[str]] | None = None,
     instructions: str | Callable[[str], str] | None = None,
     illegal_reward: float = -1.0,
     max_turns: int | None = None,
@@ -210,6 +219,8 @@ def wrap(
         env: AEC or parallel; a parallel one is stepped agent by agent, as PettingZoo converts it.
         obs_to_text: ``f(observation, agent)`` gives what the agent reads.
         text_to_action: ``g(text, agent, action_space)`` gives the action that a text means.
+        legal_actions: ``h(observation, agent)`` gives the texts that are legal for the deciding agent, which are then
+            in ``infos[agent]["legal_actions"]``.
         instructions: System prompt, one for all or by agent.
         illegal_reward: Reward of an illegal action.
         max_turns: Decisions of all agents together after which the episode is truncated.
@@ -223,6 +234,7 @@ def wrap(
         env,
         obs_to_text=obs_to_text,
         text_to_action=text_to_action,
+        legal_actions=legal_actions,
         instructions=instructions,
         illegal_reward=illegal_reward,
         max_turns=max_turns,

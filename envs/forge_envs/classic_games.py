@@ -34,6 +34,7 @@ def tic_tac_toe(*, illegal_reward: float = -1.0) -> WrappedEnv:
         _module("tictactoe").raw_env(),
         obs_to_text=_squares,
         text_to_action=_last_number,
+        legal_actions=_legal,
         instructions="You play tic-tac-toe. You are X, your opponent is O. Answer with the number of a free square.",
         illegal_reward=illegal_reward,
     )
@@ -51,6 +52,7 @@ def connect_four(*, illegal_reward: float = -1.0) -> WrappedEnv:
         _module("connect_four").raw_env(),
         obs_to_text=_columns,
         text_to_action=_last_number,
+        legal_actions=_legal,
         instructions="You play connect four. You are X, your opponent is O. Answer with the number of a free column.",
         illegal_reward=illegal_reward,
     )
@@ -58,12 +60,12 @@ def connect_four(*, illegal_reward: float = -1.0) -> WrappedEnv:
 
 def _squares(seen: Mapping[str, Any], agent: str) -> str:
     signs = _signs(seen["observation"], free=np.arange(9).reshape(3, 3))
-    return f"{_drawn(signs.T)}\n{_legal(seen)}"  # PettingZoo numbers the squares column by column
+    return f"{_drawn(signs.T)}\n{_free(seen, agent)}"  # PettingZoo numbers the squares column by column
 
 
 def _columns(seen: Mapping[str, Any], agent: str) -> str:
     signs = _signs(seen["observation"], free=np.full((6, 7), "."))
-    return f"{_drawn(signs)}\n{' '.join('0123456')}\n{_legal(seen)}"
+    return f"{_drawn(signs)}\n{' '.join('0123456')}\n{_free(seen, agent)}"
 
 
 def _last_number(text: str, agent: str, space: Space[Any]) -> int:
@@ -79,9 +81,13 @@ def _drawn(signs: np.ndarray[Any, Any]) -> str:
     return "\n".join(" ".join(row) for row in signs)
 
 
-def _legal(seen: Mapping[str, Any]) -> str:
-    moves = np.flatnonzero(seen["action_mask"])
-    return f"Free: {', '.join(map(str, moves))}" if len(moves) else "Not your turn."
+def _legal(seen: Mapping[str, Any], agent: str) -> list[str]:
+    return [str(move) for move in np.flatnonzero(seen["action_mask"])]
+
+
+def _free(seen: Mapping[str, Any], agent: str) -> str:
+    moves = _legal(seen, agent)
+    return f"Free: {', '.join(moves)}" if moves else "Not your turn."
 
 
 def _module(name: str) -> ModuleType:

@@ -2,6 +2,7 @@ import builtins
 import copy
 import sys
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -86,3 +87,16 @@ def test_a_missing_library_is_named_with_its_command(monkeypatch):
     monkeypatch.delitem(sys.modules, "pettingzoo.classic.tictactoe.tictactoe", raising=False)
     with pytest.raises(ForgeError, match="pip install pygame-ce"):
         fa.make("forge/TicTacToe-v0")
+
+
+def test_the_deciding_seat_is_told_its_legal_moves_and_random_players_keep_to_them():
+    env = fa.make("forge/TicTacToe-v0")
+    env.reset(seed=0)
+    first, second = env.possible_agents
+    assert env.infos[first]["legal_actions"] == list("012345678") and "legal_actions" not in env.infos[second]
+    env.step("4")
+    assert env.infos[second]["legal_actions"] == list("01235678") and "legal_actions" not in env.infos[first]
+    rng = np.random.default_rng(0)
+    while not any(env.terminations.values()):
+        env.step(str(rng.choice(env.infos[env.agent_selection]["legal_actions"])))
+    assert not any("illegal" in info or "legal_actions" in info for info in env.infos.values())
