@@ -66,10 +66,10 @@ def text_rule(name, family, grade):
 
 
 def weak_verifiers():
-    """Eight honest but weak judges in three families and two loners."""
+    """Eight honest but weak judges. Those of a family err together: both look at the size, or at the style."""
     return [
-        number_rule("parity", "residue", lambda n, a, b: n % 2 == (a % 2 + b % 2) % 2),
-        number_rule("threes", "residue", lambda n, a, b: n % 3 == (a % 3 + b % 3) % 3),
+        number_rule("parity", None, lambda n, a, b: n % 2 == (a % 2 + b % 2) % 2),
+        number_rule("threes", None, lambda n, a, b: n % 3 == (a % 3 + b % 3) % 3),
         number_rule("size", "magnitude", lambda n, a, b: max(a, b) < n <= 2 * max(a, b)),
         number_rule("rough", "magnitude", lambda n, a, b: abs(n - 10 * round(a / 10) - 10 * round(b / 10)) <= 6),
         text_rule("shows both", "style", lambda text, a, b: str(a) in text and str(b) in text),
