@@ -24,15 +24,6 @@ from forge_envs.adapters import verifiers_rollout
 from forge_envs.adapters.verifiers import wrap
 
 
-@pytest.fixture(scope="module", autouse=True)
-def signals():
-    """The library installs handlers whenever an environment is made."""
-    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in kept.items():
-        signal.signal(number, handler)
-
-
 def rows(*entries):
     return Dataset.from_list(list(entries))
 
