@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import re
 import threading
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
@@ -222,6 +223,10 @@ def _running_thread() -> _Thread:
 _errors: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("errors of a rollout", default=None)
 
 
+_ACTOR = re.compile(r"^(?:\[actor=\S*\] ?)+")
+"""What Monarch, once it runs, puts before every message, once per handler."""
+
+
 class _Listener(logging.Handler):
     """Notes the errors that the library logs within a rollout.
 
@@ -231,7 +236,7 @@ class _Listener(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         noted, last = _errors.get(), logging.lastResort
         if noted is not None and record.levelno >= logging.ERROR:
-            noted.append(" ".join(record.getMessage().split())[:300])
+            noted.append(_ACTOR.sub("", " ".join(record.getMessage().split()))[:300])
         elif last is not None and record.levelno >= last.level and _logger.handlers == [self]:
             last.handle(record)
 

@@ -245,7 +245,13 @@ def test_an_exception_or_a_missed_deadline_is_data(text, told):
     assert env.observe("agent") == "A number, please."
 
 
-def test_errors_that_the_library_scores_are_told():
+@pytest.mark.parametrize("prefix", ["", "[actor=<root>] [actor=<root>] "], ids=["plain", "with Monarch"])
+def test_errors_that_the_library_scores_are_told(prefix, monkeypatch):
+    def prefixed(record):
+        record.msg = f"{prefix}{record.msg}"
+        return True
+
+    monkeypatch.setattr(verifiers_rollout._listener, "filters", [prefixed])
     env = wrap(guess())
     env.reset(seed=0)
     env.step("sandbox")
