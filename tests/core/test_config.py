@@ -96,4 +96,6 @@ def test_a_reward_that_cannot_be_imported_is_named(config):
 @pytest.mark.parametrize("file", sorted((Path(__file__).parents[2] / "examples").glob("*.yaml")), ids=lambda f: f.name)
 def test_every_example_is_a_valid_run(file):
     run = read(str(file))
-    fa.make(run.env, **run.env_args).close()
+    env = fa.make(run.env, **run.env_args)
+    assert env.possible_agents and run.policies and run.steps > 0
+    env.close()

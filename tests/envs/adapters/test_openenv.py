@@ -90,6 +90,8 @@ def test_hostile_texts_are_actions_like_others(server):
     env.reset(seed=0)
     for text in HOSTILE_STRINGS:
         env.step(text)
+        assert env.observation_space("agent").contains(env.observe("agent"))
+        assert "error" not in env.infos["agent"], env.infos["agent"]
         if env.terminations["agent"]:
             env.reset(seed=0)
     env.close()
