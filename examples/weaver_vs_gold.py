@@ -6,7 +6,8 @@ The arms differ in the reward only: (a) the best single verifier, chosen with go
 
     python examples/weaver_vs_gold.py [--seeds 0 1 2] [--steps 20] [--out runs/weaver]
 
-took about an hour on two CPU cores that did other work too and writes ``weaver_vs_gold.png``. Finished runs are not repeated.
+took about an hour on two CPU cores that did other work too, and writes ``weaver_vs_gold.png``. Finished runs are not
+repeated.
 """
 
 import argparse
