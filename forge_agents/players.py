@@ -6,6 +6,7 @@ their own deadlines, and for people.
 
 from __future__ import annotations
 
+import hashlib
 import time
 import zlib
 from collections.abc import Mapping, Sequence
@@ -50,7 +51,12 @@ class Generator(Protocol):
     def max_model_len(self) -> int: ...  # noqa: D102
 
     async def generate(  # noqa: D102
-        self, prompt_ids: tuple[int, ...], sampling: Sampling, *, choices: Sequence[str] = ()
+        self,
+        prompt_ids: tuple[int, ...],
+        sampling: Sampling,
+        *,
+        choices: Sequence[str] = (),
+        seed: int | None = None,
     ) -> Completion: ...
 
 
@@ -63,13 +69,26 @@ class Player(Protocol):
 
 
 class ModelPlayer:
-    """A served model in a seat; keeps the seat's token stream."""
+    """A served model in a seat; keeps the seat's token stream.
+
+    Args:
+        constrain: Sample among the legal actions only.
+        draw: Names this seat of this episode: what is sampled follows from it and the turn, whatever else the engine
+            does. None: from the engine's own stream of random numbers.
+    """
 
     def __init__(
-        self, engine: Generator, renderer: Renderer, sampling: Sampling, instructions: str, *, constrain: bool = False
+        self,
+        engine: Generator,
+        renderer: Renderer,
+        sampling: Sampling,
+        instructions: str,
+        *,
+        constrain: bool = False,
+        draw: str | None = None,
     ) -> None:
         self._engine, self._renderer, self._sampling, self._instructions = engine, renderer, sampling, instructions
-        self._constrain = constrain
+        self._constrain, self._draw, self._decisions = constrain, draw, 0
         self._last: Decision | None = None
 
     async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
@@ -87,10 +106,11 @@ class ModelPlayer:
         sampling = replace(self._sampling, max_tokens=min(self._sampling.max_tokens, room))
         started = time.perf_counter()
         legal = info.get("legal_actions") if self._constrain else None
-        if legal:
-            completion = await self._engine.generate(prompt_ids, sampling, choices=tuple(legal))
-        else:
-            completion = await self._engine.generate(prompt_ids, sampling)
+        asked: dict[str, Any] = {"choices": tuple(legal)} if legal else {}
+        if self._draw is not None:
+            asked["seed"] = _seed_of(f"{self._draw}/{self._decisions}")
+            self._decisions += 1
+        completion = await self._engine.generate(prompt_ids, sampling, **asked)
         if completion.finish_reason == "length" and sampling.max_tokens < self._sampling.max_tokens:
             completion = replace(completion, finish_reason="context")
         self._last = Decision(
@@ -100,6 +120,10 @@ class ModelPlayer:
             generate_s=time.perf_counter() - started,
         )
         return self._last
+
+
+def _seed_of(draw: str) -> int:
+    return int.from_bytes(hashlib.sha256(draw.encode()).digest()[:4], "big")
 
 
 class EndpointPlayer:
@@ -195,18 +219,25 @@ def player_for(
     episode_seed: int,
     instructions: str,
     served: Mapping[str, Served],
+    draw: str | None = None,
 ) -> Player:
     """A fresh player of `policy` for one seat of one episode.
 
     Args:
         served: Engines of the model policies, by policy name.
+        draw: Names the episode among all that are ever played; see `ModelPlayer`.
     """
     if isinstance(policy, Policy):
         if policy.name not in served:
             raise ValueError(f"policy {policy.name!r} has no engine; running engines: {', '.join(served) or 'none'}")
         live = served[policy.name]
         return ModelPlayer(
-            live.engine, live.renderer, policy.sampling, instructions, constrain=policy.constrain_actions
+            live.engine,
+            live.renderer,
+            policy.sampling,
+            instructions,
+            constrain=policy.constrain_actions,
+            draw=None if draw is None else f"{draw}/{agent}",
         )
     if isinstance(policy, Endpoint):
         return EndpointPlayer(policy, instructions)

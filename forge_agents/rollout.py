@@ -82,6 +82,7 @@ async def play(
     env_id: str = "",
     served: Mapping[str, Served] | None = None,
     max_turns: int = 1000,
+    draw: str | None = None,
 ) -> Episode:
     """Play one episode to its end.
 
@@ -91,6 +92,8 @@ async def play(
         served: Engines of the model policies, by policy name.
         max_turns: Decisions after which the episode is cut off, whatever the environment says; a round that has begun
             is played.
+        draw: Names the episode, so that what models sample in it follows from the name and the turn; None samples
+            from the engines' own streams of random numbers.
 
     Returns:
         The episode, with a trajectory for every agent that took part. If the environment or a scripted player raised,
@@ -110,7 +113,12 @@ async def play(
             tell = hook(env, "instructions") or _no_instructions
             instructions = str(await _guard("observe", env, tell, agent))
             player = player_for(
-                policies[agent], agent=agent, episode_seed=seed, instructions=instructions, served=served or {}
+                policies[agent],
+                agent=agent,
+                episode_seed=seed,
+                instructions=instructions,
+                served=served or {},
+                draw=draw,
             )
             seats[agent] = _Seat(policies[agent].name, player, instructions)
         return seats[agent]
@@ -301,19 +309,25 @@ class Rollout:
     retries: int = 1
     """How often a failed episode is played again, each time in a fresh environment."""
 
-    async def group(self, seed: int, size: int, *, limit: asyncio.Semaphore | None = None) -> EpisodeGroup:
+    async def group(
+        self, seed: int, size: int, *, limit: asyncio.Semaphore | None = None, draw: str | None = None
+    ) -> EpisodeGroup:
         """Play `size` siblings with one seed and the same opponents.
 
         Args:
             limit: Bounds how many episodes live at once.
+            draw: Names the group, so that what models sample follows from the name, the sibling and the turn and not
+                from what engines did before; None samples from the engines' own streams of random numbers.
         """
         if size < 1:
             raise ValueError(f"group of {size} episodes is empty; ask for at least 1")
         limit = limit or asyncio.Semaphore(size)
-        episodes = await all_or_first_error(self._episode(seed, limit) for _ in range(size))
+        episodes = await all_or_first_error(
+            self._episode(seed, limit, None if draw is None else f"{draw}/{sibling}") for sibling in range(size)
+        )
         return EpisodeGroup(env_id=self.env_id, seed=seed, episodes=tuple(episodes))
 
-    async def _episode(self, seed: int, limit: asyncio.Semaphore) -> Episode:
+    async def _episode(self, seed: int, limit: asyncio.Semaphore, draw: str | None) -> Episode:
         async with limit:
             for attempt in range(self.retries + 1):
                 env = None
@@ -327,6 +341,7 @@ class Rollout:
                         env_id=self.env_id,
                         served=self.served,
                         max_turns=self.max_turns,
+                        draw=None if draw is None else f"{draw}/{attempt}",
                     )
                 finally:
                     if env is not None:

@@ -275,12 +275,18 @@ class _Seeded:
         return self._engine.max_model_len
 
     async def generate(
-        self, prompt_ids: tuple[int, ...], sampling: Sampling, *, choices: Sequence[str] = ()
+        self,
+        prompt_ids: tuple[int, ...],
+        sampling: Sampling,
+        *,
+        choices: Sequence[str] = (),
+        seed: int | None = None,
     ) -> Completion:
-        """As the engine's, with a seed of its own for each request."""
+        """As the engine's; a request without a seed gets one of its own."""
         text = f"{self._key}/{next(self._count)}"
-        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+        own = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
         engine: Any = self._engine
+        seed = own if seed is None else seed
         done: Completion = await engine.generate(prompt_ids, sampling, choices=choices, seed=seed)
         return done
 

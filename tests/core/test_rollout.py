@@ -244,3 +244,27 @@ def test_many_live_episodes_keep_to_the_limit():
 
     assert len(asyncio.run(main()).episodes) == 50
     assert most == 7
+
+
+def test_what_a_model_samples_follows_from_the_name_of_its_group():
+    seeds = []
+
+    class Seeded(Echo):
+        async def generate(self, prompt_ids, sampling, *, seed=None):
+            seeds.append(seed)
+            return await super().generate(prompt_ids, sampling)
+
+    served = {"m": Served(Seeded(), Digits())}
+    rollout = Rollout(make_env=Count, env_id="t", seats=fa.Policy("m", name="m"), served=served)
+
+    def asked(draw):
+        seeds.clear()
+        asyncio.run(rollout.group(seed=1, size=2, draw=draw))
+        return sorted(seeds)
+
+    first = asked("0/7/0/3")
+    assert len(set(first)) == 8  # two siblings, two seats, two turns each
+    assert asked("0/7/0/3") == first
+    assert not set(asked("0/8/0/3")) & set(first)
+    asyncio.run(rollout.group(seed=1, size=2))
+    assert seeds[-8:] == [None] * 8

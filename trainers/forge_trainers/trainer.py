@@ -164,7 +164,7 @@ class GRPOTrainer:
                     self._next_step = step + 1
                     metrics |= watch.times | _rates([item.group for item in judged], watch.total_s)
                     metrics |= await self._evaluation(source, step, steps)
-                    self._log(run, step, judged, metrics)
+                    self._log(run, step, judged, lessons, metrics)
                     display.step(step, metrics)
                     if (step + 1) % self.config.checkpoint_every == 0 or step + 1 == steps or interrupt.asked:
                         await self._checkpoints.save(step + 1, stack.learners)
@@ -199,8 +199,10 @@ class GRPOTrainer:
         config = self.config
         limit = asyncio.Semaphore(config.max_live_episodes)
         tasks = source.tasks(config.seed, step, config.groups_per_step if count is None else count, refill=refill)
+        where = f"{config.seed}/{step}/{refill}"  # a resumed run samples what it would have
         return await all_or_first_error(
-            self._rollout(source, task.env_id).group(task.seed, config.group_size, limit=limit) for task in tasks
+            self._rollout(source, task.env_id).group(task.seed, config.group_size, limit=limit, draw=f"{where}/{i}")
+            for i, task in enumerate(tasks)
         )
 
     async def _learn(self, lessons: Lessons) -> dict[str, float]:
@@ -256,7 +258,8 @@ class GRPOTrainer:
         await self._started(source, learn=False)
         limit = asyncio.Semaphore(self.config.max_live_episodes)
         playing = all_or_first_error(
-            self._rollout(source, task.env_id).group(task.seed, 1, limit=limit) for task in source.held_out(episodes)
+            self._rollout(source, task.env_id).group(task.seed, 1, limit=limit, draw=f"{self.config.seed}/held-out/{i}")
+            for i, task in enumerate(source.held_out(episodes))
         )
         groups = await with_deadline(playing, self.config.stage_timeout_s, who="episodes", what="evaluation")
         judged = await judge(groups, reward, timeout_s=self.config.stage_timeout_s)
@@ -348,13 +351,19 @@ class GRPOTrainer:
             )
         return empty + 1
 
-    def _log(self, run: RunFolder, step: int, judged: Sequence[JudgedGroup], metrics: dict[str, float]) -> None:
+    def _log(
+        self, run: RunFolder, step: int, judged: Sequence[JudgedGroup], lessons: Lessons, metrics: dict[str, float]
+    ) -> None:
         run.log(step, metrics)
         run.keep_verifiers(step, self.reward)
-        rows = [(e, item.episode_rewards(i)) for item in judged for i, e in enumerate(item.group.episodes)]
+        rows = [
+            (episode, item.episode_rewards(sibling), lessons.advantages.get((number, sibling), {}))
+            for number, item in enumerate(judged)
+            for sibling, episode in enumerate(item.group.episodes)
+        ]
         rows.sort(key=lambda row: row[0].error is None)  # what failed is worth reading first
         kept = rows[: self.config.keep_episodes]
-        run.keep_episodes(step, [episode for episode, _ in kept], [rewards for _, rewards in kept])
+        run.keep_episodes(step, [row[0] for row in kept], [row[1] for row in kept], [row[2] for row in kept])
 
     async def _stop(self) -> None:
         if self._stack is not None:
