@@ -62,8 +62,10 @@ def test_rewards_are_split_by_group_and_role():
 def test_only_trainable_policies_learn_and_roles_have_their_own_baseline():
     lessons = lessons_from(judged([group((0, 10), (1, 30), b_policy="hero")]), Credit(scale="none"), {"hero"})
     assert [s.advantages[-1] for s in lessons.samples["hero"]] == [-0.5, 0.5, -10, 10]
+    assert lessons.advantages == {(0, 0): {"a": [-0.5], "b": [-10.0]}, (0, 1): {"a": [0.5], "b": [10.0]}}
     frozen = lessons_from(judged([group((0, 10), (1, 30))]), Credit(), {"hero"})
     assert len(frozen.samples["hero"]) == 2
+    assert [sorted(own) for own in frozen.advantages.values()] == [["a"], ["a"]]
 
 
 def test_groups_that_teach_nothing_are_counted_by_reason():

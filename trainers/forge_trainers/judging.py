@@ -175,6 +175,8 @@ class Lessons:
     counts: Mapping[str, int]
     """Groups by fate: ``used``, ``failed`` (an episode kept failing), ``abstained`` (a reward was NaN), ``flat`` (no
     trained trajectory differed from those it is compared with by more than the noise)."""
+    advantages: Mapping[tuple[int, int], Mapping[str, Sequence[float]]]
+    """By group and sibling, then by agent: one number per turn. Trajectories that teach nothing are absent."""
 
 
 def lessons_from(
@@ -198,6 +200,7 @@ def lessons_from(
     scored: dict[str, list[Scored]] = {}  # by column; one without a name where rewards are not credited apart
     weights: dict[str, float] = {"": 1.0}
     trajectories: list[Trajectory] = []
+    siblings: list[int] = []
     for number, item in enumerate(judged):
         if item.group.failed:
             counts["failed"] += 1
@@ -210,20 +213,24 @@ def lessons_from(
         usable.append(number)
         for agent in trained:
             trajectories += [episode.trajectories[agent] for episode in item.group.episodes]
+            siblings += range(len(item.group.episodes))
             for name, (weight, column) in (item.columns or {"": (1.0, item)}).items():
                 weights[name] = weight
                 scored.setdefault(name, []).extend(_scored(column, agent, number, name))
     samples: dict[str, list[Sample]] = {}
     used: set[int] = set()
-    advantages = {name: credit.assign(column, baselines) for name, column in scored.items()}
+    learned: dict[tuple[int, int], dict[str, Sequence[float]]] = {}
+    assigned = {name: credit.assign(column, baselines) for name, column in scored.items()}
     for at, trajectory in enumerate(trajectories):
-        known = [weights[name] * own for name, column in advantages.items() if (own := column[at]) is not None]
+        known = [weights[name] * own for name, column in assigned.items() if (own := column[at]) is not None]
         number = next(iter(scored.values()))[at].seed
-        if known and (cut := samples_from(trajectory, np.sum(known, axis=0).tolist(), group=number, number=at)):
+        advantages = np.sum(known, axis=0).tolist() if known else []
+        if known and (cut := samples_from(trajectory, advantages, group=number, number=at)):
             samples.setdefault(trajectory.policy, []).extend(cut)
+            learned.setdefault((number, siblings[at]), {})[trajectory.agent] = advantages
             used.add(number)
     counts.update(used=len(used), flat=len(usable) - len(used))
-    return Lessons(samples=samples, counts=dict(counts))
+    return Lessons(samples=samples, counts=dict(counts), advantages=learned)
 
 
 def _scored(item: JudgedGroup, agent: str, number: int, column: str) -> list[Scored]:

@@ -76,13 +76,24 @@ class RunFolder:
             self._tensorboard.add_scalar(name, value, step)
         self._tensorboard.flush()
 
-    def keep_episodes(self, step: int, episodes: Sequence[Episode], rewards: Sequence[Mapping[str, float]]) -> None:
-        """Append whole episodes, tokens and all, each with the `rewards` that its agents were trained on."""
+    def keep_episodes(
+        self,
+        step: int,
+        episodes: Sequence[Episode],
+        rewards: Sequence[Mapping[str, float]],
+        advantages: Sequence[Mapping[str, Sequence[float]]] | None = None,
+    ) -> None:
+        """Append whole episodes, tokens and all, each with the `rewards` that its agents were trained on.
+
+        Args:
+            advantages: Per episode, by agent: of each turn's tokens. None where nothing was learned.
+        """
+        learned = advantages or [{}] * len(episodes)
         self._append(
             "episodes.jsonl",
             [
-                {"step": step, "rewards": dict(reward), **dataclasses.asdict(episode)}
-                for episode, reward in zip(episodes, rewards, strict=True)
+                {"step": step, "rewards": dict(reward), "advantages": dict(own), **dataclasses.asdict(episode)}
+                for episode, reward, own in zip(episodes, rewards, learned, strict=True)
             ],
         )
 
