@@ -60,20 +60,6 @@ def test_two_sharded_processes_compute_what_one_does(tiny_llama: Path, random_ba
 
 
 @pytest.mark.timeout(120)
-def test_tensor_parallel_ranks_compute_what_one_does(tiny_llama: Path, random_batch: Batches):
-    async def run() -> tuple[dict[str, float], float]:
-        async with mesh.session():
-            learner = await Learner.start(config(tiny_llama, tp=2, entropy_coef=0.1), world_size=2, timeout_s=90)
-            metrics = await learner.train_step(random_batch(), timeout_s=60)
-            return metrics, float((await learner.logprobs(random_batch())).sum())
-
-    one = LearnerCore(config(tiny_llama, entropy_coef=0.1))
-    found, logprobs = asyncio.run(run())
-    assert near(found, one.train_step(random_batch()))
-    assert logprobs == pytest.approx(float(one.logprobs(random_batch()).sum()), rel=1e-5)
-
-
-@pytest.mark.timeout(120)
 def test_published_versions_reach_a_subscriber(tiny_llama: Path, random_batch: Batches):
     from safetensors.torch import load_file
 

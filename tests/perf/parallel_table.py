@@ -1,0 +1,245 @@
+"""The same five optimiser steps on every parallel layout of the learner, and a checkpoint of each resumed on the next.
+
+In: nothing but the number of cores. Out: a Markdown table, or with ``--json`` the numbers. Waits for four processes,
+together at most `DEADLINE_S` seconds.
+
+    python tests/perf/parallel_table.py [--json]
+
+A random two-layer model in float32 on gloo. The gradient norm is computed apart, in float64, from whole gradients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+DEADLINE_S = 240.0
+STEPS, SAVED_AT = 5, 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """One way to spread the learner."""
+
+    name: str
+    processes: int = 1
+    family: str = "llama"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `LearnerConfig`."""
+
+
+LAYOUTS = (
+    Layout(name="1 process"),
+    Layout(name="DDP 2", processes=2, settings={"dp_replicate": 2, "dp_shard": 1}),
+    Layout(name="FSDP 2", processes=2, settings={"dp_shard": 2}),
+    Layout(name="FSDP 2, microbatches", processes=2, settings={"dp_shard": 2, "max_tokens_per_microbatch": 40}),
+    Layout(name="TP 2", processes=2, settings={"tp": 2}),
+    Layout(name="FSDP 2 x TP 2", processes=4, settings={"dp_shard": 2, "tp": 2}),
+    Layout(name="HSDP 2 x 2", processes=4, settings={"dp_replicate": 2, "dp_shard": 2}),
+)
+"""The first of each family is what the others are compared with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visit:
+    """What processes do while they are laid out in one way."""
+
+    layout: Layout
+    steps: bool
+    """Take all the steps, and save a checkpoint on the way."""
+    resume: Layout | None
+    """Load the checkpoint of this layout and take the steps after it."""
+    port: int
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--json", action="store_true", help="print the numbers instead of the table")
+    asked = parser.parse_args()
+    rows = measure()
+    sys.stdout.write(json.dumps(rows) if asked.json else table(rows))
+    return 0
+
+
+def measure() -> list[dict[str, Any]]:
+    """A row per layout, in order: how far its losses, norms and weights lie from those of its family's first."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import forge_trainers.learner_core  # noqa: F401  (imported once; the processes are forks)
+    from forge_agents.testing._tiny_model import tiny_model
+
+    with tempfile.TemporaryDirectory(prefix="forge-parallel-") as folder:
+        for family in {layout.family for layout in LAYOUTS}:
+            tiny_model(Path(folder, family), family=family)  # type: ignore[arg-type]
+        visits = list(plan())
+        fork = multiprocessing.get_context("fork")
+        ranks = range(max(layout.processes for layout in LAYOUTS))
+        children = [fork.Process(target=_run_rank, args=(rank, visits, Path(folder)), daemon=True) for rank in ranks]
+        for child in children:
+            child.start()
+        try:
+            _wait(children)
+        finally:
+            for child in children:
+                child.kill()
+                child.join()
+        found: dict[str, dict[str, Any]] = json.loads(Path(folder, "rows.json").read_text())
+        return [{"layout": name, **row} for name, row in found.items()]
+
+
+def plan() -> Iterator[Visit]:
+    """Every layout takes the steps and resumes what the one before it saved; the first what the last saved."""
+    families = [[x for x in LAYOUTS if x.family == name] for name in dict.fromkeys(x.family for x in LAYOUTS)]
+    for layouts in families:
+        for before, layout in zip([None, *layouts], layouts, strict=False):
+            yield Visit(layout=layout, steps=True, resume=before, port=_free_port())
+        if len(layouts) > 1:
+            yield Visit(layout=layouts[0], steps=False, resume=layouts[-1], port=_free_port())
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def _wait(children: Sequence[Any]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        alive = any(child.is_alive() for child in children)
+        if failed := [child.exitcode for child in children if child.exitcode]:
+            raise RuntimeError(f"a rank ended with code {failed[0]}; its traceback stands above")
+        if not alive:
+            return
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the ranks did not finish within {DEADLINE_S:g} s")
+        time.sleep(0.05)
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown."""
+    titles = ("layout", "microbatches", "loss", "gradient norm", "weights", "log-probabilities", "weights, resumed")
+    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    for row in rows:
+        numbers = (f"{row[name]:.1e}" for name in ("loss", "norm", "weights", "logprobs", "resumed"))
+        lines.append("| " + " | ".join((row["layout"], f"{row['microbatches']:.0f}", *numbers)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+# ---- in each process
+
+
+def _run_rank(rank: int, visits: Sequence[Visit], folder: Path) -> None:
+    rows: dict[str, dict[str, Any]] = {}
+    serial: dict[str, Any] = {}
+    for visit in visits:
+        layout = visit.layout
+        if rank >= layout.processes:
+            continue
+        learner = _learner(rank, visit, folder)
+        row = rows.setdefault(layout.name, {})
+        if visit.steps:
+            steps = [learner.train_step(_batch(step)) for step in range(SAVED_AT)]
+            learner.save(folder / layout.name)
+            steps += [learner.train_step(_batch(step)) for step in range(SAVED_AT, STEPS)]
+            found = {"steps": steps, "weights": _weights(learner), "logprobs": learner.logprobs(_batch(0))}
+            serial = found if visit.resume is None else serial
+            row |= _compared(found, serial) if rank == 0 else {}
+        if visit.resume is not None:
+            learner.load(folder / visit.resume.name)
+            for step in range(SAVED_AT, STEPS):
+                learner.train_step(_batch(step))
+            weights = _weights(learner)
+            row["resumed"] = _distance(weights, serial["weights"]) if rank == 0 else 0.0
+        _leave()
+    if rank == 0:
+        (folder / "rows.json").write_text(json.dumps(rows))
+
+
+def _learner(rank: int, visit: Visit, folder: Path) -> Any:
+    """This rank's part of a learner that also tells the gradient's norm in float64."""
+    import torch
+
+    from forge_trainers.learner_config import LearnerConfig
+    from forge_trainers.learner_core import LearnerCore
+
+    class Measured(LearnerCore):
+        def _update(self) -> dict[str, float]:
+            gradients = (p.grad.full_tensor().double() for p in self.model.parameters())
+            norm = torch.stack([g.norm() for g in gradients]).norm()
+            return {**super()._update(), "norm": float(norm)}
+
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": visit.layout.processes, "MASTER_PORT": visit.port}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in place.items()}}
+    common = {"model": str(folder / visit.layout.family), "compute_dtype": "float32", "threads": 1, "lr": 1e-3}
+    return Measured(LearnerConfig(**common, warmup_steps=2, entropy_coef=0.01, **visit.layout.settings))
+
+
+def _leave() -> None:
+    import torch.distributed as dist
+
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _batch(step: int) -> Any:
+    """Groups of siblings with answers of all lengths, from the step's number alone."""
+    import torch
+
+    from forge_trainers.packing import Sample, pack
+
+    rng = torch.Generator().manual_seed(step)
+    samples = []
+    for group in range(3):
+        prompt = torch.randint(0, 256, (20,), generator=rng).tolist()
+        for _ in range(4):
+            n = int(torch.randint(1, 17, (), generator=rng))
+            samples.append(
+                Sample(
+                    token_ids=(*prompt, *torch.randint(0, 256, (n,), generator=rng).tolist()),
+                    loss_mask=(False,) * 20 + (True,) * n,
+                    logprobs=(0.0,) * 20 + tuple((-5.0 - torch.rand(n, generator=rng)).tolist()),
+                    advantage=float(torch.randn((), generator=rng)),
+                    versions=(-1,) * 20 + (0,) * n,
+                    group=group,
+                )
+            )
+    return pack(samples)
+
+
+def _weights(learner: Any) -> dict[str, Any]:
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    state = learner.hf_state_dict(dtype=torch.float32)
+    return {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in state.items()}
+
+
+def _compared(found: Mapping[str, Any], serial: Mapping[str, Any]) -> dict[str, float]:
+    pairs = list(zip(found["steps"], serial["steps"], strict=True))
+    return {
+        "microbatches": found["steps"][0]["microbatches"],
+        "loss": max(abs(a["loss"] - b["loss"]) for a, b in pairs),
+        "norm": max(abs(a["norm"] / b["norm"] - 1) for a, b in pairs),
+        "weights": _distance(found["weights"], serial["weights"]),
+        "logprobs": float((found["logprobs"] - serial["logprobs"]).abs().max()),
+    }
+
+
+def _distance(weights: Mapping[str, Any], serial: Mapping[str, Any]) -> float:
+    """Norm of the difference over that of the serial weights; the worst tensor's."""
+    return max(float((weights[name] - x).norm() / x.norm()) for name, x in serial.items())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
