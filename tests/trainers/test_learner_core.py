@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,10 +168,12 @@ def test_resuming_continues_bit_for_bit(tiny_llama: Path, random_batch: Batches,
     for batch in batches[:2]:
         core.train_step(batch)
     core.save(tmp_path / "step-2")
+    drawn = torch.rand(3)
     expected = [core.train_step(batch) for batch in batches[2:]]
     resumed = LearnerCore(config(tiny_llama, warmup_steps=3))
     resumed.logprobs(batches[0])  # the weights of before must not linger
     assert resumed.load(tmp_path / "step-2") == 2
+    assert torch.equal(torch.rand(3), drawn)
     found = [resumed.train_step(batch) for batch in batches[2:]]
     for a, b in zip(found, expected, strict=True):
         assert [a[name] for name in ("loss", "grad_norm", "lr", "version")] == [
@@ -180,16 +183,77 @@ def test_resuming_continues_bit_for_bit(tiny_llama: Path, random_batch: Batches,
     assert all(torch.equal(kept[name], value) for name, value in weights(core).items())
 
 
-def test_old_checkpoints_go_and_broken_ones_are_refused(tiny_llama: Path, tmp_path: Path):
+def test_a_broken_checkpoint_is_refused(tiny_llama: Path, tmp_path: Path):
     core = LearnerCore(config(tiny_llama))
-    for step in (8, 9, 10):
-        core.save(tmp_path / f"step-{step}", keep=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-10", "step-9"]
+    core.save(tmp_path / "step-9")
     with pytest.raises(RunFolderError, match="no complete checkpoint"):
         core.load(tmp_path / "step-8")
+    (tmp_path / "step-9" / ".metadata").write_bytes(b"\x80")
+    with pytest.raises(RunFolderError, match="does not fit this model"):
+        core.load(tmp_path / "step-9")
     (tmp_path / "step-9" / ".metadata").unlink()  # as after a kill in mid-write
     with pytest.raises(RunFolderError, match="no complete checkpoint"):
         core.load(tmp_path / "step-9")
+
+
+def test_a_checkpoint_holds_the_state_at_its_start_whatever_is_learned_meanwhile(
+    tiny_llama: Path, random_batch: Batches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from forge_trainers import learner_files
+
+    core, write, waited = LearnerCore(config(tiny_llama)), learner_files._write, []
+    core.train_step(random_batch())
+    before = weights(core)
+
+    def slowly(*args: Any) -> None:
+        time.sleep(0.5)
+        write(*args)
+        waited.append(core.version)
+
+    monkeypatch.setattr(learner_files, "_write", slowly)
+    core.start_save(tmp_path / "step-1")
+    after = core.train_step(random_batch(seed=1))
+    assert waited == [1]  # the weights of version 2 came after the last byte of version 1
+    core.finish_save()
+    fresh = LearnerCore(config(tiny_llama))
+    assert fresh.load(tmp_path / "step-1") == 1
+    kept = weights(fresh)
+    assert all(torch.equal(before[name], value) for name, value in kept.items())
+    assert fresh.train_step(random_batch(seed=1))["grad_norm"] == after["grad_norm"]
+
+
+def test_a_checkpoint_that_cannot_be_written_is_told_and_the_old_one_stays(
+    tiny_llama: Path, random_batch: Batches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    core = LearnerCore(config(tiny_llama))
+    core.save(tmp_path / "newest")
+    core.train_step(random_batch())
+    from torch.distributed.checkpoint import filesystem
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(filesystem, "_write_item", full)
+        core.start_save(tmp_path / "newest")
+        core.train_step(random_batch())  # goes on
+        with pytest.raises(RunFolderError, match="No space left on device"):
+            core.finish_save()
+    assert LearnerCore(config(tiny_llama)).load(tmp_path / "newest") == 0
+    core.save(tmp_path / "newest")
+    assert LearnerCore(config(tiny_llama)).load(tmp_path / "newest") == 2
+
+
+def test_a_checkpoint_without_random_state_loads_with_a_warning(
+    tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    core = LearnerCore(config(tiny_llama))
+    state = core._state()
+    del state["random"]
+    core._writer.start(state, tmp_path / "old")
+    core.finish_save()
+    assert core.load(tmp_path / "old") == 0
+    assert "holds no random" in caplog.text
 
 
 def test_a_checkpoint_of_another_model_is_refused(tiny_llama: Path, tiny_qwen3: Path, tmp_path: Path):

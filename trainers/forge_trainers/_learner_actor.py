@@ -70,9 +70,14 @@ class LearnerActor(Actor):
         return await self._compute(lambda: self._built.logprobs(batch))
 
     @concurrent_endpoint
-    async def save(self, folder: str, keep: int | None) -> None:
-        """`LearnerCore.save`."""
-        await self._compute(lambda: self._built.save(folder, keep=keep))
+    async def start_save(self, folder: str) -> None:
+        """`LearnerCore.start_save`."""
+        await self._compute(lambda: self._built.start_save(folder))
+
+    @concurrent_endpoint
+    async def finish_save(self) -> None:
+        """`LearnerCore.finish_save`, beside whatever is computed."""
+        await asyncio.to_thread(self._built.finish_save)
 
     @concurrent_endpoint
     async def load(self, folder: str) -> int:

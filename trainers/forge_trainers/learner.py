@@ -98,9 +98,18 @@ class Learner:
         logprobs_T: torch.Tensor = (await self._call("logprobs", batch, timeout_s=timeout_s))[0]
         return logprobs_T
 
-    async def save(self, folder: str | Path, *, keep: int | None = None, timeout_s: float = 600.0) -> None:
+    async def save(self, folder: str | Path, *, timeout_s: float = 600.0) -> None:
         """Write a checkpoint, all or nothing; see `LearnerCore.save`."""
-        await self._call("save", _absolute(folder), keep, timeout_s=timeout_s)
+        await self.start_save(folder, timeout_s=timeout_s)
+        await self.finish_save(timeout_s=timeout_s)
+
+    async def start_save(self, folder: str | Path, *, timeout_s: float = 600.0) -> None:
+        """Begin to write a checkpoint of the present state; the learner may be used meanwhile."""
+        await self._call("start_save", _absolute(folder), timeout_s=timeout_s)
+
+    async def finish_save(self, *, timeout_s: float = 600.0) -> None:
+        """Wait for the checkpoint that `start_save` began. Raises RunFolderError where it cannot be written."""
+        await self._call("finish_save", timeout_s=timeout_s)
 
     async def load(self, folder: str | Path, *, timeout_s: float = 600.0) -> int:
         """Continue from a checkpoint. Returns its version."""

@@ -76,6 +76,7 @@ class LearnerCore:
         self._schedule = titan.LRSchedulersContainer.Config(warmup_steps=config.warmup_steps, decay_ratio=0.0).build(
             optimizers=self._optimizers, training_steps=_FOREVER
         )
+        self._writer = learner_files.Writer()
         self.version = 0
         """Number of optimiser steps taken; the version of the weights."""
 
@@ -154,18 +155,25 @@ class LearnerCore:
             converted: dict[str, Any] = self._built.adapter.to_hf(state)
             return {name: value.contiguous() for name, value in converted.items()}
 
-    def save(self, folder: str | Path, *, keep: int | None = None) -> None:
-        """Write weights, optimiser, schedule and version to `folder`, all or nothing.
+    def save(self, folder: str | Path) -> None:
+        """Write weights, optimiser, schedule, random state and version to `folder`, all or nothing.
 
         Args:
             folder: Replaced if it exists.
-            keep: With a name like ``step-12``, leave this many siblings of highest number, this one included.
-                None: all.
 
         Raises:
             RunFolderError: The folder cannot be written.
         """
-        learner_files.save(self._state(), Path(folder), keep=keep)
+        self.start_save(folder)
+        self.finish_save()
+
+    def start_save(self, folder: str | Path) -> None:
+        """Begin to `save` the state as it is now, on a thread; `train_step` waits for it before it changes weights."""
+        self._writer.start(self._state(), Path(folder))
+
+    def finish_save(self) -> None:
+        """Wait for what `start_save` began; it may be called from another thread. Raises what `save` raises."""
+        self._writer.finish()
 
     def load(self, folder: str | Path) -> int:
         """Continue from a checkpoint that `save` wrote, bit for bit.
@@ -179,13 +187,15 @@ class LearnerCore:
             RunFolderError: There is no complete checkpoint, or it belongs to another model.
         """
         _parallel.free_unsharded(self.model)
-        state = learner_files.load(self._state(), Path(folder))
+        self._writer.wait()
+        state = learner_files.load(self._state(), Path(folder), optional=("random",))
         self.model.load_state_dict(state["model"])
         self._optimizers.load_state_dict(state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])
         for scheduler in self._schedule.schedulers:
             for group, lr in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=True):
                 group["lr"] = lr
+        torch.set_rng_state(state["random"])
         self.version = int(state["version"])
         return self.version
 
@@ -203,6 +213,7 @@ class LearnerCore:
             "model": self.model.state_dict(),
             "optimizer": self._optimizers.state_dict(),
             "schedule": self._schedule.state_dict(),
+            "random": torch.get_rng_state(),
             "version": self.version,
         }
 
@@ -306,6 +317,7 @@ class LearnerCore:
                 f"the gradient norm is {grad_norm} at version {self.version}; the weights are unchanged. Lower lr or "
                 "max_grad_norm, or compute in float32"
             )
+        self._writer.wait()
         self._optimizers.step()
         self._schedule.step()
         self._optimizers.zero_grad()

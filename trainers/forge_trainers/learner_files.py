@@ -1,13 +1,17 @@
 """Checkpoints and exports of the learner, all or nothing.
 
-In: state dicts. Out: folders that appear complete. Waits for the disk and the other ranks.
+In: state dicts. Out: folders that appear complete. Waits for the disk and the other ranks; a checkpoint is written on
+a thread of its own.
 """
 
 from __future__ import annotations
 
 import json
-import re
+import logging
+import pickle
 import shutil
+from collections.abc import Collection
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,49 +20,93 @@ import torch.distributed as dist
 from huggingface_hub import save_torch_state_dict
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.tensor import DTensor
 
 from forge_agents.errors import RunFolderError
 
-_NUMBERED = re.compile(r"(.*?)(\d+)")
+_log = logging.getLogger(__name__)
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".safetensors.index.json", ".bin.index.json")
 
 
-def save(state: dict[str, Any], folder: Path, *, keep: int | None = None) -> None:
-    """Write `state` to `folder` with torch's distributed checkpoint.
+class Writer:
+    """Writes one checkpoint at a time, on a thread, while the learner computes.
 
-    The folder gets its name once everything is written, so a killed process leaves none that looks complete.
-
-    Args:
-        state: Nested dicts of tensors, DTensors and numbers; the same keys on every rank.
-        folder: Replaced if it exists.
-        keep: With a name like ``step-12``, leave this many siblings of highest number, this one included. None: all.
-
-    Raises:
-        RunFolderError: The folder cannot be written.
+    Nothing is copied: what is being written must not change before `wait` has returned. That costs no memory, and a
+    learner changes its weights only in the optimiser's step, which comes last.
     """
-    unfinished = folder.with_name(f".unfinished-{folder.name}")
-    try:
-        if _is_first_rank():
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(unfinished, ignore_errors=True)
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._group: dist.ProcessGroup | None = None
+        self._under_way: Future[None] | None = None
+
+    def start(self, state: dict[str, Any], folder: Path) -> None:
+        """Begin to write `state` to `folder` with torch's distributed checkpoint. All ranks call it together.
+
+        The folder gets its name once everything is written, so a killed process leaves none that looks complete.
+
+        Args:
+            state: Nested dicts of tensors, DTensors and numbers; the same keys on every rank.
+            folder: Replaced if it exists.
+
+        Raises:
+            RunFolderError: The folder cannot be written.
+        """
+        self.wait()
+        unfinished = folder.with_name(f".unfinished-{folder.name}")
+        try:
+            if _is_first_rank():
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                shutil.rmtree(unfinished, ignore_errors=True)
+        except OSError as error:
+            raise _unwritable(folder, error) from error
+        if self._group is None:  # the thread's collectives must not mix with those of training
+            self._group = dist.new_group(backend="gloo")
         _wait_for_ranks()
-        state_dict_saver.save(state, checkpoint_id=str(unfinished))
+        self._under_way = self._thread.submit(_write, state, unfinished, folder, self._group)
+
+    def wait(self) -> None:
+        """Return once nothing is being written; whether it succeeded, `finish` says."""
+        if self._under_way is not None:
+            self._under_way.exception()
+
+    def finish(self) -> None:
+        """Wait for what `start` began; on the first rank, the folder is in place then.
+
+        Raises:
+            RunFolderError: It could not be written; what `folder` held before is still there.
+        """
+        if self._under_way is not None:
+            self._under_way.result()
+
+
+def _write(state: dict[str, Any], unfinished: Path, folder: Path, group: dist.ProcessGroup) -> None:
+    failure: list[str | None] = [None]
+    try:
+        state_dict_saver.save(state, checkpoint_id=str(unfinished), process_group=group)
         if _is_first_rank():
             _put_in_place(unfinished, folder)
-            for old in [] if keep is None else _numbered_siblings(folder)[:-keep]:
-                shutil.rmtree(old, ignore_errors=True)
-    except (OSError, CheckpointException) as error:
-        raise RunFolderError(f"cannot write a checkpoint to {folder}: {error}") from error
-    _wait_for_ranks()
+    except CheckpointException as error:  # every rank hears of it
+        raise _unwritable(folder, error) from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: torch's, where the disk is full
+        failure = [str(error)]
+    dist.broadcast_object_list(failure, group_src=0, group=group)
+    if failure[0] is not None:
+        raise _unwritable(folder, failure[0])
 
 
-def load(state: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _unwritable(folder: Path, error: object) -> RunFolderError:
+    return RunFolderError(f"cannot write a checkpoint to {folder}: {' '.join(str(error).split())}")
+
+
+def load(state: dict[str, Any], folder: Path, *, optional: Collection[str] = ()) -> dict[str, Any]:
     """Read a checkpoint into the tensors of `state`.
 
     Args:
-        state: As `save` was given it; its tensors are overwritten.
-        folder: What `save` wrote.
+        state: As `Writer.start` was given it; its tensors are overwritten.
+        folder: What it wrote.
+        optional: Keys of `state` that a checkpoint of an older version may lack: they keep what they hold.
 
     Returns:
         `state` with what was read.
@@ -69,25 +117,14 @@ def load(state: dict[str, Any], folder: Path) -> dict[str, Any]:
     if not (folder / ".metadata").is_file():
         raise RunFolderError(f"{folder} holds no complete checkpoint; choose another, or start without one")
     try:
-        state_dict_loader.load(state, checkpoint_id=str(folder))
-    except (CheckpointException, RuntimeError, ValueError) as error:
+        stored = {str(name).partition(".")[0] for name in FileSystemReader(folder).read_metadata().state_dict_metadata}
+        wanted = {name: value for name, value in state.items() if name in stored or name not in optional}
+        if left := sorted(state.keys() - wanted.keys()):
+            _log.warning("%s holds no %s; the run goes on with what it has", folder, ", ".join(left))
+        state_dict_loader.load(wanted, checkpoint_id=str(folder))
+    except (CheckpointException, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
         raise RunFolderError(f"{folder} does not fit this model ({error}); was it saved by another one?") from error
-    return state
-
-
-def _numbered_siblings(folder: Path) -> list[Path]:
-    """Complete checkpoints named like `folder` but for the number at the end, by rising number."""
-    prefix, number = _split(folder.name)
-    if number is None:
-        return [folder]
-    found = [path for path in folder.parent.iterdir() if _split(path.name)[0] == prefix and _split(path.name)[1]]
-    complete = [path for path in found if (path / ".metadata").is_file()]
-    return sorted(complete, key=lambda path: int(_split(path.name)[1] or 0))
-
-
-def _split(name: str) -> tuple[str, str | None]:
-    match = _NUMBERED.fullmatch(name)
-    return (match[1], match[2]) if match else (name, None)
+    return state | wanted
 
 
 def export(state: dict[str, Any], model_folder: Path, folder: Path, *, dtype: torch.dtype) -> Path:
