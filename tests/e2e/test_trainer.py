@@ -88,12 +88,15 @@ def test_the_export_is_what_was_trained(team, tiny_llama, tmp_path):
 
 
 def test_a_second_session_continues(team, tmp_path):
-    with fa.GRPOTrainer(team, config=config(), out_dir=tmp_path) as trainer:
+    learner = fa.LearnerConfig(lr=4e-3, lr_decay="linear", threads=1, compute_dtype="float32")
+    with fa.GRPOTrainer(team, config=config(learner=learner), out_dir=tmp_path) as trainer:
         trainer.fit(Letters, steps=2)
-    with fa.GRPOTrainer(team, config=config(), out_dir=tmp_path) as trainer:
+    with fa.GRPOTrainer(team, config=config(learner=learner), out_dir=tmp_path) as trainer:
         result = trainer.fit(Letters, steps=4)
     assert [row["step"] for row in result.metrics] == [0, 1, 2, 3]
     assert [row["learner/version"] for row in result.metrics] == [1, 2, 3, 4]
+    # the second session's schedule is the longer one
+    assert [row["learner/lr"] for row in result.metrics] == pytest.approx([4e-3, 2e-3, 2e-3, 1e-3])
 
 
 def test_one_step_ahead_is_one_version_behind(team, tmp_path):

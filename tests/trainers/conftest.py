@@ -53,6 +53,9 @@ class HereLearner:
     def __init__(self, config: LearnerConfig) -> None:
         self.core = LearnerCore(config)
 
+    async def set_total_steps(self, total: int) -> None:
+        self.core.set_total_steps(total)
+
     async def train_step(self, batch: EpisodeBatch, **_: Any) -> dict[str, float]:
         return self.core.train_step(batch)
 

@@ -60,6 +60,11 @@ class LearnerActor(Actor):
         return True
 
     @concurrent_endpoint
+    async def set_total_steps(self, total: int) -> None:
+        """`LearnerCore.set_total_steps`."""
+        await self._compute(lambda: self._built.set_total_steps(total))
+
+    @concurrent_endpoint
     async def train_step(self, batch: EpisodeBatch) -> dict[str, float]:
         """`LearnerCore.train_step`."""
         return await self._compute(lambda: self._built.train_step(batch))

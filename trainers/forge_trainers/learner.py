@@ -82,6 +82,10 @@ class Learner:
             raise
         return cls(name, procs, actors, world_size, versions[0])
 
+    async def set_total_steps(self, total: int, *, timeout_s: float = 60.0) -> None:
+        """Say how many optimiser steps the run has, for a learning rate that falls; see `LearnerCore`."""
+        await self._call("set_total_steps", total, timeout_s=timeout_s)
+
     async def train_step(self, batch: EpisodeBatch, *, timeout_s: float = 1800.0) -> dict[str, float]:
         """Learn from one batch.
 

@@ -21,7 +21,15 @@ class LearnerConfig:
     lr: float = 1e-6
     """AdamW's learning rate after warm-up; 0 computes everything and changes nothing."""
     warmup_steps: int = 0
-    """Steps over which the learning rate rises linearly to `lr`; constant afterwards."""
+    """Optimiser steps over which the learning rate rises linearly to `lr`."""
+    lr_decay: Literal["none", "linear", "cosine", "sqrt"] = "none"
+    """How the learning rate falls towards the end of the run; "none" holds it at `lr`. "sqrt" is one minus the square
+    root of the progress."""
+    lr_decay_share: float = 1.0
+    """Share of the run's steps, its last ones, in which the learning rate falls, above 0 and at most 1; before them it
+    is `lr`. 1: it falls as soon as it has risen."""
+    lr_min_share: float = 0.0
+    """Share of `lr` that it falls to, in [0, 1]; reached one step after the last."""
     weight_decay: float = 0.0
     """AdamW's decoupled weight decay."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -94,6 +102,8 @@ class LearnerConfig:
             least = {"warmup_steps": 0, "max_tokens_per_microbatch": 2}.get(name, 1)
             _require(getattr(self, name) >= least, self, name, f"at least {least}")
         _require(all(0 <= beta < 1 for beta in self.betas), self, "betas", "in [0, 1)")
+        _require(0 < self.lr_decay_share <= 1, self, "lr_decay_share", "above 0 and at most 1")
+        _require(0 <= self.lr_min_share <= 1, self, "lr_min_share", "in [0, 1]")
         _require(self.max_grad_norm > 0, self, "max_grad_norm", "above 0; inf switches clipping off")
         _require(self.clip_low is None or 0 <= self.clip_low <= 1, self, "clip_low", "in [0, 1]; 0.2 is usual")
         _require(self.clip_high is None or self.clip_high >= 0, self, "clip_high", ">= 0; 0.2 is usual")
@@ -114,6 +124,7 @@ _WORDS = {
     "correction_level": ("token", "sequence", "geometric"),
     "kl": ("k1", "k2", "k3"),
     "compute_dtype": ("bfloat16", "float32"),
+    "lr_decay": ("none", "linear", "cosine", "sqrt"),
     "activation_checkpointing": ("none", "selective", "full"),
 }
 

@@ -28,9 +28,7 @@ from forge_trainers.learner_config import LearnerConfig
 from forge_trainers.losses import PolicyLoss, logprobs_of
 from forge_trainers.packing import check_batch
 from forge_trainers.rows import Row, blocks_of, build_row, plan_rows
-
-_FOREVER = 1 << 40
-"""Steps of the learning-rate schedule: constant after warm-up."""
+from forge_trainers.schedule import Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,12 +71,14 @@ class LearnerCore:
         optimizer = titan.default_adamw(lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
         optimizer.implementation = "fused"
         self._optimizers = optimizer.build(model_parts=[self.model])
-        self._schedule = titan.LRSchedulersContainer.Config(warmup_steps=config.warmup_steps, decay_ratio=0.0).build(
-            optimizers=self._optimizers, training_steps=_FOREVER
-        )
+        self._schedule = Schedule(config, self._optimizers)
         self._writer = learner_files.Writer()
         self.version = 0
         """Number of optimiser steps taken; the version of the weights."""
+
+    def set_total_steps(self, total: int) -> None:
+        """Say how many optimiser steps the run has, for a learning rate that falls; see `Schedule`."""
+        self._schedule.set_total_steps(total)
 
     def train_step(self, batch: EpisodeBatch) -> dict[str, float]:
         """Learn from one batch: all its microbatches, one optimiser step.
@@ -96,7 +96,8 @@ class LearnerCore:
             ``tokens``), ``peak_rss_bytes`` (this rank's).
 
         Raises:
-            ValueError: The batch is malformed or does not fit the model.
+            ValueError: The batch is malformed or does not fit the model, or the learning rate is to fall and
+                `set_total_steps` leaves no step.
             FloatingPointError: The gradient is not finite; weights are unchanged.
         """
         start, cpu_start = time.perf_counter(), time.process_time()
@@ -107,6 +108,7 @@ class LearnerCore:
         num_loss_tokens = float(batch["tokens"]["loss_mask"].sum())
         if num_loss_tokens == 0:
             raise ValueError("no token of the batch is in the loss; there is nothing to learn")
+        lr = self._schedule.lr
         totals: dict[str, torch.Tensor] = {}
         for i, microbatch in enumerate(microbatches):
             # gradients are reduced once, with the last microbatch
@@ -116,7 +118,7 @@ class LearnerCore:
                 totals[name] = join(totals[name], value) if name in totals else value
         metrics = self._reduce(totals)
         done = time.perf_counter()
-        metrics |= self._update()
+        metrics |= {**self._update(), "lr": lr}
         end = time.perf_counter()
         num_tokens = int(batch["tokens"]["ids"].numel())
         return {
@@ -192,9 +194,6 @@ class LearnerCore:
         self.model.load_state_dict(state["model"])
         self._optimizers.load_state_dict(state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])
-        for scheduler in self._schedule.schedulers:
-            for group, lr in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=True):
-                group["lr"] = lr
         torch.set_rng_state(state["random"])
         self.version = int(state["version"])
         return self.version
@@ -307,7 +306,6 @@ class LearnerCore:
         return metrics
 
     def _update(self) -> dict[str, float]:
-        lr = float(self._schedule.schedulers[0].get_last_lr()[0])
         grad_norm = float(
             titan.dist_utils.clip_grad_norm_(list(self.model.parameters()), self.config.max_grad_norm, foreach=True)
         )
@@ -322,7 +320,7 @@ class LearnerCore:
         self._schedule.step()
         self._optimizers.zero_grad()
         self.version += 1
-        return {"grad_norm": grad_norm, "lr": lr, "version": float(self.version)}
+        return {"grad_norm": grad_norm, "version": float(self.version)}
 
 
 _METRICS = {

@@ -152,6 +152,7 @@ class OfflineTrainer(ABC, Generic[T]):
             self._keep_digest(data.digest)
             learner = await self._started([*learned, *held_out])
             first = self._next_step
+            await learner.set_total_steps(steps)
             run.rewind(first)
             with Display(self.title, steps, first) as display, Interrupt(display.say) as interrupt:
                 display.say("data: " + ", ".join(f"{number} {why}" for why, number in data.counts.items()))

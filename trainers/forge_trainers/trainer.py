@@ -104,6 +104,8 @@ class GRPOTrainer:
 
         Args:
             env: An id, an environment class, or weights by id.
+            steps: Of the whole run. A learning rate that falls ends with them; a run that is continued with more
+                goes on at the rate of the longer schedule.
             env_args: Arguments of the environment.
 
         Raises:
@@ -145,6 +147,7 @@ class GRPOTrainer:
         try:
             stack = await self._started(source, learn=True)
             first = self._next_step or 0
+            await all_or_first_error(learner.set_total_steps(steps) for learner in stack.learners.values())
             run.rewind(first)
             with Display("train", steps, first) as display, Interrupt(display.say) as interrupt:
                 for step in range(first, steps):

@@ -1,0 +1,118 @@
+"""The learning rate, step by step."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from forge_agents.types import EpisodeBatch
+from forge_trainers.learner_config import LearnerConfig
+from forge_trainers.learner_core import LearnerCore
+from forge_trainers.schedule import Schedule
+
+
+def optimizer() -> torch.optim.Optimizer:
+    return torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], lr=99.0)  # the configuration's rate counts
+
+
+def rates(total: int, **settings: Any) -> list[float]:
+    """What the optimiser's group holds in each step."""
+    adamw = optimizer()
+    schedule = Schedule(LearnerConfig(lr=1.0, **settings), [adamw])
+    schedule.set_total_steps(total)
+    found = []
+    for _ in range(total):
+        found.append(adamw.param_groups[0]["lr"])
+        assert schedule.lr == found[-1]
+        adamw.step()
+        schedule.step()
+    return found
+
+
+def test_without_decay_the_rate_stays_after_warm_up():
+    assert rates(6, warmup_steps=4) == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1])
+
+
+def test_a_linear_rate_falls_in_equal_parts_to_one_step_before_zero():
+    assert rates(6, warmup_steps=2, lr_decay="linear") == pytest.approx([0.5, 1, 1, 0.75, 0.5, 0.25])
+
+
+def test_the_last_share_of_the_run_decays():
+    assert rates(10, lr_decay="linear", lr_decay_share=0.4) == pytest.approx([1] * 7 + [0.75, 0.5, 0.25])
+
+
+def test_a_cosine_falls_to_its_floor():
+    found = rates(9, lr_decay="cosine", lr_min_share=0.1, warmup_steps=1)
+    half = [0.5 * (1 + math.cos(math.pi * i / 8)) for i in range(8)]
+    assert found == pytest.approx([1, *(0.1 + 0.9 * share for share in half)])
+
+
+def test_a_square_root_falls_fastest_at_first():
+    found = rates(4, lr_decay="sqrt")
+    assert found == pytest.approx([1, 0.5, 1 - math.sqrt(0.5), 1 - math.sqrt(0.75)])
+
+
+def test_a_falling_rate_needs_to_know_the_end():
+    adamw = optimizer()
+    schedule = Schedule(LearnerConfig(lr_decay="linear", warmup_steps=2), [adamw])
+    with pytest.raises(ValueError, match="0 are taken and None planned"):
+        _ = schedule.lr
+    with pytest.raises(ValueError, match="leaves none of the run's 2 steps"):
+        schedule.set_total_steps(2)
+    schedule.set_total_steps(3)
+    for _ in range(3):
+        assert schedule.lr > 0
+        adamw.step()
+        schedule.step()
+    with pytest.raises(ValueError, match="3 are taken and 3 planned"):  # TorchTitan's own would turn negative
+        _ = schedule.lr
+
+
+def test_a_longer_run_goes_on_at_the_longer_schedules_rate(
+    tiny_llama: Path, random_batch: Callable[..., EpisodeBatch], tmp_path: Path
+):
+    settings = LearnerConfig(
+        model=str(tiny_llama), compute_dtype="float32", threads=1, lr=1.0e-3, warmup_steps=1, lr_decay="linear"
+    )
+    batch = random_batch(groups=1)
+    core = LearnerCore(settings)
+    core.set_total_steps(3)
+    assert [core.train_step(batch)["lr"] for _ in range(2)] == pytest.approx([1e-3, 1e-3])
+    core.save(tmp_path / "step-2")
+    assert core.train_step(batch)["lr"] == pytest.approx(0.5e-3)
+    core.set_total_steps(6)  # in the same session
+    assert core.train_step(batch)["lr"] == pytest.approx(0.6e-3)
+    resumed = LearnerCore(dataclasses.replace(settings, lr=2.0e-3))  # in another, with another peak
+    resumed.load(tmp_path / "step-2")
+    resumed.set_total_steps(5)
+    assert resumed.train_step(batch)["lr"] == pytest.approx(1.5e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lr_decay": "step"}, "lr_decay='step'"),
+        ({"lr_decay_share": 0.0}, "lr_decay_share"),
+        ({"lr_min_share": 1.5}, "lr_min_share"),
+        ({"warmup_steps": -1}, "warmup_steps"),
+    ],
+)
+def test_bad_schedules_are_refused(changes: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        LearnerConfig(**changes)
+
+
+def test_the_trainer_tells_the_learner_how_long_the_run_is(tiny_llama: Path, learner_here: list[Any], tmp_path: Path):
+    import forge_agents as fa
+
+    del learner_here
+    settings = LearnerConfig(lr=4e-3, lr_decay="linear", threads=1, compute_dtype="float32")
+    with fa.SFTTrainer(fa.Policy(str(tiny_llama)), fa.SFTConfig(learner=settings, batch_size=2), tmp_path) as trainer:
+        rows = trainer.fit([{"prompt": f"{i}?", "completion": str(i)} for i in range(4)], steps=4).metrics
+    assert [row["learner/lr"] for row in rows] == pytest.approx([4e-3, 3e-3, 2e-3, 1e-3])
