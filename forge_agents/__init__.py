@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from forge_agents.bench.runner import benchmark
     from forge_agents.env import Outcome, TurnEnv
     from forge_agents.parallel_env import ParallelTurnEnv
-    from forge_agents.policy import AnyPolicy, Endpoint, Human, Policy, Random, Sampling, Scripted, Seats
+    from forge_agents.policy import AnyPolicy, Endpoint, Human, LoRA, Policy, Random, Sampling, Scripted, Seats
     from forge_agents.registry import EnvSpec, list_envs, list_suites, make, register, register_suite, spec, suite
     from forge_agents.sandbox import Sandbox, SandboxLimits
     from forge_agents.serving.config import EngineConfig
@@ -44,7 +44,17 @@ _HOME = {
     "forge_agents.bench.runner": ("benchmark",),
     "forge_agents.env": ("Outcome", "TurnEnv"),
     "forge_agents.parallel_env": ("ParallelTurnEnv",),
-    "forge_agents.policy": ("AnyPolicy", "Endpoint", "Human", "Policy", "Random", "Sampling", "Scripted", "Seats"),
+    "forge_agents.policy": (
+        "AnyPolicy",
+        "Endpoint",
+        "Human",
+        "LoRA",
+        "Policy",
+        "Random",
+        "Sampling",
+        "Scripted",
+        "Seats",
+    ),
     "forge_agents.registry": (
         "EnvSpec",
         "list_envs",
@@ -103,6 +113,7 @@ __all__ = [
     "Message",
     "Outcome",
     "Overlong",
+    "LoRA",
     "ParallelTurnEnv",
     "Policy",
     "Random",

@@ -50,6 +50,51 @@ class Sampling:
         object.__setattr__(self, "stop", tuple(self.stop))
 
 
+LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""Linear layers that can have an adapter, by Hugging Face's names."""
+_MAX_RANK = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRA:
+    """A low-rank adapter (arXiv 2106.09685): the model stays as it is, and what is learned is added to its layers.
+
+    A layer's weight W becomes ``W + alpha / rank * B A`` with A of ``[rank, in]`` and B of ``[out, rank]``; B starts at
+    zero.
+    """
+
+    rank: int = 16
+    """Rows of A, 1 to 512."""
+    alpha: float = 32.0
+    """Scale of what is added, before it is divided by `rank`; above 0."""
+    targets: tuple[str, ...] = LORA_TARGETS
+    """Layers that get an adapter: "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj". Keys and
+    values get theirs together or not at all."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rank <= _MAX_RANK:
+            raise ValueError(f"rank={self.rank} of a LoRA adapter must lie between 1 and {_MAX_RANK}; 16 is usual")
+        if not 0 < self.alpha < math.inf:
+            raise ValueError(f"alpha={self.alpha} of a LoRA adapter must be positive; twice the rank is usual")
+        given: object = self.targets
+        if isinstance(given, str):
+            raise TypeError(f"targets={given!r} is one text; write targets=({given!r},)")
+        object.__setattr__(self, "targets", tuple(self.targets))
+        if not self.targets:
+            raise ValueError("targets=() of a LoRA adapter leaves nothing to train; name at least one layer")
+        for target in self.targets:
+            if target not in LORA_TARGETS:
+                raise ValueError(
+                    f"target {target!r} of a LoRA adapter is unknown; known are {', '.join(LORA_TARGETS)}."
+                    f"{did_you_mean(str(target), LORA_TARGETS)}"
+                )
+        if ("k_proj" in self.targets) != ("v_proj" in self.targets):
+            raise ValueError(
+                f"targets={self.targets} of a LoRA adapter: TorchTitan gives k_proj and v_proj their adapters "
+                "together; name both or neither"
+            )
+
+
 @dataclass(frozen=True)
 class Policy:
     """A language model that decides for a seat.
@@ -64,6 +109,8 @@ class Policy:
     sampling: Sampling = field(default_factory=Sampling, kw_only=True)
     trainable: bool = field(default=True, kw_only=True)
     """Whether a trainer updates the weights."""
+    lora: LoRA | None = field(default=None, kw_only=True)
+    """What a trainer updates instead of the weights: an adapter. None: all weights are trained."""
     constrain_actions: bool = field(default=False, kw_only=True)
     """Whether the engine may only write one of the environment's legal actions, where it lists them. For play and
     benchmarks: the sampler's log-probabilities are then those of the constrained distribution, which the learner does
@@ -73,6 +120,11 @@ class Policy:
         if not self.model:
             raise ValueError("model='' names no model; pass a built-in name, a Hugging Face id or a folder")
         _check_name(self.name)
+        if self.lora is not None and not self.trainable:
+            raise ValueError(
+                f"policy {self.name!r} has a LoRA adapter and trainable=False, so the adapter would stay zero; drop "
+                "lora=, or set trainable=True"
+            )
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from forge_agents.errors import ModelNotFoundError
 from forge_trainers import _titan as titan
 from forge_trainers.attention import PackedAttention
 from forge_trainers.learner_config import LearnerConfig
+from forge_trainers.lora import adapted, is_adapter, lower_base
 from forge_trainers.model_spec import read_config, spec_from_config
 
 
@@ -126,11 +127,17 @@ def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) 
     check_weights(Path(config.model))
     max_seq_len = min(config.max_tokens_per_microbatch, hf_config.get("max_position_embeddings", math.inf))
     attention = PackedAttention if titan.DEVICE_TYPE == "cpu" else titan.VarlenAttention
-    spec = spec_from_config(hf_config, inner_attention=attention.Config(), max_seq_len=max_seq_len)
+    spec = spec_from_config(
+        hf_config, inner_attention=attention.Config(), max_seq_len=max_seq_len, fuse_qkv=config.lora is None
+    )
     spec.model.update_from_config(config=SimpleNamespace(parallelism=ranks.parallelism))
+    if config.lora is not None:
+        spec.model = adapted(spec.model, config.lora)
     dtype = "float32" if trainable else config.compute_dtype
     with torch.device("meta"), titan.device_utils.set_default_dtype(titan.TORCH_DTYPE_MAP[dtype]):
         model = spec.model.build()
+    if config.lora is not None:
+        lower_base(model, titan.TORCH_DTYPE_MAP[config.compute_dtype])
     checkpointing = {"none": None, "selective": titan.SelectiveAC.Config, "full": titan.FullAC.Config}
     ac_config = checkpointing[config.activation_checkpointing] if trainable else None
     model = spec.parallelize_fn(
@@ -154,7 +161,8 @@ def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) 
         model.init_states(buffer_device=None)
     model._skip_lm_head = True
     model.train()
-    model.requires_grad_(trainable)
+    if config.lora is None:  # else what is not an adapter is frozen already
+        model.requires_grad_(trainable)
     adapter = spec.state_dict_adapter(spec.model, str(config.model))
     load_hf_weights(model, adapter, Path(config.model))
     return Built(
@@ -183,7 +191,9 @@ def free_unsharded(model: torch.nn.Module) -> None:
 @torch.no_grad()
 def load_hf_weights(model: Any, adapter: Any, folder: Path) -> None:
     """Load the safetensors of a Hugging Face model folder into a TorchTitan model."""
-    wanted = adapter.to_hf(model.state_dict())
+    state = model.state_dict()
+    kept = {name: value for name, value in state.items() if is_adapter(name)}
+    wanted = adapter.to_hf(state)
     have = check_weights(folder)
     if missing := sorted(set(wanted) - have):
         raise ModelNotFoundError(
@@ -191,7 +201,7 @@ def load_hf_weights(model: Any, adapter: Any, folder: Path) -> None:
             "do not belong together"
         )
     state_dict_loader.load(wanted, storage_reader=adapter.get_hf_storage_reader(str(folder)))
-    model.load_state_dict(adapter.from_hf(dict(wanted)), strict=True)
+    model.load_state_dict(kept | adapter.from_hf(dict(wanted)), strict=True)
 
 
 def check_weights(folder: Path) -> set[str]:

@@ -46,6 +46,8 @@ DEVICE_TYPE = _import_with_the_device_that_exists()
 """Torch device type of the learner on this machine: ``"cpu"``, ``"cuda"``, ..."""
 
 # ruff: noqa: E402  (the imports below must follow the device choice above)
+from torchtitan.components.checkpointer.utils import canonical_fqn
+from torchtitan.components.lora import LoRAConverter
 from torchtitan.components.loss import BaseLoss, ChunkedLossWrapper
 from torchtitan.components.optimizer import (
     LRSchedulersContainer,
@@ -110,6 +112,7 @@ __all__ = [
     "Llama3Model",
     "Llama3StateDictAdapter",
     "Llama3TransformerBlock",
+    "LoRAConverter",
     "ModelSpec",
     "Module",
     "OptimizersContainer",
@@ -122,6 +125,7 @@ __all__ = [
     "SelectiveAC",
     "TrainingConfig",
     "VarlenAttention",
+    "canonical_fqn",
     "create_varlen_metadata_for_document",
     "default_adamw",
     "device_utils",

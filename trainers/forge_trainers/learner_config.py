@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from forge_agents.policy import LoRA
 from forge_trainers.algorithms import find_loss
 
 
@@ -77,6 +78,9 @@ class LearnerConfig:
     TorchTitan's variable-length kernel, which takes no shared keys, and what a sharing one gains is not measured."""
     loss_chunk_tokens: int = 256
     """Loss tokens whose logits are held at a time."""
+    lora: LoRA | None = None
+    """Learn an adapter instead of the weights, which are then held in `compute_dtype`. The trainer fills in its
+    policy's."""
     seed: int = 0
     """Seed of the process's random numbers."""
     threads: int | None = None

@@ -20,7 +20,7 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate
 
 from forge_agents.types import EpisodeBatch
-from forge_trainers import _parallel, learner_files
+from forge_trainers import _parallel, learner_files, lora
 from forge_trainers import _titan as titan
 from forge_trainers.attention import plan_attention
 from forge_trainers.importance import loss_columns
@@ -46,8 +46,12 @@ class LearnerCore:
     Every method is a collective: all ranks call it with the same arguments. It runs in the calling thread and blocks.
     """
 
-    def __init__(self, config: LearnerConfig) -> None:
+    def __init__(self, config: LearnerConfig, *, base: LearnerCore | None = None) -> None:
         """Build the model and load the weights in `config.model`.
+
+        Args:
+            config: How to learn.
+            base: A learner of another adapter of the same shape, whose model this one shares; None builds one.
 
         Raises:
             ModelNotFoundError: Model files are missing or half written.
@@ -59,13 +63,15 @@ class LearnerCore:
             raise ValueError("share_prefixes=True runs on CPU only; leave it None")
         self.config = config
         self._share = titan.DEVICE_TYPE == "cpu" if config.share_prefixes is None else config.share_prefixes
-        self._ranks = _parallel.join_ranks(config)
-        built = _parallel.build_model(config, self._ranks)
+        self._ranks: _parallel.Ranks = _parallel.join_ranks(config) if base is None else base._ranks
+        built: _parallel.Built = _parallel.build_model(config, self._ranks) if base is None else base._built
         self.model: Any = built.model
-        self._built = built
-        self._reference = (
-            _parallel.build_model(config, self._ranks, trainable=False).model if config.kl_coef > 0 else None
-        )
+        self._built: _parallel.Built = built
+        self._adapter = None
+        if config.lora is not None:
+            beside = None if base is None else base._adapter
+            self._adapter = lora.Adapter(self.model, seed=config.seed, beside=beside)
+        self._reference = self._start_model() if config.kl_coef > 0 else None
         self._loss = titan.ChunkedLossWrapper.Config(num_chunks=1, loss_fn=PolicyLoss.Config(learner=config)).build()
         self._loss.set_lm_head(self.model.lm_head)
         optimizer = titan.default_adamw(lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
@@ -101,10 +107,12 @@ class LearnerCore:
             FloatingPointError: The gradient is not finite; weights are unchanged.
         """
         start, cpu_start = time.perf_counter(), time.process_time()
+        self._enter()
         microbatches, facts = self._plan(batch)
         columns_T = loss_columns(self.config, batch, lambda: self._logprobs(self.model, batch, microbatches))
         if self._reference is not None:
-            columns_T["reference_logprobs"] = self._logprobs(self._reference, batch, microbatches)
+            with lora.switched_off(self._reference):
+                columns_T["reference_logprobs"] = self._logprobs(self._reference, batch, microbatches)
         num_loss_tokens = float(batch["tokens"]["loss_mask"].sum())
         if num_loss_tokens == 0:
             raise ValueError("no token of the batch is in the loss; there is nothing to learn")
@@ -141,19 +149,21 @@ class LearnerCore:
         Returns:
             float32 [T] on CPU, 0 where masked.
         """
+        self._enter()
         microbatches, _ = self._plan(batch)
         return self._logprobs(self.model, batch, microbatches)
 
     def hf_state_dict(self, *, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
-        """The weights under Hugging Face's names, tied ones once.
+        """The weights under Hugging Face's names, tied ones once; an adapter is merged into them.
 
         Returns:
             Tensors of `dtype`: ``DTensor``s where there are several ranks, else plain; copies, not views.
         """
         with torch.no_grad():
-            state = {
-                name: _plain_if_whole(value).to(dtype, copy=True) for name, value in self.model.state_dict().items()
-            }
+            state = self._whole_state()
+            if self.config.lora is not None:
+                state = lora.merged(state, self.config.lora.alpha / self.config.lora.rank)
+            state = {name: value.to(dtype, copy=True) for name, value in state.items()}
             converted: dict[str, Any] = self._built.adapter.to_hf(state)
             return {name: value.contiguous() for name, value in converted.items()}
 
@@ -188,10 +198,11 @@ class LearnerCore:
         Raises:
             RunFolderError: There is no complete checkpoint, or it belongs to another model.
         """
+        self._enter()
         _parallel.free_unsharded(self.model)
         self._writer.wait()
         state = learner_files.load(self._state(), Path(folder), optional=("random",))
-        self.model.load_state_dict(state["model"])
+        self.model.load_state_dict(state["model"], strict=self._adapter is None)
         self._optimizers.load_state_dict(state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])
         torch.set_rng_state(state["random"])
@@ -201,15 +212,45 @@ class LearnerCore:
     def export(self, folder: str | Path, *, dtype: torch.dtype = torch.bfloat16) -> Path:
         """Write a Hugging Face model folder: safetensors, config.json and the tokenizer's files.
 
+        Of an adapter it is the model with the adapter merged; ``adapter/`` in it holds the adapter alone, as PEFT does.
+
         Args:
             folder: Appears when complete; an existing one is replaced.
             dtype: Of the stored weights.
         """
-        return learner_files.export(self.hf_state_dict(dtype=dtype), Path(self.config.model), Path(folder), dtype=dtype)
+        state, adapter = self.hf_state_dict(dtype=dtype), None
+        if self.config.lora is not None:
+            weights = lora.peft_state(self._whole_state(), self._built.adapter)
+            adapter = (weights, lora.peft_config(self.config.lora, self.config.model))
+        return learner_files.export(state, Path(self.config.model), Path(folder), dtype=dtype, adapter=adapter)
+
+    def _start_model(self) -> Any:
+        """A frozen model of the start weights: this one where its adapter can be switched off, else a second."""
+        if self._adapter is not None:
+            return self.model
+        return _parallel.build_model(self.config, self._ranks, trainable=False).model
+
+    def _enter(self) -> None:
+        """Put this learner's adapter into the model; another learner of the same model may have worked since."""
+        if self._adapter is not None and self._adapter.enter():
+            _parallel.free_unsharded(self.model)
+
+    def _whole_state(self) -> dict[str, Any]:
+        """The model's tensors by TorchTitan's names, plain where this rank has all of them."""
+        self._enter()
+        return {name: _plain_if_whole(value) for name, value in self.model.state_dict().items()}
+
+    def _learned(self) -> dict[str, Any]:
+        """What training changes. Of an adapter it is a copy: the next learner of the model takes the place of it."""
+        self._enter()
+        state: dict[str, Any] = self.model.state_dict()
+        if self._adapter is None:
+            return state
+        return {name: value.clone() for name, value in state.items() if lora.is_adapter(name)}
 
     def _state(self) -> dict[str, Any]:
         return {
-            "model": self.model.state_dict(),
+            "model": self._learned(),
             "optimizer": self._optimizers.state_dict(),
             "schedule": self._schedule.state_dict(),
             "random": torch.get_rng_state(),

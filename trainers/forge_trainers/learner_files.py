@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from huggingface_hub import save_torch_state_dict
+from safetensors.torch import save_file
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -127,7 +128,14 @@ def load(state: dict[str, Any], folder: Path, *, optional: Collection[str] = ())
     return state | wanted
 
 
-def export(state: dict[str, Any], model_folder: Path, folder: Path, *, dtype: torch.dtype) -> Path:
+def export(
+    state: dict[str, Any],
+    model_folder: Path,
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    adapter: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None,
+) -> Path:
     """Write a Hugging Face model folder from weights in Hugging Face's names.
 
     Args:
@@ -135,6 +143,7 @@ def export(state: dict[str, Any], model_folder: Path, folder: Path, *, dtype: to
         model_folder: The model trained; its config and tokenizer files are taken over.
         folder: Appears when complete; an existing one is replaced.
         dtype: Written to config.json.
+        adapter: Tensors and configuration of a PEFT adapter, for the subfolder ``adapter``; None writes none.
 
     Raises:
         RunFolderError: The folder cannot be written.
@@ -146,14 +155,20 @@ def export(state: dict[str, Any], model_folder: Path, folder: Path, *, dtype: to
             whole[name] = full.cpu()
     try:
         if _is_first_rank():
-            _write_model(whole, model_folder, folder, dtype)
+            _write_model(whole, model_folder, folder, dtype, adapter)
     except OSError as error:
         raise RunFolderError(f"cannot export to {folder}: {error}") from error
     _wait_for_ranks()
     return folder
 
 
-def _write_model(state: dict[str, torch.Tensor], model_folder: Path, folder: Path, dtype: torch.dtype) -> None:
+def _write_model(
+    state: dict[str, torch.Tensor],
+    model_folder: Path,
+    folder: Path,
+    dtype: torch.dtype,
+    adapter: tuple[dict[str, torch.Tensor], dict[str, Any]] | None,
+) -> None:
     unfinished = folder.with_name(f".unfinished-{folder.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
@@ -165,7 +180,16 @@ def _write_model(state: dict[str, torch.Tensor], model_folder: Path, folder: Pat
     config.pop("torch_dtype", None)  # the name before transformers 5
     config["dtype"] = str(dtype).removeprefix("torch.")
     (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    if adapter is not None:
+        write_adapter(*adapter, unfinished / "adapter")
     _put_in_place(unfinished, folder)
+
+
+def write_adapter(state: dict[str, torch.Tensor], config: dict[str, Any], folder: Path) -> None:
+    """Write an adapter as PEFT does: ``adapter_model.safetensors`` and ``adapter_config.json``."""
+    folder.mkdir()
+    save_file({name: value.cpu().contiguous() for name, value in state.items()}, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _put_in_place(unfinished: Path, target: Path) -> None:

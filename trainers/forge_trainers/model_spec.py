@@ -56,7 +56,9 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     return config
 
 
-def spec_from_config(config: Mapping[str, Any], *, inner_attention: Any, max_seq_len: int | None = None) -> Any:
+def spec_from_config(
+    config: Mapping[str, Any], *, inner_attention: Any, max_seq_len: int | None = None, fuse_qkv: bool = True
+) -> Any:
     """Build the TorchTitan ``ModelSpec`` of a Hugging Face configuration.
 
     Tied embeddings, a head_dim other than hidden_size / heads, RMSNorm's epsilon and Llama-3 RoPE scaling are
@@ -67,6 +69,7 @@ def spec_from_config(config: Mapping[str, Any], *, inner_attention: Any, max_seq
         inner_attention: TorchTitan attention config, a ``VarlenAttention.Config`` or a subclass.
         max_seq_len: Longest position that will be asked for, in tokens; sizes the RoPE cache. None: the model's own
             ``max_position_embeddings``.
+        fuse_qkv: Compute queries, keys and values as one product; adapters need them apart.
 
     Raises:
         ValueError: The architecture or one of its options is not supported; the message lists what is.
@@ -89,7 +92,7 @@ def spec_from_config(config: Mapping[str, Any], *, inner_attention: Any, max_seq
             attention_norm=norm(dim),
             ffn_norm=norm(dim),
             attention=titan.make_gqa_config(
-                dim=dim, n_heads=num_heads, n_kv_heads=num_kv_heads, fuse_qkv=True, rope=rope,
+                dim=dim, n_heads=num_heads, n_kv_heads=num_kv_heads, fuse_qkv=fuse_qkv, rope=rope,
                 # TorchTitan derives head_dim and the default softmax scale from dim / heads when it is None
                 head_dim=None if is_llama and head_dim == dim // num_heads else head_dim,
                 qk_norm=None if is_llama else norm(head_dim),

@@ -207,6 +207,7 @@ class OfflineTrainer(ABC, Generic[T]):
             learner = await Learner.start(
                 settings, name=f"{name}-learner", world_size=config.learner_procs, timeout_s=config.start_timeout_s
             )
+                lora=self.policy.lora,
             try:
                 await self._look_at_start(learner, items)
                 self._next_step = await self._checkpoints.restore({name: learner})

@@ -83,6 +83,7 @@ class Stack:
 
     @property
     def served(self) -> dict[str, Served]:
+            lora=policy.lora,
         """What players need of each engine."""
         return {name: Served(engine, self.renderers[name]) for name, engine in self.engines.items()}
 

@@ -1,0 +1,250 @@
+"""Adapters: what they change, what they are, and several of them on one model."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from forge_agents import mesh
+from forge_agents.policy import LORA_TARGETS, LoRA, Policy
+from forge_agents.types import EpisodeBatch
+from forge_trainers.learner import Learner
+from forge_trainers.learner_config import LearnerConfig
+from forge_trainers.learner_core import LearnerCore
+from forge_trainers.lora import is_adapter
+
+Batches = Callable[..., EpisodeBatch]
+SMALL = LoRA(rank=4, alpha=8)
+
+
+def config(model: Path, **changes: Any) -> LearnerConfig:
+    base = LearnerConfig(model=str(model), compute_dtype="float32", threads=1, lr=3e-3, lora=SMALL)
+    return dataclasses.replace(base, **changes)
+
+
+def trained(core: LearnerCore, batch: EpisodeBatch, steps: int = 2) -> LearnerCore:
+    for _ in range(steps):
+        core.train_step(batch)
+    return core
+
+
+def tensors(core: LearnerCore) -> dict[str, torch.Tensor]:
+    return {name: value.to_local().clone() for name, value in core.model.state_dict().items()}
+
+
+def hf_logprobs(model: Any, batch: EpisodeBatch) -> torch.Tensor:
+    out_T = torch.zeros(batch["tokens"]["ids"].shape)
+    for start, n in zip(batch["samples"]["start"].tolist(), batch["samples"]["length"].tolist(), strict=True):
+        ids = batch["tokens"]["ids"][start : start + n]
+        with torch.no_grad():
+            logprobs = torch.log_softmax(model(ids[None]).logits[0], dim=-1)
+        out_T[start + 1 : start + n] = logprobs[:-1].gather(1, ids[1:, None]).squeeze(1)
+    return out_T * batch["tokens"]["loss_mask"]
+
+
+def hf_model(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def test_training_changes_the_adapter_only(tiny_llama: Path, random_batch: Batches):
+    core = LearnerCore(config(tiny_llama))
+    before = tensors(core)
+    metrics = trained(core, random_batch()).train_step(random_batch())
+    changed = {name for name, value in tensors(core).items() if not torch.equal(value, before[name])}
+    assert changed == {name for name in before if is_adapter(name)}
+    assert metrics["grad_norm"] > 0 and metrics["version"] == 3
+    in_optimizer = {name for opt in core._optimizers for group in opt.param_groups for name in group["param_names"]}
+    assert in_optimizer == changed
+
+
+def test_a_new_adapter_changes_nothing(tiny_llama: Path, tiny_qwen3: Path, random_batch: Batches):
+    batch = random_batch()
+    for model in (tiny_llama, tiny_qwen3):
+        with_it, without = LearnerCore(config(model)), LearnerCore(config(model, lora=None))
+        assert (with_it.logprobs(batch) - without.logprobs(batch)).abs().max() < 1e-5
+        merged, plain = (core.hf_state_dict(dtype=torch.float32) for core in (with_it, without))
+        assert merged.keys() == plain.keys()
+        assert all(torch.equal(merged[name], value) for name, value in plain.items())
+
+
+@pytest.mark.parametrize(
+    "options", [{"family": "llama"}, {"family": "qwen3"}, {"family": "llama", "tied": False}], ids=str
+)
+def test_the_export_is_the_merged_model_and_an_adapter_in_pefts_layout(
+    tiny_models: Callable[..., Path], random_batch: Batches, tmp_path: Path, options: dict[str, Any]
+):
+    model, batch = tiny_models(**options), random_batch()
+    core = trained(LearnerCore(config(model)), batch)
+    ours = core.logprobs(batch)
+    folder = core.export(tmp_path / "export", dtype=torch.float32)
+    assert (ours - hf_logprobs(hf_model(folder), batch)).abs().max() < 1e-4
+    start = hf_model(model)
+    assert (ours - hf_logprobs(start, batch)).abs().max() > 0.1
+
+    # PEFT: W + lora_alpha / r * B A, under the names of the base model's layers after "base_model.model."
+    saved = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+    weights = load_file(folder / "adapter" / "adapter_model.safetensors")
+    assert (saved["peft_type"], saved["r"], saved["lora_alpha"]) == ("LORA", 4, 8)
+    assert saved["base_model_name_or_path"] == str(model)
+    layers = {name.removesuffix(".weight"): module for name, module in start.named_modules()}
+    assert len(weights) == 2 * start.config.num_hidden_layers * len(saved["target_modules"])
+    for name in weights:
+        if name.endswith(".lora_A.weight"):
+            a_RI, b_OR = weights[name], weights[name.replace("lora_A", "lora_B")]
+            layer = layers[name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")]
+            assert b_OR.shape == (layer.out_features, 4) and a_RI.shape == (4, layer.in_features)
+            layer.weight.data += 8 / 4 * b_OR @ a_RI
+    assert (ours - hf_logprobs(start, batch)).abs().max() < 1e-4
+
+
+def test_the_loss_is_that_of_the_merged_model(tiny_llama: Path, random_batch: Batches, tmp_path: Path):
+    batch = random_batch()
+    core = trained(LearnerCore(config(tiny_llama)), batch)
+    merged = LearnerCore(config(core.export(tmp_path / "merged", dtype=torch.float32), lora=None))
+    found, expected = core.train_step(batch), merged.train_step(batch)
+    for name in ("loss", "entropy", "ratio_mean", "logprob_gap_max"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-4)
+
+
+def test_the_kl_reference_is_the_same_model_without_the_adapter(tiny_llama: Path, random_batch: Batches):
+    batch = random_batch()
+    core = LearnerCore(config(tiny_llama, kl_coef=0.1))
+    assert core._reference is core.model  # no second copy
+    assert core.train_step(batch)["kl"] == pytest.approx(0.0, abs=1e-9)
+    core.train_step(batch)
+    start, now = hf_logprobs(hf_model(tiny_llama), batch), core.logprobs(batch)
+    k3 = ((start - now).exp() - (start - now) - 1)[batch["tokens"]["loss_mask"]].mean()
+    assert core.train_step(batch)["kl"] == pytest.approx(float(k3), rel=1e-3)
+    assert float(k3) > 1e-4
+
+
+def test_adapters_on_one_model_learn_as_if_alone(tiny_llama: Path, random_batch: Batches, tmp_path: Path):
+    batches = [random_batch(seed=seed) for seed in range(2)]
+    alone = [trained(LearnerCore(config(tiny_llama, seed=i)), batches[i], 3) for i in range(2)]
+    first = LearnerCore(config(tiny_llama, seed=0))
+    second = LearnerCore(config(tiny_llama, seed=1), base=first)
+    assert second.model is first.model
+    for step in range(3):
+        first.train_step(batches[0])
+        first.start_save(tmp_path / f"step-{step}")  # written while the other one is in the model
+        second.train_step(batches[1])
+        first.finish_save()
+    for shared, own, batch in zip((first, second), alone, batches, strict=True):
+        assert torch.equal(shared.logprobs(batch), own.logprobs(batch))
+        assert all(torch.equal(a, b) for a, b in zip(_published(shared), _published(own), strict=True))
+    assert not torch.equal(first.logprobs(batches[0]), second.logprobs(batches[0]))
+    second.load(tmp_path / "step-2")
+    assert torch.equal(second.logprobs(batches[0]), alone[0].logprobs(batches[0]))
+    assert torch.equal(first.logprobs(batches[0]), alone[0].logprobs(batches[0]))
+
+
+def _published(core: LearnerCore) -> list[torch.Tensor]:
+    return list(core.hf_state_dict(dtype=torch.float32).values())
+
+
+def test_resuming_continues_bit_for_bit(tiny_llama: Path, random_batch: Batches, tmp_path: Path):
+    batches = [random_batch(seed=seed) for seed in range(4)]
+    core = LearnerCore(config(tiny_llama))
+    for batch in batches[:2]:
+        core.train_step(batch)
+    core.save(tmp_path / "step-2")
+    expected = [core.train_step(batch) for batch in batches[2:]]
+    resumed = LearnerCore(config(tiny_llama))
+    resumed.logprobs(batches[0])  # the weights of before must not linger
+    assert resumed.load(tmp_path / "step-2") == 2
+    found = [resumed.train_step(batch) for batch in batches[2:]]
+    for a, b in zip(found, expected, strict=True):
+        assert [a[name] for name in ("loss", "grad_norm", "lr", "version")] == [
+            b[name] for name in ("loss", "grad_norm", "lr", "version")
+        ]
+    assert all(torch.equal(value, tensors(core)[name]) for name, value in tensors(resumed).items())
+    size = sum(file.stat().st_size for file in (tmp_path / "step-2").iterdir())
+    assert size < (tiny_llama / "model.safetensors").stat().st_size  # the adapter with both moments, and no base
+
+
+def test_frozen_weights_are_held_in_the_compute_type(tiny_llama: Path, random_batch: Batches):
+    core = LearnerCore(config(tiny_llama, compute_dtype="bfloat16"))
+    before = core.logprobs(random_batch())
+    trained(core, random_batch())
+    for name, parameter in core.model.named_parameters():
+        assert parameter.dtype == (torch.float32 if is_adapter(name) else torch.bfloat16)
+        assert parameter.requires_grad == is_adapter(name)
+    assert (core.logprobs(random_batch()) - before).abs().max() > 0.05
+
+
+def test_only_the_targets_get_an_adapter(tiny_llama: Path, random_batch: Batches):
+    core = LearnerCore(config(tiny_llama, lora=LoRA(rank=2, targets=("q_proj", "down_proj"))))
+    found = {name.rpartition(".lora_")[0].rpartition(".")[2] for name in tensors(core) if is_adapter(name)}
+    assert found == {"wq", "w2"}
+    assert core.train_step(random_batch())["grad_norm"] > 0
+
+
+@pytest.mark.parametrize("how", ["selective", "full"])
+def test_activation_checkpointing_changes_nothing(tiny_llama: Path, random_batch: Batches, how: str):
+    plain, saving = (LearnerCore(config(tiny_llama, activation_checkpointing=kind)) for kind in ("none", how))
+    batch = random_batch()
+    trained(plain, batch), trained(saving, batch)
+    assert torch.allclose(plain.logprobs(batch), saving.logprobs(batch), atol=1e-5)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("layout", [{}, {"tp": 2}], ids=["sharded", "tensor parallel"])
+def test_two_processes_compute_what_one_does(
+    tiny_llama: Path, random_batch: Batches, tmp_path: Path, layout: dict[str, int]
+):
+    batches = [random_batch(seed=seed) for seed in range(3)]
+
+    async def run() -> tuple[list[dict[str, float]], torch.Tensor]:
+        async with mesh.session():
+            learner = await Learner.start(config(tiny_llama, **layout), world_size=2, timeout_s=90)
+            steps = [await learner.train_step(batch, timeout_s=60) for batch in batches]
+            await learner.save(tmp_path / "step-3", timeout_s=60)
+            await learner.export(tmp_path / "export", dtype="float32", timeout_s=60)
+            return steps, await learner.logprobs(batches[0])
+
+    two, logprobs = asyncio.run(run())
+    one = LearnerCore(config(tiny_llama))
+    for batch, found in zip(batches, two, strict=True):
+        expected = one.train_step(batch)
+        assert found["loss"] == pytest.approx(expected["loss"], abs=1e-5)
+        assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
+    assert (logprobs - hf_logprobs(hf_model(tmp_path / "export"), batches[0])).abs().max() < 1e-4
+    other = LearnerCore(config(tiny_llama, seed=5))
+    other.load(tmp_path / "step-3")
+    assert (other.logprobs(batches[0]) - logprobs).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rank": 0}, "rank=0.*between 1 and 512"),
+        ({"rank": 513}, "rank=513"),
+        ({"alpha": 0.0}, "alpha=0.0.*positive"),
+        ({"alpha": float("inf")}, "alpha=inf"),
+        ({"targets": ()}, "nothing to train"),
+        ({"targets": ("q_prj",)}, "'q_prj'.*unknown.*Did you mean 'q_proj'"),
+        ({"targets": ("lm_head",)}, "'lm_head'.*unknown"),
+        ({"targets": ("q_proj", "v_proj")}, "k_proj and v_proj their adapters together"),
+    ],
+)
+def test_bad_adapters_are_refused(settings: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        LoRA(**settings)
+
+
+def test_an_adapter_needs_layers_and_a_policy_that_learns(tiny_llama: Path):
+    with pytest.raises(TypeError, match="targets='q_proj' is one text"):
+        LoRA(targets="q_proj")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'rival' has a LoRA adapter and trainable=False"):
+        Policy(str(tiny_llama), name="rival", trainable=False, lora=SMALL)
+    assert LoRA(targets=list(LORA_TARGETS)) == LoRA()  # type: ignore[arg-type]  # as YAML gives them
