@@ -25,11 +25,33 @@ class ModelNotFoundError(ForgeError, FileNotFoundError):
 
 
 class StallError(ForgeError, TimeoutError):
-    """A wait that outlived its deadline. The message names who was waited for."""
+    """A wait that outlived its deadline. The message names who was waited for.
+
+    Args:
+        message: Says who did not do what in which time.
+        who: Their name; empty where nobody in particular was waited for.
+    """
+
+    def __init__(self, message: str, who: str = "") -> None:
+        super().__init__(message)
+        self.who = who
 
 
 class ActorDiedError(ForgeError, RuntimeError):
-    """An actor's process ended while work was expected of it."""
+    """An actor's process ended while work was expected of it.
+
+    Args:
+        message: Says who died during what.
+        who: Their name.
+    """
+
+    def __init__(self, message: str, who: str = "") -> None:
+        super().__init__(message)
+        self.who = who
+
+
+class RespawnLimitError(ForgeError, RuntimeError):
+    """More processes died than a run may start again."""
 
 
 class EndpointError(ForgeError, RuntimeError):

@@ -109,7 +109,8 @@ async def with_deadline(awaitable: Awaitable[T], timeout_s: float, *, who: str, 
         if not task.done():
             raise StallError(
                 f"{who} did not finish {what} within {timeout_s:g} s. Look at {log_advice(who)}; "
-                "raise the timeout if the work is just slow"
+                "raise the timeout if the work is just slow",
+                who,
             )
     finally:
         if not task.done():
@@ -168,7 +169,7 @@ def as_local_error(error: BaseException, *, who: str, what: str) -> BaseExceptio
         return inner
     if isinstance(error, SupervisionError):
         reason = " ".join(str(error).split())
-        return ActorDiedError(f"{who} died during {what}: {reason}. Look at {log_advice(who)}")
+        return ActorDiedError(f"{who} died during {what}: {reason}. Look at {log_advice(who)}", who)
     return error
 
 
@@ -183,8 +184,7 @@ async def stop(mesh: ProcMesh, *, timeout_s: float = 10.0) -> None:
     if entry is None:
         return
     _spawned.remove(entry)
-    pids = [int(path.read_text()) for path in entry.logs.glob("*.pid")]
-    killer = asyncio.ensure_future(_kill_after(min(_GRACE_S, timeout_s), pids))
+    killer = asyncio.ensure_future(_kill_after(min(_GRACE_S, timeout_s), _pids(entry)))
     try:
         await with_deadline(mesh.stop(), timeout_s, who=entry.name, what="stop")
     except (StallError, RuntimeError) as error:  # RuntimeError: Monarch's, for a mesh that is dead already
@@ -223,6 +223,12 @@ async def session() -> AsyncIterator[None]:
         await shutdown_all()
 
 
+def pids(mesh: ProcMesh) -> list[int]:
+    """Process ids of a mesh's ranks that have started and run on this machine."""
+    entry = next((s for s in _spawned if s.mesh is mesh), None)
+    return [] if entry is None else [pid for pid in _pids(entry) if _is_ours(pid)]
+
+
 def log_folder(name: str) -> Path | None:
     """Folder of what the latest mesh of that name printed, one file a rank; None where no such mesh runs."""
     return next((s.logs for s in reversed(_spawned) if s.name == name), None)
@@ -233,6 +239,10 @@ def log_advice(who: str) -> str:
     _in_trouble.add(who)
     folder = log_folder(who)
     return f"its log in {folder}" if folder is not None else f"the logs in {_run_folder()}"
+
+
+def _pids(entry: _Spawned) -> list[int]:
+    return [int(path.read_text()) for path in entry.logs.glob("*.pid")]
 
 
 async def _plain(awaitable: Awaitable[T]) -> T:

@@ -5,5 +5,6 @@ In: prompts as tokens. Out: completions. Waits for the engines, with deadlines.
 
 from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.engine import Engine, EngineInfo
+from forge_agents.serving.replicas import Replicas
 
-__all__ = ["Engine", "EngineConfig", "EngineInfo"]
+__all__ = ["Engine", "EngineConfig", "EngineInfo", "Replicas"]

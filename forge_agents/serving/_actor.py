@@ -32,8 +32,9 @@ _LINGER_S = 0.002
 class EngineActor(Actor):
     """Serves one model. The controller talks to it through `forge_agents.serving.Engine`."""
 
-    def __init__(self, config: EngineConfig, store: WeightStoreRef | None, weights_name: str) -> None:
+    def __init__(self, config: EngineConfig, store: WeightStoreRef | None, weights_name: str, silence_s: float) -> None:
         self._config = config
+        self._silence_s = silence_s
         self._store = store
         self._weights_name = weights_name
         self._subscriber: Subscriber | None = None
@@ -80,7 +81,10 @@ class EngineActor(Actor):
     @concurrent_endpoint
     async def poll(self, timeout_s: float) -> list[Answer]:
         """Answers since the last poll, as soon as there is one; none after `timeout_s`: the actor lives."""
-        self._running()
+        still_s = self._running().still_s
+        if still_s > self._silence_s:
+            self._fail(f"no step for {still_s:.0f} s, and it has work")
+            self._running()
         try:
             await asyncio.wait_for(self._news.wait(), timeout_s)
             await asyncio.sleep(_LINGER_S)
@@ -121,6 +125,12 @@ class EngineActor(Actor):
             "bytes": float(result.bytes),
         }
         return self._last_update
+
+    @concurrent_endpoint
+    async def use_store(self, store: WeightStoreRef) -> None:
+        """Look for weights there."""
+        self._store = store
+        self._subscriber = None
 
     @concurrent_endpoint
     async def info(self) -> EngineInfo:

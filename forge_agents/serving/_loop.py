@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -45,6 +46,7 @@ class EngineThread:
         self._promised: set[Future[Any]] = set()
         self._lock = threading.Lock()
         self._ended = False
+        self._busy_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
         self._thread.start()
 
@@ -52,6 +54,12 @@ class EngineThread:
     def unfinished(self) -> int:
         """Requests in the engine."""
         return len(self._requests)
+
+    @property
+    def still_s(self) -> float:
+        """Seconds that the present step or job has taken so far; 0 while there is nothing to do."""
+        since = self._busy_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def add(self, requests: list[Request]) -> None:
         """Queue requests; a refused one is answered with its error."""
@@ -96,6 +104,7 @@ class EngineThread:
         try:
             while self._do_jobs():
                 if self.engine.has_unfinished_requests():
+                    self._busy_since = time.monotonic()
                     self._step()
         except BaseException as error:  # noqa: BLE001  # the boundary: every waiting request fails with it
             self._died(error)
@@ -111,12 +120,14 @@ class EngineThread:
         """Run all queued jobs, waiting for the first if the engine is idle. False: the thread shall end."""
         wait = not self.engine.has_unfinished_requests()
         while True:
+            self._busy_since = None
             try:
                 job = self._jobs.get(block=wait)
             except queue.Empty:
                 return True
             if job is None:
                 return False
+            self._busy_since = time.monotonic()
             job()
             wait = False
 

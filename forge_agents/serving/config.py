@@ -5,9 +5,12 @@ In: the user's choices. Out: `EngineConfig`. Waits for nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+
+from forge_agents.policy import LoRA
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +31,18 @@ class EngineConfig:
     """Skip compilation: starts in seconds instead of a minute, decodes at about half the speed."""
     threads: int | None = None
     """CPU threads; None leaves it to the libraries. Two engines, or engine and learner, should share the cores."""
+    adapters: Mapping[str, LoRA] = field(default_factory=dict)
+    """Adapters that the engine serves beside the model, by name; each is zero until its weights are loaded, and the
+    model's own weights never change then. On CPU such an engine is not compiled. A trainer fills in its policies'."""
     seed: int = 0
     """Of sampling, for requests that bring no seed of their own."""
     prefix_caching: bool = True
     """Prompts that begin alike share the computed beginning."""
+    replicas: int = 1
+    """Engines that serve the model side by side, a process each."""
+    routing: Literal["prefix", "load"] = "prefix"
+    """Which replica answers. "prefix": the one whose cache holds the conversation, a new conversation goes to the one
+    with the fewest requests. "load": always the one with the fewest requests."""
 
     def __post_init__(self) -> None:
         if self.model and not Path(self.model, "config.json").is_file():
@@ -46,5 +57,9 @@ class EngineConfig:
             raise ValueError(f"max_num_seqs={self.max_num_seqs}; give at least 1")
         if self.kv_cache_gb <= 0:
             raise ValueError(f"kv_cache_gb={self.kv_cache_gb}; give a positive size")
+        if self.replicas < 1:
+            raise ValueError(f"replicas={self.replicas}; give at least 1")
+        if self.routing not in ("prefix", "load"):
+            raise ValueError(f"routing={self.routing!r}; choose 'prefix' or 'load'")
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads={self.threads}; give at least 1, or None for the libraries' choice")

@@ -27,8 +27,8 @@ __all__ = ["Engine", "EngineInfo", "SamplingLike"]
 
 _POLL_S = 5.0
 """The actor answers at least this often."""
-_SILENCE_S = 60.0
-"""An actor that is silent for longer counts as stalled."""
+SILENCE_S = 60.0
+"""An actor that is silent for longer counts as dead, where nothing else is said."""
 
 
 class SamplingLike(Protocol):
@@ -51,9 +51,10 @@ class Engine:
     messages follows the engine's steps, not the number of requests.
     """
 
-    def __init__(self, name: str, procs: ProcMesh, actor: Any, facts: Facts) -> None:
+    def __init__(self, name: str, procs: ProcMesh, actor: Any, facts: Facts, *, silence_s: float = SILENCE_S) -> None:
         self.name = name
         self.facts = facts
+        self._silence_s = silence_s
         self._procs = procs
         self._actor = actor
         self._ids = itertools.count()
@@ -61,8 +62,13 @@ class Engine:
         self._outbox: list[Request] = []
         self._sending = False
         self._dead: str | None = None
+        self._death = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        from forge_agents._pulse import Pulse  # Monarch loads here, not when this module is imported
+
+        self._pulse = Pulse(procs, 1, name=name, silence_s=silence_s)
         self._spawn(self._receive())
+        self._spawn(self._await_end())
 
     @classmethod
     async def start(
@@ -72,6 +78,7 @@ class Engine:
         name: str = "engine",
         store: WeightStoreRef | None = None,
         weights_name: str | None = None,
+        silence_s: float = SILENCE_S,
         timeout_s: float = 300.0,
     ) -> Engine:
         """Start a process and build the engine in it.
@@ -81,6 +88,7 @@ class Engine:
             name: Said in errors and logs.
             store: Where `load_weights` finds new weights; None for a model that never changes.
             weights_name: What the publisher calls them; None for `name`.
+            silence_s: An engine that says nothing, or has requests and takes no step, for longer counts as dead.
             timeout_s: Deadline. Eager engines of small models take some 10 s, compiled ones a minute the first time.
 
         Raises:
@@ -93,17 +101,27 @@ class Engine:
         _vllm.expected_shapes(config.model)  # a half-written model is cheaper to find here
         procs = mesh.spawn_procs(name, env=_vllm.environment(config), threads=config.threads)
         try:
-            actor = procs.spawn("engine", EngineActor, config, store, weights_name or name)
+            actor = procs.spawn("engine", EngineActor, config, store, weights_name or name, silence_s)
             facts = await mesh.with_deadline(actor.start.call_one(), timeout_s, who=name, what="start of the engine")
         except BaseException:
             await mesh.stop(procs)
             raise
-        return cls(name, procs, actor, facts)
+        return cls(name, procs, actor, facts, silence_s=silence_s)
 
     @property
     def max_model_len(self) -> int:
         """Tokens of prompt and response together."""
         return self.facts.max_model_len
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that have no answer yet."""
+        return len(self._waiting)
+
+    async def died(self) -> str:
+        """Wait for the engine's end; returns what was seen of it. One that is stopped has ended as well."""
+        await self._death.wait()
+        return self._dead or ""
 
     async def generate(
         self,
@@ -144,7 +162,7 @@ class Engine:
         """
         prompt = self._checked(prompt_ids)
         if self._dead is not None:
-            raise ActorDiedError(self._dead)
+            raise ActorDiedError(self._dead, self.name)
         request = Request(
             request_id=next(self._ids),
             prompt_ids=prompt,
@@ -193,6 +211,10 @@ class Engine:
         timings: dict[str, float] = await self._call("load_weights", version, timeout_s=timeout_s, what="weight update")
         return timings
 
+    async def use_store(self, store: WeightStoreRef, *, timeout_s: float = 30.0) -> None:
+        """From now on find new weights in `store`, which took the place of one that died."""
+        await self._call("use_store", store, timeout_s=timeout_s, what="change of the store")
+
     async def info(self, *, timeout_s: float = 30.0) -> EngineInfo:
         """The engine's state."""
         info: EngineInfo = await self._call("info", timeout_s=timeout_s, what="info")
@@ -202,6 +224,7 @@ class Engine:
         """End the engine and its process; requests in flight fail. Twice is no error."""
         healthy = self._dead is None
         self._fail_all(f"{self.name} was stopped")
+        self._pulse.end()
         for task in tuple(self._tasks):
             task.cancel()
         if healthy:
@@ -211,7 +234,7 @@ class Engine:
 
     async def _call(self, endpoint: str, *args: Any, timeout_s: float, what: str) -> Any:
         if self._dead is not None:
-            raise ActorDiedError(self._dead)
+            raise ActorDiedError(self._dead, self.name)
         return await mesh.with_deadline(
             getattr(self._actor, endpoint).call_one(*args), timeout_s, who=self.name, what=what
         )
@@ -237,7 +260,7 @@ class Engine:
         try:
             while self._outbox:
                 batch, self._outbox = self._outbox, []
-                await self._call("add", batch, timeout_s=_SILENCE_S, what="receipt of requests")
+                await self._call("add", batch, timeout_s=self._silence_s, what="receipt of requests")
         except (StallError, ActorDiedError, RuntimeError) as error:
             self._fail_all(f"{self.name} takes no requests any more: {error}")
         finally:
@@ -246,13 +269,18 @@ class Engine:
     async def _receive(self) -> None:
         try:
             while True:
-                answers: list[Answer] = await self._call("poll", _POLL_S, timeout_s=_SILENCE_S, what="sign of life")
+                answers: list[Answer] = await self._call(
+                    "poll", _POLL_S, timeout_s=self._silence_s + _POLL_S, what="sign of life"
+                )
                 for answer in answers:
                     self._resolve(answer)
         except (StallError, ActorDiedError) as error:
             self._fail_all(str(error))
         except RuntimeError as error:  # the actor's word on a failed step
             self._fail_all(f"{self.name} has failed: {error}. Look at {mesh.log_advice(self.name)}")
+
+    async def _await_end(self) -> None:
+        self._fail_all(str(await self._pulse.lost()))
 
     def _resolve(self, answer: Answer) -> None:
         future = self._waiting.get(answer.request_id)
@@ -265,9 +293,10 @@ class Engine:
 
     def _fail_all(self, reason: str) -> None:
         self._dead = self._dead or reason
+        self._death.set()
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(ActorDiedError(self._dead))
+                future.set_exception(ActorDiedError(self._dead, self.name))
 
     def _abandon(self, request_id: int) -> None:
         if self._dead is None:
@@ -275,7 +304,7 @@ class Engine:
 
     async def _abort(self, request_id: int) -> None:
         with contextlib.suppress(StallError, ActorDiedError, RuntimeError):  # `_receive` reports a dead engine
-            await self._call("abort", [request_id], timeout_s=_SILENCE_S, what="abort")
+            await self._call("abort", [request_id], timeout_s=self._silence_s, what="abort")
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(coroutine)

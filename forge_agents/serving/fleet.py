@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge_agents import models
+from forge_agents.faults import Faults
 from forge_agents.players import Served
 from forge_agents.policy import Policy
 from forge_agents.rendering import Renderer
 from forge_agents.serving.config import EngineConfig
-from forge_agents.serving.engine import Engine
+from forge_agents.serving.engine import SILENCE_S
+from forge_agents.serving.replicas import Replicas
 
 if TYPE_CHECKING:
     from forge_agents.weights.store import WeightStoreRef
@@ -27,21 +29,33 @@ async def start_engines(
     config: EngineConfig,
     *,
     store: WeightStoreRef | None = None,
+    faults: Faults | None = None,
+    silence_s: float = SILENCE_S,
     timeout_s: float = 300.0,
-) -> dict[str, Engine]:
-    """Start an engine for each model folder, all at once; where one fails, the others are stopped.
+) -> dict[str, Replicas]:
+    """Start ``config.replicas`` engines for each model folder, all at once; where one fails, the others are stopped.
 
     Args:
         folders: Model folders by engine name.
         config: Settings of all; its `model` is replaced.
         store: Where engines find new weights; None for models that never change.
+        faults: Counts deaths; None allows `Faults`'s usual number for all of them together.
+        silence_s: As in `Engine.start`.
         timeout_s: Deadline of each start.
 
     Raises:
         StallError, ValueError, Exception: As `Engine.start`; the first failure.
     """
+    shared = Faults() if faults is None else faults
     starts = (
-        Engine.start(replace(config, model=str(folder)), name=name, store=store, timeout_s=timeout_s)
+        Replicas.start(
+            replace(config, model=str(folder)),
+            name=name,
+            store=store,
+            faults=shared,
+            silence_s=silence_s,
+            timeout_s=timeout_s,
+        )
         for name, folder in folders.items()
     )
     tasks = [asyncio.ensure_future(start) for start in starts]
@@ -51,7 +65,7 @@ async def start_engines(
         for task in tasks:
             task.cancel()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(engine.stop() for engine in ended if isinstance(engine, Engine)))
+        await asyncio.gather(*(engine.stop() for engine in ended if isinstance(engine, Replicas)))
         raise
     return dict(zip(folders, engines, strict=True))
 
@@ -60,7 +74,7 @@ async def start_engines(
 class Fleet:
     """Engines of models that only play. Policies with one model share an engine."""
 
-    engines: Mapping[str, Engine]
+    engines: Mapping[str, Replicas]
     """By name."""
     served: Mapping[str, Served]
     """What players need, by policy name."""

@@ -30,7 +30,7 @@ class Publisher:
         weights_name: What these weights are called; subscribers give the same name.
         slots: Versions kept, at least 2: readers of the last ones are not disturbed while the next is written.
         dtype: Floating tensors are cast to it; None means bfloat16. Others travel as they are.
-        timeout_s: Deadline of each wait for the store or the other ranks.
+        timeout_s: Deadline of each wait for the store or the other ranks; None: the store's `silence_s`.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Publisher:
         *,
         slots: int = 3,
         dtype: torch.dtype | None = None,
-        timeout_s: float = 60.0,
+        timeout_s: float | None = None,
     ) -> None:
         import torch
 
@@ -52,7 +52,7 @@ class Publisher:
         self._ref = ref
         self._slots = slots
         self._dtype = dtype or torch.bfloat16
-        self._timeout_s = timeout_s
+        self._timeout_s = ref.silence_s if timeout_s is None else timeout_s
         self._buffers: dict[int, torch.Tensor] = {}
 
     async def publish(self, state_dict: Mapping[str, torch.Tensor], version: int) -> dict[str, float]:
@@ -78,7 +78,7 @@ class Publisher:
         started = time.perf_counter()
         rank, world = _rank_and_world()
         layout = lay_out([self._describe(name, tensor) for name, tensor in state_dict.items()], world)
-        client = await self._ref.client(timeout_s=self._timeout_s)
+        client = await self._ref.client()
         slot, index = await self._claim_slot(client, rank, world)
         buffer_B = self._buffer(slot, layout.rank_bytes[rank])
         self._pack(state_dict, layout, rank, buffer_B)

@@ -14,6 +14,7 @@ from forge_agents import mesh
 
 if TYPE_CHECKING:
     from forge_agents._monarch import ProcMesh
+    from forge_agents._pulse import Pulse
 
 _counter = itertools.count()
 
@@ -28,32 +29,37 @@ class WeightStoreRef:
     """TorchStore's name for it, unique in the run."""
     place: str
     """Who can share memory with its volume."""
+    silence_s: float = 60.0
+    """Seconds after which a store that does not answer counts as dead."""
 
-    async def client(self, *, timeout_s: float) -> Any:
+    async def client(self) -> Any:
         """TorchStore's client of this process, cached there."""
         from forge_agents.weights import _torchstore
 
         return await mesh.with_deadline(
-            _torchstore.client(self.store_name), timeout_s, who=self.name, what="connection to the store"
+            _torchstore.client(self.store_name), self.silence_s, who=self.name, what="connection to the store"
         )
 
 
 class WeightStore:
     """The controller's side of the store. Make one with `start`."""
 
-    def __init__(self, ref: WeightStoreRef, volume_mesh: ProcMesh) -> None:
+    def __init__(self, ref: WeightStoreRef, volume_mesh: ProcMesh, pulse: Pulse) -> None:
         self.ref = ref
+        self.pulse = pulse
         self._volume_mesh = volume_mesh
         self._stopped = False
 
     @classmethod
-    async def start(cls, *, name: str = "weights", timeout_s: float = 60.0) -> WeightStore:
+    async def start(cls, *, name: str = "weights", silence_s: float = 60.0, timeout_s: float = 60.0) -> WeightStore:
         """Start the volume's process on this host.
 
         Args:
             name: Said in errors.
+            silence_s: Seconds after which a store that does not answer counts as dead.
             timeout_s: Seconds until a start counts as stalled.
         """
+        from forge_agents._pulse import Pulse
         from forge_agents.weights import _segments, _torchstore
 
         volume_mesh = mesh.spawn_procs(name, threads=1)
@@ -68,12 +74,13 @@ class WeightStore:
         except BaseException:
             await mesh.stop(volume_mesh)
             raise
-        ref = WeightStoreRef(name=name, store_name=store_name, place=_segments.place())
-        return cls(ref, volume_mesh)
+        ref = WeightStoreRef(name=name, store_name=store_name, place=_segments.place(), silence_s=silence_s)
+        return cls(ref, volume_mesh, Pulse(volume_mesh, 1, name=name, silence_s=silence_s))
 
     async def stop(self, *, timeout_s: float = 10.0) -> None:
         """Free all weights and end the volume's process. Twice is no error."""
         if self._stopped:
             return
         self._stopped = True
+        self.pulse.end()
         await mesh.stop(self._volume_mesh, timeout_s=timeout_s)

@@ -47,13 +47,13 @@ class Subscriber:
     Args:
         ref: The store.
         weights_name: As the publisher calls them.
-        timeout_s: Deadline of each fetch, without the time in `apply`.
+        timeout_s: Deadline of each fetch, without the time in `apply`; None: the store's `silence_s`.
     """
 
-    def __init__(self, ref: WeightStoreRef, weights_name: str, *, timeout_s: float = 60.0) -> None:
+    def __init__(self, ref: WeightStoreRef, weights_name: str, *, timeout_s: float | None = None) -> None:
         self.weights_name = weights_name
         self._ref = ref
-        self._timeout_s = timeout_s
+        self._timeout_s = ref.silence_s if timeout_s is None else timeout_s
         self._mapped: dict[tuple[int, int], torch.Tensor] = {}
         self._private: dict[int, torch.Tensor] = {}
         self._one_at_a_time = asyncio.Lock()
@@ -79,7 +79,7 @@ class Subscriber:
         """
         async with self._one_at_a_time:
             started = time.perf_counter()
-            client = await self._ref.client(timeout_s=self._timeout_s)
+            client = await self._ref.client()
             deadline = time.monotonic() + self._timeout_s
             while True:
                 index = await self._index(client)
@@ -105,7 +105,7 @@ class Subscriber:
 
     async def versions(self) -> tuple[int, ...]:
         """Versions that exist now, in the order of publication."""
-        client = await self._ref.client(timeout_s=self._timeout_s)
+        client = await self._ref.client()
         return tuple(version for version, _ in (await self._index(client)).versions)
 
     def _choose(self, index: Index, version: int | None) -> tuple[int, int]:

@@ -142,7 +142,7 @@ async def _run_whole_way(options: Options) -> dict[str, float]:
                 started = time.perf_counter()
                 await stack.sync()
                 whole_way_s = time.perf_counter() - started
-                loaded = (await stack.engines[POLICY].info()).last_update
+                loaded = (await stack.engines[POLICY].infos())[POLICY].last_update
                 if loaded["version"] != learner.version:
                     raise AssertionError(f"the engine has version {loaded['version']}, the learner {learner.version}")
                 put = learner.last_publish

@@ -67,6 +67,10 @@ class GRPOConfig:
     """Deadline for engines and learners to start."""
     stage_timeout_s: float = 1800.0
     """Deadline of each stage of a step: collecting, judging, learning, weight return."""
+    silence_s: float = 60.0
+    """Seconds after which an engine, a learner or the weight store that says nothing counts as dead."""
+    max_respawns: int = 8
+    """Dead processes that a session may replace; one more death ends it with `RespawnLimitError`."""
 
     def __post_init__(self) -> None:
         if self.group_size < 2 and self.credit_rule.needs_siblings:
@@ -83,12 +87,12 @@ class GRPOConfig:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("refills", "max_staleness", "eval_every", "keep_episodes"):
+        for name in ("refills", "max_staleness", "eval_every", "keep_episodes", "max_respawns"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
         if not self.max_logprob_gap > 0:
             raise ValueError(f"max_logprob_gap={self.max_logprob_gap} must be above 0; inf switches the guard off")
-        for name in ("start_timeout_s", "stage_timeout_s"):
+        for name in ("start_timeout_s", "stage_timeout_s", "silence_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be positive: every wait has a deadline")
 

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge_agents import mesh, models
+from forge_agents.faults import Faults
 from forge_agents.players import Served
 from forge_agents.policy import Policy
 from forge_agents.rendering import Renderer
 from forge_agents.rollout import all_or_first_error
-from forge_agents.serving import Engine
+from forge_agents.serving import Replicas
 from forge_agents.serving.fleet import start_engines
 from forge_agents.weights import WeightStore
 from forge_trainers.learner import Learner
@@ -34,7 +35,9 @@ class Stack:
     folder: Path
     """Where learners put what they dump."""
     store: WeightStore
-    engines: Mapping[str, Engine]
+    engines: Mapping[str, Replicas]
+    faults: Faults
+    """Deaths so far, and how many are allowed."""
     renderers: Mapping[str, Renderer]
     learners: dict[str, Learner] = field(default_factory=dict)
     """Empty until `start_learners`."""
@@ -44,18 +47,29 @@ class Stack:
         """Start the store and the engines; whatever fails to start stops the rest."""
         paths = {name: models.resolve(policy.model) for name, policy in policies.items()}
         renderers = {name: Renderer.of(path) for name, path in paths.items()}
-        store = await WeightStore.start(timeout_s=config.start_timeout_s)
+        faults = Faults(max_respawns=config.max_respawns, file=folder / "faults.jsonl")
+        store = await WeightStore.start(silence_s=config.silence_s, timeout_s=config.start_timeout_s)
         try:
             engines = await start_engines(
                 paths,
                 replace(config.engine, seed=config.seed),
                 store=store.ref,
+                faults=faults,
+                silence_s=config.silence_s,
                 timeout_s=config.start_timeout_s,
             )
         except BaseException:
             await mesh.shutdown_all()
             raise
-        return cls(policies=policies, config=config, folder=folder, store=store, engines=engines, renderers=renderers)
+        return cls(
+            policies=policies,
+            config=config,
+            folder=folder,
+            store=store,
+            engines=engines,
+            faults=faults,
+            renderers=renderers,
+        )
 
     async def start_learners(self) -> None:
         """Start a learner for every trainable policy. Twice is no error."""
@@ -69,6 +83,7 @@ class Stack:
             self.config.learner,
             model=str(models.resolve(policy.model)),
             temperature=policy.sampling.temperature,
+            lora=policy.lora,
             seed=self.config.seed,
             dump_folder=str(self.folder / "learner" / name),
         )
@@ -83,7 +98,6 @@ class Stack:
 
     @property
     def served(self) -> dict[str, Served]:
-            lora=policy.lora,
         """What players need of each engine."""
         return {name: Served(engine, self.renderers[name]) for name, engine in self.engines.items()}
 

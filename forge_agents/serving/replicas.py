@@ -1,0 +1,290 @@
+"""Engines of one model behind the face of one engine: requests are spread, dead engines replaced.
+
+In: prompts as tokens, weight versions. Out: completions. Waits for engines, and for those that are started again,
+always with a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from forge_agents import mesh
+from forge_agents.errors import ActorDiedError, StallError, UnknownIdError
+from forge_agents.faults import Faults
+from forge_agents.serving.engine import SILENCE_S, Engine, EngineInfo, SamplingLike
+from forge_agents.serving.routing import LeastLoaded, PrefixAffine, Router
+from forge_agents.types import Completion
+
+if TYPE_CHECKING:
+    from forge_agents.serving.config import EngineConfig
+    from forge_agents.weights.store import WeightStoreRef
+
+T = TypeVar("T")
+
+
+class _Replica:
+    """A place that one engine after another fills."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.engine: Engine | None = None
+        self.keeper: asyncio.Task[None] | None = None
+
+
+class Replicas:
+    """One or more engines of one model. Make them with `start`; call them from one event loop.
+
+    A request whose engine dies is asked again, with the same tokens and the same seed, of another replica or of the
+    one that takes the dead one's place: a death costs time and no episode, and every request is answered once. A new
+    engine holds the newest weights of the store before it is asked.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        name: str,
+        store: WeightStoreRef | None = None,
+        faults: Faults | None = None,
+        silence_s: float = SILENCE_S,
+        timeout_s: float = 300.0,
+        router: Router | None = None,
+    ) -> None:
+        self.name = name
+        self._config, self._silence_s, self._start_s = config, silence_s, timeout_s
+        self._store = store
+        self._faults = Faults() if faults is None else faults
+        self._router = router or (PrefixAffine(config.max_num_seqs) if config.routing == "prefix" else LeastLoaded())
+        many = config.replicas > 1
+        self._replicas = [_Replica(f"{name}-{i}" if many else name) for i in range(config.replicas)]
+        self._version: int | None = None
+        self._failure: BaseException | None = None
+        self._max_model_len = 0
+        self._changed = asyncio.Event()
+
+    @classmethod
+    async def start(
+        cls,
+        config: EngineConfig,
+        *,
+        name: str = "engine",
+        store: WeightStoreRef | None = None,
+        faults: Faults | None = None,
+        silence_s: float = SILENCE_S,
+        timeout_s: float = 300.0,
+        router: Router | None = None,
+    ) -> Replicas:
+        """Start ``config.replicas`` engines; where one fails to start, the others are stopped.
+
+        Args:
+            config: The model, its limits, and how many.
+            name: Said in errors and logs, with a number where there are several; also what the weights are called.
+            store: Where `load_weights` finds new weights; None for a model that never changes.
+            faults: Counts deaths; None allows `Faults`'s usual number.
+            silence_s: As in `Engine.start`.
+            timeout_s: Deadline of each start.
+            router: Who picks; None: what ``config.routing`` says.
+
+        Raises:
+            StallError, ValueError, Exception: As `Engine.start`.
+        """
+        self = cls(
+            config, name=name, store=store, faults=faults, silence_s=silence_s, timeout_s=timeout_s, router=router
+        )
+        starts = [asyncio.ensure_future(self._start_engine(replica)) for replica in self._replicas]
+        try:
+            await asyncio.gather(*starts)
+        except BaseException:
+            for task in starts:
+                task.cancel()
+            await asyncio.gather(*starts, return_exceptions=True)
+            await self.stop()
+            raise
+        return self
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and response together."""
+        return self._max_model_len
+
+    @property
+    def pids(self) -> dict[str, int | None]:
+        """Process ids by replica; None where one is being started again."""
+        return {replica.name: replica.engine.facts.pid if replica.engine else None for replica in self._replicas}
+
+    @property
+    def unfinished(self) -> dict[str, int | None]:
+        """Requests without an answer by replica; None where one is being started again."""
+        return {replica.name: replica.engine.unfinished if replica.engine else None for replica in self._replicas}
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: SamplingLike, *, timeout_s: float = 600.0, **options: Any
+    ) -> Completion:
+        """As `Engine.generate`, whose `options` it takes; `timeout_s` includes engines that are started again.
+
+        Raises:
+            RespawnLimitError: An engine died, and no more may be started.
+        """
+        deadline = time.monotonic() + timeout_s
+
+        async def ask(engine: Engine) -> Completion:
+            return await engine.generate(prompt_ids, sampling, timeout_s=deadline - time.monotonic(), **options)
+
+        def choose() -> _Replica | None:
+            loads = {i: r.engine.unfinished for i, r in enumerate(self._replicas) if r.engine is not None}
+            return self._replicas[self._router.pick(prompt_ids, loads)] if loads else None
+
+        replica, completion = await self._with_live(choose, ask, deadline, what="a completion")
+        self._router.answered(prompt_ids, completion.token_ids, self._replicas.index(replica))
+        return completion
+
+    async def load_weights(self, version: int | None = None, *, timeout_s: float = 120.0) -> dict[str, float]:
+        """As `Engine.load_weights`, one replica after the other: the rest generate undisturbed.
+
+        Returns:
+            ``version`` and ``bytes`` of one; ``fetch_s``, ``load_s`` and ``seconds`` of all together.
+        """
+        timings: list[dict[str, float]] = []
+        for replica in self._replicas:
+            deadline = time.monotonic() + timeout_s
+
+            async def load(engine: Engine, deadline: float = deadline) -> dict[str, float]:
+                return await engine.load_weights(version, timeout_s=deadline - time.monotonic())
+
+            def choose(replica: _Replica = replica) -> _Replica | None:
+                return replica if replica.engine is not None else None
+
+            _, timing = await self._with_live(choose, load, deadline, what="a weight update")
+            self._version = int(timing["version"])
+            timings.append(timing)
+        spent = {name: sum(timing[name] for timing in timings) for name in ("fetch_s", "load_s", "seconds")}
+        return {**timings[0], "bytes": max(timing["bytes"] for timing in timings), **spent}
+
+    async def use_store(self, store: WeightStoreRef) -> None:
+        """From now on find new weights in `store`, which took the place of one that died."""
+        self._store = store
+        for engine in [replica.engine for replica in self._replicas]:
+            if engine is not None:
+                try:
+                    await engine.use_store(store)
+                except (ActorDiedError, StallError):  # its successor is told
+                    continue
+        self._tell()
+
+    async def infos(self, *, timeout_s: float = 30.0) -> dict[str, EngineInfo]:
+        """The state of every replica that lives, by name."""
+        live = {replica.name: replica.engine for replica in self._replicas if replica.engine is not None}
+        states = await asyncio.gather(*(engine.info(timeout_s=timeout_s) for engine in live.values()))
+        return dict(zip(live, states, strict=True))
+
+    async def stop(self, *, timeout_s: float = 10.0) -> None:
+        """End all engines; requests in flight fail. Twice is no error."""
+        self._failure = self._failure or ActorDiedError(f"{self.name} was stopped", self.name)
+        self._tell()
+        keepers = [replica.keeper for replica in self._replicas if replica.keeper is not None]
+        for keeper in keepers:
+            keeper.cancel()
+        await asyncio.gather(*keepers, return_exceptions=True)
+        engines = [replica.engine for replica in self._replicas if replica.engine is not None]
+        await asyncio.gather(*(engine.stop(timeout_s=timeout_s) for engine in engines))
+
+    async def _with_live(
+        self,
+        choose: Callable[[], _Replica | None],
+        work: Callable[[Engine], Awaitable[T]],
+        deadline: float,
+        *,
+        what: str,
+    ) -> tuple[_Replica, T]:
+        """Do `work` with the engine of the chosen replica; where it dies, choose again."""
+        while True:
+            replica = choose()
+            if self._failure is not None:
+                raise self._failure
+            if replica is None or replica.engine is None:
+                await mesh.with_deadline(
+                    self._next_change(), deadline - time.monotonic(), who=self.name, what=f"{what} (no engine lives)"
+                )
+                continue
+            engine = replica.engine
+            try:
+                return replica, await work(engine)
+            except ActorDiedError as error:
+                if self._failure is not None:
+                    raise self._failure from error
+                if error.who != replica.name:  # the store died
+                    raise
+                if replica.engine is engine:
+                    replica.engine = None
+
+    async def _start_engine(self, replica: _Replica) -> None:
+        """Fill a place, and keep it filled."""
+        engine = await Engine.start(
+            self._config,
+            name=replica.name,
+            store=self._store,
+            weights_name=self.name,
+            silence_s=self._silence_s,
+            timeout_s=self._start_s,
+        )
+        try:
+            await self._catch_up(engine)
+        except BaseException:
+            await engine.stop()
+            raise
+        self._max_model_len = engine.max_model_len
+        replica.engine = engine
+        replica.keeper = asyncio.ensure_future(self._keep(replica, engine))
+        self._tell()
+
+    async def _catch_up(self, engine: Engine) -> None:
+        """Give a new engine the newest weights, if any were loaded so far."""
+        while self._version is not None:
+            store = self._store
+            try:
+                await engine.load_weights()
+            except (ActorDiedError, StallError, UnknownIdError) as error:
+                if isinstance(error, (ActorDiedError, StallError)) and error.who == engine.name:
+                    raise
+                while store is self._store:  # the store died; weights come back with the next one
+                    await mesh.with_deadline(
+                        self._next_change(), self._start_s, who="weights", what="return of the weight store"
+                    )
+                if self._store is not None:
+                    await engine.use_store(self._store)
+            else:
+                return
+
+    async def _keep(self, replica: _Replica, engine: Engine) -> None:
+        """Wait for the engine's end and start another in its place."""
+        cause = await engine.died()
+        try:
+            while True:
+                replica.engine = None
+                fault = self._faults.noticed(replica.name, cause)
+                burial = asyncio.ensure_future(engine.stop())
+                try:
+                    await self._start_engine(replica)
+                except (ActorDiedError, StallError) as error:
+                    if error.who != replica.name:
+                        raise
+                    cause = str(error)
+                else:
+                    self._faults.recovered(fault)
+                    return
+                finally:
+                    await burial
+        except Exception as error:  # noqa: BLE001  # the boundary: whoever waits for a completion raises it
+            self._failure = error
+            self._tell()
+
+    def _next_change(self) -> Awaitable[bool]:
+        return self._changed.wait()  # of the event as it is now, so that no change is missed
+
+    def _tell(self) -> None:
+        """Wake those who wait for an engine or a store."""
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -1,0 +1,238 @@
+"""Replicas with engines that are played: whom deaths cost what, and how weights roll."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+from forge_agents.errors import ActorDiedError, RespawnLimitError, StallError, UnknownIdError
+from forge_agents.faults import Faults
+from forge_agents.policy import Sampling
+from forge_agents.serving import EngineConfig, Replicas
+from forge_agents.serving import replicas as module
+from forge_agents.types import Completion
+
+
+class Played:
+    """An engine without a process: `finish` answers, `die` ends it."""
+
+    started: ClassVar[list[Played]] = []
+    newest: ClassVar[int | None] = None
+    """What the store holds; None where it is dead."""
+    stores_told: ClassVar[list[Any]] = []
+    broken_starts: ClassVar[int] = 0
+
+    def __init__(self, name: str) -> None:
+        self.name, self.version, self.max_model_len = name, 0, 64
+        self.facts = SimpleNamespace(pid=len(Played.started))
+        self.waiting: list[asyncio.Future[Completion]] = []
+        self.seeds: list[Any] = []
+        self.stopped = False
+        self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @classmethod
+    async def start(cls, config: EngineConfig, *, name: str, **others: Any) -> Played:
+        await asyncio.sleep(0)
+        if cls.broken_starts:
+            cls.broken_starts -= 1
+            raise ActorDiedError(f"{name} died during start", name)
+        cls.started.append(cls(name))
+        return cls.started[-1]
+
+    @property
+    def unfinished(self) -> int:
+        return len(self.waiting)
+
+    async def died(self) -> str:
+        return await asyncio.shield(self._end)
+
+    async def generate(self, prompt_ids: Any, sampling: Any, *, timeout_s: float, seed: Any = None) -> Completion:
+        if self._end.done():
+            raise ActorDiedError(f"{self.name} died", self.name)
+        self.seeds.append(seed)
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self.waiting.append(future)
+        try:
+            return await asyncio.wait_for(future, timeout_s)
+        finally:
+            self.waiting.remove(future)
+
+    async def load_weights(self, version: int | None = None, *, timeout_s: float = 1.0) -> dict[str, float]:
+        await asyncio.sleep(0)
+        if Played.newest is None:
+            raise ActorDiedError("weights died during put", "weights")
+        if version not in (None, Played.newest):
+            raise UnknownIdError("no such version")
+        self.version = Played.newest
+        return {"version": float(self.version), "bytes": 8.0, "fetch_s": 1.0, "load_s": 2.0, "seconds": 3.0}
+
+    async def use_store(self, store: Any) -> None:
+        Played.stores_told.append((self.name, store))
+
+    async def stop(self, *, timeout_s: float = 1.0) -> None:
+        self.stopped = True
+        self.die("stopped")
+
+    def finish(self, token: int = 7) -> None:
+        for future in self.waiting:
+            if not future.done():
+                future.set_result(Completion(token_ids=(token,), logprobs=(0.0,), finish_reason="stop", versions=()))
+
+    def die(self, why: str = "killed") -> None:
+        if not self._end.done():
+            self._end.set_result(why)
+        for future in self.waiting:
+            if not future.done():
+                future.set_exception(ActorDiedError(f"{self.name} died", self.name))
+
+
+@pytest.fixture(autouse=True)
+def played(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Engine", Played)
+    Played.started, Played.newest, Played.stores_told, Played.broken_starts = [], 1, [], 0
+
+
+async def moments(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def replicas(count: int, **others: Any) -> Any:
+    return Replicas.start(EngineConfig(replicas=count), name="hero", **others)
+
+
+def test_a_dead_engines_requests_are_asked_again_with_their_seed() -> None:
+    async def main() -> None:
+        hero = await replicas(2)
+        asked = [asyncio.ensure_future(hero.generate([i], Sampling(), seed=i)) for i in range(4)]
+        await moments()
+        assert hero.unfinished == {"hero-0": 2, "hero-1": 2}
+        first, second = Played.started
+        lost = first.seeds
+        first.die()
+        await moments()
+        assert second.seeds[2:] == lost
+        second.finish()
+        assert [completion.token_ids for completion in await asyncio.gather(*asked)] == [(7,)] * 4
+        assert first.stopped and len(Played.started) == 3 and Played.started[2].name == "hero-0"
+        await hero.stop()
+
+    asyncio.run(main())
+
+
+def test_an_only_engine_is_waited_for_and_its_successor_holds_the_newest_weights() -> None:
+    async def main() -> None:
+        hero = await replicas(1)
+        await hero.load_weights(1)
+        Played.newest = 2
+        Played.broken_starts = 1  # the first successor dies as well
+        asked = asyncio.ensure_future(hero.generate([1], Sampling()))
+        await moments()
+        Played.started[0].die()
+        await moments(40)
+        assert Played.started[1].version == 2
+        Played.started[1].finish(9)
+        assert (await asked).token_ids == (9,)
+        await hero.stop()
+
+    asyncio.run(main())
+
+
+def test_one_death_too_many_ends_all_waits_with_the_reason(tmp_path: Path) -> None:
+    async def main() -> None:
+        hero = await replicas(2, faults=Faults(max_respawns=1, file=tmp_path / "faults.jsonl"))
+        asked = [asyncio.ensure_future(hero.generate([i], Sampling())) for i in range(2)]
+        await moments()
+        for engine in tuple(Played.started):
+            engine.die("killed")
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            assert isinstance(answer, RespawnLimitError)
+            assert "2 processes died (hero-0, hero-1) and max_respawns=1 may be started again" in str(answer)
+        with pytest.raises(RespawnLimitError):
+            await hero.load_weights(1)
+        await hero.stop()
+
+    asyncio.run(main())
+    rows = [json.loads(line) for line in (tmp_path / "faults.jsonl").read_text().splitlines()]
+    assert [(row["event"], row["who"]) for row in rows][:2] == [("noticed", "hero-0"), ("noticed", "hero-1")]
+
+
+def test_weights_roll_through_the_replicas_while_the_others_generate() -> None:
+    async def main() -> None:
+        hero = await replicas(2)
+        asked = [asyncio.ensure_future(hero.generate([i], Sampling())) for i in range(2)]
+        await moments()
+        timings = await hero.load_weights(1)
+        assert timings == {"version": 1, "bytes": 8, "fetch_s": 2, "load_s": 4, "seconds": 6}
+        assert [engine.version for engine in Played.started] == [1, 1]
+        assert not any(task.done() for task in asked)
+        for engine in Played.started:
+            engine.finish()
+        await asyncio.gather(*asked)
+        await hero.stop()
+
+    asyncio.run(main())
+
+
+def test_a_store_that_died_is_named_and_its_successor_awaited() -> None:
+    async def main() -> None:
+        hero = await replicas(2)
+        await hero.load_weights(1)
+        Played.newest = None
+        with pytest.raises(ActorDiedError, match="weights died"):
+            await hero.load_weights(2)
+        Played.started[0].die()
+        await moments()
+        assert hero.pids["hero-0"] is None  # not asked before it has weights
+        Played.newest = 2
+        await hero.use_store("second store")
+        await moments()
+        assert hero.pids["hero-0"] == 2 and Played.started[2].version == 2
+        assert Played.stores_told == [("hero-1", "second store"), ("hero-0", "second store")]
+        await hero.stop()
+
+    asyncio.run(main())
+
+
+def test_a_conversation_stays_with_its_replica() -> None:
+    async def main() -> None:
+        hero = await replicas(2)
+        for turn in range(3):
+            asked = asyncio.ensure_future(hero.generate([1, *[7] * turn], Sampling()))
+            await moments()
+            busy = [engine.name for engine in Played.started if engine.waiting]
+            assert busy == ["hero-0"]
+            Played.started[0].finish()
+            await asked
+        await hero.stop()
+
+    asyncio.run(main())
+
+
+def test_who_waits_for_an_engine_has_a_deadline() -> None:
+    async def main() -> None:
+        hero = await replicas(1)
+        Played.broken_starts = 10**9
+        hero._faults = Faults(max_respawns=10**9)
+        Played.started[0].die()
+        with pytest.raises(StallError, match="hero did not finish a completion .no engine lives. within"):
+            await hero.generate([1], Sampling(), timeout_s=0.05)
+        await hero.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("field", "value"), [("replicas", 0), ("routing", "nearest")])
+def test_settings_that_mean_nothing_are_refused(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{field}={value!r}"):
+        EngineConfig(**{field: value})
+
+
+def test_a_negative_limit_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_respawns=-1"):
+        Faults(max_respawns=-1)

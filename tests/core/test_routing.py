@@ -1,0 +1,67 @@
+"""Which replica answers: the one that holds the conversation, else the one with the least to do."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge_agents.serving.routing import LeastLoaded, PrefixAffine
+
+
+def test_the_least_loaded_is_picked_and_equals_take_turns() -> None:
+    router = LeastLoaded()
+    assert router.pick([1], {0: 3, 1: 2, 2: 5}) == 1
+    assert [router.pick([1], {0: 0, 1: 0, 2: 0}) for _ in range(6)] == [0, 2, 1, 0, 2, 1]
+
+
+def test_a_conversation_returns_to_the_replica_that_answered_it() -> None:
+    router = PrefixAffine(room=8)
+    first = [5, 6, 7]
+    router.answered(first, [8, 9], 2)
+    assert router.pick([*first, 8, 9, 10, 11], {0: 0, 1: 0, 2: 7}) == 2
+    assert router.pick([*first, 8, 1, 10, 11], {0: 4, 1: 0, 2: 7}) == 1  # another response: another conversation
+    router.answered([*first, 8, 9, 10, 11], [12], 0)  # it moved, and then the longest beginning counts
+    assert router.pick([*first, 8, 9, 10, 11, 12, 13], {0: 1, 1: 0, 2: 0}) == 0
+    assert router.pick([*first, 8, 9, 99], {0: 1, 1: 0, 2: 0}) == 2
+
+
+def test_siblings_with_one_first_prompt_spread() -> None:
+    router = PrefixAffine(room=8)
+    loads = {0: 0, 1: 0}
+    for _ in range(8):
+        loads[router.pick([1, 2, 3], loads)] += 1
+    assert loads == {0: 4, 1: 4}
+    router.answered([1, 2, 3], [4], 0)
+    assert router.pick([1, 2, 3], {0: 0, 1: 0}) in {0, 1}
+
+
+def test_a_full_or_dead_home_is_passed_over() -> None:
+    router = PrefixAffine(room=4)
+    router.answered([1, 2], [3], 1)
+    prompt = [1, 2, 3, 4]
+    assert router.pick(prompt, {0: 3, 1: 4}) == 0
+    assert router.pick(prompt, {0: 4, 1: 9}) == 1  # nobody has room, and the cache is there
+    assert router.pick(prompt, {0: 9}) == 0
+
+
+def test_what_was_quiet_longest_is_forgotten() -> None:
+    router = PrefixAffine(room=4, remembered=2)
+    for conversation in (1, 2, 3):
+        router.answered([conversation], [0], 1)
+    assert router.pick([2, 0, 5], {0: 0, 1: 3}) == 1
+    assert router.pick([1, 0, 5], {0: 0, 1: 3}) == 0
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 200_000), min_size=1, max_size=12), min_size=1, max_size=20), st.data())
+def test_every_conversation_finds_its_home(prompts: list[list[int]], data: st.DataObject) -> None:
+    router = PrefixAffine(room=100)
+    homes = {}
+    for prompt in prompts:
+        home = data.draw(st.integers(0, 3))
+        router.answered(prompt, [7], home)
+        homes[tuple(prompt)] = home
+    for prompt, home in homes.items():
+        longer = {p for p in homes if len(p) > len(prompt) and p[: len(prompt) + 2] == (*prompt, 7, 200_001)}
+        assert not longer
+        assert router.pick([*prompt, 7, 200_001], dict.fromkeys(range(4), 0)) == home

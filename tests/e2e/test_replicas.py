@@ -1,0 +1,88 @@
+"""Several engines as one: requests survive the death of an engine, weights roll, conversations come home."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from forge_agents.errors import ActorDiedError
+from forge_agents.faults import Faults
+from forge_agents.policy import Sampling
+from forge_agents.serving import EngineConfig, Replicas
+from forge_agents.types import Completion
+from forge_agents.weights import Publisher, WeightStore
+
+pytestmark = pytest.mark.timeout(200)
+
+PROMPTS = [[65 + i, 66, 67] for i in range(8)]
+
+
+def small(model: Path, replicas: int) -> EngineConfig:
+    return EngineConfig(
+        model=str(model), enforce_eager=True, kv_cache_gb=0.02, threads=1, max_model_len=256, replicas=replicas
+    )
+
+
+async def answers(engines: Replicas, max_tokens: int = 24) -> list[Completion]:
+    sampling = Sampling(max_tokens=max_tokens)
+    asked = (engines.generate(prompt, sampling, seed=seed) for seed, prompt in enumerate(PROMPTS))
+    return await asyncio.gather(*asked)
+
+
+def tokens(completions: list[Completion]) -> list[tuple[int, ...]]:
+    return [completion.token_ids for completion in completions]
+
+
+def test_a_killed_replica_costs_no_request_and_comes_back_with_the_newest_weights(
+    run: Any, tiny_llama: Path, tiny_models: Any, tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file
+
+    async def main() -> None:
+        store = await WeightStore.start(name="replica store")
+        faults = Faults(max_respawns=2, file=tmp_path / "faults.jsonl")
+        engines = await Replicas.start(small(tiny_llama, 2), name="hero", store=store.ref, faults=faults)
+        first = await answers(engines, 200)
+        assert set(engines.pids) == {"hero-0", "hero-1"}
+
+        new = load_file(tiny_models(family="llama", seed=5) / "model.safetensors")
+        await Publisher(store.ref, "hero", dtype=torch.float32).publish(new, 3)
+        timings = await engines.load_weights(3)
+        assert timings["version"] == 3 and timings["bytes"] == sum(tensor.nbytes for tensor in new.values())
+        undisturbed = await answers(engines, 200)
+        assert tokens(undisturbed) != tokens(first)
+        assert {span.version for completion in undisturbed for span in completion.versions} == {3}
+
+        busy = asyncio.ensure_future(answers(engines, 200))
+        await asyncio.sleep(0.2)
+        assert all(engines.unfinished.values())
+        victim = engines.pids["hero-0"]
+        assert victim is not None
+        os.kill(victim, signal.SIGKILL)
+        killed = time.time()
+        assert tokens(await busy) == tokens(undisturbed)  # each request once, with the tokens it would have had
+
+        deadline = time.monotonic() + 60
+        while None in engines.pids.values() or faults.all[0].recovered_at is None:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+        assert len(faults.all) == 1 and faults.all[0].who == "hero-0"
+        assert faults.all[0].noticed_at - killed < 2
+        assert {info.version for info in (await engines.infos()).values()} == {3}
+        assert engines.pids["hero-0"] != victim
+        assert tokens(await answers(engines, 200)) == tokens(undisturbed)
+        assert (tmp_path / "faults.jsonl").read_text().count("\n") == 2
+
+        await engines.stop()
+        with pytest.raises(ActorDiedError, match="hero was stopped"):
+            await answers(engines)
+        await store.stop()
+
+    run(main())
