@@ -62,8 +62,11 @@ class HereLearner:
     async def logprobs(self, batch: EpisodeBatch, **_: Any) -> torch.Tensor:
         return self.core.logprobs(batch)
 
-    async def save(self, folder: Path, **_: Any) -> None:
-        self.core.save(folder)
+    async def start_save(self, folder: Path, **_: Any) -> None:
+        self.core.start_save(folder)
+
+    async def finish_save(self, **_: Any) -> None:
+        self.core.finish_save()
 
     async def load(self, folder: Path, **_: Any) -> int:
         return self.core.load(folder)

@@ -1,25 +1,36 @@
 import asyncio
 import json
+import random
+import shutil
+import threading
 
 import numpy as np
 import pytest
 
-from forge_agents.errors import ForgeError
+from forge_agents.errors import ActorDiedError, ForgeError, RunFolderError
 from forge_trainers.credit import Baselines
-from forge_trainers.experiment import Checkpoints
+from forge_trainers.experiment import Checkpoints, ProcessRandomness, saved_reward
 
 
 class Learner:
     """Keeps a number in a file."""
 
     def __init__(self, value=0):
-        self.value = value
+        self.value, self.free, self.error = value, threading.Event(), None
+        self.free.set()
 
-    async def save(self, folder):
+    async def start_save(self, folder, **_):
+        self.taken = (folder, self.value)
+
+    async def finish_save(self, **_):
+        await asyncio.to_thread(self.free.wait)
+        folder, value = self.taken
         folder.mkdir()
-        (folder / "value.json").write_text(json.dumps(self.value))
+        (folder / "value.json").write_text(json.dumps(value))
+        if self.error is not None:
+            raise self.error
 
-    async def load(self, folder):
+    async def load(self, folder, **_):
         self.value = json.loads((folder / "value.json").read_text())
 
 
@@ -34,46 +45,127 @@ class Reward:
         self.seen = int(state["a/seen"])
 
 
-def save(folder, *steps, keep=2, reward=None):
+def save(folder, *steps, keep=2, scores=None, **parts):
     for step in steps:
-        asyncio.run(Checkpoints(folder, keep=keep, reward=reward).save(step, {"hero": Learner(step)}))
+        checkpoints = Checkpoints(folder, keep=keep, keep_best=scores is not None, parts=parts)
+        asyncio.run(checkpoints.save(step, {"hero": Learner(step)}, score=(scores or {}).get(step)))
 
 
-def restore(folder, reward=None):
+def restore(folder, **parts):
     learner = Learner(-1)
-    step = asyncio.run(Checkpoints(folder, keep=2, reward=reward).restore({"hero": learner}))
+    step = asyncio.run(Checkpoints(folder, keep=2, parts=parts).restore({"hero": learner}))
     return step, learner.value
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
 
 
 def test_the_newest_is_restored_and_the_oldest_forgotten(tmp_path):
     save(tmp_path, 10, 20, 100)
     assert restore(tmp_path) == (100, 100)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000020", "step-000100"]
+    assert names(tmp_path) == ["step-000020", "step-000100"]
+
+
+def test_the_best_stays_beside_the_newest_and_the_newest_is_restored(tmp_path):
+    save(tmp_path, 1, 2, 3, 4, 5, keep=1, scores={1: 0.2, 2: 0.9, 3: 0.9, 4: float("nan"), 5: 0.1})
+    assert names(tmp_path) == ["step-000003", "step-000005"]
+    checkpoints = Checkpoints(tmp_path, keep=1, keep_best=True)
+    assert checkpoints.best() == tmp_path / "step-000003"
+    assert checkpoints.is_best(0.95) and not checkpoints.is_best(0.8) and not checkpoints.is_best(None)
+    assert not Checkpoints(tmp_path, keep=1).is_best(0.95)
+    assert restore(tmp_path) == (5, 5)
 
 
 def test_nothing_saved_means_step_zero(tmp_path):
     assert restore(tmp_path) == (0, -1)
 
 
-def test_a_half_written_checkpoint_is_invisible(tmp_path):
+def test_the_run_goes_on_while_a_checkpoint_is_written_and_what_it_held_then_is_saved(tmp_path):
+    learner, reward = Learner(1), Reward(1)
+
+    async def run():
+        checkpoints = Checkpoints(tmp_path, keep=2, parts={"reward": reward})
+        learner.free.clear()
+        await checkpoints.start(1, {"hero": learner})
+        learner.value = reward.seen = 2
+        assert not checkpoints.any()
+        learner.free.set()
+        await checkpoints.finish()
+
+    asyncio.run(run())
+    fresh = Reward()
+    assert restore(tmp_path, reward=fresh) == (1, 1)
+    assert fresh.seen == 1
+
+
+def test_a_half_written_checkpoint_is_invisible_and_goes_with_the_next(tmp_path):
     save(tmp_path, 10)
     (tmp_path / ".draft-000020").mkdir()
     (tmp_path / "step-000030").mkdir()
     assert restore(tmp_path) == (10, 10)
+    save(tmp_path, 20)
+    assert not list(tmp_path.glob(".draft-*"))
 
 
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, caplog):
-    save(tmp_path, 10, 20)
-    (tmp_path / "step-000020/hero/value.json").write_text("{")
-    assert restore(tmp_path) == (10, 10)
-    assert "step-000020 does not load" in caplog.text
+def cut(file):
+    file.write_bytes(file.read_bytes()[:-3])
 
 
-def test_no_checkpoint_that_loads_is_an_error(tmp_path):
+def flip(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(bytes(content))
+
+
+def empty(file):
+    file.write_bytes(b"")
+
+
+def remove(file):
+    file.unlink()
+
+
+@pytest.mark.parametrize("damage", [cut, flip, empty, remove])
+@pytest.mark.parametrize("name", ["hero/value.json", "reward.npz", "experiment.json"])
+def test_damage_of_any_file_falls_back_to_the_checkpoint_before(tmp_path, caplog, name, damage):
+    save(tmp_path, 10, reward=Reward(7))
+    save(tmp_path, 20, reward=Reward(8))
+    damage(tmp_path / "step-000020" / name)
+    fresh = Reward()
+    assert restore(tmp_path, reward=fresh) == (10, 10)
+    assert fresh.seen == 7
+    if (name, damage) != ("experiment.json", remove):  # that one was never complete
+        assert "step-000020 does not load" in caplog.text
+        save(tmp_path, 11, keep=1)  # the damaged one does not crowd out the good one
+        assert names(tmp_path) == ["damaged-000020", "step-000011"]
+
+
+def test_a_flipped_score_costs_no_checkpoint(tmp_path, caplog):
+    save(tmp_path, 1, 2, scores={1: 0.5, 2: 0.4})
+    mark = tmp_path / "step-000001/experiment.json"
+    mark.write_text(mark.read_text().replace('"score"', '"scure"'))
+    assert Checkpoints(tmp_path, keep=2, keep_best=True).best() == tmp_path / "step-000002"
+    assert "is damaged" in caplog.text
+
+
+def test_no_checkpoint_that_loads_is_an_error_and_nothing_is_renamed(tmp_path):
     save(tmp_path, 10)
     (tmp_path / "step-000010/hero/value.json").unlink()
-    with pytest.raises(ForgeError, match="no checkpoint loads"):
+    with pytest.raises(ForgeError, match=r"no checkpoint loads.*value\.json"):
         restore(tmp_path)
+    assert names(tmp_path) == ["step-000010"]
+
+
+def test_a_learner_that_dies_while_loading_is_no_damage(tmp_path):
+    class Dying(Learner):
+        async def load(self, folder, **_):
+            raise ActorDiedError("hero-learner died")
+
+    save(tmp_path, 10)
+    with pytest.raises(ActorDiedError):
+        asyncio.run(Checkpoints(tmp_path, keep=2).restore({"hero": Dying()}))
+    assert restore(tmp_path) == (10, 10)
 
 
 def test_other_policies_are_refused(tmp_path):
@@ -82,17 +174,94 @@ def test_other_policies_are_refused(tmp_path):
         asyncio.run(Checkpoints(tmp_path, keep=2).restore({"rival": Learner()}))
 
 
-def test_what_a_reward_has_learned_is_kept(tmp_path):
+def test_a_part_that_an_older_checkpoint_lacks_starts_afresh_with_a_warning(tmp_path, caplog):
     save(tmp_path, 10, reward=Reward(7))
-    fresh = Reward()
-    restore(tmp_path, reward=fresh)
-    assert fresh.seen == 7
+    mark = tmp_path / "step-000010/experiment.json"
+    mark.write_text(json.dumps({"step": 10, "policies": ["hero"]}))  # as it was written before there were sizes
+    reward, baselines = Reward(), Baselines()
+    assert restore(tmp_path, reward=reward, baselines=baselines) == (10, 10)
+    assert reward.seen == 7
+    assert "holds no baselines, which starts afresh" in caplog.text
 
 
 def test_running_baselines_are_restored_with_the_learners(tmp_path):
     running, later = Baselines(), Baselines()
     running.update("env/a", np.array([1.0, 3.0]), 0.5)
-    asyncio.run(Checkpoints(tmp_path, keep=1, baselines=running).save(5, {"hero": Learner(1)}))
-    asyncio.run(Checkpoints(tmp_path, keep=1, baselines=later).restore({"hero": Learner()}))
+    save(tmp_path, 5, baselines=running)
+    restore(tmp_path, baselines=later)
     assert later.update("env/a", np.array([1.5]), 0.5) == 1.5
     assert later.update("env/b", np.array([1.0]), 0.5) == 0.5
+
+
+def test_the_random_state_of_the_process_is_restored(tmp_path):
+    def drawn():
+        legacy = np.random.mtrand._rand  # the generator behind np.random.normal
+        return random.gauss(0, 1), random.random(), legacy.normal(), legacy.random_sample()
+
+    drawn()  # both keep the second of a pair
+    save(tmp_path, 5, random=ProcessRandomness())
+    expected = drawn()
+    drawn()
+    restore(tmp_path, random=ProcessRandomness())
+    assert drawn() == expected
+
+
+def test_a_checkpoint_that_cannot_be_written_costs_a_warning_and_the_next_is_tried(tmp_path, caplog):
+    learner = Learner(1)
+
+    async def run():
+        checkpoints = Checkpoints(tmp_path, keep=2)
+        await checkpoints.save(1, {"hero": learner})
+        learner.error = RunFolderError("No space left on device")
+        await checkpoints.start(2, {"hero": learner})
+        await checkpoints.start(3, {"hero": learner})
+        with pytest.raises(RunFolderError, match=r"step 3 cannot be written.*No space left.*newest is .*step-000001"):
+            await checkpoints.finish()
+        assert names(tmp_path) == ["step-000001"]  # the half of it makes no room scarcer
+        learner.error = None
+        await checkpoints.save(4, {"hero": learner})
+
+    asyncio.run(run())
+    assert "step 2 cannot be written" in caplog.text and "training goes on" in caplog.text
+    assert restore(tmp_path) == (4, 1)
+
+
+def test_a_folder_that_cannot_be_written_says_so(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match="there is none yet"):
+        save(tmp_path / "file/checkpoints", 1)
+
+
+def test_a_cancelled_run_drops_what_is_being_written(tmp_path, caplog):
+    learner = Learner(1)
+
+    async def run():
+        checkpoints = Checkpoints(tmp_path, keep=2)
+        learner.free.clear()
+        await checkpoints.start(1, {"hero": learner})
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await checkpoints.settle()
+
+    async def main():
+        task = asyncio.ensure_future(run())
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        learner.free.set()
+
+    asyncio.run(main())
+    assert "was not finished" in caplog.text
+    assert restore(tmp_path) == (0, -1)
+
+
+def test_a_damaged_reward_is_told(tmp_path):
+    save(tmp_path, 1, reward=Reward(3))
+    assert saved_reward(tmp_path)["a/seen"] == 3
+    cut(tmp_path / "step-000001/reward.npz")
+    with pytest.raises(ForgeError, match="cannot be read"):
+        saved_reward(tmp_path)
+    shutil.rmtree(tmp_path / "step-000001")
+    assert saved_reward(tmp_path) == {}

@@ -113,3 +113,16 @@ def test_inside_a_running_loop_the_work_moves_to_a_thread():
             runner.close()
 
     assert asyncio.run(notebook()) == 3
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_run_that_was_asked_to_stop_says_which_step_is_saved_and_ends_as_the_signal_would(number, error):
+    said = []
+    with Interrupt(said.append) as interrupt:
+        interrupt.stop_if_asked(3)
+        os.kill(os.getpid(), number)
+        with pytest.raises(error) as ended:
+            interrupt.stop_if_asked(3)
+    told = said[-1] if error is SystemExit else str(ended.value)
+    assert "after step 3; run it again" in told
+    assert error is KeyboardInterrupt or ended.value.code == 143

@@ -34,7 +34,7 @@ def run(tmp_path):
         folder._append("metrics.jsonl", [{"step": step, "reward/mean": step / 10}])
         folder.keep_verifiers(step, reward)
         if step == 1:
-            asyncio.run(Checkpoints(tmp_path / "checkpoints", keep=1, reward=reward).save(2, {}))
+            asyncio.run(Checkpoints(tmp_path / "checkpoints", keep=1, parts={"reward": reward}).save(2, {}))
     folder.close()
     return tmp_path
 
@@ -58,7 +58,7 @@ def test_an_ensemble_within_a_reward_is_found(tmp_path):
     reward = 0.9 * fa.Gate(fa.Rule(lambda t: True, name="check"), inner) + 0.1 * fa.Rule(lambda t: 1.0, name="one")
     reward(played(0))
     folder.keep_verifiers(0, reward)
-    asyncio.run(Checkpoints(tmp_path / "checkpoints", keep=1, reward=reward).save(1, {}))
+    asyncio.run(Checkpoints(tmp_path / "checkpoints", keep=1, parts={"reward": reward}).save(1, {}))
     folder.close()
     (found,) = fa.verifier_history(tmp_path)
     assert [v.name for v in found.report.verifiers] == [v.name for v in inner.verifiers]

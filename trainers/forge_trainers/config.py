@@ -53,6 +53,9 @@ class GRPOConfig:
     """Steps between checkpoints; the last step is always saved."""
     keep_checkpoints: int = 2
     """Newest checkpoints kept on disk."""
+    keep_best: bool = True
+    """Whether the checkpoint of highest held-out reward stays on disk as well. One is then written at every evaluation,
+    see `eval_every`, that is the best so far."""
     keep_episodes: int = 4
     """Episodes of each step written to ``episodes.jsonl``."""
     max_logprob_gap: float = 0.5

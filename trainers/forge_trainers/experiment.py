@@ -1,22 +1,28 @@
-"""Checkpoints of a whole experiment: every learner, what the reward has learned, and the step to continue from.
+"""Checkpoints of a whole experiment: every learner, whatever else has learned, and the step to continue from.
 
-In: learners and a reward. Out: folders ``step-NNNNNN``, complete once they hold ``experiment.json``. Waits for the
-learners.
+In: learners and parts with a state. Out: folders ``step-NNNNNN``, complete once they hold ``experiment.json``. Waits
+for the learners; training goes on while files are written.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import math
+import os
+import random
 import shutil
+import zlib
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from zipfile import BadZipFile
 
 import numpy as np
 
-from forge_agents.errors import ForgeError
+from forge_agents.errors import ActorDiedError, ForgeError, RunFolderError, StallError
 from forge_agents.rollout import all_or_first_error
 
 if TYPE_CHECKING:
@@ -24,54 +30,149 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _MARK = "experiment.json"
-_REWARD = "reward.npz"
-_BASELINES = "baselines.npz"
+_REWARD = "reward"
+_CHUNK_BYTES = 1 << 22
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A reward that learns, such as a verifier ensemble: arrays by name."""
+    """What learns or remembers, such as a verifier ensemble: arrays by name, none of them of objects."""
 
     def state_dict(self) -> Mapping[str, np.ndarray]: ...  # noqa: D102
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None: ...  # noqa: D102
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Mark:
+    """What ``experiment.json`` says of its folder."""
+
+    step: int
+    """Steps done."""
+    policies: list[str]
+    """Names of the learners, sorted."""
+    score: float | None = None
+    """Mean held-out reward of these weights; None where it was not measured."""
+    files: dict[str, list[int]] = field(default_factory=dict)
+    """Size in bytes and CRC-32 of every other file, by path."""
+
+    @classmethod
+    def read(cls, folder: Path) -> _Mark:
+        """Raises ValueError where the file does not say what it should."""
+        found = json.loads((folder / _MARK).read_text())
+        try:
+            return cls(**{**found, "step": int(found["step"]), "policies": list(found["policies"])})
+        except (KeyError, TypeError) as cause:
+            raise ValueError(f"{_MARK} is damaged: {cause!r}") from cause
+
+
+class ProcessRandomness:
+    """The random state of Python and NumPy in this process, for environments and rewards that draw from it."""
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Both generators' states."""
+        _, words, normal = random.getstate()
+        _, keys, place, has_normal, cached = np.random.get_state()  # noqa: NPY002  # the state that others draw from
+        return {
+            "python": np.array(words, dtype=np.uint64),
+            "python_normal": np.array(math.nan if normal is None else normal),
+            "numpy": np.asarray(keys),
+            "numpy_place": np.array([place, has_normal]),
+            "numpy_normal": np.array(cached),
+        }
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continue from `state_dict`."""
+        normal = float(state["python_normal"])
+        words = tuple(int(word) for word in state["python"])
+        place, has_normal = (int(value) for value in state["numpy_place"])
+        cached = float(state["numpy_normal"])
+        random.setstate((3, words, None if math.isnan(normal) else normal))
+        np.random.set_state(("MT19937", state["numpy"], place, has_normal, cached))  # noqa: NPY002
+
+
 class Checkpoints:
-    """The newest checkpoints of a run.
+    """The newest checkpoints of a run, and its best.
 
     Args:
         folder: Where they lie.
-        keep: How many stay on disk, at least 1.
-        reward: Saved and restored where it is `Stateful`.
-        baselines: The same, of what credit remembers.
+        keep: How many of the newest stay on disk, at least 1.
+        keep_best: Whether the one of highest score stays as well.
+        parts: What is saved and restored beside the learners, by name, where it is `Stateful`.
+        timeout_s: Deadline of writing or reading one.
     """
 
-    def __init__(self, folder: Path, *, keep: int, reward: object = None, baselines: Stateful | None = None) -> None:
-        self._folder, self._keep = folder, keep
-        parts = {_REWARD: reward, _BASELINES: baselines}
-        self._parts = {name: part for name, part in parts.items() if isinstance(part, Stateful)}
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int,
+        keep_best: bool = False,
+        parts: Mapping[str, object] | None = None,
+        timeout_s: float = 1800.0,
+    ) -> None:
+        self._folder, self._keep, self._keep_best, self._timeout_s = folder, keep, keep_best, timeout_s
+        self._parts = {name: part for name, part in (parts or {}).items() if isinstance(part, Stateful)}
+        self._writing: asyncio.Task[None] | None = None
 
     def any(self) -> bool:
         """Whether there is a complete checkpoint."""
         return bool(self._complete())
 
-    async def save(self, step: int, learners: Mapping[str, Learner]) -> Path:
-        """Write the state after `step` steps: into a draft folder, renamed when whole."""
-        draft, final = self._folder / f".draft-{step:06d}", self._folder / f"step-{step:06d}"
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
-        await all_or_first_error(learner.save(draft / name) for name, learner in learners.items())
-        for name, part in self._parts.items():
-            np.savez(draft / name, allow_pickle=False, **part.state_dict())
-        (draft / _MARK).write_text(json.dumps({"step": step, "policies": sorted(learners)}))
-        shutil.rmtree(final, ignore_errors=True)
-        draft.rename(final)
-        for old in self._complete()[self._keep :]:
-            shutil.rmtree(old)
-        return final
+    def best(self) -> Path | None:
+        """The checkpoint of highest score, of equal ones the newest; None where none has a score."""
+        scored = [(mark.score, folder) for folder, mark in self._marks().items() if mark.score is not None]
+        return max(scored)[1] if scored else None
+
+    def is_best(self, score: float | None) -> bool:
+        """Whether a checkpoint with `score` would be kept as the best."""
+        if score is None or not self._keep_best:
+            return False
+        best = self.best()
+        return best is None or score >= (_Mark.read(best).score or -math.inf)
+
+    async def start(self, step: int, learners: Mapping[str, Learner], *, score: float | None = None) -> None:
+        """Take the state after `step` steps, and begin to write it.
+
+        Waits for the checkpoint before, if it is still being written. That it could not be written is a warning here,
+        and the run goes on: this one is the next attempt.
+        """
+        try:
+            await self.finish()
+        except RunFolderError as cause:
+            _log.warning("%s; training goes on", cause)
+        taken = asyncio.Event()
+        self._writing = asyncio.ensure_future(self._write(step, learners, score, taken))
+        begun = asyncio.ensure_future(taken.wait())
+        await asyncio.wait({self._writing, begun}, return_when=asyncio.FIRST_COMPLETED)
+        begun.cancel()
+
+    async def finish(self) -> None:
+        """Wait until what `start` began is on disk.
+
+        Raises:
+            RunFolderError: It could not be written; older ones are untouched.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            await writing
+
+    async def save(self, step: int, learners: Mapping[str, Learner], *, score: float | None = None) -> None:
+        """`start` and `finish`."""
+        await self.start(step, learners, score=score)
+        await self.finish()
+
+    async def settle(self) -> None:
+        """End what is under way, whatever becomes of the run: wait for it, or drop it where the run was cancelled."""
+        task = asyncio.current_task()
+        if self._writing is not None and task is not None and task.cancelling():
+            self._writing.cancel()
+        try:
+            await self.finish()
+        except (ForgeError, asyncio.CancelledError) as cause:
+            _log.warning("the last checkpoint was not finished: %s", cause)
 
     async def restore(self, learners: Mapping[str, Learner]) -> int:
-        """Load the newest checkpoint that loads.
+        """Load the newest checkpoint that loads; newer, damaged ones are renamed ``damaged-NNNNNN``.
 
         Returns:
             The step to continue from; 0 where there is none.
@@ -79,27 +180,84 @@ class Checkpoints:
         Raises:
             ForgeError: Checkpoints are there and none of them loads, or they hold other policies.
         """
-        failures = []
+        damaged: dict[Path, BaseException] = {}
         for folder in self._complete():
-            state = json.loads((folder / _MARK).read_text())
-            if state["policies"] != sorted(learners):
+            try:
+                mark = await asyncio.to_thread(_checked, folder)
+                if mark.policies == sorted(learners):
+                    await self._load(folder, learners)
+            except (StallError, ActorDiedError):
+                raise
+            except (OSError, RuntimeError, ValueError, KeyError, EOFError, BadZipFile) as cause:
+                _log.warning("checkpoint %s does not load (%s); trying the one before", folder, cause)
+                damaged[folder] = cause
+                continue
+            if mark.policies != sorted(learners):
                 raise ForgeError(
-                    f"{folder} holds the policies {state['policies']}, this run trains {sorted(learners)}; "
+                    f"{folder} holds the policies {mark.policies}, this run trains {sorted(learners)}; "
                     "choose another out_dir"
                 )
-            try:
-                await all_or_first_error(learner.load(folder / name) for name, learner in learners.items())
-                for name, part in self._parts.items():
-                    with np.load(folder / name, allow_pickle=False) as saved:
-                        part.load_state_dict(dict(saved))
-            except (OSError, RuntimeError, ValueError, KeyError) as cause:
-                _log.warning("checkpoint %s does not load (%s); trying the one before", folder, cause)
-                failures.append(f"{folder}: {cause}")
-                continue
-            return int(state["step"])
-        if failures:
-            raise ForgeError("no checkpoint loads: " + "; ".join(failures))
+            for newer in damaged:  # the run will come to their steps again
+                newer.replace(_free_name(self._folder / newer.name.replace("step", "damaged")))
+            return mark.step
+        if damaged:
+            raise ForgeError("no checkpoint loads: " + "; ".join(f"{path}: {why}" for path, why in damaged.items()))
         return 0
+
+    async def _write(
+        self, step: int, learners: Mapping[str, Learner], score: float | None, taken: asyncio.Event
+    ) -> None:
+        draft, final = self._folder / f".draft-{step:06d}", self._folder / f"step-{step:06d}"
+        try:
+            for old in self._folder.glob(".draft-*"):
+                shutil.rmtree(old, ignore_errors=True)
+            draft.mkdir(parents=True)
+            for name, part in self._parts.items():
+                np.savez(draft / f"{name}.npz", allow_pickle=False, **part.state_dict())
+            await all_or_first_error(
+                learner.start_save(draft / name, timeout_s=self._timeout_s) for name, learner in learners.items()
+            )
+            taken.set()
+            await all_or_first_error(learner.finish_save(timeout_s=self._timeout_s) for learner in learners.values())
+            mark = _Mark(step=step, policies=sorted(learners), score=_known(score))
+            await asyncio.to_thread(_put_in_place, draft, final, mark)
+            for old in self._to_forget():
+                shutil.rmtree(old, ignore_errors=True)
+        except StallError:
+            raise
+        except OSError as cause:
+            shutil.rmtree(draft, ignore_errors=True)
+            kept = next(iter(self._complete()), None)
+            raise RunFolderError(
+                f"the checkpoint of step {step} cannot be written ({cause}); "
+                + (f"the newest is {kept}" if kept else "there is none yet")
+                + ". Make room, or the folder writable"
+            ) from cause
+
+    async def _load(self, folder: Path, learners: Mapping[str, Learner]) -> None:
+        states = {name: _arrays(folder / f"{name}.npz") for name in self._parts}
+        await all_or_first_error(
+            learner.load(folder / name, timeout_s=self._timeout_s) for name, learner in learners.items()
+        )
+        for name, state in states.items():
+            if state is None:
+                _log.warning("checkpoint %s holds no %s, which starts afresh", folder, name)
+            else:
+                self._parts[name].load_state_dict(state)
+
+    def _to_forget(self) -> list[Path]:
+        best = self.best() if self._keep_best else None
+        return [folder for folder in self._complete()[self._keep :] if folder != best]
+
+    def _marks(self) -> dict[Path, _Mark]:
+        """What can be read of the complete checkpoints, newest first."""
+        found = {}
+        for folder in self._complete():
+            try:
+                found[folder] = _Mark.read(folder)
+            except (OSError, ValueError) as cause:
+                _log.warning("checkpoint %s: %s", folder, cause)
+        return found
 
     def _complete(self) -> list[Path]:
         """Complete checkpoints, newest first."""
@@ -112,12 +270,66 @@ def saved_reward(folder: Path) -> dict[str, np.ndarray]:
     Raises:
         ForgeError: It cannot be read.
     """
-    files = sorted((mark.with_name(_REWARD) for mark in folder.glob(f"step-*/{_MARK}")), reverse=True)
+    files = sorted((mark.with_name(f"{_REWARD}.npz") for mark in folder.glob(f"step-*/{_MARK}")), reverse=True)
     newest = next((file for file in files if file.exists()), None)
     if newest is None:
         return {}
     try:
-        with np.load(newest, allow_pickle=False) as saved:
-            return dict(saved)
+        return _arrays(newest) or {}
     except (OSError, ValueError, BadZipFile) as cause:
         raise ForgeError(f"{newest} cannot be read ({cause}); delete that checkpoint") from cause
+
+
+def _arrays(file: Path) -> dict[str, np.ndarray] | None:
+    """What ``np.savez`` wrote; None where there is no such file."""
+    if not file.exists():
+        return None
+    with np.load(file, allow_pickle=False) as saved:
+        return dict(saved)
+
+
+def _put_in_place(draft: Path, final: Path, mark: _Mark) -> None:
+    """Give a draft its mark and its name; a power cut leaves the whole of it or no mark."""
+    files = {str(path.relative_to(draft)): _size_and_crc(path) for path in sorted(draft.rglob("*")) if path.is_file()}
+    with (draft / _MARK).open("w") as file:
+        json.dump({**asdict(mark), "files": files}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    shutil.rmtree(final, ignore_errors=True)
+    draft.rename(final)
+
+
+def _checked(folder: Path) -> _Mark:
+    """The mark of a checkpoint whose files are as they were written.
+
+    Raises:
+        ValueError, OSError: They are not.
+    """
+    mark = _Mark.read(folder)
+    for name, written in mark.files.items():
+        found = _size_and_crc(folder / name)
+        if found != written:
+            raise ValueError(f"{name} has size and CRC-32 {found}, it was written with {written}")
+    return mark
+
+
+def _size_and_crc(file: Path) -> list[int]:
+    crc = size = 0
+    with file.open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            crc, size = zlib.crc32(chunk, crc), size + len(chunk)
+    return [size, crc]
+
+
+def _known(score: float | None) -> float | None:
+    return score if score is not None and math.isfinite(score) else None
+
+
+def _free_name(path: Path) -> Path:
+    """`path`, or where that is taken, with a number behind."""
+    taken: Any = path
+    number = 1
+    while taken.exists():
+        number += 1
+        taken = path.with_name(f"{path.name}.{number}")
+    return Path(taken)

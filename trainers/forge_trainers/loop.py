@@ -100,14 +100,14 @@ class Stopwatch:
 
 
 class Interrupt:
-    """Turns the first SIGINT or SIGTERM into a request to finish the step; the second acts as ever.
+    """Turns the first SIGINT or SIGTERM into a request to finish the step and save it; the second acts as ever.
 
     Args:
         say: Shows a line to the user.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self.asked = False
+        self._asked_by: signal.Signals | None = None
         self._say = say
         self._before: dict[int, Any] = {}
 
@@ -120,10 +120,30 @@ class Interrupt:
     def __exit__(self, *exc: object) -> None:
         self._restore()
 
+    @property
+    def asked(self) -> bool:
+        """Whether a signal has come."""
+        return self._asked_by is not None
+
+    def stop_if_asked(self, steps: int) -> None:
+        """End the program where a signal has come; `steps` are saved.
+
+        Raises:
+            KeyboardInterrupt: After SIGINT.
+            SystemExit: After SIGTERM, with the status 143 of a process that it ended.
+        """
+        if self._asked_by is None:
+            return
+        told = f"stopped after step {steps}; run it again to continue"
+        if self._asked_by is signal.SIGTERM:
+            self._say(told)
+            raise SystemExit(128 + signal.SIGTERM)
+        raise KeyboardInterrupt(told)
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
+        self._asked_by = signal.Signals(number)
         self._restore()
-        self._say(f"{signal.Signals(number).name}: finishing this step and saving it; once more stops at once")
+        self._say(f"{self._asked_by.name}: finishing this step and saving it; once more stops at once")
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

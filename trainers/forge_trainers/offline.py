@@ -61,7 +61,9 @@ class OfflineTrainer(ABC, Generic[T]):
         self._settings = config
         self._loop = LoopRunner(self._stop)
         self._learner: Learner | None = None
-        self._checkpoints = Checkpoints(self.out_dir / "checkpoints", keep=config.keep_checkpoints)
+        self._checkpoints = Checkpoints(
+            self.out_dir / "checkpoints", keep=config.keep_checkpoints, timeout_s=config.stage_timeout_s
+        )
         self._next_step = 0
 
     def fit(
@@ -88,6 +90,7 @@ class OfflineTrainer(ABC, Generic[T]):
             ValueError: Nothing to learn, or a row that is malformed, has no answer or is too long; it is named.
             RunFolderError: `out_dir` holds a run on other data.
             KeyboardInterrupt: Ctrl-C; the step was finished and saved before.
+            SystemExit: SIGTERM, with status 143; the same.
         """
         if epochs < 1 or (steps is not None and steps < 1):
             raise ValueError(f"epochs={epochs}, steps={steps} trains nothing; set at least 1")
@@ -171,16 +174,19 @@ class OfflineTrainer(ABC, Generic[T]):
                     metrics |= watch.times
                     run.log(step, metrics)
                     display.step(step, metrics)
-                    if (step + 1) % config.checkpoint_every == 0 or last or interrupt.asked:
-                        await self._checkpoints.save(step + 1, {self.policy.name: learner})
-                    if interrupt.asked:
-                        raise KeyboardInterrupt(f"stopped after step {step + 1}; run it again to continue")
+                    ending = interrupt.asked or last
+                    if ending or (step + 1) % config.checkpoint_every == 0:
+                        await self._checkpoints.start(step + 1, {self.policy.name: learner})
+                    if ending:
+                        await self._checkpoints.finish()
+                        interrupt.stop_if_asked(step + 1)
             export = await self._export(self.out_dir / "export")
             curve = run.plot("loss", self.curves)
             return FitResult(
                 steps=max(first, steps), metrics=run.metrics(), out_dir=self.out_dir, export=export, curve=curve
             )
         finally:
+            await self._checkpoints.settle()
             run.close()
 
     async def _export(self, folder: Path) -> Path:

@@ -27,7 +27,7 @@ from forge_agents.types import Episode, EpisodeBatch, EpisodeGroup, total_tokens
 from forge_trainers.config import GRPOConfig
 from forge_trainers.credit import Baselines
 from forge_trainers.display import Display
-from forge_trainers.experiment import Checkpoints
+from forge_trainers.experiment import Checkpoints, ProcessRandomness
 from forge_trainers.judging import JudgedGroup, Lessons, Reward, env_reward, judge, lessons_from, summarise
 from forge_trainers.loop import Ahead, Interrupt, LoopRunner, Stopwatch
 from forge_trainers.run_folder import RunFolder
@@ -94,8 +94,13 @@ class GRPOTrainer:
         self._checkpoints = Checkpoints(
             self.out_dir / "checkpoints",
             keep=self.config.keep_checkpoints,
-            reward=self.reward,
-            baselines=self._baselines,
+            keep_best=self.config.keep_best,
+            parts={
+                "reward": self.reward,
+                "baselines": self._baselines,
+                "random": ProcessRandomness(),
+            },
+            timeout_s=self.config.stage_timeout_s,
         )
         self._next_step: int | None = None
 
@@ -111,6 +116,8 @@ class GRPOTrainer:
         Raises:
             EmptyBatchError: `max_empty_steps` in a row had no group to learn from.
             KeyboardInterrupt: Ctrl-C; the step was finished and saved before.
+            SystemExit: SIGTERM, with status 143; the same.
+            RunFolderError: The last checkpoint could not be written; one before it only costs a warning.
         """
         if steps < 1:
             raise ValueError(f"steps={steps} trains nothing; set at least 1")
@@ -169,16 +176,19 @@ class GRPOTrainer:
                     metrics |= await self._evaluation(source, step, steps)
                     self._log(run, step, judged, lessons, metrics)
                     display.step(step, metrics)
-                    if (step + 1) % self.config.checkpoint_every == 0 or step + 1 == steps or interrupt.asked:
-                        await self._checkpoints.save(step + 1, stack.learners)
-                    if interrupt.asked:
-                        raise KeyboardInterrupt(f"stopped after step {step + 1}; run it again to continue")
+                    ending, score = interrupt.asked or step + 1 == steps, metrics.get("eval/reward")
+                    if ending or (step + 1) % self.config.checkpoint_every == 0 or self._checkpoints.is_best(score):
+                        await self._checkpoints.start(step + 1, stack.learners, score=score)
+                    if ending:
+                        await self._checkpoints.finish()
+                        interrupt.stop_if_asked(step + 1)
             export = await self._export(self.out_dir / "export")
             return FitResult(
                 steps=max(first, steps), metrics=run.metrics(), out_dir=self.out_dir, export=export, curve=run.plot()
             )
         finally:
             await ahead.cancel()
+            await self._checkpoints.settle()
             run.close()
 
     async def _judged(

@@ -1,0 +1,248 @@
+"""Kill a training run at random moments, resume it, and compare it bit by bit with one that was left alone.
+
+In: a number of runs. Out: a table; exit code 1 where a run differs or leaves a process behind. Waits for the runs, each
+with a deadline.
+
+    python tests/perf/kills.py [--runs 20] [--steps 6] [--out TABLE.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MARK = "FORGE_AGENTS_KILLS"
+"""Environment variable by which every process of a run is found."""
+DEADLINE_S = 600.0
+ORPHANS_AFTER_S = 10.0
+_CLOCKS = ("time/", "tokens_per_s", "peak_rss_bytes")
+"""Beginnings of metrics that no two runs share; so do those that end in ``_s`` or hold it before a slash."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A run that was killed, resumed and compared."""
+
+    mode: str
+    """Who was killed: ``group`` or ``controller``."""
+    at: str
+    """When: steps logged, and seconds after."""
+    orphans: int
+    """Processes alive 10 s after the kill."""
+    resumed_from: int
+    """Step of the checkpoint that the resumed run began with."""
+    differing: tuple[str, ...]
+    """Metrics by step, and files of the last checkpoint, that are not bit-equal."""
+
+
+def main() -> int:
+    """Run the comparison."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--runs", type=int, default=20, help="Runs to kill; every other one loses its controller only.")
+    parser.add_argument("--steps", type=int, default=6, help="Optimiser steps of a run.")
+    parser.add_argument("--seed", type=int, default=0, help="Of the moments.")
+    parser.add_argument("--out", type=Path, help="Write the table there as well.")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        outcomes = kills(Path(folder), runs=asked.runs, steps=asked.steps, seed=asked.seed)
+    text = table(outcomes)
+    sys.stdout.write(text)
+    if asked.out:
+        asked.out.write_text(text)
+    return 1 if any(outcome.differing or outcome.orphans for outcome in outcomes) else 0
+
+
+def kills(folder: Path, *, runs: int, steps: int, seed: int = 0) -> list[Outcome]:
+    """Train once undisturbed and `runs` times with a kill; everything lies in `folder`."""
+    from forge_agents.testing._tiny_model import tiny_model
+
+    model = tiny_model(folder / "model")
+    whole, log = folder / "whole", folder / "log.txt"
+    begun = time.perf_counter()
+    _finish(_start(whole, model, steps, log), log)
+    _say(f"undisturbed: {time.perf_counter() - begun:.0f} s")
+    expected, rng = _result(whole), random.Random(seed)
+    step_s = [float(row["time/step_s"]) for row in _rows(whole)]
+    outcomes = []
+    for number in range(runs):
+        out, mode = folder / f"run-{number}", ("group", "controller")[number % 2]
+        rows, after_s = rng.randrange(steps), rng.uniform(0, 1.5 * max(step_s[1:]))
+        process = _start(out, model, steps, log)
+        _wait_for_rows(out, rows, process, log)
+        time.sleep(after_s)
+        orphans = _kill(process, mode)
+        saved = [int(mark.parent.name.removeprefix("step-")) for mark in out.glob("checkpoints/step-*/experiment.json")]
+        _finish(_start(out, model, steps, log), log)
+        outcomes.append(
+            Outcome(
+                mode=mode,
+                at=f"{rows} steps + {after_s:.2f} s",
+                orphans=orphans,
+                resumed_from=max(saved, default=0),
+                differing=tuple(_differing(expected, _result(out))),
+            )
+        )
+        _say(f"{number + 1}/{runs}: {outcomes[-1]}")
+    return outcomes
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Markdown."""
+    lines = ["| run | killed | after | resumed from step | processes left after 10 s | not bit-equal |",
+             "|---|---|---|---|---|---|"]  # fmt: skip
+    for number, item in enumerate(outcomes, 1):
+        differing = ", ".join(item.differing[:3]) or "nothing"
+        lines.append(f"| {number} | {item.mode} | {item.at} | {item.resumed_from} | {item.orphans} | {differing} |")
+    return "\n".join(lines) + "\n"
+
+
+def train(out: Path, model: Path, steps: int) -> None:
+    """The run that is killed: two seats, verifiers that learn, a running baseline, a warm-up, evaluations."""
+    import forge_agents as fa
+
+    class Letters(fa.TurnEnv):
+        """Say lowercase letters; each seat is paid the share of them in what it said."""
+
+        possible_agents = ["left", "right"]
+
+        def setup(self, rng: Any) -> None:
+            self.start = "".join(map(chr, rng.integers(97, 123, 3)))
+            self.said: list[str] = []
+
+        def instructions(self, agent: str) -> str:
+            return "abc"
+
+        def observe_text(self, agent: str) -> str:
+            return self.said[-1][:8] if self.said else self.start
+
+        def act(self, agent: str, action: str) -> fa.Outcome:
+            self.said.append(action)
+            share = sum("a" <= c <= "z" for c in action) / max(len(action), 1)
+            return fa.Outcome(rewards={agent: share}, done=len(self.said) == 2)
+
+    config = fa.GRPOConfig(
+        group_size=4,
+        groups_per_step=2,
+        checkpoint_every=2,
+        eval_every=3,
+        eval_episodes=4,
+        seed=1,
+        credit=fa.Credit(baseline="rae", scale="none"),
+        learner=fa.LearnerConfig(lr=3e-3, warmup_steps=4, threads=1, compute_dtype="float32"),
+        # requests one at a time, none on what another left: sums in another order are other numbers
+        engine=fa.EngineConfig(
+            enforce_eager=True, kv_cache_gb=0.05, max_model_len=128, threads=1, max_num_seqs=1, prefix_caching=False
+        ),
+    )
+    team = fa.Policy(str(model), name="team", sampling=fa.Sampling(max_tokens=6))
+    short = fa.Rule(lambda t: 1.0 / (1 + len(t.turns[-1].action)), name="short")
+    reward = fa.Ensemble([fa.Rule(lambda t: t.reward, name="share"), short, fa.EnvReward()])
+    with fa.GRPOTrainer(team, reward=reward, config=config, out_dir=out) as trainer:
+        trainer.fit(Letters, steps=steps)
+
+
+def _start(out: Path, model: Path, steps: int, log: Path) -> subprocess.Popen[bytes]:
+    words = [sys.executable, __file__, "--child", str(out), str(model), str(steps)]
+    env = {**os.environ, MARK: secrets.token_hex(8), "OMP_NUM_THREADS": "1"}
+    with log.open("ab") as sink:
+        process = subprocess.Popen(words, stdout=sink, stderr=sink, env=env, start_new_session=True)
+    process.mark = env[MARK]  # type: ignore[attr-defined]
+    return process
+
+
+def _finish(process: subprocess.Popen[bytes], log: Path) -> None:
+    try:
+        code = process.wait(DEADLINE_S)
+    except BaseException:
+        _kill(process, "group")
+        raise
+    if code:
+        raise RuntimeError(f"a run ended with code {code}:\n{log.read_text(errors='replace')[-3000:]}")
+
+
+def _wait_for_rows(out: Path, count: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Return when so many steps are logged; with 0, when the run's folder is there."""
+    file, deadline = out / ("metrics.jsonl" if count else "config.yaml"), time.monotonic() + DEADLINE_S
+    while not file.exists() or (count and len(file.read_text().splitlines()) < count):
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"no {count} steps:\n{log.read_text(errors='replace')[-3000:]}")
+        time.sleep(0.01)
+
+
+def _kill(process: subprocess.Popen[bytes], mode: str) -> int:
+    """End a run. Returns how many of its processes are alive 10 s later; they are ended then."""
+    with contextlib.suppress(ProcessLookupError):
+        (os.killpg if mode == "group" else os.kill)(process.pid, signal.SIGKILL)
+    process.wait()
+    deadline = time.monotonic() + ORPHANS_AFTER_S
+    mark: str = process.mark  # type: ignore[attr-defined]
+    while (left := list(_alive(mark))) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return len(left)
+
+
+def _alive(mark: str) -> Iterator[int]:
+    wanted = f"{MARK}={mark}".encode()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                if wanted in (folder / "environ").read_bytes().split(b"\0") and (folder / "cmdline").read_bytes():
+                    yield int(folder.name)
+
+
+def _rows(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def _result(out: Path) -> dict[str, Any]:
+    """What must not depend on kills, by name: metrics by step, sizes and checksums of the last checkpoint's arrays."""
+    found = {
+        f"step {row['step']}: {name}": value for row in _rows(out) for name, value in row.items() if not _is_clock(name)
+    }
+    last = max(out.glob("checkpoints/step-*/experiment.json"))
+    files: Mapping[str, Any] = json.loads(last.read_text())["files"]
+    arrays = {name: value for name, value in files.items() if name.endswith((".distcp", ".npz"))}
+    if not any(name.endswith(".distcp") for name in arrays):
+        raise RuntimeError(f"{last.parent} holds no weights")
+    return found | arrays
+
+
+def _is_clock(name: str) -> bool:
+    return name.endswith("_s") or any(clock in name for clock in _CLOCKS)
+
+
+def _differing(expected: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name, "absent") != found.get(name, "absent"):
+            yield f"{name}: {expected.get(name, 'absent')} became {found.get(name, 'absent')}"
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        import numpy as np
+
+        random.seed(0)  # checkpoints hold these states too, so that they must begin alike
+        np.random.seed(0)  # noqa: NPY002
+        train(Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
+    else:
+        sys.exit(main())
