@@ -195,6 +195,24 @@ def verifiers(words: Sequence[str]) -> int:
     return 0
 
 
+def view(words: Sequence[str]) -> int:
+    """Look at runs in a browser: forge-agents view RUN [RUN ...] [--port 8765] [--static PAGE.html]"""
+    from forge_agents import viewer
+
+    parser = _parser("view", view)
+    parser.add_argument("runs", nargs="+", type=str, help="Folders of runs and benchmarks, or folders of such folders.")
+    parser.add_argument("--port", type=int, help="On 127.0.0.1; default: 8765, or another where that is in use.")
+    parser.add_argument("--browser", action="store_true", help="Open the page in this machine's browser.")
+    parser.add_argument("--static", type=str, default="", help="Write one HTML file to share instead of serving.")
+    parser.add_argument("--episodes", type=int, default=200, help="Newest episodes of each run in that file.")
+    chosen = parser.parse_args(list(words))
+    if chosen.static:
+        print(f"page   {viewer.save_page(chosen.runs, chosen.static, episodes=chosen.episodes)}")
+    else:
+        viewer.serve_page(chosen.runs, port=chosen.port, browser=chosen.browser)
+    return 0
+
+
 def new_env(words: Sequence[str]) -> int:
     """Write a project with a two-seat game and its test: forge-agents new-env NAME [--into FOLDER]"""
     from forge_agents.new_env import create
@@ -239,6 +257,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "list": list_environments,
     "check": check,
     "verifiers": verifiers,
+    "view": view,
     "new-env": new_env,
     "download": download,
     "doctor": doctor,

@@ -1,0 +1,253 @@
+"""A run's folder as the page shows it: curves, settings, tables, episodes.
+
+In: folders that training runs and benchmarks wrote. Out: plain values for JSON. Waits for the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from forge_agents.errors import RunFolderError, did_you_mean
+from forge_agents.viewer.episode import finite, shown_episode
+from forge_agents.viewer.index import EpisodeIndex
+from forge_agents.viewer.tokens import Pieces
+
+T = TypeVar("T")
+MOST_POINTS = 1000
+"""Of a curve; longer ones are thinned evenly, ends kept."""
+_FILES = ("config.yaml", "metrics.jsonl", "episodes.jsonl", "verifiers.jsonl", "league.json", "board.json")
+_VERIFIER_CURVES = ("weight", "accuracy", "tpr", "fpr")
+
+
+class Run:
+    """One run's folder. Nothing in it is changed; what a running training appends is seen at the next look.
+
+    Args:
+        folder: The folder.
+        name: What the page calls it.
+        number: Its place among the runs of the page, which is its id.
+    """
+
+    def __init__(self, folder: Path, *, name: str, number: int) -> None:
+        self.folder, self.name, self.number = folder, name, number
+        self.index = EpisodeIndex(folder / "episodes.jsonl")
+        self._trouble: list[str] = []
+        self._read: dict[str, tuple[tuple[int, int], Any]] = {}
+        settings = self.settings()
+        policies = settings.get("policies")
+        policies = policies if isinstance(policies, Mapping) else {}
+        models = {str(n): str(p.get("model", "")) for n, p in policies.items() if isinstance(p, Mapping)}
+        self._pieces = Pieces(folder, models)
+
+    def look(self, stop: threading.Event | None = None) -> None:
+        """Take in episodes that were written meanwhile; what hinders it is shown as a problem of the run."""
+        try:
+            self.index.update(stop)
+            self._trouble = []
+        except (RunFolderError, OSError) as cause:
+            self._trouble = [str(cause)]
+
+    def status(self) -> dict[str, Any]:
+        """What the page asks for again and again: counts, problems, and stamps of what has changed."""
+        rows, wrong = self._metrics()
+        wrong = [*wrong, *(self._cached("verifiers.jsonl", _json_lines) or ([], []))[1]]
+        try:
+            episodes = self.index.status()
+        except RunFolderError as cause:
+            episodes = {"episodes": 0, "bytes": 0, "indexed": 0, "problems": [str(cause)]}
+        files = {name: self._stamp(name) for name in _FILES}
+        if files["config.yaml"][0] and not self.settings():
+            wrong.append("config.yaml holds no settings; it may be half-written or damaged")
+        return {
+            "id": self.number,
+            "name": self.name,
+            "folder": str(self.folder),
+            "steps": len(rows),
+            "episodes": {key: episodes[key] for key in ("episodes", "bytes", "indexed")},
+            "problems": list(dict.fromkeys([*self._trouble, *wrong, *episodes["problems"]])),
+            "has": {
+                "metrics": bool(rows),
+                "episodes": bool(episodes["bytes"]),
+                "verifiers": bool(files["verifiers.jsonl"][0]),
+                "tables": bool(files["league.json"][0] or self._boards()),
+                "settings": bool(files["config.yaml"][0]),
+            },
+            "stamp": ".".join(str(part) for stamp in files.values() for part in stamp),
+        }
+
+    def metrics(self) -> dict[str, Any]:
+        """``step`` [points] and ``series``: [points] by metric, None where a step has none."""
+        rows, _ = self._metrics()
+        kept = _thinned(rows)
+        names = dict.fromkeys(name for row in kept for name in row if name != "step")
+        return {
+            "step": [row["step"] for row in kept],
+            "series": {name: [_short(row.get(name)) for row in kept] for name in names},
+            "every": max(1, math.ceil(len(rows) / MOST_POINTS)),
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """``config.yaml``, resolved settings; empty where there is none."""
+        found = self._cached("config.yaml", _yaml)
+        return finite(found) if isinstance(found, Mapping) else {}
+
+    def verifiers(self) -> dict[str, Any]:
+        """``latest``: the newest report; ``step`` and ``series``: curves by ``WHAT/VERIFIER``."""
+        rows, _ = self._cached("verifiers.jsonl", _json_lines) or ([], [])
+        rows = [row for row in rows if isinstance(row.get("verifiers"), list)]
+        if not rows:
+            return {"latest": None, "step": [], "series": {}}
+        kept = _thinned(rows)
+        series: dict[str, list[float | None]] = {}
+        for place, row in enumerate(kept):
+            values = {f"{what}/{v.get('name')}": v.get(what) for v in row["verifiers"] for what in _VERIFIER_CURVES}
+            values["effective number"] = row.get("effective_number")
+            for name, value in values.items():
+                series.setdefault(name, [None] * len(kept))[place] = _short(value)
+        return {"latest": finite(rows[-1]), "step": [row.get("step") for row in kept], "series": series}
+
+    def tables(self) -> list[dict[str, Any]]:
+        """League tables and benchmark reports: ``title``, ``heads``, ``rows`` of texts, ``note``, ``names``."""
+        from forge_agents.viewer.tables import board_tables, league_tables
+
+        found = []
+        if (self.folder / "league.json").exists():
+            found += league_tables(self._cached("league.json", _json))
+        for board in self._boards():
+            found += board_tables(board)
+        return found
+
+    def episode(self, n: int) -> dict[str, Any]:
+        """Episode `n`, whole.
+
+        Raises:
+            KeyError: There is none.
+            RunFolderError: Its row is of another version, or the file has changed.
+        """
+        row = self.index.row(n)
+        try:
+            return shown_episode(n, row, self._pieces.of)
+        except (KeyError, TypeError, ValueError, AttributeError) as cause:
+            raise RunFolderError(
+                f"episode {n} of {self.name} was written by another version ({type(cause).__name__}: {cause})"
+            ) from cause
+
+    def _metrics(self) -> tuple[list[dict[str, Any]], list[str]]:
+        rows, wrong = self._cached("metrics.jsonl", _json_lines) or ([], [])
+        return [row for row in rows if isinstance(row.get("step"), int)], wrong
+
+    def _boards(self) -> list[Path]:
+        return [file for file in sorted(self.folder.glob("*.json")) if _is_board(file)]
+
+    def _stamp(self, name: str) -> tuple[int, int]:
+        try:
+            stat = (self.folder / name).stat()
+        except FileNotFoundError:
+            return (0, 0)
+        return (stat.st_size, stat.st_mtime_ns)
+
+    def _cached(self, name: str, read: Callable[[Path], T]) -> T | None:
+        """What `read` makes of a file, once per change; None where there is no file."""
+        stamp = self._stamp(name)
+        if not stamp[1]:
+            return None
+        if name not in self._read or self._read[name][0] != stamp:
+            self._read[name] = (stamp, read(self.folder / name))
+        found: T = self._read[name][1]
+        return found
+
+
+def find_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
+    """The runs in `paths`: folders of runs, or folders that hold such folders.
+
+    Raises:
+        RunFolderError: A path does not exist, or holds no run.
+    """
+    folders: list[Path] = []
+    for given in paths:
+        path = Path(given)
+        if path.is_file() and (path.name in _FILES or _is_board(path)):
+            path = path.parent
+        if not path.is_dir():
+            siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+            raise RunFolderError(
+                f"{path} is no folder; give the out_dir of a run.{did_you_mean(path.name, siblings)}"
+            )
+        inside = [path] if _is_run(path) else sorted(child for child in path.iterdir() if _is_run(child))
+        if not inside:
+            raise RunFolderError(
+                f"{path} holds no run: neither it nor a folder in it has one of {', '.join(_FILES)}; give the out_dir "
+                "of a training run or a benchmark"
+            )
+        folders += [folder for folder in inside if folder not in folders]
+    names = _names([folder.absolute() for folder in folders])
+    return [Run(folder, name=name, number=at) for at, (folder, name) in enumerate(zip(folders, names, strict=True))]
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The last parts of the paths, as many as tell them apart."""
+    for depth in range(1, max(len(folder.parts) for folder in folders) + 1):
+        names = ["/".join(folder.parts[-depth:]) for folder in folders]
+        if len(set(names)) == len(names):
+            return names
+    return [str(folder) for folder in folders]
+
+
+def _is_run(folder: Path) -> bool:
+    return folder.is_dir() and (
+        any((folder / name).is_file() for name in _FILES) or any(_is_board(file) for file in folder.glob("*.json"))
+    )
+
+
+def _is_board(file: Path) -> bool:
+    """Whether a JSON file begins as a report that a benchmark saved."""
+    with file.open("rb") as opened:
+        return b'"kind": "forge-agents benchmark"' in opened.read(200)
+
+
+def _json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8", errors="replace"))
+    except ValueError:
+        return None
+
+
+def _yaml(file: Path) -> Any:
+    try:
+        return yaml.safe_load(file.read_text(encoding="utf-8", errors="replace"))
+    except yaml.YAMLError:
+        return None
+
+
+def _json_lines(file: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Rows, and what is wrong with other lines. A last line without its end may still be growing."""
+    rows, wrong = [], []
+    lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line) if line.strip() else None
+        except ValueError:
+            row = None
+            if number < len(lines):
+                wrong.append(f"line {number} of {file.name} is left out: it is not JSON; the file was damaged")
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows, wrong
+
+
+def _thinned(rows: Sequence[T]) -> list[T]:
+    every = max(1, math.ceil(len(rows) / MOST_POINTS))
+    return [*rows[:-1:every], *rows[-1:]]
+
+
+def _short(value: Any) -> float | None:
+    """Six digits are more than a curve shows."""
+    return float(f"{value:.6g}") if isinstance(value, (int, float)) and math.isfinite(value) else None

@@ -1,0 +1,85 @@
+// Curves of all runs that are switched on, side by side in one picture per metric.
+// In: the runs' metrics. Out: a view. Waits for the source.
+
+import { colourOf, h, note } from "./dom.js";
+import { lineChart } from "./chart.js";
+
+const FIRST = ["reward", "eval", "groups", "learner", "staleness", "other", "time"];
+const OPEN = new Set(["reward", "eval", "groups", "learner", "other"]);
+
+export function curvesView(page) {
+  const loaded = new Map();  // run -> {stamp, metrics}
+  const closed = new Map();  // group -> whether a person opened or closed it
+  const box = h("div");
+  const search = h("input", {
+    type: "search", placeholder: "metrics whose name holds …", "aria-label": "filter metrics", value: page.state.metric ?? "",
+    input: (event) => page.go({ metric: event.target.value }),
+  });
+  const smooth = h("input", {
+    type: "range", min: 0, max: 0.95, step: 0.05, value: page.state.smooth ?? 0, "aria-label": "smoothing",
+    input: (event) => page.go({ smooth: Number(event.target.value) ? event.target.value : "" }),
+  });
+  const node = h("section", { "aria-label": "Curves" },
+    h("div", { class: "bar" }, search, h("label", { class: "inline" }, "smoothing ", smooth)), box);
+
+  async function update() {
+    const runs = page.shown().filter((run) => run.has.metrics);
+    await Promise.all(runs.map(async (run) => {
+      if (loaded.get(run.id)?.stamp === run.stamp) return;
+      loaded.set(run.id, { stamp: run.stamp, ...(await page.source.metrics(run.id)) });
+    }));
+    const names = new Set(runs.flatMap((run) => Object.keys(loaded.get(run.id).series)));
+    const wanted = [...names].filter((name) => !name.endsWith("/ci") && name.includes(page.state.metric ?? ""));
+    if (!wanted.length) {
+      box.replaceChildren(note(runs.length ? "No metric has such a name." : "No step is finished yet: curves appear with the first."));
+      return;
+    }
+    const groups = new Map();
+    for (const name of wanted) {
+      const group = name.includes("/") ? name.split("/")[0] : "other";
+      groups.set(group, [...(groups.get(group) ?? []), name]);
+    }
+    const place = (group) => (FIRST.includes(group) ? FIRST.indexOf(group) : FIRST.indexOf("other") - 0.5);
+    const ordered = [...groups].sort(([a], [b]) => place(a) - place(b) || a.localeCompare(b));
+    const thinned = Math.max(...runs.map((run) => loaded.get(run.id).every));
+    box.replaceChildren(
+      ...ordered.map(([group, metrics]) => section(group, metrics, runs)),
+      thinned > 1 ? note(`Long runs are thinned: one step in ${thinned} is drawn.`) : "");
+  }
+
+  function section(group, metrics, runs) {
+    const grid = h("div", { class: "charts" });
+    const open = page.state.metric ? true : closed.get(group) ?? OPEN.has(group);
+    const fill = () => { if (!grid.children.length) grid.append(...metrics.map((name) => chart(name, runs))); };
+    if (open) fill();
+    return h("details", {
+      open, toggle: (event) => { if (event.target.open) fill(); closed.set(group, event.target.open); },
+    }, h("summary", {}, `${group} (${metrics.length})`), grid);
+  }
+
+  function chart(name, runs) {
+    const decay = Number(page.state.smooth ?? 0);
+    const width = `${name.split("/")[0]}/ci`;
+    return lineChart(name, runs.filter((run) => loaded.get(run.id).series[name]).map((run) => {
+      const { step, series } = loaded.get(run.id);
+      const isMean = name === "reward/mean" || name === "eval/reward";
+      return {
+        name: run.name, colour: colourOf(run.id), dashed: run.id >= 8, x: step, y: decay ? smoothed(series[name], decay) : series[name],
+        band: isMean && !decay ? series[width] : undefined, faint: decay ? series[name] : undefined,
+      };
+    }));
+  }
+
+  return { node, update };
+}
+
+// Exponential moving average, corrected for its start.
+export function smoothed(values, decay) {
+  let [sum, weight] = [0, 0];
+  return values.map((value) => {
+    if (value === null) return null;
+    sum = decay * sum + (1 - decay) * value;
+    weight = decay * weight + (1 - decay);
+    return sum / weight;
+  });
+}

@@ -1,0 +1,93 @@
+// Where the data come from: the server that sent this page, or the page itself where it was saved as a file.
+// In: what is asked. Out: promises of plain values. Waits for the server.
+
+export function openSource() {
+  const inside = document.getElementById("data");
+  return inside ? new Inside(JSON.parse(inside.textContent)) : new Server();
+}
+
+class Server {
+  live = true;
+
+  async get(path, asked = {}) {
+    const known = Object.entries(asked).filter(([, value]) => value !== "" && value !== undefined && value !== null);
+    const query = new URLSearchParams(known).toString();
+    const answer = await fetch(`api/${path}${query ? `?${query}` : ""}`);
+    const body = await answer.json().catch(() => ({ detail: `status ${answer.status}` }));
+    if (!answer.ok) throw new Error(typeof body.detail === "string" ? body.detail : "the server did not understand");
+    return body;
+  }
+
+  runs() { return this.get("runs"); }
+  metrics(run) { return this.get(`runs/${run}/metrics`); }
+  settings(run) { return this.get(`runs/${run}/settings`); }
+  verifiers(run) { return this.get(`runs/${run}/verifiers`); }
+  tables(run) { return this.get(`runs/${run}/tables`); }
+  facets(run) { return this.get(`runs/${run}/facets`); }
+  episodes(run, asked) { return this.get(`runs/${run}/episodes`, asked); }
+  episode(run, n) { return this.get(`runs/${run}/episodes/${n}`); }
+}
+
+const ORDERS = {
+  "newest": (row) => [-row.n],
+  "oldest": (row) => [row.n],
+  "highest reward": (row) => [-(row.reward ?? -Infinity), -row.n],
+  "lowest reward": (row) => [row.reward ?? Infinity, -row.n],
+  "most turns": (row) => [-row.turns, -row.n],
+  "most tokens": (row) => [-row.tokens, -row.n],
+  "slowest": (row) => [-row.seconds, -row.n],
+};
+
+class Inside {
+  live = false;
+
+  constructor(data) { this.data = data; }
+
+  async runs() { return { runs: this.data.runs.map((run) => run.status), sorts: this.data.sorts }; }
+  async metrics(run) { return this.data.runs[run].metrics; }
+  async settings(run) { return this.data.runs[run].settings; }
+  async verifiers(run) { return this.data.runs[run].verifiers; }
+  async tables(run) { return this.data.runs[run].tables; }
+
+  async facets(run) {
+    const rows = this.data.runs[run].rows;
+    const rewards = rows.map((row) => row.reward).filter((reward) => reward !== null);
+    return {
+      envs: counted(rows.map((row) => row.env)),
+      errors: counted(rows.map((row) => row.error).filter(Boolean)),
+      reward: rewards.length ? [Math.min(...rewards), Math.max(...rewards)] : [null, null],
+    };
+  }
+
+  async episodes(run, asked) {
+    const { rows, episodes } = this.data.runs[run];
+    const words = [...(asked.text ?? "").matchAll(/"([^"]+)"|([^\s"]+)/g)].map((m) => (m[1] ?? m[2]).toLowerCase());
+    const within = (value, from, to) =>
+      (from === undefined || from === "" || (value !== null && value >= Number(from))) &&
+      (to === undefined || to === "" || (value !== null && value <= Number(to)));
+    const found = rows.filter((row) =>
+      (!asked.env || row.env === asked.env) &&
+      (!asked.error || (asked.error === "none" ? !row.error : asked.error === "any error" ? row.error : row.error === asked.error)) &&
+      within(row.reward, asked.reward_from, asked.reward_to) && within(row.step, asked.step_from, asked.step_to) &&
+      words.every((word) => said(episodes[row.n]).includes(word)));
+    const key = ORDERS[asked.sort || "newest"];
+    found.sort((a, b) => key(a)[0] - key(b)[0] || (key(a)[1] ?? 0) - (key(b)[1] ?? 0));
+    const offset = Number(asked.offset ?? 0);
+    return { total: found.length, rows: found.slice(offset, offset + Number(asked.limit ?? 50)) };
+  }
+
+  async episode(run, n) { return this.data.runs[run].episodes[n]; }
+}
+
+function said(episode) {
+  const turns = episode.turns.map((turn) => `${turn.observation}\n${turn.action}`);
+  const agents = episode.agents.map((agent) => agent.policy);
+  const error = episode.error ? [episode.error.kind, episode.error.message] : [];
+  return [episode.env, ...turns, ...agents, ...error].join("\n").toLowerCase();
+}
+
+function counted(values) {
+  const counts = new Map();
+  for (const value of values) counts.set(value, (counts.get(value) ?? 0) + 1);
+  return [...counts].sort((a, b) => b[1] - a[1]);
+}

@@ -1,0 +1,110 @@
+import http.client
+
+import pytest
+from viewer_runs import TOKEN, episode, metrics, write_lines
+
+
+@pytest.fixture
+def server(serve, run_folder):
+    return serve(run_folder)
+
+
+def test_the_page_and_its_files_are_served(server):
+    status, headers, body = server.get()
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert 'src="static/app.js"' in body
+    for name, kind in (("app.js", "text/javascript"), ("style.css", "text/css")):
+        status, headers, body = server.get(f"static/{name}")
+        assert (status, headers["content-type"].split(";")[0]) == (200, kind) and body
+    assert server.get("static/nothing.js")[0] == 404
+
+
+@pytest.mark.parametrize("path", ["static/..%2fapp.py", "static/%2e%2e/app.py", "static/../../cli.py", "static/%00.js"])
+def test_files_outside_the_page_are_not_served(server, path):
+    assert server.get(path)[0] in (404, 400, 422)
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/", "/api/runs", "/static/app.js", "/wrong-token/", f"/{TOKEN[:-1]}/", f"/{TOKEN}x/", "/%73ecret/"]
+)
+def test_without_the_token_nothing_is_told(server, path):
+    status, headers, body = server.get(url=f"http://127.0.0.1:{server.port}{path}")
+    assert status == 403
+    assert TOKEN not in body and "first" not in body
+    assert headers["content-security-policy"].startswith("default-src 'none'")
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example:80", "", "localhost.evil"])
+def test_foreign_host_names_are_refused_even_with_the_token(server, host):
+    assert server.get(host=host)[0] in (400, 403)
+
+
+@pytest.mark.parametrize("host", ["localhost:9999", "127.0.0.1:1", "[::1]:80", "localhost"])
+def test_forwarded_ports_are_fine(server, host):
+    assert server.get(host=host)[0] == 200
+
+
+def test_two_host_headers_are_refused(server):
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection.putrequest("GET", f"/{TOKEN}/", skip_host=True)
+    connection.putheader("Host", "127.0.0.1")
+    connection.putheader("Host", "evil.example")
+    connection.endheaders()
+    assert connection.getresponse().status in (400, 403)
+    connection.close()
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
+def test_nothing_can_be_changed(server, method):
+    assert server.get("api/runs", method=method)[0] == 405
+
+
+def test_answers_bind_the_browser_and_open_to_no_other_origin(server):
+    for path in ("", "api/runs", "static/app.js", "api/runs/0/episodes/1"):
+        headers = server.get(path, Origin="http://evil.example")[1]
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy and "*" not in policy
+        assert "frame-ancestors 'none'" in policy and "require-trusted-types-for 'script'" in policy
+        assert (headers["referrer-policy"], headers["x-content-type-options"]) == ("no-referrer", "nosniff")
+        assert (headers["cache-control"], headers["cross-origin-resource-policy"]) == ("no-store", "same-origin")
+        assert not [name for name in headers if name.lower().startswith("access-control")]
+        assert headers["server"] is None or "uvicorn" in headers["server"]
+
+
+def test_episodes_are_found_and_opened(server):
+    status, _, found = server.get("api/runs/0/episodes?text=zebra&sort=oldest&limit=1")
+    assert (status, found["total"], found["rows"][0]["seed"]) == (200, 1, 22)
+    _, _, one = server.get(f"api/runs/0/episodes/{found['rows'][0]['n']}")
+    assert one["turns"][0]["action"] == "zebra crossing a 0"
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "told"),
+    [
+        ("api/runs/7/metrics", 404, "there is no run 7"),
+        ("api/runs/-1/metrics", 404, "there is no run -1"),
+        ("api/runs/0/episodes/999", 404, "there is no episode 999"),
+        ("api/runs/0/episodes?sort=worst", 400, "known are newest"),
+        ("api/runs/0/episodes?limit=100000", 400, "limit 0 to 500"),
+        ("api/runs/0/episodes?reward_from=much", 422, "float"),
+        ("api/runs/0/nothing", 422, "metrics"),
+        ("reports/0/verifiers", 409, "no verifiers"),
+        ("docs", 404, "Not Found"),
+        ("openapi.json", 404, "Not Found"),
+    ],
+)
+def test_what_is_not_there_says_so(server, path, status, told):
+    found = server.get(path)
+    assert found[0] == status and told in str(found[2])
+
+
+def test_what_a_run_appends_is_seen(server, run_folder):
+    before = server.get("api/runs")[2]["runs"][0]
+    write_lines(run_folder / "metrics.jsonl", metrics(1, start=3))
+    write_lines(run_folder / "episodes.jsonl", [episode(seed=77)])
+    for _ in range(200):
+        after = server.get("api/runs")[2]["runs"][0]
+        if after["episodes"]["episodes"] == 7:
+            break
+    assert (after["steps"], after["episodes"]["episodes"]) == (4, 7) and after["stamp"] != before["stamp"]
+    assert server.get("api/runs/0/metrics")[2]["step"] == [0, 1, 2, 3]

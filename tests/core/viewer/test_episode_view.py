@@ -1,0 +1,97 @@
+import math
+
+import pytest
+from viewer_runs import episode, record
+
+from forge_agents.viewer.digest import digest
+from forge_agents.viewer.episode import finite, shown_episode
+from forge_agents.viewer.tokens import Pieces
+
+
+def pieces(policy, ids):
+    return [f"{policy}:{token}" for token in ids]
+
+
+def test_turns_of_all_agents_stand_in_the_order_they_happened():
+    shown = shown_episode(4, episode(), pieces)
+    assert [(turn["index"], turn["agent"]) for turn in shown["turns"]] == [(0, "a"), (1, "b"), (2, "a"), (3, "b")]
+    first, *_, last = shown["turns"]
+    assert (first["advantage"], last["advantage"], first["pieces"]) == (-1.0, 0.5, ["hero:104", "hero:105"])
+    assert (first["logprobs"], first["versions"]) == ([-0.5, -1.0], [[0, 0, 1], [1, 1, 9]])
+    assert (first["ended"], last["ended"], last["reward"]) == ("", "terminated", 1.0)
+    assert [(a["agent"], a["policy"], a["reward"], a["trained"]) for a in shown["agents"]] == [
+        ("a", "hero", 1.0, 0.25),
+        ("b", "hero", 1.0, 0.25),
+    ]
+
+
+def test_tool_calls_and_their_results_are_marked():
+    row = episode(agents=("a",))
+    calling, after = row["trajectories"]["a"]["turns"]
+    calling["action"], calling["info"] = "CALL add(x=1, y=2)", {"tool_calls": 1, "tool_errors": 0}
+    after["info"] = {"tool_calls": 1}
+    first, second = shown_episode(1, row, pieces)["turns"]
+    assert first["calls"] == [{"name": "add", "arguments": {"x": 1, "y": 2}}]
+    assert (first["result"], second["result"], second["calls"]) == (False, True, [])
+    calling["info"] = {"tool_calls": "many"}
+    assert shown_episode(1, row, pieces)["turns"][0]["calls"] == []
+
+
+def test_what_is_not_a_number_is_none():
+    row = episode()
+    row["rewards"] = {"a": math.nan, "b": 0.5}
+    row["advantages"] = {"a": [math.inf]}
+    shown = shown_episode(1, row, pieces)
+    assert [agent["trained"] for agent in shown["agents"]] == [None, 0.5]
+    assert [turn["advantage"] for turn in shown["turns"]] == [None, None, None, None]
+    assert shown["trained"] == 0.5
+    assert finite({"a": [math.nan, 1, {"b": -math.inf}], 3: "x"}) == {"a": [None, 1, {"b": None}], "3": "x"}
+
+
+def test_older_rows_without_newer_fields_are_shown():
+    row = episode()
+    for name in ("advantages", "rewards", "duration_s", "end_reason", "error"):
+        del row[name]
+    for trajectory in row["trajectories"].values():
+        del trajectory["instructions"], trajectory["early_reward"]
+        for turn in trajectory["turns"]:
+            for name in ("logprobs", "versions", "info", "generate_s", "usage", "finish_reason"):
+                del turn[name]
+    shown = shown_episode(1, row, pieces)
+    assert (shown["trained"], shown["error"], shown["seconds"]) == (None, None, 0.0)
+    assert shown["turns"][0]["action"] == "hello a 0"
+
+
+def test_a_record_shows_its_seats():
+    shown = shown_episode(1, record(), pieces)
+    assert shown["turns"] == [] and shown["agents"][0]["policy"] == "random"
+    assert shown["agents"][0]["facts"]["decisions"] == 3 and shown["agents"][0]["reward"] == 1.0
+    failed = shown_episode(1, record(error="step: X: boom"), pieces)
+    assert failed["error"] == {"message": "step: X: boom"} and failed["reward"] is None
+
+
+@pytest.mark.parametrize("row", [{}, [], "text", 3, None, {"trajectories": 3}, {"lineup": {}, "seats": {"a": 1}}])
+def test_what_is_no_episode_is_refused(row):
+    with pytest.raises((ValueError, TypeError)):
+        digest(row)
+
+
+def test_pieces_join_to_the_response_and_hold_whole_characters(tiny_llama, tmp_path):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_llama, local_files_only=True)
+    text = "Zürich → 東京 🙂."
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    found = Pieces(tmp_path, {"hero": str(tiny_llama)}).of("hero", ids)
+    assert len(found) == len(ids) and "".join(found) == text and "\ufffd" not in "".join(found)
+
+
+def test_an_exported_tokenizer_comes_first_and_none_is_no_error(tiny_llama, tmp_path):
+    assert Pieces(tmp_path, {"hero": "/no/such/model"}).of("hero", [1, 2]) is None
+    assert Pieces(tmp_path, {}).of("../../etc", [1]) is None
+    export = tmp_path / "export"
+    export.mkdir()
+    (export / "tokenizer.json").write_bytes((tiny_llama / "tokenizer.json").read_bytes())
+    found = Pieces(tmp_path, {"hero": "/no/such/model"})
+    assert len(found.of("hero", [70, 71])) == 2
+    assert found.of("hero", [-1]) is None and found.of("hero", [10**9]) == [""]

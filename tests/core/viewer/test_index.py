@@ -1,0 +1,175 @@
+import json
+
+import pytest
+from viewer_runs import episode, record, write_lines
+
+from forge_agents.errors import RunFolderError
+from forge_agents.viewer.index import SORTS, EpisodeIndex, Query
+
+
+def numbers(index, **asked):
+    return [row["n"] for row in index.find(Query(sort="oldest", **asked))["rows"]]
+
+
+@pytest.fixture
+def index(run_folder):
+    index = EpisodeIndex(run_folder / "episodes.jsonl")
+    assert index.update() == 6
+    return index
+
+
+def test_rows_tell_what_an_episode_came_to(index):
+    row = index.find(Query(sort="oldest"))["rows"][0]
+    assert (row["env"], row["seed"], row["step"]) == ("my/Game-v0", 10, 0)
+    assert (row["reward"], row["trained"], row["turns"], row["tokens"]) == (-1.0, 0.25, 4, 8)
+    assert row["agents"] == [["a", "hero", -1.0], ["b", "hero", -1.0]]
+    assert row["error"] == ""
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({}, [1, 2, 3, 4, 5, 6]),
+        ({"env": "my/Other-v0"}, [4]),
+        ({"error": "none"}, [1, 2, 3, 4, 6]),
+        ({"error": "any error"}, [5]),
+        ({"error": "step: ValueError"}, [5]),
+        ({"error": "reset: ValueError"}, []),
+        ({"reward_from": 0, "reward_to": 0.5}, [2]),
+        ({"step_from": 1, "step_to": 1}, [2]),
+        ({"step_from": 2, "env": "my/Game-v0", "error": "none"}, [3, 6]),
+        ({"text": "zebra"}, [6]),
+        ({"text": "zeb"}, [6]),
+        ({"text": "crossing zebra"}, [6]),
+        ({"text": '"crossing zebra"'}, []),
+        ({"text": '"zebra crossing"'}, [6]),
+        ({"text": "no such square"}, [5]),
+        ({"text": "what reads OR turn"}, []),
+        ({"text": "Other"}, [4]),
+        ({"text": '!"'}, [1, 2, 3, 4, 5, 6]),
+        ({"text": 'a" OR text:* NEAR( -'}, []),
+    ],
+)
+def test_filters_find_what_they_say(index, asked, found):
+    assert numbers(index, **asked) == found
+
+
+def test_pages_are_parts_of_one_order(index):
+    for sort in SORTS:
+        whole = [row["n"] for row in index.find(Query(sort=sort))["rows"]]
+        parts = [index.find(Query(sort=sort, offset=at, limit=4)) for at in (0, 4)]
+        assert [row["n"] for part in parts for row in part["rows"]] == whole
+        assert sorted(whole) == [1, 2, 3, 4, 5, 6]
+        assert [part["total"] for part in parts] == [6, 6]
+    best = index.find(Query(sort="highest reward"))["rows"]
+    assert [row["reward"] for row in best] == [1, 1, 1, 1, 0, -1]
+
+
+def test_facets_count_environments_and_errors(index):
+    assert index.facets() == {
+        "envs": [("my/Game-v0", 5), ("my/Other-v0", 1)],
+        "errors": [("step: ValueError", 1)],
+        "reward": (-1.0, 1.0),
+    }
+
+
+def test_only_what_is_new_is_read(index, run_folder):
+    assert index.update() == 0
+    write_lines(run_folder / "episodes.jsonl", [episode(seed=99, words="newcomer")])
+    assert index.update() == 1
+    assert numbers(index, text="newcomer") == [7]
+    assert EpisodeIndex(run_folder / "episodes.jsonl").update() == 0
+
+
+def test_a_rewritten_file_is_indexed_anew(index, run_folder):
+    log = run_folder / "episodes.jsonl"
+    kept = log.read_text().splitlines(keepends=True)[:2]
+    log.write_text("".join(kept) + json.dumps(episode(seed=5, words="replayed " * 500)) + "\n")
+    with pytest.raises(RunFolderError, match="has been rewritten"):
+        index.row(3)
+    assert index.update() == 3
+    assert numbers(index) == [1, 2, 3]
+    assert numbers(index, text="zebra") == []
+    assert index.row(3)["seed"] == 5
+
+
+def test_a_half_written_last_line_waits_for_its_end(tmp_path):
+    log, line = tmp_path / "episodes.jsonl", json.dumps(episode())
+    log.write_text(line + "\n" + line[:300])
+    index = EpisodeIndex(log)
+    assert index.update() == 1
+    status = index.status()
+    assert (status["episodes"], status["indexed"], status["problems"]) == (1, len(line) + 1, [])
+    with log.open("a") as file:
+        file.write(line[300:])  # whole, but for the end of the line
+    assert index.update() == 1
+    write_lines(log, [])
+    with log.open("a") as file:
+        file.write("\n" + line + "\n")
+    assert index.update() == 1
+    assert index.status()["episodes"] == 3
+
+
+def test_damaged_and_foreign_lines_are_told_and_the_rest_is_kept(tmp_path):
+    log = write_lines(tmp_path / "episodes.jsonl", [episode(), {"format": 9}, episode(seed=8), [1], record()])
+    with log.open("ab") as file:
+        file.write(b'{"step": 3, "traj\n\xff\xfe\n')
+    write_lines(log, [{"step": 1, "env_id": "e", "seed": "x", "trajectories": {}}, episode(seed=9)])
+    index = EpisodeIndex(log)
+    assert index.update() == 4
+    problems = index.status()["problems"]
+    assert [problem.split(" is left out: ")[0] for problem in problems] == [
+        f"line {line} of episodes.jsonl" for line in (2, 4, 6, 7, 8)
+    ]
+    assert "neither an episode" in problems[0] and "is not JSON" in problems[2] and "damaged field" in problems[4]
+    assert [row["seed"] for row in index.find(Query(sort="oldest"))["rows"]] == [7, 8, 7, 9]
+
+
+def test_a_file_of_nothing_but_rubbish_is_read_once(tmp_path):
+    log = tmp_path / "episodes.jsonl"
+    log.write_text("rubbish\n" * 7)
+    index = EpisodeIndex(log)
+    assert (index.update(), index.update()) == (0, 0)
+    assert index.status()["problems"][-1] == "... and 2 more lines"
+
+
+def test_records_of_benchmarks_are_found_by_player_and_error(tmp_path):
+    log = write_lines(tmp_path / "episodes.jsonl", [record(), record(error="step: ValueError: boom")])
+    index = EpisodeIndex(log)
+    assert index.update() == 2
+    assert numbers(index, text="random", error="step: ValueError") == [2]
+    assert index.find(Query(sort="oldest"))["rows"][0]["turns"] == 3
+
+
+def test_a_missing_file_is_an_empty_list(tmp_path):
+    index = EpisodeIndex(tmp_path / "episodes.jsonl")
+    assert index.update() == 0
+    assert index.find(Query()) == {"total": 0, "rows": []}
+    assert index.status() == {"episodes": 0, "bytes": 0, "indexed": 0, "problems": []}
+
+
+def test_a_damaged_index_says_what_to_delete(index):
+    index.file.write_bytes(b"not a database" * 100)
+    with pytest.raises(RunFolderError, match=r"\.episodes\.index cannot be used .*delete it"):
+        index.find(Query())
+
+
+def test_an_index_of_another_format_is_made_anew(index, monkeypatch):
+    monkeypatch.setattr("forge_agents.viewer.index.FORMAT", 2)
+    assert index.update() == 6
+    assert len(numbers(index)) == 6
+
+
+def test_a_folder_that_cannot_be_written_has_its_index_in_the_cache(run_folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("FORGE_AGENTS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    index = EpisodeIndex(run_folder / "episodes.jsonl")
+    assert index.file.parent == tmp_path / "cache" / "viewer"
+    assert index.update() == 6
+    assert sorted(path.name for path in run_folder.iterdir()) == ["config.yaml", "episodes.jsonl", "metrics.jsonl"]
+
+
+@pytest.mark.parametrize("wrong", [{"sort": "n; DROP TABLE episodes"}, {"offset": -1}, {"limit": 501}, {"limit": -1}])
+def test_questions_out_of_range_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Query(**wrong)

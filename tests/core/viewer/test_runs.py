@@ -1,0 +1,138 @@
+import json
+import math
+
+import pytest
+from viewer_runs import episode, metrics, record, write_lines
+
+from forge_agents.errors import RunFolderError
+from forge_agents.viewer.runs import MOST_POINTS, Run, find_runs
+
+
+def only(folder):
+    (run,) = find_runs([folder])
+    run.look()
+    return run
+
+
+def test_a_run_tells_what_it_holds(run_folder):
+    status = only(run_folder).status()
+    assert (status["name"], status["steps"], status["episodes"]["episodes"]) == ("first", 3, 6)
+    assert status["has"] == {"metrics": True, "episodes": True, "verifiers": False, "tables": False, "settings": True}
+    assert status["problems"] == []
+
+
+def test_the_stamp_changes_with_every_file(run_folder):
+    run = only(run_folder)
+    before = run.status()["stamp"]
+    assert run.status()["stamp"] == before
+    write_lines(run_folder / "metrics.jsonl", metrics(1, start=3))
+    assert run.status()["stamp"] != before
+    assert run.status()["steps"] == 4
+
+
+def test_metrics_are_columns_with_none_where_a_step_has_none(run_folder):
+    found = only(run_folder).metrics()
+    assert found["step"] == [0, 1, 2] and found["every"] == 1
+    assert found["series"]["reward/mean"] == [0.0, 0.1, 0.2]
+    assert found["series"]["learner/loss"] == [-0.1, None, -0.1]
+
+
+def test_long_runs_are_thinned_and_keep_their_ends(tmp_path):
+    write_lines(tmp_path / "metrics.jsonl", metrics(2 * MOST_POINTS + 5))
+    found = only(tmp_path).metrics()
+    assert found["every"] == 3 and len(found["step"]) <= MOST_POINTS + 1
+    assert found["step"][:2] == [0, 3] and found["step"][-1] == 2 * MOST_POINTS + 4
+    assert len(found["series"]["reward/mean"]) == len(found["step"])
+
+
+def test_damaged_metrics_are_told_and_the_rest_is_shown(run_folder):
+    with (run_folder / "metrics.jsonl").open("a") as file:
+        file.write('broken\n{"no": "step"}\n{"step": 9, "reward/mean": NaN}\n{"step": 10, "rew')
+    run = only(run_folder)
+    assert run.status()["problems"] == [
+        "line 4 of metrics.jsonl is left out: it is not JSON; the file was damaged"
+    ]
+    assert run.metrics()["step"] == [0, 1, 2, 9]
+    assert run.metrics()["series"]["reward/mean"][-1] is None
+    (run_folder / "config.yaml").write_text("a: [1")
+    assert "config.yaml holds no settings" in run.status()["problems"][-1]
+
+
+def test_a_run_that_has_only_begun_is_shown_empty(tmp_path):
+    (tmp_path / "config.yaml").write_text("env: [x]\n")
+    run = only(tmp_path)
+    status = run.status()
+    assert (status["steps"], status["problems"], status["has"]["episodes"]) == (0, [], False)
+    assert run.metrics() == {"step": [], "series": {}, "every": 1}
+    assert run.verifiers() == {"latest": None, "step": [], "series": {}}
+    assert run.tables() == [] and run.settings() == {"env": ["x"]}
+
+
+def test_folders_of_runs_are_searched_and_names_tell_them_apart(tmp_path):
+    for parent in ("x", "y"):
+        for child in ("trained", "control"):
+            write_lines(tmp_path / parent / child / "metrics.jsonl", metrics(1))
+    assert [run.name for run in find_runs([tmp_path / "x"])] == ["control", "trained"]
+    assert [run.name for run in find_runs([tmp_path / "x", tmp_path / "y"])] == [
+        "x/control", "x/trained", "y/control", "y/trained",
+    ]  # fmt: skip
+    assert len(find_runs([tmp_path / "x" / "trained", tmp_path / "x" / "trained" / "metrics.jsonl"])) == 1
+
+
+def test_paths_without_a_run_say_what_to_give(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RunFolderError, match=r"empty holds no run: .*metrics\.jsonl.*give the out_dir"):
+        find_runs([tmp_path / "empty"])
+    with pytest.raises(RunFolderError, match=r"emtpy is no folder.* Did you mean 'empty'"):
+        find_runs([tmp_path / "emtpy"])
+
+
+def test_a_league_is_a_table_by_rating(tmp_path):
+    rival = {"name": "hero-000000", "kind": "start", "version": 0, "rating": 20.0, "rating_sigma": 3.0, "games": 8,
+             "win_rate": 0.75, "chance": 1.0}  # fmt: skip
+    league = {"policy": "hero", "rating": 27.123456, "rating_sigma": 2.0, "opponents": [rival]}
+    (tmp_path / "league.json").write_text(json.dumps(league))
+    (table,) = only(tmp_path).tables()
+    assert table["heads"][:4] == ("name", "kind", "rating", "rating_sigma")
+    assert [row[:3] for row in table["rows"]] == [("hero", "learns", "27.12"), ("hero-000000", "start", "20")]
+    (tmp_path / "league.json").write_text('{"policy": ')
+    assert "another version" in only(tmp_path).tables()[0]["note"]
+
+
+def test_a_benchmark_shows_its_report_and_a_damaged_one_says_so(tmp_path):
+    write_lines(tmp_path / "episodes.jsonl", [record()])
+    (tmp_path / "mine.json").write_text('{\n "kind": "forge-agents benchmark",\n "format": 99}')
+    (tmp_path / "other.json").write_text("{}")
+    (table,) = only(tmp_path).tables()
+    assert table["title"] == "mine.json" and table["rows"] == () and "mine.json" in table["note"]
+
+
+def test_verifiers_give_the_newest_report_and_curves(tmp_path):
+    def row(step, weight):
+        one = {"name": "rule", "weight": weight, "accuracy": None, "tpr": 0.9, "fpr": math.nan, "last_error": ""}
+        return {"step": step, "name": "e", "effective_number": 1.5, "verifiers": [one]}
+
+    write_lines(tmp_path / "verifiers.jsonl", [row(0, 0.5), {"odd": 1}, row(1, 0.25)])
+    found = only(tmp_path).verifiers()
+    assert found["latest"]["step"] == 1 and found["latest"]["verifiers"][0]["fpr"] is None
+    assert found["step"] == [0, 1]
+    assert found["series"]["weight/rule"] == [0.5, 0.25] and found["series"]["fpr/rule"] == [None, None]
+
+
+def test_an_episode_of_another_version_says_so(tmp_path):
+    row = episode()
+    del row["trajectories"]["a"]["turns"][0]["index"]
+    write_lines(tmp_path / "episodes.jsonl", [row])
+    with pytest.raises(RunFolderError, match=r"episode 1 of .* was written by another version \(KeyError"):
+        only(tmp_path).episode(1)
+    with pytest.raises(KeyError, match="there is no episode 2"):
+        only(tmp_path).episode(2)
+
+
+def test_trouble_with_the_index_is_a_problem_of_the_run(run_folder):
+    run = Run(run_folder, name="r", number=0)
+    run.look()
+    run.index.file.write_bytes(b"no database" * 100)
+    run.look()
+    (problem,) = run.status()["problems"]
+    assert "delete it" in problem and run.status()["steps"] == 3
