@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from forge_trainers.credit import Credit, Overlong
     from forge_trainers.demo import DemoConfig, demo
     from forge_trainers.dpo import DPOTrainer
+    from forge_trainers.league import League
     from forge_trainers.learner_config import LearnerConfig
     from forge_trainers.sft import SFTEval, SFTTrainer
     from forge_trainers.sft_config import DPOConfig, SFTConfig, SFTRunConfig, WarmStart
@@ -78,6 +79,7 @@ _HOME = {
     "forge_trainers.credit": ("Credit", "Overlong"),
     "forge_trainers.demo": ("DemoConfig", "demo"),
     "forge_trainers.dpo": ("DPOTrainer",),
+    "forge_trainers.league": ("League",),
     "forge_trainers.learner_config": ("LearnerConfig",),
     "forge_trainers.sft": ("SFTEval", "SFTTrainer"),
     "forge_trainers.sft_config": ("DPOConfig", "SFTConfig", "SFTRunConfig", "WarmStart"),
@@ -109,11 +111,12 @@ __all__ = [
     "GRPOTrainer",
     "Gate",
     "Human",
+    "League",
     "LearnerConfig",
+    "LoRA",
     "Message",
     "Outcome",
     "Overlong",
-    "LoRA",
     "ParallelTurnEnv",
     "Policy",
     "Random",

@@ -6,15 +6,16 @@ In: what a user sets. Out: checked, frozen dataclasses. Waits for nothing.
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from forge_agents.errors import did_you_mean
 from forge_agents.policy import AnyPolicy, Endpoint, Human, Policy, Random, Seats
 from forge_agents.serving.config import EngineConfig
 from forge_trainers.algorithms import find_loss
 from forge_trainers.credit import Credit
+from forge_trainers.league import League, LeagueConfig
 from forge_trainers.learner_config import LearnerConfig
 from forge_trainers.sft_config import WarmStart
 
@@ -106,6 +107,15 @@ class GRPOConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunLeague(LeagueConfig):
+    """A league, as YAML and flags say it."""
+
+    anchors: tuple[str, ...] = ()
+    """Fixed opponents beside the start model, by the names that `seats` could use: policies with trainable: false,
+    endpoints, "random"."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """One training run, as YAML and flags say it."""
 
@@ -120,6 +130,9 @@ class RunConfig:
     seats: str | dict[str, str] = ""
     """Who sits in every seat, or by seat: the name of a policy or an endpoint, "random" for random play, "human" for a
     person at the terminal. Empty: the only policy."""
+    league: RunLeague | None = None
+    """Self-play: the policy that `seats` names plays against snapshots of itself and anchors. null: the seats are as
+    they are."""
     warm_start: dict[str, WarmStart] = field(default_factory=dict)
     """What policies, by name, learn from conversations or episodes before they play."""
     reward: str | None = None
@@ -153,18 +166,34 @@ class RunConfig:
         for name in self.seats.values() if isinstance(self.seats, dict) else (self.seats,):
             if name not in known:
                 raise ValueError(f"seats names {name!r}, known are {', '.join(known)}.{did_you_mean(name, known)}")
+        if self.league is not None:
+            self._declared_league(self.league)
         for name in self.warm_start:
             if name not in named:
                 near = did_you_mean(name, named)
                 raise ValueError(f"warm_start names {name!r}, the policies are {', '.join(named)}.{near}")
 
     @property
-    def seated(self) -> Seats:
-        """The seats with their policies."""
+    def seated(self) -> Seats | League:
+        """The seats with their policies, or the league."""
+        if self.league is not None:
+            return self._declared_league(self.league)
         players = self._players
         if isinstance(self.seats, dict):
             return {seat: players[name] for seat, name in self.seats.items()}
         return players[self.seats]
+
+    def _declared_league(self, league: RunLeague) -> League:
+        players = self._players
+        if isinstance(self.seats, dict):
+            raise ValueError("a league seats everybody itself; let seats name the policy that learns")  # noqa: TRY004
+        for name in league.anchors:
+            if name not in players:
+                near = did_you_mean(name, players)
+                raise ValueError(f"league.anchors names {name!r}, known are {', '.join(players)}.{near}")
+        settings = {one.name: getattr(league, one.name) for one in fields(LeagueConfig)}
+        anchors = tuple(players[name] for name in league.anchors)
+        return League(cast("Policy", players[self.seats]), anchors=anchors, **settings)
 
     @property
     def _players(self) -> dict[str, AnyPolicy]:

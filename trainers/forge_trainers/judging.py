@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from forge_agents.mesh import with_deadline
-from forge_agents.types import EpisodeGroup, Trajectory
+from forge_agents.types import EpisodeGroup, Trajectory, total_tokens
 from forge_trainers.columns import Columns
 from forge_trainers.credit import Baselines, Credit, Scored
 
@@ -270,6 +270,23 @@ def summarise(judged: Sequence[JudgedGroup]) -> dict[str, float]:
         "reward/mean": mean,
         "reward/ci": half_width,
         **{f"reward/{agent}": float(np.mean(values)) for agent, values in by_agent.items()},
+    }
+
+
+def rates(groups: Sequence[EpisodeGroup], seconds: float) -> dict[str, float]:
+    """Tokens and turns of a step that took `seconds`.
+
+    Returns:
+        ``tokens``, ``tokens_per_s``, ``turns``; over turns the mean ``response_tokens`` and the share ``cut_off``.
+    """
+    turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
+    tokens = total_tokens(turns)
+    return {
+        "tokens": float(tokens),
+        "tokens_per_s": tokens / seconds,
+        "turns": float(len(turns)),
+        "response_tokens": float(np.mean([len(turn.response_ids) for turn in turns])) if turns else 0.0,
+        "cut_off": float(np.mean([turn.finish_reason == "length" for turn in turns])) if turns else 0.0,
     }
 
 

@@ -29,6 +29,8 @@ class Task:
 
     env_id: str
     seed: int
+    number: int
+    """Its place among those that are played together."""
 
 
 class Source:
@@ -75,11 +77,13 @@ class Source:
         rng = np.random.default_rng([seed, step, refill])
         picks = rng.choice(len(self.env_ids), size=count, p=self._shares)
         seeds = rng.choice(HELD_OUT_FROM, size=count)
-        return [Task(env_id=self.env_ids[pick], seed=int(s)) for pick, s in zip(picks, seeds, strict=True)]
+        drawn = zip(picks, seeds, strict=True)
+        return [Task(env_id=self.env_ids[pick], seed=int(s), number=i) for i, (pick, s) in enumerate(drawn)]
 
     def held_out(self, count: int) -> list[Task]:
         """`count` tasks that training never sees, the same for every run."""
-        return [Task(env_id=self.env_ids[i % len(self.env_ids)], seed=HELD_OUT_FROM + i) for i in range(count)]
+        ids = self.env_ids
+        return [Task(env_id=ids[i % len(ids)], seed=HELD_OUT_FROM + i, number=i) for i in range(count)]
 
     def _maker(self, name: str) -> Callable[[], AECEnv[str, Any, Any]]:
         self.max_turns[name] = registry.spec(name).max_turns

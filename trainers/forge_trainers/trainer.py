@@ -13,25 +13,26 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from forge_agents.errors import EmptyBatchError, MismatchError
 from forge_agents.mesh import with_deadline
-from forge_agents.policy import Policy, Seats, declared_policies
+from forge_agents.players import Served
+from forge_agents.policy import Policy, Seats
 from forge_agents.rollout import Rollout, all_or_first_error
-from forge_agents.types import Episode, EpisodeBatch, EpisodeGroup, total_tokens
+from forge_agents.types import Episode, EpisodeBatch, EpisodeGroup
 from forge_trainers.config import GRPOConfig
 from forge_trainers.credit import Baselines
 from forge_trainers.display import Display
 from forge_trainers.experiment import Checkpoints, ProcessRandomness
-from forge_trainers.judging import JudgedGroup, Lessons, Reward, env_reward, judge, lessons_from, summarise
+from forge_trainers.judging import JudgedGroup, Lessons, Reward, env_reward, judge, lessons_from, rates, summarise
+from forge_trainers.league import League
+from forge_trainers.lineup import PlayGroup, lineup_of
 from forge_trainers.loop import Ahead, Interrupt, LoopRunner, Stopwatch
 from forge_trainers.run_folder import RunFolder
-from forge_trainers.source import EnvLike, Source
+from forge_trainers.source import EnvLike, Source, Task
 from forge_trainers.stack import Stack
 
 
@@ -68,7 +69,8 @@ class GRPOTrainer:
     """Trains the trainable policies of a team.
 
     Args:
-        policies: One policy for all seats, a policy per seat, or a function ``(agent, episode_seed) -> policy``.
+        policies: One policy for all seats, a policy per seat, a function ``(agent, episode_seed) -> policy``, or a
+            league: a policy that plays against its own past.
         reward: Trajectories to float ``[n]``, NaN where it abstains; None is the environment's own reward.
         config: Settings.
         out_dir: The run's folder. Where it holds a run already, training continues from its newest checkpoint.
@@ -79,15 +81,15 @@ class GRPOTrainer:
 
     def __init__(
         self,
-        policies: Seats,
+        policies: Seats | League,
         reward: Reward | None = None,
         config: GRPOConfig | None = None,
         out_dir: str | os.PathLike[str] = "runs/default",
     ) -> None:
         if reward is not None and not callable(reward):
             raise TypeError(f"reward must be callable (trajectories -> float [n]), got {type(reward).__name__}")
-        self.seats, self.reward, self.config = policies, reward or env_reward, config or GRPOConfig()
-        self.out_dir = Path(out_dir)
+        self.reward, self.config, self.out_dir = reward or env_reward, config or GRPOConfig(), Path(out_dir)
+        self._lineup = lineup_of(policies, self.config, self.out_dir)
         self._loop = LoopRunner(self._stop)
         self._stack: Stack | None = None
         self._baselines = Baselines()
@@ -98,6 +100,7 @@ class GRPOTrainer:
             parts={
                 "reward": self.reward,
                 "baselines": self._baselines,
+                "league": self._lineup,
                 "random": ProcessRandomness(),
             },
             timeout_s=self.config.stage_timeout_s,
@@ -166,13 +169,14 @@ class GRPOTrainer:
                     judged = await self._judged(source, step, groups, stack.learners.keys())
                     lessons = lessons_from(judged, self.config.credit_rule, stack.learners.keys(), self._baselines)
                     watch.lap("judge")
-                    metrics = summarise(judged) | await self._learn(lessons)
+                    metrics = summarise(self._lineup.measured(judged)) | await self._learn(lessons)
                     watch.lap("learn")
                     await self._sync()
                     watch.lap("sync")
                     empty = self._check_empty(empty, lessons)
                     self._next_step = step + 1
-                    metrics |= watch.times | _rates([item.group for item in judged], watch.total_s)
+                    metrics |= await self._lineup.learned(step, judged, stack)
+                    metrics |= watch.times | rates([item.group for item in judged], watch.total_s)
                     metrics |= await self._evaluation(source, step, steps)
                     self._log(run, step, judged, lessons, metrics)
                     display.step(step, metrics)
@@ -210,13 +214,10 @@ class GRPOTrainer:
     ) -> list[EpisodeGroup]:
         """Play groups of one step: all, or `count` of its refill."""
         config = self.config
-        limit = asyncio.Semaphore(config.max_live_episodes)
         tasks = source.tasks(config.seed, step, config.groups_per_step if count is None else count, refill=refill)
         where = f"{config.seed}/{step}/{refill}"  # a resumed run samples what it would have
-        return await all_or_first_error(
-            self._rollout(source, task.env_id).group(task.seed, config.group_size, limit=limit, draw=f"{where}/{i}")
-            for i, task in enumerate(tasks)
-        )
+        group = self._group(source, config.group_size, where)
+        return await self._lineup.play(tasks, source.agents, group, self._running, step=step, refill=refill)
 
     async def _learn(self, lessons: Lessons) -> dict[str, float]:
         """One optimiser step of every policy that has something to learn."""
@@ -269,14 +270,11 @@ class GRPOTrainer:
 
     async def _evaluate(self, source: Source, episodes: int, reward: Reward) -> EvalResult:
         await self._started(source, learn=False)
-        limit = asyncio.Semaphore(self.config.max_live_episodes)
-        playing = all_or_first_error(
-            self._rollout(source, task.env_id).group(task.seed, 1, limit=limit, draw=f"{self.config.seed}/held-out/{i}")
-            for i, task in enumerate(source.held_out(episodes))
-        )
+        group = self._group(source, 1, f"{self.config.seed}/held-out")
+        playing = self._lineup.rehearse(source.held_out(episodes), source.agents, group, self._running)
         groups = await with_deadline(playing, self.config.stage_timeout_s, who="episodes", what="evaluation")
         judged = await judge(groups, reward, timeout_s=self.config.stage_timeout_s)
-        summary = summarise(judged)
+        summary = summarise(self._lineup.measured(judged))
         return EvalResult(
             reward=summary.pop("reward/mean"),
             ci=summary.pop("reward/ci"),
@@ -295,14 +293,21 @@ class GRPOTrainer:
         )
         return folder
 
-    def _rollout(self, source: Source, env_id: str) -> Rollout:
-        return Rollout(
-            make_env=lambda: source.make(env_id),
-            env_id=env_id,
-            seats=self.seats,
-            served=self._running.served,
-            max_turns=source.max_turns.get(env_id) or self.config.max_turns,
-        )
+    def _group(self, source: Source, size: int, where: str) -> PlayGroup:
+        """Plays `size` siblings of a task; `where` and the task name what models sample."""
+        limit = asyncio.Semaphore(self.config.max_live_episodes)
+
+        def play(task: Task, seats: Seats, served: Mapping[str, Served]) -> Coroutine[Any, Any, EpisodeGroup]:
+            rollout = Rollout(
+                make_env=lambda: source.make(task.env_id),
+                env_id=task.env_id,
+                seats=seats,
+                served=served,
+                max_turns=source.max_turns.get(task.env_id) or self.config.max_turns,
+            )
+            return rollout.group(task.seed, size, limit=limit, draw=f"{where}/{task.number}")
+
+        return play
 
     async def _started(self, source: Source, *, learn: bool) -> Stack:
         """The running stack; where `out_dir` holds a run, with its weights.
@@ -328,7 +333,7 @@ class GRPOTrainer:
         return self._stack
 
     def _models(self, source: Source) -> dict[str, Policy]:
-        declared = declared_policies(self.seats, source.agents)
+        declared = self._lineup.declared(source.agents)
         models = {name: policy for name, policy in declared.items() if isinstance(policy, Policy)}
         for name, policy in models.items():
             if policy.trainable and (policy.sampling.top_p < 1 or policy.sampling.temperature == 0):
@@ -349,6 +354,7 @@ class GRPOTrainer:
         return {
             "env": list(source.env_ids),
             "policies": {n: dataclasses.asdict(p) for n, p in self._models(source).items()},
+            **self._lineup.settings(),
             "trainer": dataclasses.asdict(self.config),
         }
 
@@ -382,16 +388,3 @@ class GRPOTrainer:
         if self._stack is not None:
             stack, self._stack = self._stack, None
             await stack.stop()
-
-
-def _rates(groups: Sequence[EpisodeGroup], seconds: float) -> dict[str, float]:
-    """Tokens and turns of a step that took `seconds`."""
-    turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
-    tokens = total_tokens(turns)
-    return {
-        "tokens": float(tokens),
-        "tokens_per_s": tokens / seconds,
-        "turns": float(len(turns)),
-        "response_tokens": float(np.mean([len(turn.response_ids) for turn in turns])) if turns else 0.0,
-        "cut_off": float(np.mean([turn.finish_reason == "length" for turn in turns])) if turns else 0.0,
-    }

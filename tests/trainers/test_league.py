@@ -1,0 +1,296 @@
+"""Games of a league, and a league at play with engines and learners that are stand-ins."""
+
+import asyncio
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import forge_agents as fa
+from forge_agents.config import parse
+from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory, Turn
+from forge_trainers.judging import JudgedGroup, env_reward, judge, lessons_from, summarise
+from forge_trainers.league import LeagueConfig, Match, draw_matches, evaluation_matches, results_of
+from forge_trainers.lineup import LeaguePlay, lineup_of
+from forge_trainers.matchmaking import Standings
+from forge_trainers.source import Task
+
+AGENTS = ("p0", "p1")
+HERO = fa.Policy("some-model", name="hero")
+RANDOM = fa.Random()
+
+
+def standings(snapshots=2):
+    one = Standings(anchors=("random",), start="hero-000000")
+    for version in range(1, snapshots + 1):
+        one.add(f"hero-{version:06d}", version)
+    return one
+
+
+def episode(policies, rewards, *, error=None, seed=0):
+    """Each agent said one token, 7 times its place."""
+    trajectories = {
+        agent: Trajectory(
+            agent=agent,
+            policy=policy,
+            turns=(
+                Turn(
+                    agent=agent,
+                    index=at,
+                    observation="",
+                    action="x",
+                    reward=reward,
+                    policy=policy,
+                    prompt_ids=(1, 2),
+                    response_ids=(7 * at,),
+                    logprobs=(-1.0,),
+                ),
+            ),
+        )
+        for at, (agent, policy, reward) in enumerate(zip(AGENTS, policies, rewards, strict=True))
+    }
+    failed = EpisodeError(where="step", kind="E", message="") if error else None
+    return Episode(env_id="duel", seed=seed, trajectories=trajectories, error=failed)
+
+
+def group(*episodes):
+    return EpisodeGroup(env_id="duel", seed=0, episodes=episodes)
+
+
+def test_every_opponent_of_a_step_is_met_from_every_seat_equally_often():
+    settings = LeagueConfig(self_play=0.0, opponents_per_step=2, opponents="uniform")
+    for step in range(8):
+        matches = draw_matches(standings(), settings, AGENTS, 8, key=(3, step, 0))
+        met = Counter((match.opponent, match.seat) for match in matches)
+        assert len(matches) == 8 and all(met[name, "p0"] == met[name, "p1"] for name, _ in met)
+
+
+def test_seats_swap_from_step_to_step_where_a_step_has_one_game():
+    settings = LeagueConfig(self_play=0.0, opponents_per_step=1)
+    seats = [draw_matches(standings(), settings, AGENTS, 1, key=(0, step, 0))[0].seat for step in range(4)]
+    assert seats == ["p0", "p1", "p0", "p1"]
+
+
+def test_a_draw_follows_from_its_key_and_self_play_takes_its_share():
+    settings = LeagueConfig(self_play=0.35)
+    drawn = [draw_matches(standings(), settings, AGENTS, 50, key=(1, step, 0)) for step in range(20)]
+    assert drawn == [draw_matches(standings(), settings, AGENTS, 50, key=(1, step, 0)) for step in range(20)]
+    alone = np.mean([not match.opponent for step in drawn for match in step])
+    assert alone == pytest.approx(0.35, abs=0.05)
+    assert len({match.opponent for step in drawn for match in step}) == 5
+    assert all(len({m.opponent for m in step if m.opponent}) <= 2 for step in drawn)
+
+
+def test_who_sits_where():
+    assert Match(opponent="x", seat="p1").players(AGENTS, "hero") == {"p0": "x", "p1": "hero"}
+    assert Match(opponent="", seat="").players(AGENTS, "hero") == {"p0": "hero", "p1": "hero"}
+    assert [(m.opponent, m.seat) for m in evaluation_matches(fa.League(HERO, anchors=(RANDOM,)), AGENTS, 3)] == [
+        ("random", "p0"),
+        ("random", "p1"),
+        ("random", "p0"),
+    ]
+    assert {m.opponent for m in evaluation_matches(fa.League(HERO), AGENTS, 2)} == {"hero-000000"}
+
+
+def test_results_are_wins_draws_and_losses_of_the_policy():
+    played = [
+        group(
+            episode(("hero", "a"), (1, -1)),
+            episode(("hero", "a"), (0.5, 0.5)),
+            episode(("hero", "a"), (9, 0), error=True),
+        ),
+        group(episode(("b", "hero"), (3, 2)), episode(("b", "hero"), (-1, 1))),
+        group(episode(("hero", "hero"), (1, -1))),
+    ]
+    assert results_of(played, "hero") == {"a": [1, 0.5], "b": [0, 1]}
+
+
+def test_the_mean_reward_of_a_league_is_that_against_opponents():
+    judged = [
+        JudgedGroup(group=group(episode(("hero", "a"), (1, -1))), rewards={"p0": np.ones(1), "p1": -np.ones(1)}),
+        JudgedGroup(group=group(episode(("hero", "hero"), (5, -5))), rewards={"p0": np.ones(1), "p1": np.ones(1)}),
+    ]
+    own = LeaguePlay(fa.League(HERO), fa.GRPOConfig(), Path()).measured(judged)
+    assert summarise(own)["reward/mean"] == 1 and "reward/p1" not in summarise(own)
+
+
+def test_what_opponents_sampled_never_enters_the_loss():
+    versus = group(episode(("hero", "hero-000002"), (1, -1)), episode(("hero", "hero-000002"), (-1, 1)))
+    swapped = group(episode(("hero-000002", "hero"), (1, -1)), episode(("hero-000002", "hero"), (-1, 1)))
+    judged = asyncio.run(judge([versus, swapped], env_reward, timeout_s=10))
+    lessons = lessons_from(judged, fa.GRPOConfig().credit_rule, ["hero"])
+    assert set(lessons.samples) == {"hero"}
+    said = [[i for i, m in zip(s.token_ids, s.loss_mask, strict=True) if m] for s in lessons.samples["hero"]]
+    assert said == [[0], [0], [7], [7]], "p0's token where the policy has that seat, p1's where it has the other"
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: fa.League(fa.Policy("m", trainable=False)), "a league needs a policy that learns, policy 'policy'"),
+        (lambda: fa.League(fa.Random()), "a league needs a policy that learns, got Random"),
+        (lambda: fa.League(HERO, pool=1), "pool=1 of the league must be at least 2"),
+        (lambda: fa.League(HERO, snapshot_every=0), "snapshot_every=0"),
+        (lambda: fa.League(HERO, opponents_per_step=0), "opponents_per_step=0"),
+        (lambda: fa.League(HERO, self_play=1.0), "needs no league"),
+        (lambda: fa.League(HERO, opponents="pfps"), "Did you mean 'pfsp'"),
+        (lambda: fa.League(HERO, anchors=(fa.Policy("m", name="x"),)), "anchor 'x' is trainable"),
+        (lambda: fa.League(HERO, anchors=(fa.Random(name="hero-000000"),)).start, "nothing"),
+        (lambda: lineup_of(fa.League(HERO, anchors=(RANDOM, RANDOM)), fa.GRPOConfig(), Path()), "names of their own"),
+        (
+            lambda: lineup_of(fa.League(HERO, anchors=(fa.Random(name="hero"),)), fa.GRPOConfig(), Path()).declared(
+                AGENTS
+            ),
+            "two policies of the league are called 'hero'",
+        ),
+        (lambda: draw_matches(standings(), LeagueConfig(), ("solo",), 4, key=(0, 0, 0)), "the environment has solo"),
+    ],
+)
+def test_what_is_no_league_is_refused(make, words):
+    if words == "nothing":
+        assert make() == "hero-000000"
+        return
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+def test_anchors_are_policies():
+    with pytest.raises(TypeError, match="an anchor must be a policy, got str"):
+        fa.League(HERO, anchors=("random",))
+
+
+def run_config(tmp_path, *words, text=""):
+    file = tmp_path / "run.yaml"
+    file.write_text("env: forge/KuhnPoker-v0\npolicies: {hero: {model: some-model}}\n" + text)
+    return parse(fa.RunConfig, [str(file), *words], prog="forge-agents train", description="d")
+
+
+def test_a_file_declares_a_league(tmp_path, capsys):
+    league = "league: {opponents: near, pool: 3, anchors: [random]}\n"
+    assert run_config(tmp_path, "--league.pool", "4", text=league).seated == fa.League(
+        HERO, opponents="near", pool=4, anchors=(RANDOM,)
+    )
+    for words, said in (
+        (["--league.anchors", "[randm]"], "Did you mean 'random'"),
+        (["--seats", "random"], "a league needs a policy that learns"),
+        (["--seats", "{p0: hero, p1: hero}"], "a league seats everybody itself"),
+    ):
+        with pytest.raises(SystemExit):
+            run_config(tmp_path, *words, text=league)
+        assert said in capsys.readouterr().err
+
+
+class Learner:
+    """Exports its version."""
+
+    def __init__(self):
+        self.version = 0
+
+    async def export(self, folder, **_):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "version").write_text(str(self.version))
+
+
+class League(LeaguePlay):
+    """Loads no weights, and notes what it would have loaded."""
+
+    async def _load(self, name, version, stack):
+        if version != self._loaded:
+            self.loads = [*getattr(self, "loads", []), name]
+            self._loaded = version
+
+
+def season(folder, steps, *, pool=3, resume=False):
+    """Play steps against stand-ins; the policy beats what is older, by its luck. Checkpoints every 4 steps."""
+    folder.mkdir(exist_ok=True)
+    config = fa.GRPOConfig(checkpoint_every=4)
+    declared = fa.League(HERO, snapshot_every=2, pool=pool, anchors=(RANDOM,), opponents_per_step=2)
+    league, learner = League(declared, config, folder), Learner()
+    stack = SimpleNamespace(served={"hero": "engine", "hero-opponent": "engine 2"}, learners={"hero": learner})
+    saved = sorted((folder / "checkpoints").glob("step-*")) if resume else []
+    games = []
+
+    async def play(task, seats, served):
+        names = tuple(seats[agent].name for agent in AGENTS)
+        assert all(name in served or name == "random" for name in names)
+        games.append((task.number, names))
+        luck = np.random.default_rng([task.seed, *map(len, names)]).integers(-1, 2, size=4)
+        return group(*(episode(names, (float(r), -float(r))) for r in luck))
+
+    async def train():
+        first, rows = int(saved[-1].name[5:]) if saved else 0, []
+        if saved:
+            with np.load(saved[-1] / "league.npz", allow_pickle=False) as state:
+                league.load_state_dict(dict(state))
+            learner.version = first
+        for step in range(first, steps):
+            tasks = [Task(env_id="duel", seed=100 * step + i, number=i) for i in range(6)]
+            groups = await league.play(tasks, AGENTS, play, stack, step=step, refill=0)
+            learner.version += 1
+            rows.append(await league.learned(step, await judge(groups, env_reward, timeout_s=10), stack))
+            if (step + 1) % 4 == 0:
+                checkpoint = folder / f"checkpoints/step-{step + 1:06d}"
+                checkpoint.mkdir(parents=True)
+                np.savez(checkpoint / "league.npz", allow_pickle=False, **league.state_dict())
+                for old in sorted(checkpoint.parent.iterdir())[:-2]:
+                    shutil.rmtree(old)
+        return rows
+
+    return league, asyncio.run(train()), games
+
+
+def test_a_killed_league_goes_on_as_if_it_had_not_been(tmp_path):
+    whole, _, games = season(tmp_path / "whole", 20)
+    season(tmp_path / "killed", 18)  # its last checkpoint is of step 16
+    again, _, later = season(tmp_path / "killed", 20, resume=True)
+    assert sorted(later) == sorted(games[-len(later) :]) and len(later) == 4 * 6
+    for key, value in whole.state_dict().items():
+        np.testing.assert_array_equal(value, again.state_dict()[key])
+    assert (tmp_path / "killed/league.json").read_text() == (tmp_path / "whole/league.json").read_text()
+
+
+def test_snapshots_that_no_checkpoint_names_are_deleted(tmp_path):
+    league, _, _ = season(tmp_path, 24)
+    there = {path.name for path in (tmp_path / "league").iterdir()}
+    pool = {one.name for one in league.standings.opponents if one.version > 0}
+    assert len(pool) == 2 and pool <= there
+    assert there.isdisjoint({"hero-000002", "hero-000004", "hero-000006", "hero-000008"})
+
+
+def test_a_step_loads_each_snapshot_once_and_all_groups_are_played(tmp_path):
+    league, rows, games = season(tmp_path, 12)
+    assert sorted(number for number, _ in games) == sorted(list(range(6)) * 12)
+    assert len(league.loads) <= 2 * 12
+    sides = Counter(name for _, names in games for name in names)
+    assert sides["hero"] > sides["random"] > 0 and len(sides) >= 4
+    assert rows[-1]["league/opponents"] == 4 and 0 <= rows[-1]["league/win_rate"] <= 1
+
+
+def test_the_table_says_who_is_who(tmp_path):
+    season(tmp_path, 4)
+    table = json.loads((tmp_path / "league.json").read_text())
+    assert {(row["name"], row["kind"], row["version"]) for row in table["opponents"]} == {
+        ("hero-000000", "start", 0),
+        ("random", "anchor", None),
+        ("hero-000002", "snapshot", 2),
+        ("hero-000004", "snapshot", 4),
+    }
+    assert sum(row["chance"] for row in table["opponents"]) == pytest.approx(1)
+    assert table["step"] == 3 and table["rating"] > 0
+
+
+def test_a_missing_snapshot_is_named(tmp_path):
+    season(tmp_path, 4)
+    shutil.rmtree(tmp_path / "league/hero-000004")
+    with pytest.raises(ValueError, match="hero-000004 of the league is missing"):
+        season(tmp_path, 8, resume=True)
+
+
+def test_a_policy_that_has_not_changed_is_no_new_opponent(tmp_path):
+    league, learner = League(fa.League(HERO, snapshot_every=1), fa.GRPOConfig(), tmp_path), Learner()
+    asyncio.run(league.learned(0, [], SimpleNamespace(learners={"hero": learner})))
+    assert [one.name for one in league.standings.opponents] == ["hero-000000"]

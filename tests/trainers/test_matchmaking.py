@@ -1,0 +1,162 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge_trainers.matchmaking import Standings
+
+RULES = ("latest", "uniform", "pfsp", "pfsp_even", "near")
+
+
+def with_snapshots(count, *, pool=8, anchors=("random",)):
+    standings = Standings(anchors=anchors, start="p-0", pool=pool)
+    for version in range(1, count + 1):
+        standings.add(f"p-{version}", version)
+    return standings
+
+
+steps = st.lists(
+    st.one_of(
+        st.just("snapshot"),
+        st.tuples(st.integers(0, 30), st.lists(st.sampled_from([0, 0.5, 1]), min_size=1, max_size=12)),
+    ),
+    max_size=25,
+)
+
+
+def played(history, *, pool=4, anchors=("random", "caller")):
+    """Standings after a history of snapshots and games, and the newest version."""
+    standings, version = Standings(anchors=anchors, start="p-0", pool=pool), 0
+    for event in history:
+        if event == "snapshot":
+            version += 1
+            standings.add(f"p-{version}", version)
+        else:
+            pick, scores = event
+            standings.record({standings.opponents[pick % len(standings.opponents)].name: scores})
+    return standings, version
+
+
+@settings(max_examples=40, deadline=None)
+@given(history=steps, rule=st.sampled_from(RULES))
+def test_chances_are_a_distribution_over_the_pool(history, rule):
+    standings, _ = played(history)
+    chances = standings.chances(rule)
+    assert chances.shape == (len(standings.opponents),)
+    assert (chances >= 0).all() and chances.sum() == pytest.approx(1, abs=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(history=steps, pool=st.integers(2, 5))
+def test_the_pool_is_bounded_and_anchors_the_start_and_the_newest_never_leave(history, pool):
+    standings, version = played(history, pool=pool)
+    names = [one.name for one in standings.opponents]
+    assert {"p-0", "random", "caller", f"p-{version}"} <= set(names)
+    assert sum(one.version >= 0 for one in standings.opponents) <= pool
+    assert standings.latest.version == version
+
+
+@settings(max_examples=25, deadline=None)
+@given(history=steps, later=steps)
+def test_saved_and_restored_standings_go_on_bit_for_bit(tmp_path_factory, history, later):
+    standings, version = played(history)
+    file = tmp_path_factory.mktemp("league") / "league.npz"
+    np.savez(file, allow_pickle=False, **standings.state_dict())
+    restored = Standings(anchors=("random", "caller"), start="p-0", pool=4)
+    with np.load(file, allow_pickle=False) as saved:
+        restored.load_state_dict(dict(saved))
+    for number, event in enumerate(later):
+        for one in (standings, restored):
+            if event == "snapshot":
+                one.add(f"p-{version + number + 1}", version + number + 1)
+            else:
+                one.record({one.opponents[event[0] % len(one.opponents)].name: event[1]})
+    assert restored.opponents == standings.opponents
+    assert (restored.mu, restored.sigma) == (standings.mu, standings.sigma)
+    for rule in RULES:
+        assert restored.chances(rule).tolist() == standings.chances(rule).tolist()
+
+
+def test_pfsp_weighs_as_published():
+    standings = with_snapshots(1)
+    standings.record({"random": [1] * 8, "p-1": [0] * 3 + [1]})
+    start, random, first = 0.5, 9 / 10, 2 / 6  # with a prior of two draws
+    hard = np.array([(1 - start) ** 2, (1 - random) ** 2, (1 - first) ** 2])
+    even = np.array([start * (1 - start), random * (1 - random), first * (1 - first)])
+    assert [one.name for one in standings.opponents] == ["p-0", "random", "p-1"]
+    np.testing.assert_allclose(standings.chances("pfsp"), hard / hard.sum())
+    np.testing.assert_allclose(standings.chances("pfsp_even"), even / even.sum())
+
+
+def test_latest_is_the_newest_snapshot_and_uniform_everybody():
+    standings = with_snapshots(2)
+    assert standings.chances("latest").tolist() == [0, 0, 0, 1]
+    assert standings.chances("uniform").tolist() == [0.25] * 4
+    assert Standings(start="p-0").chances("latest").tolist() == [1], "before the first snapshot the start model"
+
+
+def test_near_prefers_those_of_a_like_rating():
+    standings = with_snapshots(2)
+    standings.record({"random": [1] * 30})  # far below
+    standings.record({"p-2": [1, 0] * 10})
+    start, random, _, second = standings.chances("near")
+    assert second > start > random
+
+
+def test_when_all_are_far_away_the_nearest_is_met():
+    standings = with_snapshots(1, anchors=())
+    state = standings.state_dict()
+    state["numbers"][:, 0], state["numbers"][:, 1] = [-9000, -8000], 0.01
+    state["own"][:] = [9000, 0.01]
+    standings.load_state_dict(state)
+    assert standings.chances("near").tolist() == [0, 1]
+
+
+def test_the_snapshot_that_is_beaten_most_surely_leaves_first():
+    standings = with_snapshots(3, pool=4)
+    standings.record({"p-1": [0, 0], "p-2": [1, 1], "p-3": [1, 0]})
+    assert [one.name for one in standings.add("p-4", 4)] == ["p-2"]
+    standings.record({"p-4": [0.5], "p-3": [0.5, 0.5]})
+    assert [one.name for one in standings.add("p-5", 5)] == ["p-3"], "of equal ones the oldest"
+
+
+def test_earlier_results_count_less():
+    standings = with_snapshots(1)
+    for _ in range(20):
+        standings.record({"p-1": [0] * 4})
+    for _ in range(20):
+        standings.record({"p-1": [1] * 4})
+    last = standings.opponents[-1]
+    assert last.win_rate > 0.85 and last.games == 160
+
+
+def test_a_snapshot_inherits_the_rating_and_ratings_follow_results():
+    standings = with_snapshots(0)
+    standings.record({"random": [1] * 20})
+    rating = standings.mu
+    standings.add("p-1", 1)
+    assert rating > 25 and standings.opponents[-1].mu == rating
+    standings.record({"p-1": [1] * 10, "random": [1]})
+    by_name = {one.name: one.mu for one in standings.opponents}
+    assert standings.mu > by_name["p-1"] > by_name["random"]
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="pool=1 has no room"):
+        Standings(pool=1)
+    with pytest.raises(ValueError, match="names of their own"):
+        Standings(anchors=("start",))
+    standings = with_snapshots(2)
+    with pytest.raises(ValueError, match="expected 1, 0.5 or 0"):
+        standings.record({"p-1": [0.7]})
+    with pytest.raises(ValueError, match="already"):
+        standings.add("p-1", 9)
+    with pytest.raises(ValueError, match="not newer than 2"):
+        standings.add("p-x", 2)
+    with pytest.raises(ValueError, match="has the anchors"):
+        Standings(anchors=("other",), start="p-0").load_state_dict(standings.state_dict())
+    before = standings.state_dict()
+    standings.record({"gone": [1, 1]})
+    assert {key: value.tolist() for key, value in standings.state_dict().items()} == {
+        key: value.tolist() for key, value in before.items()
+    }

@@ -1,0 +1,308 @@
+"""Who plays whom in a run: the seats as they were given, or a league's games.
+
+In: tasks, a function that plays one group, the running engines. Out: groups. Waits for episodes, for weights that
+travel to the opponents' engine, and for the learner's export of a snapshot, within the deadlines of the caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from zipfile import BadZipFile
+
+import numpy as np
+
+from forge_agents import models
+from forge_agents.players import Served
+from forge_agents.policy import AnyPolicy, Seats, declared_policies
+from forge_agents.rollout import all_or_first_error
+from forge_agents.types import EpisodeGroup
+from forge_trainers.judging import JudgedGroup
+from forge_trainers.league import (
+    League,
+    Match,
+    draw_matches,
+    evaluation_matches,
+    own_seats,
+    results_of,
+    table,
+)
+from forge_trainers.matchmaking import Standings
+from forge_trainers.source import Task
+
+if TYPE_CHECKING:
+    from forge_agents.weights import Publisher, WeightStoreRef
+    from forge_trainers.config import GRPOConfig
+    from forge_trainers.stack import Stack
+
+PlayGroup: TypeAlias = Callable[[Task, Seats, Mapping[str, Served]], Coroutine[Any, Any, EpisodeGroup]]
+"""Plays one group of a task with these seats and engines."""
+
+
+class Lineup(Protocol):
+    """Decides who sits where, and hears what came of it."""
+
+    def declared(self, agents: Sequence[str]) -> dict[str, AnyPolicy]:
+        """Every policy of the run by name; a model among them gets an engine."""
+        ...
+
+    def settings(self) -> dict[str, Any]:
+        """What config.yaml says of it beside the policies."""
+        ...
+
+    async def play(
+        self, tasks: Sequence[Task], agents: Sequence[str], group: PlayGroup, stack: Stack, *, step: int, refill: int
+    ) -> list[EpisodeGroup]:
+        """The groups of a step, or of its refill."""
+        ...
+
+    async def rehearse(
+        self, tasks: Sequence[Task], agents: Sequence[str], group: PlayGroup, stack: Stack
+    ) -> list[EpisodeGroup]:
+        """The groups of an evaluation."""
+        ...
+
+    def measured(self, judged: Sequence[JudgedGroup]) -> Sequence[JudgedGroup]:
+        """What the mean reward is taken over."""
+        ...
+
+    async def learned(self, step: int, judged: Sequence[JudgedGroup], stack: Stack) -> dict[str, float]:
+        """Take note of a step that is over. Returns metrics."""
+        ...
+
+
+def lineup_of(seats: Seats | League, config: GRPOConfig, folder: Path) -> Lineup:
+    """The line-up of what a user gave the trainer."""
+    return LeaguePlay(seats, config, folder) if isinstance(seats, League) else SeatsPlay(seats)
+
+
+class SeatsPlay:
+    """Seats that stay as they are."""
+
+    def __init__(self, seats: Seats) -> None:
+        self._seats = seats
+
+    def declared(self, agents: Sequence[str]) -> dict[str, AnyPolicy]:
+        """As in `Lineup`."""
+        return declared_policies(self._seats, agents)
+
+    def settings(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    async def play(
+        self, tasks: Sequence[Task], agents: Sequence[str], group: PlayGroup, stack: Stack, *, step: int, refill: int
+    ) -> list[EpisodeGroup]:
+        """As in `Lineup`."""
+        return await self.rehearse(tasks, agents, group, stack)
+
+    async def rehearse(
+        self, tasks: Sequence[Task], agents: Sequence[str], group: PlayGroup, stack: Stack
+    ) -> list[EpisodeGroup]:
+        """As in `Lineup`."""
+        return await all_or_first_error(group(task, self._seats, stack.served) for task in tasks)
+
+    def measured(self, judged: Sequence[JudgedGroup]) -> Sequence[JudgedGroup]:
+        """All seats."""
+        return judged
+
+    async def learned(self, step: int, judged: Sequence[JudgedGroup], stack: Stack) -> dict[str, float]:
+        """Nothing changes."""
+        return {}
+
+
+class LeaguePlay:
+    """A league at play. Snapshots lie in ``OUT_DIR/league``, the table in ``OUT_DIR/league.json``.
+
+    Snapshots take turns in one engine, so two steps never play at the same time; with `max_staleness` a step still
+    plays while the learner works.
+
+    Args:
+        league: What the user declared.
+        config: Settings of the run.
+        folder: The run's folder.
+    """
+
+    def __init__(self, league: League, config: GRPOConfig, folder: Path) -> None:
+        self._league, self._config, self._folder = league, config, folder
+        self.standings = Standings(
+            anchors=[anchor.name for anchor in league.anchors], start=league.start, pool=league.pool
+        )
+        self._one_at_a_time = asyncio.Lock()
+        self._publisher: Publisher | None = None
+        self._store: WeightStoreRef | None = None
+        """Where the snapshot in the engine came from: another store, in place of one that died, knows nothing of it."""
+        self._loaded = 0  # the engine starts with the start model
+        self._load_s = 0.0
+
+    def declared(self, agents: Sequence[str]) -> dict[str, AnyPolicy]:
+        """The policy, the anchors, and the engine that snapshots take turns in."""
+        league = self._league
+        found: dict[str, AnyPolicy] = {}
+        for player in (league.policy, league.frozen(league.engine), *league.anchors):
+            for name, policy in declared_policies(player, agents).items():
+                if name in found:
+                    raise ValueError(f"two policies of the league are called {name!r}; give each its own name=")
+                found[name] = policy
+        return found
+
+    def settings(self) -> dict[str, Any]:
+        """The league."""
+        return {"league": self._league.settings()}
+
+    async def play(
+        self, tasks: Sequence[Task], agents: Sequence[str], group: PlayGroup, stack: Stack, *, step: int, refill: int
+    ) -> list[EpisodeGroup]:
+        """As in `Lineup`: opponents are drawn for the step, groups of one snapshot after those of another."""
+        async with self._one_at_a_time:
+            key = (self._config.seed, step, refill)
+            matches = draw_matches(self.standings, self._league, agents, len(tasks), key=key)
+            return await self._play(tasks, matches, agents, group, stack)
+
+    async def rehearse(
+        self, tasks: Sequence[Task], agents: Sequence[str], group: PlayGroup, stack: Stack
+    ) -> list[EpisodeGroup]:
+        """As in `Lineup`: against the anchors, or else the start model."""
+        async with self._one_at_a_time:
+            matches = evaluation_matches(self._league, agents, len(tasks))
+            return await self._play(tasks, matches, agents, group, stack)
+
+    def measured(self, judged: Sequence[JudgedGroup]) -> Sequence[JudgedGroup]:
+        """The policy's seats against opponents: the rewards of all seats of a zero-sum game tell nothing."""
+        name = self._league.policy.name
+        own = [(item, own_seats(item.group, name)) for item in judged]
+        return [replace(item, rewards={agent: item.rewards[agent] for agent in seats}) for item, seats in own if seats]
+
+    async def learned(self, step: int, judged: Sequence[JudgedGroup], stack: Stack) -> dict[str, float]:
+        """Count the games, take a snapshot when it is due, write the table."""
+        results = results_of((item.group for item in judged), self._league.policy.name)
+        self.standings.record(results)
+        if (step + 1) % self._league.snapshot_every == 0:
+            await self._snapshot(step, stack)
+        league_table = {"step": step, **table(self.standings, self._league)}
+        draft = self._folder / ".league.json.draft"
+        draft.write_text(json.dumps(league_table, indent=2) + "\n")
+        draft.replace(self._folder / "league.json")
+        games = [score for scores in results.values() for score in scores]
+        load_s, self._load_s = self._load_s, 0.0
+        return {
+            "league/win_rate": float(np.mean(games)) if games else float("nan"),
+            "league/rating": self.standings.mu,
+            "league/rating_sigma": self.standings.sigma,
+            "league/opponents": float(len(self.standings.opponents)),
+            "league/load_s": load_s,
+            **{f"league/win_rate/{name}": float(np.mean(scores)) for name, scores in sorted(results.items())},
+        }
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """The standings, for a checkpoint."""
+        return self.standings.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continue from `state_dict`.
+
+        Raises:
+            ValueError: A snapshot's weights are gone, or it is another league's.
+        """
+        self.standings.load_state_dict(state)
+        for one in self.standings.opponents:
+            if one.version > 0 and not (self._snapshots / one.name).is_dir():
+                raise ValueError(f"snapshot {self._snapshots / one.name} of the league is missing")
+
+    async def _play(
+        self, tasks: Sequence[Task], matches: Sequence[Match], agents: Sequence[str], group: PlayGroup, stack: Stack
+    ) -> list[EpisodeGroup]:
+        """Play every match, snapshot by snapshot, with the first also what needs none. Groups come in tasks' order."""
+        players = self._players
+        snapshots = {one.name: one.version for one in self.standings.opponents if one.version >= 0}
+        turns = list(dict.fromkeys(match.opponent for match in matches if match.opponent in snapshots)) or [""]
+        # the snapshot that sits in the engine already goes first
+        turns.sort(key=lambda name: snapshots.get(name) != self._loaded)
+        played: dict[int, EpisodeGroup] = {}
+        for name in turns:
+            served = dict(stack.served)
+            if name:
+                await self._load(name, snapshots[name], stack)
+                served[name] = served[self._league.engine]
+            due = [
+                (task, {agent: players[who] for agent, who in match.players(agents, self._league.policy.name).items()})
+                for task, match in zip(tasks, matches, strict=True)
+                if match.opponent == name or (name == turns[0] and match.opponent not in snapshots)
+            ]
+            groups = await all_or_first_error(group(task, seats, served) for task, seats in due)
+            played |= {task.number: found for (task, _), found in zip(due, groups, strict=True)}
+        return [played[task.number] for task in tasks]
+
+    @property
+    def _players(self) -> dict[str, AnyPolicy]:
+        """All who may sit in a seat, by name."""
+        policy = self._league.policy
+        past = [self._league.frozen(one.name) for one in self.standings.opponents if one.version >= 0]
+        return {player.name: player for player in (policy, *self._league.anchors, *past)}
+
+    async def _load(self, name: str, version: int, stack: Stack) -> None:
+        """Put a snapshot's weights into the opponents' engine."""
+        store = stack.store.ref
+        if version == self._loaded and self._store in (None, store):
+            return
+        import torch
+
+        from forge_agents.weights import Publisher
+
+        started = time.perf_counter()
+        folder = self._snapshots / name if version else models.resolve(self._league.policy.model)
+        if self._publisher is None or self._store != store:
+            dtype = getattr(torch, self._config.learner.compute_dtype)
+            self._publisher, self._store = Publisher(store, self._league.engine, slots=2, dtype=dtype), store
+        tensors = await asyncio.to_thread(_read, folder)
+        await self._publisher.publish(tensors, version)
+        await stack.engines[self._league.engine].load_weights(version)
+        self._loaded = version
+        self._load_s += time.perf_counter() - started
+
+    async def _snapshot(self, step: int, stack: Stack) -> None:
+        """Add the policy as it is, unless it has not changed."""
+        learner = stack.learners[self._league.policy.name]
+        if learner.version <= self.standings.latest.version:
+            return
+        name = self._league.snapshot_name(learner.version)
+        await learner.export(
+            self._snapshots / name,
+            dtype=self._config.learner.compute_dtype,
+            timeout_s=self._config.stage_timeout_s,
+        )
+        self.standings.add(name, learner.version)
+        await asyncio.to_thread(self._sweep)
+
+    def _sweep(self) -> None:
+        """Delete snapshots that have left and that no checkpoint names."""
+        named = {one.name for one in self.standings.opponents}
+        try:
+            for file in (self._folder / "checkpoints").glob("*/league.npz"):  # drafts, too
+                with np.load(file, allow_pickle=False) as saved:
+                    named |= set(saved["names"].tolist())
+        except (OSError, ValueError, BadZipFile):  # one is being moved or is damaged: next time
+            return
+        for path in self._snapshots.iterdir():
+            if path.name not in named:
+                shutil.rmtree(path)
+
+    @property
+    def _snapshots(self) -> Path:
+        return self._folder / "league"
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """All tensors of a model folder, by their Hugging Face names."""
+    from safetensors.torch import load_file
+
+    tensors: dict[str, Any] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        tensors |= load_file(file)
+    return tensors
