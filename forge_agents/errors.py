@@ -83,6 +83,10 @@ class MismatchError(ForgeError, RuntimeError):
     """Sampler and learner disagree about what was sampled: they do not hold the same model."""
 
 
+class DivergedError(ForgeError, FloatingPointError):
+    """A loss or gradient that is no finite number. The message says where the batch is."""
+
+
 class RunFolderError(ForgeError, OSError):
     """A run or cache folder that cannot be used."""
 

@@ -106,6 +106,8 @@ class Built:
     """TorchTitan decoder that returns hidden states; its ``lm_head`` is called apart."""
     adapter: Any
     """Converts state dicts between TorchTitan's and Hugging Face's names."""
+    architecture: Any
+    """TorchTitan's configuration of the model."""
     vocab_size: int
     max_seq_len: int
     hidden_size: int
@@ -168,6 +170,7 @@ def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) 
     return Built(
         model=model,
         adapter=adapter,
+        architecture=spec.model,
         vocab_size=hf_config["vocab_size"],
         max_seq_len=max_seq_len,
         hidden_size=hf_config["hidden_size"],

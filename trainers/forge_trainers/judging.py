@@ -252,7 +252,8 @@ def summarise(judged: Sequence[JudgedGroup]) -> dict[str, float]:
     """Reward metrics of a step; failed episodes and abstentions are left out.
 
     Returns:
-        ``reward/mean`` over episodes of the mean over agents, its 95 % half-width ``reward/ci``, and ``reward/AGENT``.
+        ``reward/mean`` over episodes of the mean over agents, its 95 % half-width ``reward/ci``, and by agent
+        ``reward/AGENT`` and ``reward_ci/AGENT``.
     """
     episodes: list[float] = []
     by_agent: dict[str, list[float]] = {}
@@ -266,11 +267,29 @@ def summarise(judged: Sequence[JudgedGroup]) -> dict[str, float]:
             for agent, value in rewards.items():
                 by_agent.setdefault(agent, []).append(value)
     mean, half_width = mean_and_ci(episodes)
+    agents = {agent: mean_and_ci(values) for agent, values in by_agent.items()}
     return {
         "reward/mean": mean,
         "reward/ci": half_width,
-        **{f"reward/{agent}": float(np.mean(values)) for agent, values in by_agent.items()},
+        **{f"reward/{agent}": own for agent, (own, _) in agents.items()},
+        **{f"reward_ci/{agent}": width for agent, (_, width) in agents.items()},
     }
+
+
+def group_spread(judged: Sequence[JudgedGroup]) -> dict[str, float]:
+    """How much siblings differ: what there is to learn from.
+
+    Returns:
+        ``groups/reward_std``, the mean over groups and agents of the standard deviation of siblings' rewards; NaN where
+        every group failed or abstained.
+    """
+    spreads = [
+        float(np.std(rewards))
+        for item in judged
+        for rewards in item.rewards.values()
+        if not item.group.failed and not np.isnan(rewards).any()
+    ]
+    return {"groups/reward_std": float(np.mean(spreads)) if spreads else float("nan")}
 
 
 def rates(groups: Sequence[EpisodeGroup], seconds: float) -> dict[str, float]:

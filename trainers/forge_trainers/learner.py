@@ -90,12 +90,13 @@ class Learner:
         """Learn from one batch.
 
         Returns:
-            The metrics of `LearnerCore.train_step`, from the first rank; ``peak_rss_bytes`` is the largest of all.
+            The metrics of `LearnerCore.train_step`, from the first rank; peaks of memory are the largest of all.
         """
         results = await self._call("train_step", batch, timeout_s=timeout_s)
         metrics: dict[str, float] = results[0]
         self.version = int(metrics["version"])
-        return {**metrics, "peak_rss_bytes": max(result["peak_rss_bytes"] for result in results)}
+        peaks = (name for name in metrics if name.startswith("peak_") and name.endswith("_bytes"))
+        return {**metrics, **{name: max(result[name] for result in results) for name in peaks}}
 
     async def logprobs(self, batch: EpisodeBatch, *, timeout_s: float = 1800.0) -> torch.Tensor:
         """The current weights' log-probability of every loss token: float32 [T], 0 where masked."""

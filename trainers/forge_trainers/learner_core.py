@@ -9,14 +9,13 @@ Axes: T tokens of a batch, S loss tokens of a row, D hidden size.
 from __future__ import annotations
 
 import math
-import resource
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
 from forge_agents.types import EpisodeBatch
@@ -26,6 +25,7 @@ from forge_trainers.attention import plan_attention
 from forge_trainers.importance import loss_columns
 from forge_trainers.learner_config import LearnerConfig
 from forge_trainers.losses import PolicyLoss, logprobs_of
+from forge_trainers.measures import flops_per_step, memory, peak_flops, ratio_quantiles
 from forge_trainers.packing import check_batch
 from forge_trainers.rows import Row, blocks_of, build_row, plan_rows
 from forge_trainers.schedule import Schedule
@@ -96,16 +96,19 @@ class LearnerCore:
             ``loss``, ``ratio_mean`` (learner over sampler), ``clip_fraction``, ``correction`` (mean weight) and
             ``corrected_fraction`` (truncated or masked), ``kl`` (to the reference; 0 without one), ``entropy`` (natural
             units), ``logprob_gap_mean`` and ``logprob_gap_max`` (absolute difference of learner and sampler),
+            ``ratio_p1``, ``ratio_p50`` and ``ratio_p99`` (quantiles over loss tokens, exact over all ranks),
             ``grad_norm`` (before clipping), ``lr``, ``version`` (after the step), ``tokens``, ``loss_tokens``,
             ``positions`` (computed by all ranks), ``microbatches``, ``waste`` (share of positions that ranks wait for),
             ``forward_backward_s``, ``optimizer_s``, ``step_s``, ``cpu_s`` (this rank's), ``tokens_per_s`` (of
-            ``tokens``), ``peak_rss_bytes`` (this rank's).
+            ``tokens``), ``flops_per_s`` (all ranks'), ``peak_flops`` (of all ranks' devices), ``mfu`` (the first over
+            the second), ``peak_rss_bytes`` and on an accelerator ``peak_device_bytes`` (this rank's).
 
         Raises:
             ValueError: The batch is malformed or does not fit the model, or the learning rate is to fall and
                 `set_total_steps` leaves no step.
-            FloatingPointError: The gradient is not finite; weights are unchanged.
+            FloatingPointError: Loss or gradient is not finite; weights are unchanged.
         """
+        peak = dist.get_world_size() * peak_flops(titan.TORCH_DTYPE_MAP[self.config.compute_dtype])
         start, cpu_start = time.perf_counter(), time.process_time()
         self._enter()
         microbatches, facts = self._plan(batch)
@@ -118,19 +121,24 @@ class LearnerCore:
             raise ValueError("no token of the batch is in the loss; there is nothing to learn")
         lr = self._schedule.lr
         totals: dict[str, torch.Tensor] = {}
+        log_ratio_T = torch.zeros(batch["tokens"]["ids"].shape, device=self._ranks.device)
         for i, microbatch in enumerate(microbatches):
             # gradients are reduced once, with the last microbatch
             self.model.set_requires_gradient_sync(i == len(microbatches) - 1)
             for name, value in self._forward_backward(batch, microbatch, num_loss_tokens, columns_T).items():
                 join = torch.maximum if name.endswith("/max") else torch.add
                 totals[name] = join(totals[name], value) if name in totals else value
+            token_S = microbatch.row.token_S.to(log_ratio_T.device)
+            log_ratio_T[token_S] = self._loss.loss_fn.take_log_ratios()[: token_S.numel()]
         metrics = self._reduce(totals)
         done = time.perf_counter()
-        metrics |= {**self._update(), "lr": lr}
+        metrics |= {**self._update(metrics["loss"]), "lr": lr}
         end = time.perf_counter()
         num_tokens = int(batch["tokens"]["ids"].numel())
+        flops = flops_per_step(self._built.architecture, self.model, batch["samples"]["length"], facts["positions"])
         return {
             **metrics,
+            **ratio_quantiles(self._over_ranks(log_ratio_T), batch["tokens"]["loss_mask"]),
             **facts,
             "tokens": float(num_tokens),
             "loss_tokens": num_loss_tokens,
@@ -139,7 +147,10 @@ class LearnerCore:
             "step_s": end - start,
             "cpu_s": time.process_time() - cpu_start,
             "tokens_per_s": num_tokens / (end - start),
-            "peak_rss_bytes": float(peak_rss_bytes()),
+            "flops_per_s": flops / (end - start),
+            "peak_flops": peak,
+            "mfu": flops / (end - start) / peak,
+            **memory(),
         }
 
     @torch.no_grad()
@@ -334,9 +345,13 @@ class LearnerCore:
                     found.append(logprobs_of(logits, labels_S[chunk][None], temperature=self.config.temperature)[0])
             out_T[row.token_S.to(out_T.device)] = torch.cat(found)[: row.token_S.numel()]
         _parallel.free_unsharded(model)
-        if (mesh := self._ranks.loss_mesh) is not None:  # each token was computed by one data-parallel rank
-            out_T = titan.dist_utils.dist_sum_tensor(out_T, mesh)
-        return out_T.cpu()
+        return self._over_ranks(out_T)
+
+    def _over_ranks(self, values_T: torch.Tensor) -> torch.Tensor:
+        """Values of all tokens, on CPU; each token was computed by one data-parallel rank."""
+        if (mesh := self._ranks.loss_mesh) is not None:
+            values_T = titan.dist_utils.dist_sum_tensor(values_T, mesh)
+        return values_T.cpu()
 
     def _reduce(self, totals: dict[str, torch.Tensor]) -> dict[str, float]:
         mesh = self._ranks.loss_mesh
@@ -346,15 +361,15 @@ class LearnerCore:
             metrics[_METRICS[name]] = float(over_ranks(value.detach(), mesh))
         return metrics
 
-    def _update(self) -> dict[str, float]:
+    def _update(self, loss: float) -> dict[str, float]:
         grad_norm = float(
             titan.dist_utils.clip_grad_norm_(list(self.model.parameters()), self.config.max_grad_norm, foreach=True)
         )
-        if not math.isfinite(grad_norm):
+        if not (math.isfinite(grad_norm) and math.isfinite(loss)):
             self._optimizers.zero_grad()
             raise FloatingPointError(
-                f"the gradient norm is {grad_norm} at version {self.version}; the weights are unchanged. Lower lr or "
-                "max_grad_norm, or compute in float32"
+                f"the loss is {loss:g} and the gradient norm {grad_norm:g} at version {self.version}; the weights are "
+                "unchanged. Lower lr or max_grad_norm, or compute in float32"
             )
         self._writer.wait()
         self._optimizers.step()
@@ -375,12 +390,6 @@ _METRICS = {
     "logprob_gap/mean": "logprob_gap_mean",
     "logprob_gap/max": "logprob_gap_max",
 }
-
-
-def peak_rss_bytes() -> int:
-    """Most resident memory this process ever had."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _fill(num_loss_tokens: int, num_chunks: int) -> int:

@@ -115,6 +115,7 @@ class PolicyLoss(titan.BaseLoss):  # type: ignore[misc]  # torchtitan is untyped
         del compile_config
         self._config = config.learner
         self._loss = find_loss(config.learner.loss)
+        self._log_ratios: list[torch.Tensor] = []
 
     def __call__(
         self,
@@ -167,6 +168,7 @@ class PolicyLoss(titan.BaseLoss):  # type: ignore[misc]  # torchtitan is untyped
         if config.entropy_coef:
             loss = loss - config.entropy_coef * mean(entropy_S)
         with torch.no_grad():
+            self._log_ratios.append(now_S - sampler_S)
             gap_S = torch.where(valid_S, (now_S - sampler_S).abs(), 0.0)
             metrics = {
                 "loss/mean": loss.detach(),
@@ -180,6 +182,11 @@ class PolicyLoss(titan.BaseLoss):  # type: ignore[misc]  # torchtitan is untyped
                 "logprob_gap/max": gap_S.max(),
             }
         return loss, metrics
+
+    def take_log_ratios(self) -> torch.Tensor:
+        """Learner's minus sampler's logprobs of the positions of all calls since the last time, in their order."""
+        taken, self._log_ratios = self._log_ratios, []
+        return torch.cat(taken)
 
     def _correction(self, column: dict[str, torch.Tensor], now_S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Weight of each token, and 1 where it was truncated or masked."""

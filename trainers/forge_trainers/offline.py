@@ -33,7 +33,7 @@ from forge_trainers.trainer import FitResult
 if TYPE_CHECKING:
     from forge_trainers.judging import Reward
 
-_ABOUT_A_SAMPLER = ("ratio_mean", "clip_fraction", "correction", "corrected_fraction", "logprob_gap")
+_ABOUT_A_SAMPLER = ("ratio_", "clip_fraction", "correction", "corrected_fraction", "logprob_gap")
 """Beginnings of the learner's metrics that mean nothing without a sampler."""
 
 

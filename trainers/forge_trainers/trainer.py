@@ -17,17 +17,28 @@ from collections.abc import Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forge_agents.errors import EmptyBatchError, MismatchError
+from forge_agents.errors import EmptyBatchError
 from forge_agents.mesh import with_deadline
 from forge_agents.players import Served
 from forge_agents.policy import Policy, Seats
 from forge_agents.rollout import Rollout, all_or_first_error
-from forge_agents.types import Episode, EpisodeBatch, EpisodeGroup
+from forge_agents.types import Episode, EpisodeGroup
 from forge_trainers.config import GRPOConfig
 from forge_trainers.credit import Baselines
 from forge_trainers.display import Display
 from forge_trainers.experiment import Checkpoints, ProcessRandomness
-from forge_trainers.judging import JudgedGroup, Lessons, Reward, env_reward, judge, lessons_from, rates, summarise
+from forge_trainers.judging import (
+    JudgedGroup,
+    Lessons,
+    Reward,
+    env_reward,
+    group_spread,
+    judge,
+    lessons_from,
+    rates,
+    summarise,
+)
+from forge_trainers.learning import learn
 from forge_trainers.league import League
 from forge_trainers.lineup import PlayGroup, lineup_of
 from forge_trainers.loop import Ahead, Interrupt, LoopRunner, Stopwatch
@@ -118,6 +129,8 @@ class GRPOTrainer:
 
         Raises:
             EmptyBatchError: `max_empty_steps` in a row had no group to learn from.
+            DivergedError: A loss or gradient is not finite; the batch is kept in ``failed-batches``.
+            MismatchError: Sampler and learner do not hold the same model; the batch is kept there too.
             KeyboardInterrupt: Ctrl-C; the step was finished and saved before.
             SystemExit: SIGTERM, with status 143; the same.
             RunFolderError: The last checkpoint could not be written; one before it only costs a warning.
@@ -169,7 +182,8 @@ class GRPOTrainer:
                     judged = await self._judged(source, step, groups, stack.learners.keys())
                     lessons = lessons_from(judged, self.config.credit_rule, stack.learners.keys(), self._baselines)
                     watch.lap("judge")
-                    metrics = summarise(self._lineup.measured(judged)) | await self._learn(lessons)
+                    metrics = summarise(self._lineup.measured(judged)) | group_spread(judged)
+                    metrics |= await learn(lessons, stack.learners, self.config, step=step, folder=self.out_dir)
                     watch.lap("learn")
                     await self._sync()
                     watch.lap("sync")
@@ -219,45 +233,6 @@ class GRPOTrainer:
         group = self._group(source, config.group_size, where)
         return await self._lineup.play(tasks, source.agents, group, self._running, step=step, refill=refill)
 
-    async def _learn(self, lessons: Lessons) -> dict[str, float]:
-        """One optimiser step of every policy that has something to learn."""
-        from forge_trainers.packing import pack
-
-        stack = self._running
-        timeout_s = self.config.stage_timeout_s
-        batches = {name: pack(samples) for name, samples in lessons.samples.items()}
-        metrics = {f"groups/{fate}": float(count) for fate, count in lessons.counts.items()}
-        ages = {name: self._staleness(name, batch) for name, batch in batches.items()}
-        metrics["staleness/max"] = float(max(ages.values(), default=0))
-        results = await all_or_first_error(
-            stack.learners[name].train_step(batch, timeout_s=timeout_s) for name, batch in batches.items()
-        )
-        for name, result in zip(batches, results, strict=True):
-            if ages[name] == 0:  # older samples differ by what was learned since
-                self._check_gap(name, result["logprob_gap_mean"])
-            prefix = "learner" if len(stack.learners) == 1 else f"learner/{name}"
-            metrics |= {f"{prefix}/{key}": float(value) for key, value in result.items()}
-        return metrics
-
-    def _check_gap(self, name: str, gap: float) -> None:
-        if gap > self.config.max_logprob_gap:
-            raise MismatchError(
-                f"sampler and learner of {name} differ by {gap:.3f} per token on average, more than max_logprob_gap="
-                f"{self.config.max_logprob_gap}; check that the engine serves this model with these weights and that "
-                "temperature and dtype agree"
-            )
-
-    def _staleness(self, name: str, batch: EpisodeBatch) -> int:
-        """Versions between the learner and the oldest token it is about to learn from."""
-        tokens = batch["tokens"]
-        oldest = int(tokens["versions"][tokens["loss_mask"]].min())
-        age = self._running.learners[name].version - oldest
-        if age > self.config.max_staleness:
-            raise AssertionError(
-                f"a sample of {name} is {age} versions old; the loop allows {self.config.max_staleness}"
-            )
-        return age
-
     async def _sync(self) -> None:
         await with_deadline(self._running.sync(), self.config.stage_timeout_s, who="weights", what="return")
 
@@ -278,7 +253,7 @@ class GRPOTrainer:
         return EvalResult(
             reward=summary.pop("reward/mean"),
             ci=summary.pop("reward/ci"),
-            by_agent={name.removeprefix("reward/"): value for name, value in summary.items()},
+            by_agent={name.removeprefix("reward/"): v for name, v in summary.items() if name.startswith("reward/")},
             episodes=tuple(episode for group in groups for episode in group.episodes),
             failed=sum(len(group.failed) for group in groups),
         )

@@ -1,0 +1,262 @@
+"""What a step of learning reports, and where its guards stop the run."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from forge_agents.errors import DivergedError, MismatchError, RunFolderError
+from forge_agents.types import EpisodeBatch
+from forge_trainers.batch_files import dump_batch, load_batch
+from forge_trainers.config import GRPOConfig
+from forge_trainers.judging import Lessons
+from forge_trainers.learner_config import LearnerConfig
+from forge_trainers.learner_core import LearnerCore
+from forge_trainers.learning import check_gap, learn, staleness
+from forge_trainers.measures import peak_flops, ratio_quantiles
+from forge_trainers.packing import Sample
+
+Batches = Callable[..., EpisodeBatch]
+
+
+def lessons(*versions: int, policies: tuple[str, ...] = ("hero",)) -> Lessons:
+    """For every policy one sample per version, of two sampled tokens each."""
+    samples = [
+        Sample(
+            token_ids=(1, 2, 3),
+            loss_mask=(False, True, True),
+            logprobs=(0.0, -1.0, -2.0),
+            advantage=1.0,
+            versions=(-1, version, version),
+            group=0,
+        )
+        for version in versions
+    ]
+    counts = {"used": 3, "failed": 1, "abstained": 0, "flat": 1}
+    return Lessons(samples=dict.fromkeys(policies, samples), counts=counts, advantages={})
+
+
+class Learner:
+    def __init__(self, version: int = 0, gap: float = 0.0, error: Exception | None = None) -> None:
+        self.version, self.gap, self.error = version, gap, error
+
+    async def train_step(self, batch: EpisodeBatch, **_: Any) -> dict[str, float]:
+        if self.error is not None:
+            raise self.error
+        return {"logprob_gap_mean": self.gap, "loss": 0.5}
+
+
+def run(given: Lessons, learners: dict[str, Any], folder: Path, **settings: Any) -> dict[str, float]:
+    return asyncio.run(learn(given, learners, GRPOConfig(**settings), step=12, folder=folder))
+
+
+def test_groups_ages_and_learners_are_reported(tmp_path: Path):
+    found = run(lessons(5, 4, 4), {"hero": Learner(5)}, tmp_path, max_staleness=2)
+    assert found == {
+        "groups/used": 3.0,
+        "groups/failed": 1.0,
+        "groups/abstained": 0.0,
+        "groups/flat": 1.0,
+        "groups/flat_share": 0.25,
+        "staleness/max": 1.0,
+        "staleness/0": 2.0,
+        "staleness/1": 4.0,
+        "staleness/2": 0.0,
+        "learner/logprob_gap_mean": 0.0,
+        "learner/loss": 0.5,
+    }
+    two = run(lessons(0, policies=("a", "b")), {"a": Learner(), "b": Learner()}, tmp_path)
+    assert two["staleness/0"] == 4.0 and two["learner/a/loss"] == 0.5 and two["learner/b/loss"] == 0.5
+
+
+def test_a_step_without_lessons_reports_none(tmp_path: Path):
+    nothing = Lessons(samples={}, counts={"used": 0, "failed": 2, "abstained": 0, "flat": 0}, advantages={})
+    found = run(nothing, {"hero": Learner()}, tmp_path)
+    assert found["staleness/max"] == found["staleness/0"] == 0 and np.isnan(found["groups/flat_share"])
+
+
+def test_samples_older_than_the_bound_or_newer_than_the_learner_are_refused(tmp_path: Path):
+    with pytest.raises(AssertionError, match="2 versions old; the loop allows 1"):
+        run(lessons(3), {"hero": Learner(5)}, tmp_path, max_staleness=1)
+    with pytest.raises(ValueError, match="versions 6 to 6 reached a learner at version 5"):
+        run(lessons(6), {"hero": Learner(5)}, tmp_path)
+    with pytest.raises(ValueError, match="versions -1 to 0"):
+        run(lessons(-1, 0), {"hero": Learner(0)}, tmp_path)
+
+
+def test_a_loss_that_is_no_number_leaves_the_batch_in_a_file_and_says_which(tmp_path: Path):
+    learner = Learner(7, error=FloatingPointError("the loss is nan at version 7"))
+    with pytest.raises(DivergedError, match="policy hero: the loss is nan") as caught:
+        run(lessons(7, 7), {"hero": learner}, tmp_path)
+    file = tmp_path / "failed-batches" / "step-000012-hero.safetensors"
+    assert str(file) in str(caught.value)
+    batch, facts = load_batch(file), json.loads(file.with_suffix(".json").read_text())
+    assert batch["tokens"]["ids"].tolist() == [1, 2, 3, 1, 2, 3]
+    assert batch["tokens"]["versions"].tolist() == [-1, 7, 7, -1, 7, 7]
+    assert (facts["step"], facts["policy"], facts["learner"]["lr"]) == (12, "hero", 1e-6)
+    assert "nan" in facts["error"]
+
+
+def test_a_batch_that_finds_no_room_does_not_hide_the_error(tmp_path: Path):
+    (tmp_path / "failed-batches").write_text("")
+    with pytest.raises(DivergedError, match="could not be written"):
+        run(lessons(0), {"hero": Learner(error=FloatingPointError("nan"))}, tmp_path)
+
+
+def test_a_gap_on_fresh_samples_ends_the_run_and_keeps_the_batch(tmp_path: Path):
+    with pytest.raises(MismatchError, match=r"differ by 0.3 per token.*step-000012-hero.safetensors"):
+        run(lessons(4), {"hero": Learner(4, gap=0.3)}, tmp_path, max_logprob_gap=0.25)
+    run(lessons(4, 3), {"hero": Learner(4, gap=0.3)}, tmp_path, max_logprob_gap=0.25, max_staleness=1)
+    with pytest.raises(MismatchError, match="differ by nan"):
+        check_gap("hero", float("nan"), 0.2)
+
+
+def test_files_that_are_no_batches_are_refused(tmp_path: Path, random_batch: Batches):
+    with pytest.raises(RunFolderError, match="cannot be read as a batch"):
+        load_batch(tmp_path / "none.safetensors")
+    batch = random_batch()
+    file = dump_batch(batch, tmp_path / "b.safetensors", {})
+    names = tuple(batch["tokens"].keys())
+    assert len(names) == 6
+    assert all(torch.equal(load_batch(file)["tokens"][name], batch["tokens"][name]) for name in names)
+    batch["tokens"]["logprobs"][0] = float("nan")
+    with pytest.raises(ValueError, match="logprobs of token 0"):
+        load_batch(dump_batch(batch, file, {}))
+
+
+def test_quantiles_are_tokens_ratios():
+    ratios = torch.arange(1, 201, dtype=torch.float32)
+    mask = torch.ones(202, dtype=torch.bool)
+    mask[:2] = False
+    shuffled = ratios[torch.randperm(200, generator=torch.Generator().manual_seed(0))]
+    found = ratio_quantiles(torch.cat([torch.tensor([99.0, -99.0]), shuffled.log()]), mask)
+    assert found == pytest.approx({"ratio_p1": 2.0, "ratio_p50": 100.0, "ratio_p99": 198.0})
+    one = ratio_quantiles(torch.zeros(1), torch.ones(1, dtype=torch.bool))
+    assert one == {"ratio_p1": 1.0, "ratio_p50": 1.0, "ratio_p99": 1.0}
+
+
+# ---- guards, with a real learner and a sampler that is planted to be wrong
+
+
+TEMPERATURE = 0.8
+LIMIT = 1e-3
+"""What float32 against float32 keeps."""
+
+
+@pytest.fixture(scope="module")
+def core(tiny_llama: Path) -> LearnerCore:
+    return learner(tiny_llama)
+
+
+def learner(model: Path, **changes: Any) -> LearnerCore:
+    config = LearnerConfig(model=str(model), compute_dtype="float32", threads=1, lr=1e-3, temperature=TEMPERATURE)
+    return LearnerCore(dataclasses.replace(config, **changes))
+
+
+def gap(core: LearnerCore, batch: EpisodeBatch, sampler: LearnerCore) -> float:
+    """The mean gap that the loss reports, on tokens whose logprobs `sampler` gave."""
+    batch["tokens"]["logprobs"] = sampler.logprobs(batch)
+    microbatches, _ = core._plan(batch)
+    count = float(batch["tokens"]["loss_mask"].sum())
+    found = [core._forward_backward(batch, microbatch, count)["logprob_gap/mean"] for microbatch in microbatches]
+    core._loss.loss_fn.take_log_ratios()
+    core._optimizers.zero_grad()
+    return float(sum(found))
+
+
+def guarded(core: LearnerCore, batch: EpisodeBatch, sampler: LearnerCore) -> None:
+    check_gap("hero", gap(core, batch, sampler), LIMIT)
+
+
+def test_the_guard_lets_equal_models_pass(core: LearnerCore, tiny_llama: Path, random_batch: Batches):
+    guarded(core, random_batch(), learner(tiny_llama))
+
+
+def test_the_guard_fires_at_a_wrong_temperature(core: LearnerCore, tiny_llama: Path, random_batch: Batches):
+    with pytest.raises(MismatchError, match="temperature"):
+        guarded(core, random_batch(), learner(tiny_llama, temperature=0.9))
+
+
+def test_the_guard_fires_at_a_stale_version(tiny_llama: Path, random_batch: Batches):
+    ahead, stale = learner(tiny_llama), learner(tiny_llama)
+    ahead.train_step(random_batch())
+    with pytest.raises(MismatchError):
+        guarded(ahead, random_batch(), stale)
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.self_attn.o_proj.weight", "model.layers.1.mlp.down_proj.weight"])
+def test_the_guard_fires_at_a_corrupted_weight(
+    core: LearnerCore, tiny_llama: Path, random_batch: Batches, tmp_path: Path, name: str
+):
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "corrupted"
+    folder.mkdir()
+    for file in tiny_llama.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    weights = load_file(folder / "model.safetensors")
+    weights[name][0] *= -1  # one row of one matrix
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(MismatchError):
+        guarded(core, random_batch(), learner(folder))
+
+
+def test_every_step_reports_ratios_work_and_memory(tiny_llama: Path, random_batch: Batches):
+    core, batch = learner(tiny_llama, max_tokens_per_microbatch=100), random_batch(groups=4)
+    now_T, mask_T = core.logprobs(batch), batch["tokens"]["loss_mask"]
+    ratios = (now_T - batch["tokens"]["logprobs"])[mask_T].exp().sort().values
+    found = core.train_step(batch)
+    assert found["microbatches"] > 1
+    for name, share in (("ratio_p1", 0.01), ("ratio_p50", 0.5), ("ratio_p99", 0.99)):
+        place = int(np.ceil(share * len(ratios))) - 1
+        assert found[name] == pytest.approx(float(ratios[place]), rel=1e-4)
+    # six operations per weight and position, and 6 x layers x heads x (key + value size) x length for attention
+    weights = sum(p.numel() for p in core.model.parameters())
+    lengths = batch["samples"]["length"].double()
+    config = json.loads((tiny_llama / "config.json").read_text())
+    attention = 6 * config["num_hidden_layers"] * 2 * config["hidden_size"] * float((lengths**2).sum() / lengths.sum())
+    flops = found["positions"] * (6 * weights + attention)
+    assert found["flops_per_s"] * found["step_s"] == pytest.approx(flops, rel=1e-6)
+    assert found["mfu"] == pytest.approx(found["flops_per_s"] / found["peak_flops"])
+    assert found["peak_flops"] == peak_flops(torch.float32) > 1e8
+    assert found["peak_rss_bytes"] > 1e8 and "peak_device_bytes" not in found
+
+
+def test_a_loss_that_is_not_finite_leaves_the_weights_alone(tiny_llama: Path, random_batch: Batches):
+    core, batch = learner(tiny_llama, lr=0.1), random_batch()
+    before = core.hf_state_dict(dtype=torch.float32)
+    reported = core._reduce
+
+    def broken(totals: dict[str, torch.Tensor]) -> dict[str, float]:
+        return {**reported(totals), "loss": float("nan")}
+
+    core._reduce = broken  # type: ignore[method-assign]
+    with pytest.raises(FloatingPointError, match="the loss is nan and the gradient norm"):
+        core.train_step(batch)
+    after = core.hf_state_dict(dtype=torch.float32)
+    assert core.version == 0 and all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_memory_stays_flat(core: LearnerCore, random_batch: Batches):
+    """Resident memory after 10 steps and after 30 more, of batches that are never the same."""
+
+    def after(steps: Iterable[int]) -> int:
+        for step in steps:
+            core.train_step(random_batch(seed=step))
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    warm = after(range(10))
+    assert after(range(10, 40)) - warm < 16e6
+
+
+def test_ages_count_tokens(random_batch: Batches):
+    batch = random_batch()
+    assert staleness(batch, 3) == {3: int(batch["tokens"]["loss_mask"].sum())}
