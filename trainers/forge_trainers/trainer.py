@@ -38,8 +38,8 @@ from forge_trainers.judging import (
     rates,
     summarise,
 )
-from forge_trainers.learning import learn
 from forge_trainers.league import League
+from forge_trainers.learning import learn
 from forge_trainers.lineup import PlayGroup, lineup_of
 from forge_trainers.loop import Ahead, Interrupt, LoopRunner, Stopwatch
 from forge_trainers.run_folder import RunFolder
