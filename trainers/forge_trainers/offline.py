@@ -207,13 +207,13 @@ class OfflineTrainer(ABC, Generic[T]):
                 loss=SFT_LOSS,
                 correction="none",
                 temperature=1.0,
+                lora=self.policy.lora,
                 seed=config.seed,
                 dump_folder=str(self.out_dir / "learner" / name),
             )
             learner = await Learner.start(
                 settings, name=f"{name}-learner", world_size=config.learner_procs, timeout_s=config.start_timeout_s
             )
-                lora=self.policy.lora,
             try:
                 await self._look_at_start(learner, items)
                 self._next_step = await self._checkpoints.restore({name: learner})
