@@ -100,8 +100,8 @@ class LearnerCore:
             ``grad_norm`` (before clipping), ``lr``, ``version`` (after the step), ``tokens``, ``loss_tokens``,
             ``positions`` (computed by all ranks), ``microbatches``, ``waste`` (share of positions that ranks wait for),
             ``forward_backward_s``, ``optimizer_s``, ``step_s``, ``cpu_s`` (this rank's), ``tokens_per_s`` (of
-            ``tokens``), ``flops_per_s`` (all ranks'), ``peak_flops`` (of all ranks' devices), ``mfu`` (the first over
-            the second), ``peak_rss_bytes`` and on an accelerator ``peak_device_bytes`` (this rank's).
+            ``tokens``), ``flops_per_s`` (all ranks'), ``peak_flops_per_s`` (of all ranks' devices), ``mfu`` (the first
+            over the second), ``peak_rss_bytes`` and on an accelerator ``peak_device_bytes`` (this rank's).
 
         Raises:
             ValueError: The batch is malformed or does not fit the model, or the learning rate is to fall and
@@ -148,7 +148,7 @@ class LearnerCore:
             "cpu_s": time.process_time() - cpu_start,
             "tokens_per_s": num_tokens / (end - start),
             "flops_per_s": flops / (end - start),
-            "peak_flops": peak,
+            "peak_flops_per_s": peak,
             "mfu": flops / (end - start) / peak,
             **memory(),
         }
