@@ -56,7 +56,7 @@ def run(arm, seed, steps, folder, lr, every):
     saved = folder / "result.json"
     if saved.exists():
         return json.loads(saved.read_text())
-    sorter = fa.Policy("smollm2-135m-instruct", name="sorter", sampling=fa.Sampling(temperature=1.0, max_tokens=24))
+    sorter = fa.Policy("smollm2-135m-instruct", name="sorter", sampling=fa.Sampling(temperature=0.7, max_tokens=20))
     if arm == "sft":
         sorter = imitate(sorter, seed, folder / "sft")
     config = fa.GRPOConfig(
@@ -65,7 +65,8 @@ def run(arm, seed, steps, folder, lr, every):
         learner=fa.LearnerConfig(
             loss=arm if arm in ("rloo", "dapo") else "grpo", lr=0.0 if arm == "control" else lr, warmup_steps=2
         ),
-        engine=fa.EngineConfig(max_model_len=256),
+        engine=fa.EngineConfig(max_model_len=256, enforce_eager=True),
+        groups_per_step=4,
         eval_every=every,
         checkpoint_every=steps,
         keep_checkpoints=1,
@@ -107,7 +108,7 @@ def main():
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=20, help="optimiser steps of each run")
-    parser.add_argument("--lr", type=float, default=2e-5, help="learning rate of all arms but the control")
+    parser.add_argument("--lr", type=float, default=3e-5, help="learning rate of all arms but the control")
     parser.add_argument("--eval-every", type=int, default=5, help="steps between points of the curve")
     parser.add_argument("--out", type=Path, default=Path("runs/algorithms"), help="folder of the runs")
     asked = parser.parse_args()

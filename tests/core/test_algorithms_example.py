@@ -1,0 +1,37 @@
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+import forge_agents as fa
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "algorithms.py"
+
+
+@pytest.fixture(scope="module")
+def example():
+    spec = importlib.util.spec_from_file_location("algorithms_example", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_demonstrations_earn_all_that_can_be_earned(example):
+    for seed in range(2**30, 2**30 + 20):
+        answers = [m["content"] for m in example.demonstration(seed)["messages"] if m["role"] == "assistant"]
+        env = fa.make(example.ENV_ID, **example.ENV_ARGS)
+        env.reset(seed=seed)
+        earned = 0.0
+        for answer in answers:
+            env.step(answer)
+            earned += env.rewards["sorter"]
+        assert earned == len(answers) == 2
+
+
+def test_demonstrations_come_from_seeds_that_no_run_plays(example):
+    from forge_trainers.source import Source
+
+    played = {task.seed for step in range(20) for task in Source(example.ENV_ID).tasks(0, step, 8)}
+    shown = {2**30 + 1000 * seed + number for seed in range(3) for number in range(example.NUM_CHATS)}
+    assert not played & shown
+    assert len({str(example.demonstration(seed)) for seed in sorted(shown)[:10]}) == 10
