@@ -6,16 +6,19 @@ In: words. Out: an exit status. Waits for what the command does.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forge_agents.completion import asked, complete
 from forge_agents.errors import ForgeError, did_you_mean
 
 if TYPE_CHECKING:
     from forge_agents.bench.report import Report
     from forge_agents.config import Parser
+    from forge_agents.policy import Policy
 
 
 def train(words: Sequence[str]) -> int:
@@ -30,6 +33,11 @@ def train(words: Sequence[str]) -> int:
     with fa.GRPOTrainer(run.seated, run.load_reward(), run.trainer, run.out_dir) as trainer:
         result = trainer.fit(run.env, steps=run.steps, env_args=run.env_args)
     print(f"{result.steps} steps are in {result.out_dir}\ncurve  {result.curve}\nmodel  {result.export}")
+    _say_next(
+        _with_config("eval", words),
+        f"forge-agents bench --players.trained {_one_model(result.export, run.policies)} --players.random random"
+        f" --suite {_one_env(run.env)}",
+    )
     return 0
 
 
@@ -42,6 +50,7 @@ def sft(words: Sequence[str]) -> int:
     with fa.SFTTrainer(run.policy, run.trainer, run.out_dir) as trainer:
         result = trainer.fit(run.data, eval_dataset=run.eval_data, epochs=run.epochs, steps=run.steps)
     print(f"{result.steps} steps are in {result.out_dir}\ncurve  {result.curve}\nmodel  {result.export}")
+    _say_next(f"forge-agents train CONFIG.yaml --policies.NAME.model {result.export}")
     return 0
 
 
@@ -101,8 +110,13 @@ def bench(words: Sequence[str]) -> int:
         out_dir=chosen.out_dir,
     )
     report.table()
-    print(f"report {report.save(chosen.json or Path(chosen.out_dir) / 'board.json')}")
+    saved = report.save(chosen.json or Path(chosen.out_dir) / "board.json")
+    print(f"report {saved}")
     _write_pages(report, chosen.html, chosen.markdown)
+    if report.complete:
+        _say_next(f"forge-agents leaderboard {saved} OTHER.json --html all.html")
+    else:
+        _say_next(f"{_with_config('bench', words)}   (plays what is missing)")
     return 0 if report.complete else 1
 
 
@@ -122,6 +136,34 @@ def leaderboard(words: Sequence[str]) -> int:
         print(f"report {report.save(chosen.out)}")
     _write_pages(report, chosen.html, chosen.markdown)
     return 0
+
+
+def init(words: Sequence[str]) -> int:
+    """Write a folder to begin with: forge-agents init [DIR] [--template team]"""
+    from forge_agents.init import TEMPLATES, create
+
+    parser = _parser("init", init)
+    parser.add_argument("dir", nargs="?", type=str, default=".", help="The folder, new or empty; this one by default.")
+    parser.add_argument("--template", choices=sorted(TEMPLATES), default="team", help=_lines(TEMPLATES))
+    chosen = parser.parse_args(list(words))
+    root = create(chosen.dir, chosen.template)
+    print(f"wrote  {', '.join(str(root / file.name) for file in sorted(root.iterdir()))}")
+    _say_next("forge-agents train train.yaml" if chosen.dir == "." else f"cd {root} && forge-agents train train.yaml")
+    return 0
+
+
+def completion(words: Sequence[str]) -> int:
+    """Complete words in the shell: forge-agents completion bash|zsh|fish"""
+    from forge_agents.completion import SHELLS, script
+
+    parser = _parser("completion", completion)
+    parser.add_argument("shell", choices=SHELLS, help="Whose script is printed.")
+    print(script(parser.parse_args(list(words)).shell))
+    return 0
+
+
+def _lines(meanings: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {meaning}" for name, meaning in meanings.items()) + "."
 
 
 def _write_pages(report: Report, html: str, markdown: str) -> None:
@@ -248,6 +290,7 @@ def doctor(words: Sequence[str]) -> int:
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "demo": demo,
+    "init": init,
     "train": train,
     "sft": sft,
     "eval": evaluate,
@@ -260,6 +303,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "view": view,
     "new-env": new_env,
     "download": download,
+    "completion": completion,
     "doctor": doctor,
 }
 
@@ -267,6 +311,9 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit status: 0 done, 1 failed, 2 not understood, 130 interrupted."""
     words = list(sys.argv[1:] if words is None else words)
+    if asked():
+        complete(COMMANDS)
+        return 0
     if not words or words[0] in ("-h", "--help"):
         print(_help())
         return 0
@@ -279,6 +326,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if command is None:
         print(f"forge-agents: no command {words[0]!r}.{did_you_mean(words[0], COMMANDS)}\n{_help()}", file=sys.stderr)
         return 2
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # modules beside the configuration: environments, rewards, losses
     try:
         return command(words[1:])
     except KeyboardInterrupt as stopped:
@@ -292,8 +341,29 @@ def main(words: Sequence[str] | None = None) -> int:
         return 1
 
 
+def _say_next(*commands: str) -> None:
+    """What a person would do now."""
+    for title, command in zip(("next  ", *["      "] * len(commands)), commands, strict=False):
+        print(f"{title} {command}")
+
+
+def _with_config(command: str, words: Sequence[str]) -> str:
+    """The same words for another command, or the same again."""
+    return shlex.join(["forge-agents", command, *words])
+
+
+def _one_model(export: Path, policies: Mapping[str, Policy]) -> Path:
+    """The folder of one trained model in an export, which has a folder for each where there are several."""
+    inside = [export / name for name, policy in policies.items() if policy.trainable and (export / name).is_dir()]
+    return inside[0] if inside else export
+
+
+def _one_env(env: str | Mapping[str, float]) -> str:
+    return env if isinstance(env, str) else next(iter(env))
+
+
 def _help() -> str:
-    lines = [f"  {name:<9} {command.__doc__}" for name, command in COMMANDS.items()]
+    lines = [f"  {name:<11} {command.__doc__}" for name, command in COMMANDS.items()]
     return "\n".join(["usage: forge-agents COMMAND ...", "", *lines, "", "forge-agents COMMAND --help says more."])
 
 

@@ -12,6 +12,8 @@ from typing import Any, NoReturn, TypeVar
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_settings
 
+from forge_agents import completion
+from forge_agents._command_examples import EXAMPLES
 from forge_agents.errors import did_you_mean
 
 T = TypeVar("T")
@@ -27,10 +29,24 @@ class _Formatter(DefaultHelpFormatter):
 
 
 class Parser(ArgumentParser):
-    """A parser whose errors name the nearest known keys."""
+    """A parser whose errors name the nearest known keys.
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=_Formatter, **kwargs)
+    Args:
+        prog: ``forge-agents COMMAND``; None for the parsers that jsonargparse makes for parts.
+        examples: Command lines, shown after the options; those of the command by default.
+        **kwargs: As jsonargparse takes them.
+    """
+
+    def __init__(self, *, prog: str | None = None, examples: Sequence[str] = (), **kwargs: Any) -> None:
+        shown = examples or EXAMPLES.get((prog or "").partition(" ")[2], ())
+        epilog = "\n  ".join(("examples:", *shown)) if shown else None
+        super().__init__(prog=prog, allow_abbrev=False, formatter_class=_Formatter, epilog=epilog, **kwargs)
+
+    def parse_args(self, *args: Any, **kwargs: Any) -> Any:
+        """As jsonargparse's; where the shell asks, words are completed instead."""
+        if completion.asked():
+            completion.offer_values(self)
+        return super().parse_args(*args, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Exit with status 2 and a message that says what to write instead."""
@@ -44,13 +60,8 @@ class Parser(ArgumentParser):
 
 
 def schema_parser(kind: type[T], *, prog: str, description: str, examples: Sequence[str] = ()) -> Parser:
-    """A parser whose keys are the fields of dataclass `kind`, nested ones with dots, plus ``--config FILE``.
-
-    Args:
-        examples: Command lines, shown after the options.
-    """
-    epilog = "\n  ".join(("examples:", *examples)) if examples else None
-    parser = Parser(prog=prog, description=description, epilog=epilog)
+    """A parser whose keys are the fields of dataclass `kind`, nested ones with dots, plus ``--config FILE``."""
+    parser = Parser(prog=prog, description=description, examples=examples)
     parser.add_argument("--config", action="config", help="YAML file with the same keys; flags override it.")
     parser.add_class_arguments(kind, as_group=False)
     return parser

@@ -27,7 +27,7 @@ for kind; do
         python=$1 output=$2
         shift 2
         UV_FIND_LINKS="$links" "$uv" pip compile pyproject.toml --quiet --python-version "$python" \
-            --extra "$kind" --extra dev $adapters --override "requirements/overrides-$kind.txt" $wheels \
+            --extra "$kind" --extra dev --extra docs $adapters --override "requirements/overrides-$kind.txt" $wheels \
             --python-platform x86_64-manylinux_2_31 --no-annotate --no-header --no-emit-find-links --no-emit-index-url \
             --output-file "$output" "$@"
     }

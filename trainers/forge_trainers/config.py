@@ -18,6 +18,7 @@ from forge_trainers.credit import Credit
 from forge_trainers.league import League, LeagueConfig
 from forge_trainers.learner_config import LearnerConfig
 from forge_trainers.sft_config import WarmStart
+from forge_trainers.sinks import Tracker, check_tracker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,9 @@ class GRPOConfig:
     see `eval_every`, that is the best so far."""
     keep_episodes: int = 4
     """Episodes of each step written to ``episodes.jsonl``."""
+    log_to: Tracker = "tensorboard"
+    """Where curves go beside ``metrics.jsonl``: "tensorboard" writes files in the run's folder; "wandb" and "mlflow"
+    are extras to install, and read their own environment variables."""
     max_logprob_gap: float = 0.5
     """Mean absolute difference between the sampler's and the learner's log-probability of the sampled tokens above
     which the run ends: the two no longer hold the same model. Looked at where every sample is of the learner's own
@@ -77,6 +81,7 @@ class GRPOConfig:
     """Dead processes that a session may replace; one more death ends it with `RespawnLimitError`."""
 
     def __post_init__(self) -> None:
+        check_tracker(self.log_to)
         if self.group_size < 2 and self.credit_rule.needs_siblings:
             raise ValueError(f"group_size={self.group_size} gives every advantage 0; set group_size >= 2")
         for name in (

@@ -36,7 +36,7 @@ class Display:
         self._console = Console()
         self._title, self._total = title, total
         self._progress: Progress | None = None
-        if self._console.is_terminal:
+        if self._console.is_interactive:  # a terminal that is not dumb
             self._progress = Progress(
                 TextColumn("[bold]{task.description}"),
                 BarColumn(),

@@ -150,7 +150,7 @@ class OfflineTrainer(ABC, Generic[T]):
         self, data: Gathered[T], learned: Sequence[T], held_out: Sequence[T], steps: int
     ) -> FitResult:
         config = self._settings
-        run = RunFolder(self.out_dir, self._described(data, len(held_out)))
+        run = RunFolder(self.out_dir, self._described(data, len(held_out)), log_to=config.log_to)
         try:
             self._keep_digest(data.digest)
             learner = await self._started([*learned, *held_out])

@@ -1,6 +1,6 @@
 """What a run leaves on disk: settings, metrics, curves, sampled episodes.
 
-In: a folder, metrics by step, episodes. Out: ``config.yaml``, ``metrics.jsonl``, TensorBoard events,
+In: a folder, metrics by step, episodes. Out: ``config.yaml``, ``metrics.jsonl``, a tracker's curves,
 ``episodes.jsonl``, ``verifiers.jsonl``, ``reward.png``. Waits for nothing.
 """
 
@@ -19,6 +19,7 @@ import yaml
 
 from forge_agents.errors import RunFolderError
 from forge_agents.types import Episode
+from forge_trainers.sinks import Tracker, open_sink
 
 _REWARDS = {"reward/mean": "training episodes", "eval/reward": "held-out seeds"}
 
@@ -30,12 +31,16 @@ class RunFolder:
         path: Created where absent.
         config: Resolved settings, JSON-safe; written to ``config.yaml``. A folder that already holds other settings
             keeps the old ones beside, as ``config.previous.yaml``.
+        log_to: Where curves go beside ``metrics.jsonl``.
 
     Raises:
         RunFolderError: The folder cannot be written, or another process trains in it.
+        MissingExtraError: The tracker is not installed.
     """
 
-    def __init__(self, path: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], config: Mapping[str, Any], *, log_to: Tracker = "tensorboard"
+    ) -> None:
         self.path = Path(path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -54,7 +59,11 @@ class RunFolder:
         if written.exists() and written.read_text() != text:
             written.replace(self.path / "config.previous.yaml")
         _write_atomically(written, text)
-        self._tensorboard: Any = None
+        try:
+            self._sink = open_sink(log_to, self.path, config)
+        except BaseException:
+            self._lock.close()
+            raise
 
     def rewind(self, step: int) -> None:
         """Forget what was logged at `step` and later: a resumed run logs those steps again."""
@@ -65,16 +74,10 @@ class RunFolder:
                 _write_atomically(file, "".join(json.dumps(row) + "\n" for row in kept))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one row of metrics, to ``metrics.jsonl`` and TensorBoard. NaN and infinity are written as null."""
+        """Append one row of metrics, to ``metrics.jsonl`` and the tracker. NaN and infinity are written as null."""
         clean = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         self._append("metrics.jsonl", [{"step": step, **clean}])
-        if self._tensorboard is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._tensorboard = SummaryWriter(str(self.path / "tensorboard"), purge_step=step)
-        for name, value in metrics.items():
-            self._tensorboard.add_scalar(name, value, step)
-        self._tensorboard.flush()
+        self._sink.log(step, metrics)
 
     def keep_episodes(
         self,
@@ -134,8 +137,7 @@ class RunFolder:
 
     def close(self) -> None:
         """Release the folder."""
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        self._sink.close()
         self._lock.close()
 
     def _append(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from forge_agents.policy import Policy
 from forge_trainers.learner_config import LearnerConfig
+from forge_trainers.sinks import Tracker, check_tracker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,8 @@ class OfflineConfig:
     """Steps between checkpoints; the last step is always saved."""
     keep_checkpoints: int = 2
     """Newest checkpoints kept on disk."""
+    log_to: Tracker = "tensorboard"
+    """Where curves go beside ``metrics.jsonl``: "tensorboard", "wandb" or "mlflow"."""
     seed: int = 0
     """Of the order of the data and of the held-out share."""
     start_timeout_s: float = 600.0
@@ -53,6 +56,7 @@ class OfflineConfig:
         for name in ("start_timeout_s", "stage_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be positive: every wait has a deadline")
+        check_tracker(self.log_to)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -164,7 +164,7 @@ class GRPOTrainer:
         self.close()
 
     async def _fit(self, source: Source, steps: int) -> FitResult:
-        run = RunFolder(self.out_dir, self._settings(source))
+        run = RunFolder(self.out_dir, self._settings(source), log_to=self.config.log_to)
         ahead = Ahead(lambda step: self._collect(source, step), self.config.max_staleness, steps)
         empty = 0
         try:

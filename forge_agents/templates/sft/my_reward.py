@@ -1,0 +1,12 @@
+"""What the team is trained on: the game's own reward, and a little for being brief."""
+
+import forge_agents as fa
+
+
+@fa.Rule
+def brief(trajectory):
+    """1 for an answer of at most ten words."""
+    return len(trajectory.turns[-1].action.split()) <= 10
+
+
+reward = fa.EnvReward() + 0.1 * brief

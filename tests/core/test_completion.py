@@ -1,0 +1,60 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from forge_agents import cli
+from forge_agents.completion import SHELLS, script
+
+
+def completions(line, tmp_path):
+    """What the shell is offered at the end of `line`."""
+    out = tmp_path / "offered"
+    asked = {
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_IFS": "\n",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(out),
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+    }
+    subprocess.run([sys.executable, "-m", "forge_agents.cli"], env={**os.environ, **asked}, check=True, timeout=60)
+    return [word.strip() for word in out.read_text().split("\n")]
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("forge-agents le", ["leaderboard"]),
+        ("forge-agents train --trainer.learner.clip_l", ["--trainer.learner.clip_low"]),
+        ("forge-agents train --trainer.log_to m", ["mlflow"]),
+        ("forge-agents bench --swap_seats f", ["false"]),
+        ("forge-agents play forge/Kuhn", ["forge/KuhnPoker-v0"]),
+        ("forge-agents check forge/KuhnPoker-v0 forge/Led", ["forge/LeducPoker-v0"]),
+        ("forge-agents init --temp", ["--template"]),
+    ],
+)
+def test_the_shell_is_offered_what_fits(line, offered, tmp_path):
+    assert completions(line, tmp_path) == offered
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_shell_gets_a_script_of_its_own(shell, capsys):
+    assert cli.main(["completion", shell]) == 0
+    said = capsys.readouterr().out
+    assert said.strip() == script(shell).strip() and "forge-agents" in said and "_ARGCOMPLETE" in said
+
+
+def test_bash_completes_a_line(tmp_path):
+    """The script, run by the shell it is for."""
+    program = tmp_path / "forge-agents"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m forge_agents.cli "$@"\n')
+    program.chmod(0o755)
+    asked = (
+        'eval "$(forge-agents completion bash)"; COMP_LINE="forge-agents lead"; COMP_POINT=17; '
+        'COMP_WORDS=(forge-agents lead); COMP_CWORD=1; compopt() { :; }; _python_argcomplete forge-agents; '
+        'echo "${COMPREPLY[0]}"'
+    )
+    found = dict(os.environ, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    done = subprocess.run(["bash", "-c", asked], env=found, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "leaderboard"

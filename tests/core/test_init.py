@@ -1,0 +1,88 @@
+import importlib
+import sys
+
+import pytest
+import yaml
+
+import forge_agents as fa
+from forge_agents import cli, init
+from forge_agents.errors import ForgeError
+from forge_agents.policy import Random
+from forge_agents.rollout import Rollout
+
+
+@pytest.fixture(params=sorted(init.TEMPLATES))
+def folder(request, tmp_path, monkeypatch):
+    """A folder of each template, as `forge-agents` in that folder sees it."""
+    made = init.create(tmp_path / request.param, request.param)
+    monkeypatch.chdir(made)
+    monkeypatch.syspath_prepend(str(made))
+    yield made
+    for name in ("my_world", "my_reward"):
+        sys.modules.pop(name, None)
+
+
+def test_every_template_is_a_world_a_reward_and_settings_that_fit(folder):
+    import asyncio
+
+    from forge_agents.config import parse
+    from forge_trainers.config import RunConfig
+
+    run = parse(RunConfig, ["train.yaml"], prog="forge-agents train", description="")
+    assert (folder / "README.md").read_text().count(run.env) >= 1
+    if folder.name != "sft":  # its world is the team's
+        assert fa.check_env(run.env, episodes=1).ok
+    assert set(run.policies) <= {run.seats} if isinstance(run.seats, str) else set(run.seats.values())
+    for name, plan in run.warm_start.items():
+        assert name in run.policies and (folder / plan.data).exists()
+    rollout = Rollout(make_env=lambda: fa.make(run.env), env_id=run.env, seats=Random())
+    group = asyncio.run(rollout.group(seed=0, size=2))
+    scores = run.load_reward()(group.trajectories)
+    assert len(scores) == len(group.trajectories) and all(0 <= score <= 1.2 for score in scores)
+
+
+def test_the_settings_that_a_template_names_are_no_others(folder):
+    assert set(yaml.safe_load((folder / "train.yaml").read_text())) >= {"env", "policies", "reward", "steps", "out_dir"}
+
+
+def test_the_conversations_say_what_the_game_asks(tmp_path):
+    import json
+
+    root = init.create(tmp_path, "sft")
+    rows = [json.loads(line)["messages"] for line in (root / "chats.jsonl").read_text().splitlines()]
+    assert len(rows) == 18 and all([m["role"] for m in row] == ["system", "user", "assistant"] for row in rows)
+    for template in ("team", "sft"):
+        assert (init._FOLDER / template / "my_world.py").read_text() == (root / "my_world.py").read_text()
+    assert all(row[0]["content"] in (root / "my_world.py").read_text() for row in rows)
+
+
+def test_a_folder_that_holds_something_is_left_alone(tmp_path):
+    (tmp_path / "note").write_text("mine")
+    with pytest.raises(ForgeError, match="is there already"):
+        init.create(tmp_path)
+    with pytest.raises(ForgeError, match="Did you mean 'duel'"):
+        init.create(tmp_path / "new", "dul")
+    assert [path.name for path in tmp_path.iterdir()] == ["note"]
+
+
+def test_the_command_says_what_it_wrote_and_what_comes_next(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["init", "team"]) == 0
+    assert "next   cd team && forge-agents train train.yaml" in capsys.readouterr().out
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    assert cli.main(["init", "--template", "tools"]) == 0
+    assert "next   forge-agents train train.yaml" in capsys.readouterr().out
+    assert cli.main(["init"]) == 1
+    assert "choose another folder" in capsys.readouterr().err
+
+
+def test_an_id_may_name_its_module(tmp_path, monkeypatch):
+    (tmp_path / "lone_world.py").write_text(
+        "import forge_agents as fa\nfa.register('lone/Relay-v0', entry_point='forge_envs.relay:Relay')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    assert fa.spec("lone_world:lone/Relay-v0").id == "lone/Relay-v0"
+    with pytest.raises(fa.registry.UnknownIdError, match="module 'lone_wrld'.*Run the command in the module's folder"):
+        fa.make("lone_wrld:lone/Relay-v0")

@@ -1,0 +1,149 @@
+import logging
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+
+from forge_agents.providers import MissingExtraError
+from forge_trainers import sinks
+from forge_trainers.config import GRPOConfig
+from forge_trainers.run_folder import RunFolder
+from forge_trainers.sft_config import SFTConfig
+
+
+class FakeRun:
+    def __init__(self, given):
+        self.given, self.rows, self.finished = given, [], False
+        self.id = given["id"] or "abc"
+
+    def define_metric(self, *names, **options):
+        self.metric = names, options
+
+    def log(self, row):
+        self.rows.append(row)
+
+    def finish(self):
+        self.finished = True
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    """Weights & Biases, without it."""
+    fake = types.ModuleType("wandb")
+    fake.runs = []
+    fake.init = lambda **given: fake.runs.append(FakeRun(given)) or fake.runs[-1]
+    fake.__spec__ = types.SimpleNamespace()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    return fake
+
+
+def test_curves_go_to_wandb_and_a_resumed_run_goes_on_in_its_own(wandb, tmp_path):
+    for step in range(2):
+        run = RunFolder(tmp_path / "guess", {"trainer": {"seed": 3}}, log_to="wandb")
+        run.log(step, {"reward/mean": 0.5})
+        run.close()
+    first, second = wandb.runs
+    assert first.given["id"] is None and second.given["id"] == "abc" and second.given["resume"] == "allow"
+    assert first.given["name"] == "guess" and first.given["project"] == "forge-agents"
+    assert first.given["config"] == {"trainer": {"seed": 3}}
+    assert first.rows == [{"step": 0, "reward/mean": 0.5}] and second.rows == [{"step": 1, "reward/mean": 0.5}]
+    assert first.finished and first.metric == (("*",), {"step_metric": "step"})
+    assert not (tmp_path / "guess/tensorboard").exists()
+    assert [row["step"] for row in run.metrics()] == [0, 1]  # whatever a tracker does
+
+
+def test_a_tracker_that_fails_costs_its_curve_and_not_the_run(wandb, tmp_path, caplog):
+    run = RunFolder(tmp_path, {}, log_to="wandb")
+
+    def refuse(row):
+        raise ConnectionError("no route")
+
+    wandb.runs[0].log = refuse
+    with caplog.at_level(logging.WARNING):
+        run.log(0, {"x": 1.0})
+    assert "wandb did not take step 0 (ConnectionError: no route)" in caplog.text
+    assert run.metrics() == [{"step": 0, "x": 1.0}]
+    run.close()
+
+
+def test_mlflow_gets_parameters_once_and_finite_metrics_by_step(monkeypatch, tmp_path):
+    calls = []
+
+    class Client:
+        def get_experiment_by_name(self, name):
+            calls.append(("experiment", name))
+
+        def create_experiment(self, name):
+            return "7"
+
+        def create_run(self, experiment, run_name):
+            calls.append(("run", experiment, run_name))
+            return types.SimpleNamespace(info=types.SimpleNamespace(run_id="r1"))
+
+        def update_run(self, run, status):
+            calls.append(("again", run, status))
+
+        def log_batch(self, run, metrics=(), params=()):
+            calls.append(("batch", run, [tuple(m) for m in metrics], [tuple(p) for p in params]))
+
+        def set_terminated(self, run):
+            calls.append(("end", run))
+
+    mlflow, entities = types.ModuleType("mlflow"), types.ModuleType("mlflow.entities")
+    mlflow.MlflowClient, mlflow.__spec__ = Client, types.SimpleNamespace()
+    entities.Param = lambda key, value: (key, value)
+    entities.Metric = lambda key, value, time_ms, step: (key, value, step)
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
+    folder = tmp_path / "duel"
+    folder.mkdir()
+    for step in range(2):
+        sink = sinks.open_sink("mlflow", folder, {"trainer": {"learner": {"lr": 1e-5}}, "env": ["a"]})
+        sink.log(step, {"reward/mean": 0.25, "kl": float("nan")})
+        sink.close()
+    assert calls == [
+        ("experiment", "forge-agents"),
+        ("run", "7", "duel"),
+        ("batch", "r1", [], [("trainer.learner.lr", "1e-05"), ("env", "['a']")]),
+        ("batch", "r1", [("reward/mean", 0.25, 0)], []),
+        ("end", "r1"),
+        ("again", "r1", "RUNNING"),
+        ("batch", "r1", [("reward/mean", 0.25, 1)], []),
+        ("end", "r1"),
+    ]
+
+
+def test_a_tracker_that_is_not_installed_names_its_extra_before_anything_starts(monkeypatch, tmp_path):
+    monkeypatch.setattr(sinks.importlib.util, "find_spec", lambda name: None)
+    told = r"log_to=mlflow needs a package: pip install 'forge-agents-rl\[mlflow\]'"
+    with pytest.raises(MissingExtraError, match=told):
+        RunFolder(tmp_path, {}, log_to="mlflow")
+    RunFolder(tmp_path, {}).close()  # the folder is free again
+
+
+def test_a_tracker_that_nobody_knows_is_refused():
+    told = "log_to='wandbb' is none of tensorboard, wandb, mlflow. Did you mean 'wandb'"
+    for config in (GRPOConfig, SFTConfig):
+        with pytest.raises(ValueError, match=told):
+            config(log_to="wandbb")
+
+
+PROGRAM = """
+from forge_trainers.run_folder import RunFolder
+
+run = RunFolder("real", {"trainer": {"seed": 3}}, log_to="wandb")
+run.log(0, {"reward/mean": 0.5})
+run.close()
+"""
+
+
+def test_wandb_itself_takes_the_curves_without_a_network(tmp_path):
+    pytest.importorskip("wandb")
+    words = dict(os.environ, WANDB_MODE="offline", WANDB_SILENT="true")
+    subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, env=words, check=True, timeout=100)
+    (file,) = tmp_path.glob("real/wandb/offline-run-*/run-*.wandb")
+    assert b"reward/mean" in file.read_bytes()
