@@ -81,7 +81,7 @@ def run_learner(options: Options) -> dict[str, Any]:
 
 
 def _run(options: Options, core: Any, work: Work) -> dict[str, Any]:
-    shared, unshared = (_batch(work, core, share=share) for share in (True, False))
+    shared, unshared = (batch_of(work, core, share=share) for share in (True, False))
     passes: dict[str, Callable[[], object]] = {
         "unshared": lambda: core.train_step(unshared),
         "shared": lambda: core.train_step(shared),
@@ -116,7 +116,7 @@ def _waste(core: Any, batch: Any) -> dict[str, float]:
     return found
 
 
-def _batch(work: Work, core: Any, *, share: bool) -> Any:
+def batch_of(work: Work, core: Any, *, share: bool) -> Any:
     """Random tokens; siblings in one group may share their prompt, in groups of one not."""
     import torch
 

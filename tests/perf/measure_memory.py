@@ -1,0 +1,71 @@
+"""(e) What a learner holds at most, by what its backward pass remembers, at 4,096 tokens in a microbatch.
+
+In: `Options`. Out: bytes, each from a process of its own, over weights, gradients and optimiser state. Waits for
+children, each with a deadline.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any, Literal
+
+from measure_learner import Work, batch_of
+from perf_common import Options, goal, in_child, num_parameters, peak_rss
+
+ROOM = 4096
+STATE_BYTES = 16
+"""Of one parameter: weight, gradient and AdamW's two moments in float32."""
+WORK = Work(groups=4, siblings=8, seats=1, prompt=224, turns=1, question=0, answer=32)
+"""8,192 tokens, two microbatches."""
+
+
+def measure(options: Options) -> list[dict[str, Any]]:
+    """The record ``learner_memory``."""
+    state = num_parameters(options.model) * STATE_BYTES
+    children = {"none": run_none, "selective": run_selective, "full": run_full}
+    found = {mode: in_child(child, options, timeout_s=600) for mode, child in children.items()}
+    ratios = {mode: round(row["peak_rss_bytes"] / state, 4) for mode, row in found.items()}
+    return [
+        {
+            "measure": "learner_memory",
+            "tokens_per_microbatch": ROOM,
+            "by_activation_checkpointing": found,
+            "peer": "weights, gradients and optimiser state, float32",
+            "peer_bytes": state,
+            "ratio": ratios,
+            "goals": {"full_over_state": goal(ratios["full"], 1.5, at_most=True)},
+        }
+    ]
+
+
+def run_none(options: Options) -> dict[str, float]:
+    return _run(options, "none")
+
+
+def run_selective(options: Options) -> dict[str, float]:
+    return _run(options, "selective")
+
+
+def run_full(options: Options) -> dict[str, float]:
+    return _run(options, "full")
+
+
+def _run(options: Options, mode: Literal["none", "selective", "full"]) -> dict[str, float]:
+    from forge_trainers._memory import keep_freed_memory
+
+    keep_freed_memory()  # as the learner's actor does
+    from forge_trainers.learner_config import LearnerConfig
+    from forge_trainers.learner_core import LearnerCore
+
+    room = ROOM // 8 if options.quick else ROOM
+    work = dataclasses.replace(WORK, siblings=1) if options.quick else WORK
+    core = LearnerCore(
+        LearnerConfig(
+            model=options.model, max_tokens_per_microbatch=room, activation_checkpointing=mode, share_prefixes=False
+        )
+    )
+    batch = batch_of(work, core, share=False)
+    before = peak_rss(os.getpid())
+    steps = [core.train_step(batch)["step_s"] for _ in range(2)]
+    return {"before_step_bytes": before, "peak_rss_bytes": peak_rss(os.getpid()), "step_s": round(min(steps), 3)}
