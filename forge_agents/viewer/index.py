@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import os
 import re
 import sqlite3
@@ -15,7 +16,7 @@ import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ MOST_ROWS = 500
 """Of one page."""
 _BATCH_BYTES = 2_000_000
 _SHOWN = [field.name for field in fields(Digest) if field.name != "text"]
+_values = operator.attrgetter(*_SHOWN)
 _TABLES = """
 CREATE TABLE state (at INTEGER, line INTEGER, n INTEGER);
 INSERT INTO state VALUES (0, 0, 0);
@@ -47,8 +49,12 @@ CREATE TABLE episodes (n INTEGER PRIMARY KEY, start INTEGER, length INTEGER, crc
     seed INTEGER, reward REAL, trained REAL, turns INTEGER, tokens INTEGER, seconds REAL, error TEXT, end TEXT,
     agents TEXT);
 CREATE INDEX by_env ON episodes (env, n);
-CREATE INDEX by_reward ON episodes (reward, n);
 CREATE INDEX by_step ON episodes (step, n);
+CREATE INDEX by_reward ON episodes (reward, n);
+CREATE INDEX by_low_reward ON episodes (reward IS NULL, reward, n DESC);
+CREATE INDEX by_turns ON episodes (turns, n);
+CREATE INDEX by_tokens ON episodes (tokens, n);
+CREATE INDEX by_seconds ON episodes (seconds, n);
 CREATE INDEX by_error ON episodes (error, n) WHERE error != '';
 CREATE VIRTUAL TABLE words USING fts5 (text, content='', tokenize='unicode61');
 """
@@ -238,9 +244,8 @@ def _take_batch(db: sqlite3.Connection, file: Any) -> int | None:
             found = None
         if found is not None:
             n += 1
-            row = asdict(found)
-            words.append((n, row.pop("text")))
-            episodes.append((n, at, len(raw), zlib.crc32(raw), *row.values()))
+            words.append((n, found.text))
+            episodes.append((n, at, len(raw), zlib.crc32(raw), *_values(found)))
         at += len(raw)
     if at == first[0]:
         db.rollback()

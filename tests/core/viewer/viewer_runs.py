@@ -81,7 +81,7 @@ def metrics(steps: int, start: int = 0) -> list[dict[str, Any]]:
 class Server:
     """The viewer of some folders on a port of its own."""
 
-    def __init__(self, folders: list[Path]) -> None:
+    def __init__(self, folders: list[Path], *, index: bool = True) -> None:
         import uvicorn
 
         from forge_agents.viewer.app import make_app, watch
@@ -97,7 +97,7 @@ class Server:
             threading.Thread(target=self._server.run, args=([listening],), daemon=True),
             threading.Thread(target=watch, args=(self.runs, self._stop), kwargs={"every_s": 0.05}, daemon=True),
         ]
-        for run in self.runs:
+        for run in self.runs if index else []:
             run.look()
         for thread in self._threads:
             thread.start()

@@ -1,0 +1,381 @@
+"""The page in headless Chromium. Skipped where no browser is installed."""
+
+import json
+import time
+
+import pytest
+from hostile_markup import PAYLOADS
+from viewer_runs import TOKEN, episode, metrics, record, write_lines
+
+from forge_agents.viewer import save_page
+
+WAIT_MS = 20_000
+
+
+@pytest.fixture
+def open_page(browser):
+    """``open_page(url)``: a page, its requests in ``page.asked`` and what went wrong in ``page.complaints``."""
+    contexts = []
+
+    def start(url, **options):
+        context = browser.new_context(**options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(WAIT_MS)
+        page.asked, page.complaints = [], []
+        page.on("request", lambda request: page.asked.append(request.url))
+        page.on("pageerror", lambda error: page.complaints.append(str(error)))
+        page.on("dialog", lambda dialog: (page.complaints.append(dialog.message), dialog.dismiss()))
+        page.on(
+            "console", lambda said: page.complaints.append(said.text) if said.type in ("error", "warning") else None
+        )
+        page.add_init_script("window.pwned = () => { window.harmed = true; }")
+        page.goto(url)
+        page.wait_for_selector("body[data-ready]")
+        return page
+
+    yield start
+    for context in contexts:
+        context.close()
+
+
+def until(page, condition):
+    """Wait for a JavaScript condition. Playwright's own way evaluates text in the page, which its policy forbids."""
+    deadline = time.monotonic() + WAIT_MS / 1000
+    while not page.evaluate(condition):
+        assert time.monotonic() < deadline, condition
+        page.wait_for_timeout(20)
+
+
+def go(page, address):
+    page.evaluate(f"location.hash = {json.dumps(address)}; dispatchEvent(new PopStateEvent('popstate'))")
+
+
+def seeds(page):
+    return page.eval_on_selector_all(
+        ".episodes .more", "rows => rows.map(row => (row.textContent.match(/seed (\\d+)/) ?? [])[1])"
+    )
+
+
+def test_curves_of_runs_lie_side_by_side(serve, open_page, run_folder, tmp_path):
+    write_lines(tmp_path / "second" / "metrics.jsonl", metrics(5))
+    server = serve(run_folder, tmp_path / "second")
+    page = open_page(server.url)
+    chart = page.locator("figure", has_text="reward/mean")
+    assert chart.locator("path.line").count() == 2 and chart.locator("path.band").count() == 2
+    assert "first from 0 to 0.2; second from 0 to 0.4" in chart.locator("svg").get_attribute("aria-label")
+    chart.locator("svg").hover(position={"x": 300, "y": 60})
+    assert page.locator(".told:visible").inner_text().startswith("step ")
+    page.get_by_role("checkbox").nth(1).uncheck()
+    chart.locator("path.line").nth(1).wait_for(state="detached")
+    assert chart.locator("path.line").count() == 1
+    page.get_by_role("searchbox", name="filter metrics").fill("loss")
+    until(page, "document.querySelectorAll('figure').length === 1")
+    assert page.locator("figcaption").inner_text() == "learner/loss"
+    assert page.complaints == []
+    assert all(url.startswith((server.url, "data:")) for url in page.asked)
+
+
+def test_episodes_are_filtered_searched_and_opened(serve, open_page, run_folder):
+    page = open_page(serve(run_folder).url)
+    page.get_by_role("link", name="Episodes").click()
+    page.locator(".episodes li").nth(5).wait_for()
+    assert "1\N{EN DASH}6 of 6" in page.locator(".pager").inner_text()
+    page.get_by_label("environment").select_option("my/Other-v0")
+    until(page, "document.querySelectorAll('.episodes li').length === 1")
+    assert seeds(page) == ["20"]
+    page.get_by_label("environment").select_option("")
+    page.get_by_label("error").select_option("any error")
+    until(
+        page,
+        "document.querySelector('.episodes .bad') !== null && document.querySelectorAll('.episodes li').length === 1",
+    )
+    page.locator(".episodes a").click()
+    page.locator(".detail .problem", has_text="no such square").wait_for()
+    page.get_by_label("error").select_option("none")
+    page.get_by_label("search what was said").fill('"zebra crossing"')
+    until(page, "document.querySelectorAll('.episodes li').length === 1")
+    assert seeds(page) == ["22"]
+    page.locator(".episodes a").click()
+    page.locator(".turn").nth(3).wait_for()
+    assert page.locator(".lane h3").all_inner_texts() == ["a", "b"]
+    lanes = page.eval_on_selector_all(".turn", "turns => turns.map(turn => getComputedStyle(turn).gridColumnStart)")
+    assert lanes == ["1", "2", "1", "2"]
+    assert page.locator(".turn .said .words").first.inner_text() == "zebra crossing a 0"
+    assert page.complaints == []
+
+
+def test_tokens_are_coloured_by_logprob_advantage_and_weights(serve, open_page, run_folder):
+    from tokenizers import Tokenizer, decoders, models
+
+    tokenizer = Tokenizer(models.WordLevel({"zebra": 104, " crossing": 105, "!": 33, "?": 0}, unk_token="?"))
+    tokenizer.decoder = decoders.Fuse()
+    (run_folder / "export" / "hero").mkdir(parents=True)
+    tokenizer.save(str(run_folder / "export" / "hero" / "tokenizer.json"))
+    page = open_page(serve(run_folder).url + "#view=episodes&n=6&colour=logprob")
+    tokens = page.locator(".turn .token").first
+    tokens.wait_for()
+    strengths = page.eval_on_selector_all(
+        ".turn .token", "all => all.slice(0, 3).map(one => one.style.getPropertyValue('--strength'))"
+    )
+    assert strengths == ["7%", "14%", "21%"]
+    title = tokens.get_attribute("title").split("\n")
+    assert title == ["token 104", "p 0.607, log-probability -0.5", "advantage -1", "weights 2"]
+    assert page.locator(".turn .tokens").first.inner_text() == "zebra crossing!"
+    page.keyboard.press("c")
+    page.locator(".turn .token.worse").first.wait_for()
+    assert page.locator(".turn .token.better").count() == 6
+    page.get_by_role("button", name="weights").click()
+    page.locator(".turn .token.v2").first.wait_for()
+    assert page.locator(".turn .token.v3").count() == 8
+    assert page.locator(".legend").inner_text().split("weights")[1:] != []
+    assert page.complaints == []
+
+
+def test_keys_alone_lead_through_the_list_and_its_pages(serve, open_page, tmp_path):
+    write_lines(tmp_path / "run" / "episodes.jsonl", [episode(seed=seed) for seed in range(1, 61)])
+    page = open_page(serve(tmp_path / "run").url)
+    page.keyboard.press("2")
+    page.locator(".episodes li").nth(49).wait_for()
+    current = "document.querySelector('.episodes a[aria-current]')?.dataset.n"
+    for key, wanted in (("j", "60"), ("j", "59"), ("k", "60"), ("k", "60"), ("]", None), ("j", "10"), ("k", "11")):
+        page.keyboard.press(key)
+        until(page, f"({current} ?? null) === {json.dumps(wanted)}")
+    page.keyboard.press("/")
+    page.keyboard.type("j seed")  # typed, not a command
+    assert page.get_by_label("search what was said").input_value() == "j seed"
+    page.keyboard.press("Escape")
+    page.keyboard.press("?")
+    assert page.locator("dialog[open]").is_visible()
+    page.keyboard.press("Escape")
+    assert page.complaints == []
+
+
+def test_a_page_is_restored_from_its_address(serve, open_page, run_folder):
+    page = open_page(serve(run_folder).url + "#view=episodes&text=word1&n=2")
+    page.locator(".turn").first.wait_for()
+    assert page.locator(".episodes li").count() == 1
+    assert page.get_by_label("search what was said").input_value() == "word1"
+    page.get_by_role("link", name="Timeline").click()
+    page.locator(".gantt").wait_for()
+    page.go_back()
+    page.locator(".turn").first.wait_for()
+
+
+def test_the_timeline_says_who_stood_idle(serve, open_page, run_folder):
+    page = open_page(serve(run_folder).url + "#view=timeline")
+    first = page.locator("tbody tr").first.inner_text()
+    assert first.split("\t") == ["engines and environments", "collect", "9 s", " 60 %", "6 s"]
+    assert page.locator(".gantt .busy").count() == 12
+
+
+def test_what_a_run_writes_appears_by_itself(serve, open_page, run_folder):
+    page = open_page(serve(run_folder).url)
+    chart = page.locator("figure", has_text="reward/mean").locator("svg")
+    assert "to 0.2" in chart.get_attribute("aria-label")
+    write_lines(run_folder / "metrics.jsonl", metrics(2, start=3))
+    write_lines(run_folder / "episodes.jsonl", [episode(seed=99, words="latecomer")])
+    until(page, "document.querySelector('figure svg').getAttribute('aria-label').includes('to 0.4')")
+    page.keyboard.press("2")
+    page.locator(".episodes li").nth(6).wait_for()
+    assert seeds(page)[0] == "99"
+    write_lines(run_folder / "episodes.jsonl", [episode(seed=100)])
+    page.locator(".episodes li").nth(7).wait_for()
+    assert page.complaints == []
+
+
+def test_many_episodes_cost_little_more_than_few(serve, open_page, tmp_path):
+    line = json.dumps(episode(seed=1234567, agents=("a",)))
+    for name, count in (("few", 60), ("many", 20_000)):
+        log = tmp_path / name / "episodes.jsonl"
+        log.parent.mkdir()
+        with log.open("w") as file:
+            file.writelines(line.replace("1234567", str(seed)) + "\n" for seed in range(count))
+    spent = {}
+    for name in ("few", "many"):
+        page = open_page(serve(tmp_path / name).url + "#view=episodes")
+        page.locator(".episodes li").nth(49).wait_for()
+        spent[name] = page.evaluate(
+            "performance.getEntriesByType('paint').find(one => one.name === 'first-contentful-paint').startTime"
+        )
+    started = time.perf_counter()
+    page.get_by_role("button", name="last page").click()
+    until(page, "document.querySelector('.pager').textContent.includes('19,951\N{EN DASH}20,000')")
+    turned_s = time.perf_counter() - started
+    assert spent["many"] < 10 * spent["few"] + 2000
+    assert turned_s < 5
+
+
+def hostile_run(folder):
+    """A run in which every text that a page shows is one of the payloads."""
+    for at, bad in enumerate(PAYLOADS):
+        row = episode(env=bad, seed=at, words=bad, error=bad, agents=(bad, f"{bad}2"), step=at)
+        row["rewards"] = {bad: 1.0}
+        row["error"]["kind"] = bad
+        row["error"]["trace"] = bad
+        for trajectory in row["trajectories"].values():
+            trajectory["policy"] = trajectory["instructions"] = bad
+            trajectory["info"] = {bad: bad}
+            for turn in trajectory["turns"]:
+                turn["observation"] = turn["finish_reason"] = bad
+                turn["info"] = {bad: [bad], "tool_calls": 1}
+        write_lines(folder / "episodes.jsonl", [row])
+    verifier = [{"name": bad, "family": bad, "cost": bad, "weight": 0.5, "last_error": bad} for bad in PAYLOADS]
+    write_lines(
+        folder / "verifiers.jsonl",
+        [
+            {"step": s, "name": PAYLOADS[0], "alarms": list(PAYLOADS), "combiner": PAYLOADS[1], "verifiers": verifier}
+            for s in (0, 1)
+        ],
+    )
+    write_lines(
+        folder / "metrics.jsonl",
+        [
+            {
+                "step": s,
+                "time/step_s": 1.0,
+                **{f"{bad}/{bad}": 0.1 for bad in PAYLOADS},
+                **{f"time/{bad}_s": 0.1 for bad in PAYLOADS if "\n" not in bad},
+            }
+            for s in (0, 1)
+        ],
+    )
+    (folder / "config.yaml").write_text(json.dumps({bad: bad for bad in PAYLOADS}))
+    (folder / "league.json").write_text(
+        json.dumps({"policy": PAYLOADS[0], "opponents": [{"name": bad, bad: bad} for bad in PAYLOADS]})
+    )
+    with (folder / "episodes.jsonl").open("a") as file:
+        file.write("".join(f"{bad}\n" for bad in PAYLOADS))
+
+
+def assert_unharmed(page, base):
+    assert page.evaluate("window.harmed") is None
+    tags = "iframe, object, embed, base, math, video, audio, style ~ style, #app img, meta[http-equiv=refresh]"
+    scripts = "script:not([src='static/app.js']):not([type]), a[href^=javascript]"
+    strange = f"{tags}, {scripts}, [onerror], [onload], [onfocus], [ontoggle], [onbegin]"
+    assert page.locator(strange).count() == 0
+    assert [url for url in page.asked if not url.startswith((base, "data:"))] == []
+    assert page.complaints == []
+
+
+def visit_everything(page, opened, run=0):
+    """Every tab, and episodes in every colour, of the run that is hostile."""
+    for view in ("curves", "timeline", "verifiers", "tables", "settings"):
+        go(page, f"#view={view}&run={run}")
+        until(page, f"document.querySelector('main section[aria-label={view} i]')?.innerText.includes('pwned()')")
+        page.eval_on_selector_all("details", "all => all.forEach(one => { one.open = true; })")
+    for n in opened:
+        go(page, f"#view=episodes&run={run}&n={n}&colour={['none', 'logprob', 'version'][n % 3]}")
+        until(page, f"document.querySelector('.detail .facts')?.textContent.includes('seed{n - 1}')")
+        page.eval_on_selector_all("details", "all => all.forEach(one => { one.open = true; })")
+
+
+def test_nothing_that_a_model_wrote_is_more_than_text(serve, open_page, tmp_path):
+    assert len(set(PAYLOADS)) >= 30
+    folder = tmp_path / "<img src=x onerror=pwned()>"
+    hostile_run(folder)
+    server = serve(folder)
+    page = open_page(server.url)
+    visit_everything(page, range(1, len(PAYLOADS) + 1))
+    page.wait_for_timeout(100)
+    bad = PAYLOADS[1]
+    go(page, "#view=episodes&n=2")
+    until(page, "document.querySelector('.detail .facts')?.textContent.includes('seed1')")
+    assert page.locator(".detail h2").inner_text() == bad  # it is there, word for word
+    assert page.locator(".turn .said .words").first.text_content() == f"{bad} {bad} 0"
+    assert_unharmed(page, server.url)
+
+
+def test_a_saved_page_shows_the_same_without_any_request(open_page, run_folder, tmp_path):
+    hostile_run(tmp_path / "hostile")
+    target = save_page([run_folder, tmp_path / "hostile"], tmp_path / "page.html")
+    page = open_page(target.as_uri())
+    visit_everything(page, [2], run=1)
+    assert page.locator(".detail h2").inner_text() == PAYLOADS[1]
+    assert_unharmed(page, target.as_uri())
+    page = open_page(target.as_uri() + "#view=episodes&text=zebra")
+    page.locator(".episodes li").first.wait_for()
+    assert seeds(page) == ["22"]
+    page.get_by_label("search what was said").fill("")
+    page.get_by_label("order").select_option("lowest reward")
+    until(page, "document.querySelectorAll('.episodes li').length === 6")
+    assert page.locator(".episodes .reward").first.inner_text() == "-1"
+    assert str(tmp_path) not in target.read_text()
+    assert page.complaints == []
+
+
+def test_without_the_token_a_browser_sees_only_a_refusal(serve, browser, run_folder):
+    server = serve(run_folder)
+    page = browser.new_page()
+    answer = page.goto(server.url.replace(TOKEN, "guess"))
+    assert answer.status == 403
+    assert "holds a token" in page.inner_text("body")
+    page.close()
+
+
+def test_a_benchmark_and_an_empty_run_are_shown(serve, open_page, tmp_path):
+    write_lines(tmp_path / "bench" / "episodes.jsonl", [record(), record(error="step: ValueError: boom")])
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "config.yaml").write_text("env: [x]\n")
+    page = open_page(serve(tmp_path / "bench", tmp_path / "new").url)
+    assert "No step is finished yet" in page.locator("main").inner_text()
+    assert "nothing logged yet" in page.locator("aside").inner_text()
+    go(page, "#view=episodes&run=0&n=1")
+    page.locator(".detail table").wait_for()
+    assert "random" in page.locator(".detail tbody").inner_text()
+    for view in ("timeline", "verifiers", "tables"):
+        go(page, f"#view={view}")
+        page.locator("main .note").first.wait_for()
+    assert page.complaints == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_is_readable_in_both_schemes_and_everything_has_a_name(serve, open_page, run_folder, scheme):
+    page = open_page(serve(run_folder).url + "#view=episodes&n=5", color_scheme=scheme)
+    page.locator(".turn").first.wait_for()
+    ratio = page.evaluate(CONTRAST)
+    assert min(ratio.values()) >= 4.5, ratio  # WCAG 2.1 AA
+    named = "one.labels?.length || one.getAttribute('aria-label') || one.textContent"
+    unnamed = f"all => all.filter(one => !({named})).length"
+    assert page.eval_on_selector_all("input, select, button", unnamed) == 0
+    assert (
+        page.eval_on_selector_all("svg[role=img]", "all => all.filter(one => !one.getAttribute('aria-label')).length")
+        == 0
+    )
+    assert page.locator("html").get_attribute("lang") == "en"
+
+
+def test_a_narrow_window_needs_no_sideways_scrolling(serve, open_page, run_folder):
+    page = open_page(serve(run_folder).url + "#view=episodes&n=5", viewport={"width": 420, "height": 800})
+    page.locator(".turn").first.wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 420
+
+
+CONTRAST = """() => {
+  const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+  const channels = (colour) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const linear = (c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4);
+  const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+  const behind = (node) => {
+    for (let at = node; at; at = at.parentElement) {
+      const found = channels(getComputedStyle(at).backgroundColor);
+      if (found[3] === 255) return found;
+    }
+    return [255, 255, 255, 255];
+  };
+  const found = {};
+  for (const chosen of [
+    '.episodes .name', '.episodes .more', '.facts dt', '.turn .heard', '.turn .tag', '.label', '.problem b',
+    'aside small', 'nav a:not(.empty)', '.pager span', 'summary',
+  ]) {
+    const node = document.querySelector(chosen);
+    const [a, b] = [light(channels(getComputedStyle(node).color)), light(behind(node))];
+    found[chosen] = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  }
+  return found;
+}"""
