@@ -7,7 +7,7 @@ BIN := .venv/bin
 # The stamp's name carries what was installed, so a changed list or pyproject installs again.
 STAMP := .venv/.installed-$(KIND)-$(shell cat requirements/$(KIND).txt pyproject.toml | cksum | tr ' ' '-')
 
-.PHONY: help demo test perf lint lock venv clean
+.PHONY: help demo test perf docs lint lock venv clean
 .DEFAULT_GOAL := help
 
 help:  ## Say what there is
@@ -25,6 +25,9 @@ test: $(STAMP)  ## Run the whole test suite
 
 perf: $(STAMP)  ## Measure every stage; JSON lines
 	$(BIN)/python tests/perf/run.py
+
+docs: $(STAMP)  ## Build the documentation into site/, strictly and without network
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lint: $(STAMP)  ## Check style and types
 	$(BIN)/ruff check .

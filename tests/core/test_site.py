@@ -1,0 +1,97 @@
+"""The documentation site: every page is in it, every public name and every error class, and it asks no other host."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+LOADED = re.compile(r"""<(?:script|link|img|iframe|source)\b[^>]*?(?:src|href)=["']?(?:https?:)?//[^"'>]*""")
+"""What a browser loads by itself; links that a person may follow are no such thing."""
+
+
+@pytest.fixture(scope="module")
+def site():
+    spec = importlib.util.spec_from_file_location("docs_site", DOCS / "_site.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def nav(site):
+    """Pages by section, as they are built."""
+    text = (ROOT / "mkdocs.yml").read_text()
+    sections = site.navigation(yaml.safe_load(text)["nav"])
+    return {title: pages for section in sections for title, pages in section.items()}
+
+
+def test_every_page_is_in_the_navigation_once(nav):
+    listed = [page for pages in nav.values() for page in pages]
+    written = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+    assert sorted(page for page in listed if not page.startswith("api/") and page != "errors.md") == sorted(written)
+    assert len(listed) == len(set(listed))
+
+
+def test_a_page_that_nobody_placed_follows_its_section(site):
+    sections = ("Guides", "Results", "Reference", "Decisions")
+    built = dict(next(iter(section.items())) for section in site.navigation([{title: []} for title in sections]))
+    assert "verifiers.md" in built["Guides"] and "results/README.md" in built["Results"]
+    assert "decisions/0002-source-roots.md" in built["Decisions"] and "errors.md" in built["Reference"]
+
+
+def test_the_readme_links_to_pages_that_exist():
+    links = re.findall(r"\]\((docs/[^)#]+)", (ROOT / "README.md").read_text())
+    assert links and [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_the_reference_has_every_public_name(site):
+    import forge_agents as fa
+    import forge_trainers
+    import forge_verifiers
+
+    for package, module in (("forge_agents", fa), ("verifiers/forge_verifiers", forge_verifiers)):
+        found = site.documented(package)
+        assert sorted(found) == sorted(name for name in module.__all__ if not name.startswith("__"))
+    assert site.documented("forge_agents")["GRPOTrainer"] == "forge_trainers.trainer.GRPOTrainer"
+    assert set(site.documented("trainers/forge_trainers")) == set(forge_trainers.__all__)
+
+
+def test_the_list_of_errors_has_every_class(site):
+    from forge_agents import errors
+
+    named = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
+    classes = site.error_classes()
+    assert named <= set(classes) and {"SandboxError", "ScoreError", "MissingExtraError", "ReportError"} <= set(classes)
+    page = site.errors_page()
+    assert all(f"\n## {name}\n" in page for name in classes)
+    assert [name for name, explanation in classes.items() if not explanation] == []
+
+
+def test_messages_are_listed_with_what_varies_left_open(site):
+    messages = site.raised_messages()
+    assert messages["ValueError"]["forge_trainers.config"][0].startswith("group_size=… gives every advantage 0; set")
+    told = messages["RunFolderError"]["forge_trainers.run_folder"]
+    assert any("another process is training in …" in text for text in told)
+
+
+@pytest.mark.timeout(280)
+def test_the_site_is_built_strictly_and_asks_no_other_host(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(ROOT / "mkdocs.yml")]
+    done = subprocess.run(
+        [*command, "--site-dir", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=260
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*.html")}
+    assert len(pages) > 30
+    assert {name: LOADED.findall(text) for name, text in pages.items() if LOADED.search(text)} == {}
+    styles = "".join(path.read_text() for path in tmp_path.rglob("*.css"))
+    assert re.findall(r"url\(\s*[\"']?(?:https?:)?//[^)]*|@import[^;]*//[^;]*", styles) == []
+    assert "forge_trainers.trainer.GRPOTrainer" in pages["api/forge_agents.html"]
+    assert 'class="doc doc-heading"' in pages["api/forge_agents.html"]
+    assert "gives every advantage 0" in pages["errors.html"]
