@@ -8,17 +8,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge_agents import mesh
 from forge_agents._monarch import Actor, concurrent_endpoint
-from forge_agents.errors import ActorDiedError, StallError
+from forge_agents.errors import ActorDiedError, ForgeError, StallError
 
 if TYPE_CHECKING:
     from forge_agents._monarch import ProcMesh
 
+T = TypeVar("T")
+
+_LOOK_S = 0.2
+"""Between two looks for processes that have started."""
 _HOLD_S = 2.0
 """A question is answered after this long."""
+_NOTICE_S = 3.0
+"""A process's end is seen within this time."""
 
 
 class PulseActor(Actor):
@@ -37,44 +44,75 @@ class Pulse:
     seconds, under load later.
 
     Args:
-        procs: From `mesh.spawn_procs`, after its processes have answered once.
+        procs: From `mesh.spawn_procs`.
         size: Its number of processes.
         name: Said in errors; what the mesh was spawned under.
-        silence_s: A process that says nothing for longer counts as dead.
+        silence_s: A process that says nothing for longer counts as dead, from `started` on: a process that loads big
+            libraries may be silent for long.
     """
 
     def __init__(self, procs: ProcMesh, size: int, *, name: str, silence_s: float) -> None:
         self._name = name
+        self._procs, self._size = procs, size
+        self._silence_counts = False
         self._lost: asyncio.Future[ActorDiedError | StallError] = asyncio.get_running_loop().create_future()
         self._fds: list[int] = []
-        for pid in mesh.pids(procs):
-            self._fds.append(os.pidfd_open(pid))
-            asyncio.get_running_loop().add_reader(self._fds[-1], self._ended, pid)
         actors: Any = procs.spawn("pulse", PulseActor)
-        self._task = asyncio.ensure_future(self._feel(actors, size, silence_s + _HOLD_S))
+        self._tasks = [
+            asyncio.ensure_future(self._watch_processes()),
+            asyncio.ensure_future(self._feel(actors, silence_s + _HOLD_S)),
+        ]
 
     @property
     def error(self) -> ActorDiedError | StallError | None:
         """What was seen of the processes' end; None while all live."""
         return self._lost.result() if self._lost.done() and not self._lost.cancelled() else None
 
+    def started(self) -> None:
+        """From now on silence counts."""
+        self._silence_counts = True
+
     async def lost(self) -> ActorDiedError | StallError:
         """Wait until a process dies or falls silent."""
         return await asyncio.shield(self._lost)
 
-    async def lost_within(self, seconds: float) -> bool:
-        """Whether a process dies or falls silent in the next `seconds`."""
-        await asyncio.wait({self._lost}, timeout=seconds)
-        return self.error is not None
+    async def guard(self, work: Awaitable[T]) -> T:
+        """What `work`, which needs the processes, gives; or at once the error of the one that is lost.
+
+        Where it fails with a `RuntimeError`, and one of several processes turns out to be lost, that is the error: the
+        others' collectives break a moment before its end is seen.
+        """
+        if self.error is not None:
+            if isinstance(work, Coroutine):
+                work.close()
+            raise self.error
+        task = asyncio.ensure_future(work)
+        try:
+            both: set[asyncio.Future[Any]] = {task, self._lost}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise self._lost.result()
+            return task.result()
+        except RuntimeError as error:
+            if self._size > 1 and not isinstance(error, ForgeError) and await self._lost_within(_NOTICE_S):
+                raise self._lost.result() from error
+            raise
+        finally:
+            task.cancel()
 
     def end(self) -> None:
         """Look no more: the processes are about to be stopped. Twice is no error."""
-        self._task.cancel()
+        for task in self._tasks:
+            task.cancel()
         while self._fds:
             fd = self._fds.pop()
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 asyncio.get_running_loop().remove_reader(fd)
             os.close(fd)
+
+    async def _lost_within(self, seconds: float) -> bool:
+        await asyncio.wait({self._lost}, timeout=seconds)
+        return self._lost.done()
 
     def _ended(self, pid: int) -> None:
         advice = mesh.log_advice(self._name)
@@ -85,10 +123,27 @@ class Pulse:
             self._lost.set_result(error)
         self.end()
 
-    async def _feel(self, actors: Any, size: int, timeout_s: float) -> None:
+    async def _feel(self, actors: Any, timeout_s: float) -> None:
         while True:
             try:
-                await mesh.call_all(actors, size, "hold", _HOLD_S, timeout_s=timeout_s, who=self._name)
-            except (ActorDiedError, StallError) as error:
+                await mesh.call_all(actors, self._size, "hold", _HOLD_S, timeout_s=timeout_s, who=self._name)
+            except ActorDiedError as error:
                 self._tell(error)
                 return
+            except StallError as error:
+                if self._silence_counts:
+                    self._tell(error)
+                    return
+
+    async def _watch_processes(self) -> None:
+        """Ask the kernel to tell of the end of each process that runs here, from its first moment on."""
+        known: set[int] = set()
+        while True:
+            for pid in set(mesh.pids(self._procs)) - known:
+                known.add(pid)
+                with contextlib.suppress(ProcessLookupError):  # Monarch will say so
+                    self._fds.append(os.pidfd_open(pid))
+                    asyncio.get_running_loop().add_reader(self._fds[-1], self._ended, pid)
+            if len(known) == self._size or self._silence_counts:  # the rest run elsewhere
+                return
+            await asyncio.sleep(_LOOK_S)

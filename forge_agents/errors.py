@@ -6,7 +6,8 @@ In: nothing. Out: exception types and `did_you_mean`. Waits for nothing.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 class ForgeError(Exception):
@@ -35,6 +36,8 @@ class StallError(ForgeError, TimeoutError):
     def __init__(self, message: str, who: str = "") -> None:
         super().__init__(message)
         self.who = who
+        self.picture: Mapping[str, Any] = {}
+        """What the process that waited was doing then, JSON-safe; empty where nobody looked."""
 
 
 class ActorDiedError(ForgeError, RuntimeError):

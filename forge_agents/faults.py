@@ -1,7 +1,7 @@
 """Deaths of processes in a run: counted, written down, and limited.
 
 In: who died or fell silent, and when it was back. Out: rows of ``faults.jsonl``, or the error that ends the run.
-Waits for nothing.
+Waits for what is started again, within its own deadline.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from forge_agents.errors import RespawnLimitError
+from forge_agents.errors import ActorDiedError, RespawnLimitError
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +72,21 @@ class Faults:
             )
         _log.warning("%s is started again: %s", who, cause)
         return fault
+
+    async def outlive(self, who: str, start: Callable[[], Awaitable[T]]) -> T:
+        """What `start` starts under the name `who`; it is tried again where that dies on the way."""
+        died: list[Fault] = []
+        while True:
+            try:
+                started = await start()
+            except ActorDiedError as error:
+                if error.who != who:
+                    raise
+                died.append(self.noticed(who, str(error)))
+            else:
+                for fault in died:
+                    self.recovered(fault)
+                return started
 
     def recovered(self, fault: Fault) -> None:
         """Something took the place of what died."""

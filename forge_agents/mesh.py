@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from forge_agents import _waits
 from forge_agents.errors import ActorDiedError, StallError
 
 if TYPE_CHECKING:
@@ -105,13 +106,10 @@ async def with_deadline(awaitable: Awaitable[T], timeout_s: float, *, who: str, 
     """
     task = asyncio.ensure_future(_plain(awaitable))
     try:
-        await asyncio.wait({task}, timeout=timeout_s)
+        with _waits.waiting(who, what, timeout_s):
+            await asyncio.wait({task}, timeout=timeout_s)
         if not task.done():
-            raise StallError(
-                f"{who} did not finish {what} within {timeout_s:g} s. Look at {log_advice(who)}; "
-                "raise the timeout if the work is just slow",
-                who,
-            )
+            raise _stall(who, what, timeout_s)
     finally:
         if not task.done():
             task.cancel()
@@ -120,6 +118,17 @@ async def with_deadline(awaitable: Awaitable[T], timeout_s: float, *, who: str, 
     if error is None:
         return task.result()
     raise as_local_error(error, who=who, what=what) from None
+
+
+def _stall(who: str, what: str, timeout_s: float) -> StallError:
+    meanwhile = _waits.summary(without=who)
+    error = StallError(
+        f"{who} did not finish {what} within {timeout_s:g} s. Look at {log_advice(who)}; raise the timeout if the "
+        f"work is just slow{'. Waited for meanwhile: ' * bool(meanwhile)}{meanwhile}",
+        who,
+    )
+    error.picture = _waits.picture()
+    return error
 
 
 async def call_all(mesh: Any, n: int, endpoint_name: str, *args: Any, timeout_s: float, who: str) -> list[Any]:
@@ -170,6 +179,8 @@ def as_local_error(error: BaseException, *, who: str, what: str) -> BaseExceptio
     if isinstance(error, SupervisionError):
         reason = " ".join(str(error).split())
         return ActorDiedError(f"{who} died during {what}: {reason}. Look at {log_advice(who)}", who)
+    if type(error) is RuntimeError and "error spawning" in str(error):  # Monarch's, where the process is gone
+        return ActorDiedError(f"{who} died while it was started. Look at {log_advice(who)}", who)
     return error
 
 

@@ -63,19 +63,24 @@ class WeightStore:
         from forge_agents.weights import _segments, _torchstore
 
         volume_mesh = mesh.spawn_procs(name, threads=1)
+        pulse = Pulse(volume_mesh, 1, name=name, silence_s=silence_s)
         store_name = f"{name}-{os.getpid()}-{next(_counter)}"
         try:
-            await mesh.with_deadline(
-                _torchstore.initialize(num_storage_volumes=1, store_name=store_name, mesh=volume_mesh),
-                timeout_s,
-                who=name,
-                what="start of the store",
+            await pulse.guard(
+                mesh.with_deadline(
+                    _torchstore.initialize(num_storage_volumes=1, store_name=store_name, mesh=volume_mesh),
+                    timeout_s,
+                    who=name,
+                    what="start of the store",
+                )
             )
+            pulse.started()
         except BaseException:
+            pulse.end()
             await mesh.stop(volume_mesh)
             raise
         ref = WeightStoreRef(name=name, store_name=store_name, place=_segments.place(), silence_s=silence_s)
-        return cls(ref, volume_mesh, Pulse(volume_mesh, 1, name=name, silence_s=silence_s))
+        return cls(ref, volume_mesh, pulse)
 
     async def stop(self, *, timeout_s: float = 10.0) -> None:
         """Free all weights and end the volume's process. Twice is no error."""

@@ -1,0 +1,86 @@
+"""What a stall tells: who waited for whom, and where every task and thread stood."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+
+import pytest
+
+from forge_agents import _waits, mesh
+from forge_agents._threads import in_thread
+from forge_agents.errors import StallError
+
+
+@pytest.fixture(autouse=True)
+def _no_shared_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_waits, "_last", None)
+
+
+async def never_answers() -> None:
+    await asyncio.sleep(60)
+
+
+def test_a_stall_names_what_else_was_waited_for_and_carries_a_picture() -> None:
+    async def main() -> StallError:
+        _waits.report("engines", lambda: {"team": 3})
+        _waits.report("broken", lambda: 1 / 0)
+        turns = [
+            asyncio.ensure_future(mesh.with_deadline(never_answers(), 30, who="team", what="a completion"))
+            for _ in range(3)
+        ]
+        try:
+            with pytest.raises(StallError) as caught:
+                await mesh.with_deadline(asyncio.gather(*turns), 0.1, who="episodes", what="collection of step 4")
+        finally:
+            _waits.report("engines", None)
+            _waits.report("broken", None)
+            await asyncio.gather(*turns, return_exceptions=True)
+        return caught.value
+
+    error = asyncio.run(main())
+    assert "episodes did not finish collection of step 4 within 0.1 s" in str(error)
+    assert "Waited for meanwhile: team: a completion (3 x, up to 0." in str(error)
+    assert error.who == "episodes"
+    picture = json.loads(json.dumps(error.picture))
+    assert picture["engines"] == {"team": 3}
+    assert picture["broken"] == "ZeroDivisionError: division by zero"
+    assert [(wait["who"], wait["timeout_s"]) for wait in picture["waits"]] == [("team", 30)] * 3
+    stalled = next(task for task in picture["tasks"] if "never_answers" in str(task["stack"]))
+    assert stalled["count"] == 3
+    assert any("test_waits.py" in line for stack in picture["threads"].values() for line in stack)
+
+
+def test_waits_are_forgotten_when_they_end() -> None:
+    async def main() -> None:
+        await mesh.with_deadline(asyncio.sleep(0), 1, who="team", what="a completion")
+        with pytest.raises(StallError):
+            await mesh.with_deadline(never_answers(), 0.01, who="team", what="a completion")
+
+    asyncio.run(main())
+    assert _waits.summary() == ""
+
+
+def test_a_call_that_never_returns_is_left_behind() -> None:
+    over = threading.Event()
+
+    async def main() -> None:
+        with pytest.raises(StallError, match="reward own did not finish scoring"):
+            await mesh.with_deadline(in_thread(over.wait, 60, name="slow"), 0.05, who="reward own", what="scoring")
+        assert any(thread.name == "slow" and thread.daemon for thread in threading.enumerate())
+
+    started = time.monotonic()
+    asyncio.run(main())
+    assert time.monotonic() - started < 10
+    over.set()
+
+
+def test_what_runs_in_a_thread_returns_or_raises_as_if_it_were_here() -> None:
+    async def main() -> None:
+        assert await in_thread(divmod, 7, 2, name="sum") == (3, 1)
+        with pytest.raises(ZeroDivisionError):
+            await in_thread(divmod, 7, 0, name="sum")
+
+    asyncio.run(main())

@@ -1,0 +1,86 @@
+"""Runs end rather than hang: files that stalls leave, and code that holds the controller's thread."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import forge_agents as fa
+from forge_agents import mesh
+from forge_agents.errors import RespawnLimitError, StallError
+from forge_agents.rollout import play
+from forge_trainers.watchdog import LoopGuard, stalls_told
+
+
+class Sleepy(fa.TurnEnv):
+    """Sleeps for an hour in its first decision."""
+
+    possible_agents = ("only",)
+
+    def setup(self, rng):
+        pass
+
+    def instructions(self, agent):
+        return ""
+
+    def observe_text(self, agent):
+        return "go"
+
+    def act(self, agent, action):
+        time.sleep(3600)
+        return fa.Outcome(rewards={agent: 1.0}, done=True)
+
+
+def test_a_stall_leaves_a_file_and_the_error_names_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        with stalls_told(tmp_path):
+            await mesh.with_deadline(asyncio.sleep(60), 0.01, who="team", what="a completion")
+
+    for number in range(2):
+        with pytest.raises(StallError, match=rf"team did not finish .*is in .*stall-{number}\.json"):
+            asyncio.run(main())
+        found = json.loads((tmp_path / f"stall-{number}.json").read_text())
+        assert found["error"].startswith("StallError: team did not finish a completion")
+        assert found["tasks"] and found["threads"]
+
+
+def test_the_end_by_too_many_deaths_is_written_as_well_and_a_mistake_is_not(tmp_path: Path) -> None:
+    async def main(error: Exception) -> None:
+        with stalls_told(tmp_path):
+            raise error
+
+    with pytest.raises(RespawnLimitError, match=r"stall-0\.json"):
+        asyncio.run(main(RespawnLimitError("too many")))
+    with pytest.raises(ValueError, match="^mistake$"):
+        asyncio.run(main(ValueError("mistake")))
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_an_environment_that_holds_the_thread_costs_its_episode_only(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGUSR2)
+
+    async def main() -> fa.Episode:
+        with stalls_told(tmp_path), LoopGuard(0.4):
+            return await play(Sleepy(), {"only": fa.Scripted(lambda seen: "x")}, seed=0)
+
+    started = time.monotonic()
+    episode = asyncio.run(main())
+    assert time.monotonic() - started < 10
+    assert episode.error is not None and episode.error.where == "step"
+    assert "test_watchdog.py" in episode.error.message and "block_timeout_s=0.4" in episode.error.message
+    assert not list(tmp_path.iterdir())
+    assert signal.getsignal(signal.SIGUSR2) is before
+
+
+def test_a_loop_that_turns_is_left_alone() -> None:
+    async def main() -> None:
+        with LoopGuard(0.3):
+            for _ in range(10):
+                await asyncio.sleep(0.1)
+
+    asyncio.run(main())
