@@ -97,6 +97,10 @@ class Renderer:
         ids = response_ids[:-1] if response_ids and response_ids[-1] == self.eos_id else response_ids
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False)).strip()
 
+    def piece(self, token_id: int) -> str:
+        """The text of one token, blanks and all."""
+        return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
+
     def _render_start(self, heard: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
         return self._encode(self._template(self._defused(heard)))
 

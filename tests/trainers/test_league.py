@@ -199,9 +199,9 @@ class League(LeaguePlay):
     """Loads no weights, and notes what it would have loaded."""
 
     async def _load(self, name, version, stack):
-        if version != self._loaded:
+        if name != self._loaded:
             self.loads = [*getattr(self, "loads", []), name]
-            self._loaded = version
+            self._loaded = name
 
 
 def season(folder, steps, *, pool=3, resume=False):

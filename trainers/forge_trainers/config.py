@@ -51,6 +51,10 @@ class GRPOConfig:
     """Steps between evaluations on held-out seeds; 0 evaluates never."""
     eval_episodes: int = 64
     """Held-out seeds of one evaluation."""
+    exploitability_samples: int = 0
+    """Free answers drawn at every information set at each evaluation, which then also says how much the best response
+    wins from each trained policy: in games of two that can list their openings, such as forge/KuhnPoker-v0. 0 leaves
+    it out."""
     checkpoint_every: int = 10
     """Steps between checkpoints; the last step is always saved."""
     keep_checkpoints: int = 2
@@ -99,6 +103,11 @@ class GRPOConfig:
         for name in ("refills", "max_staleness", "eval_every", "keep_episodes", "max_respawns"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
+        if self.exploitability_samples < 0 or (self.exploitability_samples and not self.eval_every):
+            raise ValueError(
+                f"exploitability_samples={self.exploitability_samples} with eval_every={self.eval_every}: at least 0, "
+                "and above 0 only with evaluations, where it is measured"
+            )
         if not self.max_logprob_gap > 0:
             raise ValueError(f"max_logprob_gap={self.max_logprob_gap} must be above 0; inf switches the guard off")
         for name in ("start_timeout_s", "stage_timeout_s", "silence_s"):

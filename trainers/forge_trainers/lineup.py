@@ -138,7 +138,7 @@ class LeaguePlay:
         self._publisher: Publisher | None = None
         self._store: WeightStoreRef | None = None
         """Where the snapshot in the engine came from: another store, in place of one that died, knows nothing of it."""
-        self._loaded = 0  # the engine starts with the start model
+        self._loaded, self._loads = league.start, 0  # the engine starts with the start model
         self._load_s = 0.0
 
     def declared(self, agents: Sequence[str]) -> dict[str, AnyPolicy]:
@@ -211,6 +211,7 @@ class LeaguePlay:
             ValueError: A snapshot's weights are gone, or it is another league's.
         """
         self.standings.load_state_dict(state)
+        self._loaded = ""
         for one in self.standings.opponents:
             if one.version > 0 and not (self._snapshots / one.name).is_dir():
                 raise ValueError(f"snapshot {self._snapshots / one.name} of the league is missing")
@@ -222,8 +223,7 @@ class LeaguePlay:
         players = self._players
         snapshots = {one.name: one.version for one in self.standings.opponents if one.version >= 0}
         turns = list(dict.fromkeys(match.opponent for match in matches if match.opponent in snapshots)) or [""]
-        # the snapshot that sits in the engine already goes first
-        turns.sort(key=lambda name: snapshots.get(name) != self._loaded)
+        turns.sort(key=lambda name: name != self._loaded)  # the one that sits in the engine already goes first
         played: dict[int, EpisodeGroup] = {}
         for name in turns:
             served = dict(stack.served)
@@ -249,7 +249,7 @@ class LeaguePlay:
     async def _load(self, name: str, version: int, stack: Stack) -> None:
         """Put a snapshot's weights into the opponents' engine."""
         store = stack.store.ref
-        if version == self._loaded and self._store in (None, store):
+        if name == self._loaded and self._store in (None, store):
             return
         import torch
 
@@ -261,9 +261,10 @@ class LeaguePlay:
             dtype = getattr(torch, self._config.learner.compute_dtype)
             self._publisher, self._store = Publisher(store, self._league.engine, slots=2, dtype=dtype), store
         tensors = await asyncio.to_thread(_read, folder)
-        await self._publisher.publish(tensors, version)
-        await stack.engines[self._league.engine].load_weights(version)
-        self._loaded = version
+        self._loads += 1  # a version of its own: after a restart other weights may have the snapshot's name
+        await self._publisher.publish(tensors, self._loads)
+        await stack.engines[self._league.engine].load_weights(self._loads)
+        self._loaded = name
         self._load_s += time.perf_counter() - started
 
     async def _snapshot(self, step: int, stack: Stack) -> None:
@@ -272,6 +273,7 @@ class LeaguePlay:
         if learner.version <= self.standings.latest.version:
             return
         name = self._league.snapshot_name(learner.version)
+        self._loaded = "" if name == self._loaded else self._loaded
         await learner.export(
             self._snapshots / name,
             dtype=self._config.learner.compute_dtype,

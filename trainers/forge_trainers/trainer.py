@@ -241,7 +241,14 @@ class GRPOTrainer:
         if not every or ((step + 1) % every and step + 1 != steps):
             return {}
         result = await self._evaluate(source, self.config.eval_episodes, env_reward)
-        return {"eval/reward": result.reward, "eval/ci": result.ci}
+        found = {"eval/reward": result.reward, "eval/ci": result.ci}
+        if samples := self.config.exploitability_samples:
+            from forge_agents.bench.model_strategy import exploited
+
+            trained = {name: self._models(source)[name] for name in self._running.learners}
+            asking = exploited(source.env_ids, trained, self._running.served, samples=samples)
+            found |= await with_deadline(asking, self.config.stage_timeout_s, who="engines", what="exploitability")
+        return found
 
     async def _evaluate(self, source: Source, episodes: int, reward: Reward) -> EvalResult:
         await self._started(source, learn=False)
