@@ -1,0 +1,61 @@
+"""A model behind an OpenAI-compatible server takes a seat, within a budget; nothing is served or trained here.
+
+    python examples/external_endpoint.py --url http://127.0.0.1:8000/v1 --model rival-7b [--key-variable RIVAL_KEY]
+
+plays Kuhn poker against random play, from both seats on the same seeds. vLLM, SGLang, llama.cpp, Ollama and the hosted
+services speak this protocol. What fails is told and costs its episode.
+"""
+
+import argparse
+import asyncio
+
+import numpy as np
+
+import forge_agents as fa
+from forge_agents.rollout import Rollout
+
+ENV_ID = "forge/KuhnPoker-v0"
+
+
+def play(rival, episodes):
+    """Rewards of the rival by episode, and the errors."""
+    rewards, errors = [], []
+    for seat, other in (("p0", "p1"), ("p1", "p0")):
+        seats = {seat: rival, other: fa.Random(seed=0)}
+        rollout = Rollout(make_env=lambda: fa.make(ENV_ID), env_id=ENV_ID, seats=seats)
+        for seed in range(episodes):
+            episode = asyncio.run(rollout.group(seed, 1)).episodes[0]
+            if episode.error is None:
+                rewards.append(episode.rewards[seat])
+            else:
+                errors.append(episode.error.message)
+    return rewards, errors
+
+
+def main(words=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", default="http://127.0.0.1:8000/v1")
+    parser.add_argument("--model", required=True, help="what the server calls it")
+    parser.add_argument("--key-variable", default="", help="environment variable that holds the key")
+    parser.add_argument("--episodes", type=int, default=20, help="seeds, each played from both seats")
+    parser.add_argument("--max-tokens", type=int, default=100_000, help="budget of the whole run")
+    args = parser.parse_args(words)
+    rival = fa.Endpoint(
+        args.url,
+        args.model,
+        name="rival",
+        api_key_env=args.key_variable,
+        sampling=fa.Sampling(temperature=0.7, max_tokens=16),
+        max_total_tokens=args.max_tokens,
+        retries=1,
+        timeout_s=30,
+    )
+    rewards, errors = play(rival, args.episodes)
+    if rewards:
+        half = 1.96 * np.std(rewards) / np.sqrt(len(rewards))
+        print(f"{args.model} earns {np.mean(rewards):+.3f} +/- {half:.3f} a game against random play")
+    print(f"{len(rewards)} episodes, {len(errors)} failed" + (f", the first because {errors[0]}" if errors else ""))
+
+
+if __name__ == "__main__":
+    main()

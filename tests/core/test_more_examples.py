@@ -1,0 +1,101 @@
+"""The short examples and the notebook; what needs an engine is in tests/e2e/test_onboarding.py."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import forge_agents as fa
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NOTEBOOK = EXAMPLES / "first_steps.ipynb"
+SHOWN = """
+
+import json
+print(json.dumps(list(zip([t.agent for t in group.trajectories], reward(group.trajectories).tolist()))))
+"""
+
+
+def example(name):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_example_is_described_and_named_in_the_docs():
+    listed = (EXAMPLES.parent / "docs" / "examples.md").read_text()
+    for path in sorted(EXAMPLES.iterdir()):
+        if path.is_file():
+            assert f"examples/{path.name}" in listed, path.name
+    for path in EXAMPLES.glob("*.py"):
+        assert f"python examples/{path.name}" in path.read_text().partition('"""\n\n')[0], path.name
+
+
+def test_the_custom_environment_is_checked_and_random_play_is_what_chance_gives(capsys, monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))  # the check plays it in another process, too
+    module = example("custom_env")
+    module.main(["--steps", "0"])
+    said = capsys.readouterr().out
+    # meeting in round 1, 2, 3 pays 1, 0.7, 0.4: 1/3 + 2/9 * 0.7 + 4/27 * 0.4 = 0.548
+    assert float(said.split()[-1]) == pytest.approx(0.548, abs=0.09)
+    env = module.Meeting()
+    env.reset(seed=0)
+    env.step({"left": "bridge", "right": "the market, I think"})
+    assert env.observe("left").startswith("You went to the bridge, the other one to the market.")
+    assert env.step({"left": "nowhere", "right": "nowhere"})[1] == {"left": 0.0, "right": 0.0}
+    assert env.step({"left": "station", "right": "Station."})[1] == {"left": 0.4, "right": 0.4}
+
+
+def test_the_teacher_answers_right_and_its_trajectories_are_demonstrations():
+    module = example("sft_then_grpo")
+    shown = module.demonstrations(3)
+    assert {t.agent for t in shown} == {"asker", "answerer"} and [t.reward for t in shown] == [1.0] * len(shown)
+
+
+def test_the_benchmark_writes_its_reports_and_goes_on(tmp_path, capsys):
+    module = example("benchmark")
+    module.main(["--episodes", "4", "--out", str(tmp_path)])
+    report = fa.Report.load(tmp_path / "board.json")
+    assert report.complete and {"cautious", "random"} <= set(report.players)
+    assert all((tmp_path / f"board.{kind}").stat().st_size for kind in ("md", "html"))
+    assert module.cautious("You hold K. Legal: call, fold") == "call"
+
+
+def test_the_endpoint_plays_both_seats_and_a_failure_is_told(serve_chat, capsys):
+    module = example("external_endpoint")
+    server = serve_chat(lambda request: "bet")
+    module.main(["--url", server.url, "--model", "stub", "--episodes", "2"])
+    assert "4 episodes, 0 failed" in capsys.readouterr().out and len(server.requests) >= 4
+    down = serve_chat(lambda request: (403, {"error": "no such key"}))
+    module.main(["--url", down.url, "--model", "stub", "--episodes", "1"])
+    assert "0 episodes, 2 failed, the first because" in capsys.readouterr().out
+
+
+def test_the_loss_pulls_where_a_clip_would_not_and_fades(capsys):
+    module = example("own_loss")
+    module.main(["--steps", "0"])
+    pulls = module.curve([0.5, 1.0, 1.25, 2.0])
+    assert pulls[1] == pytest.approx(1.0) and pulls[2] == pytest.approx(0.948, abs=1e-3)
+    assert 0 < pulls[0] < 0.1 and 0 < pulls[3] < 0.2
+    assert "tempered" in fa.list_losses()
+
+
+def test_the_notebook_runs_cell_by_cell(tmp_path):
+    book = json.loads(NOTEBOOK.read_text())
+    assert book["nbformat"] == 4 and all(not cell.get("outputs") for cell in book["cells"])
+    cells = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
+    last = cells.pop()
+    assert last["metadata"]["tags"] == ["trains"]
+    compile("".join(last["source"]), "last cell", "exec")
+    program = tmp_path / "cells.py"
+    program.write_text("\n\n".join("".join(cell["source"]) for cell in cells) + SHOWN)
+    done = subprocess.run(
+        [sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [["hinter", pytest.approx(10 / 11)], ["guesser", 1.0]] * 2

@@ -1,0 +1,87 @@
+"""What a person sees: programs in a terminal of their own."""
+
+import os
+import re
+import sys
+
+import pytest
+
+pexpect = pytest.importorskip("pexpect")
+LIMIT_S = 120
+
+
+@pytest.fixture
+def started(tmp_path):
+    """``started("play", ...)``: `forge-agents` in a terminal of 24 lines and 80 columns, in an empty folder."""
+    running = []
+
+    def start(*words, **variables):
+        environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+        child = pexpect.spawn(
+            sys.executable,
+            ["-m", "forge_agents.cli", *words],
+            cwd=str(tmp_path),
+            env={**environment, "TERM": "xterm-256color", **variables},
+            dimensions=(24, 80),
+            encoding="utf-8",
+            timeout=LIMIT_S,
+        )
+        running.append(child)
+        return child
+
+    yield start
+    for child in running:
+        child.close(force=True)
+
+
+def ended(child):
+    """All that is left to read, and the exit status."""
+    rest = child.read()
+    child.wait()
+    return rest, child.exitstatus
+
+
+def test_help_names_the_commands_and_their_examples(started):
+    said, status = ended(started("--help"))
+    assert status == 0 and "forge-agents COMMAND --help says more." in said
+    said, status = ended(started("train", "--help"))
+    assert status == 0 and "examples:" in said and "forge-agents train train.yaml" in said
+    assert "--trainer.log_to" in said
+
+
+def test_a_person_begins_a_project_and_takes_a_seat(started, tmp_path):
+    said, status = ended(started("init", "mine", "--template", "duel"))
+    assert status == 0 and "next   cd mine && forge-agents train train.yaml" in said
+    child = started("play", "my_world:my/Duel-v0", "--seed", "1", PYTHONPATH=str(tmp_path / "mine"))
+    child.expect_exact("you are p0. Type an action and press Enter")
+    child.expect_exact("p0> ")
+    child.sendline("show")
+    said, status = ended(child)
+    assert status == 0 and "terminated after 1 turns" in said
+
+
+def test_ctrl_d_leaves_a_game(started):
+    child = started("play", "forge/KuhnPoker-v0")
+    child.expect_exact("p0> ")
+    child.sendeof()
+    said, status = ended(child)
+    assert status == 0 and "left: the input has ended" in said
+
+
+def test_ctrl_c_ends_with_130(started):
+    child = started("play", "forge/KuhnPoker-v0")
+    child.expect_exact("p0> ")
+    child.sendintr()
+    _, status = ended(child)
+    assert status == 130
+
+
+@pytest.mark.parametrize(
+    ("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+)
+def test_colour_can_be_switched_off(variables, coloured, started):
+    child = started("play", "forge/KuhnPoker-v0", **variables)
+    child.expect_exact("p0> ")
+    assert bool(re.search(r"\x1b\[[\d;]*3\dm", child.before)) is coloured
+    child.sendeof()
+    ended(child)

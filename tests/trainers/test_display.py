@@ -1,0 +1,47 @@
+import pytest
+from rich.console import Console
+
+from forge_trainers import display
+
+ROW = {"reward/mean": 0.5, "learner/kl": 0.01, "time/step_s": 2.0}
+
+
+@pytest.fixture
+def shown(monkeypatch, tmp_path):
+    """``shown(**options)`` runs two steps on a console with these options and returns what was written."""
+
+    def run(**options):
+        file = (tmp_path / "said").open("w+")
+        console = Console(file=file, width=100, **options)
+        monkeypatch.setattr(display, "Console", lambda: console)
+        with display.Display("train", 2) as live:
+            live.say("a line")
+            for step in range(2):
+                live.step(step, ROW)
+        file.seek(0)
+        return file.read()
+
+    return run
+
+
+def test_a_pipe_gets_plain_lines(shown):
+    assert shown(force_terminal=False).splitlines() == [
+        "a line",
+        "train 1/2  reward 0.500  kl 0.0100  s/step 2.0",
+        "train 2/2  reward 0.500  kl 0.0100  s/step 2.0",
+    ]
+
+
+def test_a_dumb_terminal_gets_the_same(shown):
+    said = shown(force_terminal=True, _environ={"TERM": "dumb"})
+    assert "\x1b" not in said and said.splitlines()[-1] == "train 2/2  reward 0.500  kl 0.0100  s/step 2.0"
+
+
+def test_a_terminal_gets_a_bar(shown):
+    said = shown(force_terminal=True, _environ={"TERM": "xterm"})
+    assert "\x1b[" in said and "2/2" in said and "━" in said
+
+
+def test_no_colour_leaves_the_bar(shown):
+    said = shown(force_terminal=True, no_color=True, _environ={"TERM": "xterm"})
+    assert "━" in said and "\x1b[3" not in said.replace("\x1b[3A", "")
