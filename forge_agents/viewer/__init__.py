@@ -90,6 +90,7 @@ def _socket(port: int | None) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind(("127.0.0.1", number))
+            listening.listen(128)  # a browser that comes before the server is ready waits
         except OSError as cause:
             listening.close()
             if number == wanted[-1]:

@@ -18,6 +18,7 @@ import yaml
 from forge_agents.errors import RunFolderError, did_you_mean
 from forge_agents.viewer.episode import finite, shown_episode
 from forge_agents.viewer.index import EpisodeIndex
+from forge_agents.viewer.lines import Lines
 from forge_agents.viewer.tokens import Pieces
 
 T = TypeVar("T")
@@ -39,6 +40,9 @@ class Run:
     def __init__(self, folder: Path, *, name: str, number: int) -> None:
         self.folder, self.name, self.number = folder, name, number
         self.index = EpisodeIndex(folder / "episodes.jsonl")
+        self._metric_lines = Lines(folder / "metrics.jsonl")
+        self._verifier_lines = Lines(folder / "verifiers.jsonl")
+        self._reading = threading.Lock()
         self._trouble: list[str] = []
         self._read: dict[str, tuple[tuple[int, int], Any]] = {}
         settings = self.settings()
@@ -58,7 +62,7 @@ class Run:
     def status(self) -> dict[str, Any]:
         """What the page asks for again and again: counts, problems, and stamps of what has changed."""
         rows, wrong = self._metrics()
-        wrong = [*wrong, *(self._cached("verifiers.jsonl", _json_lines) or ([], []))[1]]
+        wrong = [*wrong, *self._lines(self._verifier_lines)[1]]
         try:
             episodes = self.index.status()
         except RunFolderError as cause:
@@ -101,7 +105,7 @@ class Run:
 
     def verifiers(self) -> dict[str, Any]:
         """``latest``: the newest report; ``step`` and ``series``: curves by ``WHAT/VERIFIER``."""
-        rows, _ = self._cached("verifiers.jsonl", _json_lines) or ([], [])
+        rows, _ = self._lines(self._verifier_lines)
         rows = [row for row in rows if isinstance(row.get("verifiers"), list)]
         if not rows:
             return {"latest": None, "step": [], "series": {}}
@@ -141,8 +145,13 @@ class Run:
             ) from cause
 
     def _metrics(self) -> tuple[list[dict[str, Any]], list[str]]:
-        rows, wrong = self._cached("metrics.jsonl", _json_lines) or ([], [])
+        rows, wrong = self._lines(self._metric_lines)
         return [row for row in rows if isinstance(row.get("step"), int)], wrong
+
+    def _lines(self, lines: Lines) -> tuple[list[dict[str, Any]], list[str]]:
+        with self._reading:  # requests come from several threads
+            rows, wrong = lines.read()
+            return list(rows), list(wrong)
 
     def _boards(self) -> list[Path]:
         return [file for file in sorted(self.folder.glob("*.json")) if _is_board(file)]
@@ -225,22 +234,6 @@ def _yaml(file: Path) -> Any:
         return yaml.safe_load(file.read_text(encoding="utf-8", errors="replace"))
     except yaml.YAMLError:
         return None
-
-
-def _json_lines(file: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Rows, and what is wrong with other lines. A last line without its end may still be growing."""
-    rows, wrong = [], []
-    lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line) if line.strip() else None
-        except ValueError:
-            row = None
-            if number < len(lines):
-                wrong.append(f"line {number} of {file.name} is left out: it is not JSON; the file was damaged")
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows, wrong
 
 
 def _thinned(rows: Sequence[T]) -> list[T]:

@@ -72,9 +72,9 @@ async function show(why) {
     view = VIEWS[wanted][1](page);
     main.replaceChildren(runChoice(), view.node);
   }
-  main.firstChild.replaceWith(runChoice());
+  if (!main.firstChild.contains(document.activeElement)) main.firstChild.replaceWith(runChoice());
   showTabs();
-  showRuns();
+  if (why === "state" || !side.querySelector("details[open]")) showRuns();  // what a person has opened stays open
   try {
     await view.update(why);
     alarm.replaceChildren();
@@ -119,7 +119,7 @@ async function news() {
     page.runs = found.runs;
     page.sorts = found.sorts;
     document.title = `${page.runs.map((run) => run.name).join(", ")} · forge_agents`;
-    if (changed && !side.querySelector("details[open]")) await show("news");
+    if (changed) await show("news");
     document.body.dataset.ready = "yes";
   } catch (error) {
     alarm.replaceChildren(note(`The viewer does not answer (${error.message}). Is forge-agents view still running?`, "problem"));

@@ -1,7 +1,13 @@
 import http.client
+import re
+import signal
+import subprocess
+import sys
 
 import pytest
 from viewer_runs import TOKEN, episode, metrics, write_lines
+
+from forge_agents import cli
 
 
 @pytest.fixture
@@ -108,3 +114,35 @@ def test_what_a_run_appends_is_seen(server, run_folder):
             break
     assert (after["steps"], after["episodes"]["episodes"]) == (4, 7) and after["stamp"] != before["stamp"]
     assert server.get("api/runs/0/metrics")[2]["step"] == [0, 1, 2, 3]
+
+
+def test_the_command_prints_an_address_and_ends_with_ctrl_c(server, run_folder):
+    command = [sys.executable, "-m", "forge_agents.cli", "view", str(run_folder), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        told = "".join(process.stdout.readline() for _ in range(3))
+        url = re.search(r"http://127\.0\.0\.1:\d+/([\w-]{32,})/\n", told)
+        status, _, body = server.get(url=url[0].strip() + "api/runs")
+        assert (status, body["runs"][0]["name"]) == (200, "first")
+        assert server.get(url=url[0].strip().replace(url[1], "x" * 32))[0] == 403
+        process.send_signal(signal.SIGINT)
+        rest, complaints = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert url[1] not in rest + complaints and complaints == ""
+
+
+def test_the_command_tells_what_is_wrong(tmp_path, run_folder, capsys):
+    assert cli.main(["view", str(tmp_path / "nothing")]) == 1
+    assert "is no folder; give the out_dir of a run" in capsys.readouterr().err
+    assert cli.main(["view", str(run_folder), "--static", str(tmp_path / "p.html"), "--episodes", "-1"]) == 1
+    assert "episodes=-1" in capsys.readouterr().err
+    assert cli.main(["view", str(run_folder), "--static", str(tmp_path / "p.html"), "--episodes", "2"]) == 0
+    page = (tmp_path / "p.html").read_text()
+    assert page.count("zebra crossing a 0") == 1 and "word0" not in page
+
+
+def test_a_port_in_use_is_told(server, run_folder, capsys):
+    assert cli.main(["view", str(run_folder), "--port", str(server.port)]) == 1
+    assert f"port {server.port} cannot be used" in capsys.readouterr().err

@@ -58,6 +58,24 @@ def test_damaged_metrics_are_told_and_the_rest_is_shown(run_folder):
     assert "config.yaml holds no settings" in run.status()["problems"][-1]
 
 
+def test_appended_and_replaced_metrics_are_read(run_folder):
+    run, log = only(run_folder), run_folder / "metrics.jsonl"
+    whole = json.dumps({"step": 3, "reward/mean": 0.3})
+    with log.open("a") as file:
+        file.write(whole[:9])
+    assert run.metrics()["step"] == [0, 1, 2]
+    with log.open("a") as file:
+        file.write(whole[9:])
+    assert run.metrics()["step"] == [0, 1, 2, 3]
+    with log.open("a") as file:
+        file.write("\n" + whole.replace("3,", "4,") + "\n")
+    assert run.metrics()["step"] == [0, 1, 2, 3, 4] and run.status()["problems"] == []
+    write_lines(run_folder / "draft", metrics(2, start=5)).replace(log)  # as a resumed run does
+    assert run.metrics()["step"] == [5, 6]
+    log.unlink()
+    assert run.metrics()["step"] == []
+
+
 def test_a_run_that_has_only_begun_is_shown_empty(tmp_path):
     (tmp_path / "config.yaml").write_text("env: [x]\n")
     run = only(tmp_path)
