@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 if TYPE_CHECKING:
     import torch
 
-Family: TypeAlias = Literal["llama", "qwen3"]
+Family: TypeAlias = Literal["llama", "qwen3", "qwen3_moe"]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 
 HIDDEN = 128
@@ -22,12 +22,16 @@ HEADS = 4
 KV_HEADS = 2
 HEAD_DIM = 32
 INTERMEDIATE = 256
+EXPERTS = 4
+EXPERTS_PER_TOKEN = 2
+EXPERT_INTERMEDIATE = 64
 CONTEXT = 4096
 
 CONTROL_TOKENS = ("<|pad|>", "<|im_start|>", "<|im_end|>")
 """Ids 256, 257, 258: special, dropped when text is decoded without special tokens."""
 TEXT_TOKENS = ("<tool_call>", "</tool_call>")
 """Ids 259, 260: one token each, kept when text is decoded, as in Qwen's tokenizers."""
+_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
 VOCAB = 264  # a multiple of 8, so that tensor parallelism can split it
 
 CHAT_TEMPLATE = (
@@ -48,7 +52,8 @@ def tiny_model(
 
     Args:
         folder: Where to write; made if absent, files of the same names are replaced.
-        family: ``"llama"`` or ``"qwen3"`` (which normalises queries and keys per head).
+        family: ``"llama"``, ``"qwen3"`` (which normalises queries and keys per head) or ``"qwen3_moe"`` (four
+            experts a layer, two of them for a token).
         seed: Seed of the weights; equal seeds give equal bytes.
         dtype: Dtype of the stored weights and of ``config.json``.
         tied: Share the embedding with the output head; otherwise ``lm_head.weight`` is stored as well.
@@ -59,8 +64,8 @@ def tiny_model(
     Raises:
         ValueError: `family` or `dtype` is not one of the above.
     """
-    if family not in ("llama", "qwen3"):
-        raise ValueError(f"family={family!r} is not a tiny model; use 'llama' or 'qwen3'")
+    if family not in _ARCHITECTURES:
+        raise ValueError(f"family={family!r} is not a tiny model; use one of {', '.join(_ARCHITECTURES)}")
     if dtype not in ("float32", "bfloat16", "float16"):
         raise ValueError(f"dtype={dtype!r} is not supported; use 'float32', 'bfloat16' or 'float16'")
     from safetensors.torch import save_file
@@ -83,7 +88,7 @@ def _token_id(token: str) -> int:
 
 def _config(family: Family, dtype: Dtype, tied: bool) -> dict[str, Any]:
     config: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLM" if family == "llama" else "Qwen3ForCausalLM"],
+        "architectures": [_ARCHITECTURES[family]],
         "model_type": family,
         "vocab_size": VOCAB,
         "hidden_size": HIDDEN,
@@ -110,6 +115,16 @@ def _config(family: Family, dtype: Dtype, tied: bool) -> dict[str, Any]:
         config["mlp_bias"] = False
     else:
         config |= {"use_sliding_window": False, "sliding_window": None, "max_window_layers": LAYERS}
+    if family == "qwen3_moe":
+        config |= {
+            "num_experts": EXPERTS,
+            "num_experts_per_tok": EXPERTS_PER_TOKEN,
+            "moe_intermediate_size": EXPERT_INTERMEDIATE,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "router_aux_loss_coef": 0.0,
+        }
     return config
 
 
@@ -135,11 +150,18 @@ def _weights(family: Family, seed: int, dtype: Dtype, tied: bool) -> dict[str, t
             prefix + "self_attn.k_proj.weight": matrix(KV_HEADS * HEAD_DIM, HIDDEN),
             prefix + "self_attn.v_proj.weight": matrix(KV_HEADS * HEAD_DIM, HIDDEN),
             prefix + "self_attn.o_proj.weight": matrix(HIDDEN, HEADS * HEAD_DIM),
-            prefix + "mlp.gate_proj.weight": matrix(INTERMEDIATE, HIDDEN),
-            prefix + "mlp.up_proj.weight": matrix(INTERMEDIATE, HIDDEN),
-            prefix + "mlp.down_proj.weight": matrix(HIDDEN, INTERMEDIATE),
         }
-        if family == "qwen3":
+        hidden = EXPERT_INTERMEDIATE if family == "qwen3_moe" else INTERMEDIATE
+        experts = [f"experts.{i}." for i in range(EXPERTS)] if family == "qwen3_moe" else [""]
+        for expert in experts:
+            weights |= {
+                f"{prefix}mlp.{expert}gate_proj.weight": matrix(hidden, HIDDEN),
+                f"{prefix}mlp.{expert}up_proj.weight": matrix(hidden, HIDDEN),
+                f"{prefix}mlp.{expert}down_proj.weight": matrix(HIDDEN, hidden),
+            }
+        if family == "qwen3_moe":
+            weights[prefix + "mlp.gate.weight"] = matrix(EXPERTS, HIDDEN)
+        if family != "llama":
             weights[prefix + "self_attn.q_norm.weight"] = norm(HEAD_DIM)
             weights[prefix + "self_attn.k_norm.weight"] = norm(HEAD_DIM)
     if not tied:

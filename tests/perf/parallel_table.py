@@ -14,7 +14,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import socket
 import sys
 import tempfile
 import time
@@ -23,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-DEADLINE_S = 240.0
+DEADLINE_S = 900.0
 STEPS, SAVED_AT = 5, 3
 
 
@@ -44,8 +43,25 @@ LAYOUTS = (
     Layout(name="FSDP 2", processes=2, settings={"dp_shard": 2}),
     Layout(name="FSDP 2, microbatches", processes=2, settings={"dp_shard": 2, "max_tokens_per_microbatch": 40}),
     Layout(name="TP 2", processes=2, settings={"tp": 2}),
+    Layout(name="TP 2, no sequence parallelism", processes=2, settings={"tp": 2, "sequence_parallel": False}),
     Layout(name="FSDP 2 x TP 2", processes=4, settings={"dp_shard": 2, "tp": 2}),
     Layout(name="HSDP 2 x 2", processes=4, settings={"dp_replicate": 2, "dp_shard": 2}),
+    Layout(name="experts, 1 process", family="qwen3_moe"),
+    Layout(name="experts, FSDP 2", processes=2, family="qwen3_moe", settings={"dp_shard": 2}),
+    Layout(name="experts, FSDP 2, EP 2", processes=2, family="qwen3_moe", settings={"dp_shard": 2, "ep": 2}),
+    Layout(
+        name="experts, TP 2, no sequence parallelism",
+        processes=2,
+        family="qwen3_moe",
+        settings={"tp": 2, "sequence_parallel": False},
+    ),
+    Layout(name="experts, TP 2, EP 2", processes=2, family="qwen3_moe", settings={"tp": 2, "ep": 2}),
+    Layout(
+        name="experts, FSDP 2 x TP 2, EP 2",
+        processes=4,
+        family="qwen3_moe",
+        settings={"dp_shard": 2, "tp": 2, "ep": 2},
+    ),
 )
 """The first of each family is what the others are compared with."""
 
@@ -59,7 +75,6 @@ class Visit:
     """Take all the steps, and save a checkpoint on the way."""
     resume: Layout | None
     """Load the checkpoint of this layout and take the steps after it."""
-    port: int
 
 
 def main() -> int:
@@ -102,15 +117,9 @@ def plan() -> Iterator[Visit]:
     families = [[x for x in LAYOUTS if x.family == name] for name in dict.fromkeys(x.family for x in LAYOUTS)]
     for layouts in families:
         for before, layout in zip([None, *layouts], layouts, strict=False):
-            yield Visit(layout=layout, steps=True, resume=before, port=_free_port())
+            yield Visit(layout=layout, steps=True, resume=before)
         if len(layouts) > 1:
-            yield Visit(layout=layouts[0], steps=False, resume=layouts[-1], port=_free_port())
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+            yield Visit(layout=layouts[0], steps=False, resume=layouts[-1])
 
 
 def _wait(children: Sequence[Any]) -> None:
@@ -142,11 +151,12 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 def _run_rank(rank: int, visits: Sequence[Visit], folder: Path) -> None:
     rows: dict[str, dict[str, Any]] = {}
     serial: dict[str, Any] = {}
-    for visit in visits:
+    for number, visit in enumerate(visits):
         layout = visit.layout
         if rank >= layout.processes:
             continue
-        learner = _learner(rank, visit, folder)
+        _join(rank, layout.processes, folder / f"meeting-{number}")
+        learner = _learner(layout, folder)
         row = rows.setdefault(layout.name, {})
         if visit.steps:
             steps = [learner.train_step(_batch(step)) for step in range(SAVED_AT)]
@@ -166,7 +176,15 @@ def _run_rank(rank: int, visits: Sequence[Visit], folder: Path) -> None:
         (folder / "rows.json").write_text(json.dumps(rows))
 
 
-def _learner(rank: int, visit: Visit, folder: Path) -> Any:
+def _join(rank: int, processes: int, meeting: Path) -> None:
+    import torch.distributed as dist
+
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
+    # a file, because a port that was free when all began may be taken by now
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=processes)
+
+
+def _learner(layout: Layout, folder: Path) -> Any:
     """This rank's part of a learner that also tells the gradient's norm in float64."""
     import torch
 
@@ -174,15 +192,13 @@ def _learner(rank: int, visit: Visit, folder: Path) -> Any:
     from forge_trainers.learner_core import LearnerCore
 
     class Measured(LearnerCore):
-        def _update(self) -> dict[str, float]:
+        def _update(self, *args: Any) -> dict[str, float]:
             gradients = (p.grad.full_tensor().double() for p in self.model.parameters())
             norm = torch.stack([g.norm() for g in gradients]).norm()
-            return {**super()._update(), "norm": float(norm)}
+            return {**super()._update(*args), "norm": float(norm)}
 
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": visit.layout.processes, "MASTER_PORT": visit.port}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in place.items()}}
-    common = {"model": str(folder / visit.layout.family), "compute_dtype": "float32", "threads": 1, "lr": 1e-3}
-    return Measured(LearnerConfig(**common, warmup_steps=2, entropy_coef=0.01, **visit.layout.settings))
+    common = {"model": str(folder / layout.family), "compute_dtype": "float32", "threads": 1, "lr": 1e-3}
+    return Measured(LearnerConfig(**common, warmup_steps=2, entropy_coef=0.01, **layout.settings))
 
 
 def _leave() -> None:

@@ -22,7 +22,8 @@ def changed(folder: Path, **changes: Any) -> dict[str, Any]:
     ("changes", "message"),
     [
         ({"architectures": ["LlamaForCausalML"]}, "Did you mean 'LlamaForCausalLM'"),
-        ({"architectures": ["MixtralForCausalLM"]}, "supported: LlamaForCausalLM, Qwen3ForCausalLM"),
+        ({"architectures": ["MixtralForCausalLM"]}, "supported: LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeFor"),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4}, "moe_intermediate_size, num_experts_per_tok"),
         ({"attention_bias": True}, "attention_bias=True"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"use_sliding_window": True}, "use_sliding_window"),

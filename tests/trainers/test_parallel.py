@@ -17,27 +17,40 @@ SCRIPT = Path(__file__).parents[1] / "perf" / "parallel_table.py"
 def rows() -> dict[str, dict[str, Any]]:
     """What `parallel_table` measures, by layout."""
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--json"], capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, str(SCRIPT), "--json"], capture_output=True, text=True, timeout=920, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return {row["layout"]: row for row in json.loads(done.stdout.splitlines()[-1])}
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(960)
 @pytest.mark.parametrize(
     "layout",
-    ["DDP 2", "FSDP 2", "FSDP 2, microbatches", "TP 2", "FSDP 2 x TP 2", "HSDP 2 x 2"],
+    [
+        "DDP 2",
+        "FSDP 2",
+        "FSDP 2, microbatches",
+        "TP 2",
+        "TP 2, no sequence parallelism",
+        "FSDP 2 x TP 2",
+        "HSDP 2 x 2",
+        "experts, FSDP 2",
+        "experts, FSDP 2, EP 2",
+        "experts, TP 2, no sequence parallelism",
+        "experts, TP 2, EP 2",
+        "experts, FSDP 2 x TP 2, EP 2",
+    ],
 )
 def test_a_layout_computes_what_one_process_does(rows: dict[str, dict[str, Any]], layout: str):
     row = rows[layout]
     assert row["loss"] <= 1e-6
     assert row["norm"] <= 1e-5
-    assert row["weights"] <= 1e-6
+    assert row["weights"] <= 1e-5
     assert row["logprobs"] <= 1e-4
 
 
 def test_a_checkpoint_of_any_layout_resumes_in_another(rows: dict[str, dict[str, Any]]):
-    assert {name: row["resumed"] for name, row in rows.items() if not 0 <= row["resumed"] <= 1e-6} == {}
+    assert {name: row["resumed"] for name, row in rows.items() if not 0 <= row["resumed"] <= 1e-5} == {}
 
 
 def test_gradients_were_accumulated(rows: dict[str, dict[str, Any]]):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from torch.distributed.fsdp import FSDPModule
 from forge_agents.errors import ModelNotFoundError
 from forge_trainers import _titan as titan
 from forge_trainers.attention import PackedAttention
+from forge_trainers.experts import num_experts
 from forge_trainers.learner_config import LearnerConfig
 from forge_trainers.lora import adapted, is_adapter, lower_base
 from forge_trainers.model_spec import read_config, spec_from_config
@@ -62,6 +63,7 @@ def join_ranks(config: LearnerConfig) -> Ranks:
     Raises:
         ValueError: The parallel degrees do not multiply to the number of ranks.
     """
+    check_device(config)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // world_size))
     index = "" if titan.DEVICE_TYPE == "cpu" else f":{os.environ.get('LOCAL_RANK', '0')}"
@@ -72,13 +74,19 @@ def join_ranks(config: LearnerConfig) -> Ranks:
             dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
         else:
             timeout = math.ceil(config.collective_timeout_s)
-            titan.dist_utils.init_distributed(titan.CommConfig(init_timeout_seconds=timeout, trace_buf_size=0))
+            titan.dist_utils.init_distributed(
+                titan.CommConfig(init_timeout_seconds=timeout, trace_buf_size=0), enable_cpu_backend=config.cpu_offload
+            )
     world_size = dist.get_world_size()
-    shard = config.dp_shard if config.dp_shard > 0 else world_size // (config.dp_replicate * config.tp)
+    shard = config.dp_shard if config.dp_shard > 0 else max(1, world_size // (config.dp_replicate * config.tp))
     if shard * config.dp_replicate * config.tp != world_size:
         raise ValueError(
             f"dp_replicate={config.dp_replicate} x dp_shard={config.dp_shard} x tp={config.tp} does not make "
             f"world_size={world_size}; their product must"
+        )
+    if shard * config.tp % config.ep:
+        raise ValueError(
+            f"ep={config.ep} does not divide dp_shard x tp = {shard} x {config.tp}; experts are spread over those ranks"
         )
     parallelism = titan.ParallelismConfig(
         # TorchTitan's default backend needs a nightly torch; this one runs on the release, on CPU and on GPU
@@ -86,6 +94,8 @@ def join_ranks(config: LearnerConfig) -> Ranks:
         data_parallel_replicate_degree=config.dp_replicate,
         data_parallel_shard_degree=shard,
         tensor_parallel_degree=config.tp,
+        enable_sequence_parallel=config.sequence_parallel,
+        expert_parallel_degree=config.ep,
         # one rank has nothing to free: keep the compute copies for the backward pass
         fsdp_reshard_after_forward="never" if shard == 1 else "default",
     )
@@ -127,6 +137,7 @@ def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) 
     """
     hf_config = read_config(config.model)
     check_weights(Path(config.model))
+    check_degrees(config, hf_config)
     max_seq_len = min(config.max_tokens_per_microbatch, hf_config.get("max_position_embeddings", math.inf))
     attention = PackedAttention if titan.DEVICE_TYPE == "cpu" else titan.VarlenAttention
     spec = spec_from_config(
@@ -140,17 +151,20 @@ def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) 
         model = spec.model.build()
     if config.lora is not None:
         lower_base(model, titan.TORCH_DTYPE_MAP[config.compute_dtype])
-    checkpointing = {"none": None, "selective": titan.SelectiveAC.Config, "full": titan.FullAC.Config}
-    ac_config = checkpointing[config.activation_checkpointing] if trainable else None
     model = spec.parallelize_fn(
         model,
         parallel_dims=ranks.dims,
         training=titan.TrainingConfig(
-            dtype=dtype, mixed_precision_param=config.compute_dtype, seq_len=max_seq_len, max_norm=config.max_grad_norm
+            dtype=dtype,
+            mixed_precision_param=config.compute_dtype,
+            mixed_precision_reduce=config.reduce_dtype,
+            enable_cpu_offload=config.cpu_offload,
+            seq_len=max_seq_len,
+            max_norm=config.max_grad_norm,
         ),
         parallelism=ranks.parallelism,
-        compile_config=titan.CompileConfig(enable=False),
-        ac_config=None if ac_config is None else ac_config(),
+        compile_config=titan.CompileConfig(enable=config.compile, components=["model"]),
+        ac_config=_checkpointing(config) if trainable else None,
         dump_folder=config.dump_folder or tempfile.gettempdir(),
     )
     for module in fsdp_modules(model):
@@ -158,9 +172,13 @@ def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) 
         module.set_force_sum_reduction_for_comms(True)
         if ranks.dp_size == 1:  # the same factor, without a division that copies every gradient
             module.set_gradient_divide_factor(None)  # type: ignore[arg-type]
-    model.to_empty(device=ranks.device)
+    if config.ep > 1 and spec.model.enable_weight_tying:
+        # TorchTitan prefetches the first block whenever this unit starts, and with tied weights the head is part of it:
+        # after a pass without backward the block would be used again as it was, although its weights have changed
+        model.tok_embeddings.set_modules_to_forward_prefetch([])
+    model.to_empty(device="cpu" if config.cpu_offload else ranks.device)
     with torch.no_grad(), ranks.context():
-        model.init_states(buffer_device=None)
+        model.init_states(buffer_device=ranks.device if config.cpu_offload else None)
     model._skip_lm_head = True
     model.train()
     if config.lora is None:  # else what is not an adapter is frozen already
@@ -175,6 +193,49 @@ def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) 
         max_seq_len=max_seq_len,
         hidden_size=hf_config["hidden_size"],
     )
+
+
+def _checkpointing(config: LearnerConfig) -> Any:
+    """TorchTitan's configuration of what is recomputed; None for nothing."""
+    match config.activation_checkpointing:
+        case "selective":
+            return titan.SelectiveAC.Config()
+        case "full":
+            return titan.FullAC.Config()
+        case "memory_budget":
+            return titan.MemoryBudgetAC.Config(memory_budget=config.memory_budget)
+    return None
+
+
+def check_device(config: LearnerConfig) -> None:
+    """Raise ValueError for what cannot run, or helps nobody, without an accelerator."""
+    if titan.DEVICE_TYPE != "cpu":
+        return
+    if config.compile:
+        raise ValueError("compile=True is for GPUs: on CPU each new row would be compiled anew; leave it False")
+    if config.cpu_offload:
+        raise ValueError("cpu_offload=True is for GPUs: on CPU the weights are in the host's memory; leave it False")
+
+
+def check_degrees(config: LearnerConfig, hf_config: Mapping[str, Any]) -> None:
+    """Raise ValueError where a parallel degree does not divide what it splits."""
+    heads = hf_config["num_attention_heads"]
+    split = {
+        "num_attention_heads": (heads, "tp", config.tp),
+        "num_key_value_heads": (hf_config.get("num_key_value_heads") or heads, "tp", config.tp),
+        "vocab_size": (hf_config["vocab_size"], "tp", config.tp),
+        "num_experts": (num_experts(hf_config), "ep", config.ep),
+    }
+    for name, (size, degree, ranks) in split.items():
+        if size % ranks:
+            raise ValueError(f"{degree}={ranks} does not divide the model's {name}={size}; choose a divisor")
+    if config.ep > 1 and not num_experts(hf_config):
+        raise ValueError(f"ep={config.ep} spreads experts, and {hf_config['architectures'][0]} has none; leave it 1")
+    if num_experts(hf_config) and config.tp > 1 and config.ep == 1 and config.sequence_parallel:
+        raise ValueError(
+            f"tp={config.tp} with sequence_parallel and without ep: TorchTitan 0.3.0 then computes wrong gradients of "
+            "what goes into experts; set ep, or sequence_parallel=False"
+        )
 
 
 def fsdp_modules(model: torch.nn.Module) -> Iterator[FSDPModule]:

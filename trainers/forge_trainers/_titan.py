@@ -64,7 +64,7 @@ from torchtitan.config import (
 )
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
-from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.distributed.activation_checkpoint import FullAC, MemoryBudgetAC, SelectiveAC
 from torchtitan.distributed.pipeline_parallel import pipeline_llm
 from torchtitan.models.common import (
     ComplexRoPE,
@@ -77,7 +77,14 @@ from torchtitan.models.common.attention import (
     VarlenAttention,
     create_varlen_metadata_for_document,
 )
-from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
+from torchtitan.models.common.config_utils import (
+    make_ffn_config,
+    make_gqa_config,
+    make_moe_config,
+    make_router_config,
+    make_token_dispatcher_config,
+)
+from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
 from torchtitan.models.common.param_init import skip_param_init
 from torchtitan.models.llama3 import (
     Llama3Model,
@@ -107,12 +114,14 @@ __all__ = [
     "DebugConfig",
     "Embedding",
     "FullAC",
+    "GroupedExperts",
     "LRSchedulersContainer",
     "Linear",
     "Llama3Model",
     "Llama3StateDictAdapter",
     "Llama3TransformerBlock",
     "LoRAConverter",
+    "MemoryBudgetAC",
     "ModelSpec",
     "Module",
     "OptimizersContainer",
@@ -122,6 +131,7 @@ __all__ = [
     "Qwen3StateDictAdapter",
     "Qwen3TransformerBlock",
     "RMSNorm",
+    "RoutedExperts",
     "SelectiveAC",
     "TrainingConfig",
     "VarlenAttention",
@@ -132,6 +142,9 @@ __all__ = [
     "dist_utils",
     "make_ffn_config",
     "make_gqa_config",
+    "make_moe_config",
+    "make_router_config",
+    "make_token_dispatcher_config",
     "parallelize_llama",
     "parallelize_qwen3",
     "pipeline_llm",

@@ -38,7 +38,9 @@ class LearnerConfig:
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this L2 norm over all parameters."""
     compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Type of activations and matrix products. Weights, gradients' sum and optimiser state are float32."""
+    """Type of activations and matrix products. Weights, gradients and optimiser state are float32."""
+    reduce_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type in which gradients are added up over ranks. bfloat16 halves what travels and rounds."""
     max_tokens_per_microbatch: int = 2048
     """Most positions in one forward pass of one rank, and so the longest sample."""
     loss: str = "dapo"
@@ -90,9 +92,23 @@ class LearnerConfig:
     dp_shard: int = -1
     """Data-parallel ranks over which weights are sharded; -1: all that the other degrees leave."""
     tp: int = 1
-    """Tensor-parallel ranks; must divide the model's query and key heads."""
-    activation_checkpointing: Literal["none", "selective", "full"] = "none"
-    """What the backward pass recomputes instead of remembering."""
+    """Tensor-parallel ranks; must divide the model's query heads, key heads and vocabulary."""
+    sequence_parallel: bool = True
+    """Tensor-parallel ranks also split the positions between their shared products: less memory for activations."""
+    ep: int = 1
+    """Ranks over which the experts of a mixture are spread, taken from those of `dp_shard` and `tp`; must divide their
+    product and the number of experts."""
+    activation_checkpointing: Literal["none", "selective", "full", "memory_budget"] = "none"
+    """What the backward pass recomputes instead of remembering: nothing, what is cheap and every other matrix product,
+    every block, or what the compiler chooses to stay within `memory_budget`, which needs `compile`."""
+    memory_budget: float = 0.5
+    """Share of the activations' memory that may be used, in [0, 1]: 0 as with "full", 1 as with "none"."""
+    compile: bool = False
+    """Compile each block with torch.compile. Refused on CPU, where every row is of another shape and compiling one
+    takes longer than its step."""
+    cpu_offload: bool = False
+    """Keep weights, gradients and optimiser state in the host's memory and bring each block to the GPU when it is its
+    turn. Refused on CPU, where they are there already."""
     dump_folder: str = ""
     """Where TorchTitan writes debugging output; empty: a temporary folder."""
     collective_timeout_s: float = 300.0
@@ -102,7 +118,7 @@ class LearnerConfig:
         find_loss(self.loss)
         for name in ("lr", "weight_decay", "kl_coef", "entropy_coef"):
             _require(math.isfinite(getattr(self, name)) and getattr(self, name) >= 0, self, name, "finite and >= 0")
-        for name in ("warmup_steps", "max_tokens_per_microbatch", "loss_chunk_tokens", "dp_replicate", "tp"):
+        for name in ("warmup_steps", "max_tokens_per_microbatch", "loss_chunk_tokens", "dp_replicate", "tp", "ep"):
             least = {"warmup_steps": 0, "max_tokens_per_microbatch": 2}.get(name, 1)
             _require(getattr(self, name) >= least, self, name, f"at least {least}")
         _require(all(0 <= beta < 1 for beta in self.betas), self, "betas", "in [0, 1)")
@@ -116,6 +132,9 @@ class LearnerConfig:
         _require(self.correction_high >= 1, self, "correction_high", "at least 1")
         for name, words in _WORDS.items():
             _require(getattr(self, name) in words, self, name, f"one of {words}")
+        _require(0 <= self.memory_budget <= 1, self, "memory_budget", "in [0, 1]")
+        if self.activation_checkpointing == "memory_budget" and not self.compile:
+            raise ValueError("activation_checkpointing='memory_budget' is the compiler's choice; set compile=True")
         _require(0 < self.temperature < math.inf, self, "temperature", "above 0; greedy samples teach nothing")
         _require(self.dp_shard == -1 or self.dp_shard >= 1, self, "dp_shard", "at least 1, or -1 for all ranks left")
         _require(self.threads is None or self.threads >= 1, self, "threads", "at least 1, or None")
@@ -129,7 +148,8 @@ _WORDS = {
     "kl": ("k1", "k2", "k3"),
     "compute_dtype": ("bfloat16", "float32"),
     "lr_decay": ("none", "linear", "cosine", "sqrt"),
-    "activation_checkpointing": ("none", "selective", "full"),
+    "reduce_dtype": ("float32", "bfloat16"),
+    "activation_checkpointing": ("none", "selective", "full", "memory_budget"),
 }
 
 

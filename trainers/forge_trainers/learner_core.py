@@ -175,8 +175,10 @@ class LearnerCore:
             if self.config.lora is not None:
                 state = lora.merged(state, self.config.lora.alpha / self.config.lora.rank)
             state = {name: value.to(dtype, copy=True) for name, value in state.items()}
+            state = {name: _whole_if_experts(value) for name, value in state.items()}
             converted: dict[str, Any] = self._built.adapter.to_hf(state)
-            return {name: value.contiguous() for name, value in converted.items()}
+            # the stacked experts' parts would share one piece of memory
+            return {n: value.clone() if ".experts." in n else value.contiguous() for n, value in converted.items()}
 
     def save(self, folder: str | Path) -> None:
         """Write weights, optimiser, schedule, random state and version to `folder`, all or nothing.
@@ -363,7 +365,9 @@ class LearnerCore:
 
     def _update(self, loss: float) -> dict[str, float]:
         grad_norm = float(
-            titan.dist_utils.clip_grad_norm_(list(self.model.parameters()), self.config.max_grad_norm, foreach=True)
+            titan.dist_utils.clip_grad_norm_(
+                list(self.model.parameters()), self.config.max_grad_norm, foreach=True, ep_enabled=self.config.ep > 1
+            )
         )
         if not (math.isfinite(grad_norm) and math.isfinite(loss)):
             self._optimizers.zero_grad()
@@ -403,6 +407,11 @@ def _select(hidden_1LD: torch.Tensor, source_S: torch.Tensor) -> torch.Tensor:
         mesh = hidden_1LD.device_mesh
         source_S = DTensor.from_local(source_S, mesh, [Replicate()] * mesh.ndim)
     return hidden_1LD.index_select(1, source_S)
+
+
+def _whole_if_experts(tensor: torch.Tensor) -> torch.Tensor:
+    """A layer's stacked experts, gathered: TorchTitan's adapter would name those of this rank only."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) and tensor.ndim == 3 else tensor
 
 
 def _plain_if_whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """A TorchTitan model from a Hugging Face ``config.json``.
 
-In: a model folder. Out: a TorchTitan ``ModelSpec`` of the same shape (Llama or dense Qwen3). Waits for the disk only.
+In: a model folder. Out: a TorchTitan ``ModelSpec`` of the same shape (Llama or Qwen3). Waits for the disk only.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ import torch.nn as nn
 
 from forge_agents.errors import ModelNotFoundError, did_you_mean
 from forge_trainers import _titan as titan
+from forge_trainers.experts import has_experts, moe_config, num_experts
 
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
+SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 """Values of ``architectures[0]`` in a config.json that the learner can train."""
 
 _ONES = {"weight": nn.init.ones_}
 _NORMAL = {"weight": partial(nn.init.normal_, std=0.02), "bias": nn.init.zeros_}
 _REQUIRED = ("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
              "max_position_embeddings")  # fmt: skip
+_REQUIRED_OF_EXPERTS = ("moe_intermediate_size", "num_experts_per_tok")
 # Options that TorchTitan's blocks do not compute; any other value would train a different model in silence.
 _ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False, None),
@@ -98,11 +100,12 @@ def spec_from_config(
                 qk_norm=None if is_llama else norm(head_dim),
                 wqkv_param_init=_NORMAL, wo_param_init=_NORMAL, inner_attention=inner_attention,
             ),
-            feed_forward=titan.make_ffn_config(
-                dim=dim, hidden_dim=config["intermediate_size"], w1_param_init=_NORMAL, w2w3_param_init=_NORMAL
-            ),
+            **({"moe": moe_config(config, param_init=_NORMAL["weight"])} if has_experts(config, layer) else
+               {"feed_forward": titan.make_ffn_config(
+                   dim=dim, hidden_dim=config["intermediate_size"], w1_param_init=_NORMAL, w2w3_param_init=_NORMAL
+               )}),
         )
-        for _ in range(config["num_hidden_layers"])
+        for layer in range(config["num_hidden_layers"])
     ]  # fmt: skip
     embedding_init = {"weight": titan.skip_param_init} if tied else _NORMAL
     model = (titan.Llama3Model if is_llama else titan.Qwen3Model).Config(
@@ -130,7 +133,8 @@ def _check_supported(config: Mapping[str, Any]) -> None:
             f"architecture {names[0]!r} cannot be trained; supported: {', '.join(SUPPORTED_ARCHITECTURES)}."
             + did_you_mean(str(names[0]), SUPPORTED_ARCHITECTURES)
         )
-    missing = [key for key in _REQUIRED if not isinstance(config.get(key), int)]
+    required = (*_REQUIRED, *(_REQUIRED_OF_EXPERTS if num_experts(config) else ()))
+    missing = [key for key in required if not isinstance(config.get(key), int)]
     if missing:
         raise ValueError(f"config.json lacks whole numbers for {', '.join(missing)}; download the model again")
     for key, allowed in _ONLY_VALUES.items():
