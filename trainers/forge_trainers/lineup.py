@@ -261,6 +261,7 @@ class LeaguePlay:
             dtype = getattr(torch, self._config.learner.compute_dtype)
             self._publisher, self._store = Publisher(store, self._league.engine, slots=2, dtype=dtype), store
         tensors = await asyncio.to_thread(_read, folder)
+        self._loaded = ""  # whoever breaks off here leaves it unknown
         self._loads += 1  # a version of its own: after a restart other weights may have the snapshot's name
         await self._publisher.publish(tensors, self._loads)
         await stack.engines[self._league.engine].load_weights(self._loads)
