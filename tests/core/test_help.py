@@ -1,0 +1,55 @@
+"""The help of every command, what commands say at the end, and how fast all that starts."""
+
+import re
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from forge_agents import cli
+from forge_agents._command_examples import EXAMPLES
+
+
+def help_of(command, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", sorted(cli.COMMANDS))
+def test_every_command_shows_examples(command, capsys):
+    _, _, examples = help_of(command, capsys).partition("\nexamples:\n")
+    assert f"forge-agents {command}" in examples
+
+
+@pytest.mark.parametrize("command", sorted(EXAMPLES))
+def test_examples_use_options_that_there_are(command, capsys):
+    shown = help_of(command, capsys)
+    for option in re.findall(r"--([\w.-]+)", " ".join(EXAMPLES[command])):
+        group = option.partition(".")[0]
+        assert f"--{option}" in shown.partition("\nexamples:\n")[0] or group in ("players", "policies"), option
+        assert f"--{group}" in shown
+
+
+def test_a_benchmark_ends_with_what_comes_next(tmp_path, capsys):
+    words = ["bench", "--suite", "forge/KuhnPoker-v0", "--episodes", "2", "--out_dir", str(tmp_path)]
+    assert cli.main([*words, "--players.a", "random", "--limits.max_episodes", "1"]) == 1
+    assert f"next   forge-agents {' '.join(words)} --players.a random" in capsys.readouterr().out
+    assert cli.main([*words, "--players.a", "random"]) == 0
+    said = capsys.readouterr().out
+    assert f"next   forge-agents leaderboard {tmp_path}/board.json OTHER.json --html all.html" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "seconds"), [(["-c", "import forge_agents"], 0.3), (["-m", "forge_agents.cli", "--help"], 0.7)]
+)
+def test_starting_is_fast(words, seconds):
+    """In processor time, which other programs on the machine do not change much; the best of three."""
+    took = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, *words], check=True, capture_output=True, timeout=60)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(took) <= seconds
