@@ -44,10 +44,10 @@ def demonstration(seed):
 
 def imitate(sorter, seed, folder):
     """The policy after supervised fine-tuning on demonstrations."""
-    config = fa.SFTConfig(seed=seed, batch_size=16, learner=fa.LearnerConfig(lr=1e-5))
+    config = fa.SFTConfig(seed=seed, batch_size=16, learner=fa.LearnerConfig(lr=3e-5))
     with fa.SFTTrainer(sorter, config, out_dir=folder) as trainer:
         chats = [demonstration(2**30 + 1000 * seed + number) for number in range(NUM_CHATS)]
-        export = trainer.fit(chats, epochs=1).export
+        export = trainer.fit(chats, epochs=4).export
     return fa.Policy(str(export.absolute()), name=sorter.name, sampling=sorter.sampling)
 
 
