@@ -255,6 +255,21 @@ def view(words: Sequence[str]) -> int:
     return 0
 
 
+def serve(words: Sequence[str]) -> int:
+    """Serve a model behind a token: forge-agents serve CHECKPOINT [--port 8000] [-- options of vllm serve]"""
+    from forge_agents.config import parse
+    from forge_agents.serve import EXAMPLES, ServeConfig
+    from forge_agents.serve import serve as become_server
+
+    own = list(words)
+    more = own[own.index("--") + 1 :] if "--" in own else []
+    own = own[: own.index("--")] if "--" in own else own
+    if own and not own[0].startswith("-"):
+        own = ["--checkpoint", *own]
+    config = parse(ServeConfig, own, prog="forge-agents serve", description=str(serve.__doc__), examples=EXAMPLES)
+    become_server(config, more)
+
+
 def new_env(words: Sequence[str]) -> int:
     """Write a project with a two-seat game and its test: forge-agents new-env NAME [--into FOLDER]"""
     from forge_agents.new_env import create
@@ -301,6 +316,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "check": check,
     "verifiers": verifiers,
     "view": view,
+    "serve": serve,
     "new-env": new_env,
     "download": download,
     "completion": completion,

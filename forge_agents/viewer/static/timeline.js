@@ -64,8 +64,8 @@ function drawing(stages, steps) {
   let start = 0;
   let labelled = -Infinity;
   for (const step of steps) {
-    if (toX(start) - labelled > 44) {
-      picture.append(svg("line", { class: "grid", x1: toX(start), x2: toX(start), y1: 0, y2: height - 22 }), svg("text", { class: "tick", x: toX(start) + 2, y: height - 8, "text-anchor": toX(start) > ACROSS - 60 ? "end" : "start" }, `step ${step.step}`));
+    if (toX(start) - labelled > 44 && toX(start) < ACROSS - 50) {
+      picture.append(svg("line", { class: "grid", x1: toX(start), x2: toX(start), y1: 0, y2: height - 22 }), svg("text", { class: "tick", x: toX(start) + 2, y: height - 8 }, `step ${step.step}`));
       labelled = toX(start);
     }
     let at = start;

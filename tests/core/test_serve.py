@@ -1,0 +1,184 @@
+import asyncio
+import os
+import shutil
+import socket
+import sys
+
+import pytest
+
+from forge_agents import cli
+from forge_agents.errors import ModelNotFoundError
+from forge_agents.serve import RequireToken, ServeConfig, command, find_model, serve
+
+
+@pytest.fixture
+def run(tiny_llama, tmp_path):
+    """A run that trained one model."""
+    shutil.copytree(tiny_llama, tmp_path / "guess" / "export")
+    (tmp_path / "guess" / "config.yaml").write_text("env: [x]\n")
+    return tmp_path / "guess"
+
+
+@pytest.fixture
+def duel(tiny_llama, tmp_path):
+    """A run that trained two policies."""
+    for name in ("hero", "rival"):
+        shutil.copytree(tiny_llama, tmp_path / "duel" / "export" / name)
+    return tmp_path / "duel"
+
+
+def found(**options):
+    return find_model(ServeConfig(**options))
+
+
+def test_a_run_an_export_and_a_model_folder_are_found(run, tiny_llama):
+    assert found(checkpoint=str(run)) == (run / "export", "guess")
+    assert found(checkpoint=str(run / "export")) == (run / "export", "guess")
+    assert found(checkpoint=str(tiny_llama)) == (tiny_llama, tiny_llama.name)
+    assert found(checkpoint=str(run), name="mine")[1] == "mine"
+
+
+def test_one_of_several_policies_is_chosen(duel):
+    assert found(checkpoint=str(duel), policy="rival") == (duel / "export" / "rival", "rival")
+    with pytest.raises(ModelNotFoundError, match=r"hero, rival; choose one with --policy"):
+        found(checkpoint=str(duel))
+    with pytest.raises(ModelNotFoundError, match="Did you mean 'rival'"):
+        found(checkpoint=str(duel / "export"), policy="rivla")
+
+
+def test_what_cannot_be_served_says_what_to_do(run, tmp_path):
+    with pytest.raises(ModelNotFoundError, match="leave out policy"):
+        found(checkpoint=str(run), policy="hero")
+    with pytest.raises(ModelNotFoundError, match=r"no exported model: .*trainer\.save"):
+        found(checkpoint=str(tmp_path))
+    with pytest.raises(ModelNotFoundError, match="does not exist"):
+        found(checkpoint=str(tmp_path / "nothing"))
+    for file in (run / "export").glob("*.safetensors"):
+        file.write_bytes(b"short")
+    with pytest.raises(ModelNotFoundError, match="half-written"):
+        found(checkpoint=str(run))
+
+
+def test_a_model_without_a_chat_template_needs_one(run, tmp_path):
+    export = run / "export"
+    (export / "chat_template.jinja").unlink(missing_ok=True)
+    settings = export / "tokenizer_config.json"
+    settings.write_text(settings.read_text().replace('"chat_template"', '"other"'))
+    with pytest.raises(ValueError, match="has no chat template; give a file with --chat_template"):
+        found(checkpoint=str(run))
+    template = tmp_path / "mine.jinja"
+    template.write_text("{{ messages }}")
+    assert found(checkpoint=str(run), chat_template=str(template))[0] == export
+
+
+def test_the_server_is_vllms_own_with_our_settings(run):
+    config = ServeConfig(checkpoint=str(run), max_model_len=256, kv_cache_gb=0.5, enforce_eager=True)
+    words = command(config, run / "export", "guess", ["--enable-auto-tool-choice"])
+    assert words[:3] == [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry"]
+    assert words[3] == f"--model={run / 'export'}"
+    settings = {"host": "127.0.0.1", "served-model-name": "guess", "dtype": "float32", "max-model-len": "256",
+                "kv-cache-memory-bytes": "500000000", "middleware": "forge_agents.serve.RequireToken"}  # fmt: skip
+    assert {f"--{key}={value}" for key, value in settings.items()} < set(words)
+    assert "--enforce-eager" in words
+    assert words[-1] == "--enable-auto-tool-choice"
+    assert not any("api-key" in word for word in words)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"checkpoint": ""}, "names no model"),
+        ({"port": 0}, "port=0"),
+        ({"api_key_env": "sk-secret-token"}, "no name of an environment variable"),
+        ({"chat_template": "nowhere.jinja"}, "is no file"),
+        ({"kv_cache_gb": 0.0}, "kv_cache_gb"),
+        ({"max_model_len": -1}, "max_model_len"),
+    ],
+)
+def test_settings_are_checked(options, told):
+    with pytest.raises(ValueError, match=told) as caught:
+        ServeConfig(**{"checkpoint": "x", **options})
+    assert "sk-secret" not in str(caught.value)
+
+
+def test_a_token_comes_from_the_environment_or_is_made(monkeypatch):
+    config = ServeConfig(checkpoint="x", api_key_env="MY_TOKEN")
+    monkeypatch.setenv("MY_TOKEN", "a-good-token")
+    assert config.token() == "a-good-token"
+    monkeypatch.setenv("MY_TOKEN", "has blanks in it")
+    with pytest.raises(ValueError, match="MY_TOKEN holds no usable token") as caught:
+        config.token()
+    assert "blanks in it" not in str(caught.value)
+    monkeypatch.delenv("MY_TOKEN")
+    assert len({config.token() for _ in range(3)}) == 3 and len(config.token()) >= 40
+
+
+def test_the_token_is_handed_on_where_no_command_line_shows_it(run, monkeypatch, capsys):
+    started = []
+    monkeypatch.setattr(os, "execve", lambda *call: started.append(call))
+    monkeypatch.setenv("VLLM_API_KEY", "another")
+    monkeypatch.delenv("FORGE_AGENTS_TOKEN", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    cli.main(["serve", str(run), "--port", str(port), "--", "--seed", "3"])
+    (program, words, environment) = started[0]
+    token = environment["FORGE_AGENTS_SERVER_TOKEN"]
+    told = capsys.readouterr().out
+    assert program == words[0] == sys.executable and words[-2:] == ["--seed", "3"]
+    assert told.count(token) == 1 and not any(token in word for word in words)
+    assert "VLLM_API_KEY" not in environment
+    monkeypatch.setenv("FORGE_AGENTS_TOKEN", "a-token-of-mine")
+    cli.main(["serve", str(run), "--port", str(port)])
+    assert started[1][2]["FORGE_AGENTS_SERVER_TOKEN"] == "a-token-of-mine"
+    assert "a-token-of-mine" not in capsys.readouterr().out
+
+
+def test_a_port_in_use_is_told_before_anything_starts(run):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=f"port {port} .*give another --port"):
+            serve(ServeConfig(checkpoint=str(run), port=port), say=lambda line: None)
+
+
+def answer(middleware, scope):
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(middleware(scope, None, send))
+    return sent[0].get("status", sent[0].get("code"))
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/v1/models", [(b"authorization", b"Bearer right-token")], 200),
+        ("/v1/models", [(b"authorization", b"bearer right-token")], 200),
+        ("/v1/models", [], 401),
+        ("/v1/models", [(b"authorization", b"Bearer wrong")], 401),
+        ("/v1/models", [(b"authorization", b"Basic right-token")], 401),
+        ("/v1/models", [(b"authorization", b"Bearer right-token"), (b"authorization", b"Bearer x")], 401),
+        ("/invocations", [], 401),
+        ("/tokenize", [(b"authorization", b"Bearer \xff\xfe")], 401),
+        ("/metrics", [], 401),
+        ("/health/../v1/models", [], 401),
+        ("/health", [], 200),
+    ],
+)
+def test_every_path_but_health_needs_the_token(monkeypatch, path, headers, status):
+    monkeypatch.setenv("FORGE_AGENTS_SERVER_TOKEN", "right-token")
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200})
+
+    guarded = RequireToken(app)
+    assert answer(guarded, {"type": "http", "path": path, "headers": headers, "method": "GET"}) == status
+    assert answer(guarded, {"type": "http", "path": path, "headers": headers, "method": "OPTIONS"}) == status
+    assert answer(guarded, {"type": "websocket", "path": path, "headers": headers}) == {200: 200, 401: 1008}[status]
+
+
+def test_a_server_without_a_token_does_not_start(monkeypatch):
+    monkeypatch.delenv("FORGE_AGENTS_SERVER_TOKEN", raising=False)
+    with pytest.raises(ValueError, match="forge-agents serve"):
+        RequireToken(None)
