@@ -1,9 +1,10 @@
 """Self-play in Kuhn poker: does a policy that only meets itself and its past get hard to exploit?
 
-A 135M model plays all seats of a game of three cards against snapshots of itself, drawn by prioritised fictitious
-self-play. How much the best response wins from it is computed for the whole game, not estimated from play: 0.458 chips
-a game for even play, 0 at an equilibrium. Beside it a control whose learning rate is 0, and a table of numbers in the
-place of the model, on the same league, matchmaking and credit.
+A 135M model learns which answers there are, each alike, and then plays a game of three cards against itself and
+snapshots of itself, drawn by prioritised fictitious self-play. How much the best response wins from it is computed for
+the whole game from its answers at every information set: 0.458 chips a game for even play, 0 at an equilibrium. Beside
+it a control whose learning rate is 0, and a table of numbers in the place of the model, on the same league, matchmaking
+and credit.
 
     python examples/self_play.py [--seeds 0 1 2] [--steps 60] [--out runs/self-play]
     python examples/self_play.py --tabular
@@ -42,12 +43,35 @@ def league_of(policy):
     return fa.League(policy, snapshot_every=5, opponents="pfsp", pool=8, self_play=0.35)
 
 
-def train(seed, steps, lr, folder):
+def answers():
+    """Conversations that end in a legal action: every action at every information set once."""
+    tree = GameTree(GAME)
+    rows = []
+    for place in tree.places:
+        prompt = [{"role": "system", "content": tree.instructions[place.agent]}]
+        for seen, action in place.past:
+            prompt += [{"role": "user", "content": seen}, {"role": "assistant", "content": action}]
+        prompt.append({"role": "user", "content": place.observation})
+        rows += [{"prompt": prompt, "completion": action} for action in place.legal]
+    return rows
+
+
+def taught(folder):
+    """The folder of a model that has learned to answer so."""
+    export = folder / "export"
+    if not export.exists():
+        config = fa.SFTConfig(batch_size=24, learner=fa.LearnerConfig(lr=5e-5, warmup_steps=3))
+        with fa.SFTTrainer(fa.Policy("smollm2-135m-instruct", name="player"), config, out_dir=folder) as trainer:
+            trainer.fit(answers(), steps=20)
+    return export
+
+
+def train(model, seed, steps, lr, folder):
     """One run with a model. Returns rows of step, exploitability, illegal answers and reward against the start."""
     saved = folder / "result.json"
     if saved.exists():
         return json.loads(saved.read_text())
-    player = fa.Policy("smollm2-135m-instruct", name="player", sampling=fa.Sampling(temperature=1.0, max_tokens=8))
+    player = fa.Policy(str(model), name="player", sampling=fa.Sampling(temperature=1.0, max_tokens=8))
     config = fa.GRPOConfig(
         seed=seed,
         credit=CREDIT,
@@ -204,9 +228,10 @@ def main():
         arms = {"league": [asyncio.run(train_table(seed, 100))[0] for seed in asked.seeds]}
         target, title = asked.out / "tabular.png", "Self-play with a league, a table for a policy"
     else:
+        model, out = taught(asked.out / "taught"), asked.out
         arms = {
-            "league": [train(seed, asked.steps, asked.lr, asked.out / f"league-{seed}") for seed in asked.seeds],
-            "learning rate 0": [train(asked.seeds[0], asked.control_steps, 0.0, asked.out / "control")],
+            "league": [train(model, seed, asked.steps, asked.lr, out / f"league-{seed}") for seed in asked.seeds],
+            "learning rate 0": [train(model, asked.seeds[0], asked.control_steps, 0.0, out / "control")],
         }
         target, title = asked.out / "self_play.png", "Self-play with a league, SmolLM2-135M-Instruct"
     more = () if asked.tabular else ("illegal answers", "reward against the start")

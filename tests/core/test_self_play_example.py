@@ -44,7 +44,17 @@ def test_the_gradient_raises_what_paid(example):
 
 def test_finished_runs_are_not_repeated(example, tmp_path):
     (tmp_path / "result.json").write_text(json.dumps([[10, 0.3, 0.1, 0.0]]))
-    assert example.train(0, 60, 1e-5, tmp_path) == [[10, 0.3, 0.1, 0.0]]
+    assert example.train("some-model", 0, 60, 1e-5, tmp_path) == [[10, 0.3, 0.1, 0.0]]
+    (tmp_path / "export").mkdir()
+    assert example.taught(tmp_path) == tmp_path / "export"
+
+
+def test_every_legal_action_is_taught_once(example):
+    rows = example.answers()
+    assert len(rows) == 24 and {row["completion"] for row in rows} == {"check", "bet", "call", "fold"}
+    longest = max(rows, key=lambda row: len(row["prompt"]))
+    assert [message["role"] for message in longest["prompt"]] == ["system", "user", "assistant", "user"]
+    assert longest["prompt"][2]["content"] == "check" and "opponent bet" in longest["prompt"][3]["content"]
 
 
 def test_intervals_are_students(example):
