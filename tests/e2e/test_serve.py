@@ -1,0 +1,102 @@
+"""One server for real: a chat through `fa.Endpoint` with the token, refusals without, and a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+import pytest
+
+from forge_agents.endpoint import ChatReply, EndpointClient
+from forge_agents.errors import EndpointError
+from forge_agents.policy import Endpoint, Sampling
+from forge_agents.types import Message
+
+STARTED_S = 600  # half a minute on an idle machine
+TOKEN = "a-token-for-tests"
+GREEDY = Sampling(temperature=0.0, max_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int, Path]]:
+    """The base of the API, the server's process, and what it said."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = ["serve", str(tiny_llama), "--name", "tiny", "--port", str(port), "--api_key_env", "MY_TOKEN"]
+    words += ["--max_model_len", "256", "--kv_cache_gb", "0.02", "--enforce_eager", "true"]
+    words += ["--", "--distributed-executor-backend=uni"]  # one process less to start
+    log = tmp_path_factory.mktemp("serve") / "log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "forge_agents.cli", *words],
+            env={**os.environ, "MY_TOKEN": TOKEN},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    base = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + STARTED_S
+        while status(f"{base}/health") != 200:
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.5)
+        yield base, process.pid, log
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=60)
+        assert status(f"{base}/health") == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # vLLM's engine is a child
+        process.wait(timeout=30)
+
+
+def status(url: str, token: str = "", method: str = "GET") -> int:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        with urlopen(Request(url, headers=headers, method=method), timeout=30) as answer:
+            return int(answer.status)
+    except HTTPError as refusal:
+        return refusal.code
+    except (URLError, OSError):
+        return 0
+
+
+async def answer(endpoint: Endpoint) -> ChatReply:
+    client = EndpointClient(endpoint)
+    try:
+        return await client.ask([Message(role="user", content="hello")], GREEDY)
+    finally:
+        await client.close()
+
+
+@pytest.mark.timeout(STARTED_S + 120)
+def test_a_model_is_served_to_those_who_have_the_token(server, monkeypatch):
+    base, pid, log = server
+    for path in ("/v1/models", "/metrics", "/version", "/tokenize", "/openapi.json"):
+        assert status(base + path) == 401, path
+    assert status(f"{base}/invocations", method="POST") == 401
+    assert status(f"{base}/v1/models", token="a-wrong-token") == 401
+    assert status(f"{base}/v1/models", token=TOKEN) == 200
+
+    monkeypatch.setenv("MY_TOKEN", TOKEN)
+    endpoint = Endpoint(f"{base}/v1", "tiny", api_key_env="MY_TOKEN", retries=0)
+    reply = asyncio.run(answer(endpoint))
+    assert reply.usage is not None and 1 <= reply.usage.completion_tokens <= GREEDY.max_tokens
+    assert reply.usage.prompt_tokens > len("hello")  # the chat template is around it
+    assert reply == asyncio.run(answer(endpoint))
+    with pytest.raises(EndpointError, match="401"):
+        asyncio.run(answer(Endpoint(f"{base}/v1", "tiny", retries=0)))
+
+    told = log.read_text()
+    assert TOKEN not in told and "token  that of MY_TOKEN" in told
+    assert TOKEN not in Path(f"/proc/{pid}/cmdline").read_text()
