@@ -22,7 +22,7 @@ from forge_agents.errors import EndpointError
 from forge_agents.policy import Endpoint, Sampling
 from forge_agents.types import Message
 
-STARTED_S = 600  # half a minute on an idle machine
+STARTED_S = 900  # half a minute on an idle machine
 TOKEN = "a-token-for-tests"
 GREEDY = Sampling(temperature=0.0, max_tokens=8)
 
