@@ -177,18 +177,23 @@ def _write_pages(report: Report, html: str, markdown: str) -> None:
 def list_environments(words: Sequence[str]) -> int:
     """List environments and suites: forge-agents list [--tag 2p]"""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from forge_agents import registry
 
     parser = _parser("list", list_environments)
     parser.add_argument("--tag", type=str, help="Only environments with this tag.")
     chosen = registry.list_envs(parser.parse_args(list(words)).tag)
-    table = Table("id", "tags", "turns", title="environments")
-    for env_id in chosen:
-        spec = registry.spec(env_id)
-        table.add_row(spec.id, ", ".join(spec.tags), str(spec.max_turns or ""))
-    Console().print(table)
+    specs = [registry.spec(env_id) for env_id in chosen]
+    rows = [(spec.id, ", ".join(spec.tags), str(spec.max_turns or "")) for spec in specs]
+    console = Console()
+    if console.is_terminal:
+        table = Table(Column("id", overflow="fold"), "tags", "turns", title="environments")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    else:  # for programs: a line each, fields between tabs
+        print("\n".join("\t".join(row) for row in rows))
     for suite in registry.list_suites():
         print(f"suite {suite}")
     return 0

@@ -41,6 +41,16 @@ def test_a_benchmark_ends_with_what_comes_next(tmp_path, capsys):
     assert f"next   forge-agents leaderboard {tmp_path}/board.json OTHER.json --html all.html" in said
 
 
+def test_a_pipe_gets_one_whole_line_for_each_environment(capsys):
+    from forge_agents import registry
+
+    assert cli.main(["list"]) == 0
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    listed = [line[0] for line in lines if len(line) == 3]
+    assert listed == registry.list_envs()
+    assert ["forge/KuhnPoker-v0", "2p, zero-sum, hidden-information", "3"] in lines
+
+
 @pytest.mark.parametrize(
     ("words", "seconds"), [(["-c", "import forge_agents"], 0.3), (["-m", "forge_agents.cli", "--help"], 0.7)]
 )
