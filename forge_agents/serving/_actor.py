@@ -141,6 +141,8 @@ class EngineActor(Actor):
             pid=os.getpid(),
             version=self._version,
             generated_tokens=thread.generated_tokens,
+            prompt_tokens=thread.prompt_tokens,
+            cached_tokens=thread.cached_tokens,
             unfinished=thread.unfinished,
             steps=thread.steps,
             rss_bytes=rss_bytes,

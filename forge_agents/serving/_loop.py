@@ -34,7 +34,7 @@ class EngineThread:
         self, config: EngineConfig, *, deliver: Callable[[list[Answer]], None], died: Callable[[BaseException], None]
     ) -> None:
         self.steps = 0
-        self.generated_tokens = 0
+        self.generated_tokens = self.prompt_tokens = self.cached_tokens = 0
         self.engine: Any = None
         self.ready: Future[None] = Future()
         self._config = config
@@ -141,6 +141,8 @@ class EngineThread:
                     answers.append(Answer(request_id=request.request_id, completion=None, error=str(error)))
                 else:
                     self.generated_tokens += len(completion.token_ids)
+                    self.prompt_tokens += len(request.prompt_ids)
+                    self.cached_tokens += output.num_cached_tokens or 0
                     answers.append(Answer(request_id=request.request_id, completion=completion))
         self.steps += 1
         if answers:

@@ -61,6 +61,10 @@ class EngineInfo:
     """Of the weights that sample now."""
     generated_tokens: int
     """Since the start, of requests that ended."""
+    prompt_tokens: int
+    """The same, of their prompts."""
+    cached_tokens: int
+    """Those of the prompts whose keys and values were there already."""
     unfinished: int
     """Requests in the engine."""
     steps: int

@@ -20,6 +20,7 @@ from forge_agents.types import Completion
 
 if TYPE_CHECKING:
     from forge_agents._monarch import ProcMesh
+    from forge_agents._pulse import Pulse
     from forge_agents.serving.config import EngineConfig
     from forge_agents.weights.store import WeightStoreRef
 
@@ -51,7 +52,9 @@ class Engine:
     messages follows the engine's steps, not the number of requests.
     """
 
-    def __init__(self, name: str, procs: ProcMesh, actor: Any, facts: Facts, *, silence_s: float = SILENCE_S) -> None:
+    def __init__(  # noqa: PLR0917  # `start` is the one caller
+        self, name: str, procs: ProcMesh, actor: Any, facts: Facts, pulse: Pulse, silence_s: float
+    ) -> None:
         self.name = name
         self.facts = facts
         self._silence_s = silence_s
@@ -64,9 +67,7 @@ class Engine:
         self._dead: str | None = None
         self._death = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        from forge_agents._pulse import Pulse  # Monarch loads here, not when this module is imported
-
-        self._pulse = Pulse(procs, 1, name=name, silence_s=silence_s)
+        self._pulse = pulse
         self._spawn(self._receive())
         self._spawn(self._await_end())
 
@@ -96,17 +97,23 @@ class Engine:
             ValueError: The model's files are not whole.
             Exception: What vLLM raised.
         """
+        # Monarch loads here, not when this module is imported
+        from forge_agents._pulse import Pulse
         from forge_agents.serving._actor import EngineActor
 
         _vllm.expected_shapes(config.model)  # a half-written model is cheaper to find here
         procs = mesh.spawn_procs(name, env=_vllm.environment(config), threads=config.threads)
+        pulse = Pulse(procs, 1, name=name, silence_s=silence_s)
         try:
             actor = procs.spawn("engine", EngineActor, config, store, weights_name or name, silence_s)
-            facts = await mesh.with_deadline(actor.start.call_one(), timeout_s, who=name, what="start of the engine")
+            starting = mesh.with_deadline(actor.start.call_one(), timeout_s, who=name, what="start of the engine")
+            facts = await pulse.guard(starting)
+            pulse.started()
         except BaseException:
+            pulse.end()
             await mesh.stop(procs)
             raise
-        return cls(name, procs, actor, facts, silence_s=silence_s)
+        return cls(name, procs, actor, facts, pulse, silence_s)
 
     @property
     def max_model_len(self) -> int:

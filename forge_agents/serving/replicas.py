@@ -94,7 +94,7 @@ class Replicas:
         self = cls(
             config, name=name, store=store, faults=faults, silence_s=silence_s, timeout_s=timeout_s, router=router
         )
-        starts = [asyncio.ensure_future(self._start_engine(replica)) for replica in self._replicas]
+        starts = [asyncio.ensure_future(self._fill(replica)) for replica in self._replicas]
         try:
             await asyncio.gather(*starts)
         except BaseException:
@@ -220,8 +220,11 @@ class Replicas:
                 if replica.engine is engine:
                     replica.engine = None
 
+    async def _fill(self, replica: _Replica) -> None:
+        """Start an engine in a place, and keep one there."""
+        await self._faults.outlive(replica.name, lambda: self._start_engine(replica))
+
     async def _start_engine(self, replica: _Replica) -> None:
-        """Fill a place, and keep it filled."""
         engine = await Engine.start(
             self._config,
             name=replica.name,
@@ -261,22 +264,13 @@ class Replicas:
     async def _keep(self, replica: _Replica, engine: Engine) -> None:
         """Wait for the engine's end and start another in its place."""
         cause = await engine.died()
+        replica.engine = None
+        burial = asyncio.ensure_future(engine.stop())
         try:
-            while True:
-                replica.engine = None
-                fault = self._faults.noticed(replica.name, cause)
-                burial = asyncio.ensure_future(engine.stop())
-                try:
-                    await self._start_engine(replica)
-                except (ActorDiedError, StallError) as error:
-                    if error.who != replica.name:
-                        raise
-                    cause = str(error)
-                else:
-                    self._faults.recovered(fault)
-                    return
-                finally:
-                    await burial
+            fault = self._faults.noticed(replica.name, cause)
+            await self._fill(replica)
+            self._faults.recovered(fault)
+            await burial
         except Exception as error:  # noqa: BLE001  # the boundary: whoever waits for a completion raises it
             self._failure = error
             self._tell()

@@ -89,7 +89,7 @@ class GivingUpEngine:
             finish_reason="error" if name == "0" else "stop",
             weight_versions=None,
         )
-        return [SimpleNamespace(finished=True, request_id=name, outputs=[sampled])]
+        return [SimpleNamespace(finished=True, request_id=name, outputs=[sampled], num_cached_tokens=0)]
 
 
 def test_a_request_that_vllm_gives_up_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def test_a_request_that_vllm_gives_up_fails_alone(tmp_path: Path, monkeypatch: p
     (failed,), (answered,) = answers.get(timeout=5), answers.get(timeout=5)
     assert failed.completion is None and "'error'" in failed.error
     assert answered.completion is not None and answered.completion.token_ids == (7,)
-    assert thread.generated_tokens == 1
+    assert (thread.generated_tokens, thread.prompt_tokens, thread.cached_tokens) == (1, 1, 0)
     thread.close(5)
 
 
@@ -136,10 +136,21 @@ class FakeActor:
         return None
 
 
+class Beating:
+    """The pulse of a process that lives on."""
+
+    async def lost(self) -> ActorDiedError:
+        return await asyncio.Event().wait()  # type: ignore[return-value]
+
+    def end(self) -> None:
+        return None
+
+
 def test_a_failed_engine_fails_every_waiting_request_by_name() -> None:
     async def main() -> None:
         actor = FakeActor()
-        engine = Engine("hero", None, actor, Facts(pid=0, vocab_size=10, max_model_len=8, start_s=0.0))
+        facts = Facts(pid=0, vocab_size=10, max_model_len=8, start_s=0.0)
+        engine = Engine("hero", None, actor, facts, Beating(), 60.0)
         waiting = [asyncio.ensure_future(engine.generate([1, 2], Sampling(), timeout_s=60)) for _ in range(50)]
         await asyncio.sleep(0.1)
         assert sum(actor.batches) == 50

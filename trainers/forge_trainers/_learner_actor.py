@@ -2,7 +2,7 @@
 
 In: endpoint calls of the controller's `Learner`. Out: metrics, weights in the store. Waits for the other ranks.
 
-Long computations run on one thread of their own, so that the actor still answers `alive` and the store's messages.
+Long computations run on one thread of their own, so that the process still answers its pulse and the store's messages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class LearnerActor(Actor):
-    """One rank. Calls wait for each other in the order they arrive, except `alive`."""
+    """One rank. Calls wait for each other in the order they arrive."""
 
     def __init__(
         self, config: LearnerConfig, name: str, store: WeightStoreRef | None, weights_name: str, loss: Loss
@@ -55,9 +55,10 @@ class LearnerActor(Actor):
         return await self._compute(build)
 
     @concurrent_endpoint
-    async def alive(self) -> bool:
-        """Answer at once, whatever else is going on."""
-        return True
+    async def use_store(self, store: WeightStoreRef) -> None:
+        """Publish there from now on."""
+        async with self._one_at_a_time:
+            self._store, self._publisher = store, None
 
     @concurrent_endpoint
     async def set_total_steps(self, total: int) -> None:

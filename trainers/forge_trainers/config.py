@@ -79,6 +79,9 @@ class GRPOConfig:
     """Deadline for engines and learners to start."""
     stage_timeout_s: float = 1800.0
     """Deadline of each stage of a step: collecting, judging, learning, weight return."""
+    block_timeout_s: float = 120.0
+    """Seconds that an environment without isolation, or a scripted player, may hold the controller's thread at once;
+    then it is interrupted and its episode fails."""
     silence_s: float = 60.0
     """Seconds after which an engine, a learner or the weight store that says nothing counts as dead."""
     max_respawns: int = 8
@@ -110,7 +113,7 @@ class GRPOConfig:
             )
         if not self.max_logprob_gap > 0:
             raise ValueError(f"max_logprob_gap={self.max_logprob_gap} must be above 0; inf switches the guard off")
-        for name in ("start_timeout_s", "stage_timeout_s", "silence_s"):
+        for name in ("start_timeout_s", "stage_timeout_s", "block_timeout_s", "silence_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be positive: every wait has a deadline")
 

@@ -6,7 +6,6 @@ group that teaches nothing. Waits for the reward, in a thread, with a deadline.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from forge_agents._threads import in_thread
 from forge_agents.mesh import with_deadline
 from forge_agents.types import EpisodeGroup, Trajectory, total_tokens
 from forge_trainers.columns import Columns
@@ -98,7 +98,10 @@ async def judge(groups: Sequence[EpisodeGroup], reward: Reward, *, timeout_s: fl
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     name = str(getattr(reward, "name", None) or getattr(reward, "__name__", type(reward).__name__))
     assessed = await with_deadline(
-        asyncio.to_thread(_call, reward, trajectories, name), timeout_s, who=f"reward {name}", what="scoring"
+        in_thread(_call, reward, trajectories, name, name=f"reward {name}"),
+        timeout_s,
+        who=f"reward {name}",
+        what="scoring",
     )
     judged, start = [], 0
     for group in groups:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from forge_agents import mesh
+from forge_agents.errors import ActorDiedError, StallError
 from forge_agents.types import EpisodeBatch
 from forge_trainers.algorithms import find_loss
 from forge_trainers.learner_config import LearnerConfig
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from forge_agents._monarch import ProcMesh
+    from forge_agents._pulse import Pulse
     from forge_agents.weights import WeightStoreRef
 
 __all__ = ["Learner", "LearnerConfig"]
@@ -26,15 +28,16 @@ __all__ = ["Learner", "LearnerConfig"]
 class Learner:
     """A running learner. Make one with `start`; after an error it can only be stopped."""
 
-    def __init__(self, name: str, procs: ProcMesh, actors: Any, world_size: int, version: int) -> None:
+    def __init__(self, name: str, procs: ProcMesh, actors: Any, world_size: int, pulse: Pulse) -> None:
         self.name = name
         self.world_size = world_size
-        self.version = version
+        self.version = 0
         """Version of the weights: optimiser steps taken since the start model."""
         self.last_publish: dict[str, float] = {}
         """Timings of the latest `publish`: ``pack_s``, ``put_s``, and ``bytes``."""
         self._procs = procs
         self._actors = actors
+        self._pulse = pulse
 
     @classmethod
     async def start(
@@ -45,6 +48,7 @@ class Learner:
         store: WeightStoreRef | None = None,
         weights_name: str | None = None,
         world_size: int = 1,
+        silence_s: float = 60.0,
         timeout_s: float = 600.0,
     ) -> Learner:
         """Start the learner's processes and load the model.
@@ -55,6 +59,7 @@ class Learner:
             store: Where `publish` puts weights; None where it is not called.
             weights_name: What the published weights are called; None for `name`.
             world_size: Number of ranks, one process each.
+            silence_s: A rank that says nothing for longer counts as dead, and with it the learner.
             timeout_s: Deadline of the start.
 
         Raises:
@@ -64,23 +69,34 @@ class Learner:
             ActorDiedError: A process ended.
         """
         # torch and Monarch load here, not when this module is imported
+        from forge_agents._pulse import Pulse
         from forge_trainers._learner_actor import LearnerActor
 
         procs = mesh.spawn_procs(name, procs=world_size, threads=config.threads)
+        pulse = Pulse(procs, world_size, name=name, silence_s=silence_s)
         try:
             if world_size > 1:
                 from monarch.spmd import setup_torch_elastic_env_async  # type: ignore[import-untyped,unused-ignore]
 
-                await mesh.with_deadline(
-                    setup_torch_elastic_env_async(procs), timeout_s, who=name, what="exchange of addresses"
+                await pulse.guard(
+                    mesh.with_deadline(
+                        setup_torch_elastic_env_async(procs), timeout_s, who=name, what="exchange of addresses"
+                    )
                 )
             loss = find_loss(config.loss)
             actors = procs.spawn("learner", LearnerActor, config, name, store, weights_name or name, loss)
-            versions = await mesh.call_all(actors, world_size, "build", timeout_s=timeout_s, who=name)
+            learner = cls(name, procs, actors, world_size, pulse)
+            learner.version = (await learner._call("build", timeout_s=timeout_s))[0]
+            pulse.started()
         except BaseException:
+            pulse.end()
             await mesh.stop(procs)
             raise
-        return cls(name, procs, actors, world_size, versions[0])
+        return learner
+
+    async def lost(self) -> ActorDiedError | StallError:
+        """Wait until a rank dies or falls silent; returns what was seen of it."""
+        return await self._pulse.lost()
 
     async def set_total_steps(self, total: int, *, timeout_s: float = 60.0) -> None:
         """Say how many optimiser steps the run has, for a learning rate that falls; see `LearnerCore`."""
@@ -140,12 +156,19 @@ class Learner:
         self.last_publish = (await self._call("publish", timeout_s=timeout_s))[0]
         return int(self.last_publish["version"])
 
+    async def use_store(self, store: WeightStoreRef, *, timeout_s: float = 60.0) -> None:
+        """From now on publish to `store`, which took the place of one that died."""
+        await self._call("use_store", store, timeout_s=timeout_s)
+
     async def stop(self, *, timeout_s: float = 10.0) -> None:
         """End the processes. Twice is no error."""
+        self._pulse.end()
         await mesh.stop(self._procs, timeout_s=timeout_s)
 
     async def _call(self, endpoint: str, *args: Any, timeout_s: float) -> list[Any]:
-        return await mesh.call_all(self._actors, self.world_size, endpoint, *args, timeout_s=timeout_s, who=self.name)
+        """What every rank answers, or at once the end of one."""
+        calling = mesh.call_all(self._actors, self.world_size, endpoint, *args, timeout_s=timeout_s, who=self.name)
+        return await self._pulse.guard(calling)
 
 
 def _absolute(folder: str | Path) -> str:

@@ -1,18 +1,22 @@
-"""The processes of one experiment: the weight store, an engine per model policy, a learner per trainable one.
+"""The processes of one experiment: the weight store, engines per model policy, a learner per trainable one.
 
-In: policies and settings. Out: running actors that know each other. Waits for every start, each with a deadline.
+In: policies and settings. Out: running actors that know each other, and others in place of those that died. Waits for
+every start, each with a deadline.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import contextlib
+import functools
+from collections.abc import Awaitable, Coroutine, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from forge_agents import mesh, models
-from forge_agents.faults import Faults
+from forge_agents import _waits, mesh, models
+from forge_agents.errors import ActorDiedError, RespawnLimitError, StallError
+from forge_agents.faults import Fault, Faults
 from forge_agents.players import Served
 from forge_agents.policy import Policy
 from forge_agents.rendering import Renderer
@@ -25,10 +29,17 @@ from forge_trainers.learner import Learner
 if TYPE_CHECKING:
     from forge_trainers.config import GRPOConfig
 
+T = TypeVar("T")
+_STORE = "weights"
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(slots=True, kw_only=True)
 class Stack:
-    """Running actors, by policy name."""
+    """Running actors, by policy name.
+
+    Engines that die are replaced by `Replicas`, the store here: learners publish to the new one what they hold. Lost
+    learners are told to the caller, who knows which steps their checkpoints lack.
+    """
 
     policies: Mapping[str, Policy]
     config: GRPOConfig
@@ -40,7 +51,10 @@ class Stack:
     """Deaths so far, and how many are allowed."""
     renderers: Mapping[str, Renderer]
     learners: dict[str, Learner] = field(default_factory=dict)
-    """Empty until `start_learners`."""
+    """Empty until `start_learners`, and again once one was lost."""
+    _mourned: list[Fault] = field(default_factory=list)
+    _mending: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _store_watch: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(cls, policies: Mapping[str, Policy], config: GRPOConfig, *, folder: Path) -> Stack:
@@ -48,7 +62,7 @@ class Stack:
         paths = {name: models.resolve(policy.model) for name, policy in policies.items()}
         renderers = {name: Renderer.of(path) for name, path in paths.items()}
         faults = Faults(max_respawns=config.max_respawns, file=folder / "faults.jsonl")
-        store = await WeightStore.start(silence_s=config.silence_s, timeout_s=config.start_timeout_s)
+        store = await _start_store(config, faults)
         try:
             engines = await start_engines(
                 paths,
@@ -61,7 +75,7 @@ class Stack:
         except BaseException:
             await mesh.shutdown_all()
             raise
-        return cls(
+        stack = cls(
             policies=policies,
             config=config,
             folder=folder,
@@ -70,12 +84,49 @@ class Stack:
             faults=faults,
             renderers=renderers,
         )
+        stack._store_watch = asyncio.ensure_future(stack._watch_store())
+        _waits.report("run", stack.picture)
+        return stack
 
     async def start_learners(self) -> None:
         """Start a learner for every trainable policy. Twice is no error."""
         names = [name for name, policy in self.policies.items() if policy.trainable and name not in self.learners]
-        started = await all_or_first_error(map(self._start_learner, names))
+        started = await all_or_first_error(
+            self.faults.outlive(f"{name}-learner", functools.partial(self._start_learner, name)) for name in names
+        )
         self.learners.update(zip(names, started, strict=True))
+        while self._mourned:
+            self.faults.recovered(self._mourned.pop())
+
+    async def unless_a_learner_dies(self, work: Awaitable[T]) -> T:
+        """What `work` gives, or at once the error of a learner that is lost meanwhile."""
+        task = asyncio.ensure_future(work)
+        ends = [asyncio.ensure_future(learner.lost()) for learner in self.learners.values()]
+        try:
+            await asyncio.wait({task, *ends}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise next(end.result() for end in ends if end.done())
+        finally:
+            for one in (task, *ends):
+                one.cancel()
+
+    async def bury_learners(self, error: ActorDiedError | StallError) -> bool:
+        """Stop every learner where `error` is the end of one: the others are ahead of its checkpoint.
+
+        Returns:
+            Whether it was; the caller then starts them again and restores them.
+
+        Raises:
+            RespawnLimitError: No more may be started.
+        """
+        if error.who not in {learner.name for learner in self.learners.values()}:
+            return False
+        self._mourned.append(self.faults.noticed(error.who, str(error)))
+        learners = tuple(self.learners.values())
+        self.learners.clear()
+        await asyncio.gather(*(learner.stop() for learner in learners))
+        return True
 
     async def _start_learner(self, name: str) -> Learner:
         policy = self.policies[name]
@@ -93,6 +144,7 @@ class Stack:
             weights_name=name,
             store=self.store.ref,
             world_size=self.config.learner_procs,
+            silence_s=self.config.silence_s,
             timeout_s=self.config.start_timeout_s,
         )
 
@@ -106,13 +158,64 @@ class Stack:
         await all_or_first_error(map(self._sync_one, self.learners))
 
     async def _sync_one(self, name: str) -> None:
-        version = await self.learners[name].publish()
-        await self.engines[name].load_weights(version)
+        while True:
+            store = self.store
+            try:
+                version = await self.learners[name].publish()
+                await self.engines[name].load_weights(version)
+            except (ActorDiedError, StallError) as error:
+                if error.who != store.ref.name:
+                    raise
+                await self._mend_store(store, str(error))
+            else:
+                return
+
+    async def _watch_store(self) -> None:
+        with contextlib.suppress(RespawnLimitError):  # the next `sync` raises it
+            while True:
+                store = self.store
+                error = await store.pulse.lost()
+                with contextlib.suppress(ActorDiedError, StallError):  # of the next store, or of a learner
+                    await self._mend_store(store, str(error))
+
+    async def _mend_store(self, broken: WeightStore, cause: str) -> None:
+        """Put another store in place of `broken`, with the learners' weights in it, before the engines look there."""
+        async with self._mending:
+            if self.store is not broken:
+                return
+            fault = self.faults.noticed(broken.ref.name, cause)
+            await broken.stop()
+            self.store = store = await _start_store(self.config, self.faults)
+            for learner in tuple(self.learners.values()):
+                with contextlib.suppress(ActorDiedError, StallError):  # lost: the next one publishes here
+                    await learner.use_store(store.ref)
+                    await learner.publish()
+            for engine in self.engines.values():
+                await engine.use_store(store.ref)
+            self.faults.recovered(fault)
+
+    def picture(self) -> dict[str, Any]:
+        """Who runs, with what to do, at which version; for the file that a stall leaves."""
+        return {
+            "engines": {name: {"pids": e.pids, "unfinished": e.unfinished} for name, e in self.engines.items()},
+            "weights_versions": {name: learner.version for name, learner in self.learners.items()},
+            "faults": [asdict(fault) for fault in self.faults.all],
+        }
 
     async def stop(self) -> None:
         """Stop every process."""
+        _waits.report("run", None)
+        if self._store_watch is not None:
+            self._store_watch.cancel()
         await asyncio.gather(
             *(learner.stop() for learner in self.learners.values()),
             *(engine.stop() for engine in self.engines.values()),
         )
         await self.store.stop()
+
+
+async def _start_store(config: GRPOConfig, faults: Faults) -> WeightStore:
+    def start() -> Coroutine[Any, Any, WeightStore]:
+        return WeightStore.start(name=_STORE, silence_s=config.silence_s, timeout_s=config.start_timeout_s)
+
+    return await faults.outlive(_STORE, start)

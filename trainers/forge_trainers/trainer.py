@@ -11,13 +11,14 @@ each stage with a deadline. With `max_staleness` = k the collection of a step st
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forge_agents.errors import EmptyBatchError
+from forge_agents.errors import ActorDiedError, EmptyBatchError, StallError
 from forge_agents.mesh import with_deadline
 from forge_agents.players import Served
 from forge_agents.policy import Policy, Seats
@@ -45,6 +46,7 @@ from forge_trainers.loop import Ahead, Interrupt, LoopRunner, Stopwatch
 from forge_trainers.run_folder import RunFolder
 from forge_trainers.source import EnvLike, Source, Task
 from forge_trainers.stack import Stack
+from forge_trainers.watchdog import LoopGuard, stalls_told
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +167,17 @@ class GRPOTrainer:
 
     async def _fit(self, source: Source, steps: int) -> FitResult:
         run = RunFolder(self.out_dir, self._settings(source), log_to=self.config.log_to)
+        with contextlib.closing(run), stalls_told(self.out_dir):
+            while True:
+                try:
+                    return await self._session(source, steps, run)
+                except (ActorDiedError, StallError) as error:
+                    if self._stack is None or not await self._stack.bury_learners(error):
+                        raise
+                    self._next_step = None  # the newest checkpoint says where to go on
+
+    async def _session(self, source: Source, steps: int, run: RunFolder) -> FitResult:
+        """Train to the end, or to a learner's."""
         ahead = Ahead(lambda step: self._collect(source, step), self.config.max_staleness, steps)
         empty = 0
         try:
@@ -172,11 +185,13 @@ class GRPOTrainer:
             first = self._next_step or 0
             await all_or_first_error(learner.set_total_steps(steps) for learner in stack.learners.values())
             run.rewind(first)
-            with Display("train", steps, first) as display, Interrupt(display.say) as interrupt:
+            guard = LoopGuard(self.config.block_timeout_s)
+            with Display("train", steps, first) as display, Interrupt(display.say) as interrupt, guard:
                 for step in range(first, steps):
                     watch = Stopwatch()
+                    playing = stack.unless_a_learner_dies(ahead.take(step))
                     groups = await with_deadline(
-                        ahead.take(step), self.config.stage_timeout_s, who="episodes", what=f"collection of step {step}"
+                        playing, self.config.stage_timeout_s, who="episodes", what=f"collection of step {step}"
                     )
                     watch.lap("collect")
                     judged = await self._judged(source, step, groups, stack.learners.keys())
@@ -207,7 +222,6 @@ class GRPOTrainer:
         finally:
             await ahead.cancel()
             await self._checkpoints.settle()
-            run.close()
 
     async def _judged(
         self, source: Source, step: int, groups: list[EpisodeGroup], trainable: Collection[str]
@@ -304,7 +318,7 @@ class GRPOTrainer:
         if self._next_step is None and (learn or self._checkpoints.any()):
             await self._stack.start_learners()
             self._next_step = await self._checkpoints.restore(self._stack.learners)
-            if self._next_step:
+            if self._next_step or self._stack.faults.all:  # engines may be ahead of a learner that died
                 await self._sync()
         return self._stack
 

@@ -1,0 +1,37 @@
+"""A run in which an engine, the learner, the weight store and an environment's worker are killed in turn."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(600)
+
+FAULTS = Path(__file__).parents[1] / "perf" / "faults.py"
+
+
+def test_what_dies_is_replaced_and_the_run_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, str(FAULTS), "sample", "--out", str(tmp_path)], check=True, timeout=580)
+    session = json.loads((tmp_path / "sample.json").read_text())
+    log = (tmp_path / "runs" / "sample" / "log-1").read_text()[-3000:]
+    assert session["finished"] and len(session["ends"]) == 1, log  # one controller from start to end
+    assert session["orphans"] == 0
+
+    rows = session["rows"]
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+    assert [row["learner/version"] for row in rows] == [1, 2, 3, 4, 5]  # steps were repeated, not skipped
+    assert all(row["groups/failed"] == 0 and row["staleness/max"] == 0 for row in rows)
+    assert set(session["episodes"].values()) == {4} and len(session["episodes"]) == 10
+
+    struck = {event["fault"]: event["time"] for event in session["events"] if event["event"] == "fault"}
+    noticed = [row for row in session["noticed"] if row["event"] == "noticed"]
+    assert [row["who"] for row in noticed] == ["team", "team-learner", "weights"]
+    assert [row["who"] for row in session["noticed"] if row["event"] == "recovered"] == [row["who"] for row in noticed]
+    for fault, row in enumerate(noticed):
+        assert row["time"] - struck[fault] < 2, row
+    failed = [event for event in session["events"] if event["event"] == "episode failed"]
+    assert failed and {event["kind"] for event in failed} == {"WorkerDiedError"}  # and then played again

@@ -1,0 +1,75 @@
+"""Worlds and rewards that hang when a file tells them to, for `faults.py`.
+
+In: the path in ``FORGE_FAULT_FLAG``. Out: an environment, rewards. Waits for an hour where it is told to hang.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from forge_agents.env import Outcome, TurnEnv
+from forge_agents.types import Trajectory
+
+FLAG = "FORGE_FAULT_FLAG"
+
+
+def hang_if_told(what: str) -> None:
+    """Sleep for an hour where the flag file says `what`; only once, for the file is taken away."""
+    flag = Path(os.environ[FLAG])
+    try:
+        told = flag.read_text() == what
+    except FileNotFoundError:
+        return
+    if told:
+        flag.unlink(missing_ok=True)
+        time.sleep(3600)
+
+
+class Letters(TurnEnv):
+    """Say lowercase letters; two seats in turn, each paid the share of lowercase letters in what it said."""
+
+    possible_agents = ("left", "right")
+
+    def __init__(self) -> None:
+        super().__init__(max_turns=2)
+
+    def setup(self, rng: np.random.Generator) -> None:
+        self.start = "".join(map(chr, rng.integers(97, 123, 3)))
+        self.said: list[str] = []
+
+    def instructions(self, agent: str) -> str:
+        return "abc"
+
+    def observe_text(self, agent: str) -> str:
+        return self.said[-1][:8] if self.said else self.start
+
+    def act(self, agent: str, action: str) -> Outcome:
+        hang_if_told("env")
+        self.said.append(action)
+        share = sum("a" <= letter <= "z" for letter in action) / max(len(action), 1)
+        return Outcome(rewards={agent: share}, done=len(self.said) == 2)
+
+
+class Judged:
+    """The environment's reward, by an ensemble with one verifier that may hang, or by itself hanging."""
+
+    name = "judged"
+
+    def __init__(self) -> None:
+        from forge_verifiers import Ensemble, Rule
+
+        def doubtful(trajectory: Trajectory) -> float:
+            hang_if_told("verifier")
+            return trajectory.reward
+
+        rules = [Rule(lambda trajectory: trajectory.reward, name="steady"), Rule(doubtful, name="doubtful")]
+        self._ensemble = Ensemble(rules, combine="mean", timeout_s=5.0)
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> np.ndarray:
+        hang_if_told("reward")
+        return self._ensemble.score(trajectories)
