@@ -1,0 +1,49 @@
+"""What a newcomer does first, on the whole stack with a tiny model: `init` and `train`, an example that imitates."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from forge_agents import cli
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SMALL = [
+    "--trainer.group_size=2",
+    "--trainer.groups_per_step=2",
+    "--trainer.eval_every=0",
+    "--trainer.engine.enforce_eager=true",
+    "--trainer.engine.kv_cache_gb=0.1",
+    "--trainer.engine.threads=1",
+    "--trainer.log_to=tensorboard",
+]
+
+
+@pytest.mark.timeout(300)
+def test_a_folder_of_init_trains_as_it_stands(tiny_llama, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["init", "mine"]) == 0
+    monkeypatch.chdir(tmp_path / "mine")
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the command adds the folder that it runs in
+    words = ["train", "train.yaml", f"--policies.team.model={tiny_llama}", "--steps=1", *SMALL]
+    assert cli.main(words) == 0
+    said = capsys.readouterr().out
+    (row,) = [json.loads(line) for line in Path("runs/guess/metrics.jsonl").read_text().splitlines()]
+    assert row["step"] == 0 and 0 <= row["reward/mean"] <= 1
+    assert "next   forge-agents eval train.yaml" in said
+    assert "--players.trained runs/guess/export --players.random random --suite my_world:my/Guess-v0" in said
+    assert Path("runs/guess/export/config.json").exists() and list(Path("runs/guess/tensorboard").iterdir())
+
+
+@pytest.mark.timeout(300)
+def test_a_model_imitates_and_then_plays(tiny_llama, tmp_path, capsys):
+    spec = importlib.util.spec_from_file_location("sft_then_grpo", EXAMPLES / "sft_then_grpo.py")
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    small = ["--episodes=4", "--batch=4", "--steps=1", "--groups=1", "--siblings=2"]
+    example.main([*small, f"--model={tiny_llama}", f"--out={tmp_path}"])
+    said = capsys.readouterr().out
+    assert "imitated 2 steps, loss" in said and "played 1 steps, reward" in said
+    assert (tmp_path / "grpo/export/config.json").exists()
