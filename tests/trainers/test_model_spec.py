@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from forge_agents.errors import ModelNotFoundError
 from forge_trainers._parallel import check_weights
+from forge_trainers.learner_config import LearnerConfig
+from forge_trainers.learner_core import LearnerCore
 from forge_trainers.model_spec import read_config, spec_from_config
 
 
@@ -60,6 +64,30 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path: Path):
         read_config(tmp_path)
     with pytest.raises(ModelNotFoundError, match="no .safetensors"):
         check_weights(tmp_path)
+
+
+def rewritten(folder: Path, to: Path, **tensors: torch.Tensor | None) -> LearnerConfig:
+    """A learner of a copy of the model in which tensors are others, or gone."""
+    copy = shutil.copytree(folder, to / "model")
+    held = {**load_file(copy / "model.safetensors"), **tensors}
+    save_file({name: x for name, x in held.items() if x is not None}, copy / "model.safetensors")
+    return LearnerConfig(model=str(copy), compute_dtype="float32", threads=1)
+
+
+def test_weights_that_do_not_fit_their_config_are_refused(tiny_llama: Path, tmp_path: Path):
+    rows = torch.zeros(200, 128)  # a vocabulary of 200, where config.json says 264
+    with pytest.raises(ModelNotFoundError, match=r"embed_tokens.weight with shape \[200, 128\].* says \[264, 128\]"):
+        LearnerCore(rewritten(tiny_llama, tmp_path, **{"model.embed_tokens.weight": rows}))
+
+
+def test_missing_tensors_are_named(tiny_llama: Path, tmp_path: Path):
+    with pytest.raises(ModelNotFoundError, match="lacks 1 of 20 tensors, first 'model.norm.weight'"):
+        LearnerCore(rewritten(tiny_llama, tmp_path, **{"model.norm.weight": None}))
+
+
+def test_quantised_weights_are_refused(tiny_llama: Path, tmp_path: Path):
+    with pytest.raises(ValueError, match="holds model.norm.weight as I8"):
+        LearnerCore(rewritten(tiny_llama, tmp_path, **{"model.norm.weight": torch.zeros(128, dtype=torch.int8)}))
 
 
 def test_half_written_weights_are_refused(tiny_llama: Path, tmp_path: Path):

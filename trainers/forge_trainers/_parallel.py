@@ -30,6 +30,9 @@ from forge_trainers.learner_config import LearnerConfig
 from forge_trainers.lora import adapted, is_adapter, lower_base
 from forge_trainers.model_spec import read_config, spec_from_config
 
+_FLOATS = ("F64", "F32", "BF16", "F16")
+"""Types of stored weights, as safetensors calls them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
@@ -259,31 +262,44 @@ def load_hf_weights(model: Any, adapter: Any, folder: Path) -> None:
     kept = {name: value for name, value in state.items() if is_adapter(name)}
     wanted = adapter.to_hf(state)
     have = check_weights(folder)
-    if missing := sorted(set(wanted) - have):
+    if missing := sorted(wanted.keys() - have.keys()):
         raise ModelNotFoundError(
             f"{folder} lacks {len(missing)} of {len(wanted)} tensors, first {missing[0]!r}; weights and config.json "
             "do not belong together"
         )
+    for name, value in wanted.items():
+        if tuple(value.shape) != have[name]:
+            raise ModelNotFoundError(
+                f"{folder} holds {name} with shape {list(have[name])} and its config.json says {list(value.shape)}; "
+                "they do not belong together"
+            )
     state_dict_loader.load(wanted, storage_reader=adapter.get_hf_storage_reader(str(folder)))
     model.load_state_dict(kept | adapter.from_hf(dict(wanted)), strict=True)
 
 
-def check_weights(folder: Path) -> set[str]:
-    """Names of all tensors in a folder's safetensors files.
+def check_weights(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of all tensors in a folder's safetensors files, by name.
 
     Raises:
         ModelNotFoundError: There is no such file, or one is cut short.
+        ValueError: The weights are quantised.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ModelNotFoundError(f"{folder} holds no .safetensors file; download the model again")
-    names: set[str] = set()
+    shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
         try:
             with safe_open(file, framework="pt") as handle:
-                names.update(handle.keys())
+                for name in handle.keys():  # noqa: SIM118  (it is no mapping)
+                    tensor = handle.get_slice(name)
+                    shapes[name] = tuple(tensor.get_shape())
+                    if tensor.get_dtype() not in _FLOATS:
+                        raise ValueError(
+                            f"{file} holds {name} as {tensor.get_dtype()}; the learner trains weights of {_FLOATS}"
+                        )
         except (SafetensorError, OSError) as error:
             raise ModelNotFoundError(
                 f"{file} cannot be read ({error}); it is half written, download it again"
             ) from error
-    return names
+    return shapes
