@@ -110,7 +110,8 @@ class Policy:
     trainable: bool = field(default=True, kw_only=True)
     """Whether a trainer updates the weights."""
     lora: LoRA | None = field(default=None, kw_only=True)
-    """What a trainer updates instead of the weights: an adapter. None: all weights are trained."""
+    """What a trainer updates instead of the weights: an adapter. Policies with adapters on one model share an engine,
+    and a learner where their adapters have one shape. None: all weights are trained."""
     constrain_actions: bool = field(default=False, kw_only=True)
     """Whether the engine may only write one of the environment's legal actions, where it lists them. For play and
     benchmarks: the sampler's log-probabilities are then those of the constrained distribution, which the learner does

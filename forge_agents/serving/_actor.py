@@ -37,10 +37,9 @@ class EngineActor(Actor):
         self._silence_s = silence_s
         self._store = store
         self._weights_name = weights_name
-        self._subscriber: Subscriber | None = None
-        self._expected: Mapping[str, tuple[int, ...]] | None = None
-        self._version = 0
-        self._fetched: int | None = None
+        self._subscribers: dict[str, Subscriber] = {}
+        self._versions = dict.fromkeys(("", *config.adapters), 0)
+        self._fetched: dict[str, int] = {}
         self._last_update: dict[str, float] = {}
         self._start_s = 0.0
         self._answers: list[Answer] = []
@@ -96,27 +95,35 @@ class EngineActor(Actor):
         return answers
 
     @concurrent_endpoint
-    async def load_weights(self, version: int | None) -> dict[str, float]:
-        """Fetch a version from the store and put it into the live engine, between two steps."""
-        thread = self._running()
-        if self._subscriber is None:
-            from forge_agents.weights import Subscriber
+    async def load_weights(self, version: int | None, adapter: str) -> dict[str, float]:
+        """Fetch a version from the store and put it into the live engine, between two steps.
 
-            if self._store is None:
-                raise ValueError("this engine was started without a weight store; pass store= to Engine.start")
-            self._subscriber = Subscriber(self._store, self._weights_name)
-            self._expected = _vllm.expected_shapes(self._config.model)
+        `adapter` "" are the model's own weights.
+        """
+        thread = self._running()
+        number = _vllm.adapter_number(self._config, adapter)
+        if self._config.adapters and not adapter:
+            raise ValueError("this engine serves adapters; the model's own weights must not change under them")
+        expected = self._expected(adapter)
 
         async def apply(tensors: Mapping[str, torch.Tensor], arrived: int) -> None:
-            _vllm.check_tensors(tensors, self._expected)
+            _vllm.check_tensors(tensors, expected)
+
+            def load() -> None:
+                if adapter:
+                    _vllm.load_adapter(thread.engine, number, self._config.adapters[adapter], tensors, arrived)
+                else:
+                    _vllm.load_tensors(thread.engine, tensors, arrived)
+
             try:
-                await asyncio.wrap_future(thread.call(lambda: _vllm.load_tensors(thread.engine, tensors, arrived)))
+                await asyncio.wrap_future(thread.call(load))
             except Exception as error:
                 self._fail(f"the weight update broke off half-way: {type(error).__name__}: {error}")
                 raise
 
-        result = await self._subscriber.fetch(apply, version=version, have=self._fetched)
-        self._version = self._fetched = result.version
+        subscriber = self._subscriber(adapter or self._weights_name)
+        result = await subscriber.fetch(apply, version=version, have=self._fetched.get(adapter))
+        self._versions[adapter] = self._fetched[adapter] = result.version
         self._last_update = {
             "version": float(result.version),
             "seconds": result.seconds,
@@ -130,7 +137,7 @@ class EngineActor(Actor):
     async def use_store(self, store: WeightStoreRef) -> None:
         """Look for weights there."""
         self._store = store
-        self._subscriber = None
+        self._subscribers.clear()
 
     @concurrent_endpoint
     async def info(self) -> EngineInfo:
@@ -139,7 +146,8 @@ class EngineActor(Actor):
         rss_bytes, peak_rss_bytes = _resident_bytes()
         return EngineInfo(
             pid=os.getpid(),
-            version=self._version,
+            version=self._versions[""],
+            adapters={name: version for name, version in self._versions.items() if name},
             generated_tokens=thread.generated_tokens,
             prompt_tokens=thread.prompt_tokens,
             cached_tokens=thread.cached_tokens,
@@ -156,6 +164,20 @@ class EngineActor(Actor):
         """End the engine's thread."""
         if self._thread is not None:
             await asyncio.to_thread(self._thread.close, 5.0)
+
+    def _subscriber(self, weights_name: str) -> Subscriber:
+        from forge_agents.weights import Subscriber
+
+        if self._store is None:
+            raise ValueError("this engine was started without a weight store; pass store= to Engine.start")
+        if weights_name not in self._subscribers:
+            self._subscribers[weights_name] = Subscriber(self._store, weights_name)
+        return self._subscribers[weights_name]
+
+    def _expected(self, adapter: str) -> Mapping[str, tuple[int, ...]] | None:
+        if adapter:
+            return _vllm.adapter_shapes(self._config.model, self._config.adapters[adapter])
+        return _vllm.expected_shapes(self._config.model)
 
     def _running(self) -> EngineThread:
         if self._failure is not None:

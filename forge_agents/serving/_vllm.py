@@ -11,10 +11,12 @@ import contextlib
 import json
 import math
 import struct
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forge_agents.policy import LoRA
 from forge_agents.serving._wire import Request
 from forge_agents.types import Completion, FinishReason, VersionSpan
 
@@ -36,6 +38,10 @@ ENVIRONMENT = {
 """Must exist before the actor's Python starts."""
 
 _WARM_UP_TOKENS = 2
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Room that vLLM makes for an adapter's rank."""
+_BASE = "0"
+"""The model's own weights, among the versions of what an engine holds; adapters follow with "1" and so on."""
 
 
 def environment(config: EngineConfig) -> dict[str, str]:
@@ -43,9 +49,22 @@ def environment(config: EngineConfig) -> dict[str, str]:
     return {**ENVIRONMENT, **({"TORCHDYNAMO_DISABLE": "1"} if config.enforce_eager else {})}
 
 
+def adapter_number(config: EngineConfig, adapter: str) -> int:
+    """How requests and versions name an adapter; "" is the model without one.
+
+    Raises:
+        ValueError: The engine has no such adapter.
+    """
+    if adapter and adapter not in config.adapters:
+        raise ValueError(f"this engine has no adapter {adapter!r}; it has {', '.join(config.adapters) or 'none'}")
+    return 1 + list(config.adapters).index(adapter) if adapter else 0
+
+
 def build(config: EngineConfig) -> Any:
     """A vLLM engine in this process."""
+    import torch
     from vllm import EngineArgs, LLMEngine
+    from vllm.platforms import current_platform
 
     engine = LLMEngine.from_engine_args(
         EngineArgs(
@@ -59,15 +78,39 @@ def build(config: EngineConfig) -> Any:
             seed=config.seed,
             distributed_executor_backend="uni",
             logprobs_mode="processed_logprobs",  # of the distribution that was sampled, after temperature and top_p
+            # vLLM samples after each part of a prompt and takes the draw back, which CPU generators cannot
+            enable_chunked_prefill=not current_platform.is_cpu(),
             async_scheduling=False,  # no batch is under way while weights change
             # One backend serves all of an engine's constrained requests; "auto" may pick two and then fail.
             structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
             disable_log_stats=True,
+            **_adapter_options(config),
         )
     )
+    engine.set_weight_version(json.dumps({_BASE: 0}))
+    for number, lora in enumerate(config.adapters.values(), 1):  # a request keeps the adapter it came with, so now
+        zero = {name: torch.zeros(shape) for name, shape in adapter_shapes(config.model, lora).items()}
+        load_adapter(engine, number, lora, zero, 0)
     _warm_up(engine)
-    engine.set_weight_version("0")
     return engine
+
+
+def _adapter_options(config: EngineConfig) -> dict[str, Any]:
+    if not config.adapters:
+        return {}
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        wrapper = "forge_agents.serving._grouped_lora.GroupedLoRA"
+        type(current_platform).get_punica_wrapper = classmethod(lambda cls: wrapper)
+    largest = max(lora.rank for lora in config.adapters.values())
+    return {
+        "enable_lora": True,
+        "max_loras": len(config.adapters),
+        "max_lora_rank": next(rank for rank in _RANKS if rank >= largest),
+        # vLLM would wrap the head too, whose product costs more than all others
+        "lora_target_modules": sorted({target for lora in config.adapters.values() for target in lora.targets}),
+    }
 
 
 def _dtype(config: EngineConfig) -> str:
@@ -122,9 +165,16 @@ def add(engine: Any, name: str, request: Request) -> None:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         prompt = engine.renderer.render_cmpl([{"prompt_token_ids": list(request.prompt_ids)}])[0]
-        engine.add_request(name, prompt, params)
+        engine.add_request(name, prompt, params, lora_request=_lora_request(request.adapter))
     except VLLMClientError as error:
         raise ValueError(str(error)) from error
+
+
+def _lora_request(number: int, folder: str = "loaded", **options: Any) -> Any:
+    """What vLLM calls an adapter; None for the model without one. `folder` is read when it is loaded, not later."""
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(str(number), number, folder, **options) if number else None
 
 
 def _constraint(request: Request) -> Any:
@@ -159,13 +209,24 @@ def completion_of(output: Any, request: Request, context: int) -> Completion:
             f"vLLM ended the request with {sampled.finish_reason!r} instead of 'stop' or 'length'; its choices or "
             "its schema may not compile"
         )
-    spans = tuple(
-        VersionSpan(version=int(span.version), start=int(span.start), end=int(span.end))
-        for span in sampled.weight_versions or ()
-    )
     return Completion(
-        token_ids=token_ids, logprobs=logprobs, finish_reason=finish, versions=spans, top_logprobs=alternatives
+        token_ids=token_ids,
+        logprobs=logprobs,
+        finish_reason=finish,
+        versions=_spans(sampled.weight_versions or (), str(request.adapter)),
+        top_logprobs=alternatives,
     )
+
+
+def _spans(found: Iterable[Any], adapter: str) -> tuple[VersionSpan, ...]:
+    """Versions of one adapter, or of the model, from spans that know the versions of all."""
+    spans: list[VersionSpan] = []
+    for span in found:
+        version, start = int(json.loads(span.version)[adapter]), int(span.start)
+        if spans and spans[-1].version == version:  # another adapter changed
+            start = spans.pop().start
+        spans.append(VersionSpan(version=version, start=start, end=int(span.end)))
+    return tuple(spans)
 
 
 def expected_shapes(model: str) -> dict[str, tuple[int, ...]] | None:
@@ -182,6 +243,26 @@ def expected_shapes(model: str) -> dict[str, tuple[int, ...]] | None:
     if json.loads(Path(model, "config.json").read_text()).get("tie_word_embeddings", False):
         shapes.pop("lm_head.weight", None)
     return shapes or None
+
+
+def adapter_shapes(model: str, lora: LoRA) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of an adapter's tensors in PEFT's layout, from the model folder's safetensors files.
+
+    Raises:
+        ValueError: The folder has no such files, or a target is no layer of the model.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    missing = set(lora.targets)
+    for name, shape in (expected_shapes(model) or {}).items():
+        layer = name.removesuffix(".weight")
+        target = layer.rpartition(".")[2]
+        if target in lora.targets and len(shape) == 2:
+            found[f"base_model.model.{layer}.lora_A.weight"] = (lora.rank, shape[1])
+            found[f"base_model.model.{layer}.lora_B.weight"] = (shape[0], lora.rank)
+            missing.discard(target)
+    if missing:
+        raise ValueError(f"{model} has no layers {sorted(missing)} for a LoRA adapter; leave them out of its targets")
+    return found
 
 
 def _safetensors_header(path: Path) -> dict[str, Any]:
@@ -230,8 +311,33 @@ def load_tensors(engine: Any, tensors: Mapping[str, torch.Tensor], version: int)
     with torch.no_grad():
         engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors.items())})
         _repack_tied_heads(engine.model_executor.driver_worker.get_model())
+    _note_version(engine, _BASE, version)
+
+
+def load_adapter(engine: Any, number: int, lora: LoRA, tensors: Mapping[str, torch.Tensor], version: int) -> None:
+    """Replace one adapter in place; as `load_tensors`, for its requests.
+
+    Args:
+        engine: Built with the adapter.
+        number: As `adapter_number`.
+        lora: Its shape.
+        tensors: In PEFT's layout; see `adapter_shapes`.
+        version: Of its weights.
+    """
+    from safetensors.torch import save_file
+
+    with tempfile.TemporaryDirectory(prefix="forge-adapter-") as folder:  # vLLM takes adapters from files only
+        save_file(dict(tensors), Path(folder, "adapter_model.safetensors"))
+        settings = {"peft_type": "LORA", "r": lora.rank, "lora_alpha": lora.alpha, "target_modules": list(lora.targets)}
+        Path(folder, "adapter_config.json").write_text(json.dumps(settings))
+        engine.add_lora(_lora_request(number, folder, load_inplace=True))
+    _note_version(engine, str(number), version)
+
+
+def _note_version(engine: Any, what: str, version: int) -> None:
+    """Say which version samples from now on, and forget every key and value computed before."""
     engine.reset_prefix_cache(reset_running_requests=True)
-    engine.set_weight_version(str(version))
+    engine.set_weight_version(json.dumps({**json.loads(engine.get_weight_version()), what: version}))
 
 
 def _repack_tied_heads(model: Any) -> None:

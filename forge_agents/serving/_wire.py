@@ -27,6 +27,8 @@ class Request:
     """The response is one of these texts; empty for any text."""
     json_schema: str = ""
     """JSON text of the schema that the response fits; empty for any text."""
+    adapter: int = 0
+    """Number of the adapter that samples; 0: the model without one."""
     top_logprobs: int = 0
     """Most probable tokens to report at each place, beside the sampled one."""
 
@@ -58,7 +60,9 @@ class EngineInfo:
 
     pid: int
     version: int
-    """Of the weights that sample now."""
+    """Of the model's own weights that sample now."""
+    adapters: Mapping[str, int]
+    """Versions of the adapters that sample now, by name."""
     generated_tokens: int
     """Since the start, of requests that ended."""
     prompt_tokens: int

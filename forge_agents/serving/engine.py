@@ -52,11 +52,20 @@ class Engine:
     messages follows the engine's steps, not the number of requests.
     """
 
-    def __init__(  # noqa: PLR0917  # `start` is the one caller
-        self, name: str, procs: ProcMesh, actor: Any, facts: Facts, pulse: Pulse, silence_s: float
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        name: str,
+        procs: ProcMesh,
+        actor: Any,
+        facts: Facts,
+        pulse: Pulse,
+        silence_s: float = SILENCE_S,
     ) -> None:
         self.name = name
         self.facts = facts
+        self._config = config
         self._silence_s = silence_s
         self._procs = procs
         self._actor = actor
@@ -102,6 +111,8 @@ class Engine:
         from forge_agents.serving._actor import EngineActor
 
         _vllm.expected_shapes(config.model)  # a half-written model is cheaper to find here
+        for lora in config.adapters.values():  # and so is an adapter that does not fit
+            _vllm.adapter_shapes(config.model, lora)
         procs = mesh.spawn_procs(name, env=_vllm.environment(config), threads=config.threads)
         pulse = Pulse(procs, 1, name=name, silence_s=silence_s)
         try:
@@ -113,7 +124,7 @@ class Engine:
             pulse.end()
             await mesh.stop(procs)
             raise
-        return cls(name, procs, actor, facts, pulse, silence_s)
+        return cls(config, name=name, procs=procs, actor=actor, facts=facts, pulse=pulse, silence_s=silence_s)
 
     @property
     def max_model_len(self) -> int:
@@ -140,6 +151,7 @@ class Engine:
         choices: Sequence[str] = (),
         json_schema: Mapping[str, Any] | None = None,
         top_logprobs: int = 0,
+        adapter: str = "",
         timeout_s: float = 600.0,
     ) -> Completion:
         """Complete one prompt.
@@ -152,6 +164,8 @@ class Engine:
             choices: The response is exactly one of these texts, unless `max_tokens` cuts it short; empty allows any.
             json_schema: The response is JSON that fits this schema, unless `max_tokens` cuts it short; None allows any.
             top_logprobs: At each place, also report so many of the most probable tokens; 0 to 20.
+            adapter: The one of ``EngineConfig.adapters`` that samples, and whose versions the completion names; empty
+                is the model without one.
             timeout_s: Deadline, time in the queue included.
 
         Under `choices` or `json_schema` tokens are drawn from the model's distribution over what the text so far
@@ -163,7 +177,7 @@ class Engine:
 
         Raises:
             ValueError: The prompt is empty, too long, or holds ids outside the vocabulary; sampling is out of range;
-                the choices or the schema cannot be enforced.
+                the choices or the schema cannot be enforced; there is no such adapter.
             StallError: No completion in time; the request is dropped.
             ActorDiedError: The engine's process ended or vLLM failed.
         """
@@ -182,6 +196,7 @@ class Engine:
             choices=_checked_choices(choices, json_schema),
             json_schema="" if json_schema is None else json.dumps(json_schema),
             top_logprobs=top_logprobs,
+            adapter=_vllm.adapter_number(self._config, adapter),
         )
         future = asyncio.get_running_loop().create_future()
         self._waiting[request.request_id] = future
@@ -197,7 +212,9 @@ class Engine:
         finally:
             self._waiting.pop(request.request_id, None)
 
-    async def load_weights(self, version: int | None = None, *, timeout_s: float = 120.0) -> dict[str, float]:
+    async def load_weights(
+        self, version: int | None = None, *, adapter: str = "", timeout_s: float = 120.0
+    ) -> dict[str, float]:
         """Put published weights into the live engine, between two steps.
 
         Requests in flight go on under the new weights: they keep their tokens, and their completion says which
@@ -205,6 +222,7 @@ class Engine:
 
         Args:
             version: Which one; None for the latest.
+            adapter: Which of ``EngineConfig.adapters``, published under its own name; empty are the model's weights.
             timeout_s: Deadline.
 
         Returns:
@@ -212,10 +230,12 @@ class Engine:
 
         Raises:
             UnknownIdError: No such version; the message says which exist.
-            ValueError: The engine has no store, or the tensors do not fit the served model.
+            ValueError: The engine has no store or no such adapter, or the tensors do not fit the served model.
             StallError, ActorDiedError: As in `generate`.
         """
-        timings: dict[str, float] = await self._call("load_weights", version, timeout_s=timeout_s, what="weight update")
+        timings: dict[str, float] = await self._call(
+            "load_weights", version, adapter, timeout_s=timeout_s, what="weight update"
+        )
         return timings
 
     async def use_store(self, store: WeightStoreRef, *, timeout_s: float = 30.0) -> None:

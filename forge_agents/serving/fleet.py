@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from forge_agents import models
 from forge_agents.faults import Faults
 from forge_agents.players import Served
-from forge_agents.policy import Policy
+from forge_agents.policy import LoRA, Policy
 from forge_agents.rendering import Renderer
 from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.engine import SILENCE_S
@@ -28,6 +28,7 @@ async def start_engines(
     folders: Mapping[str, Path],
     config: EngineConfig,
     *,
+    adapters: Mapping[str, Mapping[str, LoRA]] | None = None,
     store: WeightStoreRef | None = None,
     faults: Faults | None = None,
     silence_s: float = SILENCE_S,
@@ -37,7 +38,8 @@ async def start_engines(
 
     Args:
         folders: Model folders by engine name.
-        config: Settings of all; its `model` is replaced.
+        config: Settings of all; its `model` and `adapters` are replaced.
+        adapters: Adapters that an engine serves, by engine name and their own; None: none.
         store: Where engines find new weights; None for models that never change.
         faults: Counts deaths; None allows `Faults`'s usual number for all of them together.
         silence_s: As in `Engine.start`.
@@ -49,7 +51,7 @@ async def start_engines(
     shared = Faults() if faults is None else faults
     starts = (
         Replicas.start(
-            replace(config, model=str(folder)),
+            replace(config, model=str(folder), adapters=(adapters or {}).get(name, {})),
             name=name,
             store=store,
             faults=shared,

@@ -60,7 +60,8 @@ class Replicas:
         self._router = router or (PrefixAffine(config.max_num_seqs) if config.routing == "prefix" else LeastLoaded())
         many = config.replicas > 1
         self._replicas = [_Replica(f"{name}-{i}" if many else name) for i in range(config.replicas)]
-        self._version: int | None = None
+        self._loaded: list[str] = []
+        """Whose weights were loaded so far: adapters by name, "" for the model's own."""
         self._failure: BaseException | None = None
         self._max_model_len = 0
         self._changed = asyncio.Event()
@@ -141,7 +142,13 @@ class Replicas:
         self._router.answered(prompt_ids, completion.token_ids, self._replicas.index(replica))
         return completion
 
-    async def load_weights(self, version: int | None = None, *, timeout_s: float = 120.0) -> dict[str, float]:
+    def adapted(self, adapter: str) -> Adapted:
+        """The engines as one of their adapters samples; "" is the model without one."""
+        return Adapted(self, adapter)
+
+    async def load_weights(
+        self, version: int | None = None, *, adapter: str = "", timeout_s: float = 120.0
+    ) -> dict[str, float]:
         """As `Engine.load_weights`, one replica after the other: the rest generate undisturbed.
 
         Returns:
@@ -152,13 +159,14 @@ class Replicas:
             deadline = time.monotonic() + timeout_s
 
             async def load(engine: Engine, deadline: float = deadline) -> dict[str, float]:
-                return await engine.load_weights(version, timeout_s=deadline - time.monotonic())
+                return await engine.load_weights(version, adapter=adapter, timeout_s=deadline - time.monotonic())
 
             def choose(replica: _Replica = replica) -> _Replica | None:
                 return replica if replica.engine is not None else None
 
             _, timing = await self._with_live(choose, load, deadline, what="a weight update")
-            self._version = int(timing["version"])
+            if adapter not in self._loaded:
+                self._loaded.append(adapter)
             timings.append(timing)
         spent = {name: sum(timing[name] for timing in timings) for name in ("fetch_s", "load_s", "seconds")}
         return {**timings[0], "bytes": max(timing["bytes"] for timing in timings), **spent}
@@ -245,10 +253,11 @@ class Replicas:
 
     async def _catch_up(self, engine: Engine) -> None:
         """Give a new engine the newest weights, if any were loaded so far."""
-        while self._version is not None:
+        while self._loaded:
             store = self._store
             try:
-                await engine.load_weights()
+                for adapter in self._loaded:
+                    await engine.load_weights(adapter=adapter)
             except (ActorDiedError, StallError, UnknownIdError) as error:
                 if isinstance(error, (ActorDiedError, StallError)) and error.who == engine.name:
                     raise
@@ -282,3 +291,23 @@ class Replicas:
         """Wake those who wait for an engine or a store."""
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+class Adapted:
+    """What a player needs of engines whose adapters several policies have; from `Replicas.adapted`."""
+
+    def __init__(self, engines: Replicas, adapter: str) -> None:
+        self._engines, self._adapter = engines, adapter
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and response together."""
+        return self._engines.max_model_len
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingLike, **options: Any) -> Completion:
+        """As `Replicas.generate`, by the adapter."""
+        return await self._engines.generate(prompt_ids, sampling, adapter=self._adapter, **options)
+
+    async def load_weights(self, version: int | None = None, *, timeout_s: float = 120.0) -> dict[str, float]:
+        """As `Replicas.load_weights`, of the adapter."""
+        return await self._engines.load_weights(version, adapter=self._adapter, timeout_s=timeout_s)

@@ -32,6 +32,8 @@ class Played:
         self.facts = SimpleNamespace(pid=len(Played.started))
         self.waiting: list[asyncio.Future[Completion]] = []
         self.seeds: list[Any] = []
+        self.adapters: list[str] = []
+        self.loaded: list[str] = []
         self.stopped = False
         self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -51,10 +53,13 @@ class Played:
     async def died(self) -> str:
         return await asyncio.shield(self._end)
 
-    async def generate(self, prompt_ids: Any, sampling: Any, *, timeout_s: float, seed: Any = None) -> Completion:
+    async def generate(
+        self, prompt_ids: Any, sampling: Any, *, timeout_s: float, seed: Any = None, adapter: str = ""
+    ) -> Completion:
         if self._end.done():
             raise ActorDiedError(f"{self.name} died", self.name)
         self.seeds.append(seed)
+        self.adapters.append(adapter)
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self.waiting.append(future)
         try:
@@ -62,13 +67,16 @@ class Played:
         finally:
             self.waiting.remove(future)
 
-    async def load_weights(self, version: int | None = None, *, timeout_s: float = 1.0) -> dict[str, float]:
+    async def load_weights(
+        self, version: int | None = None, *, adapter: str = "", timeout_s: float = 1.0
+    ) -> dict[str, float]:
         await asyncio.sleep(0)
         if Played.newest is None:
             raise ActorDiedError("weights died during put", "weights")
         if version not in (None, Played.newest):
             raise UnknownIdError("no such version")
         self.version = Played.newest
+        self.loaded.append(adapter)
         return {"version": float(self.version), "bytes": 8.0, "fetch_s": 1.0, "load_s": 2.0, "seconds": 3.0}
 
     async def use_store(self, store: Any) -> None:
@@ -236,3 +244,24 @@ def test_settings_that_mean_nothing_are_refused(field: str, value: Any) -> None:
 def test_a_negative_limit_is_refused() -> None:
     with pytest.raises(ValueError, match="max_respawns=-1"):
         Faults(max_respawns=-1)
+
+
+def test_a_successor_holds_every_adapter_and_each_player_asks_its_own() -> None:
+    async def main() -> None:
+        both = await replicas(1)
+        hero, rival = both.adapted("hero"), both.adapted("rival")
+        assert hero.max_model_len == 64
+        for _ in range(2):
+            await hero.load_weights(1)
+            await rival.load_weights(1)
+        Played.started[0].die()
+        await moments()
+        assert Played.started[1].loaded == ["hero", "rival"]
+        asked = [asyncio.ensure_future(one.generate([1], Sampling())) for one in (hero, rival, both)]
+        await moments()
+        assert Played.started[1].adapters == ["hero", "rival", ""]
+        Played.started[1].finish()
+        await asyncio.gather(*asked)
+        await both.stop()
+
+    asyncio.run(main())

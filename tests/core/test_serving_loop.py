@@ -150,7 +150,7 @@ def test_a_failed_engine_fails_every_waiting_request_by_name() -> None:
     async def main() -> None:
         actor = FakeActor()
         facts = Facts(pid=0, vocab_size=10, max_model_len=8, start_s=0.0)
-        engine = Engine("hero", None, actor, facts, Beating(), 60.0)
+        engine = Engine(EngineConfig(), name="hero", procs=None, actor=actor, facts=facts, pulse=Beating())
         waiting = [asyncio.ensure_future(engine.generate([1, 2], Sampling(), timeout_s=60)) for _ in range(50)]
         await asyncio.sleep(0.1)
         assert sum(actor.batches) == 50

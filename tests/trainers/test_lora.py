@@ -14,8 +14,10 @@ import torch
 from safetensors.torch import load_file
 
 from forge_agents import mesh
+from forge_agents.config import parse
 from forge_agents.policy import LORA_TARGETS, LoRA, Policy
 from forge_agents.types import EpisodeBatch
+from forge_trainers.config import RunConfig
 from forge_trainers.learner import Learner
 from forge_trainers.learner_config import LearnerConfig
 from forge_trainers.learner_core import LearnerCore
@@ -248,3 +250,15 @@ def test_an_adapter_needs_layers_and_a_policy_that_learns(tiny_llama: Path):
     with pytest.raises(ValueError, match="'rival' has a LoRA adapter and trainable=False"):
         Policy(str(tiny_llama), name="rival", trainable=False, lora=SMALL)
     assert LoRA(targets=list(LORA_TARGETS)) == LoRA()  # type: ignore[arg-type]  # as YAML gives them
+
+
+def test_a_runs_file_sets_adapters(tiny_llama: Path, tmp_path: Path):
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        f"env: forge/Relay-v0\nseats: {{asker: a, answerer: b}}\npolicies:\n"
+        f"  a: {{model: {tiny_llama}, lora: {{rank: 4, alpha: 8, targets: [q_proj, o_proj]}}}}\n"
+        f"  b: {{model: {tiny_llama}}}\n"
+    )
+    run = parse(RunConfig, [str(file)], prog="train", description="")
+    assert run.policies["a"].lora == LoRA(rank=4, alpha=8, targets=("q_proj", "o_proj"))
+    assert run.policies["b"].lora is None

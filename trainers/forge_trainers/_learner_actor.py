@@ -8,7 +8,7 @@ Long computations run on one thread of their own, so that the process still answ
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -26,86 +26,90 @@ T = TypeVar("T")
 
 
 class LearnerActor(Actor):
-    """One rank. Calls wait for each other in the order they arrive."""
+    """One rank of one learner, or of several whose adapters share a model.
+
+    Calls say whose learner they are for, and wait for each other in the order they arrive.
+    """
 
     def __init__(
-        self, config: LearnerConfig, name: str, store: WeightStoreRef | None, weights_name: str, loss: Loss
+        self, configs: Mapping[str, LearnerConfig], name: str, store: WeightStoreRef | None, losses: Iterable[Loss]
     ) -> None:
         keep_freed_memory()
-        add_loss(loss)  # one that the user registered is not known in this process
-        self._config = config
+        for loss in losses:
+            add_loss(loss)  # one that the user registered is not known in this process
+        self._configs = configs
         self._name = name
-        self._weights_name = weights_name
-        self._dtype: torch.dtype = getattr(torch, config.compute_dtype)
         self._store = store
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
-        self._core: LearnerCore | None = None
-        self._publisher: Publisher | None = None
+        self._cores: dict[str, LearnerCore] = {}
+        self._publishers: dict[str, Publisher] = {}
         # collectives of two calls must not mix: every rank takes its calls in the order they were sent
         self._one_at_a_time = asyncio.Lock()
 
     @concurrent_endpoint
-    async def build(self) -> int:
-        """Load the model. Returns the version of its weights."""
+    async def build(self) -> None:
+        """Load the model, once."""
 
-        def build() -> int:
-            self._core = LearnerCore(self._config)
-            return self._core.version
+        def build() -> None:
+            for whose, config in self._configs.items():
+                self._cores[whose] = LearnerCore(config, base=next(iter(self._cores.values()), None))
 
-        return await self._compute(build)
+        await self._compute(build)
 
     @concurrent_endpoint
-    async def use_store(self, store: WeightStoreRef) -> None:
+    async def use_store(self, whose: str, store: WeightStoreRef) -> None:
         """Publish there from now on."""
         async with self._one_at_a_time:
-            self._store, self._publisher = store, None
+            self._store = store
+            self._publishers.pop(whose, None)
 
     @concurrent_endpoint
-    async def set_total_steps(self, total: int) -> None:
+    async def set_total_steps(self, whose: str, total: int) -> None:
         """`LearnerCore.set_total_steps`."""
-        await self._compute(lambda: self._built.set_total_steps(total))
+        await self._compute(lambda: self._core(whose).set_total_steps(total))
 
     @concurrent_endpoint
-    async def train_step(self, batch: EpisodeBatch) -> dict[str, float]:
+    async def train_step(self, whose: str, batch: EpisodeBatch) -> dict[str, float]:
         """`LearnerCore.train_step`."""
-        return await self._compute(lambda: self._built.train_step(batch))
+        return await self._compute(lambda: self._core(whose).train_step(batch))
 
     @concurrent_endpoint
-    async def logprobs(self, batch: EpisodeBatch) -> torch.Tensor:
+    async def logprobs(self, whose: str, batch: EpisodeBatch) -> torch.Tensor:
         """`LearnerCore.logprobs`."""
-        return await self._compute(lambda: self._built.logprobs(batch))
+        return await self._compute(lambda: self._core(whose).logprobs(batch))
 
     @concurrent_endpoint
-    async def start_save(self, folder: str) -> None:
+    async def start_save(self, whose: str, folder: str) -> None:
         """`LearnerCore.start_save`."""
-        await self._compute(lambda: self._built.start_save(folder))
+        await self._compute(lambda: self._core(whose).start_save(folder))
 
     @concurrent_endpoint
-    async def finish_save(self) -> None:
+    async def finish_save(self, whose: str) -> None:
         """`LearnerCore.finish_save`, beside whatever is computed."""
-        await asyncio.to_thread(self._built.finish_save)
+        await asyncio.to_thread(self._core(whose).finish_save)
 
     @concurrent_endpoint
-    async def load(self, folder: str) -> int:
+    async def load(self, whose: str, folder: str) -> int:
         """`LearnerCore.load`."""
-        return await self._compute(lambda: self._built.load(folder))
+        return await self._compute(lambda: self._core(whose).load(folder))
 
     @concurrent_endpoint
-    async def export(self, folder: str, dtype: str) -> None:
+    async def export(self, whose: str, folder: str, dtype: str) -> None:
         """`LearnerCore.export`."""
-        await self._compute(lambda: self._built.export(folder, dtype=getattr(torch, dtype)))
+        await self._compute(lambda: self._core(whose).export(folder, dtype=getattr(torch, dtype)))
 
     @concurrent_endpoint
-    async def publish(self) -> dict[str, float]:
+    async def publish(self, whose: str) -> dict[str, float]:
         """Put the current weights into the store. Returns the publisher's timings and ``version``."""
         if self._store is None:
             raise RuntimeError(f"learner {self._name!r} was started without a store; nothing can be published")
-        if self._publisher is None:
-            self._publisher = Publisher(self._store, self._weights_name, dtype=self._dtype)
+        dtype: torch.dtype = getattr(torch, self._configs[whose].compute_dtype)
+        if whose not in self._publishers:
+            self._publishers[whose] = Publisher(self._store, whose, dtype=dtype)
+        core = self._core(whose)
         async with self._one_at_a_time:
-            state = await self._on_thread(lambda: self._built.hf_state_dict(dtype=self._dtype))
-            version = self._built.version
-            return {**await self._publisher.publish(state, version), "version": float(version)}
+            state = await self._on_thread(lambda: core.published_state(dtype=dtype))
+            return {**await self._publishers[whose].publish(state, core.version), "version": float(core.version)}
 
     async def _compute(self, work: Callable[[], T]) -> T:
         async with self._one_at_a_time:
@@ -114,8 +118,7 @@ class LearnerActor(Actor):
     async def _on_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    @property
-    def _built(self) -> LearnerCore:
-        if self._core is None:
+    def _core(self, whose: str) -> LearnerCore:
+        if whose not in self._cores:
             raise RuntimeError(f"learner {self._name!r} is not built; call build first")
-        return self._core
+        return self._cores[whose]

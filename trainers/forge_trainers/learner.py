@@ -6,6 +6,7 @@ processes, each time with a deadline, and raises as soon as one rank fails.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,7 +29,7 @@ __all__ = ["Learner", "LearnerConfig"]
 class Learner:
     """A running learner. Make one with `start`; after an error it can only be stopped."""
 
-    def __init__(self, name: str, procs: ProcMesh, actors: Any, world_size: int, pulse: Pulse) -> None:
+    def __init__(self, name: str, *, whose: str, procs: ProcMesh, actors: Any, world_size: int, pulse: Pulse) -> None:
         self.name = name
         self.world_size = world_size
         self.version = 0
@@ -37,6 +38,7 @@ class Learner:
         """Timings of the latest `publish`: ``pack_s``, ``put_s``, and ``bytes``."""
         self._procs = procs
         self._actors = actors
+        self._whose = whose
         self._pulse = pulse
 
     @classmethod
@@ -68,11 +70,50 @@ class Learner:
             StallError: The deadline passed.
             ActorDiedError: A process ended.
         """
+        whose = weights_name or name
+        started = await cls.start_together(
+            {whose: config}, name=name, store=store, world_size=world_size, silence_s=silence_s, timeout_s=timeout_s
+        )
+        return started[whose]
+
+    @classmethod
+    async def start_together(
+        cls,
+        configs: Mapping[str, LearnerConfig],
+        *,
+        name: str = "learner",
+        store: WeightStoreRef | None = None,
+        world_size: int = 1,
+        silence_s: float = 60.0,
+        timeout_s: float = 600.0,
+    ) -> dict[str, Learner]:
+        """As `start`, for learners in one set of processes: their adapters share one copy of the model.
+
+        Each works as if it were alone; calls that arrive at the same time are done one after the other. One that is
+        stopped, or fails, takes the others with it.
+
+        Args:
+            configs: By what their published weights are called. Several need adapters of one shape on one model.
+            name: Said in errors.
+            store: As in `start`.
+            world_size: As in `start`.
+            silence_s: As in `start`.
+            timeout_s: As in `start`.
+
+        Raises:
+            ValueError: The learners cannot share a model. Otherwise as `start`.
+        """
+        first, *others = configs.values()
+        if others and (first.lora is None or any((c.model, c.lora) != (first.model, first.lora) for c in others)):
+            raise ValueError(
+                f"learners {', '.join(configs)} cannot share a model: each needs a LoRA adapter of one shape on one "
+                "model; start them apart"
+            )
         # torch and Monarch load here, not when this module is imported
         from forge_agents._pulse import Pulse
         from forge_trainers._learner_actor import LearnerActor
 
-        procs = mesh.spawn_procs(name, procs=world_size, threads=config.threads)
+        procs = mesh.spawn_procs(name, procs=world_size, threads=first.threads)
         pulse = Pulse(procs, world_size, name=name, silence_s=silence_s)
         try:
             if world_size > 1:
@@ -83,16 +124,18 @@ class Learner:
                         setup_torch_elastic_env_async(procs), timeout_s, who=name, what="exchange of addresses"
                     )
                 )
-            loss = find_loss(config.loss)
-            actors = procs.spawn("learner", LearnerActor, config, name, store, weights_name or name, loss)
-            learner = cls(name, procs, actors, world_size, pulse)
-            learner.version = (await learner._call("build", timeout_s=timeout_s))[0]
+            losses = [find_loss(config.loss) for config in configs.values()]
+            actors = procs.spawn("learner", LearnerActor, dict(configs), name, store, losses)
+            await pulse.guard(mesh.call_all(actors, world_size, "build", timeout_s=timeout_s, who=name))
             pulse.started()
         except BaseException:
             pulse.end()
             await mesh.stop(procs)
             raise
-        return learner
+        return {
+            whose: cls(name, whose=whose, procs=procs, actors=actors, world_size=world_size, pulse=pulse)
+            for whose in configs
+        }
 
     async def lost(self) -> ActorDiedError | StallError:
         """Wait until a rank dies or falls silent; returns what was seen of it."""
@@ -148,7 +191,7 @@ class Learner:
         await self._call("export", _absolute(folder), dtype, timeout_s=timeout_s)
 
     async def publish(self, *, timeout_s: float = 600.0) -> int:
-        """Put the current weights into the store, in the compute dtype under Hugging Face's names.
+        """Put the current weights, or the adapter, into the store; see `LearnerCore.published_state`.
 
         Returns:
             Their version.
@@ -167,7 +210,9 @@ class Learner:
 
     async def _call(self, endpoint: str, *args: Any, timeout_s: float) -> list[Any]:
         """What every rank answers, or at once the end of one."""
-        calling = mesh.call_all(self._actors, self.world_size, endpoint, *args, timeout_s=timeout_s, who=self.name)
+        calling = mesh.call_all(
+            self._actors, self.world_size, endpoint, self._whose, *args, timeout_s=timeout_s, who=self.name
+        )
         return await self._pulse.guard(calling)
 
 

@@ -180,6 +180,14 @@ class LearnerCore:
             # the stacked experts' parts would share one piece of memory
             return {n: value.clone() if ".experts." in n else value.contiguous() for n, value in converted.items()}
 
+    def published_state(self, *, dtype: torch.dtype) -> dict[str, Any]:
+        """What an engine needs: all weights, as `hf_state_dict`, or the adapter alone, in PEFT's layout."""
+        if self._adapter is None:
+            return self.hf_state_dict(dtype=dtype)
+        with torch.no_grad():
+            adapter = lora.peft_state(self._whole_state(), self._built.adapter)
+            return {name: value.to(dtype) for name, value in adapter.items()}
+
     def save(self, folder: str | Path) -> None:
         """Write weights, optimiser, schedule, random state and version to `folder`, all or nothing.
 

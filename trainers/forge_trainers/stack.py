@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import Awaitable, Coroutine, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,13 +17,14 @@ from forge_agents import _waits, mesh, models
 from forge_agents.errors import ActorDiedError, RespawnLimitError, StallError
 from forge_agents.faults import Fault, Faults
 from forge_agents.players import Served
-from forge_agents.policy import Policy
+from forge_agents.policy import LoRA, Policy
 from forge_agents.rendering import Renderer
 from forge_agents.rollout import all_or_first_error
 from forge_agents.serving import Replicas
 from forge_agents.serving.fleet import start_engines
+from forge_agents.serving.replicas import Adapted
 from forge_agents.weights import WeightStore
-from forge_trainers.learner import Learner
+from forge_trainers.learner import Learner, LearnerConfig
 
 if TYPE_CHECKING:
     from forge_trainers.config import GRPOConfig
@@ -47,6 +47,9 @@ class Stack:
     """Where learners put what they dump."""
     store: WeightStore
     engines: Mapping[str, Replicas]
+    """By the name of the first policy that each serves."""
+    homes: Mapping[str, str]
+    """Which engine serves a policy, by policy name."""
     faults: Faults
     """Deaths so far, and how many are allowed."""
     renderers: Mapping[str, Renderer]
@@ -61,12 +64,18 @@ class Stack:
         """Start the store and the engines; whatever fails to start stops the rest."""
         paths = {name: models.resolve(policy.model) for name, policy in policies.items()}
         renderers = {name: Renderer.of(path) for name, path in paths.items()}
+        homes = _homes(policies, paths)
+        adapters: dict[str, dict[str, LoRA]] = {home: {} for home in homes.values()}
+        for name, policy in policies.items():
+            if policy.lora is not None:
+                adapters[homes[name]][name] = policy.lora
         faults = Faults(max_respawns=config.max_respawns, file=folder / "faults.jsonl")
         store = await _start_store(config, faults)
         try:
             engines = await start_engines(
-                paths,
+                {home: paths[home] for home in adapters},
                 replace(config.engine, seed=config.seed),
+                adapters=adapters,
                 store=store.ref,
                 faults=faults,
                 silence_s=config.silence_s,
@@ -81,6 +90,7 @@ class Stack:
             folder=folder,
             store=store,
             engines=engines,
+            homes=homes,
             faults=faults,
             renderers=renderers,
         )
@@ -89,12 +99,15 @@ class Stack:
         return stack
 
     async def start_learners(self) -> None:
-        """Start a learner for every trainable policy. Twice is no error."""
-        names = [name for name, policy in self.policies.items() if policy.trainable and name not in self.learners]
-        started = await all_or_first_error(
-            self.faults.outlive(f"{name}-learner", functools.partial(self._start_learner, name)) for name in names
-        )
-        self.learners.update(zip(names, started, strict=True))
+        """Start a learner for every trainable policy; adapters share one, where they can. Twice is no error."""
+        together: dict[object, dict[str, LearnerConfig]] = {}
+        for name, policy in self.policies.items():
+            if policy.trainable and name not in self.learners:
+                settings = self._learner_settings(name)
+                shared = name if settings.lora is None else (settings.model, settings.lora)
+                together.setdefault(shared, {})[name] = settings
+        for started in await all_or_first_error(map(self._start_learners, together.values())):
+            self.learners.update(started)
         while self._mourned:
             self.faults.recovered(self._mourned.pop())
 
@@ -128,9 +141,9 @@ class Stack:
         await asyncio.gather(*(learner.stop() for learner in learners))
         return True
 
-    async def _start_learner(self, name: str) -> Learner:
+    def _learner_settings(self, name: str) -> LearnerConfig:
         policy = self.policies[name]
-        settings = replace(
+        return replace(
             self.config.learner,
             model=str(models.resolve(policy.model)),
             temperature=policy.sampling.temperature,
@@ -138,20 +151,26 @@ class Stack:
             seed=self.config.seed,
             dump_folder=str(self.folder / "learner" / name),
         )
-        return await Learner.start(
-            settings,
-            name=f"{name}-learner",
-            weights_name=name,
-            store=self.store.ref,
-            world_size=self.config.learner_procs,
-            silence_s=self.config.silence_s,
-            timeout_s=self.config.start_timeout_s,
-        )
+
+    async def _start_learners(self, configs: Mapping[str, LearnerConfig]) -> dict[str, Learner]:
+        name = f"{'-'.join(configs)}-learner"
+
+        def start() -> Coroutine[Any, Any, dict[str, Learner]]:
+            return Learner.start_together(
+                configs,
+                name=name,
+                store=self.store.ref,
+                world_size=self.config.learner_procs,
+                silence_s=self.config.silence_s,
+                timeout_s=self.config.start_timeout_s,
+            )
+
+        return await self.faults.outlive(name, start)
 
     @property
     def served(self) -> dict[str, Served]:
         """What players need of each engine."""
-        return {name: Served(engine, self.renderers[name]) for name, engine in self.engines.items()}
+        return {name: Served(self._engine(name), self.renderers[name]) for name in self.policies}
 
     async def sync(self) -> None:
         """Carry every learner's weights to its engine."""
@@ -162,13 +181,18 @@ class Stack:
             store = self.store
             try:
                 version = await self.learners[name].publish()
-                await self.engines[name].load_weights(version)
+                await self._engine(name).load_weights(version)
             except (ActorDiedError, StallError) as error:
                 if error.who != store.ref.name:
                     raise
                 await self._mend_store(store, str(error))
             else:
                 return
+
+    def _engine(self, name: str) -> Adapted:
+        """What samples for a policy."""
+        adapter = "" if self.policies[name].lora is None else name
+        return self.engines[self.homes[name]].adapted(adapter)
 
     async def _watch_store(self) -> None:
         with contextlib.suppress(RespawnLimitError):  # the next `sync` raises it
@@ -219,3 +243,11 @@ async def _start_store(config: GRPOConfig, faults: Faults) -> WeightStore:
         return WeightStore.start(name=_STORE, silence_s=config.silence_s, timeout_s=config.start_timeout_s)
 
     return await faults.outlive(_STORE, start)
+
+
+def _homes(policies: Mapping[str, Policy], paths: Mapping[str, Path]) -> dict[str, str]:
+    """The engine of each policy, called by its first policy: adapters on one model share one."""
+    first: dict[Path, str] = {}
+    return {
+        name: name if policy.lora is None else first.setdefault(paths[name], name) for name, policy in policies.items()
+    }

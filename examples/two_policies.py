@@ -1,0 +1,137 @@
+"""Two seats, two policies: each seat learns its own adapter or its own model, or both seats share one.
+
+A 135M model plays both seats of forge/Relay-v0 without the tool: the asker calculates and tells, the answerer writes
+down. ``--share role`` trains a policy for each seat, ``--share all`` one for both; ``--kind lora`` trains adapters on
+one frozen model, which one engine and one learner hold once, ``--kind full`` all weights. The control has learning rate
+0 and must not move. All are measured on the same held-out seeds.
+
+    python examples/two_policies.py [--kind lora full] [--share role all] [--seeds 0 1 2] [--out runs/two_policies]
+
+writes ``two_policies.json`` and ``two_policies.png``. Finished runs are not repeated, broken ones continue.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import forge_agents as fa
+
+ENV_ID = "forge/Relay-v0"
+ENV_ARGS = {"max_number": 9, "tool": False}
+SEATS = ("asker", "answerer")
+RATES = {"lora": 2e-4, "full": 2e-5}
+
+
+def seats(kind, share, model, rank):
+    """Who plays: a policy per seat, or one for both."""
+    lora = fa.LoRA(rank=rank, alpha=2 * rank) if kind == "lora" else None
+    sampling = fa.Sampling(temperature=1.0, max_tokens=16)
+    names = SEATS if share == "role" else ("team", "team")
+    return {
+        seat: fa.Policy(model, name=name, sampling=sampling, lora=lora)
+        for seat, name in zip(SEATS, names, strict=True)
+    }
+
+
+def run(kind, share, seed, asked, *, control=False):
+    """One training run; returns and saves what was measured."""
+    lr = 0.0 if control else RATES[kind] if asked.lr is None else asked.lr
+    steps = asked.control_steps if control else asked.steps
+    folder = asked.out / (f"{kind}-{share}-{seed}" + ("-control" if control else ""))
+    saved = folder / "result.json"
+    if saved.exists():
+        return json.loads(saved.read_text())
+    config = fa.GRPOConfig(
+        seed=seed,
+        learner=fa.LearnerConfig(lr=lr, warmup_steps=2),
+        engine=fa.EngineConfig(max_model_len=256, enforce_eager=True),
+        groups_per_step=asked.groups,
+        eval_every=asked.eval_every,
+        checkpoint_every=asked.eval_every,
+    )
+    team = seats(kind, share, asked.model, asked.rank)
+    with fa.GRPOTrainer(team, config=config, out_dir=folder) as trainer:
+        first = folder / "before.json"  # a run that is continued was measured when it began
+        if not first.exists():
+            before = trainer.evaluate(ENV_ID, episodes=asked.episodes, env_args=ENV_ARGS)
+            folder.mkdir(parents=True, exist_ok=True)
+            first.write_text(json.dumps([before.reward, before.ci]))
+        started = time.perf_counter()
+        rows = trainer.fit(ENV_ID, steps=steps, env_args=ENV_ARGS).metrics
+        seconds = time.perf_counter() - started
+        after = trainer.evaluate(ENV_ID, episodes=2 * asked.episodes, env_args=ENV_ARGS)
+    before = json.loads(first.read_text())
+    curve = [[0, before[0]]] + [[row["step"] + 1, row["eval/reward"]] for row in rows if "eval/reward" in row]
+    gaps = {name: [row[name] for row in rows] for name in rows[0] if name.endswith("logprob_gap_mean")}
+    result = {
+        "kind": kind, "share": share, "seed": seed, "lr": lr, "before": before, "after": [after.reward, after.ci],
+        "curve": curve, "seconds": seconds, "steps": steps, "logprob_gap_mean": gaps,
+    }  # fmt: skip
+    saved.write_text(json.dumps(result))
+    return result
+
+
+def label(result):
+    """The arm of a run, in words."""
+    kind = {"lora": "LoRA", "full": "all weights"}[result["kind"]]
+    share = {"role": "a policy per seat", "all": "one policy"}[result["share"]]
+    return f"{kind}, {share}" + (", learning rate 0" if result["lr"] == 0 else "")
+
+
+def draw(results, target):
+    """Held-out reward over steps: thin lines are seeds, thick ones their mean."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for number, arm in enumerate(dict.fromkeys(map(label, results))):
+        curves = [np.array(result["curve"]) for result in results if label(result) == arm]
+        for curve in curves:
+            axes.plot(*curve.T, color=f"C{number}", alpha=0.3, linewidth=1)
+        mean = np.mean([curve[:, 1] for curve in curves], axis=0)
+        axes.plot(curves[0][:, 0], mean, color=f"C{number}", label=arm, marker="o")
+    axes.set(xlabel="step", ylabel="reward on held-out seeds", ylim=(0, 1), title=f"{ENV_ID}, two seats")
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.savefig(target, dpi=120)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kind", nargs="+", choices=list(RATES), default=list(RATES))
+    parser.add_argument("--share", nargs="+", choices=["role", "all"], default=["role", "all"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--control-steps", type=int, default=5, help="of the runs with learning rate 0; 0: no such run")
+    parser.add_argument("--lr", type=float, help="default: 2e-4 for adapters, 2e-5 for all weights")
+    parser.add_argument("--rank", type=int, default=16, help="of adapters")
+    parser.add_argument("--groups", type=int, default=8, help="seeds per step, eight episodes each")
+    parser.add_argument("--episodes", type=int, default=128, help="held-out seeds before; twice as many after")
+    parser.add_argument("--eval-every", type=int, default=5, help="steps between points of the curve")
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--out", type=Path, default=Path("runs/two_policies"))
+    asked = parser.parse_args()
+    results = []
+    for seed in asked.seeds:
+        for kind in asked.kind:
+            for share in asked.share:
+                results.append(run(kind, share, seed, asked))
+                if asked.control_steps:
+                    results.append(run(kind, share, seed, asked, control=True))
+    table = Table("arm", "seed", "before", "after", "steps", "seconds a step", title="reward on held-out seeds, 95 %")
+    for result in sorted(results, key=label):
+        each = [f"{mean:.3f} ± {ci:.3f}" for mean, ci in (result["before"], result["after"])]
+        pace = result["seconds"] / result["steps"]
+        table.add_row(label(result), str(result["seed"]), *each, str(result["steps"]), f"{pace:.1f}")
+    Console().print(table)
+    (asked.out / "two_policies.json").write_text(json.dumps(results, indent=1))
+    draw(results, asked.out / "two_policies.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Adapters beside a served model: their names, shapes and versions, and what they add on CPU."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from forge_agents.policy import LoRA
+from forge_agents.serving import EngineConfig, _vllm
+from forge_agents.types import VersionSpan
+
+
+def test_adapters_are_numbered_from_one_and_unknown_ones_refused():
+    config = EngineConfig(adapters={"hero": LoRA(), "rival": LoRA()})
+    assert [_vllm.adapter_number(config, name) for name in ("", "hero", "rival")] == [0, 1, 2]
+    with pytest.raises(ValueError, match="no adapter 'her'; it has hero, rival"):
+        _vllm.adapter_number(config, "her")
+    with pytest.raises(ValueError, match="no adapter 'hero'; it has none"):
+        _vllm.adapter_number(EngineConfig(), "hero")
+
+
+def test_a_completion_names_the_versions_of_its_own_adapter():
+    found = [
+        SimpleNamespace(version='{"0": 0, "1": 2, "2": 5}', start=0, end=3),
+        SimpleNamespace(version='{"0": 0, "1": 2, "2": 6}', start=3, end=4),
+        SimpleNamespace(version='{"0": 0, "1": 3, "2": 6}', start=4, end=9),
+    ]
+    spans = {adapter: _vllm._spans(found, adapter) for adapter in ("0", "1", "2")}
+    assert spans["0"] == (VersionSpan(version=0, start=0, end=9),)
+    assert spans["1"] == (VersionSpan(version=2, start=0, end=4), VersionSpan(version=3, start=4, end=9))
+    assert spans["2"] == (VersionSpan(version=5, start=0, end=3), VersionSpan(version=6, start=3, end=9))
+
+
+def test_shapes_of_an_adapter_follow_the_model_and_its_targets(tiny_llama, tiny_models):
+    shapes = _vllm.adapter_shapes(str(tiny_llama), LoRA(rank=3, targets=("q_proj", "down_proj")))
+    layer = "base_model.model.model.layers.0."
+    assert shapes[layer + "self_attn.q_proj.lora_A.weight"] == (3, 128)
+    assert shapes[layer + "mlp.down_proj.lora_B.weight"] == (128, 3)
+    assert {name.split(".")[-3] for name in shapes} == {"q_proj", "down_proj"}
+    tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    _vllm.check_tensors(tensors, shapes)
+    with pytest.raises(ValueError, match="shape"):
+        _vllm.check_tensors({name: value.T for name, value in tensors.items()}, shapes)
+
+
+def test_an_adapter_that_fits_no_layer_is_refused(tmp_path, tiny_llama):
+    from safetensors.torch import save_file
+
+    save_file({"model.layers.0.self_attn.q_proj.weight": torch.zeros(4, 4)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"no layers \['down_proj', 'gate_proj'"):
+        _vllm.adapter_shapes(str(tmp_path), LoRA())
+
+
+@pytest.mark.parametrize("tokens", [(1, 1, 1, 1, 1), (1, 0, 2, 2, 1), (0, 0, 0, 0, 0)], ids=str)
+def test_each_token_gets_what_its_own_adapter_adds(tokens):
+    from vllm.lora.layers import LoRAMapping
+
+    from forge_agents.serving._grouped_lora import GroupedLoRA
+
+    wrapper = GroupedLoRA(max_num_batched_tokens=16, max_batches=16, device="cpu")
+    wrapper.update_metadata(LoRAMapping(tokens, tokens, is_prefill=True), [2, 1], 2, 100)  # adapter 2 is in slot 0
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.randn(5, 6, generator=rng), torch.randn(5, 7, generator=rng)
+    a = tuple(torch.randn(2, 1, 3, 6, generator=rng) for _ in range(2))
+    b = tuple(torch.randn(2, 1, width, 3, generator=rng) for width in (4, 3))
+    expected = y.clone()
+    for token, adapter in enumerate(tokens):
+        if adapter:
+            slot = {2: 0, 1: 1}[adapter]
+            change = [b_part[slot, 0] @ (a_part[slot, 0] @ x[token]) for a_part, b_part in zip(a, b, strict=True)]
+            expected[token] += 0.5 * torch.cat(change)
+    wrapper.add_lora_linear(y, x, a, b, 0.5, (4, 3))
+    torch.testing.assert_close(y, expected)

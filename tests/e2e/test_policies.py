@@ -1,0 +1,141 @@
+"""Several trainable policies in one run: adapters on one engine, or whole models, each learning its own weights."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import forge_agents as fa
+from forge_agents.types import Completion
+
+pytestmark = pytest.mark.timeout(300)
+
+GREEDY = fa.Sampling(temperature=0.0, max_tokens=24)
+PROMPTS = [[65, 66, 67], [200, 3, 9, 9, 9], list(range(40, 80))]
+
+
+class Cases(fa.TurnEnv):
+    """Two seats in turn: one is paid for lowercase letters, the other for capitals."""
+
+    possible_agents = ["low", "high"]
+
+    def setup(self, rng):
+        self.start = "".join(map(chr, rng.integers(97, 123, 3)))
+        self.turn = 0
+
+    def instructions(self, agent):
+        return "abc"
+
+    def observe_text(self, agent):
+        return self.start
+
+    def act(self, agent, action):
+        wanted = str.islower if agent == "low" else str.isupper
+        self.turn += 1
+        share = sum(map(wanted, action)) / max(len(action), 1)
+        return fa.Outcome(rewards={agent: share}, done=self.turn == 2)
+
+
+def seats(model: Path, lora: fa.LoRA | None) -> dict[str, fa.Policy]:
+    sampling = fa.Sampling(max_tokens=8)
+    return {seat: fa.Policy(str(model), name=f"{seat}-hero", sampling=sampling, lora=lora) for seat in ("low", "high")}
+
+
+def config(lr: float) -> fa.GRPOConfig:
+    return fa.GRPOConfig(
+        groups_per_step=3,
+        seed=1,
+        checkpoint_every=4,
+        learner=fa.LearnerConfig(lr=lr, threads=1, compute_dtype="float32"),
+        engine=fa.EngineConfig(enforce_eager=True, kv_cache_gb=0.1, max_model_len=128, threads=1),
+    )
+
+
+def each_learned(before: Any, after: Any) -> bool:
+    return all(after.by_agent[seat] > before.by_agent[seat] + 0.1 for seat in ("low", "high"))
+
+
+def adapted(model: Path, adapter: Path) -> Any:
+    """transformers' model with an adapter in PEFT's layout added to its weights."""
+    from transformers import AutoModelForCausalLM
+
+    hf = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    settings = json.loads((adapter / "adapter_config.json").read_text())
+    weights = load_file(adapter / "adapter_model.safetensors")
+    for name, a_RI in weights.items():
+        if name.endswith(".lora_A.weight"):
+            layer = hf.get_submodule(name.removeprefix("base_model.model.").removesuffix(".lora_A.weight"))
+            change = weights[name.replace("lora_A", "lora_B")] @ a_RI
+            layer.weight.data += settings["lora_alpha"] / settings["r"] * change
+    return hf
+
+
+def greedy(hf: Any, prompt: list[int]) -> tuple[tuple[int, ...], list[float]]:
+    ids, logprobs = list(prompt), []
+    for _ in range(GREEDY.max_tokens):
+        with torch.no_grad():
+            row = torch.log_softmax(hf(torch.tensor([ids])).logits[0, -1], dim=-1)
+        ids.append(int(row.argmax()))
+        logprobs.append(float(row.max()))
+    return tuple(ids[len(prompt) :]), logprobs
+
+
+def test_two_adapters_on_one_engine_learn_each_its_own_seat(tiny_llama: Path, tmp_path: Path):
+    policies = seats(tiny_llama, fa.LoRA(rank=8, alpha=16))
+    with fa.GRPOTrainer(policies, config=config(2e-2), out_dir=tmp_path) as trainer:
+        before = trainer.evaluate(Cases, episodes=32)
+        result = trainer.fit(Cases, steps=8)
+        after = trainer.evaluate(Cases, episodes=32)
+        stack = trainer._running
+        assert len(stack.engines) == 1
+        assert len({learner.name for learner in stack.learners.values()}) == 1
+
+        async def ask(name: str) -> list[Completion]:
+            engine = stack.served[name].engine
+            return await asyncio.gather(*(engine.generate(tuple(prompt), GREEDY) for prompt in PROMPTS))
+
+        completions = {policy.name: trainer._loop.run(ask(policy.name)) for policy in policies.values()}
+        versions = {name: learner.version for name, learner in stack.learners.items()}
+    assert each_learned(before, after)
+    for row in result.metrics:
+        for name in completions:
+            # float32 sampler against float32 learner; a policy whose siblings all did the same has nothing to learn
+            assert row.get(f"learner/{name}/logprob_gap_mean", 0.0) < 1e-3
+    assert min(versions.values()) >= 4
+    # what the engine samples after the updates is what the exported adapter says, token by token
+    for name, found in completions.items():
+        hf = adapted(tiny_llama, result.export / name / "adapter")
+        for prompt, completion in zip(PROMPTS, found, strict=True):
+            tokens, logprobs = greedy(hf, prompt)
+            assert completion.token_ids == tokens
+            np.testing.assert_allclose(completion.logprobs, logprobs, atol=1e-3)
+            assert [span.version for span in completion.versions] == [versions[name]]
+    low, high = completions.values()
+    assert [c.token_ids for c in low] != [c.token_ids for c in high]
+
+    # a second session goes on with both adapters
+    with fa.GRPOTrainer(policies, config=config(2e-2), out_dir=tmp_path) as trainer:
+        assert trainer.evaluate(Cases, episodes=32).by_agent == pytest.approx(after.by_agent, abs=0.15)
+        assert {name: learner.version for name, learner in trainer._running.learners.items()} == versions
+
+
+def test_two_whole_models_learn_each_its_own_seat(tiny_llama: Path, tmp_path: Path):
+    with fa.GRPOTrainer(seats(tiny_llama, None), config=config(3e-3), out_dir=tmp_path) as trainer:
+        before = trainer.evaluate(Cases, episodes=32)
+        result = trainer.fit(Cases, steps=8)
+        assert each_learned(before, trainer.evaluate(Cases, episodes=32))
+        assert len(trainer._running.engines) == 2
+    start, low, high = (
+        load_file(folder / "model.safetensors")
+        for folder in (tiny_llama, result.export / "low-hero", result.export / "high-hero")
+    )
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert not torch.equal(low[name], high[name])
+    assert not torch.equal(low[name].float(), start[name].float())
