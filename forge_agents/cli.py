@@ -37,6 +37,7 @@ def train(words: Sequence[str]) -> int:
         _with_config("eval", words),
         f"forge-agents bench --players.trained {_one_model(result.export, run.policies)} --players.random random"
         f" --suite {_one_env(run.env)}",
+        f"forge-agents view {result.out_dir}",
     )
     return 0
 
@@ -50,7 +51,7 @@ def sft(words: Sequence[str]) -> int:
     with fa.SFTTrainer(run.policy, run.trainer, run.out_dir) as trainer:
         result = trainer.fit(run.data, eval_dataset=run.eval_data, epochs=run.epochs, steps=run.steps)
     print(f"{result.steps} steps are in {result.out_dir}\ncurve  {result.curve}\nmodel  {result.export}")
-    _say_next(f"forge-agents train CONFIG.yaml --policies.NAME.model {result.export}")
+    _say_next(f"forge-agents train CONFIG.yaml --policies.{run.policy.name}.model {result.export}")
     return 0
 
 

@@ -4,11 +4,14 @@ import re
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import forge_agents as fa
 from forge_agents import cli
 from forge_agents._command_examples import EXAMPLES
+from forge_trainers.trainer import FitResult
 
 
 def help_of(command, capsys):
@@ -39,6 +42,40 @@ def test_a_benchmark_ends_with_what_comes_next(tmp_path, capsys):
     assert cli.main([*words, "--players.a", "random"]) == 0
     said = capsys.readouterr().out
     assert f"next   forge-agents leaderboard {tmp_path}/board.json OTHER.json --html all.html" in said
+
+
+class Trained:
+    """Stands for a trainer that has been there."""
+
+    def __init__(self, policies, *settings):
+        self.out_dir = settings[-1]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def fit(self, *given, **more):
+        folder = Path(self.out_dir)
+        return FitResult(steps=3, metrics=[], out_dir=folder, export=folder / "export", curve=folder / "curve.png")
+
+
+def test_training_ends_with_what_comes_next(monkeypatch, tmp_path, capsys):
+    for trainer in ("GRPOTrainer", "SFTTrainer"):
+        monkeypatch.setattr(fa, trainer, Trained)
+    run = tmp_path / "run"
+    (run / "export/hero").mkdir(parents=True)  # a folder for each policy where several learned
+    words = ["--env", "forge/Relay-v0", "--policies.hero.model", "m", "--policies.idle.model", "m"]
+    words += ["--seats.asker", "hero", "--seats.answerer", "idle", "--out_dir", str(run)]
+    assert cli.main(["train", *words]) == 0
+    assert capsys.readouterr().out.splitlines()[3:] == [
+        f"next   forge-agents eval {' '.join(words)}",
+        f"       forge-agents bench --players.trained {run}/export/hero --players.random random --suite forge/Relay-v0",
+        f"       forge-agents view {run}",
+    ]
+    assert cli.main(["sft", "--data", "d", "--policy.model", "m", "--policy.name", "hero", "--out_dir", str(run)]) == 0
+    assert f"next   forge-agents train CONFIG.yaml --policies.hero.model {run}/export" in capsys.readouterr().out
 
 
 def test_a_pipe_gets_one_whole_line_for_each_environment(capsys):

@@ -34,6 +34,7 @@ def test_a_folder_of_init_trains_as_it_stands(tiny_llama, tmp_path, monkeypatch,
     assert row["step"] == 0 and 0 <= row["reward/mean"] <= 1
     assert "next   forge-agents eval train.yaml" in said
     assert "--players.trained runs/guess/export --players.random random --suite my_world:my/Guess-v0" in said
+    assert said.endswith("       forge-agents view runs/guess\n")
     assert Path("runs/guess/export/config.json").exists() and list(Path("runs/guess/tensorboard").iterdir())
 
 
