@@ -113,7 +113,7 @@ SESSIONS: dict[str, tuple[Fault, ...]] = {
         Fault(who="learner rank 1", phase="learn", step=3, how="stop", after_s=0.02),
     ),
 }
-STEPS = {"reference": 28, "sample": 5, "machinery": 28, "controller": 8, "code": 6, "reference-2-ranks": 4,
+STEPS = {"reference": 28, "sample": 6, "machinery": 28, "controller": 8, "code": 6, "reference-2-ranks": 4,
          "rank-2-ranks": 4}  # fmt: skip
 FLAG_WORDS = {"env": "env", "env in a worker": "env", "verifier": "verifier", "reward function": "reward",
               "endpoint": "endpoint"}  # fmt: skip
@@ -297,7 +297,7 @@ def _child(name: str, folder: Path) -> None:
         engine=fa.EngineConfig(enforce_eager=True, kv_cache_gb=0.05, max_model_len=256, threads=1),
         silence_s=SILENCE_S,
         block_timeout_s=BLOCK_S,
-        stage_timeout_s=60.0 if name == "code" else 600.0,
+        stage_timeout_s=3 * BLOCK_S if name == "code" else 600.0,
         max_respawns=len(MACHINERY),
         max_logprob_gap=5.0,
     )
