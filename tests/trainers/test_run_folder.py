@@ -73,3 +73,11 @@ def test_episodes_are_written_whole(tmp_path):
     assert (row["step"], row["rewards"], row["seed"], row["trajectories"]["a"]["policy"]) == (3, {"a": 0.5}, 1, "p")
     assert (row["advantages"], learned["advantages"]) == ({}, {"a": [0.25]})
     run.close()
+
+
+def test_a_file_that_cannot_be_written_ends_the_run_with_the_reason(tmp_path):
+    run = RunFolder(tmp_path, {})
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl cannot be written.*goes on from the newest checkpoint"):
+        run.log(0, {"x": 1.0})
+    run.close()

@@ -141,8 +141,14 @@ class RunFolder:
         self._lock.close()
 
     def _append(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        with (self.path / name).open("a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+        try:
+            with (self.path / name).open("a") as file:
+                file.writelines(json.dumps(row) + "\n" for row in rows)
+        except OSError as cause:
+            raise RunFolderError(
+                f"{self.path / name} cannot be written ({cause}); make room and run it again: it goes on from the "
+                "newest checkpoint"
+            ) from cause
 
 
 def draw_curve(
