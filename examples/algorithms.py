@@ -51,7 +51,7 @@ def imitate(sorter, seed, folder):
     return fa.Policy(str(export.absolute()), name=sorter.name, sampling=sorter.sampling)
 
 
-def run(arm, seed, steps, folder, lr, every):
+def run(arm, seed, steps, folder, asked):
     """One training run; returns and saves what was measured."""
     saved = folder / "result.json"
     if saved.exists():
@@ -63,11 +63,11 @@ def run(arm, seed, steps, folder, lr, every):
         seed=seed,
         refills=1 if arm == "dapo" else 0,
         learner=fa.LearnerConfig(
-            loss=arm if arm in ("rloo", "dapo") else "grpo", lr=0.0 if arm == "control" else lr, warmup_steps=2
+            loss=arm if arm in ("rloo", "dapo") else "grpo", lr=0.0 if arm == "control" else asked.lr, warmup_steps=2
         ),
         engine=fa.EngineConfig(max_model_len=256, enforce_eager=True),
         groups_per_step=4,
-        eval_every=every,
+        eval_every=asked.eval_every,
         checkpoint_every=steps,
         keep_checkpoints=1,
     )
@@ -76,8 +76,7 @@ def run(arm, seed, steps, folder, lr, every):
         rows = trainer.fit(ENV_ID, steps=steps, env_args=ENV_ARGS).metrics
         after = trainer.evaluate(ENV_ID, episodes=256, env_args=ENV_ARGS)
     curve = [[0, before.reward]] + [[row["step"] + 1, row["eval/reward"]] for row in rows if "eval/reward" in row]
-    result = {"arm": arm, "seed": seed, "curve": curve, "episodes": sum(row["groups/used"] * 8 for row in rows),
-              "seconds": sum(row["step_s"] for row in rows) if "step_s" in rows[0] else None}  # fmt: skip
+    result = {"arm": arm, "seed": seed, "curve": curve, "seconds": sum(row["time/step_s"] for row in rows)}  # fmt: skip
     result |= {"before": [before.reward, before.ci], "after": [after.reward, after.ci]}
     saved.write_text(json.dumps(result))
     return result
@@ -116,7 +115,7 @@ def main():
     for seed in asked.seeds:
         for arm in asked.arms:
             steps = max(1, round(asked.steps * CONTROL_SHARE)) if arm == "control" else asked.steps
-            results.append(run(arm, seed, steps, asked.out / f"{arm}-{seed}", asked.lr, asked.eval_every))
+            results.append(run(arm, seed, steps, asked.out / f"{arm}-{seed}", asked))
     seeds = [f"seed {seed}" for seed in asked.seeds]
     table = Table("arm", "before", *seeds, "mean", title=f"{ENV_ID}: reward of held-out episodes, of 2; 95 %")
     for arm in asked.arms:

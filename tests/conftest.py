@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -51,6 +52,14 @@ def tiny_llama(tiny_models: Callable[..., Path]) -> Path:
 def tiny_qwen3(tiny_models: Callable[..., Path]) -> Path:
     """A tiny Qwen3 model, float32, tied embeddings. Read-only."""
     return tiny_models(family="qwen3")
+
+
+@pytest.fixture(autouse=True)
+def _search_path() -> Iterator[None]:
+    """The command line adds the current folder to the search path; each test starts with its own."""
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
 
 
 class ChatServer(ThreadingHTTPServer):

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 import forge_agents as fa
-from forge_agents import cli, init
+from forge_agents import cli, init, registry
 from forge_agents.errors import ForgeError
 from forge_agents.policy import Random
 from forge_agents.rollout import Rollout
@@ -18,6 +18,8 @@ def folder(request, tmp_path, monkeypatch):
     monkeypatch.chdir(made)
     monkeypatch.syspath_prepend(str(made))
     yield made
+    for own in [id_ for id_ in registry._specs if id_.startswith("my/")]:
+        del registry._specs[own]
     for name in ("my_world", "my_reward"):
         sys.modules.pop(name, None)
 

@@ -104,16 +104,19 @@ def _run(options: Options, core: Any, work: Work) -> dict[str, Any]:
 
 def _waste(core: Any, batch: Any) -> dict[str, float]:
     """Share of positions that ranks would wait for, by the number of data-parallel ranks."""
-    from forge_trainers.rows import blocks_of, plan_rows
+    from forge_trainers.microbatches import lay_out
 
-    room = core.config.max_tokens_per_microbatch
-    found = {}
-    for ranks in RANKS:
-        fair = max(int(batch["samples"]["length"].max()), min(room, -(-batch["tokens"]["ids"].numel() // (2 * ranks))))
-        blocks = blocks_of(batch, max_tokens=room if ranks == 1 else fair, share_prefixes=True)
-        plan = plan_rows([block.num_tokens for block in blocks], max_tokens=room, ranks=ranks)
-        found[str(ranks)] = round(plan.waste, 4)
-    return found
+    def waste(ranks: int) -> float:
+        return lay_out(
+            batch,
+            max_tokens=core.config.max_tokens_per_microbatch,
+            chunk_tokens=core.config.loss_chunk_tokens,
+            share_prefixes=True,
+            hidden_size=core.model.tok_embeddings.weight.shape[1],
+            ranks=ranks,
+        ).waste
+
+    return {str(ranks): round(waste(ranks), 4) for ranks in RANKS}
 
 
 def batch_of(work: Work, core: Any, *, share: bool) -> Any:

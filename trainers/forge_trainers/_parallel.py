@@ -21,6 +21,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from forge_agents.errors import ModelNotFoundError
 from forge_trainers import _titan as titan
@@ -303,3 +304,15 @@ def check_weights(folder: Path) -> dict[str, tuple[int, ...]]:
                 f"{file} cannot be read ({error}); it is half written, download it again"
             ) from error
     return shapes
+
+
+def whole_if_experts(tensor: torch.Tensor) -> torch.Tensor:
+    """A layer's stacked experts, gathered: TorchTitan's adapter would name those of this rank only."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) and tensor.ndim == 3 else tensor
+
+
+def plain_if_whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A DTensor on a mesh of one rank as the plain tensor it holds."""
+    if isinstance(tensor, DTensor) and tensor.device_mesh.size() == 1:
+        return tensor.to_local()
+    return tensor

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +26,10 @@ from forge_trainers.importance import loss_columns
 from forge_trainers.learner_config import LearnerConfig
 from forge_trainers.losses import PolicyLoss, logprobs_of
 from forge_trainers.measures import flops_per_step, memory, peak_flops, ratio_quantiles
+from forge_trainers.microbatches import Microbatch, lay_out
 from forge_trainers.packing import check_batch
-from forge_trainers.rows import Row, blocks_of, build_row, plan_rows
+from forge_trainers.rows import Row
 from forge_trainers.schedule import Schedule
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Microbatch:
-    """This rank's row, and what all ranks must do alike."""
-
-    row: Row
-    num_chunks: int
-    """Calls of the head; equal on every rank, because each takes part in collectives."""
 
 
 class LearnerCore:
@@ -175,7 +167,7 @@ class LearnerCore:
             if self.config.lora is not None:
                 state = lora.merged(state, self.config.lora.alpha / self.config.lora.rank)
             state = {name: value.to(dtype, copy=True) for name, value in state.items()}
-            state = {name: _whole_if_experts(value) for name, value in state.items()}
+            state = {name: _parallel.whole_if_experts(value) for name, value in state.items()}
             converted: dict[str, Any] = self._built.adapter.to_hf(state)
             # the stacked experts' parts would share one piece of memory
             return {n: value.clone() if ".experts." in n else value.contiguous() for n, value in converted.items()}
@@ -259,7 +251,7 @@ class LearnerCore:
     def _whole_state(self) -> dict[str, Any]:
         """The model's tensors by TorchTitan's names, plain where this rank has all of them."""
         self._enter()
-        return {name: _plain_if_whole(value) for name, value in self.model.state_dict().items()}
+        return {name: _parallel.plain_if_whole(value) for name, value in self.model.state_dict().items()}
 
     def _learned(self) -> dict[str, Any]:
         """What training changes. Of an adapter it is a copy: the next learner of the model takes the place of it."""
@@ -278,30 +270,21 @@ class LearnerCore:
             "version": self.version,
         }
 
-    def _plan(self, batch: EpisodeBatch) -> tuple[list[_Microbatch], dict[str, float]]:
+    def _plan(self, batch: EpisodeBatch) -> tuple[Sequence[Microbatch], dict[str, float]]:
         """Check the batch and lay it out; every rank comes to the same plan."""
-        config, ranks = self.config, self._ranks
         check_batch(batch, vocab_size=self._built.vocab_size, max_length=self._built.max_seq_len)
-        room, longest = config.max_tokens_per_microbatch, int(batch["samples"]["length"].max())
-        if ranks.dp_size > 1:  # blocks small enough to be spread evenly
-            fair_share = math.ceil(batch["tokens"]["ids"].numel() / (2 * ranks.dp_size))
-            room = max(longest, min(room, fair_share))
-        blocks = blocks_of(batch, max_tokens=room, share_prefixes=self._share)
-        multiple_of = ranks.tp_size
-        plan = plan_rows(
-            [block.num_tokens for block in blocks],
-            max_tokens=config.max_tokens_per_microbatch,
-            ranks=ranks.dp_size,
-            attention_cost=1 / (12 * self._built.hidden_size),  # scores over linear layers, in multiplications
-            multiple_of=multiple_of,
+        layout = lay_out(
+            batch,
+            max_tokens=self.config.max_tokens_per_microbatch,
+            chunk_tokens=self.config.loss_chunk_tokens,
+            share_prefixes=self._share,
+            hidden_size=self._built.hidden_size,
+            ranks=self._ranks.dp_size,
+            rank=self._ranks.dp_rank,
+            multiple_of=self._ranks.tp_size,
         )
-        microbatches = []
-        for pieces_of_rank in plan.rows:
-            rows = [build_row(batch, [blocks[i] for i in pieces], multiple_of=multiple_of) for pieces in pieces_of_rank]
-            num_chunks = max(1, *(math.ceil(row.token_S.numel() / config.loss_chunk_tokens) for row in rows))
-            microbatches.append(_Microbatch(row=rows[ranks.dp_rank], num_chunks=num_chunks))
-        positions = float(sum(block.num_tokens for block in blocks))
-        return microbatches, {"positions": positions, "microbatches": float(len(plan.rows)), "waste": plan.waste}
+        facts = {"positions": layout.positions, "microbatches": len(layout.microbatches), "waste": layout.waste}
+        return layout.microbatches, {name: float(value) for name, value in facts.items()}
 
     def _hidden(self, model: Any, row: Row) -> torch.Tensor:
         positions = row.positions_1L.to(self._ranks.device)
@@ -317,7 +300,7 @@ class LearnerCore:
     def _forward_backward(
         self,
         batch: EpisodeBatch,
-        microbatch: _Microbatch,
+        microbatch: Microbatch,
         num_loss_tokens: float,
         columns_T: dict[str, torch.Tensor] | None = None,
     ) -> dict[str, torch.Tensor]:
@@ -338,7 +321,7 @@ class LearnerCore:
         return found
 
     @torch.no_grad()
-    def _logprobs(self, model: Any, batch: EpisodeBatch, microbatches: list[_Microbatch]) -> torch.Tensor:
+    def _logprobs(self, model: Any, batch: EpisodeBatch, microbatches: Sequence[Microbatch]) -> torch.Tensor:
         out_T = torch.zeros(batch["tokens"]["ids"].shape, device=self._ranks.device)
         for microbatch in microbatches:
             row = microbatch.row
@@ -415,15 +398,3 @@ def _select(hidden_1LD: torch.Tensor, source_S: torch.Tensor) -> torch.Tensor:
         mesh = hidden_1LD.device_mesh
         source_S = DTensor.from_local(source_S, mesh, [Replicate()] * mesh.ndim)
     return hidden_1LD.index_select(1, source_S)
-
-
-def _whole_if_experts(tensor: torch.Tensor) -> torch.Tensor:
-    """A layer's stacked experts, gathered: TorchTitan's adapter would name those of this rank only."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) and tensor.ndim == 3 else tensor
-
-
-def _plain_if_whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A DTensor on a mesh of one rank as the plain tensor it holds."""
-    if isinstance(tensor, DTensor) and tensor.device_mesh.size() == 1:
-        return tensor.to_local()
-    return tensor
