@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 import forge_agents as fa
+from forge_trainers.plots import draw_arms
 
 ENV_ID = "forge/AlphabetSort-v0"
 ENV_ARGS = {"num_names": 3, "num_added": 1, "turns": 2}
@@ -82,26 +83,6 @@ def run(arm, seed, steps, folder, asked):
     return result
 
 
-def draw(results, target):
-    """Held-out reward over steps: thin lines are seeds, thick ones their mean."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for number, (arm, label) in enumerate(ARMS.items()):
-        curves = [np.array(r["curve"]) for r in results if r["arm"] == arm]
-        for curve in curves:
-            axes.plot(*curve.T, color=f"C{number}", alpha=0.3, linewidth=1)
-        if curves:
-            mean = np.mean([curve[:, 1] for curve in curves], axis=0)
-            axes.plot(curves[0][:, 0], mean, color=f"C{number}", label=label, marker="o")
-    axes.set(xlabel="step", ylabel="reward of held-out episodes, of 2")
-    axes.set_title(f"{ENV_ID}, SmolLM2-135M-Instruct")
-    axes.legend()
-    axes.grid(alpha=0.3)
-    figure.savefig(target, dpi=120)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
@@ -125,7 +106,9 @@ def main():
         table.add_row(ARMS[arm], f"{means[0]:.3f}", *each, f"{means[1]:.3f}")
     console = Console()
     console.print(table)
-    draw(results, asked.out / "algorithms.png")
+    arms = {ARMS[arm]: [r["curve"] for r in results if r["arm"] == arm] for arm in asked.arms}
+    title = f"{ENV_ID}, SmolLM2-135M-Instruct"
+    draw_arms(arms, asked.out / "algorithms.png", title=title, value="reward of held-out episodes, of 2")
     console.print(f"plot {asked.out / 'algorithms.png'}")
 
 

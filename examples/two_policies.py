@@ -15,11 +15,11 @@ import json
 import time
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 import forge_agents as fa
+from forge_trainers.plots import draw_arms
 
 ENV_ID = "forge/Relay-v0"
 ENV_ARGS = {"max_number": 9, "tool": False}
@@ -83,24 +83,6 @@ def label(result):
     return f"{kind}, {share}" + (", learning rate 0" if result["lr"] == 0 else "")
 
 
-def draw(results, target):
-    """Held-out reward over steps: thin lines are seeds, thick ones their mean."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for number, arm in enumerate(dict.fromkeys(map(label, results))):
-        curves = [np.array(result["curve"]) for result in results if label(result) == arm]
-        for curve in curves:
-            axes.plot(*curve.T, color=f"C{number}", alpha=0.3, linewidth=1)
-        mean = np.mean([curve[:, 1] for curve in curves], axis=0)
-        axes.plot(curves[0][:, 0], mean, color=f"C{number}", label=arm, marker="o")
-    axes.set(xlabel="step", ylabel="reward on held-out seeds", ylim=(0, 1), title=f"{ENV_ID}, two seats")
-    axes.legend()
-    axes.grid(alpha=0.3)
-    figure.savefig(target, dpi=120)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kind", nargs="+", choices=list(RATES), default=list(RATES))
@@ -130,7 +112,8 @@ def main():
         table.add_row(label(result), str(result["seed"]), *each, str(result["steps"]), f"{pace:.1f}")
     Console().print(table)
     (asked.out / "two_policies.json").write_text(json.dumps(results, indent=1))
-    draw(results, asked.out / "two_policies.png")
+    arms = {arm: [r["curve"] for r in results if label(r) == arm] for arm in map(label, results)}
+    draw_arms(arms, asked.out / "two_policies.png", title=f"{ENV_ID}, two seats", value="reward on held-out seeds")
 
 
 if __name__ == "__main__":

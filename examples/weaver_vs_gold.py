@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import forge_agents as fa
+from forge_trainers.plots import draw_arms
 from forge_verifiers import Ensemble, EnvReward, Rule, SelfConsistency
 
 ARMS = {"single": "(a) best single verifier", "mean": "(b) plain mean", "ours": "(c) ensemble, no labels",
@@ -135,25 +136,6 @@ def run(arm, seed, steps, folder, single):
     return result
 
 
-def draw(results, target):
-    """Held-out accuracy over steps: thin lines are seeds, thick ones their mean."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for number, (arm, label) in enumerate(ARMS.items()):
-        curves = [np.array(r["curve"]) for r in results if r["arm"] == arm]
-        for curve in curves:
-            axes.plot(*curve.T, color=f"C{number}", alpha=0.3, linewidth=1)
-        mean = np.mean([curve[:, 1] for curve in curves], axis=0)
-        axes.plot(curves[0][:, 0], mean, color=f"C{number}", label=label, marker="o")
-    axes.set(xlabel="step", ylabel="right answers on held-out seeds", ylim=(0, 1))
-    axes.set_title("GRPO on sums, SmolLM2-135M-Instruct")
-    axes.legend()
-    axes.grid(alpha=0.3)
-    figure.savefig(target, dpi=120)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -185,7 +167,9 @@ def main():
     shares = {arm: f"{(mean[arm] - mean['single']) / gap:.0%}" for arm in ("mean", "ours")}
     console.print(f"(a) is {single!r}; it falls {gap:.3f} short of gold. "
                   f"Of that gap the mean recovers {shares['mean']}, the ensemble {shares['ours']}.")  # fmt: skip
-    draw(results, asked.out / "weaver_vs_gold.png")
+    arms = {label: [r["curve"] for r in results if r["arm"] == arm] for arm, label in ARMS.items()}
+    title = "GRPO on sums, SmolLM2-135M-Instruct"
+    draw_arms(arms, asked.out / "weaver_vs_gold.png", title=title, value="right answers on held-out seeds")
     console.print(f"plot {asked.out / 'weaver_vs_gold.png'}")
 
 

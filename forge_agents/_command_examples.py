@@ -24,6 +24,19 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "forge-agents bench --players.before smollm2-135m-instruct --players.after runs/relay/export --html board.html",
     ),
     "leaderboard": ("forge-agents leaderboard mine/board.json theirs/board.json --html all.html",),
+    "play": (
+        "forge-agents play forge/KuhnPoker-v0",
+        "forge-agents play forge/KuhnPoker-v0 --seat p1 --model smollm2-135m-instruct --sampling.temperature 0.7",
+        "forge-agents play forge/Relay-v0 --endpoint http://127.0.0.1:8000/v1 --endpoint_model mine --api_key_env KEY",
+        "forge-agents play forge/LeducPoker-v0 --opponent human --seed 3",
+        "forge-agents play forge/Relay-v0 --env_args.max_number 9",
+    ),
+    "serve": (
+        "forge-agents serve runs/guess",
+        "forge-agents serve runs/duel --policy rival --port 8001",
+        "FORGE_AGENTS_TOKEN=$(cat token) forge-agents serve smollm2-135m-instruct --kv_cache_gb 4",
+        "forge-agents serve runs/guess -- --enable-auto-tool-choice --tool-call-parser hermes",
+    ),
     "list": ("forge-agents list", "forge-agents list --tag zero-sum"),
     "check": ("forge-agents check forge/KuhnPoker-v0", "forge-agents check --all --tag 2p --json"),
     "verifiers": ("forge-agents verifiers report runs/sums --out verifiers.html",),
@@ -42,4 +55,4 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "doctor": ("forge-agents doctor",),
 }
-"""By the command's name. Commands with a module of their own keep theirs there."""
+"""By the command's name."""

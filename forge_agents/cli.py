@@ -82,11 +82,11 @@ def demo(words: Sequence[str]) -> int:
 def play(words: Sequence[str]) -> int:
     """Take a seat in the terminal: forge-agents play ENV [--seat p0] [--model ID | --opponent random]"""
     from forge_agents.config import parse
-    from forge_agents.play import EXAMPLES, PlayConfig, left, play_in_terminal
+    from forge_agents.play import PlayConfig, left, play_in_terminal
 
     if words and not words[0].startswith("-"):
         words = ["--env", *words]
-    config = parse(PlayConfig, words, prog="forge-agents play", description=str(play.__doc__), examples=EXAMPLES)
+    config = parse(PlayConfig, words, prog="forge-agents play", description=str(play.__doc__))
     episode = play_in_terminal(config)
     return 0 if episode.error is None or left(episode) else 1
 
@@ -264,7 +264,7 @@ def view(words: Sequence[str]) -> int:
 def serve(words: Sequence[str]) -> int:
     """Serve a model behind a token: forge-agents serve CHECKPOINT [--port 8000] [-- options of vllm serve]"""
     from forge_agents.config import parse
-    from forge_agents.serve import EXAMPLES, ServeConfig
+    from forge_agents.serve import ServeConfig
     from forge_agents.serve import serve as become_server
 
     own = list(words)
@@ -272,7 +272,7 @@ def serve(words: Sequence[str]) -> int:
     own = own[: own.index("--")] if "--" in own else own
     if own and not own[0].startswith("-"):
         own = ["--checkpoint", *own]
-    config = parse(ServeConfig, own, prog="forge-agents serve", description=str(serve.__doc__), examples=EXAMPLES)
+    config = parse(ServeConfig, own, prog="forge-agents serve", description=str(serve.__doc__))
     become_server(config, more)
 
 

@@ -32,13 +32,13 @@ class Parser(ArgumentParser):
     """A parser whose errors name the nearest known keys.
 
     Args:
-        prog: ``forge-agents COMMAND``; None for the parsers that jsonargparse makes for parts.
-        examples: Command lines, shown after the options; those of the command by default.
+        prog: ``forge-agents COMMAND``, whose examples are shown after the options; None for the parsers that
+            jsonargparse makes for parts.
         **kwargs: As jsonargparse takes them.
     """
 
-    def __init__(self, *, prog: str | None = None, examples: Sequence[str] = (), **kwargs: Any) -> None:
-        shown = examples or EXAMPLES.get((prog or "").partition(" ")[2], ())
+    def __init__(self, *, prog: str | None = None, **kwargs: Any) -> None:
+        shown = EXAMPLES.get((prog or "").partition(" ")[2], ())
         epilog = "\n  ".join(("examples:", *shown)) if shown else None
         super().__init__(prog=prog, allow_abbrev=False, formatter_class=_Formatter, epilog=epilog, **kwargs)
 
@@ -59,16 +59,16 @@ class Parser(ArgumentParser):
         return [option.removeprefix("--") for option in self._option_string_actions if option.startswith("--")]
 
 
-def schema_parser(kind: type[T], *, prog: str, description: str, examples: Sequence[str] = ()) -> Parser:
+def schema_parser(kind: type[T], *, prog: str, description: str) -> Parser:
     """A parser whose keys are the fields of dataclass `kind`, nested ones with dots, plus ``--config FILE``."""
-    parser = Parser(prog=prog, description=description, examples=examples)
+    parser = Parser(prog=prog, description=description)
     parser.add_argument("--config", action="config", help="YAML file with the same keys; flags override it.")
     parser.add_class_arguments(kind, as_group=False)
     return parser
 
 
 def parse(
-    kind: type[T], words: Sequence[str], *, prog: str, description: str, examples: Sequence[str] = ()
+    kind: type[T], words: Sequence[str], *, prog: str, description: str
 ) -> T:
     """Read an instance of `kind` from `words`, the first of which may be a YAML file.
 
@@ -77,7 +77,7 @@ def parse(
     """
     if words and not words[0].startswith("-"):
         words = ["--config", *words]
-    parser = schema_parser(kind, prog=prog, description=description, examples=examples)
+    parser = schema_parser(kind, prog=prog, description=description)
     values = parser.parse_args(list(words))
     values.pop("config", None)
     try:

@@ -19,6 +19,9 @@ TEMPLATES = {
 }
 """What each template shows, by name."""
 
+_REST_OF = {"sft": "team"}
+"""Templates that take what they lack from another."""
+
 _FOLDER = Path(__file__).parent / "templates"
 
 
@@ -43,7 +46,8 @@ def create(folder: Path | str, template: str = "team") -> Path:
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise ForgeError(f"{root} is there already; choose another folder")
     root.mkdir(parents=True, exist_ok=True)
-    for file in sorted((_FOLDER / template).iterdir()):
-        if file.is_file():
-            shutil.copyfile(file, root / file.name)
+    for name in (_REST_OF.get(template, template), template):
+        for file in (_FOLDER / name).iterdir():
+            if file.is_file():
+                shutil.copyfile(file, root / file.name)
     return root

@@ -20,14 +20,6 @@ from forge_agents.rollout import PlayableEnv, play
 from forge_agents.terminal import Terminal, terminal, visible
 from forge_agents.types import Episode
 
-EXAMPLES = (
-    "forge-agents play forge/KuhnPoker-v0",
-    "forge-agents play forge/KuhnPoker-v0 --seat p1 --model smollm2-135m-instruct --sampling.temperature 0.7",
-    "forge-agents play forge/Relay-v0 --endpoint http://127.0.0.1:8000/v1 --endpoint_model mine --api_key_env MY_KEY",
-    "forge-agents play forge/LeducPoker-v0 --opponent human --seed 3",
-    "forge-agents play forge/Relay-v0 --env_args.max_number 9",
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class PlayConfig:

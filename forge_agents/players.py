@@ -108,7 +108,7 @@ class ModelPlayer:
         legal = info.get("legal_actions") if self._constrain else None
         asked: dict[str, Any] = {"choices": tuple(legal)} if legal else {}
         if self._draw is not None:
-            asked["seed"] = _seed_of(f"{self._draw}/{self._decisions}")
+            asked["seed"] = seed_of(f"{self._draw}/{self._decisions}")
             self._decisions += 1
         completion = await self._engine.generate(prompt_ids, sampling, **asked)
         if completion.finish_reason == "length" and sampling.max_tokens < self._sampling.max_tokens:
@@ -122,7 +122,8 @@ class ModelPlayer:
         return self._last
 
 
-def _seed_of(draw: str) -> int:
+def seed_of(draw: str) -> int:
+    """The sampling seed, 32 bits, of a draw with this name."""
     return int.from_bytes(hashlib.sha256(draw.encode()).digest()[:4], "big")
 
 

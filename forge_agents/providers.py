@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias, cast
 
-from forge_agents.errors import ForgeError
+from forge_agents.errors import ForgeError, UnknownIdError
 
 Register: TypeAlias = Callable[[str | None], str | None]
 """``f(None)`` registers all ids of a namespace that can be listed. ``f(name)`` may register one more, for a name that
@@ -114,3 +114,17 @@ def _found(package: str) -> bool:
     except ModuleNotFoundError:  # a parent package is missing
         return False
     return found is not None and found.has_location  # a mere folder of that name is no package
+
+
+def without_module(id_: str) -> str:
+    """The id behind the colon; the module before it is imported."""
+    module, colon, rest = id_.rpartition(":")
+    if not colon:
+        return id_
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as cause:
+        raise UnknownIdError(
+            f"{id_!r} names the module {module!r}: {cause}. Run the command in the module's folder, or install it"
+        ) from cause
+    return rest

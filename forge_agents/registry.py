@@ -199,7 +199,7 @@ def spec(id: str) -> EnvSpec:  # noqa: A002
         MissingExtraError: The id's namespace belongs to a library that is not installed; the message says how to.
     """
     _load_plugins()
-    id = _without_module(id)  # noqa: A001
+    id = providers.without_module(id)  # noqa: A001
     if id not in _specs:
         id = providers.look_up(id)  # noqa: A001
     if id in _specs:
@@ -281,20 +281,6 @@ def build_env(found: EnvSpec) -> AnyEnv:
     from forge_agents.wrappers import TimeLimit
 
     return TimeLimit(env, found.max_turns)
-
-
-def _without_module(id_: str) -> str:
-    """The id behind the colon; the module before it is imported."""
-    module, colon, rest = id_.rpartition(":")
-    if not colon:
-        return id_
-    try:
-        importlib.import_module(module)
-    except ModuleNotFoundError as cause:
-        raise UnknownIdError(
-            f"{id_!r} names the module {module!r}: {cause}. Run the command in the module's folder, or install it"
-        ) from cause
-    return rest
 
 
 def list_envs(tag: str | None = None) -> list[str]:

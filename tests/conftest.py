@@ -14,7 +14,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
+
+# The suite draws the same examples every time; `pytest --hypothesis-profile=default` searches for new ones.
+hypothesis.settings.register_profile("repeatable", derandomize=True)
+hypothesis.settings.load_profile("repeatable")
 
 SESSION_VARIABLE = "FORGE_AGENTS_TEST_SESSION"
 
@@ -55,11 +60,16 @@ def tiny_qwen3(tiny_models: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _search_path() -> Iterator[None]:
-    """The command line adds the current folder to the search path; each test starts with its own."""
+def _worlds_of_the_test() -> Iterator[None]:
+    """The search path, the modules of `init`'s folders and the ids ``my/...`` last no longer than the test."""
     before = list(sys.path)
     yield
     sys.path[:] = before
+    for name in ("my_world", "my_reward"):
+        sys.modules.pop(name, None)
+    if registry := sys.modules.get("forge_agents.registry"):
+        for own in [id_ for id_ in registry._specs if id_.startswith("my/")]:
+            del registry._specs[own]
 
 
 class ChatServer(ThreadingHTTPServer):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 
 from forge_agents.bench.exploitability import GameTree, InformationSet, Table, exploitability
 from forge_agents.errors import ForgeError
-from forge_agents.players import Served
+from forge_agents.players import Served, seed_of
 from forge_agents.policy import Policy, Sampling
 from forge_agents.rollout import all_or_first_error
 from forge_agents.types import Completion
@@ -201,7 +200,8 @@ async def _ask(
     engine: Any = served.engine
     asked = [prompts[number % len(prompts)] for number in range(samples)]
     done = await all_or_first_error(
-        engine.generate(prompt, policy.sampling, seed=_seed(f"{where}/{number}")) for number, prompt in enumerate(asked)
+        engine.generate(prompt, policy.sampling, seed=seed_of(f"{where}/{number}"))
+        for number, prompt in enumerate(asked)
     )
     meaning = _Meaning(game, place)
     return [
@@ -233,7 +233,3 @@ class _Meaning:
             fork.agent_selection if fork.agents else "",
             [(fork.rewards.get(seat), fork.terminations.get(seat), str(fork.observe(seat))) for seat in everyone],
         )
-
-
-def _seed(where: str) -> int:
-    return int.from_bytes(hashlib.sha256(where.encode()).digest()[:4], "big")

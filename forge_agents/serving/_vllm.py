@@ -25,14 +25,19 @@ if TYPE_CHECKING:
 
     from forge_agents.serving.config import EngineConfig
 
-ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine and its weights live in the actor's process
+QUIET_AND_LOCAL = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "VLLM_HOST_IP": "127.0.0.1",  # its process group of one binds to loopback
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # two engines would bind to the same cores
-    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_OFFLINE": "1",  # models are folders here
+}
+"""What every vLLM that we start has in its environment."""
+
+ENVIRONMENT = {
+    **QUIET_AND_LOCAL,
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine and its weights live in the actor's process
     "TOKENIZERS_PARALLELISM": "false",
 }
 """Must exist before the actor's Python starts."""

@@ -29,7 +29,7 @@ def test_every_command_shows_examples(command, capsys):
 @pytest.mark.parametrize("command", sorted(EXAMPLES))
 def test_examples_use_options_that_there_are(command, capsys):
     shown = help_of(command, capsys)
-    for option in re.findall(r"--([\w.-]+)", " ".join(EXAMPLES[command])):
+    for option in re.findall(r"--([\w.-]+)", " ".join(words.partition(" -- ")[0] for words in EXAMPLES[command])):
         group = option.partition(".")[0]
         assert f"--{option}" in shown.partition("\nexamples:\n")[0] or group in ("players", "policies"), option
         assert f"--{group}" in shown

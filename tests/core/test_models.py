@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from forge_agents import models
@@ -317,6 +317,7 @@ def test_tiny_models_refuse_what_they_are_not(tmp_path: Path, wrong: dict[str, s
 @settings(max_examples=100)
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
 def test_the_tiny_tokenizer_is_bytes(tiny_tokenizer, text: str):
+    assume(not any(token in text for token in tiny_tokenizer.get_added_vocab()))  # those are one token each
     ids = tiny_tokenizer.encode(text)
     assert tiny_tokenizer.decode(ids) == text
     assert ids == list(text.encode())

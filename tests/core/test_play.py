@@ -11,6 +11,7 @@ from rich.console import Console
 import forge_agents as fa
 from forge_agents import cli, players
 from forge_agents import play as playing
+from forge_agents._command_examples import EXAMPLES
 from forge_agents.play import PlayConfig
 from forge_agents.terminal import Terminal
 
@@ -140,10 +141,10 @@ def test_help_shows_examples_that_can_be_read(capsys):
     with pytest.raises(SystemExit):
         cli.main(["play", "--help"])
     text = capsys.readouterr().out
-    assert "\nexamples:\n  " + "\n  ".join(playing.EXAMPLES) in text
+    assert "\nexamples:\n  " + "\n  ".join(EXAMPLES["play"]) in text
 
 
-@pytest.mark.parametrize("example", playing.EXAMPLES)
+@pytest.mark.parametrize("example", EXAMPLES["play"])
 def test_the_examples_are_understood(example, monkeypatch):
     seen = []
     monkeypatch.setattr(playing, "play_in_terminal", lambda config: seen.append(config) or _episode())

@@ -12,7 +12,6 @@ are compared, step by step, with those of a run that nothing happened to.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import http.server
 import json
 import os
@@ -29,6 +28,7 @@ from typing import Any
 
 import fault_worlds
 from fault_worlds import FLAG
+from perf_common import kill_marked
 
 MARK = "FORGE_AGENTS_FAULTS"
 ENV = "faults/Letters-v0"
@@ -164,7 +164,7 @@ def run_session(name: str, folder: Path) -> dict[str, Any]:
                 child.wait(30)
                 code = None
         ended = time.time()
-        left = _wait_for_orphans(mark)
+        left = kill_marked(MARK, mark, grace_s=ORPHANS_S)
         orphans += len(left)
         ends.append({"code": code, "time": ended, "gone_s": round(time.time() - ended, 1)})
         if code in (0, None) or tries > len(SESSIONS[name]) + 1:
@@ -182,26 +182,6 @@ def run_session(name: str, folder: Path) -> dict[str, Any]:
         "episodes": _episode_counts(run / "episodes.jsonl"),
         "weights": _digest(run / "export"),
     }
-
-
-def _wait_for_orphans(mark: str) -> list[int]:
-    """Processes that outlive their controller by more than the promised time; they are killed."""
-    deadline = time.monotonic() + ORPHANS_S
-    while (left := _marked(mark)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    for pid in left:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    return left
-
-
-def _marked(mark: str) -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if f"{MARK}={mark}".encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-    return found
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:

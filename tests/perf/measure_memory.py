@@ -11,11 +11,9 @@ import os
 from typing import Any, Literal
 
 from measure_learner import Work, batch_of
-from perf_common import Options, goal, in_child, num_parameters, peak_rss
+from perf_common import STATE_BYTES, Options, goal, in_child, num_parameters, peak_rss
 
 ROOM = 4096
-STATE_BYTES = 16
-"""Of one parameter: weight, gradient and AdamW's two moments in float32."""
 WORK = Work(groups=4, siblings=8, seats=1, prompt=224, turns=1, question=0, answer=32)
 """8,192 tokens, two microbatches."""
 

@@ -14,6 +14,7 @@ from typing import Any
 import measure_trl
 from perf_common import (
     POLICY,
+    STATE_BYTES,
     THREADS,
     Options,
     StageClock,
@@ -29,8 +30,6 @@ from perf_common import (
 STAGES = ("generate", "score", "train", "sync")
 TRL_STATED_CPU_S = 100.0
 GOAL_CPU_S = 16.0
-STATE_BYTES = 16
-"""Of one parameter in the learner: weight, gradient and AdamW's two moments in float32."""
 
 
 def measure(options: Options) -> list[dict[str, Any]]:

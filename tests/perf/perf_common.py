@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from forge_agents.types import EpisodeGroup
 
 RUN_FILE = Path(__file__).with_name("run.py")
+STATE_BYTES = 16
+"""Of one parameter in the learner: weight, gradient and AdamW's two moments in float32."""
 MARK = "FORGE_AGENTS_PERF"
 """Environment variable by which everything that a child started is found again."""
 POLICY = "perf"
@@ -211,7 +213,7 @@ def in_child(
                 if child.poll() is None:
                     child.kill()
                 child.wait(30)
-                _kill_marked(mark)
+                kill_marked(MARK, mark)
         if code != 0 or not out.is_file():
             raise ChildFailedError(f"{name} ended with code {code}; it printed:{_tail(log)}")
         return json.loads(out.read_text())
@@ -221,21 +223,23 @@ def _tail(log: Path) -> str:
     return "\n" + log.read_text(errors="replace")[-3000:]
 
 
-def _marked(mark: str) -> list[int]:
+def marked(variable: str, mark: str) -> list[int]:
+    """Processes whose environment has ``variable=mark``."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
-            if f"{MARK}={mark}".encode() in path.read_bytes():
+            if f"{variable}={mark}".encode() in path.read_bytes():
                 found.append(int(path.parent.name))
     return found
 
 
-def _kill_marked(mark: str, *, grace_s: float = 5.0) -> None:
-    """Wait until all that a child started is gone; what is not after the grace is killed."""
+def kill_marked(variable: str, mark: str, *, grace_s: float = 5.0) -> list[int]:
+    """Wait until all `marked` processes are gone; kill those that are not after the grace, and return them."""
     deadline = time.monotonic() + grace_s
-    while (left := _marked(mark)) and time.monotonic() < deadline:
+    while (left := marked(variable, mark)) and time.monotonic() < deadline:
         time.sleep(0.1)
     for pid in left:
-        sys.stderr.write(f"process {pid} outlived its measure and was killed\n")
+        sys.stderr.write(f"process {pid} outlived what started it and was killed\n")
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    return left

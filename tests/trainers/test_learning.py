@@ -177,7 +177,9 @@ def guarded(core: LearnerCore, batch: EpisodeBatch, sampler: LearnerCore) -> Non
 
 
 def test_the_guard_lets_equal_models_pass(core: LearnerCore, tiny_llama: Path, random_batch: Batches):
-    guarded(core, random_batch(), learner(tiny_llama))
+    batch, twin = random_batch(), learner(tiny_llama)
+    guarded(core, batch, twin)
+    assert gap(core, batch, twin) <= 1e-6
 
 
 def test_the_guard_fires_at_a_wrong_temperature(core: LearnerCore, tiny_llama: Path, random_batch: Batches):

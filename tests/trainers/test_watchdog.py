@@ -78,9 +78,12 @@ def test_an_environment_that_holds_the_thread_costs_its_episode_only(tmp_path: P
 
 
 def test_a_loop_that_turns_is_left_alone() -> None:
-    async def main() -> None:
+    async def main() -> int:
+        turns = 0
         with LoopGuard(0.3):
             for _ in range(10):
                 await asyncio.sleep(0.1)
+                turns += 1
+        return turns
 
-    asyncio.run(main())
+    assert asyncio.run(main()) == 10

@@ -18,7 +18,7 @@ from forge_agents.policy import Policy, Sampling
 from forge_agents.serving.config import EngineConfig
 from forge_trainers.config import GRPOConfig
 from forge_trainers.learner_config import LearnerConfig
-from forge_trainers.run_folder import draw_curve
+from forge_trainers.plots import draw_curve
 from forge_trainers.trainer import EvalResult, GRPOTrainer
 
 ENV_ID = "forge/Relay-v0"

@@ -8,6 +8,7 @@ Axes: T tokens of a batch.
 from __future__ import annotations
 
 import functools
+import math
 import resource
 import sys
 import time
@@ -17,7 +18,7 @@ import torch
 
 from forge_trainers import _titan as titan
 
-_QUANTILES = {"ratio_p1": 0.01, "ratio_p50": 0.5, "ratio_p99": 0.99}
+_PERCENT = {"ratio_p1": 1, "ratio_p50": 50, "ratio_p99": 99}
 _MATRIX = 1024
 """Rows of the matrices that a CPU's peak is measured with: large enough to reach it, 20 ms at 100 GFLOPS."""
 
@@ -32,7 +33,7 @@ def ratio_quantiles(log_ratio_T: torch.Tensor, loss_mask_T: torch.Tensor) -> dic
         loss_mask_T: Which tokens count, at least one.
     """
     ordered = log_ratio_T[loss_mask_T].double().sort().values
-    at = {name: max(0, -(-int(share * 100) * ordered.numel() // 100) - 1) for name, share in _QUANTILES.items()}
+    at = {name: math.ceil(percent * ordered.numel() / 100) - 1 for name, percent in _PERCENT.items()}
     return {name: float(ordered[place].exp()) for name, place in at.items()}
 
 

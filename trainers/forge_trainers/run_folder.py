@@ -19,6 +19,7 @@ import yaml
 
 from forge_agents.errors import RunFolderError
 from forge_agents.types import Episode
+from forge_trainers.plots import draw_curve
 from forge_trainers.sinks import Tracker, open_sink
 
 _REWARDS = {"reward/mean": "training episodes", "eval/reward": "held-out seeds"}
@@ -149,20 +150,6 @@ class RunFolder:
                 f"{self.path / name} cannot be written ({cause}); make room and run it again: it goes on from the "
                 "newest checkpoint"
             ) from cause
-
-
-def draw_curve(
-    axes: Any, rows: Sequence[Mapping[str, Any]], value: str, half_width: str, *, label: str, marker: str = ""
-) -> None:
-    """Draw column `value` of `rows` over their step, shaded by plus and minus `half_width`."""
-    points = [(row["step"], row[value], row.get(half_width) or 0.0) for row in rows if row.get(value) is not None]
-    if not points:
-        return
-    steps, means, widths = zip(*points, strict=True)
-    axes.plot(steps, means, label=label, marker=marker)
-    low = [m - w for m, w in zip(means, widths, strict=True)]
-    high = [m + w for m, w in zip(means, widths, strict=True)]
-    axes.fill_between(steps, low, high, alpha=0.2)
 
 
 def _report_of(reward: object) -> Any:

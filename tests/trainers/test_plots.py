@@ -1,0 +1,16 @@
+from matplotlib.figure import Figure
+
+from forge_trainers.plots import draw_arms
+
+
+def test_an_arm_is_its_seeds_and_their_mean(tmp_path, monkeypatch):
+    drawn, save = [], Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (drawn.append(self), save(self, *a, **k)))
+    arms = {"ours": [[(0, 0.0), (5, 1.0)], [(0, 1.0), (5, 3.0)]], "control": [[(0, 2.0), (2, 2.0)]]}
+    draw_arms(arms, tmp_path / "arms.png", title="t", value="reward")
+    (axes,) = drawn[0].axes
+    lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+    assert lines["ours"] == [[0.0, 0.5], [5.0, 2.0]]
+    assert lines["control"] == [[0.0, 2.0], [2.0, 2.0]]
+    assert len(axes.lines) == 5 and axes.get_ylabel() == "reward"
+    assert (tmp_path / "arms.png").stat().st_size > 1000

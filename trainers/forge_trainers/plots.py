@@ -1,0 +1,52 @@
+"""Curves of runs: one run's with its interval, or arms of an experiment with their seeds.
+
+In: numbers by step. Out: lines on axes, pictures. Waits for the disk only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def draw_curve(
+    axes: Any, rows: Sequence[Mapping[str, Any]], value: str, half_width: str, *, label: str, marker: str = ""
+) -> None:
+    """Draw column `value` of `rows` over their step, shaded by plus and minus `half_width`."""
+    points = [(row["step"], row[value], row.get(half_width) or 0.0) for row in rows if row.get(value) is not None]
+    if not points:
+        return
+    steps, means, widths = zip(*points, strict=True)
+    axes.plot(steps, means, label=label, marker=marker)
+    low = [m - w for m, w in zip(means, widths, strict=True)]
+    high = [m + w for m, w in zip(means, widths, strict=True)]
+    axes.fill_between(steps, low, high, alpha=0.2)
+
+
+def draw_arms(
+    arms: Mapping[str, Sequence[Sequence[tuple[float, float]]]], target: Path, *, title: str, value: str
+) -> None:
+    """Write a picture of an experiment: thin lines are seeds, a thick one is the mean of an arm.
+
+    Args:
+        arms: By label one curve a seed, of pairs (step, value) at the same steps.
+        target: A file whose ending names the format.
+        title: Above the picture.
+        value: What the curves measure.
+    """
+    from matplotlib.figure import Figure  # without pyplot: no window system, no global state
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for number, (label, curves) in enumerate(arms.items()):
+        seeds = np.array(curves)
+        for curve in seeds:
+            axes.plot(*curve.T, color=f"C{number}", alpha=0.3, linewidth=1)
+        axes.plot(*seeds.mean(axis=0).T, color=f"C{number}", label=label, marker="o")
+    axes.set(xlabel="step", ylabel=value, title=title)
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.savefig(target, dpi=120)
