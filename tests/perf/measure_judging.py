@@ -1,4 +1,4 @@
-"""(e) Judging: verifications a second of cheap rules through an Ensemble, and a judge over its engine fed directly.
+"""(e) Judging: cheap rules through an Ensemble, the combiner alone, and a judge over its engine fed directly.
 
 In: `Options`. Out: rates. Waits for engines, each in a child with a deadline.
 """
@@ -34,15 +34,19 @@ def measure(options: Options) -> list[dict[str, Any]]:
     from forge_agents.serving import _vllm
 
     rules = in_child(run_rules, options, timeout_s=DEADLINE_S, env=_ONE)
+    combiner = in_child(run_combiner, options, timeout_s=DEADLINE_S, env=_ONE)
     both = in_child(run_both, options, timeout_s=2 * DEADLINE_S, env={**_vllm.environment(_config(options)), **_TWO})
     return [
         {
             "measure": "judging",
             "rules": rules,
+            "combiner": combiner,
             **both,
             "peer": "the same engine fed directly with the same prompts, as tokens; rounds take turns",
             "goals": {
                 "rules_per_s_of_a_core": goal(rules["verifications_per_cpu_s"], 20_000, at_most=False),
+                "fit_ms_per_1000": goal(combiner["fit_ms_per_1000"], 10, at_most=True),
+                "predictions_per_s": goal(combiner["predictions_per_s"], 500_000, at_most=False),
                 "judge_over_direct": goal(both["ratio"]["judge_over_direct"], 0.9, at_most=False),
             },
         }
@@ -97,6 +101,26 @@ def run_rules(options: Options) -> dict[str, float]:
         work = n * len(rules)
         rows.append({"verifications_per_s": work / wall, "verifications_per_cpu_s": work / cpu})
     return {**median(rows[options.warm_ups :]), "trajectories": float(n), "verifiers": float(len(rules))}
+
+
+def run_combiner(options: Options) -> dict[str, float]:
+    """The default combiner fitted to graded scores of 12 verifiers, right with .6 to .9, in groups; one thread."""
+    from forge_verifiers import combiners
+
+    n, verifiers, rng = 1_000 if options.quick else 10_000, 12, np.random.default_rng(0)
+    right = rng.random(n) < 0.4
+    votes = np.where(rng.random((n, verifiers)) < rng.uniform(0.6, 0.9, verifiers), right[:, None], ~right[:, None])
+    scores = np.clip(votes * 0.6 + 0.2 + rng.normal(0, 0.12, (n, verifiers)), 0, 1)
+    rows = []
+    for _ in range(options.warm_ups + options.rounds):
+        combiner = combiners.get("default")
+        begun = time.process_time()
+        combiner.fit(scores, groups=np.arange(n) // GROUP)
+        fitted = time.process_time()
+        combiner.predict_proba(scores)
+        predicted = time.process_time()
+        rows.append({"fit_ms_per_1000": 1e6 * (fitted - begun) / n, "predictions_per_s": n / (predicted - fitted)})
+    return {**median(rows[options.warm_ups :]), "responses": float(n), "verifiers": float(verifiers)}
 
 
 def _config(options: Options) -> EngineConfig:
