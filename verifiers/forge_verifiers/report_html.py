@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from forge_agents._page import standalone_page
 from forge_verifiers.report_plots import accuracy_figure, calibration_figure, correlation_figure, drift_figure
 from forge_verifiers.report_table import number, printable, share_silent
 
@@ -22,32 +23,17 @@ if TYPE_CHECKING:
     from forge_verifiers.report_evidence import Calibration, Evidence
 
 _STYLE = """
-:root { color-scheme: light; }
-body { margin: 0 auto; max-width: 62rem; padding: 2rem 1.25rem 4rem; background: #fff; color: #1f2933;
-  font: 16px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
-h1 { margin: 0; font-size: 1.7rem; overflow-wrap: anywhere; }
-h2 { margin: 2.6rem 0 .4rem; padding-top: 1rem; border-top: 1px solid #e4e7eb; font-size: 1.2rem; }
-p.lead { margin: .2rem 0 1.4rem; color: #52606d; }
+body { max-width: 62rem; }
 dl { display: flex; flex-wrap: wrap; gap: .7rem; margin: 0; }
 dl div { flex: 1 1 7rem; padding: .6rem .9rem; border-radius: .5rem; background: #f2f5f8; }
 dt { font-size: .8rem; color: #52606d; }
 dd { margin: 0; font-size: 1.35rem; font-weight: 600; font-variant-numeric: tabular-nums; }
-.scroll { overflow-x: auto; }
-table { width: 100%; border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; }
-th { padding: .45rem .55rem; border-bottom: 2px solid #cbd2d9; color: #52606d; font-weight: 600; text-align: right;
-  vertical-align: bottom; }
-td { padding: .45rem .55rem; border-bottom: 1px solid #e4e7eb; text-align: right; white-space: nowrap; }
-th.text, td.text { text-align: left; }
 td.name { min-width: 9rem; font-weight: 600; white-space: normal; overflow-wrap: anywhere; }
 td.bad { color: #c2410c; font-weight: 600; }
 figure { margin: 1rem 0 0; }
 figure img { display: block; width: 100%; max-height: 60rem; }
-figcaption, p.note { max-width: 50rem; margin-top: .5rem; font-size: .86rem; color: #52606d; }
-li { overflow-wrap: anywhere; }
-section.alarm { margin-top: 1rem; padding: .6rem .9rem; border-left: 4px solid #c2410c; background: #fff4ed; }
 section.alarm ul { margin: .3rem 0 0; padding-left: 1.2rem; }
 """
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _COLUMNS = ("accuracy", "TPR", "FPR", "weight", "scored", "abstained", "errors", "timeouts")
 _SOURCES = {
     "labels": "Observed: the known labels of these trajectories. The combiner has learned from the same labels, so the "
@@ -73,13 +59,7 @@ def page(report: EnsembleReport, history: Sequence[Snapshot] = ()) -> str:
     else:
         parts += [_calibration(report.evidence), _correlation(report, report.evidence)]
     parts.append(_drift(history))
-    title, body = _safe(f"Verifiers of {report.name}"), "\n".join(parts)
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>\n'
-        f"<body>\n{body}\n</body></html>\n"
-    )
+    return standalone_page(_safe(f"Verifiers of {report.name}"), "\n".join(parts), style=_STYLE)
 
 
 def _head(report: EnsembleReport) -> str:

@@ -1,0 +1,41 @@
+"""What reports are written on: one HTML file that loads nothing from elsewhere and runs no script.
+
+In: a title and a body in which every text is escaped. Out: HTML. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+_STYLE = """
+:root { color-scheme: light; }
+body { margin: 0 auto; max-width: 76rem; padding: 2rem 1.25rem 4rem; background: #fff; color: #1f2933;
+  font: 16px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
+h1 { margin: 0; font-size: 1.7rem; overflow-wrap: anywhere; }
+h2 { margin: 2.6rem 0 .4rem; padding-top: 1rem; border-top: 1px solid #e4e7eb; font-size: 1.2rem; }
+p.lead { margin: .2rem 0 1.4rem; color: #52606d; }
+.scroll { overflow-x: auto; }
+table { width: 100%; border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; }
+th { padding: .45rem .55rem; border-bottom: 2px solid #cbd2d9; color: #52606d; font-weight: 600; text-align: right;
+  vertical-align: bottom; }
+td { padding: .45rem .55rem; border-bottom: 1px solid #e4e7eb; text-align: right; white-space: nowrap; }
+th.text, td.text { text-align: left; }
+figcaption, p.note { max-width: 52rem; margin-top: .5rem; font-size: .86rem; color: #52606d; }
+li { overflow-wrap: anywhere; }
+section.alarm { margin-top: 1rem; padding: .6rem .9rem; border-left: 4px solid #c2410c; background: #fff4ed; }
+"""
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+def standalone_page(title: str, body: str, *, style: str = "") -> str:
+    """A whole document, whose own policy forbids scripts and requests.
+
+    Args:
+        title: Escaped text.
+        body: Markup in which all that users, models and servers wrote is escaped.
+        style: CSS after that of all reports.
+    """
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}{style}</style></head>\n'
+        f"<body>\n{body}\n</body></html>\n"
+    )
