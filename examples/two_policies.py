@@ -24,7 +24,7 @@ from forge_trainers.plots import draw_arms
 ENV_ID = "forge/Relay-v0"
 ENV_ARGS = {"max_number": 9, "tool": False}
 SEATS = ("asker", "answerer")
-RATES = {"lora": 2e-4, "full": 2e-5}
+RATES = {"lora": 3e-4, "full": 2e-5}
 
 
 def seats(kind, share, model, rank):
@@ -90,7 +90,7 @@ def main():
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--control-steps", type=int, default=5, help="of the runs with learning rate 0; 0: no such run")
-    parser.add_argument("--lr", type=float, help="default: 2e-4 for adapters, 2e-5 for all weights")
+    parser.add_argument("--lr", type=float, help="default: 3e-4 for adapters, 2e-5 for all weights")
     parser.add_argument("--rank", type=int, default=16, help="of adapters")
     parser.add_argument("--groups", type=int, default=8, help="seeds per step, eight episodes each")
     parser.add_argument("--episodes", type=int, default=128, help="held-out seeds before; twice as many after")

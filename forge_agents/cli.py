@@ -106,6 +106,7 @@ def bench(words: Sequence[str]) -> int:
         seed=chosen.seed,
         swap_seats=chosen.swap_seats,
         samples=chosen.samples,
+        exploitability_samples=chosen.exploitability_samples,
         limits=chosen.limits,
         engine=chosen.engine,
         out_dir=chosen.out_dir,

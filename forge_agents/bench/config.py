@@ -28,6 +28,9 @@ class BenchConfig:
     """Each of two players takes each seat."""
     samples: int = 1
     """Episodes of each seed, for pass@k."""
+    exploitability_samples: int = 0
+    """Answers of each model at every information set of games such as Kuhn and Leduc poker, for its exploitability; 0
+    leaves it out."""
     sampling: Sampling = field(default_factory=Sampling)
     """Of all models."""
     engine: EngineConfig = field(default_factory=EngineConfig)

@@ -5,6 +5,7 @@ In: a game tree, a policy with its engine. Out: a table for `exploitability`. Wa
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import functools
 import math
@@ -22,6 +23,8 @@ from forge_agents.types import Completion
 
 _MOST_LOGPROBS = 20
 """What an engine reports at each place at most."""
+_LIVE_ANSWERS = 256
+"""Free answers asked for at once; a deadline begins with the question."""
 
 
 class Chooser(Protocol):
@@ -162,10 +165,12 @@ async def _sampled(game: GameTree, policy: Policy, served: Served, samples: int)
     given: _Given = {}
     table: dict[InformationSet, Mapping[str, float]] = {}
     illegal = []
-    depth = 0
+    depth, live = 0, asyncio.Semaphore(_LIVE_ANSWERS)
     while due := [place for place in game.places if len(place.past) == depth]:
         prompts = [_prompts(game, place, served, given) for place in due]
-        asked = (_ask(game, *both, policy, served, samples=samples) for both in zip(due, prompts, strict=True))
+        asked = (
+            _ask(game, *both, policy, served, samples=samples, live=live) for both in zip(due, prompts, strict=True)
+        )
         for place, answers in zip(due, await all_or_first_error(asked), strict=True):
             given[place.agent, place.past, place.observation] = answers
             counts = Counter(answer.action for answer in answers)
@@ -194,15 +199,19 @@ async def _ask(
     served: Served,
     *,
     samples: int,
+    live: asyncio.Semaphore,
 ) -> list[_Answer]:
     """Free answers at one information set."""
     where = f"{place.agent}/{place.past}/{place.observation}"
     engine: Any = served.engine
     asked = [prompts[number % len(prompts)] for number in range(samples)]
-    done = await all_or_first_error(
-        engine.generate(prompt, policy.sampling, seed=seed_of(f"{where}/{number}"))
-        for number, prompt in enumerate(asked)
-    )
+
+    async def answer(number: int) -> Completion:
+        async with live:
+            done: Completion = await engine.generate(asked[number], policy.sampling, seed=seed_of(f"{where}/{number}"))
+        return done
+
+    done = await all_or_first_error(map(answer, range(samples)))
     meaning = _Meaning(game, place)
     return [
         _Answer(prompt, one.token_ids, meaning(served.renderer.text(one.token_ids)))

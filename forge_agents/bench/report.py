@@ -34,7 +34,7 @@ class Report:
     """A benchmark's results. The same players, suite and seed give the same report, `timing` aside."""
 
     settings: Mapping[str, Any]
-    """``suite``, ``episodes``, ``seed``, ``swap_seats``, ``samples``."""
+    """``suite``, ``episodes``, ``seed``, ``swap_seats``, ``samples``, ``exploitability_samples``."""
     worlds: tuple[World, ...]
     players: Mapping[str, Mapping[str, Any]]
     """By name: type, model, sampling, hash of the weights; ``fingerprint`` stands for all of it."""
@@ -47,9 +47,10 @@ class Report:
     stopped: str = ""
     """Why not all was played; empty where all was."""
     exploitability: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """By environment and player, where both can be known exactly: see `forge_agents.bench.exploitability`."""
+    """By environment and player, in games that can be searched whole: see `forge_agents.bench.exploitability`."""
     timing: Mapping[str, Any] = field(default_factory=dict)
-    """Date, seconds, episodes played now and reused: the only part that differs from run to run."""
+    """Date, seconds (of play alone, too: without the start of engines), episodes played now and reused: the only part
+    that differs from run to run."""
 
     @property
     def complete(self) -> bool:

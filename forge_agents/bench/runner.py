@@ -14,19 +14,19 @@ import itertools
 import os
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from forge_agents.bench.entrants import named_players
-from forge_agents.bench.exploitability import GameTree, exploitability, strategy_of
+from forge_agents.bench.exploits import Exploits, ModelExploits, known_exploits
 from forge_agents.bench.fingerprints import digest, player_facts, provenance
 from forge_agents.bench.limits import BenchLimits
 from forge_agents.bench.progress import Progress
 from forge_agents.bench.records import EpisodeLog, Record
 from forge_agents.bench.report import Report
 from forge_agents.bench.schedule import Match, SuiteLike, World, matches, seeds_of, suite_ids, worlds_of
-from forge_agents.errors import BudgetError, ForgeError
+from forge_agents.errors import BudgetError
 from forge_agents.players import Generator, Served
 from forge_agents.policy import AnyPolicy, Human, Policy, Random, Sampling
 from forge_agents.rollout import Rollout, all_or_first_error
@@ -46,6 +46,7 @@ def benchmark(
     seed: int = 0,
     swap_seats: bool = True,
     samples: int = 1,
+    exploitability_samples: int = 0,
     limits: BenchLimits | None = None,
     engine: EngineConfig | None = None,
     out_dir: str | os.PathLike[str] = "runs/bench",
@@ -65,6 +66,9 @@ def benchmark(
         seed: Chooses the episodes' seeds; none is a seed that training draws.
         swap_seats: Each of a pair takes each seat. Otherwise the one named first takes the first seat.
         samples: Episodes of each seed, for pass@k.
+        exploitability_samples: Answers of each model at every information set of games such as Kuhn and Leduc poker,
+            from which its exploitability is computed; 0 leaves it out. They count in no limit. Models that may only
+            write legal actions are asked for their exact probabilities instead.
         limits: What may be spent; past it the report is incomplete and says so.
         engine: Settings of the engines that serve models; the models are filled in.
         out_dir: Folder of ``episodes.jsonl``. Several benchmarks may use it, one after the other.
@@ -81,6 +85,8 @@ def benchmark(
     """
     if episodes < 1 or samples < 1 or seed < 0:
         raise ValueError(f"episodes={episodes} and samples={samples} must be at least 1, seed={seed} at least 0")
+    if exploitability_samples < 0:
+        raise ValueError(f"exploitability_samples={exploitability_samples} must be at least 0")
     named = named_players(players)
     limits, engine = limits or BenchLimits(), engine or EngineConfig()
     if any(isinstance(player, Human) for player in named.values()):  # one terminal, and no bar across it
@@ -96,15 +102,24 @@ def benchmark(
             "seed": seed,
             "swap_seats": swap_seats,
             "samples": samples,
+            "exploitability_samples": exploitability_samples,
         },
     )
     with EpisodeLog(out_dir) as log, Progress(plan.total, shown=progress) as shown:
-        run = _Run(plan=plan, log=log, limits=limits, shown=shown, engine=engine)
+        exploits = plan.model_exploits(out_dir)
+        run = _Run(plan=plan, log=log, exploits=exploits, limits=limits, shown=shown, engine=engine)
         try:
             _run_to_end(run.play())
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"stopped; {log.path} keeps what was played: run it again to go on") from None
-        return plan.report(log, stopped=run.stopped, played=run.played, seconds=time.monotonic() - run.started)
+        return plan.report(
+            log,
+            exploits=exploits.found(),
+            stopped=run.stopped,
+            played=run.played,
+            seconds=time.monotonic() - run.started,
+            play_seconds=run.play_seconds,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +157,18 @@ class _Plan:
             }
         )
 
-    def report(self, log: EpisodeLog, *, stopped: str, played: int, seconds: float) -> Report:
+    def models(self, names: Set[str]) -> dict[str, Policy]:
+        """Those of `names` that need an engine."""
+        return {name: p for name, p in self.players.items() if isinstance(p, Policy) and name in names}
+
+    def model_exploits(self, folder: str | os.PathLike[str]) -> ModelExploits:
+        prints = {name: facts["fingerprint"] for name, facts in self.facts.items()}
+        samples = self.settings["exploitability_samples"]
+        return ModelExploits(folder, self.worlds, self.models(self.players.keys()), prints, samples=samples)
+
+    def report(
+        self, log: EpisodeLog, *, exploits: Exploits, stopped: str, played: int, seconds: float, play_seconds: float
+    ) -> Report:
         keys = [self.key(match) for match in self.matches()]
         known = log.failed | log.done
         records = tuple(known[key] for key in keys if key in known)
@@ -154,15 +180,22 @@ class _Plan:
             records=records,
             planned=len(keys),
             stopped=stopped,
-            exploitability=_exploitabilities(self.worlds, self.players),
+            exploitability=self._all_exploits(exploits),
             timing={
                 "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 "seconds": round(seconds, 3),
+                "play_seconds": round(play_seconds, 3),
                 "played": played,
                 "reused": len(records) - played,
                 "episode_seconds": round(sum(record.seconds for record in records), 3),
             },
         )
+
+    def _all_exploits(self, of_models: Exploits) -> Exploits:
+        """Of all players, in their order."""
+        known = known_exploits(self.worlds, self.players)
+        found = {world.id: known.get(world.id, {}) | of_models.get(world.id, {}) for world in self.worlds}
+        return {env: {name: row[name] for name in self.players if name in row} for env, row in found.items() if row}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -171,28 +204,33 @@ class _Run:
 
     plan: _Plan
     log: EpisodeLog
+    exploits: ModelExploits
     limits: BenchLimits
     shown: Progress
     engine: EngineConfig
     started: float = field(default_factory=time.monotonic)
     begun: int = 0
     played: int = 0
+    play_seconds: float = 0.0
     tokens: int = 0
     failed_in_a_row: Counter[str] = field(default_factory=Counter)
     stopped: str = ""
 
     async def play(self) -> None:
-        """Play what is not in the log yet, until it is done or a limit is met."""
+        """Play what is not in the log yet, until it is done or a limit is met; then exploit what is left."""
         todo = [match for match in self.plan.matches() if self.plan.key(match) not in self.log.done]
         self.shown.start_at(self.plan.total - len(todo), unreadable=self.log.unreadable)
-        if not todo:
+        needed = {name for match in todo for name in match.lineup.values()} | self.exploits.due
+        if not needed:
             return
-        needed = {name for match in todo for name in match.lineup.values()}
-        models = {name: p for name, p in self.plan.players.items() if isinstance(p, Policy) and name in needed}
-        async with _fleet(models, self.engine) as served:
+        async with _fleet(self.plan.models(needed), self.engine) as served:
+            begun = time.monotonic()
             queue = deque(todo)
             lanes = min(self.limits.max_live_episodes, len(todo))
             await all_or_first_error(self._lane(queue, served) for _ in range(lanes))
+            self.play_seconds = time.monotonic() - begun
+            if not self.stopped:
+                await self.exploits.measure(served)
 
     async def _lane(self, queue: deque[Match], served: Mapping[str, Served]) -> None:
         """One episode after another."""
@@ -303,23 +341,6 @@ async def _fleet(models: Mapping[str, Policy], config: EngineConfig) -> AsyncIte
         yield fleet.served
     finally:
         await fleet.stop()
-
-
-def _exploitabilities(worlds: Sequence[World], players: Mapping[str, AnyPolicy]) -> dict[str, dict[str, float]]:
-    """By environment and player, where both can be known exactly."""
-    found: dict[str, dict[str, float]] = {}
-    for world in worlds:
-        known = {name: strategy for name, player in players.items() if (strategy := strategy_of(player)) is not None}
-        if world.kind != "competitive" or world.kwargs or not known:
-            continue
-        try:
-            tree = GameTree(world.id)
-        except ForgeError:  # not such a game
-            continue
-        for name, strategy in known.items():
-            with contextlib.suppress(Exception):  # a user's function, at places that it may not have met in play
-                found.setdefault(world.id, {})[name] = exploitability(tree, strategy)
-    return found
 
 
 def _run_to_end(work: Coroutine[Any, Any, T]) -> T:

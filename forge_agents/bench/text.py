@@ -126,12 +126,18 @@ def _meetings(report: Report) -> list[Section]:
 
 def _exploits(report: Report) -> Section:
     rows = [(env, p, number(v, 6)) for env, values in report.exploitability.items() for p, v in values.items()]
+    samples = report.settings.get("exploitability_samples", 0)
+    exact = "Mean over both seats, 0 at an equilibrium. Exact for random and scripted players."
+    drawn = (
+        f" Of models from {samples} answers at every information set, illegal ones left out; the best opponent answers "
+        "their noise, too, so it is a little less than shown. Exact for models that may only write legal actions."
+    )
     return Section(
         title="Exploitability",
         heads=("environment", "player", "reward of the best opponent"),
         rows=tuple(rows),
         names=2,
-        note="Exact; 0 at an equilibrium. Mean over both seats.",
+        note=exact + (drawn if samples else ""),
     )
 
 
