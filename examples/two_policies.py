@@ -67,7 +67,7 @@ def run(kind, share, seed, asked, *, control=False):
         after = trainer.evaluate(ENV_ID, episodes=2 * asked.episodes, env_args=ENV_ARGS)
     before = json.loads(first.read_text())
     curve = [[0, before[0]]] + [[row["step"] + 1, row["eval/reward"]] for row in rows if "eval/reward" in row]
-    gaps = {name: [row[name] for row in rows] for name in rows[0] if name.endswith("logprob_gap_mean")}
+    gaps = {n: [row[n] for row in rows if n in row] for n in rows[0] if n.endswith("logprob_gap_mean")}
     result = {
         "kind": kind, "share": share, "seed": seed, "lr": lr, "before": before, "after": [after.reward, after.ci],
         "curve": curve, "seconds": seconds, "steps": steps, "logprob_gap_mean": gaps,

@@ -188,6 +188,20 @@ def test_resuming_continues_bit_for_bit(tiny_llama: Path, random_batch: Batches,
     assert all(torch.equal(kept[name], value) for name, value in weights(core).items())
 
 
+def test_a_checkpoint_before_the_first_step_leaves_that_step_as_it_is(
+    tiny_llama: Path, random_batch: Batches, tmp_path: Path
+):
+    batch = random_batch(seed=1)
+    alone, saved = (LearnerCore(config(tiny_llama, lr=1e-2)) for _ in range(2))
+    saved.save(tmp_path / "step-0")
+    loaded = LearnerCore(config(tiny_llama, lr=1e-2))
+    loaded.load(tmp_path / "step-0")
+    for core in (alone, saved, loaded):
+        core.train_step(batch)
+        core.train_step(batch)
+    assert relative_gap(weights(alone), weights(saved)) == relative_gap(weights(alone), weights(loaded)) == 0
+
+
 def test_a_broken_checkpoint_is_refused(tiny_llama: Path, tmp_path: Path):
     core = LearnerCore(config(tiny_llama))
     core.save(tmp_path / "step-9")

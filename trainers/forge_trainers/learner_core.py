@@ -264,7 +264,7 @@ class LearnerCore:
     def _state(self) -> dict[str, Any]:
         return {
             "model": self._learned(),
-            "optimizer": self._optimizers.state_dict(),
+            "optimizer": learner_files.optimizer_state(self._optimizers),
             "schedule": self._schedule.state_dict(),
             "random": torch.get_rng_state(),
             "version": self.version,
@@ -306,8 +306,7 @@ class LearnerCore:
     ) -> dict[str, torch.Tensor]:
         row, tokens = microbatch.row, batch["tokens"]
         device = self._ranks.device
-        fill = _fill(row.token_S.numel(), microbatch.num_chunks)
-        token_S, source_S = (torch.cat([x, x.new_zeros(fill)]) for x in (row.token_S, row.source_S))
+        token_S, source_S = microbatch.filled()
         valid_S = torch.arange(token_S.numel()) < row.token_S.numel()
         columns = {"sampler_logprobs": tokens["logprobs"], "advantages": tokens["advantages"], **(columns_T or {})}
         inputs = {name: column[token_S][None].to(device) for name, column in columns.items()}
@@ -325,8 +324,7 @@ class LearnerCore:
         out_T = torch.zeros(batch["tokens"]["ids"].shape, device=self._ranks.device)
         for microbatch in microbatches:
             row = microbatch.row
-            fill = _fill(row.token_S.numel(), microbatch.num_chunks)
-            token_S, source_S = (torch.cat([x, x.new_zeros(fill)]) for x in (row.token_S, row.source_S))
+            token_S, source_S = microbatch.filled()
             labels_S = batch["tokens"]["ids"][token_S].to(self._ranks.device)
             with self._ranks.context():
                 hidden_1SD = _select(self._hidden(model, row), source_S.to(self._ranks.device))
@@ -385,11 +383,6 @@ _METRICS = {
     "logprob_gap/mean": "logprob_gap_mean",
     "logprob_gap/max": "logprob_gap_max",
 }
-
-
-def _fill(num_loss_tokens: int, num_chunks: int) -> int:
-    """Positions to add so that the loss tokens split into equal, non-empty chunks."""
-    return -num_loss_tokens % num_chunks if num_loss_tokens else num_chunks
 
 
 def _select(hidden_1LD: torch.Tensor, source_S: torch.Tensor) -> torch.Tensor:

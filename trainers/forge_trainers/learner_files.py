@@ -30,6 +30,20 @@ _log = logging.getLogger(__name__)
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".safetensors.index.json", ".bin.index.json")
 
 
+def optimizer_state(optimizers: Any) -> dict[str, Any]:
+    """State of TorchTitan's ``OptimizersContainer``, moments of zero before the first step.
+
+    PyTorch makes those by a step of its own, which does not count.
+    """
+    begun = any(optimizer.state for optimizer in optimizers)
+    state: dict[str, Any] = optimizers.state_dict()
+    if not begun:
+        for moments in (moments for optimizer in optimizers for moments in optimizer.state.values()):
+            moments["step"].zero_()
+        state = optimizers.state_dict()
+    return state
+
+
 class Writer:
     """Writes one checkpoint at a time, on a thread, while the learner computes.
 

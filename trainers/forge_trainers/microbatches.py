@@ -9,6 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from forge_agents.types import EpisodeBatch
 from forge_trainers.rows import Row, blocks_of, build_row, plan_rows
 
@@ -20,6 +22,13 @@ class Microbatch:
     row: Row
     num_chunks: int
     """Calls of the head; equal on every rank, because each takes part in collectives."""
+
+    def filled(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The row's ``token_S`` and ``source_S``, zeros added until they split into equal, non-empty chunks."""
+        num = self.row.token_S.numel()
+        fill = -num % self.num_chunks if num else self.num_chunks
+        token_S, source_S = (torch.cat([x, x.new_zeros(fill)]) for x in (self.row.token_S, self.row.source_S))
+        return token_S, source_S
 
 
 @dataclass(frozen=True, kw_only=True)
