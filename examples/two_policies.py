@@ -12,7 +12,6 @@ writes ``two_policies.json`` and ``two_policies.png``. Finished runs are not rep
 
 import argparse
 import json
-import time
 from pathlib import Path
 
 from rich.console import Console
@@ -61,16 +60,14 @@ def run(kind, share, seed, asked, *, control=False):
             before = trainer.evaluate(ENV_ID, episodes=asked.episodes, env_args=ENV_ARGS)
             folder.mkdir(parents=True, exist_ok=True)
             first.write_text(json.dumps([before.reward, before.ci]))
-        started = time.perf_counter()
         rows = trainer.fit(ENV_ID, steps=steps, env_args=ENV_ARGS).metrics
-        seconds = time.perf_counter() - started
         after = trainer.evaluate(ENV_ID, episodes=2 * asked.episodes, env_args=ENV_ARGS)
     before = json.loads(first.read_text())
     curve = [[0, before[0]]] + [[row["step"] + 1, row["eval/reward"]] for row in rows if "eval/reward" in row]
     gaps = {n: [row[n] for row in rows if n in row] for n in rows[0] if n.endswith("logprob_gap_mean")}
     result = {
         "kind": kind, "share": share, "seed": seed, "lr": lr, "before": before, "after": [after.reward, after.ci],
-        "curve": curve, "seconds": seconds, "steps": steps, "logprob_gap_mean": gaps,
+        "curve": curve, "seconds": sum(row["time/step_s"] for row in rows), "steps": steps, "logprob_gap_mean": gaps,
     }  # fmt: skip
     saved.write_text(json.dumps(result))
     return result

@@ -20,10 +20,11 @@ from typing import Any
 
 from perf_common import ChildFailedError, Options
 
-MEASURES = ("step", "rollout", "learner", "weights", "memory", "learner_memory", "env", "judging", "replicas")
+MEASURES = ("step", "rollout", "learner", "weights", "memory", "learner_memory", "env", "judging", "replicas", "torn")
 MODULES = {"step": "measure_step", "memory": "measure_step", "rollout": "measure_rollout",
            "learner": "measure_learner", "learner_memory": "measure_memory", "weights": "measure_weights",
-           "env": "measure_env", "judging": "measure_judging", "replicas": "measure_replicas"}  # fmt: skip
+           "env": "measure_env", "judging": "measure_judging", "replicas": "measure_replicas",
+           "torn": "measure_torn"}  # fmt: skip
 _CHILD = "--child"
 
 

@@ -1,0 +1,151 @@
+"""Fetches under a writer that never rests: how many were torn, how long they took, what memory was shared.
+
+In: `Options`. Out: counts, seconds, bytes. Waits for actors and the store, whose calls have deadlines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+from perf_common import Options, goal, in_child
+
+from forge_agents._monarch import Actor, concurrent_endpoint
+
+SLOTS = 2
+"""The fewest there may be: the version that is read is the next but one to be written over."""
+TENSORS, NUMBERS = 16, 2**16
+READERS = 2
+CALL_S = 1800
+
+
+def measure(options: Options) -> list[dict[str, Any]]:
+    """The record ``torn``."""
+    found = in_child(run, options, timeout_s=2 * CALL_S)
+    size = SLOTS * TENSORS * NUMBERS * 2
+    return [
+        {
+            "measure": "torn",
+            **found,
+            "peer": "the values that were written: every number of a version is the same, and follows from its number",
+            "goals": {
+                "torn": goal(found["torn"], 0, at_most=True),
+                "shared_over_slots": goal(found["most_shared_bytes"] / size, 1, at_most=True),
+            },
+        }
+    ]
+
+
+def run(options: Options) -> dict[str, float]:
+    return asyncio.run(_run(500 if options.quick else 10_000))
+
+
+def value_of(version: int) -> float:
+    """What version `version` is full of: exact in bfloat16, another in each of the next 200 versions."""
+    return float(version % 199)
+
+
+class Writer(Actor):
+    """Publishes one version after the other until it is told to rest."""
+
+    def __init__(self, store: Any) -> None:
+        from forge_agents.weights import Publisher
+
+        self._publisher = Publisher(store, "torn", slots=SLOTS)
+        self._version, self._goes_on, self._most_bytes = 0, True, 0
+
+    @concurrent_endpoint
+    async def publish(self) -> None:
+        await self._publish()
+
+    async def _publish(self) -> None:
+        import torch
+
+        tensors = {f"w{i}": torch.full((NUMBERS,), value_of(self._version)) for i in range(TENSORS)}
+        await self._publisher.publish(tensors, self._version)
+        self._version += 1
+        self._most_bytes = max(self._most_bytes, _shared_bytes())
+
+    @concurrent_endpoint
+    async def hammer(self) -> dict[str, float]:
+        """Versions without a pause; returns once `rest` was called."""
+        started = time.perf_counter()
+        while self._goes_on:
+            await self._publish()
+        seconds = time.perf_counter() - started
+        return {"versions": self._version, "versions_per_s": self._version / seconds, "shared": self._most_bytes}
+
+    @concurrent_endpoint
+    async def rest(self) -> None:
+        self._goes_on = False
+
+
+class Reader(Actor):
+    """Fetches again and again, and looks at every number."""
+
+    def __init__(self, store: Any) -> None:
+        from forge_agents.weights import Subscriber
+
+        self._subscriber = Subscriber(store, "torn")
+
+    @concurrent_endpoint
+    async def read(self, count: int) -> dict[str, float]:
+        torn, seen, waited = 0, set(), 0.0
+
+        def look(tensors: Any, version: int) -> None:
+            nonlocal torn
+            torn += not all(bool((tensor == value_of(version)).all()) for tensor in tensors.values())
+            seen.add(version)
+
+        for _ in range(count):
+            fetched = await self._subscriber.fetch(look)
+            waited = max(waited, fetched.seconds)
+        return {"torn": torn, "versions_seen": len(seen), "longest_s": waited}
+
+
+def _shared_bytes() -> int:
+    """Bytes of the segments that this process offers, whole pages counted."""
+    found = {}
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            status = link.stat()
+            if "forge-agents-weights" in str(link.readlink()):
+                found[status.st_ino] = status.st_size
+        except OSError:  # closed meanwhile
+            continue
+    return sum(found.values())
+
+
+async def _run(fetches: int) -> dict[str, float]:
+    from forge_agents import mesh
+    from forge_agents.weights import WeightStore
+
+    async def ask(who: Any, endpoint: str, *args: Any) -> Any:
+        return await mesh.with_deadline(getattr(who, endpoint).call_one(*args), CALL_S, who=endpoint, what="its work")
+
+    async with mesh.session():
+        store = await WeightStore.start()
+        writer = mesh.spawn_procs("writer", threads=1).spawn("writer", Writer, store.ref)
+        readers = [
+            mesh.spawn_procs(f"reader {i}", threads=1).spawn("reader", Reader, store.ref) for i in range(READERS)
+        ]
+        await ask(writer, "publish")
+        writing = asyncio.ensure_future(ask(writer, "hammer"))
+        started = time.perf_counter()
+        read = await asyncio.gather(*(ask(reader, "read", fetches // READERS) for reader in readers))
+        seconds = time.perf_counter() - started
+        await ask(writer, "rest")
+        written = await writing
+        await store.stop()
+    return {
+        "fetches": float(fetches),
+        "torn": float(sum(each["torn"] for each in read)),
+        "versions_written": written["versions"],
+        "versions_seen": float(min(each["versions_seen"] for each in read)),
+        "fetches_per_s": round(fetches / seconds, 1),
+        "versions_per_s": round(written["versions_per_s"], 1),
+        "longest_fetch_s": round(max(each["longest_s"] for each in read), 3),
+        "most_shared_bytes": float(written["shared"]),
+    }
