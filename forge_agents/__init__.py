@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from forge_trainers.learner_config import LearnerConfig
     from forge_trainers.sft import SFTEval, SFTTrainer
     from forge_trainers.sft_config import DPOConfig, SFTConfig, SFTRunConfig, WarmStart
+    from forge_trainers.simulate import Hardware, Prediction, simulate
     from forge_trainers.trainer import EvalResult, FitResult, GRPOTrainer
     from forge_trainers.verifier_log import verifier_history
     from forge_verifiers import Ensemble, EnvReward, Gate, Rule, Seat, SelfConsistency, Verifier
@@ -83,6 +84,7 @@ _HOME = {
     "forge_trainers.learner_config": ("LearnerConfig",),
     "forge_trainers.sft": ("SFTEval", "SFTTrainer"),
     "forge_trainers.sft_config": ("DPOConfig", "SFTConfig", "SFTRunConfig", "WarmStart"),
+    "forge_trainers.simulate": ("Hardware", "Prediction", "simulate"),
     "forge_trainers.trainer": ("EvalResult", "FitResult", "GRPOTrainer"),
     "forge_trainers.verifier_log": ("verifier_history",),
     "forge_verifiers": ("Ensemble", "EnvReward", "Gate", "Rule", "Seat", "SelfConsistency", "Verifier"),
@@ -110,6 +112,7 @@ __all__ = [
     "GRPOConfig",
     "GRPOTrainer",
     "Gate",
+    "Hardware",
     "Human",
     "League",
     "LearnerConfig",
@@ -119,6 +122,7 @@ __all__ = [
     "Overlong",
     "ParallelTurnEnv",
     "Policy",
+    "Prediction",
     "Random",
     "Report",
     "Rule",
@@ -153,6 +157,7 @@ __all__ = [
     "register",
     "register_loss",
     "register_suite",
+    "simulate",
     "spec",
     "suite",
     "tool",

@@ -9,7 +9,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 # Monarch reads these once, when it is first imported; with its own default, a death is noticed after 8 to 10 s.
@@ -89,12 +89,17 @@ __all__ = [
     "ActorError",
     "ProcMesh",
     "SupervisionError",
+    "attach",
     "concurrent_endpoint",
     "current_rank",
     "current_size",
     "default_bootstrap_cmd",
     "endpoint",
+    "listen",
+    "new_host_address",
     "on_unhandled_fault",
+    "serve_host",
+    "set_attach_deadline",
     "start_runtime",
     "this_host",
 ]
@@ -115,3 +120,50 @@ def on_unhandled_fault(hook: Callable[[Any], None]) -> None:
     import monarch.actor  # type: ignore[import-untyped,unused-ignore]
 
     monarch.actor.unhandled_fault_hook = hook
+
+
+def listen(address: str) -> None:
+    """Talk TCP, before anything else is asked of Monarch in this process.
+
+    Args:
+        address: ``tcp://HOST:PORT``, or ``tcp`` for this machine's name and a free port.
+
+    Raises:
+        RuntimeError: Monarch runs already, another way.
+    """
+    from monarch.actor import enable_transport  # type: ignore[import-untyped,unused-ignore]
+
+    enable_transport(address)
+
+
+def set_attach_deadline(seconds: float) -> None:
+    """How long `attach` lets hosts take to answer."""
+    from monarch.config import configure  # type: ignore[import-untyped,unused-ignore]
+
+    configure(mesh_attach_config_timeout=f"{seconds:g}s")
+
+
+def attach(name: str, addresses: Sequence[str]) -> Any:
+    """The hosts that listen there, as a mesh with dimension ``hosts``; it connects in the background."""
+    from monarch.actor import attach_to_workers
+
+    with _without_notice():
+        return attach_to_workers(name=name, ca="trust_all_connections", workers=list(addresses))
+
+
+def new_host_address(address: str) -> str:
+    """`address` with an identity of its own, by which hosts are told apart."""
+    from monarch._src.job.service_identity import (  # type: ignore[import-untyped,unused-ignore]
+        new_service_proc_id,
+        service_proc_addr,
+    )
+
+    found: str = service_proc_addr(address, new_service_proc_id())
+    return found
+
+
+def serve_host(address: str) -> None:
+    """Be a host; does not return."""
+    from monarch.actor import run_worker_loop_forever
+
+    run_worker_loop_forever(address=address, ca="trust_all_connections")

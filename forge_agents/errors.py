@@ -57,6 +57,10 @@ class RespawnLimitError(ForgeError, RuntimeError):
     """More processes died than a run may start again."""
 
 
+class HostError(ForgeError, RuntimeError):
+    """Hosts that a run asks for and cannot have: too few, unreachable, lost, or without what they should hold."""
+
+
 class EndpointError(ForgeError, RuntimeError):
     """An endpoint that refused, failed or answered nonsense.
 

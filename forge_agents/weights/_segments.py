@@ -8,7 +8,6 @@ so a killed process leaves nothing behind and a small /dev/shm does not matter.
 
 from __future__ import annotations
 
-import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,10 +122,3 @@ def segment_of(tensor: torch.Tensor) -> Segment | None:
     """The segment behind exactly this tensor object; None for private memory."""
     segment: Segment | None = getattr(tensor, _ATTRIBUTE, None)
     return segment
-
-
-@functools.cache
-def place() -> str:
-    """Names what processes must have in common to share segments: kernel, process-id namespace and user."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{Path('/proc/self/ns/pid').readlink()}/{os.getuid()}"

@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from forge_agents import mesh
+from forge_agents._places import place
 from forge_agents.weights._layout import Index, Layout, Piece, lay_out
 from forge_agents.weights.store import WeightStoreRef
 
@@ -122,7 +123,7 @@ class Publisher:
 
         buffer_B = self._buffers.get(slot)
         if buffer_B is None or buffer_B.numel() != num_bytes:
-            segment = _segments.try_create(num_bytes) if self._ref.place == _segments.place() else None
+            segment = _segments.try_create(num_bytes) if self._ref.place == place() else None
             buffer_B = torch.empty(num_bytes, dtype=torch.uint8) if segment is None else segment.tensor()
             self._buffers[slot] = buffer_B
         return buffer_B

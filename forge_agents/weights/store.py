@@ -52,7 +52,7 @@ class WeightStore:
 
     @classmethod
     async def start(cls, *, name: str = "weights", silence_s: float = 60.0, timeout_s: float = 60.0) -> WeightStore:
-        """Start the volume's process on this host.
+        """Start the volume's process, on the store's host.
 
         Args:
             name: Said in errors.
@@ -60,9 +60,9 @@ class WeightStore:
             timeout_s: Seconds until a start counts as stalled.
         """
         from forge_agents._pulse import Pulse
-        from forge_agents.weights import _segments, _torchstore
+        from forge_agents.weights import _torchstore
 
-        volume_mesh = mesh.spawn_procs(name, threads=1)
+        volume_mesh = mesh.spawn_procs(name, role="store", threads=1)
         pulse = Pulse(volume_mesh, 1, name=name, silence_s=silence_s)
         store_name = f"{name}-{os.getpid()}-{next(_counter)}"
         try:
@@ -79,7 +79,7 @@ class WeightStore:
             pulse.end()
             await mesh.stop(volume_mesh)
             raise
-        ref = WeightStoreRef(name=name, store_name=store_name, place=_segments.place(), silence_s=silence_s)
+        ref = WeightStoreRef(name=name, store_name=store_name, place=mesh.place_of(volume_mesh), silence_s=silence_s)
         return cls(ref, volume_mesh, pulse)
 
     async def stop(self, *, timeout_s: float = 10.0) -> None:

@@ -1,12 +1,15 @@
 """Strategies of a model, with the tokenizer of a tiny one and an engine that plays as it is told."""
 
 import asyncio
+import contextlib
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 
 import forge_agents as fa
+from forge_agents.bench import runner
 from forge_agents.bench.exploitability import GameTree, InformationSet, exploitability
 from forge_agents.bench.model_strategy import exploited, model_exploitability, model_strategy
 from forge_agents.errors import ForgeError
@@ -200,3 +203,79 @@ def test_training_measures_it_only_where_it_evaluates():
         fa.GRPOConfig(exploitability_samples=10)
     with pytest.raises(ValueError, match="exploitability_samples=-1"):
         fa.GRPOConfig(exploitability_samples=-1, eval_every=5)
+
+
+class Playing(Engine):
+    """Also plays games for a policy that may only write legal actions."""
+
+    async def generate(self, prompt_ids, sampling, *, choices=(), top_logprobs=0, seed=None):
+        allowed = choices if top_logprobs else ()
+        return await super().generate(prompt_ids, sampling, choices=allowed, top_logprobs=top_logprobs, seed=seed)
+
+
+def test_benchmarks_measure_the_exploitability_of_models_once(monkeypatch, renderer, tiny_llama, tmp_path):
+    started = []
+
+    @contextlib.asynccontextmanager
+    async def fleet(models, config):
+        started.append(set(models))
+        yield {name: Served(Playing(renderer, equilibrium), renderer) for name in models}
+
+    def play(samples, **more):
+        return fa.benchmark(
+            {"free": free, "random": fa.Random(), "legal": replace(free, constrain_actions=True)}, [KUHN], episodes=1,
+            exploitability_samples=samples, out_dir=tmp_path, progress=False, **more,
+        )  # fmt: skip
+
+    monkeypatch.setattr(runner, "_fleet", fleet)
+    free = fa.Policy(str(tiny_llama), sampling=POLICY.sampling)
+    assert play(0).exploitability == {KUHN: {"random": pytest.approx(11 / 24)}}
+    measured = play(200)
+    found = measured.exploitability[KUHN]
+    assert list(found) == ["free", "random", "legal"] and found["random"] == pytest.approx(11 / 24)
+    assert found["legal"] == pytest.approx(0, abs=1e-9) and 1e-6 < found["free"] < 0.05
+    assert "Of models from 200 answers" in measured.markdown() and "Of models" not in play(0).markdown()
+    assert started == [{"free", "legal"}] * 2
+    assert play(200).exploitability == measured.exploitability and len(started) == 2, "nothing is asked again"
+    assert play(8).exploitability[KUHN]["free"] != found["free"] and len(started) == 3
+    (tmp_path / "exploitability.json").write_text('{"half a li')
+    assert play(200).exploitability == measured.exploitability and len(started) == 4
+    with pytest.raises(ValueError, match="exploitability_samples=-1"):
+        play(-1)
+
+
+def test_what_a_killed_benchmark_has_measured_is_kept(monkeypatch, renderer, tiny_llama, tmp_path):
+    started, alive = [], {"first"}
+
+    @contextlib.asynccontextmanager
+    async def fleet(models, config):
+        started.append(set(models))
+        yield {name: Served(Mortal(name in alive, renderer, equilibrium), renderer) for name in models}
+
+    class Mortal(Playing):
+        def __init__(self, lives, *more):
+            super().__init__(*more)
+            self.lives = lives
+
+        async def generate(self, prompt_ids, sampling, *, choices=(), top_logprobs=0, seed=None):
+            if top_logprobs and not self.lives:
+                raise ForgeError("the engine died")
+            return await super().generate(
+                prompt_ids, sampling, choices=choices, top_logprobs=top_logprobs, seed=seed
+            )
+
+    monkeypatch.setattr(runner, "_fleet", fleet)
+    policy = fa.Policy(str(tiny_llama), sampling=POLICY.sampling, constrain_actions=True)
+    players = {"first": policy, "second": replace(policy, sampling=fa.Sampling(temperature=0.5, max_tokens=17))}
+
+    def play():
+        return fa.benchmark(
+            players, [KUHN], episodes=1, exploitability_samples=1, out_dir=tmp_path, progress=False
+        )
+
+    with pytest.raises(ForgeError, match="the engine died"):
+        play()
+    alive.add("second")
+    report = play()
+    assert started == [{"first", "second"}, {"second"}] and report.timing["played"] == 0
+    assert set(report.exploitability[KUHN]) == {"first", "second"}
