@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge_agents import mesh
@@ -41,7 +41,7 @@ class Pulse:
     """The controller's finger on all processes of a mesh.
 
     Where a process runs on this machine the kernel tells of its end at once; elsewhere Monarch does, mostly within two
-    seconds, under load later.
+    seconds, under load later. The end of a whole host is seen at once, too.
 
     Args:
         procs: From `mesh.spawn_procs`.
@@ -58,6 +58,8 @@ class Pulse:
         self._lost: asyncio.Future[ActorDiedError | StallError] = asyncio.get_running_loop().create_future()
         self._fds: list[int] = []
         actors: Any = procs.spawn("pulse", PulseActor)
+        loop = asyncio.get_running_loop()
+        mesh.on_lost_host(procs, lambda why: _call_in(loop, self._host_lost, why))
         self._tasks = [
             asyncio.ensure_future(self._watch_processes()),
             asyncio.ensure_future(self._feel(actors, silence_s + _HOLD_S)),
@@ -118,6 +120,9 @@ class Pulse:
         advice = mesh.log_advice(self._name)
         self._tell(ActorDiedError(f"{self._name} died: process {pid} ended. Look at {advice}", self._name))
 
+    def _host_lost(self, why: str) -> None:
+        self._tell(ActorDiedError(f"{self._name} died: {why}", self._name))
+
     def _tell(self, error: ActorDiedError | StallError) -> None:
         if not self._lost.done():
             self._lost.set_result(error)
@@ -147,3 +152,8 @@ class Pulse:
             if len(known) == self._size or self._silence_counts:  # the rest run elsewhere
                 return
             await asyncio.sleep(_LOOK_S)
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[[str], None], why: str) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(call, why)

@@ -1,7 +1,7 @@
-"""Where processes run: Monarch meshes on this host, their deadlines and their end.
+"""Where processes run: Monarch meshes on the run's hosts, their deadlines and their end.
 
-In: a name, an environment, endpoint calls. Out: process meshes, results, or errors that name who stalled or died.
-Waits for spawned processes and their answers, always with a deadline.
+In: a name, a role, an environment, endpoint calls. Out: process meshes, results, or errors that name who stalled or
+died. Waits for spawned processes and their answers, always with a deadline.
 """
 
 from __future__ import annotations
@@ -12,27 +12,24 @@ import functools
 import logging
 import os
 import re
-import secrets
 import shutil
 import signal
-import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from forge_agents import _waits
+from forge_agents import _processes, _waits
+from forge_agents._places import place
 from forge_agents.errors import ActorDiedError, StallError
+from forge_agents.hosts import Hosts
 
 if TYPE_CHECKING:
+    from forge_agents._host_layout import Layout, Spot
     from forge_agents._monarch import ProcMesh
 
 T = TypeVar("T")
-
-RUN_VARIABLE = "FORGE_AGENTS_RUN"
-"""Environment variable that marks every process of one controller; its value is the controller's token."""
 
 _GRACE_S = 2.0
 _log = logging.getLogger(__name__)
@@ -45,49 +42,125 @@ class _Spawned:
 
     name: str
     mesh: ProcMesh
+    """One dimension, ``rank``."""
+    whole: ProcMesh
+    """The same as it was spawned: hosts and the processes of each."""
+    spot: Spot
     logs: Path
-    """Folder with ``RANK.log`` (what the process printed) and ``RANK.pid``."""
+    """Folder with ``RANK.log`` (what the process printed) and ``RANK.pid``, on the hosts of the processes. Its name
+    marks them."""
 
 
 _spawned: list[_Spawned] = []
+_hosts: list[Layout] = []
+"""The one layout of a run, or none: everything is on this host."""
 _in_trouble: set[str] = set()
 """Names that stalled or died: their logs outlive them."""
 
 
 def spawn_procs(
-    name: str, *, procs: int = 1, env: Mapping[str, str] | None = None, threads: int | None = None
+    name: str, *, procs: int = 1, role: str = "", env: Mapping[str, str] | None = None, threads: int | None = None
 ) -> ProcMesh:
-    """Start processes on this host, one dimension ``rank`` of size `procs`.
+    """Start processes, one dimension ``rank`` of size `procs`.
 
     What they print goes to `log_folder(name)`, so that many processes do not write over each other.
 
     Args:
         name: Said in errors and in the log folder's name; any text.
         procs: Number of processes. Replicas that may die alone need one mesh each: one death ends the calls on a mesh.
+        role: As in `Hosts`, which says on which host; empty is this one.
         env: Variables that exist before the processes' Python starts.
         threads: Size of the processes' OpenMP, MKL and OpenBLAS pools; None leaves the libraries' defaults.
 
     Returns:
         A Monarch `ProcMesh`; processes start in the background and a failed start shows in the first call.
+
+    Raises:
+        HostError: No host is left for the role.
     """
     if procs < 1:
         raise ValueError(f"procs={procs} for {name!r}; a mesh needs at least one process")
     if threads is not None and threads < 1:
         raise ValueError(f"threads={threads} for {name!r}; give at least 1, or None for the default")
     from forge_agents._monarch import default_bootstrap_cmd
+    from forge_agents._warden import MESH_VARIABLE
 
-    logs = _new_log_folder(name)
-    variables = {RUN_VARIABLE: _token(), "PYTHONPATH": _python_path(), **(env or {})}
+    spot = _layout().spot(role, procs)
+    logs = _processes.new_log_folder(name)
+    variables = _processes.variables(spot.hosts[0].name if spot.elsewhere else "")
+    variables |= {MESH_VARIABLE: logs.name, **(env or {})}
     if threads is not None:
         variables |= dict.fromkeys(_THREAD_VARIABLES, str(threads))
-    mesh: ProcMesh = _host().spawn_procs(
-        per_host={"rank": procs},
+    if spot.gpus:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(spot.gpus)
+    whole: ProcMesh = spot.machines.spawn_procs(
+        per_host={"rank": spot.each},
         name=re.sub(r"[^A-Za-z0-9_]+", "_", name) or "procs",
-        bootstrap=functools.partial(_send_output_to, str(logs)),
+        bootstrap=functools.partial(_processes.begin, str(logs), spot.cores),
         bootstrap_command=default_bootstrap_cmd().with_env(variables),
     )
-    _spawned.append(_Spawned(name=name, mesh=mesh, logs=logs))
+    mesh = whole.flatten("rank") if spot.elsewhere else whole
+    _spawned.append(_Spawned(name=name, mesh=mesh, whole=whole, spot=spot, logs=logs))
     return mesh
+
+
+async def launch_hosts(config: Hosts, *, paths: Sequence[str | Path] = ()) -> None:
+    """Bring up the hosts on which roles are placed from now on.
+
+    Args:
+        config: Which.
+        paths: Files and folders that all hosts must see.
+
+    Raises:
+        HostError: There are fewer hosts or GPUs than asked for, one cannot be reached, or lacks one of the paths.
+        StallError: A host did not answer in time.
+    """
+    from forge_agents import _monarch
+    from forge_agents._host_layout import Layout
+
+    await end_hosts()
+    _monarch.on_unhandled_fault(_note_fault)
+    layout = Layout(config, _host)
+    await layout.launch(_processes.variables)
+    _hosts.append(layout)
+    try:
+        checking = layout.check_paths([str(Path(path).absolute()) for path in paths])
+        await with_deadline(checking, config.start_timeout_s, who="hosts", what="look for files")
+    except BaseException:
+        await end_hosts()
+        raise
+
+
+async def end_hosts() -> None:
+    """End the hosts of `launch_hosts`; without any, nothing happens."""
+    while _hosts:
+        await _hosts.pop().end()
+
+
+async def exchange_addresses(procs: ProcMesh, timeout_s: float, *, who: str) -> None:
+    """Tell the ranks of a mesh what torch.distributed reads from the environment; rank 0's host is the master."""
+    from monarch.spmd import setup_torch_elastic_env_async  # type: ignore[import-untyped,unused-ignore]
+    from monarch.tools.network import AddrType  # type: ignore[import-untyped,unused-ignore]
+
+    by = AddrType.IPv4 if _layout().by_ip else None
+    telling = setup_torch_elastic_env_async(_entry(procs).whole, use_ipaddr=by)
+    await with_deadline(telling, timeout_s, who=who, what="exchange of addresses")
+
+
+def place_of(procs: ProcMesh) -> str:
+    """Who shares memory with a mesh's first process."""
+    spot = _entry(procs).spot
+    facts = spot.hosts[0].facts
+    return facts.place if spot.elsewhere and facts is not None else place()
+
+
+def on_lost_host(procs: ProcMesh, tell: Callable[[str], None]) -> None:
+    """Call `tell` with what was seen as soon as a host of the mesh is lost; at once where it is already."""
+    spot = _entry(procs).spot
+    if spot.lost:
+        tell(spot.lost)
+    for host in spot.hosts:
+        host.listeners.append(tell)
 
 
 async def with_deadline(awaitable: Awaitable[T], timeout_s: float, *, who: str, what: str) -> T:
@@ -197,18 +270,35 @@ async def stop(mesh: ProcMesh, *, timeout_s: float = 10.0) -> None:
     _spawned.remove(entry)
     killer = asyncio.ensure_future(_kill_after(min(_GRACE_S, timeout_s), _pids(entry)))
     try:
-        await with_deadline(mesh.stop(), timeout_s, who=entry.name, what="stop")
+        if not entry.spot.lost:  # Monarch would wait for a host that does not answer
+            await with_deadline(entry.whole.stop(), timeout_s, who=entry.name, what="stop")
     except (StallError, RuntimeError) as error:  # RuntimeError: Monarch's, for a mesh that is dead already
         _log.info("stopping %s: %s", entry.name, error)
     await killer
-    if entry.name not in _in_trouble:
+    well = entry.name not in _in_trouble
+    if entry.spot.elsewhere:
+        await _sweep(entry, logs=str(entry.logs) if well else "", timeout_s=timeout_s)
+    entry.spot.give_back()
+    if well:
         shutil.rmtree(entry.logs, ignore_errors=True)
+
+
+async def _sweep(entry: _Spawned, *, logs: str, timeout_s: float) -> None:
+    """Have what is left of a mesh killed on the other hosts that live."""
+    for host in entry.spot.hosts:
+        if not host.lost:
+            try:
+                await with_deadline(
+                    host.warden.kill.call_one(entry.logs.name, logs), timeout_s, who=host.name, what="stop"
+                )
+            except (StallError, ActorDiedError) as error:  # the host is about to be noticed as lost
+                _log.info("stopping %s on %s: %s", entry.name, host, error)
 
 
 async def _kill_after(grace_s: float, pids: Sequence[int]) -> None:
     """Wait until the processes are gone, and kill those that take longer: big libraries take seconds to unload."""
     deadline = time.monotonic() + grace_s
-    while alive := [pid for pid in pids if _is_ours(pid)]:
+    while alive := [pid for pid in pids if _processes.is_ours(pid)]:
         if time.monotonic() > deadline:
             for pid in alive:
                 with contextlib.suppress(ProcessLookupError):
@@ -218,11 +308,12 @@ async def _kill_after(grace_s: float, pids: Sequence[int]) -> None:
 
 
 async def shutdown_all(*, timeout_s: float = 10.0) -> None:
-    """Stop every mesh that this controller spawned, the latest first."""
+    """Stop every mesh that this controller spawned, the latest first, and the hosts."""
     for entry in reversed(_spawned.copy()):
         await stop(entry.mesh, timeout_s=timeout_s)
+    await end_hosts()
     with contextlib.suppress(OSError):  # logs of a process that died stay
-        _run_folder().rmdir()
+        _processes.run_folder().rmdir()
 
 
 @contextlib.asynccontextmanager
@@ -237,7 +328,7 @@ async def session() -> AsyncIterator[None]:
 def pids(mesh: ProcMesh) -> list[int]:
     """Process ids of a mesh's ranks that have started and run on this machine."""
     entry = next((s for s in _spawned if s.mesh is mesh), None)
-    return [] if entry is None else [pid for pid in _pids(entry) if _is_ours(pid)]
+    return [] if entry is None else [pid for pid in _pids(entry) if _processes.is_ours(pid)]
 
 
 def log_folder(name: str) -> Path | None:
@@ -248,8 +339,15 @@ def log_folder(name: str) -> Path | None:
 def log_advice(who: str) -> str:
     """Where to read what `who` printed, for an error's text; from now on its logs are kept after it is stopped."""
     _in_trouble.add(who)
-    folder = log_folder(who)
-    return f"its log in {folder}" if folder is not None else f"the logs in {_run_folder()}"
+    entry = next((s for s in reversed(_spawned) if s.name == who), None)
+    if entry is None:
+        return f"the logs in {_processes.run_folder()}"
+    where = f" on {', '.join(map(str, entry.spot.hosts))}" if entry.spot.elsewhere else ""
+    return f"its log in {entry.logs}{where}"
+
+
+def _entry(mesh: ProcMesh) -> _Spawned:
+    return next(s for s in _spawned if s.mesh is mesh)
 
 
 def _pids(entry: _Spawned) -> list[int]:
@@ -266,52 +364,12 @@ def _forget(task: asyncio.Future[Any]) -> None:
         task.exception()
 
 
-@functools.cache
-def _token() -> str:
-    return f"{os.getpid()}-{secrets.token_hex(4)}"
+def _layout() -> Layout:
+    if not _hosts:
+        from forge_agents._host_layout import Layout
 
-
-def _run_folder() -> Path:
-    return Path(tempfile.gettempdir()) / f"forge-agents-{os.getuid()}" / _token()
-
-
-def _new_log_folder(name: str) -> Path:
-    safe = re.sub(r"[^A-Za-z0-9_.-]+", "-", name) or "procs"
-    base = _run_folder()
-    base.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return Path(tempfile.mkdtemp(prefix=f"{safe}-", dir=base))
-
-
-def _python_path() -> str:
-    """Import paths of this process, so that what it can import, its actors can."""
-    entries = [Path(entry).resolve() for entry in sys.path]
-    installed = (sys.prefix, sys.base_prefix)
-    ours = [str(entry) for entry in entries if not str(entry).startswith(installed) and entry.is_dir()]
-    inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    return os.pathsep.join(dict.fromkeys(ours + inherited))
-
-
-def _is_ours(pid: int) -> bool:
-    """Whether a process of this controller still runs under that id (ids are reused)."""
-    try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return False
-    return f"{RUN_VARIABLE}={_token()}".encode() in environment
-
-
-def _send_output_to(folder: str) -> None:
-    """Runs first in every spawned process: what it prints goes to a file; its id is noted beside it."""
-    from forge_agents._monarch import current_rank
-
-    rank = current_rank().rank
-    Path(folder, f"{rank}.pid").write_text(str(os.getpid()))
-    log = os.open(Path(folder, f"{rank}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
+        _hosts.append(Layout(Hosts(), _host))
+    return _hosts[-1]
 
 
 @functools.cache

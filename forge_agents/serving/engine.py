@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import json
 from collections.abc import Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from forge_agents import mesh
 from forge_agents.errors import ActorDiedError, StallError
@@ -88,6 +88,7 @@ class Engine:
         name: str = "engine",
         store: WeightStoreRef | None = None,
         weights_name: str | None = None,
+        role: Literal["engines", "judges"] = "engines",
         silence_s: float = SILENCE_S,
         timeout_s: float = 300.0,
     ) -> Engine:
@@ -98,6 +99,7 @@ class Engine:
             name: Said in errors and logs.
             store: Where `load_weights` finds new weights; None for a model that never changes.
             weights_name: What the publisher calls them; None for `name`.
+            role: Whose host it starts on; see `Hosts`.
             silence_s: An engine that says nothing, or has requests and takes no step, for longer counts as dead.
             timeout_s: Deadline. Eager engines of small models take some 10 s, compiled ones a minute the first time.
 
@@ -113,7 +115,7 @@ class Engine:
         _vllm.expected_shapes(config.model)  # a half-written model is cheaper to find here
         for lora in config.adapters.values():  # and so is an adapter that does not fit
             _vllm.adapter_shapes(config.model, lora)
-        procs = mesh.spawn_procs(name, env=_vllm.environment(config), threads=config.threads)
+        procs = mesh.spawn_procs(name, role=role, env=_vllm.environment(config), threads=config.threads)
         pulse = Pulse(procs, 1, name=name, silence_s=silence_s)
         try:
             actor = procs.spawn("engine", EngineActor, config, store, weights_name or name, silence_s)

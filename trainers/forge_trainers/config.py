@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from forge_agents.errors import did_you_mean
+from forge_agents.hosts import Hosts
 from forge_agents.policy import AnyPolicy, Endpoint, Human, Policy, Random, Seats
 from forge_agents.serving.config import EngineConfig
 from forge_trainers.algorithms import find_loss
@@ -160,6 +161,8 @@ class RunConfig:
     """The run's folder; a run in it is continued."""
     trainer: GRPOConfig = field(default_factory=GRPOConfig)
     """Settings of the trainer."""
+    mesh: Hosts = field(default_factory=Hosts)
+    """Where processes run."""
 
     def __post_init__(self) -> None:
         if not self.policies:

@@ -113,17 +113,11 @@ class Learner:
         from forge_agents._pulse import Pulse
         from forge_trainers._learner_actor import LearnerActor
 
-        procs = mesh.spawn_procs(name, procs=world_size, threads=first.threads)
+        procs = mesh.spawn_procs(name, procs=world_size, role="learner", threads=first.threads)
         pulse = Pulse(procs, world_size, name=name, silence_s=silence_s)
         try:
             if world_size > 1:
-                from monarch.spmd import setup_torch_elastic_env_async  # type: ignore[import-untyped,unused-ignore]
-
-                await pulse.guard(
-                    mesh.with_deadline(
-                        setup_torch_elastic_env_async(procs), timeout_s, who=name, what="exchange of addresses"
-                    )
-                )
+                await pulse.guard(mesh.exchange_addresses(procs, timeout_s, who=name))
             losses = [find_loss(config.loss) for config in configs.values()]
             actors = procs.spawn("learner", LearnerActor, dict(configs), name, store, losses)
             await pulse.guard(mesh.call_all(actors, world_size, "build", timeout_s=timeout_s, who=name))

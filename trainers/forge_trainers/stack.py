@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Coroutine, Mapping
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from forge_agents import _waits, mesh, models
 from forge_agents.errors import ActorDiedError, RespawnLimitError, StallError
 from forge_agents.faults import Fault, Faults
+from forge_agents.hosts import Hosts
 from forge_agents.players import Served
 from forge_agents.policy import LoRA, Policy
 from forge_agents.rendering import Renderer
@@ -60,8 +61,10 @@ class Stack:
     _store_watch: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, policies: Mapping[str, Policy], config: GRPOConfig, *, folder: Path) -> Stack:
-        """Start the store and the engines; whatever fails to start stops the rest."""
+    async def start(
+        cls, policies: Mapping[str, Policy], config: GRPOConfig, *, folder: Path, hosts: Hosts | None = None
+    ) -> Stack:
+        """Start the hosts, the store and the engines; whatever fails to start stops the rest."""
         paths = {name: models.resolve(policy.model) for name, policy in policies.items()}
         renderers = {name: Renderer.of(path) for name, path in paths.items()}
         homes = _homes(policies, paths)
@@ -70,8 +73,9 @@ class Stack:
             if policy.lora is not None:
                 adapters[homes[name]][name] = policy.lora
         faults = Faults(max_respawns=config.max_respawns, file=folder / "faults.jsonl")
-        store = await _start_store(config, faults)
+        await _launch(hosts or Hosts(), policies, config, engines=len(adapters), paths=(*paths.values(), folder))
         try:
+            store = await _start_store(config, faults)
             engines = await start_engines(
                 {home: paths[home] for home in adapters},
                 replace(config.engine, seed=config.seed),
@@ -100,6 +104,8 @@ class Stack:
 
     async def start_learners(self) -> None:
         """Start a learner for every trainable policy; adapters share one, where they can. Twice is no error."""
+        if (ended := self.store.pulse.error) is not None:  # with the learner's host
+            await self._mend_store(self.store, str(ended))
         together: dict[object, dict[str, LearnerConfig]] = {}
         for name, policy in self.policies.items():
             if policy.trainable and name not in self.learners:
@@ -236,6 +242,18 @@ class Stack:
             *(engine.stop() for engine in self.engines.values()),
         )
         await self.store.stop()
+        await mesh.end_hosts()
+
+
+async def _launch(
+    hosts: Hosts, policies: Mapping[str, Policy], config: GRPOConfig, *, engines: int, paths: Sequence[Path]
+) -> None:
+    """Bring the hosts up, once it is certain that the run fits them."""
+    learners = sum(policy.trainable for policy in policies.values())
+    hosts.check_processes("engines", engines * config.engine.replicas)
+    hosts.check_processes("learner", learners * config.learner_procs, each=config.learner_procs)
+    paths[-1].mkdir(parents=True, exist_ok=True)
+    await mesh.launch_hosts(hosts, paths=paths)
 
 
 async def _start_store(config: GRPOConfig, faults: Faults) -> WeightStore:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_agents.errors import ActorDiedError, EmptyBatchError, StallError
+from forge_agents.hosts import Hosts
 from forge_agents.mesh import with_deadline
 from forge_agents.players import Served
 from forge_agents.policy import Policy, Seats
@@ -87,6 +88,7 @@ class GRPOTrainer:
         reward: Trajectories to float ``[n]``, NaN where it abstains; None is the environment's own reward.
         config: Settings.
         out_dir: The run's folder. Where it holds a run already, training continues from its newest checkpoint.
+        mesh: Where processes run; None: on this host.
 
     Engines and learners start with the first call that needs them and stop with `close`, at the end of a ``with``
     block or of the program.
@@ -98,10 +100,12 @@ class GRPOTrainer:
         reward: Reward | None = None,
         config: GRPOConfig | None = None,
         out_dir: str | os.PathLike[str] = "runs/default",
+        mesh: Hosts | None = None,
     ) -> None:
         if reward is not None and not callable(reward):
             raise TypeError(f"reward must be callable (trajectories -> float [n]), got {type(reward).__name__}")
         self.reward, self.config, self.out_dir = reward or env_reward, config or GRPOConfig(), Path(out_dir)
+        self._hosts = mesh
         self._lineup = lineup_of(policies, self.config, self.out_dir)
         self._loop = LoopRunner(self._stop)
         self._stack: Stack | None = None
@@ -314,7 +318,7 @@ class GRPOTrainer:
         if learn and not any(policy.trainable for policy in policies.values()):
             raise ValueError("no seat holds a trainable policy; give at least one fa.Policy(..., trainable=True)")
         if self._stack is None:
-            self._stack = await Stack.start(policies, self.config, folder=self.out_dir)
+            self._stack = await Stack.start(policies, self.config, folder=self.out_dir, hosts=self._hosts)
         if self._next_step is None and (learn or self._checkpoints.any()):
             await self._stack.start_learners()
             self._next_step = await self._checkpoints.restore(self._stack.learners)

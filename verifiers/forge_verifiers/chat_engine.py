@@ -54,7 +54,9 @@ class EngineChat:
         folder = models.resolve(self._model)
         self._renderer = Renderer.of(folder)
         config = replace(self._config or EngineConfig(), model=str(folder))
-        self._engine = await Engine.start(config, name=self._name, timeout_s=self._start_timeout_s)
+        self._engine = await Engine.start(
+            config, name=self._name, role="judges", timeout_s=self._start_timeout_s
+        )
 
     async def ask(self, question: Question) -> Reply:
         """The answer, constrained to the choices or else to the schema.
