@@ -1,0 +1,329 @@
+"""A training run in simulated time: the trainer's loop over engines, learner and weights that only take time.
+
+In: a plan, seconds of every stage, a workload. Out: what each step took, how old its samples were, how busy the stages
+were. Waits in simulated time only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Generator, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import simpy
+
+from forge_trainers.simulated_engine import Cores, EngineTimes, Process, Replica, Request, SimulatedReplicas
+from forge_trainers.workload import LearnerWork, Rounds, TurnShape, Workload, learner_work
+
+_LUCK = 1
+"""Names the random numbers that decide which groups teach something."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerTimes:
+    """Seconds of one optimiser step: fixed, by what is computed, and for each forward pass."""
+
+    step_s: float
+    """Optimiser, packing and the way to the learner."""
+    position_s: float
+    loss_token_s: float = 0.0
+    microbatch_s: float = 0.0
+    cores: float = 1.0
+    """Processor cores it keeps busy meanwhile, on a host without accelerator."""
+
+    def seconds(self, work: LearnerWork, microbatches: int, speed: float = 1.0) -> float:
+        """Of one step; `speed` is that of all ranks over those that were measured."""
+        computed = self.position_s * work.positions + self.loss_token_s * work.loss_tokens
+        least = self.position_s * work.longest
+        return self.step_s + max(computed / speed, least) + self.microbatch_s * microbatches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes:
+    """Seconds of every stage."""
+
+    engine: EngineTimes
+    learner: LearnerTimes
+    publish_s: float = 0.0
+    """Learner to store."""
+    fetch_s: float = 0.0
+    """Store to one live engine."""
+    judge_s: float = 0.0
+    """One call of the reward."""
+    judge_trajectory_s: float = 0.0
+    """Beside it, each trajectory."""
+    cache_block: int = 0
+    """Tokens of a block of the engines' prefix cache; 0: nothing is cached."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is simulated: settings of a run, and the hardware under it."""
+
+    group_size: int
+    groups_per_step: int
+    max_staleness: int
+    trained: frozenset[str]
+    """Policies that learn."""
+    homes: Mapping[str, str]
+    """The engine of each policy that a model plays, by policy name."""
+    max_tokens: Mapping[str, int]
+    """Of a response, by policy name."""
+    replicas: int = 1
+    """Of each engine."""
+    max_num_seqs: int = 64
+    affine: bool = True
+    """Conversations go back to the replica that holds them."""
+    max_live_episodes: int = 512
+    """Of one step's collection, as in the trainer."""
+    refills: int = 0
+    max_tokens_per_microbatch: int = 2048
+    share_prefixes: bool = True
+    learner_speed: float = 1.0
+    """Of all its ranks together, over those that were measured."""
+    learner_ranks: int = 1
+    cores: float = math.inf
+    """Processor cores that engines and learner share; infinite where they compute on GPUs."""
+    engine_threads: float = math.inf
+    """Cores that one replica may use."""
+    learner_threads: float = math.inf
+    isolated: bool = False
+    """Environments run beside the controller, not on its thread."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedStep:
+    """What one step took, as the trainer's stopwatch tells it."""
+
+    collect_s: float
+    judge_s: float
+    learn_s: float
+    sync_s: float
+    ends_s: float
+    """When it ends."""
+    tokens: int
+    """Sampled."""
+    ages: Mapping[int, int]
+    """Loss tokens by how many versions they were old."""
+    engine_busy_s: float
+    """Since the step before; mean over replicas."""
+    learner_busy_s: float
+
+    @property
+    def step_s(self) -> float:
+        """The stages together."""
+        return self.collect_s + self.judge_s + self.learn_s + self.sync_s
+
+
+@dataclass(slots=True)
+class _Group:
+    """Siblings in play."""
+
+    siblings: Sequence[Rounds]
+    requests: list[tuple[TurnShape, Request]] = field(default_factory=list)
+
+
+def simulate(
+    plan: Plan, stages: StageTimes, workload: Workload, *, steps: int, seed: int = 0
+) -> tuple[SimulatedStep, ...]:
+    """Run `steps` steps.
+
+    A step's groups and lengths follow from the seed and its number, never from the timing, as in the trainer. The same
+    arguments give the same result.
+
+    Raises:
+        ValueError: There is no step to simulate.
+    """
+    if steps < 1:
+        raise ValueError(f"steps={steps} simulates nothing; set at least 1")
+    run = SimulatedRun(plan, stages, workload, seed=seed)
+    main = run.env.process(run.train(steps))
+    run.env.run(main)
+    return tuple(run.steps)
+
+
+class SimulatedRun:
+    """One run. `forge_trainers.trainer` and `forge_trainers.loop.Ahead` have the rules that it repeats.
+
+    Args:
+        plan: Settings and hardware.
+        stages: Seconds.
+        workload: What is played.
+        seed: Of the groups that are drawn.
+    """
+
+    def __init__(self, plan: Plan, stages: StageTimes, workload: Workload, *, seed: int = 0) -> None:
+        self.plan, self.stages, self.workload, self._seed = plan, stages, workload, seed
+        self.env = simpy.Environment()
+        self.cores = Cores(self.env, plan.cores)
+        self.engines = {home: self._start_engine() for home in sorted(set(plan.homes.values()))}
+        self._controller = simpy.Resource(self.env, 1)
+        self.steps: list[SimulatedStep] = []
+        self.version = 0
+        """Of the learner's weights."""
+        self._learned_s = 0.0
+
+    def _start_engine(self) -> SimulatedReplicas:
+        plan = self.plan
+        replicas = [
+            Replica(
+                self.env,
+                self.cores,
+                self.stages.engine,
+                room=plan.max_num_seqs,
+                threads=plan.engine_threads,
+                block=self.stages.cache_block,
+            )
+            for _ in range(plan.replicas)
+        ]
+        return SimulatedReplicas(replicas, affine=plan.affine, room=plan.max_num_seqs)
+
+    def train(self, steps: int) -> Process:
+        """The loop of `GRPOTrainer.fit`."""
+        ahead: dict[int, simpy.Process] = {}
+        engines_before = learner_before = 0.0
+        for step in range(steps):
+            begun = self.env.now
+            for at in range(step, min(step + self.plan.max_staleness + 1, steps)):
+                if at not in ahead:
+                    ahead[at] = self.env.process(self._collect(self.draw(at, self.plan.groups_per_step)))
+            groups: list[_Group] = yield ahead[step]
+            collected = self.env.now
+            used = yield from self._judged(step, groups)
+            judged = self.env.now
+            ages = yield from self._learn(used)
+            learned = self.env.now
+            yield from self._sync()
+            synced = self.env.now
+            busy = self._engine_busy_s()
+            self.steps.append(
+                SimulatedStep(
+                    collect_s=collected - begun,
+                    judge_s=judged - collected,
+                    learn_s=learned - judged,
+                    sync_s=synced - learned,
+                    ends_s=synced,
+                    tokens=sum(request.response_tokens for group in groups for _, request in group.requests),
+                    ages=ages,
+                    engine_busy_s=busy - engines_before,
+                    learner_busy_s=self._learned_s - learner_before,
+                )
+            )
+            engines_before, learner_before = busy, self._learned_s
+
+    def play(self, groups: Sequence[Sequence[Rounds]]) -> list[tuple[TurnShape, Request]]:
+        """Collect these groups and nothing else. Returns what was asked of engines."""
+        process = self.env.process(self._collect(groups))
+        self.env.run(process)
+        played: list[_Group] = process.value or []
+        return [asked for group in played for asked in group.requests]
+
+    def draw(self, step: int, count: int, *, refill: int = 0, size: int | None = None) -> list[list[Rounds]]:
+        """Groups of a step or a refill, of `size` siblings or as many as planned."""
+        rng = np.random.default_rng([self._seed, step, refill])
+        size = self.plan.group_size if size is None else size
+        return [self.workload.draw(rng, size, self.plan.max_tokens) for _ in range(count)]
+
+    def _collect(self, drawn: Sequence[Sequence[Rounds]]) -> Generator[simpy.Event, Any, list[_Group]]:
+        limit = simpy.Resource(self.env, self.plan.max_live_episodes)
+        groups = [_Group(siblings) for siblings in drawn]
+        played = [self.env.process(self._episode(rounds, g, limit)) for g in groups for rounds in g.siblings]
+        yield self.env.all_of(played)
+        return groups
+
+    def _episode(self, rounds: Rounds, group: _Group, limit: simpy.Resource) -> Process:
+        name = object()
+        held: dict[str, tuple[Hashable, int]] = {}
+        with limit.request() as place:
+            yield place
+            for turns in rounds:
+                if len(turns) == 1:
+                    yield from self._turn(turns[0], group, name, held)
+                else:
+                    yield self.env.all_of([self.env.process(self._turn(t, group, name, held)) for t in turns])
+
+    def _turn(self, turn: TurnShape, group: _Group, name: object, held: dict[str, tuple[Hashable, int]]) -> Process:
+        yield from self._think(turn.think_s)
+        home = self.plan.homes.get(turn.policy)
+        if home is None or not turn.response_tokens:
+            yield self.env.timeout(turn.answer_s)
+            return
+        cached: list[tuple[Hashable, int]] = [((id(group), turn.agent), turn.common_tokens)]
+        if turn.continues and turn.agent in held:
+            cached = [held[turn.agent]]
+        conversation = (name, turn.agent)
+        request = Request(self.env.event(), turn.prompt_tokens, turn.response_tokens, cached, conversation)
+        held[turn.agent] = (conversation, turn.prompt_tokens + turn.response_tokens)
+        group.requests.append((turn, request))
+        self.engines[home].ask(request, conversation)
+        yield request.done
+
+    def _think(self, seconds: float) -> Process:
+        if self.plan.isolated:
+            yield self.cores.start(seconds).done
+        elif seconds:
+            with self._controller.request() as place:
+                yield place
+                yield self.cores.start(seconds).done
+
+    def _judge(self, groups: Sequence[_Group]) -> simpy.Event:
+        agents = sum(len({t.agent for turns in r for t in turns}) for group in groups for r in group.siblings)
+        return self.cores.start(self.stages.judge_s + self.stages.judge_trajectory_s * agents).done
+
+    def _judged(self, step: int, groups: list[_Group]) -> Generator[simpy.Event, Any, list[_Group]]:
+        """Judge, and replace what teaches nothing. Returns the groups that teach something; `groups` grows."""
+        plan, share = self.plan, self.workload.used_share
+        rng = np.random.default_rng([self._seed, step, 0, _LUCK])
+        yield self._judge(groups)
+        used = [group for group in groups if rng.random() < share]
+        for refill in range(1, plan.refills + 1):
+            missing = plan.groups_per_step - len(used)
+            if missing <= 0:
+                break
+            more: list[_Group] = yield self.env.process(self._collect(self.draw(step, missing, refill=refill)))
+            yield self._judge(more)
+            used += [group for group in more if rng.random() < share]
+            groups += more
+        return used
+
+    def _learn(self, used: Sequence[_Group]) -> Generator[simpy.Event, Any, Mapping[int, int]]:
+        """One optimiser step. Returns loss tokens by age."""
+        plan, times = self.plan, self.stages.learner
+        ages: Counter[int] = Counter()
+        for group in used:
+            for turn, request in group.requests:
+                if turn.policy in plan.trained:
+                    for version, tokens in request.versions.items():
+                        ages[self.version - version] += tokens
+        assert all(0 <= age <= plan.max_staleness for age in ages), f"ages {dict(ages)}"
+        room, ranks = plan.max_tokens_per_microbatch, plan.learner_ranks
+        work = LearnerWork()
+        for group in used:
+            work += learner_work(group.siblings, plan.trained, max_tokens=room, share_prefixes=plan.share_prefixes)
+        if not work.loss_tokens:
+            return ages
+        microbatches = math.ceil(work.microbatches(room) / ranks)
+        demand = min(times.cores, plan.learner_threads)
+        seconds = times.seconds(work, microbatches, plan.learner_speed) * times.cores / demand
+        begun = self.env.now
+        yield self.cores.start(seconds, demand).done
+        self._learned_s += self.env.now - begun
+        self.version += 1
+        return ages
+
+    def _sync(self) -> Process:
+        homes = sorted({home for policy, home in self.plan.homes.items() if policy in self.plan.trained})
+        yield self.env.all_of([self.env.process(self._sync_one(home)) for home in homes])
+
+    def _sync_one(self, home: str) -> Process:
+        """Publish, then one replica after the other, as `Replicas.load_weights` does."""
+        yield self.cores.start(self.stages.publish_s).done
+        for replica in self.engines[home].replicas:
+            yield replica.update(self.stages.fetch_s, self.version)
+
+    def _engine_busy_s(self) -> float:
+        replicas = [replica for engine in self.engines.values() for replica in engine.replicas]
+        return sum(replica.busy_s for replica in replicas) / len(replicas)

@@ -1,0 +1,428 @@
+"""How long each stage takes, from the metrics and episodes of real runs.
+
+In: run folders. Out: `StageTimes` and a `Workload` for `forge_trainers.simulation`. Waits for nothing.
+
+What several runs, or several steps, tell apart is fitted by least squares on relative errors with coefficients of at
+least 0. What they do not tell apart is divided as the `_PRIOR...` below say, which weigh as much as a small part of a
+step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from forge_agents.errors import RunFolderError
+from forge_trainers.run_folder import read_rows
+from forge_trainers.simulated_engine import Counts, EngineTimes, Request
+from forge_trainers.simulation import LearnerTimes, Plan, SimulatedRun, StageTimes, simulate
+from forge_trainers.workload import Rounds, TurnShape, Workload
+
+CPU_BLOCK, GPU_BLOCK = 128, 16
+"""Tokens of a block of vLLM's prefix cache."""
+_PRIOR_ENGINE = (1 / 3, 1 / 3, 1 / 3)
+"""Of a collection: iterations, sampled tokens, prompt tokens."""
+_PRIOR_LEARNER = (0.8, 0.2, 0.0)
+"""Of forward and backward passes: positions, loss tokens, passes. A head is a fifth of a small model's work."""
+_PRIOR_SYNC = (0.4, 0.6)
+"""Publish and fetch: as `make perf` measures them."""
+_PRIOR_JUDGE = (0.0, 1.0)
+"""A call and its trajectories."""
+_PRIOR_WEIGHT = 0.03
+_FIT_ROUNDS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRun:
+    """A run as its folder tells it."""
+
+    folder: Path
+    env_ids: frozenset[str]
+    plan: Plan
+    on_gpu: bool
+    rows: Sequence[Mapping[str, Any]]
+    """Metrics of warm steps."""
+    episodes: Mapping[int, Sequence[Sequence[Rounds]]]
+    """By step, the groups that were kept."""
+
+    @property
+    def groups(self) -> list[Sequence[Rounds]]:
+        """All that were kept."""
+        return [group for groups in self.episodes.values() for group in groups]
+
+    @property
+    def step_s(self) -> float:
+        """Mean over the warm steps."""
+        return float(np.mean([row["time/step_s"] for row in self.rows]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What runs tell of the machine and the episodes."""
+
+    stages: StageTimes
+    workload: Workload
+    env_ids: frozenset[str]
+    on_gpu: bool
+    learner_ranks: int
+    """That the learner's seconds are of."""
+    policies: frozenset[str]
+
+
+def plan_of(
+    policies: Mapping[str, Mapping[str, Any]],
+    trainer: Mapping[str, Any],
+    *,
+    cores: float,
+    on_gpu: bool,
+    isolated: bool = False,
+) -> Plan:
+    """The plan that settings describe.
+
+    Args:
+        policies: Those that a model plays, by name; each as ``dataclasses.asdict`` gives it, or config.yaml.
+        trainer: ``GRPOConfig`` in the same form.
+        cores: That engines and learner share.
+        on_gpu: Engines and learner compute on GPUs.
+        isolated: Environments run in worker processes.
+    """
+    engine, learner = trainer["engine"], trainer["learner"]
+    first: dict[str, str] = {}
+    homes = {
+        name: name if policy.get("lora") is None else first.setdefault(str(policy["model"]), name)
+        for name, policy in policies.items()
+    }
+    share = learner.get("share_prefixes")
+    return Plan(
+        group_size=trainer["group_size"],
+        groups_per_step=trainer["groups_per_step"],
+        max_staleness=trainer["max_staleness"],
+        trained=frozenset(name for name, policy in policies.items() if policy.get("trainable", True)),
+        homes=homes,
+        max_tokens={name: policy["sampling"]["max_tokens"] for name, policy in policies.items()},
+        replicas=engine.get("replicas", 1),
+        max_num_seqs=engine["max_num_seqs"],
+        affine=engine.get("routing", "prefix") == "prefix",
+        max_live_episodes=trainer["max_live_episodes"],
+        refills=trainer["refills"],
+        max_tokens_per_microbatch=learner["max_tokens_per_microbatch"],
+        share_prefixes=not on_gpu if share is None else share,
+        learner_ranks=trainer["learner_procs"],
+        cores=cores,
+        engine_threads=engine.get("threads") or math.inf,
+        learner_threads=learner.get("threads") or math.inf,
+        isolated=isolated,
+    )
+
+
+def read_run(folder: str | os.PathLike[str], *, cores: float | None = None, skip: int = 1) -> MeasuredRun:
+    """Read a run folder.
+
+    Args:
+        folder: With ``config.yaml``, ``metrics.jsonl`` and ``episodes.jsonl``.
+        cores: That engines and learner shared; None: this machine's, or on GPUs none.
+        skip: First steps that are left out: memory is new and caches are cold.
+
+    Raises:
+        RunFolderError: A file is missing, or there are not enough steps or episodes.
+    """
+    path = Path(folder)
+    files = {name: path / name for name in ("config.yaml", "metrics.jsonl", "episodes.jsonl")}
+    for file in files.values():
+        if not file.is_file():
+            raise RunFolderError(f"{path} has no {file.name}; give the out_dir of a run of at least {skip + 2} steps")
+    settings = yaml.safe_load(files["config.yaml"].read_text())
+    rows = [row for row in read_rows(files["metrics.jsonl"]) if row["step"] >= skip]
+    if len(rows) < 2:
+        raise RunFolderError(f"{path} has {len(rows)} steps after the first {skip}; at least 2 are needed")
+    on_gpu = any(name.endswith("peak_device_bytes") for name in rows[0])
+    shared = cores if cores is not None else math.inf if on_gpu else float(os.cpu_count() or 1)
+    episodes: dict[int, list[Sequence[Rounds]]] = {}
+    siblings: dict[tuple[int, str, int], list[Mapping[str, Any]]] = {}
+    for row in read_rows(files["episodes.jsonl"]):
+        if row["step"] >= skip and row.get("error") is None:
+            siblings.setdefault((row["step"], row["env_id"], row["seed"]), []).append(row)
+    for (step, _, _), found in siblings.items():
+        episodes.setdefault(step, []).append(shapes(found))
+    if not episodes:
+        raise RunFolderError(f"{path} kept no episode; set keep_episodes above 0")
+    plan = plan_of(settings["policies"], settings["trainer"], cores=shared, on_gpu=on_gpu)
+    return MeasuredRun(
+        folder=path, env_ids=frozenset(settings["env"]), plan=plan, on_gpu=on_gpu, rows=rows, episodes=episodes
+    )
+
+
+def shapes(siblings: Sequence[Mapping[str, Any]]) -> list[Rounds]:
+    """The shapes of one group's episodes, as ``episodes.jsonl`` holds them."""
+    first: dict[str, list[list[int]]] = {}
+    for episode in siblings:
+        for agent, trajectory in episode["trajectories"].items():
+            if trajectory["turns"]:
+                first.setdefault(agent, []).append(trajectory["turns"][0]["prompt_ids"])
+    common = {agent: _common(min(prompts), max(prompts)) for agent, prompts in first.items()}
+    return [_rounds(episode, common) for episode in siblings]
+
+
+def _common(first: Sequence[int], last: Sequence[int]) -> int:
+    """Tokens that both begin with, and so does all that is sorted between them."""
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+    return sum(1 for _ in same)
+
+
+def _rounds(episode: Mapping[str, Any], common: Mapping[str, int]) -> Rounds:
+    turns: list[TurnShape] = []
+    said: dict[str, list[int]] = {}
+    by_index = sorted((t for own in episode["trajectories"].values() for t in own["turns"]), key=lambda t: t["index"])
+    for turn in by_index:
+        agent, prompt = turn["agent"], turn["prompt_ids"]
+        before = said.get(agent)
+        turns.append(
+            TurnShape(
+                agent=agent,
+                policy=turn["policy"],
+                prompt_tokens=len(prompt),
+                response_tokens=len(turn["response_ids"]),
+                cut=turn["finish_reason"] == "length",
+                common_tokens=common[agent] if before is None else 0,
+                continues=before is not None and prompt[: len(before)] == before,
+                answer_s=turn["generate_s"],
+            )
+        )
+        said[agent] = [*prompt, *turn["response_ids"]]
+    together = sum(turn.answer_s for turn in turns) > episode["duration_s"]  # a parallel environment
+    rounds = _side_by_side(turns) if together else [[turn] for turn in turns]
+    played = sum(max(turn.answer_s for turn in own) for own in rounds)
+    think_s = max(0.0, episode["duration_s"] - played) / max(1, len(rounds))
+    return tuple((replace(own[0], think_s=think_s), *own[1:]) for own in rounds)
+
+
+def _side_by_side(turns: Sequence[TurnShape]) -> list[list[TurnShape]]:
+    """Rounds in which every agent decides once."""
+    rounds: list[list[TurnShape]] = []
+    for turn in turns:
+        if not rounds or any(turn.agent == other.agent for other in rounds[-1]):
+            rounds.append([])
+        rounds[-1].append(turn)
+    return rounds
+
+
+def measure(runs: Sequence[MeasuredRun]) -> Measured:
+    """Fit the stages' seconds.
+
+    Args:
+        runs: At least one synchronous; asynchronous ones say how much engine and learner hinder each other on cores
+            that they share.
+
+    Raises:
+        ValueError: No run is synchronous, or the runs are of different environments, devices or numbers of ranks.
+    """
+    alone = [run for run in runs if run.plan.max_staleness == 0]
+    if not alone:
+        raise ValueError(
+            "no measured run has max_staleness=0; in an asynchronous one stages overlap and their times cannot be told "
+            "apart. Measure a few synchronous steps: forge-agents train CONFIG --trainer.max_staleness 0 --steps 6"
+        )
+    for what, values in (
+        ("environments", {", ".join(sorted(run.env_ids)) for run in runs}),
+        ("kinds of device", {"GPU" if run.on_gpu else "CPU" for run in runs}),
+        ("values of learner_procs", {str(run.plan.learner_ranks) for run in runs}),
+    ):
+        if len(values) > 1:
+            raise ValueError(f"the measured runs have different {what}: {'; '.join(sorted(values))}; measure them apart")
+    first = alone[0]
+    learner = _learner_times(alone)
+    publish_s, fetch_s = _fit(
+        [((1.0, float(run.plan.replicas)), row["time/sync_s"]) for run in alone for row in run.rows], _PRIOR_SYNC
+    )
+    judge_s, judge_trajectory_s = _judge_times(alone)
+    stages = StageTimes(
+        engine=EngineTimes(iteration_s=1e-3, sequence_s=1e-4, prompt_token_s=1e-5, cores=_usable(first.plan)),
+        learner=learner,
+        publish_s=publish_s,
+        fetch_s=fetch_s,
+        judge_s=judge_s,
+        judge_trajectory_s=judge_trajectory_s,
+        cache_block=GPU_BLOCK if first.on_gpu else CPU_BLOCK,
+    )
+    stages = replace(stages, engine=_engine_times(alone, stages))
+    found = Measured(
+        stages=stages,
+        workload=_workload(runs),
+        env_ids=first.env_ids,
+        on_gpu=first.on_gpu,
+        learner_ranks=first.plan.learner_ranks,
+        policies=frozenset(first.plan.homes),
+    )
+    overlapping = [run for run in runs if run.plan.max_staleness > 0]
+    return _with_overlap(found, overlapping) if overlapping and math.isfinite(first.plan.cores) else found
+
+
+def _workload(runs: Sequence[MeasuredRun]) -> Workload:
+    """Episodes of the runs that let responses be longest; the share of groups that taught something, of all."""
+    most = max(sum(run.plan.max_tokens.values()) for run in runs)
+    groups = [group for run in runs if sum(run.plan.max_tokens.values()) == most for group in run.groups]
+    ends: dict[str, list[int]] = {}
+    for turn in _turns(groups):
+        if turn.response_tokens:
+            own = ends.setdefault(turn.policy, [0, 0])
+            own[0] += not turn.cut
+            own[1] += turn.response_tokens
+    fates = np.sum([_fates(row) for run in runs for row in run.rows], axis=0)
+    return Workload(
+        groups=groups,
+        stop_rates={policy: stops / tokens for policy, (stops, tokens) in ends.items()},
+        used_share=float(fates[0] / fates.sum()) if fates.sum() else 1.0,
+    )
+
+
+def _turns(groups: Sequence[Sequence[Rounds]]) -> Iterator[TurnShape]:
+    return (turn for group in groups for rounds in group for turns in rounds for turn in turns)
+
+
+def _fates(row: Mapping[str, Any]) -> tuple[float, float]:
+    """Groups that taught something, and the others."""
+    return row["groups/used"], sum(row[f"groups/{fate}"] for fate in ("flat", "failed", "abstained"))
+
+
+def _learner_times(runs: Sequence[MeasuredRun]) -> LearnerTimes:
+    rows, fixed, shares = [], [], []
+    for run in runs:
+        for row in run.rows:
+            own = _learners(row)
+            if not own["loss_tokens"]:
+                continue
+            passes_s = min(own["forward_backward_s"], row["time/learn_s"])
+            rows.append(((own["positions"], own["loss_tokens"], own["microbatches"]), passes_s))
+            fixed.append(row["time/learn_s"] - passes_s)
+            shares.append(own["cpu_s"] * run.plan.learner_ranks / own["step_s"])
+    if not rows:
+        raise ValueError("no measured step learned anything; see groups/flat and groups/failed in metrics.jsonl")
+    position_s, loss_token_s, microbatch_s = _fit(rows, _PRIOR_LEARNER)
+    return LearnerTimes(
+        step_s=float(np.median(fixed)),
+        position_s=position_s,
+        loss_token_s=loss_token_s,
+        microbatch_s=microbatch_s,
+        cores=min(max(float(np.median(shares)), 0.1), _usable(runs[0].plan)),
+    )
+
+
+def _learners(row: Mapping[str, Any]) -> dict[str, float]:
+    """What all learners of a step say, added up."""
+    names = ("positions", "loss_tokens", "microbatches", "forward_backward_s", "cpu_s", "step_s")
+    totals = dict.fromkeys(names, 0.0)
+    for key, value in row.items():
+        group, _, name = key.rpartition("/")
+        if group.startswith("learner") and name in totals:
+            totals[name] += value or 0.0
+    return totals
+
+
+def _judge_times(runs: Sequence[MeasuredRun]) -> tuple[float, ...]:
+    """Of steps without refills, whose play would count as judging."""
+    rows: list[tuple[tuple[float, ...], float]] = []
+    for run in runs:
+        agents = np.mean([len({t.agent for turns in rounds for t in turns}) for g in run.groups for rounds in g])
+        size = run.plan.group_size * float(agents)
+        played = [(sum(_fates(row)), row["time/judge_s"]) for row in run.rows]
+        rows += [((1.0, count * size), judge_s) for count, judge_s in played if count <= run.plan.groups_per_step]
+    return _fit(rows, _PRIOR_JUDGE) if rows else (0.0, 0.0)
+
+
+def _engine_times(runs: Sequence[MeasuredRun], stages: StageTimes) -> EngineTimes:
+    """Replay collections, count iterations and tokens, and fit their seconds; the next replay uses these."""
+    engine = stages.engine
+    for _ in range(_FIT_ROUNDS):
+        rows, weights = [], []
+        for run in runs:
+            for row in run.rows:
+                found = list(_replayed(run, row, replace(stages, engine=engine)))
+                rows += found
+                weights += [1.0, *[1 / math.sqrt(max(1, len(found) - 1))] * (len(found) - 1)]
+        iteration_s, sequence_s, prompt_token_s = _fit(rows, _PRIOR_ENGINE, weights)
+        engine = replace(
+            engine, iteration_s=iteration_s, sequence_s=sequence_s, prompt_token_s=prompt_token_s
+        )
+    return engine
+
+
+def _replayed(
+    run: MeasuredRun, row: Mapping[str, Any], stages: StageTimes
+) -> Iterator[tuple[tuple[float, ...], float]]:
+    """What the engine did for the whole collection, and for each response where all were kept, with its seconds."""
+    kept = run.episodes.get(row["step"], ())
+    whole = sum(map(len, kept)) == run.plan.group_size * run.plan.groups_per_step
+    own = SimulatedRun(run.plan, stages, Workload(groups=run.groups), seed=row["step"])
+    asked = own.play(kept if whole else own.draw(row["step"], run.plan.groups_per_step))
+    _, last = max(asked, key=lambda item: item[1].ended_s)
+    yield _features(last, stages.engine, since=Counts(), begun_s=0.0), row["time/collect_s"]
+    for turn, request in asked if whole else ():
+        yield _features(request, stages.engine, since=request.arrived, begun_s=request.asked_s), turn.answer_s
+
+
+def _features(request: Request, engine: EngineTimes, *, since: Counts, begun_s: float) -> tuple[float, ...]:
+    """Iterations, sampled and prompt tokens, stretched by what the engine did not work, or worked slowly, meanwhile."""
+    counted = (
+        request.ended.iterations - since.iterations,
+        request.ended.sampled_tokens - since.sampled_tokens,
+        request.ended.prompt_tokens - since.prompt_tokens,
+    )
+    seconds = (engine.iteration_s, engine.sequence_s, engine.prompt_token_s)
+    worked_s = sum(count * each_s for count, each_s in zip(counted, seconds, strict=True))
+    stretch = (request.ended_s - begun_s) / worked_s
+    return tuple(count * stretch for count in counted)
+
+
+def _with_overlap(found: Measured, runs: Sequence[MeasuredRun]) -> Measured:
+    """Choose the cores that an engine keeps busy so that asynchronous runs come out as measured."""
+
+    def stages(cores: float) -> StageTimes:
+        return replace(found.stages, engine=replace(found.stages.engine, cores=cores))
+
+    def error(cores: float) -> float:
+        total = 0.0
+        for run in runs:
+            own = _workload([run])
+            steps = simulate(run.plan, stages(cores), own, steps=len(run.rows) + 1)
+            total += math.log(np.mean([step.step_s for step in steps[1:]]) / run.step_s) ** 2
+        return total
+
+    most = _usable(runs[0].plan)
+    return replace(found, stages=stages(min(np.linspace(most / 8, most, 8).tolist(), key=error)))
+
+
+def _usable(plan: Plan) -> float:
+    """Cores that one process can keep busy; 1 where they do not matter."""
+    return plan.cores if math.isfinite(plan.cores) else 1.0
+
+
+def _fit(
+    rows: Sequence[tuple[tuple[float, ...], float]], prior: Sequence[float], weights: Sequence[float] | None = None
+) -> tuple[float, ...]:
+    """Coefficients of at least 0, by relative errors.
+
+    Args:
+        rows: What was counted, and the seconds it took.
+        prior: Each one's share of the seconds, where the rows do not tell.
+        weights: Of the rows; None: alike.
+    """
+    from scipy.optimize import nnls
+
+    x = np.array([row[0] for row in rows], dtype=float)
+    y = np.array([row[1] for row in rows], dtype=float)
+    size = np.maximum(x.mean(axis=0), 1e-12)
+    mean_s = max(float(y.mean()), 1e-9)
+    scale = np.asarray(1.0 if weights is None else weights) / np.maximum(y, 1e-3 * mean_s)
+    rooted = math.sqrt(_PRIOR_WEIGHT * float(np.sum((scale * mean_s) ** 2)) / mean_s**2)
+    a = np.vstack([(x / size) * scale[..., None], rooted * np.eye(x.shape[1])])
+    b = np.concatenate([y * scale, rooted * mean_s * np.asarray(prior)])
+    found, _ = nnls(a, b)
+    return tuple((found / size).tolist())
