@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from forge_agents.bench.report import Report
     from forge_agents.bench.runner import benchmark
     from forge_agents.env import Outcome, TurnEnv
+    from forge_agents.hosts import Hosts
     from forge_agents.parallel_env import ParallelTurnEnv
     from forge_agents.policy import AnyPolicy, Endpoint, Human, LoRA, Policy, Random, Sampling, Scripted, Seats
     from forge_agents.registry import EnvSpec, list_envs, list_suites, make, register, register_suite, spec, suite
@@ -46,6 +47,7 @@ _HOME = {
     "forge_agents.bench.runner": ("benchmark",),
     "forge_agents.env": ("Outcome", "TurnEnv"),
     "forge_agents.parallel_env": ("ParallelTurnEnv",),
+    "forge_agents.hosts": ("Hosts",),
     "forge_agents.policy": (
         "AnyPolicy",
         "Endpoint",
@@ -115,6 +117,7 @@ __all__ = [
     "Hardware",
     "Human",
     "League",
+    "Hosts",
     "LearnerConfig",
     "LoRA",
     "Message",
