@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from forge_trainers.credit import Credit, Overlong
     from forge_trainers.demo import DemoConfig, demo
     from forge_trainers.dpo import DPOTrainer
+    from forge_trainers.export import export_checkpoint
     from forge_trainers.league import League
     from forge_trainers.learner_config import LearnerConfig
     from forge_trainers.sft import SFTEval, SFTTrainer
@@ -46,8 +47,8 @@ _HOME = {
     "forge_agents.bench.report": ("Report",),
     "forge_agents.bench.runner": ("benchmark",),
     "forge_agents.env": ("Outcome", "TurnEnv"),
-    "forge_agents.parallel_env": ("ParallelTurnEnv",),
     "forge_agents.hosts": ("Hosts",),
+    "forge_agents.parallel_env": ("ParallelTurnEnv",),
     "forge_agents.policy": (
         "AnyPolicy",
         "Endpoint",
@@ -81,6 +82,7 @@ _HOME = {
     "forge_trainers.config": ("GRPOConfig", "RunConfig"),
     "forge_trainers.credit": ("Credit", "Overlong"),
     "forge_trainers.demo": ("DemoConfig", "demo"),
+    "forge_trainers.export": ("export_checkpoint",),
     "forge_trainers.dpo": ("DPOTrainer",),
     "forge_trainers.league": ("League",),
     "forge_trainers.learner_config": ("LearnerConfig",),
@@ -115,9 +117,9 @@ __all__ = [
     "GRPOTrainer",
     "Gate",
     "Hardware",
+    "Hosts",
     "Human",
     "League",
-    "Hosts",
     "LearnerConfig",
     "LoRA",
     "Message",
@@ -153,6 +155,7 @@ __all__ = [
     "check_env",
     "check_verifier",
     "demo",
+    "export_checkpoint",
     "list_envs",
     "list_losses",
     "list_suites",

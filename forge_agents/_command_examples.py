@@ -19,6 +19,13 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "forge-agents sft --data chats.jsonl --policy.model smollm2-135m-instruct --out_dir runs/sft --epochs 3",
     ),
     "eval": ("forge-agents eval train.yaml", "forge-agents eval train.yaml --trainer.eval_episodes 256"),
+    "export": ("forge-agents export runs/guess", "forge-agents export runs/guess --checkpoint newest --out guess"),
+    "simulate": (
+        "forge-agents simulate train.yaml --measured runs/measured",
+        "forge-agents simulate train.yaml --measured runs/measured runs/async --trainer.max_staleness 1 --json",
+        "forge-agents simulate train.yaml --measured runs/measured --gpus 64 --learner_gpus 16",
+        "forge-agents simulate train.yaml --measured runs/measured --gpus 512 --sweep --price_per_gpu_hour 2.5",
+    ),
     "bench": (
         "forge-agents bench --players.random random --suite duel-v0 --episodes 16",
         "forge-agents bench --players.before smollm2-135m-instruct --players.after runs/relay/export --html board.html",

@@ -116,12 +116,27 @@ class Checkpoints:
 
     def any(self) -> bool:
         """Whether there is a complete checkpoint."""
-        return bool(self._complete())
+        return bool(self.complete())
 
     def best(self) -> Path | None:
         """The checkpoint of highest score, of equal ones the newest; None where none has a score."""
         scored = [(mark.score, folder) for folder, mark in self._marks().items() if mark.score is not None]
         return max(scored)[1] if scored else None
+
+    def complete(self) -> list[Path]:
+        """Complete checkpoints, newest first."""
+        return sorted((mark.parent for mark in self._folder.glob(f"step-*/{_MARK}")), reverse=True)
+
+    def policies(self, folder: Path) -> list[str]:
+        """Names of the learners in a checkpoint; each has a folder there.
+
+        Raises:
+            RunFolderError: Its files are not as they were written.
+        """
+        try:
+            return _checked(folder).policies
+        except (OSError, ValueError) as cause:
+            raise RunFolderError(f"checkpoint {folder} is damaged: {cause}") from cause
 
     def is_best(self, score: float | None) -> bool:
         """Whether a checkpoint with `score` would be kept as the best."""
@@ -181,7 +196,7 @@ class Checkpoints:
             ForgeError: Checkpoints are there and none of them loads, or they hold other policies.
         """
         damaged: dict[Path, BaseException] = {}
-        for folder in self._complete():
+        for folder in self.complete():
             try:
                 mark = await asyncio.to_thread(_checked, folder)
                 if mark.policies == sorted(learners):
@@ -227,7 +242,7 @@ class Checkpoints:
             raise
         except OSError as cause:
             shutil.rmtree(draft, ignore_errors=True)
-            kept = next(iter(self._complete()), None)
+            kept = next(iter(self.complete()), None)
             raise RunFolderError(
                 f"the checkpoint of step {step} cannot be written ({cause}); "
                 + (f"the newest is {kept}" if kept else "there is none yet")
@@ -247,21 +262,17 @@ class Checkpoints:
 
     def _to_forget(self) -> list[Path]:
         best = self.best() if self._keep_best else None
-        return [folder for folder in self._complete()[self._keep :] if folder != best]
+        return [folder for folder in self.complete()[self._keep :] if folder != best]
 
     def _marks(self) -> dict[Path, _Mark]:
         """What can be read of the complete checkpoints, newest first."""
         found = {}
-        for folder in self._complete():
+        for folder in self.complete():
             try:
                 found[folder] = _Mark.read(folder)
             except (OSError, ValueError) as cause:
                 _log.warning("checkpoint %s: %s", folder, cause)
         return found
-
-    def _complete(self) -> list[Path]:
-        """Complete checkpoints, newest first."""
-        return sorted((mark.parent for mark in self._folder.glob(f"step-*/{_MARK}")), reverse=True)
 
 
 def saved_reward(folder: Path) -> dict[str, np.ndarray]:

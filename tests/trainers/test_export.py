@@ -1,0 +1,76 @@
+"""Checkpoints as Hugging Face models: the weights that were saved, and errors that say what there is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+from forge_agents import LoRA, Policy, cli
+from forge_agents.errors import RunFolderError
+from forge_agents.types import EpisodeBatch
+from forge_trainers.export import export_checkpoint
+from forge_trainers.learner_config import LearnerConfig
+from forge_trainers.learner_core import LearnerCore
+
+
+@pytest.fixture(scope="module")
+def learned(tiny_llama: Path) -> LearnerCore:
+    return LearnerCore(LearnerConfig(model=str(tiny_llama), lora=LoRA(rank=2), lr=1e-2, threads=1))
+
+
+@pytest.fixture
+def run(learned: LearnerCore, random_batch: Callable[..., EpisodeBatch], tmp_path: Path) -> Path:
+    """Two checkpoints; of the older one the held-out reward was higher. ``step-000001.safetensors`` is its model."""
+    for step, score in ((1, 0.9), (2, 0.4)):
+        folder = tmp_path / "checkpoints" / f"step-{step:06d}"
+        learned.train_step(random_batch(seed=step))
+        learned.save(folder / "hero")
+        learned.export(tmp_path / f"model-{step}")
+        mark = {"step": step, "policies": ["hero"], "score": score}
+        (folder / "experiment.json").write_text(json.dumps(mark))
+    policy: dict[str, Any] = dataclasses.asdict(Policy(learned.config.model, name="hero", lora=learned.config.lora))
+    policy["lora"]["targets"] = list(policy["lora"]["targets"])
+    settings = {"policies": {"hero": {name: policy[name] for name in ("model", "name", "lora")}}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
+    return tmp_path
+
+
+def same(one: Path, other: Path) -> bool:
+    first, second = (load_file(folder / "model.safetensors") for folder in (one, other))
+    return first.keys() == second.keys() and all(bool((second[name] == value).all()) for name, value in first.items())
+
+
+def test_the_best_and_the_newest_are_the_weights_of_their_steps(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    best, newest = export_checkpoint(run), export_checkpoint(run, checkpoint="newest")
+    assert best.name == "export-step-000001" and same(best, run / "model-1")
+    assert newest.name == "export-step-000002" and same(newest, run / "model-2") and not same(best, newest)
+    assert (best / "adapter/adapter_model.safetensors").exists()
+    assert cli.main(["export", str(run), "--checkpoint", "step-000002", "--out", str(run / "mine")]) == 0
+    assert same(run / "mine", newest)
+    assert f"next   forge-agents serve {run / 'mine'}" in capsys.readouterr().out
+
+
+def test_what_cannot_be_exported_is_told(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="'step-9'; there are best, newest, step-000002, step-000001"):
+        export_checkpoint(run, checkpoint="step-9")
+    with pytest.raises(RunFolderError, match="is there already"):
+        export_checkpoint(run, out=run / "model-1")
+    with pytest.raises(RunFolderError, match=r"config\.yaml cannot be read"):
+        export_checkpoint(tmp_path / "nothing")
+    mark = run / "checkpoints/step-000001/experiment.json"
+    mark.write_text(json.dumps({**json.loads(mark.read_text()), "files": {"hero/__0_0.distcp": [1, 1]}}))
+    with pytest.raises(RunFolderError, match="is damaged: hero/__0_0.distcp has size and CRC-32"):
+        export_checkpoint(run)
+    (run / "config.yaml").write_text("env: x")
+    with pytest.raises(RunFolderError, match="names no policies"):
+        export_checkpoint(run)
+    (run / "config.yaml").write_text("policies: {villain: {model: x}}")
+    with pytest.raises(RunFolderError, match="says nothing of the policy 'hero'"):
+        export_checkpoint(run, checkpoint="newest")
