@@ -82,19 +82,19 @@ def export(words: Sequence[str]) -> int:
     return 0
 
 
-def simulate(words: Sequence[str]) -> int:
-    """Predict time and cost of a run: forge-agents simulate CONFIG.yaml --measured RUN [--gpus 512]"""
-    from forge_agents._simulate_command import predict
-
-    return predict(words, str(simulate.__doc__))
-
-
 def demo(words: Sequence[str]) -> int:
     """Train two agents on the whole stack, beside a control: forge-agents demo [--seed 1]"""
     import forge_agents as fa
     from forge_agents.config import parse
 
     return 0 if fa.demo(parse(fa.DemoConfig, words, prog="forge-agents demo", description=str(demo.__doc__))) else 1
+
+
+def simulate(words: Sequence[str]) -> int:
+    """Predict time and cost of a run: forge-agents simulate CONFIG.yaml --measured RUN [--gpus 512]"""
+    from forge_agents._simulate_command import predict
+
+    return predict(words, str(simulate.__doc__))
 
 
 def play(words: Sequence[str]) -> int:
