@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import forge_agents as fa
+from forge_agents import registry
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NOTEBOOK = EXAMPLES / "first_steps.ipynb"
@@ -64,6 +65,43 @@ def test_the_benchmark_writes_its_reports_and_goes_on(tmp_path, capsys):
     assert report.complete and {"cautious", "random"} <= set(report.players)
     assert all((tmp_path / f"board.{kind}").stat().st_size for kind in ("md", "html"))
     assert module.cautious("You hold K. Legal: call, fold") == "call"
+
+
+def test_the_benchmark_of_all_suites_writes_a_report_each_and_one_overview(tmp_path, monkeypatch):
+    module = example("benchmark_smollm2")
+    monkeypatch.setattr(module, "SUITES", {"core-v1": (3, True), "short-v0": (2, False)})
+    monkeypatch.setitem(registry._suites, "short-v0", ("forge/Negotiation-v0",))
+    players = {"smollm2": fa.Random(), "trained": fa.Scripted(module.by_rule)}
+    reports = module.play(players, tmp_path / "run", tmp_path)
+    assert all((tmp_path / f"{suite}.{kind}").stat().st_size for suite in reports for kind in ("md", "json", "html"))
+    success = {(cell.env, cell.player): cell.success.value for cell in reports["core-v1"].summary.cells}
+    assert success["forge/Relay-v0", "trained"] == 1 and success["forge/Relay-v0", "smollm2"] == 0
+    text = module.overview(reports, "1.0")
+    assert "| core-v1 | 3 | 30 | 0." in text and "| short-v0 | 2 | 6 |" in text and "[JSON](short-v0.json)" in text
+    again = module.play(players, tmp_path / "run", tmp_path)
+    assert [report.timing["played"] for report in again.values()] == [0, 0]
+    stopped = module.play(players, tmp_path / "other", tmp_path, minutes=0)
+    assert "| core-v1, incomplete | 3 |" in module.overview(stopped, "0.0")
+
+
+@pytest.mark.parametrize(
+    ("seen", "action"),
+    [
+        ("Calculate 9 - 12. Write the result as a number.", "-3"),
+        ("Write this number again: -3", "-3"),
+        ("State the final answer to the following arithmetic problem: 6 - 2 + 3 - 13 =", "<answer>-6</answer>"),
+        ("Find the Greatest Common Divisor (GCD) of these numbers: 86, 129. Give only", "<answer>43</answer>"),
+        ("Solve for j: 81*j + 24 = 996", "<answer>12</answer>"),
+        ("Spell this word backward (example: sun -> nus): nursedom", "<answer>modesrun</answer>"),
+        ("Your card: King. Moves: opponent bet. Your move: call or fold?", "call"),
+        ("Starting round 2. Your card is: 'Q'\n[GAME] Your available actions are: '[call]', '[fold]'", "[fold]"),
+        ("Current Pile:\n  pile 0: 3\n  pile 1: 4\n  pile 2: 5", "[0 2]"),
+        ("Available Moves: '[1]', '[2]', '[3]'", "[2]"),
+        ("The task: Return the words' first letters.", "pass"),
+    ],
+)
+def test_the_script_of_the_benchmark_knows_what_it_claims(seen, action):
+    assert example("benchmark_smollm2").by_rule(seen, "anyone") == action
 
 
 def test_the_endpoint_plays_both_seats_and_a_failure_is_told(serve_chat, capsys):
