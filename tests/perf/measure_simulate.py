@@ -1,0 +1,201 @@
+"""How well `forge-agents simulate` predicts: real runs on this machine, some fitted, the others predicted.
+
+In: a model. Out: a Markdown table of predicted over measured step times; exit code 1 where fewer than six predictions
+are within 15 %. Waits for the runs, each with a deadline.
+
+    python tests/perf/measure_simulate.py [--model MODEL] [--steps 6] [--runs FOLDER] [--out TABLE.md]
+
+Needs a machine that does nothing else. Runs that FOLDER already holds are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from perf_common import kill_marked
+
+MARK = "FORGE_AGENTS_SIMULATE"
+"""Environment variable by which every process of a run is found."""
+DEADLINE_S = 1200.0
+WITHIN, WANTED = 0.15, 6
+SKIP = 1
+"""First steps that do not count: memory is new and caches are cold."""
+SEEDS = 5
+"""Simulated runs whose mean is the prediction."""
+STAGES = ("collect", "judge", "learn", "sync")
+COMPARED = ("collect", "learn", "sync")
+"""Stages of the table: predicted of measured seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """One run."""
+
+    name: str
+    groups: int
+    size: int
+    tokens: int
+    """`max_tokens` of a response."""
+    staleness: int = 0
+    microbatch: int = 2048
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    fitted: bool = False
+
+    def settings(self, model: str, out: Path, steps: int) -> dict[str, Any]:
+        """As ``forge-agents train`` reads them."""
+        engine = {"max_model_len": 512, "kv_cache_gb": 1.0, "enforce_eager": True, **self.engine}
+        return {
+            "env": "forge/AlphabetSort-v0",
+            "policies": {"sorter": {"model": model, "sampling": {"temperature": 1.0, "max_tokens": self.tokens}}},
+            "steps": steps,
+            "out_dir": str(out),
+            "trainer": {
+                "group_size": self.size,
+                "groups_per_step": self.groups,
+                "max_staleness": self.staleness,
+                "keep_episodes": self.groups * self.size,
+                "checkpoint_every": 1000,
+                "log_to": "tensorboard",
+                "engine": engine,
+                "learner": {"max_tokens_per_microbatch": self.microbatch},
+            },
+        }
+
+
+TWO = {"replicas": 2, "threads": 1}
+CONFIGURATIONS = (
+    Configuration(name="large", groups=6, size=8, tokens=32, microbatch=1024, fitted=True),
+    Configuration(name="small", groups=3, size=4, tokens=16, microbatch=512, fitted=True),
+    Configuration(name="more groups", groups=8, size=8, tokens=16),
+    Configuration(name="larger groups", groups=3, size=16, tokens=24),
+    Configuration(name="long answers", groups=4, size=6, tokens=48),
+    Configuration(name="small passes", groups=6, size=6, tokens=24, microbatch=384),
+    Configuration(name="one step ahead", groups=4, size=8, tokens=24, staleness=1),
+    Configuration(name="two steps ahead", groups=6, size=4, tokens=32, staleness=2),
+    Configuration(name="two replicas", groups=6, size=8, tokens=24, engine=TWO),
+    Configuration(name="two replicas, ahead", groups=6, size=6, tokens=16, staleness=1, engine=TWO),
+)
+
+
+def main() -> int:
+    """Measure, fit, predict."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--model", default="smollm2-135m-instruct", help="built-in name, hub id or folder")
+    parser.add_argument("--steps", type=int, default=6, help="optimiser steps of a run")
+    parser.add_argument("--runs", type=Path, help="keep the runs there; those that are there are not run again")
+    parser.add_argument("--out", type=Path, help="write the table there as well")
+    asked = parser.parse_args()
+    if asked.steps < SKIP + 2:
+        parser.error(f"--steps {asked.steps}: at least {SKIP + 2}, of which the first {SKIP} do not count")
+    with tempfile.TemporaryDirectory(prefix="forge-simulate-") as scratch:
+        folder = asked.runs or Path(scratch)
+        for number, one in enumerate(CONFIGURATIONS, 1):
+            began = time.perf_counter()
+            _train(one, folder, asked.model, asked.steps)
+            sys.stderr.write(f"{number}/{len(CONFIGURATIONS)} {one.name}: {time.perf_counter() - began:.0f} s\n")
+        rows = compare(folder)
+    text = table(rows)
+    sys.stdout.write(text)
+    if asked.out:
+        asked.out.write_text(text)
+    return 0 if sum(row["within"] for row in rows if not row["fitted"]) >= WANTED else 1
+
+
+def _train(one: Configuration, folder: Path, model: str, steps: int) -> None:
+    """Run a configuration, unless its folder holds it."""
+    out = folder / one.name.replace(" ", "-").replace(",", "")
+    done = out / "metrics.jsonl"
+    if done.is_file() and len(done.read_text().splitlines()) >= steps:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    config = out.with_suffix(".yaml")
+    config.write_text(yaml.safe_dump(one.settings(model, out, steps)))
+    mark = secrets.token_hex(8)
+    try:
+        with out.with_suffix(".log").open("wb") as log:
+            subprocess.run(
+                [sys.executable, "-m", "forge_agents.cli", "train", str(config)],
+                check=True,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                timeout=DEADLINE_S,
+                env={**os.environ, MARK: mark},
+            )
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        tail = out.with_suffix(".log").read_text(errors="replace")[-3000:]
+        raise SystemExit(f"{one.name}: {error}\n{tail}") from None
+    finally:
+        kill_marked(MARK, mark)
+
+
+def compare(folder: Path) -> list[dict[str, Any]]:
+    """Fit the configurations that are to be fitted, and predict all."""
+    from forge_trainers.simulation import simulate
+    from forge_trainers.stage_times import measure, read_run
+
+    runs = {one: read_run(folder / one.name.replace(" ", "-").replace(",", ""), skip=SKIP) for one in CONFIGURATIONS}
+    found = measure([run for one, run in runs.items() if one.fitted])
+    sys.stderr.write(json.dumps(dataclasses.asdict(found.stages)) + "\n")
+    rows = []
+    for one, run in runs.items():
+        steps = [
+            step
+            for seed in range(SEEDS)
+            for step in simulate(run.plan, found.stages, found.workload, steps=len(run.rows) + SKIP, seed=seed)[SKIP:]
+        ]
+        predicted = {stage: float(np.mean([getattr(step, f"{stage}_s") for step in steps])) for stage in STAGES}
+        measured = {stage: float(np.mean([row[f"time/{stage}_s"] for row in run.rows])) for stage in STAGES}
+        ratio = sum(predicted.values()) / run.step_s
+        rows.append(
+            {
+                "configuration": one,
+                "fitted": one.fitted,
+                "measured_s": run.step_s,
+                "spread_s": float(np.std([row["time/step_s"] for row in run.rows], ddof=1)),
+                "predicted_s": sum(predicted.values()),
+                "ratio": ratio,
+                "within": abs(ratio - 1) <= WITHIN,
+                "stages": {stage: (predicted[stage], measured[stage]) for stage in STAGES},
+            }
+        )
+    return rows
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown."""
+    columns = ("configuration", "groups x siblings, tokens", "ahead", "replicas", "pass", "measured s", "predicted s",
+               "ratio", *COMPARED)  # fmt: skip
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for row in rows:
+        one = row["configuration"]
+        stages = [f"{row['stages'][stage][0]:.2f} of {row['stages'][stage][1]:.2f}" for stage in COMPARED]
+        lines.append(
+            f"| {one.name}{' (fitted)' if one.fitted else ''} | {one.groups} x {one.size}, {one.tokens} | "
+            f"{one.staleness} | {one.engine.get('replicas', 1)} | {one.microbatch} | "
+            f"{row['measured_s']:.2f} ± {row['spread_s']:.2f} | {row['predicted_s']:.2f} | {row['ratio']:.2f} | "
+            + " | ".join(stages)
+            + " |"
+        )
+    others = [row for row in rows if not row["fitted"]]
+    close = sum(row["within"] for row in others)
+    lines += ["", f"{close} of {len(others)} configurations that were not fitted are within {WITHIN:.0%}."]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,346 @@
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import yaml
+
+import forge_agents as fa
+from forge_agents import cli
+from forge_agents.errors import RunFolderError
+from forge_trainers.config import RunLeague
+from forge_trainers.simulate import planned
+from forge_trainers.simulated_engine import EngineTimes
+from forge_trainers.simulation import LearnerTimes, SimulatedRun, StageTimes, simulate
+from forge_trainers.stage_times import measure, plan_of, read_run
+from forge_trainers.workload import TurnShape, Workload, learner_work
+
+TRUE = StageTimes(
+    engine=EngineTimes(iteration_s=0.05, sequence_s=0.004, prompt_token_s=0.002, cores=2.0),
+    learner=LearnerTimes(step_s=0.4, position_s=0.003, loss_token_s=0.001, microbatch_s=0.3, cores=1.5),
+    publish_s=0.2,
+    fetch_s=0.3,
+    judge_s=0.02,
+    judge_trajectory_s=0.01,
+    cache_block=128,
+)
+CORES = 2.0
+
+
+def config(**trainer):
+    return fa.RunConfig(
+        env="forge/Relay-v0",
+        policies={"team": fa.Policy("smollm2-135m-instruct", name="team", sampling=fa.Sampling(max_tokens=12))},
+        steps=40,
+        trainer=fa.GRPOConfig(group_size=4, groups_per_step=3, **trainer),
+    )
+
+
+def settings_of(run):
+    return {
+        "env": [run.env],
+        "policies": {name: dataclasses.asdict(policy) for name, policy in run.policies.items()},
+        "trainer": json.loads(json.dumps(dataclasses.asdict(run.trainer))),
+    }
+
+
+def world():
+    """Groups of two-turn episodes whose answers differ in length."""
+    rng = np.random.default_rng(0)
+    groups = []
+    for _ in range(20):
+        siblings = []
+        for _ in range(4):
+            first, second = (int(length) for length in rng.integers(2, 13, size=2))
+            asks = TurnShape(agent="asker", policy="team", prompt_tokens=20, response_tokens=first, common_tokens=20)
+            says = TurnShape(agent="answerer", policy="team", prompt_tokens=30, response_tokens=second, common_tokens=9)
+            siblings.append(((asks,), (says,)))
+        groups.append(siblings)
+    return Workload(groups=groups)
+
+
+def turn_row(turn, index, request):
+    own = {"asker": 1, "answerer": 2}[turn.agent]
+    common, rest = [own] * turn.common_tokens, turn.prompt_tokens - turn.common_tokens
+    return {
+        "agent": turn.agent,
+        "index": index,
+        "policy": turn.policy,
+        "prompt_ids": [*common, *range(1000 + id(request) % 997, 1000 + id(request) % 997 + rest)],
+        "response_ids": list(range(turn.response_tokens)),
+        "finish_reason": "length" if turn.response_tokens == 12 else "stop",
+        "generate_s": request.ended_s - request.asked_s,
+    }
+
+
+def written(folder, run, *, steps=4, stages=TRUE):
+    """A run folder as the trainer writes it, of a run that took as long as `stages` say."""
+    settings = settings_of(run)
+    plan = plan_of(settings["policies"], settings["trainer"], cores=CORES, on_gpu=False)
+    simulated = simulate(plan, stages, world(), steps=steps)
+    folder.mkdir()
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    metrics, episodes = [], []
+    for step, took in enumerate(simulated):
+        own = SimulatedRun(plan, stages, world())
+        groups = own.draw(step, plan.groups_per_step)
+        asked = own.play(groups)
+        work = sum(
+            (learner_work(g, plan.trained, max_tokens=2048, share_prefixes=True) for g in groups[1:]),
+            learner_work(groups[0], plan.trained, max_tokens=2048, share_prefixes=True),
+        )
+        passes_s = 0.003 * work.positions + 0.001 * work.loss_tokens + 0.3
+        metrics.append({
+            "step": step,
+            **{f"time/{name}_s": getattr(took, f"{name}_s") for name in ("collect", "judge", "learn", "sync", "step")},
+            **dict.fromkeys(("groups/flat", "groups/failed", "groups/abstained"), 0.0),
+            "groups/used": 3.0,
+            **{f"learner/{name}": float(getattr(work, name)) for name in ("positions", "loss_tokens")},
+            "learner/microbatches": 1.0,
+            "learner/forward_backward_s": passes_s,
+            "learner/step_s": passes_s + 0.4,
+            "learner/cpu_s": 1.5 * (passes_s + 0.4),
+        })  # fmt: skip
+        played = iter(asked)
+        for number, siblings in enumerate(groups):
+            mine = [next(played) for _ in range(2 * len(siblings))]
+            for rounds in siblings:
+                turns = [next(pair for pair in mine if pair[0] is turn) for (turn,) in rounds]
+                mine = [pair for pair in mine if pair not in turns]
+                rows = [turn_row(turn, index, request) for index, (turn, request) in enumerate(turns)]
+                episodes.append({
+                    "step": step,
+                    "env_id": run.env,
+                    "seed": number,
+                    "error": None,
+                    "duration_s": sum(row["generate_s"] for row in rows),
+                    "trajectories": {row["agent"]: {"agent": row["agent"], "turns": [row]} for row in rows},
+                })  # fmt: skip
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    (folder / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in episodes))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    return {
+        "sync": written(root / "sync", config()),
+        "async": written(root / "async", config(max_staleness=1), steps=6),
+    }
+
+
+@pytest.fixture(scope="module")
+def found(folders):
+    return measure([read_run(folders["sync"], cores=CORES)])
+
+
+# ---- stage times
+
+
+def test_a_run_of_known_times_gives_them_back(found):
+    engine, learner = found.stages.engine, found.stages.learner
+    for sequences, prompt_tokens in ((1, 0), (6, 0), (12, 0), (12, 240)):
+        true = TRUE.engine.seconds(sequences, prompt_tokens)
+        assert engine.seconds(sequences, prompt_tokens) == pytest.approx(true, rel=0.1)
+    assert learner.step_s == pytest.approx(0.4, rel=0.05)
+    assert learner.cores == pytest.approx(1.5)
+    assert found.stages.publish_s + found.stages.fetch_s == pytest.approx(0.5, rel=0.02)
+    assert found.stages.judge_s + 24 * found.stages.judge_trajectory_s == pytest.approx(0.26, rel=0.02)
+    assert found.workload.used_share == 1.0
+    assert found.stages.cache_block == 128
+
+
+def test_the_shapes_of_episodes_are_read(folders):
+    run = read_run(folders["sync"], cores=CORES)
+    assert sorted(run.episodes) == [1, 2, 3]  # the first step is cold
+    first, second = run.groups[0][0]
+    assert (first[0].agent, first[0].prompt_tokens, first[0].common_tokens) == ("asker", 20, 20)
+    assert (second[0].agent, second[0].prompt_tokens, second[0].common_tokens) == ("answerer", 30, 9)
+    assert second[0].answer_s > 0
+
+
+def test_turns_that_overlap_are_one_round(folders, tmp_path):
+    folder = tmp_path / "parallel"
+    folder.mkdir()
+    for name in ("config.yaml", "metrics.jsonl"):
+        (folder / name).write_text((folders["sync"] / name).read_text())
+    rows = [json.loads(line) for line in (folders["sync"] / "episodes.jsonl").read_text().splitlines()]
+    for row in rows:
+        row["duration_s"] = 1.0 + max(t["turns"][0]["generate_s"] for t in row["trajectories"].values())
+        row["trajectories"]["asker"]["turns"][0]["generate_s"] += 1.0
+    (folder / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert {len(rounds) for group in read_run(folder).groups for rounds in group} <= {1, 2}
+    assert any(len(rounds) == 1 and len(rounds[0]) == 2 for group in read_run(folder).groups for rounds in group)
+
+
+def test_an_asynchronous_run_says_how_much_stages_hinder_each_other(folders):
+    both = measure([read_run(folders[name], cores=CORES) for name in ("sync", "async")])
+    measured = read_run(folders["async"], cores=CORES)
+    steps = simulate(measured.plan, both.stages, both.workload, steps=6)[1:]
+    assert np.mean([step.step_s for step in steps]) == pytest.approx(measured.step_s, rel=0.1)
+    with pytest.raises(ValueError, match="no measured run has max_staleness=0"):
+        measure([measured])
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"env": ["forge/Other-v0"]}, "different environments: forge/Other-v0; forge/Relay-v0"),
+        ({"trainer": {"learner_procs": 2}}, "different values of learner_procs: 1; 2"),
+    ],
+)
+def test_runs_of_different_things_are_refused(folders, tmp_path, changes, told):
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("metrics.jsonl", "episodes.jsonl"):
+        (other / name).write_text((folders["sync"] / name).read_text())
+    settings = yaml.safe_load((folders["sync"] / "config.yaml").read_text())
+    settings["trainer"] |= changes.pop("trainer", {})
+    (other / "config.yaml").write_text(yaml.safe_dump(settings | changes))
+    with pytest.raises(ValueError, match=told):
+        measure([read_run(folders["sync"]), read_run(other)])
+
+
+def test_a_folder_without_a_run_is_refused(folders, tmp_path):
+    with pytest.raises(RunFolderError, match=r"has no config\.yaml"):
+        read_run(tmp_path)
+    short = tmp_path / "short"
+    short.mkdir()
+    for name in ("config.yaml", "episodes.jsonl"):
+        (short / name).write_text((folders["sync"] / name).read_text())
+    (short / "metrics.jsonl").write_text((folders["sync"] / "metrics.jsonl").read_text().splitlines()[0] + "\n")
+    with pytest.raises(RunFolderError, match="0 steps after the first 1"):
+        read_run(short)
+
+
+# ---- predictions
+
+
+def test_a_larger_run_is_predicted_from_a_small_one(folders, tmp_path):
+    larger = dataclasses.replace(
+        config(), trainer=fa.GRPOConfig(group_size=8, groups_per_step=6, engine=fa.EngineConfig(max_num_seqs=16))
+    )
+    real = read_run(written(tmp_path / "larger", larger), cores=CORES)
+    hardware = fa.Hardware(cores=CORES)
+    predicted = fa.simulate(larger, measured=[folders["sync"]], hardware=hardware)
+    assert predicted.step_s == pytest.approx(real.step_s, rel=0.1)
+    assert predicted.step_s == pytest.approx(
+        predicted.collect_s + predicted.judge_s + predicted.learn_s + predicted.sync_s
+    )
+    assert (predicted.steps, predicted.gpus, predicted.cost) == (40, 0, 0.0)
+    assert predicted.hours == pytest.approx(40 * predicted.step_s / 3600)
+    assert predicted.staleness == {0: 1.0}
+    assert predicted == fa.simulate(larger, measured=[folders["sync"]], hardware=hardware)
+
+
+def test_playing_ahead_on_gpus_hides_the_shorter_stage(folders):
+    hardware = fa.Hardware(gpus=2, learner_gpus=1, price_per_gpu_hour=3.0)
+    alone, ahead = (
+        fa.simulate(config(max_staleness=k), measured=[folders["sync"]], hardware=hardware) for k in (0, 1)
+    )
+    assert ahead.step_s < 0.8 * alone.step_s
+    assert ahead.engines_idle < alone.engines_idle
+    assert sum(ahead.staleness.values()) == pytest.approx(1.0)
+    assert ahead.cost == pytest.approx(3.0 * ahead.gpu_hours)
+    assert ahead.gpu_hours == pytest.approx(2 * ahead.hours)
+    assert any("measured on a CPU" in one for one in ahead.assumptions)
+
+
+def test_the_fastest_split_is_chosen(folders):
+    found = fa.simulate(config(), measured=[folders["sync"]], hardware=fa.Hardware(gpus=6), steps=3)
+    assert [one.hours for one in found.splits] == sorted(one.hours for one in found.splits)
+    assert {one.learner_gpus for one in found.splits} == {1, 2, 3, 4, 5}
+    assert (found.step_s, found.learner_gpus) == (found.splits[0].step_s, found.splits[0].learner_gpus)
+
+
+def test_more_gpus_learn_faster_by_the_stated_factor(folders):
+    learn_s = [
+        fa.simulate(
+            config(), measured=[folders["sync"]], hardware=fa.Hardware(gpus=9, learner_gpus=k, learner_scaling=0.75)
+        ).learn_s
+        for k in (1, 2, 4)
+    ]
+    fixed = 0.4 + 0.3  # of the step and of a pass; what the fit cannot tell apart moves between the parts
+    assert learn_s[0] > learn_s[1] > learn_s[2] > fixed / 2
+    variable = (learn_s[0] - learn_s[1]) / (1 - 1 / 1.5)
+    assert learn_s[0] - learn_s[2] == pytest.approx(variable * (1 - 1 / 1.5**2), rel=0.05)
+
+
+def test_evaluations_take_time(folders):
+    every = fa.simulate(config(eval_every=10, eval_episodes=16), measured=[folders["sync"]])
+    never = fa.simulate(config(), measured=[folders["sync"]])
+    assert every.step_s == never.step_s
+    assert every.hours > never.hours
+
+
+@pytest.mark.parametrize(
+    ("run", "hardware", "told"),
+    [
+        (lambda: dataclasses.replace(config(), env="forge/KuhnPoker-v0"), {}, "how long episodes are is only known"),
+        (lambda: dataclasses.replace(config(), league=RunLeague()), {}, "leave league out"),
+        (config, {"gpus": 1}, "1 engines and a learner need 2"),
+        (config, {"cores": 0.0}, "cores=0.0 must be above 0"),
+        (config, {"gpus": 4, "learner_gpus": 4}, "engines need at least one"),
+        (config, {"gpus": 4, "learner_scaling": 0.2}, r"in \[0.5, 1\]"),
+        (config, {"price_per_gpu_hour": -1.0}, "at least 0"),
+    ],
+)
+def test_what_cannot_be_predicted_is_refused(folders, run, hardware, told):
+    with pytest.raises(ValueError, match=told):
+        fa.simulate(run(), measured=[folders["sync"]], hardware=fa.Hardware(**hardware))
+
+
+def test_policies_must_be_those_that_were_measured(found):
+    solo = fa.Policy("smollm2-135m-instruct", name="solo")
+    other = dataclasses.replace(config(), policies={"solo": solo}, seats="solo")
+    with pytest.raises(ValueError, match="had the policies team, this one has solo"):
+        planned(other, found, fa.Hardware())
+    frozen = dataclasses.replace(config().policies["team"], trainable=False)
+    with pytest.raises(ValueError, match="no learner to simulate"):
+        planned(dataclasses.replace(config(), policies={"team": frozen}), found, fa.Hardware())
+
+
+def test_adapters_of_one_model_share_an_engine():
+    lora = fa.Policy("m", name="a", lora=fa.LoRA())
+    policies = {name: dataclasses.asdict(dataclasses.replace(lora, name=name)) for name in "ab"}
+    policies["c"] = dataclasses.asdict(fa.Policy("m", name="c", trainable=False))
+    plan = plan_of(policies, dataclasses.asdict(fa.GRPOConfig()), cores=math.inf, on_gpu=True)
+    assert plan.homes == {"a": "a", "b": "a", "c": "c"}
+    assert plan.trained == {"a", "b"}
+    assert not plan.share_prefixes
+
+
+# ---- the command
+
+
+def test_the_command_prints_json_and_tables(folders, tmp_path, capsys):
+    file = tmp_path / "train.yaml"
+    file.write_text(yaml.safe_dump({
+        "env": "forge/Relay-v0",
+        "policies": {"team": {"model": "smollm2-135m-instruct", "sampling": {"max_tokens": 12}}},
+        "trainer": {"group_size": 4, "groups_per_step": 3},
+        "out_dir": str(folders["sync"]),
+    }))  # fmt: skip
+    words = ["simulate", str(file), "--simulated_steps", "2"]
+    assert cli.main([*words, "--gpus", "3", "--trainer.max_staleness", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["gpus"], set(found["staleness"]), len(found["splits"])) == (3, {"0", "1"}, 2)
+    assert cli.main([*words, "--measured", str(folders["sync"]), str(folders["async"]), "--gpus", "2", "--sweep"]) == 0
+    said = capsys.readouterr().out
+    assert "splits" in said
+    assert "engines idle" in said
+    assert cli.main([*words, "--out_dir", str(tmp_path / "none")]) == 1
+    assert "nothing is measured" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main([*words, "--sweep"])
+    assert "say how many with --gpus" in capsys.readouterr().err
+
+
+def test_the_model_needs_no_torch():
+    code = "import sys, forge_trainers.simulation, forge_trainers.stage_times; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "False"
