@@ -146,9 +146,12 @@ class Pulse:
         while True:
             for pid in set(mesh.pids(self._procs)) - known:
                 known.add(pid)
-                with contextlib.suppress(ProcessLookupError):  # Monarch will say so
+                with contextlib.suppress(ProcessLookupError):  # it is among the ended
                     self._fds.append(os.pidfd_open(pid))
                     asyncio.get_running_loop().add_reader(self._fds[-1], self._ended, pid)
+            if gone := mesh.ended(self._procs):  # before it could be watched
+                self._ended(gone[0])
+                return
             if len(known) == self._size or self._silence_counts:  # the rest run elsewhere
                 return
             await asyncio.sleep(_LOOK_S)

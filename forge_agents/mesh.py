@@ -331,6 +331,14 @@ def pids(mesh: ProcMesh) -> list[int]:
     return [] if entry is None else [pid for pid in _pids(entry) if _processes.is_ours(pid)]
 
 
+def ended(mesh: ProcMesh) -> list[int]:
+    """Process ids of a mesh's ranks that have started on this machine and run no more."""
+    entry = next((s for s in _spawned if s.mesh is mesh), None)
+    if entry is None or entry.spot.elsewhere:
+        return []
+    return [pid for pid in _pids(entry) if not _processes.is_ours(pid)]
+
+
 def log_folder(name: str) -> Path | None:
     """Folder of what the latest mesh of that name printed, one file a rank; None where no such mesh runs."""
     return next((s.logs for s in reversed(_spawned) if s.name == name), None)

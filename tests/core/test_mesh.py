@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from forge_agents import mesh
+from forge_agents._pulse import Pulse
 from forge_agents.errors import ActorDiedError, StallError
 
 ACTORS = """
@@ -150,6 +151,25 @@ def test_a_killed_process_is_named_and_the_others_go_on(probe_class: Any) -> Non
         return folder
 
     assert (asyncio.run(main()) / "0.log").exists()
+
+
+def test_a_process_that_ends_before_anybody_looks_is_noticed_at_once() -> None:
+    async def main() -> None:
+        async with mesh.session():
+            procs = mesh.spawn_procs("brief", threads=1)
+            started = time.monotonic()
+            while not mesh.pids(procs) and time.monotonic() - started < 30:
+                await asyncio.sleep(0.001)
+            (pid,) = mesh.pids(procs)
+            os.kill(pid, signal.SIGKILL)  # it has not loaded an actor yet
+            while alive(pid):
+                await asyncio.sleep(0.01)
+            pulse = Pulse(procs, 1, name="brief", silence_s=60)
+            error = await asyncio.wait_for(pulse.lost(), 3)
+            assert isinstance(error, ActorDiedError) and f"brief died: process {pid} ended" in str(error)
+            assert mesh.ended(procs) == [pid]
+
+    asyncio.run(main())
 
 
 def test_stop_ends_the_processes_and_may_be_called_twice(probe_class: Any) -> None:
