@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,13 @@ def probe_class(tmp_path_factory: pytest.TempPathFactory) -> Any:
     sys.path.insert(0, str(folder))
     yield importlib.import_module("probe_actors").Probe
     sys.path.remove(str(folder))
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def alive(pid: int) -> bool:
@@ -157,13 +165,10 @@ def test_a_process_that_ends_before_anybody_looks_is_noticed_at_once() -> None:
     async def main() -> None:
         async with mesh.session():
             procs = mesh.spawn_procs("brief", threads=1)
-            started = time.monotonic()
-            while not mesh.pids(procs) and time.monotonic() - started < 30:
-                await asyncio.sleep(0.001)
+            await asyncio.to_thread(wait_for, lambda: mesh.pids(procs))
             (pid,) = mesh.pids(procs)
             os.kill(pid, signal.SIGKILL)  # it has not loaded an actor yet
-            while alive(pid):
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(wait_for, lambda: not alive(pid))
             pulse = Pulse(procs, 1, name="brief", silence_s=60)
             error = await asyncio.wait_for(pulse.lost(), 3)
             assert isinstance(error, ActorDiedError) and f"brief died: process {pid} ended" in str(error)
