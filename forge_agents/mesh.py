@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge_agents import _processes, _waits
 from forge_agents._places import place
-from forge_agents.errors import ActorDiedError, StallError
+from forge_agents.errors import ActorDiedError, HostError, StallError
 from forge_agents.hosts import Hosts
 
 if TYPE_CHECKING:
@@ -118,7 +118,12 @@ async def launch_hosts(config: Hosts, *, paths: Sequence[str | Path] = ()) -> No
     from forge_agents import _monarch
     from forge_agents._host_layout import Layout
 
-    await end_hosts()
+    if busy := [layout.config.kind for layout in _hosts if layout.config.kind != "local"]:
+        raise HostError(
+            f"this process runs on hosts of kind {busy[0]!r} already; close the trainer that has them before another "
+            "one starts"
+        )
+    _hosts.clear()
     _monarch.on_unhandled_fault(_note_fault)
     layout = Layout(config, _host)
     await layout.launch(_processes.variables)
@@ -127,14 +132,15 @@ async def launch_hosts(config: Hosts, *, paths: Sequence[str | Path] = ()) -> No
         checking = layout.check_paths([str(Path(path).absolute()) for path in paths])
         await with_deadline(checking, config.start_timeout_s, who="hosts", what="look for files")
     except BaseException:
-        await end_hosts()
+        await end_hosts(config)
         raise
 
 
-async def end_hosts() -> None:
-    """End the hosts of `launch_hosts`; without any, nothing happens."""
-    while _hosts:
-        await _hosts.pop().end()
+async def end_hosts(config: Hosts) -> None:
+    """End the hosts of a `launch_hosts` with this very `config`; without any, nothing happens."""
+    for layout in [layout for layout in _hosts if layout.config is config]:
+        _hosts.remove(layout)
+        await layout.end()
 
 
 async def exchange_addresses(procs: ProcMesh, timeout_s: float, *, who: str) -> None:
@@ -276,8 +282,7 @@ async def stop(mesh: ProcMesh, *, timeout_s: float = 10.0) -> None:
         _log.info("stopping %s: %s", entry.name, error)
     await killer
     well = entry.name not in _in_trouble
-    if entry.spot.elsewhere:
-        await _sweep(entry, logs=str(entry.logs) if well else "", timeout_s=timeout_s)
+    await _sweep(entry, logs=str(entry.logs) if well else "", timeout_s=timeout_s)
     entry.spot.give_back()
     if well:
         shutil.rmtree(entry.logs, ignore_errors=True)
@@ -286,11 +291,10 @@ async def stop(mesh: ProcMesh, *, timeout_s: float = 10.0) -> None:
 async def _sweep(entry: _Spawned, *, logs: str, timeout_s: float) -> None:
     """Have what is left of a mesh killed on the other hosts that live."""
     for host in entry.spot.hosts:
-        if not host.lost:
+        if host.warden is not None and not host.lost:
+            killing = host.warden.kill.call_one(entry.logs.name, logs)
             try:
-                await with_deadline(
-                    host.warden.kill.call_one(entry.logs.name, logs), timeout_s, who=host.name, what="stop"
-                )
+                await with_deadline(killing, timeout_s, who=host.name, what="stop")
             except (StallError, ActorDiedError) as error:  # the host is about to be noticed as lost
                 _log.info("stopping %s on %s: %s", entry.name, host, error)
 
@@ -311,7 +315,8 @@ async def shutdown_all(*, timeout_s: float = 10.0) -> None:
     """Stop every mesh that this controller spawned, the latest first, and the hosts."""
     for entry in reversed(_spawned.copy()):
         await stop(entry.mesh, timeout_s=timeout_s)
-    await end_hosts()
+    for layout in _hosts.copy():
+        await end_hosts(layout.config)
     with contextlib.suppress(OSError):  # logs of a process that died stay
         _processes.run_folder().rmdir()
 

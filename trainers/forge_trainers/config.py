@@ -237,7 +237,7 @@ class RunConfig:
             if not export.exists():  # it appears when complete
                 if not train:
                     continue
-                with SFTTrainer(warm[name], plan.trainer, folder) as trainer:
+                with SFTTrainer(warm[name], plan.trainer, folder, self.mesh) as trainer:
                     trainer.fit(plan.data, eval_dataset=plan.eval_data, epochs=plan.epochs, steps=plan.steps)
             warm[name] = replace(warm[name], model=str(export.absolute()))
         return replace(self, policies=warm)

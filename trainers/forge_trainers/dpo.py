@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from forge_agents.hosts import Hosts
 from forge_agents.policy import Policy
 from forge_agents.rendering import Renderer
 from forge_trainers.demonstrations import Dataset, Gathered
@@ -39,15 +40,20 @@ class DPOTrainer(OfflineTrainer[Pair]):
         policy: The model that learns, and where it starts.
         config: Settings.
         out_dir: The run's folder. Where it holds a run already, training continues from its newest checkpoint.
+        mesh: Where the learner runs; None: on this host.
     """
 
     title = "dpo"
 
     def __init__(
-        self, policy: Policy, config: DPOConfig | None = None, out_dir: str | os.PathLike[str] = "runs/dpo"
+        self,
+        policy: Policy,
+        config: DPOConfig | None = None,
+        out_dir: str | os.PathLike[str] = "runs/dpo",
+        mesh: Hosts | None = None,
     ) -> None:
         self.config = config or DPOConfig()
-        super().__init__(policy, self.config, out_dir)
+        super().__init__(policy, self.config, out_dir, mesh)
         self._start: dict[bytes, tuple[float, float]] = {}
         """The start model's log-probability of a pair's chosen and rejected streams, by the pair's content."""
 

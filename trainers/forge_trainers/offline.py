@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 import numpy as np
 
-from forge_agents import models
+from forge_agents import mesh, models
 from forge_agents.errors import RunFolderError
+from forge_agents.hosts import Hosts
 from forge_agents.policy import Policy
 from forge_agents.rendering import Renderer
 from forge_trainers.demonstrations import Dataset, Gathered, T
@@ -44,6 +45,7 @@ class OfflineTrainer(ABC, Generic[T]):
         policy: The model that learns.
         config: Settings.
         out_dir: The run's folder. Where it holds a run already, training continues from its newest checkpoint.
+        hosts: Where the learner runs; None: on this host.
 
     The learner starts with the first call that needs it and stops with `close`, at the end of a ``with`` block or of
     the program.
@@ -54,11 +56,13 @@ class OfflineTrainer(ABC, Generic[T]):
     curves: ClassVar[Mapping[str, str]] = {"train/loss": "learned", "eval/loss": "held out"}
     """What ``loss.png`` shows."""
 
-    def __init__(self, policy: Policy, config: OfflineConfig, out_dir: str | os.PathLike[str]) -> None:
+    def __init__(
+        self, policy: Policy, config: OfflineConfig, out_dir: str | os.PathLike[str], hosts: Hosts | None
+    ) -> None:
         if not isinstance(policy, Policy):
             raise TypeError(f"policy must be an fa.Policy, got {type(policy).__name__}; write fa.Policy('model')")
         self.policy, self.out_dir = policy, Path(out_dir)
-        self._settings = config
+        self._settings, self._hosts = config, hosts or Hosts()
         self._loop = LoopRunner(self._stop)
         self._learner: Learner | None = None
         self._checkpoints = Checkpoints(
@@ -201,9 +205,13 @@ class OfflineTrainer(ABC, Generic[T]):
             await self._stop()  # only a fresh learner holds the start model
         if self._learner is None:
             name, config = self.policy.name, self._settings
+            folder = models.resolve(self.policy.model)
+            self._hosts.check_processes("learner", config.learner_procs, each=config.learner_procs)
+            self.out_dir.mkdir(parents=True, exist_ok=True)
+            await mesh.launch_hosts(self._hosts, paths=(folder, self.out_dir))
             settings = dataclasses.replace(
                 config.learner,
-                model=str(models.resolve(self.policy.model)),
+                model=str(folder),
                 loss=SFT_LOSS,
                 correction="none",
                 temperature=1.0,
@@ -211,16 +219,15 @@ class OfflineTrainer(ABC, Generic[T]):
                 seed=config.seed,
                 dump_folder=str(self.out_dir / "learner" / name),
             )
-            learner = await Learner.start(
-                settings, name=f"{name}-learner", world_size=config.learner_procs, timeout_s=config.start_timeout_s
-            )
             try:
+                self._learner = learner = await Learner.start(
+                    settings, name=f"{name}-learner", world_size=config.learner_procs, timeout_s=config.start_timeout_s
+                )
                 await self._look_at_start(learner, items)
                 self._next_step = await self._checkpoints.restore({name: learner})
             except BaseException:
-                await learner.stop()
+                await self._stop()
                 raise
-            self._learner = learner
         return self._learner
 
     def _keep_digest(self, digest: str) -> None:
@@ -244,6 +251,7 @@ class OfflineTrainer(ABC, Generic[T]):
         if self._learner is not None:
             learner, self._learner = self._learner, None
             await learner.stop()
+        await mesh.end_hosts(self._hosts)
 
 
 def split(items: Sequence[T], config: OfflineConfig) -> tuple[list[T], list[T]]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from forge_agents.hosts import Hosts
 from forge_agents.policy import Policy
 from forge_agents.rendering import Renderer
 from forge_trainers.conversations import Demonstration
@@ -42,6 +43,7 @@ class SFTTrainer(OfflineTrainer[Demonstration]):
         policy: The model that learns.
         config: Settings.
         out_dir: The run's folder. Where it holds a run already, training continues from its newest checkpoint.
+        mesh: Where the learner runs; None: on this host.
 
     The learner starts with the first call that needs it and stops with `close`, at the end of a ``with`` block or of
     the program.
@@ -50,10 +52,14 @@ class SFTTrainer(OfflineTrainer[Demonstration]):
     title = "sft"
 
     def __init__(
-        self, policy: Policy, config: SFTConfig | None = None, out_dir: str | os.PathLike[str] = "runs/sft"
+        self,
+        policy: Policy,
+        config: SFTConfig | None = None,
+        out_dir: str | os.PathLike[str] = "runs/sft",
+        mesh: Hosts | None = None,
     ) -> None:
         self.config = config or SFTConfig()
-        super().__init__(policy, self.config, out_dir)
+        super().__init__(policy, self.config, out_dir, mesh)
 
     def evaluate(self, dataset: Dataset, *, reward: Reward | None = None) -> SFTEval:
         """How well the current weights predict the answers in `dataset`; nothing is learned.

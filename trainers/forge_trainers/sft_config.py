@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from forge_agents.hosts import Hosts
 from forge_agents.policy import Policy
 from forge_trainers.learner_config import LearnerConfig
 from forge_trainers.sinks import Tracker, check_tracker
@@ -119,3 +120,5 @@ class SFTRunConfig(WarmStart):
     """The model that learns."""
     out_dir: str = "runs/sft"
     """The run's folder; a run in it is continued."""
+    mesh: Hosts = field(default_factory=Hosts)
+    """Where the learner runs."""

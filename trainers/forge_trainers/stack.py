@@ -53,6 +53,7 @@ class Stack:
     """Which engine serves a policy, by policy name."""
     faults: Faults
     """Deaths so far, and how many are allowed."""
+    hosts: Hosts
     renderers: Mapping[str, Renderer]
     learners: dict[str, Learner] = field(default_factory=dict)
     """Empty until `start_learners`, and again once one was lost."""
@@ -73,7 +74,8 @@ class Stack:
             if policy.lora is not None:
                 adapters[homes[name]][name] = policy.lora
         faults = Faults(max_respawns=config.max_respawns, file=folder / "faults.jsonl")
-        await _launch(hosts or Hosts(), policies, config, engines=len(adapters), paths=(*paths.values(), folder))
+        hosts = hosts or Hosts()
+        await _launch(hosts, policies, config, engines=len(adapters), paths=(*paths.values(), folder))
         try:
             store = await _start_store(config, faults)
             engines = await start_engines(
@@ -96,6 +98,7 @@ class Stack:
             engines=engines,
             homes=homes,
             faults=faults,
+            hosts=hosts,
             renderers=renderers,
         )
         stack._store_watch = asyncio.ensure_future(stack._watch_store())
@@ -242,7 +245,7 @@ class Stack:
             *(engine.stop() for engine in self.engines.values()),
         )
         await self.store.stop()
-        await mesh.end_hosts()
+        await mesh.end_hosts(self.hosts)
 
 
 async def _launch(

@@ -105,7 +105,7 @@ class GRPOTrainer:
         if reward is not None and not callable(reward):
             raise TypeError(f"reward must be callable (trajectories -> float [n]), got {type(reward).__name__}")
         self.reward, self.config, self.out_dir = reward or env_reward, config or GRPOConfig(), Path(out_dir)
-        self._hosts = mesh
+        self._hosts = mesh or Hosts()
         self._lineup = lineup_of(policies, self.config, self.out_dir)
         self._loop = LoopRunner(self._stop)
         self._stack: Stack | None = None

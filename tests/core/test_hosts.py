@@ -1,0 +1,275 @@
+"""What a user says of hosts: refused where it cannot be, placed as it says, submitted as it should be."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forge_agents as fa
+from forge_agents import mesh
+from forge_agents._host_jobs import Job
+from forge_agents._host_layout import Host, Layout
+from forge_agents._warden import HostFacts, visible_gpus
+from forge_agents.errors import HostError
+from forge_agents.hosts import parse_cores
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"kind": "slrum"}, r"kind='slrum'.*Did you mean 'slurm'"),
+        ({"kind": "process"}, "kind='process' of the mesh has no hosts"),
+        ({"kind": "process", "hosts": {"spare": 2}}, "has no hosts"),
+        ({"kind": "process", "hosts": {"engine": 1}}, r"names 'engine'; roles are .*Did you mean 'engines'"),
+        ({"kind": "process", "hosts": {"engines": 0}}, "gives engines 0; give at least 1"),
+        ({"hosts": {"engines": 2}}, "kind='local' of the mesh is this host alone"),
+        ({"partition": "gpu"}, "partition of the mesh is for kind='slurm' and kind is 'local'"),
+        (
+            {"kind": "slurm", "hosts": {"engines": 1}, "namespace": "x"},
+            "namespace of the mesh is for kind='kubernetes'",
+        ),
+        ({"kind": "attach", "workers": {"engines": ("node1",)}}, "'node1'; write an address as 'tcp://node1:26600'"),
+        ({"kind": "slurm", "hosts": {"engines": 1}, "address": "node0"}, "write an address as"),
+        ({"cpus": {"engines": "3-1"}}, "cpus '3-1' of the mesh"),
+        ({"silence_s": 0.0}, "silence_s=0.0 of the mesh must be positive"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        fa.Hosts(**settings)
+
+
+def test_more_hosts_than_workers_are_refused() -> None:
+    with pytest.raises(HostError, match="asks for 2 engines hosts and workers names 1"):
+        fa.Hosts(kind="attach", hosts={"engines": 2}, workers={"engines": ("tcp://node1:26600",)})
+
+
+def test_workers_count_themselves() -> None:
+    hosts = fa.Hosts(kind="attach", workers={"engines": ("tcp://a:1", "tcp://b:1"), "learner": ("tcp://c:1",)})
+    assert hosts.counts == {"engines": 2, "learner": 1}
+
+
+@pytest.mark.parametrize(("text", "cores"), [("0", {0}), ("0-3,8", {0, 1, 2, 3, 8}), (" 2 , 1", {1, 2})])
+def test_cores_are_read_as_linux_writes_them(text: str, cores: set[int]) -> None:
+    assert parse_cores(text) == cores
+
+
+def test_processes_must_fit_hosts_and_gpus() -> None:
+    hosts = fa.Hosts(kind="slurm", hosts={"learner": 2, "engines": 2}, gpus={"learner": 4, "engines": 2})
+    hosts.check_processes("learner", 8, each=8)
+    hosts.check_processes("engines", 4)
+    with pytest.raises(ValueError, match="3 processes of one learner cannot be spread evenly over 2 hosts"):
+        hosts.check_processes("learner", 3, each=3)
+    with pytest.raises(ValueError, match="5 processes of engines want a GPU each and the mesh gives engines 2 x 2"):
+        hosts.check_processes("engines", 5)
+
+
+def test_yaml_says_where_a_run_is(tmp_path: Path) -> None:
+    from forge_agents.config import parse
+
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "env: forge/Relay-v0\npolicies: {team: {model: smollm2-135m-instruct}}\n"
+        "mesh: {kind: slurm, hosts: {learner: 1, engines: 4}, partition: gpu, gpus: {engines: 8}}\n"
+    )
+    run = parse(fa.RunConfig, [str(file), "--mesh.account", "lab"], prog="train", description="")
+    assert run.mesh == fa.Hosts(
+        kind="slurm", hosts={"learner": 1, "engines": 4}, partition="gpu", gpus={"engines": 8}, account="lab"
+    )
+
+
+# ---- placing, on hosts that are only names
+
+
+class Machines:
+    """Stands for Monarch's host mesh: says which hosts a slice holds."""
+
+    def __init__(self, role: str, numbers: range) -> None:
+        self.role, self.numbers = role, numbers
+
+    def slice(self, hosts: slice) -> Machines:
+        return Machines(self.role, self.numbers[hosts])
+
+
+def laid_out(has: int = 8, **settings: Any) -> Layout:
+    config = fa.Hosts(**{"kind": "process", **settings})
+    layout = Layout(config, lambda: "here")
+    layout._here.facts = HostFacts(hostname="head", gpus=tuple(map(str, range(has))), place="head")
+    if config.kind != "local":
+        machines = {role: Machines(role, range(count)) for role, count in config.counts.items()}
+        layout._job = Job(meshes=machines, end=lambda: None)
+    for role, count in config.counts.items():
+        for number in range(count):
+            facts = HostFacts(hostname=f"node-{role}-{number}", gpus=tuple(map(str, range(has))), place="there")
+            machine = Machines(role, range(number, number + 1))
+            host = Host(name=f"{role}-{number}", role=role, number=number, machine=machine, warden=True, facts=facts)
+            layout.hosts.append(host)
+    return layout
+
+
+def names(spot: Any) -> list[str]:
+    return [host.name for host in spot.hosts]
+
+
+def test_replicas_spread_over_their_hosts_and_take_a_gpu_each() -> None:
+    layout = laid_out(hosts={"engines": 2, "learner": 1}, gpus={"engines": 2})
+    spots = [layout.spot("engines", 1) for _ in range(4)]
+    assert [names(spot) for spot in spots] == [["engines-0"], ["engines-1"], ["engines-0"], ["engines-1"]]
+    assert [spot.gpus for spot in spots] == [("0",), ("0",), ("1",), ("1",)]
+    spots[1].give_back()
+    again = layout.spot("engines", 1)
+    assert (names(again), again.gpus) == (["engines-1"], ("0",))
+
+
+def test_a_learner_spreads_over_its_hosts_and_sees_one_gpu_a_rank() -> None:
+    layout = laid_out(hosts={"learner": 2}, gpus={"learner": 4})
+    spot = layout.spot("learner", 8)
+    assert names(spot) == ["learner-0", "learner-1"]
+    assert (spot.each, spot.gpus, spot.elsewhere) == (4, ("0", "1", "2", "3"), True)
+    assert list(spot.machines.numbers) == [0, 1]
+
+
+def test_the_store_is_beside_the_learner_unless_it_has_a_host() -> None:
+    assert names(laid_out(hosts={"learner": 2, "engines": 1}).spot("store", 1)) == ["learner-0"]
+    assert names(laid_out(hosts={"learner": 2, "store": 1}).spot("store", 1)) == ["store-0"]
+
+
+def test_a_role_without_hosts_is_on_the_controllers() -> None:
+    spot = laid_out(hosts={"engines": 1}).spot("judges", 1)
+    assert (names(spot), spot.machines, spot.elsewhere) == (["this host"], "here", False)
+
+
+def test_roles_that_share_this_host_take_its_gpus_one_after_the_other() -> None:
+    layout = laid_out(kind="local", gpus={"engines": 2, "learner": 3})
+    layout._check_gpus()
+    assert layout.spot("learner", 3).gpus == ("0", "1", "2")
+    assert [layout.spot("engines", 1).gpus for _ in range(2)] == [("3",), ("4",)]
+
+
+@pytest.mark.parametrize("settings", [{"kind": "local"}, {"hosts": {"engines": 1, "learner": 1}}])
+def test_more_gpus_than_a_host_has_are_refused(settings: dict[str, Any]) -> None:
+    wanted = {"learner": 2, "engines": 3} if settings.get("kind") == "local" else {"learner": 2, "engines": 5}
+    layout = laid_out(has=4, **settings)
+    layout.config = fa.Hosts(**{"kind": "process", **settings}, gpus=wanted)
+    with pytest.raises(HostError, match=r"the mesh asks for 5 GPUs on .* and it has 4; lower gpus"):
+        layout._check_gpus()
+
+
+def test_a_lost_host_is_replaced_by_its_role_then_by_spares_then_by_others() -> None:
+    layout = laid_out(hosts={"engines": 2, "spare": 1, "learner": 1})
+    told: list[str] = []
+    learner = layout.spot("learner", 1)
+    learner.hosts[0].listeners.append(told.append)
+    by_name = {host.name: host for host in layout.hosts}
+    layout.lose(by_name["engines-0"], "gone")
+    assert [names(layout.spot("engines", 1)) for _ in range(2)] == [["engines-1"], ["engines-1"]]
+    layout.lose(by_name["learner-0"], "power cut")
+    layout.lose(by_name["learner-0"], "again")
+    assert told == ["power cut"] and learner.lost == "power cut"
+    assert names(layout.spot("learner", 1)) == ["spare-0"]
+    layout.lose(by_name["spare-0"], "gone")
+    assert names(layout.spot("learner", 1)) == ["engines-1"]
+    layout.lose(by_name["engines-1"], "gone, too")
+    with pytest.raises(HostError, match=r"no host is left for learner: .*gone, too"):
+        layout.spot("learner", 1)
+
+
+def test_a_learner_that_lost_a_host_takes_as_many_as_divide_its_ranks() -> None:
+    layout = laid_out(hosts={"learner": 4})
+    layout.lose(layout.hosts[0], "gone")
+    spot = layout.spot("learner", 4)  # three live; four ranks go on two of them
+    assert (names(spot), spot.each, list(spot.machines.numbers)) == (["learner-1", "learner-2"], 2, [1, 2])
+
+
+def test_gpus_are_those_that_a_process_would_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 5")
+    assert visible_gpus() == ("4", "5")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert visible_gpus() == ()
+
+
+# ---- schedulers that are not there
+
+
+def test_gpus_that_do_not_exist_end_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(HostError, match="asks for 1 GPUs on this host .* and it has 0"):
+        asyncio.run(mesh.launch_hosts(fa.Hosts(gpus={"engines": 1})))
+
+
+def test_slurm_needs_its_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(HostError, match="needs sbatch and squeue on the path"):
+        asyncio.run(mesh.launch_hosts(fa.Hosts(kind="slurm", hosts={"engines": 1})))
+
+
+SBATCH = """#!/bin/sh
+cat > "$FAKE_SLURM/script"
+echo "Submitted batch job 77"
+"""
+SQUEUE = """#!/bin/sh
+echo "squeue $*" >> "$FAKE_SLURM/calls"
+echo '{"jobs": [{"job_state": ["FAILED"]}]}'
+"""
+SCANCEL = """#!/bin/sh
+echo "scancel $*" >> "$FAKE_SLURM/calls"
+"""
+SUBMIT = """
+import asyncio, sys
+import forge_agents as fa
+from forge_agents import mesh
+from forge_agents.errors import HostError
+hosts = fa.Hosts(kind="slurm", hosts={"learner": 1, "engines": 4}, partition="gpu", account="lab", qos="high",
+                 time_limit="02:00:00", gpus={"learner": 8, "engines": 4}, slurm_args=("--constraint=h100",),
+                 address="tcp://127.0.0.1:0", start_timeout_s=60)
+try:
+    asyncio.run(mesh.launch_hosts(hosts))
+except HostError as error:
+    print(error)
+"""
+
+
+def test_what_is_submitted_to_slurm_is_what_was_asked_for(tmp_path: Path) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in {"sbatch": SBATCH, "squeue": SQUEUE, "scancel": SCANCEL}.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "FAKE_SLURM": str(tmp_path)}
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            SUBMIT,
+        ],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=True,
+    )
+    assert "kind='slurm' of the mesh: SLURM job is no longer active" in done.stdout, done.stderr
+    assert "it was asked for {'learner': 1, 'engines': 4}" in done.stdout
+    script = (tmp_path / "script").read_text()
+    asked = {line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH")}
+    assert {
+        "--nodes=5",
+        "--ntasks-per-node=1",
+        "--time=02:00:00",
+        "--gpus-per-node=8",
+        "--partition=gpu",
+        "--account=lab",
+        "--qos=high",
+        "--exclusive",
+        "--constraint=h100",
+    } <= asked
+    assert any(line.startswith("--job-name=forge-agents") for line in asked)
+    assert f"srun {sys.executable} -c" in script and "run_worker_loop_forever" in script
+    assert (tmp_path / "calls").read_text().splitlines()[-1] == "scancel 77"  # nothing is left in the queue
