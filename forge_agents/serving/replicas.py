@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge_agents import mesh
+from forge_agents._busy import Busy
 from forge_agents.errors import ActorDiedError, StallError, UnknownIdError
 from forge_agents.faults import Faults
 from forge_agents.serving.engine import SILENCE_S, Engine, EngineInfo, SamplingLike
@@ -32,6 +33,7 @@ class _Replica:
         self.name = name
         self.engine: Engine | None = None
         self.keeper: asyncio.Task[None] | None = None
+        self.busy = Busy()
 
 
 class Replicas:
@@ -115,6 +117,11 @@ class Replicas:
     def pids(self) -> dict[str, int | None]:
         """Process ids by replica; None where one is being started again."""
         return {replica.name: replica.engine.facts.pid if replica.engine else None for replica in self._replicas}
+
+    @property
+    def busy_s(self) -> dict[str, float]:
+        """Seconds in which each replica had something to do, since the start."""
+        return {replica.name: replica.busy.seconds for replica in self._replicas}
 
     @property
     def unfinished(self) -> dict[str, int | None]:
@@ -219,7 +226,8 @@ class Replicas:
                 continue
             engine = replica.engine
             try:
-                return replica, await work(engine)
+                with replica.busy:
+                    return replica, await work(engine)
             except ActorDiedError as error:
                 if self._failure is not None:
                     raise self._failure from error

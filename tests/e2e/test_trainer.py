@@ -99,6 +99,9 @@ def test_a_second_session_continues(team, tmp_path):
         result = trainer.fit(Letters, steps=4)
     assert [row["step"] for row in result.metrics] == [0, 1, 2, 3]
     assert [row["learner/version"] for row in result.metrics] == [1, 2, 3, 4]
+    for row in result.metrics:  # one after the other: who is not at work is idle, and nobody twice at once
+        assert 0 < row["idle/engines"] < 1 and 0 < row["idle/learner"] < 1
+        assert row["idle/engines"] + row["idle/learner"] > 0.95
     # the second session's schedule is the longer one
     assert [row["learner/lr"] for row in result.metrics] == pytest.approx([4e-3, 2e-3, 2e-3, 1e-3])
 

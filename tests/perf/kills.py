@@ -28,7 +28,7 @@ MARK = "FORGE_AGENTS_KILLS"
 """Environment variable by which every process of a run is found."""
 DEADLINE_S = 1800.0
 ORPHANS_AFTER_S = 10.0
-_CLOCKS = ("time/", "tokens_per_s", "mfu", "peak_rss_bytes")
+_CLOCKS = ("time/", "idle/", "tokens_per_s", "mfu", "peak_rss_bytes")
 """Beginnings of metrics that no two runs share; so do those that end in ``_s`` or hold it before a slash."""
 
 

@@ -1,12 +1,14 @@
 import asyncio
 import os
 import signal
+import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_trainers.loop import Ahead, Interrupt, LoopRunner
+from forge_agents._busy import Busy
+from forge_trainers.loop import Ahead, Interrupt, LoopRunner, Stopwatch
 
 
 @settings(max_examples=40, deadline=None)
@@ -126,3 +128,24 @@ def test_a_run_that_was_asked_to_stop_says_which_step_is_saved_and_ends_as_the_s
     told = said[-1] if error is SystemExit else str(ended.value)
     assert "after step 3; run it again" in told
     assert error is KeyboardInterrupt or ended.value.code == 143
+
+
+def test_parts_that_overlap_are_busy_once_and_idle_for_the_rest(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    engines, learner = Busy(), Busy()
+    watch = Stopwatch(lambda: {"engines": engines.seconds, "learner": learner.seconds})
+    with engines:
+        now[0] = 2.0
+        with engines:  # two requests at once
+            now[0] = 3.0
+        now[0] = 6.0
+    watch.lap("collect")
+    with learner:
+        now[0] = 8.0
+        watch.lap("learn")
+        assert learner.seconds == 2.0
+    assert engines.seconds == 6.0
+    assert watch.times == {
+        "time/collect_s": 6.0, "time/learn_s": 2.0, "time/step_s": 8.0, "idle/engines": 0.25, "idle/learner": 0.75
+    }  # fmt: skip

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from forge_agents import mesh
+from forge_agents._busy import Busy
 from forge_agents.errors import ActorDiedError, StallError
 from forge_agents.types import EpisodeBatch
 from forge_trainers.algorithms import find_loss
@@ -40,6 +41,7 @@ class Learner:
         self._actors = actors
         self._whose = whose
         self._pulse = pulse
+        self._busy = Busy()
 
     @classmethod
     async def start(
@@ -139,13 +141,19 @@ class Learner:
         """Say how many optimiser steps the run has, for a learning rate that falls; see `LearnerCore`."""
         await self._call("set_total_steps", total, timeout_s=timeout_s)
 
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which it learned or published, since the start."""
+        return self._busy.seconds
+
     async def train_step(self, batch: EpisodeBatch, *, timeout_s: float = 1800.0) -> dict[str, float]:
         """Learn from one batch.
 
         Returns:
             The metrics of `LearnerCore.train_step`, from the first rank; peaks of memory are the largest of all.
         """
-        results = await self._call("train_step", batch, timeout_s=timeout_s)
+        with self._busy:
+            results = await self._call("train_step", batch, timeout_s=timeout_s)
         metrics: dict[str, float] = results[0]
         self.version = int(metrics["version"])
         peaks = (name for name in metrics if name.startswith("peak_") and name.endswith("_bytes"))
@@ -190,7 +198,8 @@ class Learner:
         Returns:
             Their version.
         """
-        self.last_publish = (await self._call("publish", timeout_s=timeout_s))[0]
+        with self._busy:
+            self.last_publish = (await self._call("publish", timeout_s=timeout_s))[0]
         return int(self.last_publish["version"])
 
     async def use_store(self, store: WeightStoreRef, *, timeout_s: float = 60.0) -> None:

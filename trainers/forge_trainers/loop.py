@@ -13,7 +13,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
@@ -76,17 +76,27 @@ def _inside_a_loop() -> bool:
 
 
 class Stopwatch:
-    """Seconds of the stages of a step."""
+    """Seconds of the stages of a step, and who had nothing to do meanwhile.
 
-    def __init__(self) -> None:
+    Args:
+        busy_s: Gives the seconds in which each part of the machine had something to do, by its name.
+    """
+
+    def __init__(self, busy_s: Callable[[], Mapping[str, float]] = dict) -> None:
+        self._busy_s, self._busy_before = busy_s, busy_s()
         self._started = self._last = time.perf_counter()
         self._laps: dict[str, float] = {}
+        self._idle: dict[str, float] = {}
 
     def lap(self, stage: str) -> None:
         """`stage` took the time since the last lap."""
         now = time.perf_counter()
         self._laps[f"time/{stage}_s"] = now - self._last
         self._last = now
+        self._idle = {
+            f"idle/{name}": min(1.0, max(0.0, 1 - (busy_s - self._busy_before.get(name, 0.0)) / self.total_s))
+            for name, busy_s in self._busy_s().items()
+        }
 
     @property
     def total_s(self) -> float:
@@ -95,8 +105,8 @@ class Stopwatch:
 
     @property
     def times(self) -> dict[str, float]:
-        """``time/STAGE_s`` by stage, and ``time/step_s`` for all."""
-        return {**self._laps, "time/step_s": self.total_s}
+        """``time/STAGE_s`` by stage, ``time/step_s`` for all, and ``idle/PART``, a share in [0, 1]."""
+        return {**self._laps, **self._idle, "time/step_s": self.total_s}
 
 
 class Interrupt:

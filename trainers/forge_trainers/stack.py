@@ -105,6 +105,13 @@ class Stack:
         _waits.report("run", stack.picture)
         return stack
 
+    def busy_s(self) -> dict[str, float]:
+        """Seconds in which engines and learners had something to do, each the mean over all of them."""
+        engines = [busy_s for engine in self.engines.values() for busy_s in engine.busy_s.values()]
+        learners = [learner.busy_s for learner in self.learners.values()]
+        found = {"engines": engines, "learner": learners}
+        return {name: sum(each) / len(each) for name, each in found.items() if each}
+
     async def start_learners(self) -> None:
         """Start a learner for every trainable policy; adapters share one, where they can. Twice is no error."""
         if (ended := self.store.pulse.error) is not None:  # with the learner's host

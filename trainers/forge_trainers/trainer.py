@@ -192,7 +192,7 @@ class GRPOTrainer:
             guard = LoopGuard(self.config.block_timeout_s)
             with Display("train", steps, first) as display, Interrupt(display.say) as interrupt, guard:
                 for step in range(first, steps):
-                    watch = Stopwatch()
+                    watch = Stopwatch(stack.busy_s)
                     playing = stack.unless_a_learner_dies(ahead.take(step))
                     groups = await with_deadline(
                         playing, self.config.stage_timeout_s, who="episodes", what=f"collection of step {step}"
