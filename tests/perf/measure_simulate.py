@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,9 @@ SKIP = 1
 SEEDS = 5
 """Simulated runs whose mean is the prediction."""
 STAGES = ("collect", "judge", "learn", "sync")
+IDLE = {"engines": "engine_busy_s", "learner": "learner_busy_s"}
 COMPARED = ("collect", "learn", "sync")
-"""Stages of the table: predicted of measured seconds."""
+"""Columns of the table: predicted for measured seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +53,22 @@ class Configuration:
     """`max_tokens` of a response."""
     staleness: int = 0
     microbatch: int = 2048
-    engine: Mapping[str, Any] = field(default_factory=dict)
+    replicas: int = 1
+    threads: int | None = None
+    """Of each engine and of the learner; None: all cores."""
     fitted: bool = False
+
+    @property
+    def folder(self) -> str:
+        """Where its run lies."""
+        return self.name.replace(" ", "-")
 
     def settings(self, model: str, out: Path, steps: int) -> dict[str, Any]:
         """As ``forge-agents train`` reads them."""
-        engine = {"max_model_len": 512, "kv_cache_gb": 1.0, "enforce_eager": True, **self.engine}
+        engine = {"max_model_len": 512, "enforce_eager": True, "replicas": self.replicas, "threads": self.threads}
         return {
             "env": "forge/AlphabetSort-v0",
+            "env_args": {"num_names": 3, "num_added": 1, "turns": 2},
             "policies": {"sorter": {"model": model, "sampling": {"temperature": 1.0, "max_tokens": self.tokens}}},
             "steps": steps,
             "out_dir": str(out),
@@ -69,26 +78,25 @@ class Configuration:
                 "max_staleness": self.staleness,
                 "keep_episodes": self.groups * self.size,
                 "checkpoint_every": 1000,
-                "log_to": "tensorboard",
                 "engine": engine,
-                "learner": {"max_tokens_per_microbatch": self.microbatch},
+                "learner": {"max_tokens_per_microbatch": self.microbatch, "threads": self.threads},
             },
         }
 
 
-TWO = {"replicas": 2, "threads": 1}
 CONFIGURATIONS = (
-    Configuration(name="large", groups=6, size=8, tokens=32, microbatch=1024, fitted=True),
-    Configuration(name="small", groups=3, size=4, tokens=16, microbatch=512, fitted=True),
-    Configuration(name="more groups", groups=8, size=8, tokens=16),
-    Configuration(name="larger groups", groups=3, size=16, tokens=24),
-    Configuration(name="long answers", groups=4, size=6, tokens=48),
-    Configuration(name="small passes", groups=6, size=6, tokens=24, microbatch=384),
-    Configuration(name="one step ahead", groups=4, size=8, tokens=24, staleness=1),
-    Configuration(name="two steps ahead", groups=6, size=4, tokens=32, staleness=2),
-    Configuration(name="two replicas", groups=6, size=8, tokens=24, engine=TWO),
-    Configuration(name="two replicas, ahead", groups=6, size=6, tokens=16, staleness=1, engine=TWO),
+    Configuration(name="large", groups=5, size=8, tokens=32, microbatch=1024, fitted=True),
+    Configuration(name="small", groups=2, size=6, tokens=16, microbatch=512, threads=1, fitted=True),
+    Configuration(name="ahead", groups=3, size=6, tokens=24, staleness=1, threads=1, fitted=True),
+    Configuration(name="more groups", groups=8, size=4, tokens=16),
+    Configuration(name="larger groups", groups=2, size=16, tokens=24),
+    Configuration(name="long answers", groups=3, size=6, tokens=48),
+    Configuration(name="small passes", groups=4, size=6, tokens=24, microbatch=384),
+    Configuration(name="one step ahead", groups=4, size=8, tokens=16, staleness=1, threads=1),
+    Configuration(name="two steps ahead", groups=5, size=4, tokens=32, staleness=2, threads=1),
+    Configuration(name="two replicas", groups=4, size=8, tokens=24, replicas=2, threads=1),
 )
+"""Three are fitted: two that differ in size and threads, and one in which engine and learner work at the same time."""
 
 
 def main() -> int:
@@ -117,7 +125,7 @@ def main() -> int:
 
 def _train(one: Configuration, folder: Path, model: str, steps: int) -> None:
     """Run a configuration, unless its folder holds it."""
-    out = folder / one.name.replace(" ", "-").replace(",", "")
+    out = folder / one.folder
     done = out / "metrics.jsonl"
     if done.is_file() and len(done.read_text().splitlines()) >= steps:
         return
@@ -148,15 +156,16 @@ def compare(folder: Path) -> list[dict[str, Any]]:
     from forge_trainers.simulation import simulate
     from forge_trainers.stage_times import measure, read_run
 
-    runs = {one: read_run(folder / one.name.replace(" ", "-").replace(",", ""), skip=SKIP) for one in CONFIGURATIONS}
+    runs = {one: read_run(folder / one.folder, skip=SKIP) for one in CONFIGURATIONS}
     found = measure([run for one, run in runs.items() if one.fitted])
-    sys.stderr.write(json.dumps(dataclasses.asdict(found.stages)) + "\n")
+    sys.stderr.write(json.dumps({"core_share": found.core_share, **dataclasses.asdict(found.stages)}) + "\n")
     rows = []
     for one, run in runs.items():
+        plan = dataclasses.replace(run.plan, cores=found.core_share * run.plan.cores)
         steps = [
             step
             for seed in range(SEEDS)
-            for step in simulate(run.plan, found.stages, found.workload, steps=len(run.rows) + SKIP, seed=seed)[SKIP:]
+            for step in simulate(plan, found.stages, found.workload, steps=len(run.rows) + SKIP, seed=seed)[SKIP:]
         ]
         predicted = {stage: float(np.mean([getattr(step, f"{stage}_s") for step in steps])) for stage in STAGES}
         measured = {stage: float(np.mean([row[f"time/{stage}_s"] for row in run.rows])) for stage in STAGES}
@@ -171,22 +180,35 @@ def compare(folder: Path) -> list[dict[str, Any]]:
                 "ratio": ratio,
                 "within": abs(ratio - 1) <= WITHIN,
                 "stages": {stage: (predicted[stage], measured[stage]) for stage in STAGES},
+                "idle": {part: (_idle(steps, part), _measured_idle(run.rows, part)) for part in IDLE},
             }
         )
     return rows
 
 
+def _idle(steps: Sequence[Any], part: str) -> float:
+    """Share of the simulated steps."""
+    busy_s = sum(getattr(step, IDLE[part]) for step in steps)
+    return max(0.0, 1 - busy_s / sum(step.step_s for step in steps))
+
+
+def _measured_idle(rows: Sequence[Mapping[str, Any]], part: str) -> float:
+    """Share of the measured steps."""
+    return float(np.average([row[f"idle/{part}"] for row in rows], weights=[row["time/step_s"] for row in rows]))
+
+
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Markdown."""
-    columns = ("configuration", "groups x siblings, tokens", "ahead", "replicas", "pass", "measured s", "predicted s",
-               "ratio", *COMPARED)  # fmt: skip
+    columns = ("configuration", "groups x siblings, tokens", "ahead", "replicas", "pass", "threads", "measured s",
+               "predicted s", "ratio", *COMPARED, *(f"{part} idle" for part in IDLE))  # fmt: skip
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for row in rows:
         one = row["configuration"]
-        stages = [f"{row['stages'][stage][0]:.2f} of {row['stages'][stage][1]:.2f}" for stage in COMPARED]
+        stages = [f"{row['stages'][stage][0]:.2f} for {row['stages'][stage][1]:.2f}" for stage in COMPARED]
+        stages += [f"{row['idle'][part][0]:.0%} for {row['idle'][part][1]:.0%}" for part in IDLE]
         lines.append(
             f"| {one.name}{' (fitted)' if one.fitted else ''} | {one.groups} x {one.size}, {one.tokens} | "
-            f"{one.staleness} | {one.engine.get('replicas', 1)} | {one.microbatch} | "
+            f"{one.staleness} | {one.replicas} | {one.microbatch} | {one.threads or 'all'} | "
             f"{row['measured_s']:.2f} ± {row['spread_s']:.2f} | {row['predicted_s']:.2f} | {row['ratio']:.2f} | "
             + " | ".join(stages)
             + " |"

@@ -12,7 +12,7 @@ import forge_agents as fa
 from forge_agents import cli
 from forge_agents.errors import RunFolderError
 from forge_trainers.config import RunLeague
-from forge_trainers.simulate import planned
+from forge_trainers.simulate import _splits, planned
 from forge_trainers.simulated_engine import EngineTimes
 from forge_trainers.simulation import LearnerTimes, SimulatedRun, StageTimes, simulate
 from forge_trainers.stage_times import measure, plan_of, read_run
@@ -76,16 +76,16 @@ def turn_row(turn, index, request):
     }
 
 
-def written(folder, run, *, steps=4, stages=TRUE):
+def written(folder, run, *, steps=4, stages=TRUE, cores=CORES):
     """A run folder as the trainer writes it, of a run that took as long as `stages` say."""
     settings = settings_of(run)
-    plan = plan_of(settings["policies"], settings["trainer"], cores=CORES, on_gpu=False)
+    plan = plan_of(settings["policies"], settings["trainer"], cores=cores, on_gpu=False)
     simulated = simulate(plan, stages, world(), steps=steps)
     folder.mkdir()
     (folder / "config.yaml").write_text(yaml.safe_dump(settings))
     metrics, episodes = [], []
     for step, took in enumerate(simulated):
-        own = SimulatedRun(plan, stages, world())
+        own = SimulatedRun(plan, stages, world(), seed=0)
         groups = own.draw(step, plan.groups_per_step)
         asked = own.play(groups)
         work = sum(
@@ -102,7 +102,7 @@ def written(folder, run, *, steps=4, stages=TRUE):
             "learner/microbatches": 1.0,
             "learner/forward_backward_s": passes_s,
             "learner/step_s": passes_s + 0.4,
-            "learner/cpu_s": 1.5 * (passes_s + 0.4),
+            "learner/cpu_s": stages.learner.cores * (passes_s + 0.4),
         })  # fmt: skip
         played = iter(asked)
         for number, siblings in enumerate(groups):
@@ -182,8 +182,23 @@ def test_an_asynchronous_run_says_how_much_stages_hinder_each_other(folders):
     measured = read_run(folders["async"], cores=CORES)
     steps = simulate(measured.plan, both.stages, both.workload, steps=6)[1:]
     assert np.mean([step.step_s for step in steps]) == pytest.approx(measured.step_s, rel=0.1)
+    assert both.core_share == 1.0
     with pytest.raises(ValueError, match="no measured run has max_staleness=0"):
         measure([measured])
+
+
+def test_cores_that_are_worth_less_together_are_found(tmp_path):
+    weak = dataclasses.replace(
+        TRUE, engine=dataclasses.replace(TRUE.engine, cores=1.4), learner=dataclasses.replace(TRUE.learner, cores=1.4)
+    )
+    alone = written(tmp_path / "alone", config(), stages=weak, cores=1.4)
+    ahead = written(tmp_path / "ahead", config(max_staleness=2), steps=7, stages=weak, cores=1.4)
+    found = measure([read_run(folder, cores=2.0) for folder in (alone, ahead)])
+    assert found.core_share == pytest.approx(0.7, abs=0.11)
+    one_thread = config(engine=fa.EngineConfig(threads=1), learner=fa.LearnerConfig(threads=1))
+    quarter = read_run(written(tmp_path / "one", one_thread, stages=weak, cores=1.4), cores=2.0)
+    predicted = simulate(planned(one_thread, found, fa.Hardware(cores=2.0)), found.stages, found.workload, steps=4)[1:]
+    assert np.mean([step.step_s for step in predicted]) == pytest.approx(quarter.step_s, rel=0.12)
 
 
 @pytest.mark.parametrize(
@@ -254,6 +269,9 @@ def test_the_fastest_split_is_chosen(folders):
     found = fa.simulate(config(), measured=[folders["sync"]], hardware=fa.Hardware(gpus=6), steps=3)
     assert [one.hours for one in found.splits] == sorted(one.hours for one in found.splits)
     assert {one.learner_gpus for one in found.splits} == {1, 2, 3, 4, 5}
+    assert _splits(512, 1)[:5] == [1, 2, 4, 8, 16]
+    assert [512 - k for k in _splits(512, 1)[-5:]] == [16, 8, 4, 2, 1]
+    assert max(_splits(512, 2)) == 510
     assert (found.step_s, found.learner_gpus) == (found.splits[0].step_s, found.splits[0].learner_gpus)
 
 

@@ -43,7 +43,7 @@ def test_a_synchronous_step_is_the_sum_of_its_stages():
         assert step.learn_s == pytest.approx(LEARN_S)
         assert step.step_s == pytest.approx(COLLECT_S + JUDGE_S + LEARN_S + SYNC_S)
         assert step.engine_busy_s == pytest.approx(COLLECT_S + 0.5)
-        assert step.learner_busy_s == pytest.approx(LEARN_S)
+        assert step.learner_busy_s == pytest.approx(LEARN_S + 0.25)
         assert step.ages == {0: 40}
 
 

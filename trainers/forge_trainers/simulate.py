@@ -26,8 +26,8 @@ from forge_trainers.stage_times import Measured, measure, plan_of, read_run
 if TYPE_CHECKING:
     from rich.table import Table
 
-_SPLITS = 16
-"""Splits of the GPUs that are tried, at most."""
+_EVEN = 8
+"""Even parts of the GPUs that are tried for the learner, beside powers of two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +198,7 @@ def planned(run: RunConfig, found: Measured, where: Hardware) -> Plan:
     plan = plan_of(
         policies,
         dataclasses.asdict(run.trainer),
-        cores=cores if where.cores is None else where.cores,
+        cores=found.core_share * (cores if where.cores is None else where.cores),
         on_gpu=on_gpu,
         isolated=any(_isolated(name) for name in env_ids),
     )
@@ -221,15 +221,17 @@ def _folders(run: RunConfig, measured: Sequence[str | os.PathLike[str]]) -> Sequ
         return [run.out_dir]
     raise ValueError(
         f"nothing is measured: out_dir={run.out_dir} holds no run. Train a few steps, keep their episodes, and name "
-        "the folder: forge-agents train CONFIG --steps 6 --trainer.max_staleness 0 --trainer.keep_episodes 1000 --out_dir "
-        "runs/measured; then --measured runs/measured"
+        "the folder: forge-agents train CONFIG --steps 8 --trainer.max_staleness 0 --trainer.keep_episodes 10000 "
+        "--out_dir runs/measured; then --measured runs/measured"
     )
 
 
 def _splits(gpus: int, engines: int) -> list[int]:
-    """Numbers of GPUs for the learner that are worth a try."""
+    """Numbers of GPUs for the learner that are worth a try: even steps, and powers of two from either end."""
     most = gpus - engines
-    return sorted({max(1, round(most * share / _SPLITS)) for share in range(1, _SPLITS + 1)})
+    even = {round(most * share / _EVEN) for share in range(1, _EVEN)}
+    powers = {2**n for n in range(most.bit_length())}
+    return sorted(count for count in even | powers | {gpus - power * engines for power in powers} if 1 <= count <= most)
 
 
 def _split(base: Plan, found: Measured, where: Hardware, learner_gpus: int) -> Plan:

@@ -90,6 +90,7 @@ class Plan:
     engine_threads: float = math.inf
     """Cores that one replica may use."""
     learner_threads: float = math.inf
+    """Cores that all ranks of the learner may use."""
     isolated: bool = False
     """Environments run beside the controller, not on its thread."""
 
@@ -111,6 +112,7 @@ class SimulatedStep:
     engine_busy_s: float
     """Since the step before; mean over replicas."""
     learner_busy_s: float
+    """Learning and publishing."""
 
     @property
     def step_s(self) -> float:
@@ -164,7 +166,7 @@ class SimulatedRun:
         self.steps: list[SimulatedStep] = []
         self.version = 0
         """Of the learner's weights."""
-        self._learned_s = 0.0
+        self._learner_busy_s = 0.0
 
     def _start_engine(self) -> SimulatedReplicas:
         plan = self.plan
@@ -209,10 +211,10 @@ class SimulatedRun:
                     tokens=sum(request.response_tokens for group in groups for _, request in group.requests),
                     ages=ages,
                     engine_busy_s=busy - engines_before,
-                    learner_busy_s=self._learned_s - learner_before,
+                    learner_busy_s=self._learner_busy_s - learner_before,
                 )
             )
-            engines_before, learner_before = busy, self._learned_s
+            engines_before, learner_before = busy, self._learner_busy_s
 
     def play(self, groups: Sequence[Sequence[Rounds]]) -> list[tuple[TurnShape, Request]]:
         """Collect these groups and nothing else. Returns what was asked of engines."""
@@ -310,17 +312,19 @@ class SimulatedRun:
         seconds = times.seconds(work, microbatches, plan.learner_speed) * times.cores / demand
         begun = self.env.now
         yield self.cores.start(seconds, demand).done
-        self._learned_s += self.env.now - begun
+        self._learner_busy_s += self.env.now - begun
         self.version += 1
         return ages
 
     def _sync(self) -> Process:
         homes = sorted({home for policy, home in self.plan.homes.items() if policy in self.plan.trained})
-        yield self.env.all_of([self.env.process(self._sync_one(home)) for home in homes])
+        begun = self.env.now
+        yield self.env.all_of([self.cores.start(self.stages.publish_s).done for _ in homes])
+        self._learner_busy_s += self.env.now - begun
+        yield self.env.all_of([self.env.process(self._roll(home)) for home in homes])
 
-    def _sync_one(self, home: str) -> Process:
-        """Publish, then one replica after the other, as `Replicas.load_weights` does."""
-        yield self.cores.start(self.stages.publish_s).done
+    def _roll(self, home: str) -> Process:
+        """New weights for one replica after the other, as `Replicas.load_weights` does."""
         for replica in self.engines[home].replicas:
             yield replica.update(self.stages.fetch_s, self.version)
 

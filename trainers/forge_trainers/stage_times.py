@@ -75,6 +75,9 @@ class Measured:
     learner_ranks: int
     """That the learner's seconds are of."""
     policies: frozenset[str]
+    core_share: float = 1.0
+    """Of the host's cores that do work as if each were alone, when all are busy: two hardware threads of one core are
+    less than two cores, and memory is shared."""
 
 
 def plan_of(
@@ -118,7 +121,7 @@ def plan_of(
         learner_ranks=trainer["learner_procs"],
         cores=cores,
         engine_threads=engine.get("threads") or math.inf,
-        learner_threads=learner.get("threads") or math.inf,
+        learner_threads=(learner.get("threads") or math.inf) * trainer["learner_procs"],
         isolated=isolated,
     )
 
@@ -218,8 +221,8 @@ def measure(runs: Sequence[MeasuredRun]) -> Measured:
     """Fit the stages' seconds.
 
     Args:
-        runs: At least one synchronous; asynchronous ones say how much engine and learner hinder each other on cores
-            that they share.
+        runs: At least one synchronous. On a CPU host, asynchronous ones and those with few threads also say how much
+            engine and learner hinder each other.
 
     Raises:
         ValueError: No run is synchronous, or the runs are of different environments, devices or numbers of ranks.
@@ -236,33 +239,55 @@ def measure(runs: Sequence[MeasuredRun]) -> Measured:
         ("values of learner_procs", {str(run.plan.learner_ranks) for run in runs}),
     ):
         if len(values) > 1:
-            raise ValueError(f"the measured runs have different {what}: {'; '.join(sorted(values))}; measure them apart")
+            raise ValueError(f"measured runs have different {what}: {'; '.join(sorted(values))}; measure them apart")
+    shares = np.linspace(1.0, 0.5, 6).tolist() if any(map(_tells_of_cores, runs)) else [1.0]
+    _, found = min((_measured(runs, share) for share in shares), key=lambda pair: pair[0])
+    return found
+
+
+def _tells_of_cores(run: MeasuredRun) -> bool:
+    """Whether several things compute at a time, or one on fewer cores than there are."""
+    plan = run.plan
+    threads = min(plan.engine_threads, plan.learner_threads)
+    several = plan.max_staleness > 0 or plan.replicas > 1 or len(set(plan.homes.values())) > 1
+    return math.isfinite(plan.cores) and (several or threads < plan.cores)
+
+
+def _measured(runs: Sequence[MeasuredRun], core_share: float) -> tuple[float, Measured]:
+    """What the runs tell if busy cores together do that share of their work, and how wrong step times then are."""
+    runs = [replace(run, plan=replace(run.plan, cores=run.plan.cores * core_share)) for run in runs]
+    alone = [run for run in runs if run.plan.max_staleness == 0]
     first = alone[0]
-    learner = _learner_times(alone)
     publish_s, fetch_s = _fit(
         [((1.0, float(run.plan.replicas)), row["time/sync_s"]) for run in alone for row in run.rows], _PRIOR_SYNC
     )
     judge_s, judge_trajectory_s = _judge_times(alone)
     stages = StageTimes(
         engine=EngineTimes(iteration_s=1e-3, sequence_s=1e-4, prompt_token_s=1e-5, cores=_usable(first.plan)),
-        learner=learner,
+        learner=_learner_times(alone),
         publish_s=publish_s,
         fetch_s=fetch_s,
         judge_s=judge_s,
         judge_trajectory_s=judge_trajectory_s,
         cache_block=GPU_BLOCK if first.on_gpu else CPU_BLOCK,
     )
-    stages = replace(stages, engine=_engine_times(alone, stages))
     found = Measured(
-        stages=stages,
+        stages=replace(stages, engine=_engine_times(alone, stages)),
         workload=_workload(runs),
         env_ids=first.env_ids,
         on_gpu=first.on_gpu,
         learner_ranks=first.plan.learner_ranks,
         policies=frozenset(first.plan.homes),
+        core_share=core_share,
     )
-    overlapping = [run for run in runs if run.plan.max_staleness > 0]
-    return _with_overlap(found, overlapping) if overlapping and math.isfinite(first.plan.cores) else found
+    return sum(_error(run, found.stages) for run in runs if _tells_of_cores(run)), found
+
+
+def _error(run: MeasuredRun, stages: StageTimes) -> float:
+    """Squared logarithm of predicted over measured step time."""
+    cold = int(run.rows[0]["step"])
+    steps = simulate(run.plan, stages, _workload([run]), steps=cold + len(run.rows))[cold:]
+    return math.log(float(np.mean([step.step_s for step in steps])) / run.step_s) ** 2
 
 
 def _workload(runs: Sequence[MeasuredRun]) -> Workload:
@@ -293,16 +318,19 @@ def _fates(row: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def _learner_times(runs: Sequence[MeasuredRun]) -> LearnerTimes:
-    rows, fixed, shares = [], [], []
+    """On as many cores as the run whose learner used most."""
+    own_cores = {run.folder: _learner_cores(run) for run in runs}
+    cores = max(own_cores.values())
+    rows, fixed = [], []
     for run in runs:
+        faster = own_cores[run.folder] / cores
         for row in run.rows:
             own = _learners(row)
             if not own["loss_tokens"]:
                 continue
             passes_s = min(own["forward_backward_s"], row["time/learn_s"])
-            rows.append(((own["positions"], own["loss_tokens"], own["microbatches"]), passes_s))
-            fixed.append(row["time/learn_s"] - passes_s)
-            shares.append(own["cpu_s"] * run.plan.learner_ranks / own["step_s"])
+            rows.append(((own["positions"], own["loss_tokens"], own["microbatches"]), passes_s * faster))
+            fixed.append((row["time/learn_s"] - passes_s) * faster)
     if not rows:
         raise ValueError("no measured step learned anything; see groups/flat and groups/failed in metrics.jsonl")
     position_s, loss_token_s, microbatch_s = _fit(rows, _PRIOR_LEARNER)
@@ -311,8 +339,16 @@ def _learner_times(runs: Sequence[MeasuredRun]) -> LearnerTimes:
         position_s=position_s,
         loss_token_s=loss_token_s,
         microbatch_s=microbatch_s,
-        cores=min(max(float(np.median(shares)), 0.1), _usable(runs[0].plan)),
+        cores=cores,
     )
+
+
+def _learner_cores(run: MeasuredRun) -> float:
+    """That all ranks kept busy, of those that can be used."""
+    learned = [_learners(row) for row in run.rows]
+    shares = [own["cpu_s"] * run.plan.learner_ranks / own["step_s"] for own in learned if own["step_s"] > 0]
+    most = min(_usable(run.plan), run.plan.learner_threads)
+    return min(most, max(0.1, float(np.median(shares)))) if shares else most
 
 
 def _learners(row: Mapping[str, Any]) -> dict[str, float]:
@@ -379,24 +415,6 @@ def _features(request: Request, engine: EngineTimes, *, since: Counts, begun_s: 
     worked_s = sum(count * each_s for count, each_s in zip(counted, seconds, strict=True))
     stretch = (request.ended_s - begun_s) / worked_s
     return tuple(count * stretch for count in counted)
-
-
-def _with_overlap(found: Measured, runs: Sequence[MeasuredRun]) -> Measured:
-    """Choose the cores that an engine keeps busy so that asynchronous runs come out as measured."""
-
-    def stages(cores: float) -> StageTimes:
-        return replace(found.stages, engine=replace(found.stages.engine, cores=cores))
-
-    def error(cores: float) -> float:
-        total = 0.0
-        for run in runs:
-            own = _workload([run])
-            steps = simulate(run.plan, stages(cores), own, steps=len(run.rows) + 1)
-            total += math.log(np.mean([step.step_s for step in steps[1:]]) / run.step_s) ** 2
-        return total
-
-    most = _usable(runs[0].plan)
-    return replace(found, stages=stages(min(np.linspace(most / 8, most, 8).tolist(), key=error)))
 
 
 def _usable(plan: Plan) -> float:
