@@ -12,11 +12,12 @@ import forge_agents as fa
 from forge_agents import cli
 from forge_agents.errors import RunFolderError
 from forge_trainers.config import RunLeague
+from forge_trainers.measured_runs import plan_of, read_run
 from forge_trainers.simulate import _splits, planned
 from forge_trainers.simulated_engine import EngineTimes
 from forge_trainers.simulation import LearnerTimes, SimulatedRun, StageTimes, simulate
-from forge_trainers.stage_times import measure, plan_of, read_run
-from forge_trainers.workload import TurnShape, Workload, learner_work
+from forge_trainers.stage_times import measure
+from forge_trainers.workload import LearnerWork, TurnShape, Workload, learner_work
 
 TRUE = StageTimes(
     engine=EngineTimes(iteration_s=0.05, sequence_s=0.004, prompt_token_s=0.002, cores=2.0),
@@ -81,6 +82,8 @@ def written(folder, run, *, steps=4, stages=TRUE, cores=CORES):
     settings = settings_of(run)
     plan = plan_of(settings["policies"], settings["trainer"], cores=cores, on_gpu=False)
     simulated = simulate(plan, stages, world(), steps=steps)
+    room, busy = plan.max_tokens_per_microbatch, min(stages.learner.cores, plan.learner_threads)
+    slower = stages.learner.cores / busy
     folder.mkdir()
     (folder / "config.yaml").write_text(yaml.safe_dump(settings))
     metrics, episodes = [], []
@@ -89,20 +92,20 @@ def written(folder, run, *, steps=4, stages=TRUE, cores=CORES):
         groups = own.draw(step, plan.groups_per_step)
         asked = own.play(groups)
         work = sum(
-            (learner_work(g, plan.trained, max_tokens=2048, share_prefixes=True) for g in groups[1:]),
-            learner_work(groups[0], plan.trained, max_tokens=2048, share_prefixes=True),
+            (learner_work(group, plan.trained, max_tokens=room, share_prefixes=True) for group in groups), LearnerWork()
         )
-        passes_s = 0.003 * work.positions + 0.001 * work.loss_tokens + 0.3
+        passes = work.microbatches(plan.max_tokens_per_microbatch)
+        passes_s = slower * (0.003 * work.positions + 0.001 * work.loss_tokens + 0.3 * passes)
         metrics.append({
             "step": step,
             **{f"time/{name}_s": getattr(took, f"{name}_s") for name in ("collect", "judge", "learn", "sync", "step")},
             **dict.fromkeys(("groups/flat", "groups/failed", "groups/abstained"), 0.0),
-            "groups/used": 3.0,
+            "groups/used": float(plan.groups_per_step),
             **{f"learner/{name}": float(getattr(work, name)) for name in ("positions", "loss_tokens")},
-            "learner/microbatches": 1.0,
+            "learner/microbatches": float(passes),
             "learner/forward_backward_s": passes_s,
-            "learner/step_s": passes_s + 0.4,
-            "learner/cpu_s": stages.learner.cores * (passes_s + 0.4),
+            "learner/step_s": passes_s + 0.4 * slower,
+            "learner/cpu_s": busy * (passes_s + 0.4 * slower),
         })  # fmt: skip
         played = iter(asked)
         for number, siblings in enumerate(groups):

@@ -19,9 +19,10 @@ import numpy as np
 from forge_agents import registry
 from forge_agents.errors import ForgeError
 from forge_trainers.config import RunConfig
+from forge_trainers.measured_runs import plan_of, read_run
 from forge_trainers.simulation import Plan, SimulatedRun
 from forge_trainers.simulation import simulate as run_steps
-from forge_trainers.stage_times import Measured, measure, plan_of, read_run
+from forge_trainers.stage_times import Measured, measure
 
 if TYPE_CHECKING:
     from rich.table import Table

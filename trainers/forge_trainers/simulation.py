@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import simpy
@@ -128,20 +128,32 @@ class _Group:
     requests: list[tuple[TurnShape, Request]] = field(default_factory=list)
 
 
+Played: TypeAlias = Mapping[int, Sequence[Sequence[Rounds]]]
+"""Groups by step."""
+
+
 def simulate(
-    plan: Plan, stages: StageTimes, workload: Workload, *, steps: int, seed: int = 0
+    plan: Plan, stages: StageTimes, workload: Workload, *, steps: int, seed: int = 0, played: Played | None = None
 ) -> tuple[SimulatedStep, ...]:
     """Run `steps` steps.
 
     A step's groups and lengths follow from the seed and its number, never from the timing, as in the trainer. The same
     arguments give the same result.
 
+    Args:
+        plan: Settings and hardware.
+        stages: Seconds.
+        workload: What groups are drawn from.
+        steps: Of the run.
+        seed: Of what is drawn.
+        played: Groups of steps, which are played as they are.
+
     Raises:
         ValueError: There is no step to simulate.
     """
     if steps < 1:
         raise ValueError(f"steps={steps} simulates nothing; set at least 1")
-    run = SimulatedRun(plan, stages, workload, seed=seed)
+    run = SimulatedRun(plan, stages, workload, seed=seed, played=played)
     main = run.env.process(run.train(steps))
     run.env.run(main)
     return tuple(run.steps)
@@ -155,10 +167,14 @@ class SimulatedRun:
         stages: Seconds.
         workload: What is played.
         seed: Of the groups that are drawn.
+        played: As in `simulate`.
     """
 
-    def __init__(self, plan: Plan, stages: StageTimes, workload: Workload, *, seed: int = 0) -> None:
+    def __init__(
+        self, plan: Plan, stages: StageTimes, workload: Workload, *, seed: int = 0, played: Played | None = None
+    ) -> None:
         self.plan, self.stages, self.workload, self._seed = plan, stages, workload, seed
+        self._played = played or {}
         self.env = simpy.Environment()
         self.cores = Cores(self.env, plan.cores)
         self.engines = {home: self._start_engine() for home in sorted(set(plan.homes.values()))}
@@ -191,10 +207,11 @@ class SimulatedRun:
             begun = self.env.now
             for at in range(step, min(step + self.plan.max_staleness + 1, steps)):
                 if at not in ahead:
-                    ahead[at] = self.env.process(self._collect(self.draw(at, self.plan.groups_per_step)))
-            groups: list[_Group] = yield ahead[step]
+                    groups = self._played.get(at) or self.draw(at, self.plan.groups_per_step)
+                    ahead[at] = self.env.process(self._collect(groups))
+            collection: list[_Group] = yield ahead[step]
             collected = self.env.now
-            used = yield from self._judged(step, groups)
+            used = yield from self._judged(step, collection)
             judged = self.env.now
             ages = yield from self._learn(used)
             learned = self.env.now
@@ -208,7 +225,7 @@ class SimulatedRun:
                     learn_s=learned - judged,
                     sync_s=synced - learned,
                     ends_s=synced,
-                    tokens=sum(request.response_tokens for group in groups for _, request in group.requests),
+                    tokens=sum(request.response_tokens for group in collection for _, request in group.requests),
                     ages=ages,
                     engine_busy_s=busy - engines_before,
                     learner_busy_s=self._learner_busy_s - learner_before,

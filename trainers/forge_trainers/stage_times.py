@@ -1,6 +1,6 @@
 """How long each stage takes, from the metrics and episodes of real runs.
 
-In: run folders. Out: `StageTimes` and a `Workload` for `forge_trainers.simulation`. Waits for nothing.
+In: measured runs. Out: `StageTimes` and a `Workload` for `forge_trainers.simulation`. Waits for nothing.
 
 What several runs, or several steps, tell apart is fitted by least squares on relative errors with coefficients of at
 least 0. What they do not tell apart is divided as the `_PRIOR...` below say, which weigh as much as a small part of a
@@ -9,19 +9,14 @@ step.
 
 from __future__ import annotations
 
-import itertools
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from forge_agents.errors import RunFolderError
-from forge_trainers.run_folder import read_rows
+from forge_trainers.measured_runs import MeasuredRun
 from forge_trainers.simulated_engine import Counts, EngineTimes, Request
 from forge_trainers.simulation import LearnerTimes, Plan, SimulatedRun, StageTimes, simulate
 from forge_trainers.workload import Rounds, TurnShape, Workload
@@ -36,32 +31,10 @@ _PRIOR_SYNC = (0.4, 0.6)
 """Publish and fetch: as `make perf` measures them."""
 _PRIOR_JUDGE = (0.0, 1.0)
 """A call and its trajectories."""
-_PRIOR_WEIGHT = 0.03
+_PRIOR_WEIGHT = 0.003
+"""Of a prior, as a share of the weight of all rows."""
 _FIT_ROUNDS = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredRun:
-    """A run as its folder tells it."""
-
-    folder: Path
-    env_ids: frozenset[str]
-    plan: Plan
-    on_gpu: bool
-    rows: Sequence[Mapping[str, Any]]
-    """Metrics of warm steps."""
-    episodes: Mapping[int, Sequence[Sequence[Rounds]]]
-    """By step, the groups that were kept."""
-
-    @property
-    def groups(self) -> list[Sequence[Rounds]]:
-        """All that were kept."""
-        return [group for groups in self.episodes.values() for group in groups]
-
-    @property
-    def step_s(self) -> float:
-        """Mean over the warm steps."""
-        return float(np.mean([row["time/step_s"] for row in self.rows]))
+"""Replays, each with the seconds that the one before gave."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,143 +51,6 @@ class Measured:
     core_share: float = 1.0
     """Of the host's cores that do work as if each were alone, when all are busy: two hardware threads of one core are
     less than two cores, and memory is shared."""
-
-
-def plan_of(
-    policies: Mapping[str, Mapping[str, Any]],
-    trainer: Mapping[str, Any],
-    *,
-    cores: float,
-    on_gpu: bool,
-    isolated: bool = False,
-) -> Plan:
-    """The plan that settings describe.
-
-    Args:
-        policies: Those that a model plays, by name; each as ``dataclasses.asdict`` gives it, or config.yaml.
-        trainer: ``GRPOConfig`` in the same form.
-        cores: That engines and learner share.
-        on_gpu: Engines and learner compute on GPUs.
-        isolated: Environments run in worker processes.
-    """
-    engine, learner = trainer["engine"], trainer["learner"]
-    first: dict[str, str] = {}
-    homes = {
-        name: name if policy.get("lora") is None else first.setdefault(str(policy["model"]), name)
-        for name, policy in policies.items()
-    }
-    share = learner.get("share_prefixes")
-    return Plan(
-        group_size=trainer["group_size"],
-        groups_per_step=trainer["groups_per_step"],
-        max_staleness=trainer["max_staleness"],
-        trained=frozenset(name for name, policy in policies.items() if policy.get("trainable", True)),
-        homes=homes,
-        max_tokens={name: policy["sampling"]["max_tokens"] for name, policy in policies.items()},
-        replicas=engine.get("replicas", 1),
-        max_num_seqs=engine["max_num_seqs"],
-        affine=engine.get("routing", "prefix") == "prefix",
-        max_live_episodes=trainer["max_live_episodes"],
-        refills=trainer["refills"],
-        max_tokens_per_microbatch=learner["max_tokens_per_microbatch"],
-        share_prefixes=not on_gpu if share is None else share,
-        learner_ranks=trainer["learner_procs"],
-        cores=cores,
-        engine_threads=engine.get("threads") or math.inf,
-        learner_threads=(learner.get("threads") or math.inf) * trainer["learner_procs"],
-        isolated=isolated,
-    )
-
-
-def read_run(folder: str | os.PathLike[str], *, cores: float | None = None, skip: int = 1) -> MeasuredRun:
-    """Read a run folder.
-
-    Args:
-        folder: With ``config.yaml``, ``metrics.jsonl`` and ``episodes.jsonl``.
-        cores: That engines and learner shared; None: this machine's, or on GPUs none.
-        skip: First steps that are left out: memory is new and caches are cold.
-
-    Raises:
-        RunFolderError: A file is missing, or there are not enough steps or episodes.
-    """
-    path = Path(folder)
-    files = {name: path / name for name in ("config.yaml", "metrics.jsonl", "episodes.jsonl")}
-    for file in files.values():
-        if not file.is_file():
-            raise RunFolderError(f"{path} has no {file.name}; give the out_dir of a run of at least {skip + 2} steps")
-    settings = yaml.safe_load(files["config.yaml"].read_text())
-    rows = [row for row in read_rows(files["metrics.jsonl"]) if row["step"] >= skip]
-    if len(rows) < 2:
-        raise RunFolderError(f"{path} has {len(rows)} steps after the first {skip}; at least 2 are needed")
-    on_gpu = any(name.endswith("peak_device_bytes") for name in rows[0])
-    shared = cores if cores is not None else math.inf if on_gpu else float(os.cpu_count() or 1)
-    episodes: dict[int, list[Sequence[Rounds]]] = {}
-    siblings: dict[tuple[int, str, int], list[Mapping[str, Any]]] = {}
-    for row in read_rows(files["episodes.jsonl"]):
-        if row["step"] >= skip and row.get("error") is None:
-            siblings.setdefault((row["step"], row["env_id"], row["seed"]), []).append(row)
-    for (step, _, _), found in siblings.items():
-        episodes.setdefault(step, []).append(shapes(found))
-    if not episodes:
-        raise RunFolderError(f"{path} kept no episode; set keep_episodes above 0")
-    plan = plan_of(settings["policies"], settings["trainer"], cores=shared, on_gpu=on_gpu)
-    return MeasuredRun(
-        folder=path, env_ids=frozenset(settings["env"]), plan=plan, on_gpu=on_gpu, rows=rows, episodes=episodes
-    )
-
-
-def shapes(siblings: Sequence[Mapping[str, Any]]) -> list[Rounds]:
-    """The shapes of one group's episodes, as ``episodes.jsonl`` holds them."""
-    first: dict[str, list[list[int]]] = {}
-    for episode in siblings:
-        for agent, trajectory in episode["trajectories"].items():
-            if trajectory["turns"]:
-                first.setdefault(agent, []).append(trajectory["turns"][0]["prompt_ids"])
-    common = {agent: _common(min(prompts), max(prompts)) for agent, prompts in first.items()}
-    return [_rounds(episode, common) for episode in siblings]
-
-
-def _common(first: Sequence[int], last: Sequence[int]) -> int:
-    """Tokens that both begin with, and so does all that is sorted between them."""
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
-    return sum(1 for _ in same)
-
-
-def _rounds(episode: Mapping[str, Any], common: Mapping[str, int]) -> Rounds:
-    turns: list[TurnShape] = []
-    said: dict[str, list[int]] = {}
-    by_index = sorted((t for own in episode["trajectories"].values() for t in own["turns"]), key=lambda t: t["index"])
-    for turn in by_index:
-        agent, prompt = turn["agent"], turn["prompt_ids"]
-        before = said.get(agent)
-        turns.append(
-            TurnShape(
-                agent=agent,
-                policy=turn["policy"],
-                prompt_tokens=len(prompt),
-                response_tokens=len(turn["response_ids"]),
-                cut=turn["finish_reason"] == "length",
-                common_tokens=common[agent] if before is None else 0,
-                continues=before is not None and prompt[: len(before)] == before,
-                answer_s=turn["generate_s"],
-            )
-        )
-        said[agent] = [*prompt, *turn["response_ids"]]
-    together = sum(turn.answer_s for turn in turns) > episode["duration_s"]  # a parallel environment
-    rounds = _side_by_side(turns) if together else [[turn] for turn in turns]
-    played = sum(max(turn.answer_s for turn in own) for own in rounds)
-    think_s = max(0.0, episode["duration_s"] - played) / max(1, len(rounds))
-    return tuple((replace(own[0], think_s=think_s), *own[1:]) for own in rounds)
-
-
-def _side_by_side(turns: Sequence[TurnShape]) -> list[list[TurnShape]]:
-    """Rounds in which every agent decides once."""
-    rounds: list[list[TurnShape]] = []
-    for turn in turns:
-        if not rounds or any(turn.agent == other.agent for other in rounds[-1]):
-            rounds.append([])
-        rounds[-1].append(turn)
-    return rounds
 
 
 def measure(runs: Sequence[MeasuredRun]) -> Measured:
@@ -240,7 +76,7 @@ def measure(runs: Sequence[MeasuredRun]) -> Measured:
     ):
         if len(values) > 1:
             raise ValueError(f"measured runs have different {what}: {'; '.join(sorted(values))}; measure them apart")
-    shares = np.linspace(1.0, 0.5, 6).tolist() if any(map(_tells_of_cores, runs)) else [1.0]
+    shares = np.linspace(1.0, 0.5, 11).tolist() if any(map(_tells_of_cores, runs)) else [1.0]
     _, found = min((_measured(runs, share) for share in shares), key=lambda pair: pair[0])
     return found
 
@@ -280,14 +116,21 @@ def _measured(runs: Sequence[MeasuredRun], core_share: float) -> tuple[float, Me
         policies=frozenset(first.plan.homes),
         core_share=core_share,
     )
-    return sum(_error(run, found.stages) for run in runs if _tells_of_cores(run)), found
+    return sum(_error(run, found.stages) for run in runs), found
 
 
 def _error(run: MeasuredRun, stages: StageTimes) -> float:
-    """Squared logarithm of predicted over measured step time."""
+    """Squared logarithms of predicted over measured seconds: of stages that are alone, else of the step."""
     cold = int(run.rows[0]["step"])
-    steps = simulate(run.plan, stages, _workload([run]), steps=cold + len(run.rows))[cold:]
-    return math.log(float(np.mean([step.step_s for step in steps])) / run.step_s) ** 2
+    total = cold + len(run.rows)
+    steps = simulate(run.plan, stages, _workload([run]), steps=total, played=run.whole_steps)[cold:]
+    compared = ("collect_s", "learn_s") if run.plan.max_staleness == 0 else ("step_s",)
+    error = 0.0
+    for name in compared:
+        measured = np.mean([row[f"time/{name}"] for row in run.rows])
+        predicted = np.mean([getattr(step, name) for step in steps])
+        error += math.log(max(float(predicted), 1e-9) / max(float(measured), 1e-9)) ** 2 / len(compared)
+    return error
 
 
 def _workload(runs: Sequence[MeasuredRun]) -> Workload:
@@ -394,10 +237,9 @@ def _replayed(
     run: MeasuredRun, row: Mapping[str, Any], stages: StageTimes
 ) -> Iterator[tuple[tuple[float, ...], float]]:
     """What the engine did for the whole collection, and for each response where all were kept, with its seconds."""
-    kept = run.episodes.get(row["step"], ())
-    whole = sum(map(len, kept)) == run.plan.group_size * run.plan.groups_per_step
+    whole = run.whole_steps.get(row["step"])
     own = SimulatedRun(run.plan, stages, Workload(groups=run.groups), seed=row["step"])
-    asked = own.play(kept if whole else own.draw(row["step"], run.plan.groups_per_step))
+    asked = own.play(whole or own.draw(row["step"], run.plan.groups_per_step))
     _, last = max(asked, key=lambda item: item[1].ended_s)
     yield _features(last, stages.engine, since=Counts(), begun_s=0.0), row["time/collect_s"]
     for turn, request in asked if whole else ():
@@ -438,8 +280,9 @@ def _fit(
     y = np.array([row[1] for row in rows], dtype=float)
     size = np.maximum(x.mean(axis=0), 1e-12)
     mean_s = max(float(y.mean()), 1e-9)
-    scale = np.asarray(1.0 if weights is None else weights) / np.maximum(y, 1e-3 * mean_s)
-    rooted = math.sqrt(_PRIOR_WEIGHT * float(np.sum((scale * mean_s) ** 2)) / mean_s**2)
+    weighed = np.ones(len(y)) if weights is None else np.asarray(weights)
+    scale = weighed / np.maximum(y, 1e-3 * mean_s)
+    rooted = math.sqrt(_PRIOR_WEIGHT * float(np.sum(weighed**2))) / mean_s
     a = np.vstack([(x / size) * scale[..., None], rooted * np.eye(x.shape[1])])
     b = np.concatenate([y * scale, rooted * mean_s * np.asarray(prior)])
     found, _ = nnls(a, b)
