@@ -152,13 +152,13 @@ def _slurm(config: Hosts) -> Job:
 
 
 def _kubernetes(config: Hosts) -> Job:
-    _listen(config)
     try:
         from monarch.job.kubernetes import KubernetesJob  # type: ignore[import-untyped,unused-ignore]
     except (ImportError, RuntimeError) as cause:
         raise HostError(
             f"kind='kubernetes' of the mesh: {cause}; install with: pip install 'forge-agents-rl[kubernetes]'"
         ) from cause
+    _listen(config)
     job = KubernetesJob(config.namespace, timeout=math.ceil(config.start_timeout_s))
     for role, count in config.counts.items():
         job.add_mesh(role, count)

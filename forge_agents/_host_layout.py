@@ -119,7 +119,7 @@ class Layout:
             except BaseException:
                 await self.end()
                 raise
-        self._check_gpus()
+        self._check_facts()
 
     async def _reach(self, env: Callable[[str], Mapping[str, str]]) -> None:
         timeout_s = self.config.start_timeout_s
@@ -276,7 +276,15 @@ class Layout:
             first = sum(wanted.get(one, 0) for one in sharing[: sharing.index(role)])
         return host.facts.gpus[first : first + wanted[role]]
 
-    def _check_gpus(self) -> None:
+    def _check_facts(self) -> None:
+        for role, cores in self.config.cpus.items():
+            for host in [host for host in self.hosts if host.role == role] or [self._here]:
+                assert host.facts is not None
+                if missing := parse_cores(cores) - host.facts.cores:
+                    raise HostError(
+                        f"cpus of the mesh bind {role} to {cores} and {host} has no core {min(missing)} for it; it has "
+                        f"{', '.join(map(str, sorted(host.facts.cores)))}"
+                    )
         wanted = collections.Counter[Host]()
         for role, count in self.config.gpus.items():
             for host in [host for host in self.hosts if host.role == role] or [self._here]:

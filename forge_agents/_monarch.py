@@ -5,7 +5,9 @@ In: nothing. Out: Monarch's actor names, with types that a type checker can use.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import os
 import sys
 import tempfile
@@ -16,6 +18,10 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "1s")
 # Large messages (weights between hosts) exceed its default of 10 MB or so.
 os.environ.setdefault("HYPERACTOR_CODEC_MAX_FRAME_LENGTH", str(2**40))
+
+
+_LEAVE_S = 0.3
+"""At the end of the process, for what Monarch still has to say to others."""
 
 
 @contextlib.contextmanager
@@ -95,6 +101,7 @@ __all__ = [
     "current_size",
     "default_bootstrap_cmd",
     "endpoint",
+    "leave_quietly",
     "listen",
     "new_host_address",
     "on_unhandled_fault",
@@ -167,3 +174,15 @@ def serve_host(address: str) -> None:
     from monarch.actor import run_worker_loop_forever
 
     run_worker_loop_forever(address=address, ca="trust_all_connections")
+
+
+@functools.cache
+def leave_quietly() -> None:
+    """See to it that this process may end when hosts are gone; Monarch would say at length that they are."""
+    from monarch.actor import shutdown_context
+
+    def leave() -> None:
+        with contextlib.suppress(TimeoutError):
+            shutdown_context(host_timeout=_LEAVE_S).get(timeout=2 * _LEAVE_S)
+
+    atexit.register(leave)

@@ -1,16 +1,21 @@
 """What the processes of one controller have in common: a mark, import paths, and folders for what they print.
 
-In: names. Out: variables, folders, process ids. Waits for nothing.
+In: names. Out: variables, folders, process ids. Waits for the end of processes, with a deadline.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
 import os
 import re
 import secrets
+import signal
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from forge_agents._places import HOST_VARIABLE
@@ -55,12 +60,25 @@ def is_ours(pid: int) -> bool:
     return f"{RUN_VARIABLE}={_token()}".encode() in environment
 
 
+async def kill_after(grace_s: float, pids: Sequence[int]) -> None:
+    """Wait until the processes are gone, and kill those that take longer: big libraries take seconds to unload."""
+    deadline = time.monotonic() + grace_s
+    while alive := [pid for pid in pids if is_ours(pid)]:
+        if time.monotonic() > deadline:
+            for pid in alive:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return
+        await asyncio.sleep(0.02)
+
+
 def begin(folder: str, cores: frozenset[int]) -> None:
     """Runs first in every spawned process: what it prints goes to a file; its id is noted beside it."""
     from forge_agents._monarch import current_rank
 
     for thread in Path("/proc/self/task").iterdir() if cores else ():
-        os.sched_setaffinity(int(thread.name), cores)
+        with contextlib.suppress(ProcessLookupError):  # the thread has ended
+            os.sched_setaffinity(int(thread.name), cores)
     rank = current_rank().rank
     Path(folder).mkdir(parents=True, exist_ok=True, mode=0o700)  # another host has no such folder yet
     Path(folder, f"{rank}.pid").write_text(str(os.getpid()))

@@ -24,6 +24,8 @@ _LOOK_S = 0.2
 """Between two looks for processes that have started."""
 _HOLD_S = 2.0
 """A question is answered after this long."""
+_LINE_S = 0.3
+"""The end of a host is seen within this time of the end of a process on it."""
 _NOTICE_S = 3.0
 """A process's end is seen within this time."""
 
@@ -59,7 +61,7 @@ class Pulse:
         self._fds: list[int] = []
         actors: Any = procs.spawn("pulse", PulseActor)
         loop = asyncio.get_running_loop()
-        mesh.on_lost_host(procs, lambda why: _call_in(loop, self._host_lost, why))
+        self._elsewhere = mesh.on_lost_host(procs, lambda why: _call_in(loop, self._host_lost, why))
         self._tasks = [
             asyncio.ensure_future(self._watch_processes()),
             asyncio.ensure_future(self._feel(actors, silence_s + _HOLD_S)),
@@ -118,7 +120,11 @@ class Pulse:
 
     def _ended(self, pid: int) -> None:
         advice = mesh.log_advice(self._name)
-        self._tell(ActorDiedError(f"{self._name} died: process {pid} ended. Look at {advice}", self._name))
+        error = ActorDiedError(f"{self._name} died: process {pid} ended. Look at {advice}", self._name)
+        if self._elsewhere:  # its host may have ended with it, and nothing is to be started there
+            asyncio.get_running_loop().call_later(_LINE_S, self._tell, error)
+        else:
+            self._tell(error)
 
     def _host_lost(self, why: str) -> None:
         self._tell(ActorDiedError(f"{self._name} died: {why}", self._name))

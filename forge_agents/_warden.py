@@ -35,6 +35,8 @@ class HostFacts:
     hostname: str
     gpus: tuple[str, ...]
     """Ids of the GPUs that a process there sees, as CUDA_VISIBLE_DEVICES takes them."""
+    cores: frozenset[int]
+    """Those that a process there may use."""
     place: str
     """Who shares memory with its processes; see `weights._segments.place`."""
 
@@ -43,7 +45,9 @@ def facts_here() -> HostFacts:
     """Of the host that this process runs on."""
     from forge_agents._places import place
 
-    return HostFacts(hostname=socket.gethostname(), gpus=visible_gpus(), place=place())
+    return HostFacts(
+        hostname=socket.gethostname(), gpus=visible_gpus(), cores=frozenset(os.sched_getaffinity(0)), place=place()
+    )
 
 
 def visible_gpus() -> tuple[str, ...]:

@@ -162,5 +162,6 @@ def parse_cores(text: str) -> frozenset[int]:
 
 
 def _check_address(address: str, name: str) -> None:
-    if not re.fullmatch(r"tcp://[^\s:/]+:\d+|ipc://\S+", address):
+    known = r"tcp://[^\s:/]+:\d+" if name == "address" else r"tcp://[^\s:/]+:\d+|ipc://\S+"
+    if not re.fullmatch(known, address):
         raise ValueError(f"{name} of the mesh holds {address!r}; write an address as 'tcp://node1:26600'")

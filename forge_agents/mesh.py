@@ -10,11 +10,8 @@ import asyncio
 import contextlib
 import functools
 import logging
-import os
 import re
 import shutil
-import signal
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,17 +84,21 @@ def spawn_procs(
 
     spot = _layout().spot(role, procs)
     logs = _processes.new_log_folder(name)
-    variables = _processes.variables(spot.hosts[0].name if spot.elsewhere else "")
-    variables |= {MESH_VARIABLE: logs.name, **(env or {})}
+    variables = {MESH_VARIABLE: logs.name, **(env or {})}
     if threads is not None:
         variables |= dict.fromkeys(_THREAD_VARIABLES, str(threads))
     if spot.gpus:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(spot.gpus)
+
+    def command(at: Any) -> Any:
+        host = spot.hosts[at["hosts"]].name if spot.elsewhere else ""
+        return default_bootstrap_cmd().with_env({**_processes.variables(host), **variables})
+
     whole: ProcMesh = spot.machines.spawn_procs(
         per_host={"rank": spot.each},
         name=re.sub(r"[^A-Za-z0-9_]+", "_", name) or "procs",
         bootstrap=functools.partial(_processes.begin, str(logs), spot.cores),
-        bootstrap_command=default_bootstrap_cmd().with_env(variables),
+        bootstrap_command=command,
     )
     mesh = whole.flatten("rank") if spot.elsewhere else whole
     _spawned.append(_Spawned(name=name, mesh=mesh, whole=whole, spot=spot, logs=logs))
@@ -128,6 +129,7 @@ async def launch_hosts(config: Hosts, *, paths: Sequence[str | Path] = ()) -> No
     layout = Layout(config, _host)
     await layout.launch(_processes.variables)
     _hosts.append(layout)
+    _monarch.leave_quietly()
     try:
         checking = layout.check_paths([str(Path(path).absolute()) for path in paths])
         await with_deadline(checking, config.start_timeout_s, who="hosts", what="look for files")
@@ -155,18 +157,22 @@ async def exchange_addresses(procs: ProcMesh, timeout_s: float, *, who: str) -> 
 
 def place_of(procs: ProcMesh) -> str:
     """Who shares memory with a mesh's first process."""
-    spot = _entry(procs).spot
-    facts = spot.hosts[0].facts
-    return facts.place if spot.elsewhere and facts is not None else place()
+    first = _entry(procs).spot.hosts[0]
+    return first.facts.place if first.warden is not None and first.facts is not None else place()
 
 
-def on_lost_host(procs: ProcMesh, tell: Callable[[str], None]) -> None:
-    """Call `tell` with what was seen as soon as a host of the mesh is lost; at once where it is already."""
+def on_lost_host(procs: ProcMesh, tell: Callable[[str], None]) -> bool:
+    """Call `tell` with what was seen as soon as a host of the mesh is lost; at once where it is already.
+
+    Returns:
+        Whether the mesh is on other hosts than this one.
+    """
     spot = _entry(procs).spot
     if spot.lost:
         tell(spot.lost)
     for host in spot.hosts:
         host.listeners.append(tell)
+    return spot.elsewhere
 
 
 async def with_deadline(awaitable: Awaitable[T], timeout_s: float, *, who: str, what: str) -> T:
@@ -273,8 +279,10 @@ async def stop(mesh: ProcMesh, *, timeout_s: float = 10.0) -> None:
     entry = next((s for s in _spawned if s.mesh is mesh), None)
     if entry is None:
         return
+    if not entry.spot.elsewhere and len(ended(mesh)) == entry.spot.each:
+        timeout_s = min(timeout_s, _GRACE_S)  # all are dead already, of which Monarch may never hear
     _spawned.remove(entry)
-    killer = asyncio.ensure_future(_kill_after(min(_GRACE_S, timeout_s), _pids(entry)))
+    killer = asyncio.ensure_future(_processes.kill_after(min(_GRACE_S, timeout_s), _pids(entry)))
     try:
         if not entry.spot.lost:  # Monarch would wait for a host that does not answer
             await with_deadline(entry.whole.stop(), timeout_s, who=entry.name, what="stop")
@@ -299,18 +307,6 @@ async def _sweep(entry: _Spawned, *, logs: str, timeout_s: float) -> None:
                 _log.info("stopping %s on %s: %s", entry.name, host, error)
 
 
-async def _kill_after(grace_s: float, pids: Sequence[int]) -> None:
-    """Wait until the processes are gone, and kill those that take longer: big libraries take seconds to unload."""
-    deadline = time.monotonic() + grace_s
-    while alive := [pid for pid in pids if _processes.is_ours(pid)]:
-        if time.monotonic() > deadline:
-            for pid in alive:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            return
-        await asyncio.sleep(0.02)
-
-
 async def shutdown_all(*, timeout_s: float = 10.0) -> None:
     """Stop every mesh that this controller spawned, the latest first, and the hosts."""
     for entry in reversed(_spawned.copy()):
@@ -332,8 +328,7 @@ async def session() -> AsyncIterator[None]:
 
 def pids(mesh: ProcMesh) -> list[int]:
     """Process ids of a mesh's ranks that have started and run on this machine."""
-    entry = next((s for s in _spawned if s.mesh is mesh), None)
-    return [] if entry is None else [pid for pid in _pids(entry) if _processes.is_ours(pid)]
+    return [pid for s in _spawned if s.mesh is mesh for pid in _pids(s) if _processes.is_ours(pid)]
 
 
 def ended(mesh: ProcMesh) -> list[int]:
@@ -345,7 +340,7 @@ def ended(mesh: ProcMesh) -> list[int]:
 
 
 def log_folder(name: str) -> Path | None:
-    """Folder of what the latest mesh of that name printed, one file a rank; None where no such mesh runs."""
+    """Folder of what the latest mesh of that name prints, one file a rank; None where none runs."""
     return next((s.logs for s in reversed(_spawned) if s.name == name), None)
 
 

@@ -100,13 +100,20 @@ class Machines:
 def laid_out(has: int = 8, **settings: Any) -> Layout:
     config = fa.Hosts(**{"kind": "process", **settings})
     layout = Layout(config, lambda: "here")
-    layout._here.facts = HostFacts(hostname="head", gpus=tuple(map(str, range(has))), place="head")
+    layout._here.facts = HostFacts(
+        hostname="head", gpus=tuple(map(str, range(has))), cores=frozenset({0, 1}), place="head"
+    )
     if config.kind != "local":
         machines = {role: Machines(role, range(count)) for role, count in config.counts.items()}
         layout._job = Job(meshes=machines, end=lambda: None)
     for role, count in config.counts.items():
         for number in range(count):
-            facts = HostFacts(hostname=f"node-{role}-{number}", gpus=tuple(map(str, range(has))), place="there")
+            facts = HostFacts(
+                hostname=f"node-{role}-{number}",
+                gpus=tuple(map(str, range(has))),
+                cores=frozenset({0, 1}),
+                place="there",
+            )
             machine = Machines(role, range(number, number + 1))
             host = Host(name=f"{role}-{number}", role=role, number=number, machine=machine, warden=True, facts=facts)
             layout.hosts.append(host)
@@ -147,7 +154,7 @@ def test_a_role_without_hosts_is_on_the_controllers() -> None:
 
 def test_roles_that_share_this_host_take_its_gpus_one_after_the_other() -> None:
     layout = laid_out(kind="local", gpus={"engines": 2, "learner": 3})
-    layout._check_gpus()
+    layout._check_facts()
     assert layout.spot("learner", 3).gpus == ("0", "1", "2")
     assert [layout.spot("engines", 1).gpus for _ in range(2)] == [("3",), ("4",)]
 
@@ -158,7 +165,13 @@ def test_more_gpus_than_a_host_has_are_refused(settings: dict[str, Any]) -> None
     layout = laid_out(has=4, **settings)
     layout.config = fa.Hosts(**{"kind": "process", **settings}, gpus=wanted)
     with pytest.raises(HostError, match=r"the mesh asks for 5 GPUs on .* and it has 4; lower gpus"):
-        layout._check_gpus()
+        layout._check_facts()
+
+
+def test_cores_that_a_host_has_not_are_refused() -> None:
+    assert laid_out(hosts={"engines": 1}, cpus={"engines": "1"}).spot("engines", 1).cores == {1}
+    with pytest.raises(HostError, match=r"bind engines to 0-2 and engines-0 \(node-engines-0\) has no core 2"):
+        laid_out(hosts={"engines": 1}, cpus={"engines": "0-2"})._check_facts()
 
 
 def test_a_lost_host_is_replaced_by_its_role_then_by_spares_then_by_others() -> None:
@@ -273,3 +286,86 @@ def test_what_is_submitted_to_slurm_is_what_was_asked_for(tmp_path: Path) -> Non
     assert any(line.startswith("--job-name=forge-agents") for line in asked)
     assert f"srun {sys.executable} -c" in script and "run_worker_loop_forever" in script
     assert (tmp_path / "calls").read_text().splitlines()[-1] == "scancel 77"  # nothing is left in the queue
+
+
+# ---- the examples
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def read_run(*words: str) -> Any:
+    from forge_agents.config import parse
+
+    return parse(fa.RunConfig, words, prog="train", description="")
+
+
+def test_the_slurm_example_asks_for_hosts_that_its_processes_fit() -> None:
+    run = read_run(str(EXAMPLES / "slurm" / "train.yaml"))
+    assert (run.mesh.kind, run.mesh.counts) == ("slurm", {"learner": 1, "engines": 1})
+    run.mesh.check_processes("engines", run.trainer.engine.replicas)
+    run.mesh.check_processes("learner", run.trainer.learner_procs, each=run.trainer.learner_procs)
+
+
+def test_the_job_script_starts_a_host_on_each_node_and_a_controller_that_knows_them(tmp_path: Path) -> None:
+    note = '#!/bin/sh\nprintf "%s\\n" "$0" "$@" > "$NOTES/$(basename "$0").$$"\n'
+    stubs = {"scontrol": "#!/bin/sh\necho node1\necho node2\n", "srun": note, "forge-agents": note, "python": note}
+    for name, text in stubs.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "notes").mkdir()
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "NOTES": str(tmp_path / "notes"),
+        "FORGE_AGENTS_BIN": str(tmp_path),
+        "SLURM_JOB_NODELIST": "node[1-2]",
+        "SLURM_SUBMIT_DIR": str(EXAMPLES.parent),
+    }
+    subprocess.run(["bash", str(EXAMPLES / "slurm" / "two_nodes.sh")], env=environment, check=True, timeout=20)
+    notes = [file.read_text().splitlines() for file in (tmp_path / "notes").glob("*")]
+    hosts = sorted(words[-1] for words in notes if words[0].endswith("srun"))
+    assert hosts == [f"tcp://node{i}:26600@tcp://0.0.0.0:26600" for i in (1, 2)]
+    (controller,) = (words for words in notes if words[0].endswith("forge-agents"))
+    assert controller[1] == "train"
+    run = read_run(str(EXAMPLES.parent / controller[2]), *controller[3:])
+    assert run.mesh == fa.Hosts(
+        kind="attach",
+        hosts={"learner": 1, "engines": 1},
+        gpus={"learner": 8, "engines": 8},
+        workers={"learner": ("tcp://node1:26600",), "engines": ("tcp://node2:26600",)},
+        address="tcp://node1:26601",
+    )
+
+
+def test_the_manifest_is_what_kubernetes_takes_and_what_the_run_looks_for() -> None:
+    import kubernetes_validate  # type: ignore[import-untyped]
+    import yaml
+
+    documents = list(yaml.safe_load_all((EXAMPLES / "kubernetes" / "hosts.yaml").read_text()))
+    for document in documents:
+        kubernetes_validate.validate(document, "1.31", strict=True)
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate({**documents[0], "spec": {"accessModes": "ReadWriteMany"}}, "1.31", strict=True)
+
+    run = read_run(str(EXAMPLES / "kubernetes" / "train.yaml"))
+    sets = {item["metadata"]["name"]: item["spec"] for item in documents if item["kind"] == "StatefulSet"}
+    assert {role: spec["replicas"] for role, spec in sets.items()} == run.mesh.counts
+    for role, spec in sets.items():
+        labels = spec["template"]["metadata"]["labels"]  # what Monarch selects pods by
+        assert labels["app.kubernetes.io/name"] == "monarch-worker" and labels["monarch.pytorch.org/mesh-name"] == role
+        limits = spec["template"]["spec"]["containers"][0]["resources"]["limits"]
+        assert limits["nvidia.com/gpu"] == run.mesh.gpus[role]
+    assert {item["metadata"]["namespace"] for item in documents} == {run.mesh.namespace}
+    run.mesh.check_processes("engines", run.trainer.engine.replicas)
+    (job,) = (item for item in documents if item["kind"] == "Job")
+    command = job["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert command[:3] == ["forge-agents", "train", "/config/train.yaml"]
+    address = command[-1].replace("$(POD_IP)", "10.0.0.7")
+    assert read_run(str(EXAMPLES / "kubernetes" / "train.yaml"), command[-2], address).mesh.address == address
+
+
+def test_without_kubernetes_client_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    with pytest.raises(
+        HostError, match=r"kind='kubernetes' of the mesh: .*pip install 'forge-agents-rl\[kubernetes\]'"
+    ):
+        asyncio.run(mesh.launch_hosts(fa.Hosts(kind="kubernetes", hosts={"engines": 1})))
