@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from forge_agents.bench.report import Report
 
 _STYLE = """
-td.text { min-width: 6rem; white-space: normal; overflow-wrap: anywhere; }
+td.text { min-width: 6rem; max-width: 22rem; white-space: normal; overflow-wrap: break-word; }
 li { font-size: .86rem; }
 svg { display: block; width: 100%; max-width: 52rem; height: auto; margin: 1rem 0; }
 svg text { font: 13px system-ui, "DejaVu Sans", sans-serif; fill: #1f2933; }
