@@ -56,7 +56,7 @@ def navigation(nav: list[Any]) -> list[Any]:
     named = {page for pages in sections.values() for page in pages}
     found = {
         "Guides": sorted(path.name for path in docs.glob("*.md")),
-        "Results": [f"results/{path.name}" for path in sorted(docs.glob("results/*.md"))],
+        "Results": [path.relative_to(docs).as_posix() for path in sorted(docs.glob("results/**/*.md"))],
         "Decisions": [f"decisions/{path.name}" for path in sorted(docs.glob("decisions/*.md"))],
         "Reference": [*(_api_page(package) for package in REFERENCE), "errors.md"],
     }

@@ -121,7 +121,7 @@ def play(players, folder, out, *, seeds=None, minutes=30.0, engine=ENGINE):
         )
         report.save(out / f"{suite}.json")
         report.markdown(out / f"{suite}.md")
-        report.html(out / f"{suite}.html")
+        report.html(out / f"{suite}-page.html")  # a site makes SUITE.html of SUITE.md
         print(f"{suite}: {len(report.records)} of {report.planned} episodes, {report.timing['seconds']:.0f} s")
     return reports
 
@@ -142,7 +142,7 @@ def overview(reports, spent):
     for suite, report in reports.items():
         rates = report.summary.overall.values()
         shown = [f"{r.value:.3f} [{r.low:.3f}, {r.high:.3f}]" if r.n else "not known" for r in rates]
-        links = f"[tables]({suite}.md), [page]({suite}.html), [JSON]({suite}.json)"
+        links = f"[tables]({suite}.md), [page]({suite}-page.html), [JSON]({suite}.json)"
         title = suite if report.complete else f"{suite}, incomplete"
         cells = [title, report.settings["episodes"], len(report.records), *shown, links]
         lines.append(f"| {' | '.join(map(str, cells))} |")

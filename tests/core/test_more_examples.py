@@ -73,7 +73,8 @@ def test_the_benchmark_of_all_suites_writes_a_report_each_and_one_overview(tmp_p
     monkeypatch.setitem(registry._suites, "short-v0", ("forge/Negotiation-v0",))
     players = {"smollm2": fa.Random(), "trained": fa.Scripted(module.by_rule)}
     reports = module.play(players, tmp_path / "run", tmp_path)
-    assert all((tmp_path / f"{suite}.{kind}").stat().st_size for suite in reports for kind in ("md", "json", "html"))
+    kinds = (".md", ".json", "-page.html")
+    assert all((tmp_path / f"{suite}{kind}").stat().st_size for suite in reports for kind in kinds)
     success = {(cell.env, cell.player): cell.success.value for cell in reports["core-v1"].summary.cells}
     assert success["forge/Relay-v0", "trained"] == 1 and success["forge/Relay-v0", "smollm2"] == 0
     text = module.overview(reports, "1.0")
