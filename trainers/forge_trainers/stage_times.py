@@ -3,8 +3,7 @@
 In: measured runs. Out: `StageTimes` and a `Workload` for `forge_trainers.simulation`. Waits for nothing.
 
 What several runs, or several steps, tell apart is fitted by least squares on relative errors with coefficients of at
-least 0. What they do not tell apart is divided as the `_PRIOR...` below say, which weigh as much as a small part of a
-step.
+least 0. What they do not tell apart is divided as the `_PRIOR...` below say.
 """
 
 from __future__ import annotations
@@ -31,8 +30,11 @@ _PRIOR_SYNC = (0.4, 0.6)
 """Publish and fetch: as `make perf` measures them."""
 _PRIOR_JUDGE = (0.0, 1.0)
 """A call and its trajectories."""
-_PRIOR_WEIGHT = 0.003
-"""Of a prior, as a share of the weight of all rows."""
+_PRIOR_SPREAD = 0.3
+"""How far a share may well be from its prior."""
+_PASSES = 6
+_SHARE_PRICE = 1e-3
+"""Squared relative error that is borne rather than to believe in cores worth nothing together."""
 _FIT_ROUNDS = 3
 """Replays, each with the seconds that the one before gave."""
 
@@ -76,17 +78,16 @@ def measure(runs: Sequence[MeasuredRun]) -> Measured:
     ):
         if len(values) > 1:
             raise ValueError(f"measured runs have different {what}: {'; '.join(sorted(values))}; measure them apart")
-    shares = np.linspace(1.0, 0.5, 11).tolist() if any(map(_tells_of_cores, runs)) else [1.0]
-    _, found = min((_measured(runs, share) for share in shares), key=lambda pair: pair[0])
-    return found
+    shares = np.linspace(1.0, 0.5, 11).tolist() if _tell_of_cores(runs) else [1.0]
+    found = [_measured(runs, share) for share in shares]
+    return min(found, key=lambda pair: pair[0] + _SHARE_PRICE * (1 - pair[1].core_share))[1]
 
 
-def _tells_of_cores(run: MeasuredRun) -> bool:
-    """Whether several things compute at a time, or one on fewer cores than there are."""
-    plan = run.plan
-    threads = min(plan.engine_threads, plan.learner_threads)
-    several = plan.max_staleness > 0 or plan.replicas > 1 or len(set(plan.homes.values())) > 1
-    return math.isfinite(plan.cores) and (several or threads < plan.cores)
+def _tell_of_cores(runs: Sequence[MeasuredRun]) -> bool:
+    """Whether engine and learner computed at the same time, or on different numbers of cores."""
+    threads = {(run.plan.engine_threads, run.plan.learner_threads) for run in runs}
+    ahead = any(run.plan.max_staleness > 0 for run in runs)
+    return math.isfinite(runs[0].plan.cores) and (ahead or len(threads) > 1)
 
 
 def _measured(runs: Sequence[MeasuredRun], core_share: float) -> tuple[float, Measured]:
@@ -178,7 +179,7 @@ def _learner_times(runs: Sequence[MeasuredRun]) -> LearnerTimes:
         raise ValueError("no measured step learned anything; see groups/flat and groups/failed in metrics.jsonl")
     position_s, loss_token_s, microbatch_s = _fit(rows, _PRIOR_LEARNER)
     return LearnerTimes(
-        step_s=float(np.median(fixed)),
+        step_s=float(np.mean(fixed)),
         position_s=position_s,
         loss_token_s=loss_token_s,
         microbatch_s=microbatch_s,
@@ -228,7 +229,7 @@ def _engine_times(runs: Sequence[MeasuredRun], stages: StageTimes) -> EngineTime
                 weights += [1.0, *[1 / math.sqrt(max(1, len(found) - 1))] * (len(found) - 1)]
         iteration_s, sequence_s, prompt_token_s = _fit(rows, _PRIOR_ENGINE, weights)
         engine = replace(
-            engine, iteration_s=iteration_s, sequence_s=sequence_s, prompt_token_s=prompt_token_s
+            engine, iteration_s=max(iteration_s, 1e-9), sequence_s=sequence_s, prompt_token_s=prompt_token_s
         )
     return engine
 
@@ -267,23 +268,26 @@ def _usable(plan: Plan) -> float:
 def _fit(
     rows: Sequence[tuple[tuple[float, ...], float]], prior: Sequence[float], weights: Sequence[float] | None = None
 ) -> tuple[float, ...]:
-    """Coefficients of at least 0, by relative errors.
+    """Coefficients of at least 0, by errors relative to what is expected, so that sums come out right.
 
     Args:
         rows: What was counted, and the seconds it took.
-        prior: Each one's share of the seconds, where the rows do not tell.
+        prior: Each one's share of the seconds, where the rows do not tell. It weighs as much as the rows scatter.
         weights: Of the rows; None: alike.
     """
     from scipy.optimize import nnls
 
     x = np.array([row[0] for row in rows], dtype=float)
     y = np.array([row[1] for row in rows], dtype=float)
-    size = np.maximum(x.mean(axis=0), 1e-12)
-    mean_s = max(float(y.mean()), 1e-9)
     weighed = np.ones(len(y)) if weights is None else np.asarray(weights)
-    scale = weighed / np.maximum(y, 1e-3 * mean_s)
-    rooted = math.sqrt(_PRIOR_WEIGHT * float(np.sum(weighed**2))) / mean_s
-    a = np.vstack([(x / size) * scale[..., None], rooted * np.eye(x.shape[1])])
-    b = np.concatenate([y * scale, rooted * mean_s * np.asarray(prior)])
-    found, _ = nnls(a, b)
+    size, mean_s = np.maximum(x.mean(axis=0), 1e-12), max(float(y.mean()), 1e-9)
+    shares = mean_s * np.asarray(prior)
+    found = shares
+    for _ in range(_PASSES):
+        predicted = (x / size) @ found
+        expected = np.maximum(predicted, 0.02 * mean_s)
+        scatter = math.sqrt(float(np.average(((y - predicted) / expected) ** 2, weights=weighed**2)))
+        scale, believed = weighed / expected, max(scatter, 1e-4) / _PRIOR_SPREAD / mean_s
+        a = np.vstack([(x / size) * scale[:, None], believed * np.eye(x.shape[1])])
+        found, _ = nnls(a, np.concatenate([y * scale, believed * shares]))
     return tuple((found / size).tolist())
