@@ -183,6 +183,6 @@ def leave_quietly() -> None:
 
     def leave() -> None:
         with contextlib.suppress(TimeoutError):
-            shutdown_context(host_timeout=_LEAVE_S).get(timeout=2 * _LEAVE_S)
+            shutdown_context(host_timeout=_LEAVE_S).get(timeout=3 * _LEAVE_S)
 
     atexit.register(leave)
