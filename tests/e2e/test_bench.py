@@ -13,16 +13,24 @@ from forge_agents.serving import EngineConfig
 SMALL = EngineConfig(enforce_eager=True, kv_cache_gb=0.05, threads=1, max_model_len=512, max_num_seqs=16)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_models_play_on_one_engine_and_what_was_played_is_not_repeated(tiny_llama: Path, tmp_path: Path) -> None:
     players = {
         "plain": fa.Policy(str(tiny_llama), sampling=fa.Sampling(max_tokens=4)),
         "legal": fa.Policy(str(tiny_llama), sampling=fa.Sampling(max_tokens=8), constrain_actions=True),
     }
 
-    def measure() -> fa.Report:
-        suite = "forge/KuhnPoker-v0"
-        return fa.benchmark(players, suite, episodes=4, engine=SMALL, out_dir=tmp_path, progress=False)
+    def measure(folder: str = "first", live: int = 64) -> fa.Report:
+        return fa.benchmark(
+            players,
+            "forge/KuhnPoker-v0",
+            episodes=4,
+            exploitability_samples=4,
+            limits=fa.BenchLimits(max_live_episodes=live),
+            engine=SMALL,
+            out_dir=tmp_path / folder,
+            progress=False,
+        )
 
     at_once = measure()
     assert at_once.complete and at_once.planned == 16
@@ -31,6 +39,11 @@ def test_models_play_on_one_engine_and_what_was_played_is_not_repeated(tiny_llam
     assert legal.invalid.value == 0 and plain.invalid.value > 0.5 and plain.tokens > 0
     assert len(at_once.players["plain"]["weights"]) == 64
     assert str(tmp_path.parent) not in json.dumps(at_once.as_json()), "no path of this machine"
+    exploitability = at_once.exploitability["forge/KuhnPoker-v0"]
+    assert 0 < exploitability["legal"] < 2 and 0 < exploitability["plain"] < 2
     again = measure()
     assert again.timing["played"] == 0 and again.timing["reused"] == 16, "nothing is left to start an engine for"
     assert {**again.as_json(), "timing": {}} == {**at_once.as_json(), "timing": {}}
+    elsewhere = measure("second", live=3)
+    assert elsewhere.timing["played"] == 16, "another folder knows nothing"
+    assert {**elsewhere.as_json(), "timing": {}} == {**at_once.as_json(), "timing": {}}, "the same seed"
