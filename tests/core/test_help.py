@@ -48,7 +48,8 @@ class Trained:
     """Stands for a trainer that has been there."""
 
     def __init__(self, policies, *settings):
-        self.out_dir = settings[-1]
+        *_, self.out_dir, mesh = settings
+        assert mesh == fa.Hosts()
 
     def __enter__(self):
         return self
