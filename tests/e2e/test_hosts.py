@@ -1,24 +1,51 @@
-"""Several hosts, as processes of this machine: what is on them, and what ends with whom."""
+"""Several hosts, as processes of this machine: a run on them, weights between them, and one of them killed."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import forge_agents as fa
 from forge_agents import mesh
 from forge_agents._places import place
 from forge_agents.errors import ActorDiedError, HostError, StallError
+from forge_agents.types import Trajectory
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = pytest.mark.timeout(300)
+
+
+@fa.register("hosts/Letters-v0", max_turns=1)
+class Letters(fa.TurnEnv):
+    """Paid for lowercase letters."""
+
+    possible_agents = ("writer",)
+
+    def __init__(self) -> None:
+        super().__init__(max_turns=1)
+
+    def setup(self, rng: np.random.Generator) -> None:
+        self.start = "".join(map(chr, rng.integers(97, 123, 3)))
+
+    def instructions(self, agent: str) -> str:
+        return "abc"
+
+    def observe_text(self, agent: str) -> str:
+        return self.start
+
+    def act(self, agent: str, action: str) -> fa.Outcome:
+        share = sum("a" <= letter <= "z" for letter in action) / max(len(action), 1)
+        return fa.Outcome(rewards={agent: share}, done=True)
 
 
 def host_pid(name: str) -> int:
@@ -144,6 +171,50 @@ def test_a_host_that_nobody_serves_is_named(run: Any, tmp_path: Path) -> None:
     hosts = fa.Hosts(kind="attach", workers={"engines": (f"ipc://{tmp_path}/nobody",)}, start_timeout_s=3)
     with pytest.raises(StallError, match=r"hosts engines-0, ipc://.*nobody, did not answer within start_timeout_s=3"):
         run(mesh.launch_hosts(hosts))
+
+
+class Sabotage:
+    """The environment's reward; kills a host when it is asked for the second time."""
+
+    def __init__(self, host: str) -> None:
+        self._host, self._calls = host, 0
+        self.struck = 0.0
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> np.ndarray:
+        self._calls += 1
+        if self._calls == 2:
+            kill_host(self._host)
+            self.struck = time.time()
+        return np.array([trajectory.reward for trajectory in trajectories], dtype=np.float32)
+
+
+def test_a_run_on_two_hosts_continues_from_its_checkpoint_when_the_learners_is_killed(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    config = fa.GRPOConfig(
+        group_size=2,
+        groups_per_step=2,
+        engine=fa.EngineConfig(enforce_eager=True, kv_cache_gb=0.02, threads=1, max_model_len=128),
+        learner=fa.LearnerConfig(threads=1, compute_dtype="float32"),
+        checkpoint_every=1,
+    )
+    policy = fa.Policy(str(tiny_llama), name="team", sampling=fa.Sampling(max_tokens=8))
+    reward = Sabotage("learner-0")
+    hosts = fa.Hosts(kind="process", hosts={"learner": 1, "engines": 1})
+    with fa.GRPOTrainer(policy, reward, config, tmp_path / "run", hosts) as trainer:
+        trainer.fit("hosts/Letters-v0", steps=3)
+        left = [host_pid("engines-0"), *(pid for entry in mesh._spawned for pid in mesh.pids(entry.mesh))]
+        assert {host_of(pid) for pid in left[1:]} == {"engines-0"} and len(left) == 4
+
+    assert all(map(gone, left))
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(3))
+    assert [row["learner/version"] for row in rows] == [1, 2, 3]
+    faults = [json.loads(line) for line in (tmp_path / "run" / "faults.jsonl").read_text().splitlines()]
+    noticed = {row["who"]: row["time"] for row in faults if row["event"] == "noticed"}
+    assert set(noticed) == {"team-learner", "weights"}
+    assert all(time_ - reward.struck < 2 for time_ in noticed.values())
+    assert sorted(row["who"] for row in faults if row["event"] == "recovered") == sorted(noticed)
 
 
 def gone(pid: int) -> bool:
