@@ -71,9 +71,11 @@ def _processes(config: Hosts, env: Mapping[str, str]) -> Job:
     started: list[subprocess.Popen[bytes]] = []
 
     def end() -> None:
+        died = any(process.poll() is not None for process in started)
         for process in started:
             _end(process)
-        shutil.rmtree(folder, ignore_errors=True)
+        if not died:  # errors name the log of a host that died
+            shutil.rmtree(folder, ignore_errors=True)
 
     workers: dict[str, tuple[str, ...]] = {}
     try:

@@ -38,7 +38,7 @@ class HostFacts:
     cores: frozenset[int]
     """Those that a process there may use."""
     place: str
-    """Who shares memory with its processes; see `weights._segments.place`."""
+    """Who shares memory with its processes; see `_places.place`."""
 
 
 def facts_here() -> HostFacts:

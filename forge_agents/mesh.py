@@ -276,7 +276,7 @@ async def stop(mesh: ProcMesh, *, timeout_s: float = 10.0) -> None:
         mesh: From `spawn_procs`.
         timeout_s: Most seconds to wait for Monarch's word that it is over.
     """
-    entry = next((s for s in _spawned if s.mesh is mesh), None)
+    entry = _found(mesh)
     if entry is None:
         return
     if not entry.spot.elsewhere and len(ended(mesh)) == entry.spot.each:
@@ -333,7 +333,7 @@ def pids(mesh: ProcMesh) -> list[int]:
 
 def ended(mesh: ProcMesh) -> list[int]:
     """Process ids of a mesh's ranks that have started on this machine and run no more."""
-    entry = next((s for s in _spawned if s.mesh is mesh), None)
+    entry = _found(mesh)
     if entry is None or entry.spot.elsewhere:
         return []
     return [pid for pid in _pids(entry) if not _processes.is_ours(pid)]
@@ -354,8 +354,14 @@ def log_advice(who: str) -> str:
     return f"its log in {entry.logs}{where}"
 
 
+def _found(mesh: ProcMesh) -> _Spawned | None:
+    return next((s for s in _spawned if s.mesh is mesh), None)
+
+
 def _entry(mesh: ProcMesh) -> _Spawned:
-    return next(s for s in _spawned if s.mesh is mesh)
+    entry = _found(mesh)
+    assert entry is not None
+    return entry
 
 
 def _pids(entry: _Spawned) -> list[int]:

@@ -83,10 +83,8 @@ def benchmark(
         RunFolderError: `out_dir` cannot be used, or another benchmark writes there.
         ActorDiedError, StallError: An engine is gone. What was played is kept: call again to go on.
     """
-    if episodes < 1 or samples < 1 or seed < 0:
-        raise ValueError(f"episodes={episodes} and samples={samples} must be at least 1, seed={seed} at least 0")
-    if exploitability_samples < 0:
-        raise ValueError(f"exploitability_samples={exploitability_samples} must be at least 0")
+    _check_least(1, episodes=episodes, samples=samples)
+    _check_least(0, seed=seed, exploitability_samples=exploitability_samples)
     named = named_players(players)
     limits, engine = limits or BenchLimits(), engine or EngineConfig()
     if any(isinstance(player, Human) for player in named.values()):  # one terminal, and no bar across it
@@ -120,6 +118,12 @@ def benchmark(
             seconds=time.monotonic() - run.started,
             play_seconds=run.play_seconds,
         )
+
+
+def _check_least(least: int, **numbers: int) -> None:
+    for name, number in numbers.items():
+        if number < least:
+            raise ValueError(f"{name}={number} must be at least {least}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

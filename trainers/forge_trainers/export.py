@@ -15,6 +15,7 @@ import yaml
 
 from forge_agents.errors import RunFolderError
 from forge_trainers.experiment import Checkpoints
+from forge_trainers.learner_config import LearnerConfig
 
 
 def export_checkpoint(
@@ -75,11 +76,10 @@ def _chosen(kept: Checkpoints, which: str, folder: Path) -> Path:
     return found[which]
 
 
-def _config(name: str, policies: Mapping[str, Any], dump: str) -> Any:
+def _config(name: str, policies: Mapping[str, Any], dump: str) -> LearnerConfig:
     """What is needed to hold the weights; how they were learned does not matter any more."""
     from forge_agents import models
     from forge_agents.policy import LoRA
-    from forge_trainers.learner_config import LearnerConfig
 
     try:
         policy = policies[name]
