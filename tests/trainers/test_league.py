@@ -143,9 +143,13 @@ def test_what_opponents_sampled_never_enters_the_loss():
         (lambda: lineup_of(fa.League(HERO, anchors=(RANDOM, RANDOM)), fa.GRPOConfig(), Path()), "names of their own"),
         (
             lambda: lineup_of(fa.League(HERO, anchors=(fa.Random(name="hero"),)), fa.GRPOConfig(), Path()).declared(
-                AGENTS
+                {"duel": AGENTS}
             ),
             "two policies of the league are called 'hero'",
+        ),
+        (
+            lambda: lineup_of(fa.League(HERO), fa.GRPOConfig(), Path()).declared({"duel": AGENTS, "solo": ("a",)}),
+            "environments of a league need the same seats",
         ),
         (lambda: draw_matches(standings(), LeagueConfig(), ("solo",), 4, key=(0, 0, 0)), "the environment has solo"),
     ],
@@ -228,8 +232,8 @@ def season(folder, steps, *, pool=3, resume=False):
                 league.load_state_dict(dict(state))
             learner.version = first
         for step in range(first, steps):
-            tasks = [Task(env_id="duel", seed=100 * step + i, number=i) for i in range(6)]
-            groups = await league.play(tasks, AGENTS, play, stack, step=step, refill=0)
+            tasks = [Task(env_id="duel", seed=100 * step + i, agents=AGENTS, number=i) for i in range(6)]
+            groups = await league.play(tasks, play, stack, step=step, refill=0)
             learner.version += 1
             rows.append(await league.learned(step, await judge(groups, env_reward, timeout_s=10), stack))
             if (step + 1) % 4 == 0:

@@ -48,8 +48,12 @@ PlayGroup: TypeAlias = Callable[[Task, Seats, Mapping[str, Served]], Coroutine[A
 class Lineup(Protocol):
     """Decides who sits where, and hears what came of it."""
 
-    def declared(self, agents: Sequence[str]) -> dict[str, AnyPolicy]:
-        """Every policy of the run by name; a model among them gets an engine."""
+    def declared(self, seats: Mapping[str, tuple[str, ...]]) -> dict[str, AnyPolicy]:
+        """Every policy of the run by name; a model among them gets an engine.
+
+        Args:
+            seats: The seats of each environment of the run.
+        """
         ...
 
     def settings(self) -> dict[str, Any]:
@@ -57,14 +61,12 @@ class Lineup(Protocol):
         ...
 
     async def play(
-        self, tasks: Sequence[Task], agents: Sequence[str], group: PlayGroup, stack: Stack, *, step: int, refill: int
+        self, tasks: Sequence[Task], group: PlayGroup, stack: Stack, *, step: int, refill: int
     ) -> list[EpisodeGroup]:
         """The groups of a step, or of its refill."""
         ...
 
-    async def rehearse(
-        self, tasks: Sequence[Task], agents: Sequence[str], group: PlayGroup, stack: Stack
-    ) -> list[EpisodeGroup]:
+    async def rehearse(self, tasks: Sequence[Task], group: PlayGroup, stack: Stack) -> list[EpisodeGroup]:
         """The groups of an evaluation."""
         ...
 
@@ -88,25 +90,27 @@ class SeatsPlay:
     def __init__(self, seats: Seats) -> None:
         self._seats = seats
 
-    def declared(self, agents: Sequence[str]) -> dict[str, AnyPolicy]:
+    def declared(self, seats: Mapping[str, tuple[str, ...]]) -> dict[str, AnyPolicy]:
         """As in `Lineup`."""
-        return declared_policies(self._seats, agents)
+        return declared_policies(self._seats, tuple(dict.fromkeys(agent for each in seats.values() for agent in each)))
 
     def settings(self) -> dict[str, Any]:
         """Nothing."""
         return {}
 
     async def play(
-        self, tasks: Sequence[Task], agents: Sequence[str], group: PlayGroup, stack: Stack, *, step: int, refill: int
+        self, tasks: Sequence[Task], group: PlayGroup, stack: Stack, *, step: int, refill: int
     ) -> list[EpisodeGroup]:
         """As in `Lineup`."""
-        return await self.rehearse(tasks, agents, group, stack)
+        return await self.rehearse(tasks, group, stack)
 
-    async def rehearse(
-        self, tasks: Sequence[Task], agents: Sequence[str], group: PlayGroup, stack: Stack
-    ) -> list[EpisodeGroup]:
+    async def rehearse(self, tasks: Sequence[Task], group: PlayGroup, stack: Stack) -> list[EpisodeGroup]:
         """As in `Lineup`."""
-        return await all_or_first_error(group(task, self._seats, stack.served) for task in tasks)
+        given = self._seats
+        return await all_or_first_error(
+            group(task, {a: given[a] for a in task.agents} if isinstance(given, Mapping) else given, stack.served)
+            for task in tasks
+        )
 
     def measured(self, judged: Sequence[JudgedGroup]) -> Sequence[JudgedGroup]:
         """All seats."""
@@ -141,9 +145,11 @@ class LeaguePlay:
         self._loaded, self._loads = league.start, 0  # the engine starts with the start model
         self._load_s = 0.0
 
-    def declared(self, agents: Sequence[str]) -> dict[str, AnyPolicy]:
+    def declared(self, seats: Mapping[str, tuple[str, ...]]) -> dict[str, AnyPolicy]:
         """The policy, the anchors, and the engine that snapshots take turns in."""
-        league = self._league
+        league, agents = self._league, next(iter(seats.values()))
+        if len(set(seats.values())) > 1:
+            raise ValueError(f"environments of a league need the same seats, got {dict(seats)}")
         found: dict[str, AnyPolicy] = {}
         for player in (league.policy, league.frozen(league.engine), *league.anchors):
             for name, policy in declared_policies(player, agents).items():
@@ -157,21 +163,19 @@ class LeaguePlay:
         return {"league": self._league.settings()}
 
     async def play(
-        self, tasks: Sequence[Task], agents: Sequence[str], group: PlayGroup, stack: Stack, *, step: int, refill: int
+        self, tasks: Sequence[Task], group: PlayGroup, stack: Stack, *, step: int, refill: int
     ) -> list[EpisodeGroup]:
         """As in `Lineup`: opponents are drawn for the step, groups of one snapshot after those of another."""
         async with self._one_at_a_time:
             key = (self._config.seed, step, refill)
-            matches = draw_matches(self.standings, self._league, agents, len(tasks), key=key)
-            return await self._play(tasks, matches, agents, group, stack)
+            matches = draw_matches(self.standings, self._league, tasks[0].agents, len(tasks), key=key)
+            return await self._play(tasks, matches, group, stack)
 
-    async def rehearse(
-        self, tasks: Sequence[Task], agents: Sequence[str], group: PlayGroup, stack: Stack
-    ) -> list[EpisodeGroup]:
+    async def rehearse(self, tasks: Sequence[Task], group: PlayGroup, stack: Stack) -> list[EpisodeGroup]:
         """As in `Lineup`: against the anchors, or else the start model."""
         async with self._one_at_a_time:
-            matches = evaluation_matches(self._league, agents, len(tasks))
-            return await self._play(tasks, matches, agents, group, stack)
+            matches = evaluation_matches(self._league, tasks[0].agents, len(tasks))
+            return await self._play(tasks, matches, group, stack)
 
     def measured(self, judged: Sequence[JudgedGroup]) -> Sequence[JudgedGroup]:
         """The policy's seats against opponents: the rewards of all seats of a zero-sum game tell nothing."""
@@ -217,10 +221,10 @@ class LeaguePlay:
                 raise ValueError(f"snapshot {self._snapshots / one.name} of the league is missing")
 
     async def _play(
-        self, tasks: Sequence[Task], matches: Sequence[Match], agents: Sequence[str], group: PlayGroup, stack: Stack
+        self, tasks: Sequence[Task], matches: Sequence[Match], group: PlayGroup, stack: Stack
     ) -> list[EpisodeGroup]:
         """Play every match, snapshot by snapshot, with the first also what needs none. Groups come in tasks' order."""
-        players = self._players
+        players, policy = self._players, self._league.policy.name
         snapshots = {one.name: one.version for one in self.standings.opponents if one.version >= 0}
         turns = list(dict.fromkeys(match.opponent for match in matches if match.opponent in snapshots)) or [""]
         turns.sort(key=lambda name: name != self._loaded)  # the one that sits in the engine already goes first
@@ -231,7 +235,7 @@ class LeaguePlay:
                 await self._load(name, snapshots[name], stack)
                 served[name] = served[self._league.engine]
             due = [
-                (task, {agent: players[who] for agent, who in match.players(agents, self._league.policy.name).items()})
+                (task, {agent: players[who] for agent, who in match.players(task.agents, policy).items()})
                 for task, match in zip(tasks, matches, strict=True)
                 if match.opponent == name or (name == turns[0] and match.opponent not in snapshots)
             ]

@@ -29,6 +29,8 @@ class Task:
 
     env_id: str
     seed: int
+    agents: tuple[str, ...]
+    """The seats of its environment."""
     number: int
     """Its place among those that are played together."""
 
@@ -38,7 +40,7 @@ class Source:
 
     Raises:
         UnknownIdError: No environment has the id.
-        ValueError: Weights that are not positive, or environments whose seats differ.
+        ValueError: Weights that are not positive.
         TypeError: Neither an id, nor a class or factory, nor a mapping.
     """
 
@@ -63,10 +65,7 @@ class Source:
                 self._makers[name] = self._maker(name)
         self.env_ids = tuple(weights)
         self._shares = np.array(list(weights.values())) / sum(weights.values())
-        seats = {name: self._seats(name) for name in self.env_ids}
-        if len(set(seats.values())) > 1:
-            raise ValueError(f"environments of one run need the same seats, got {seats}")
-        self.agents = next(iter(seats.values()))
+        self.seats = {name: self._seats(name) for name in self.env_ids}
 
     def make(self, env_id: str) -> AECEnv[str, Any, Any]:
         """A fresh environment."""
@@ -78,12 +77,15 @@ class Source:
         picks = rng.choice(len(self.env_ids), size=count, p=self._shares)
         seeds = rng.choice(HELD_OUT_FROM, size=count)
         drawn = zip(picks, seeds, strict=True)
-        return [Task(env_id=self.env_ids[pick], seed=int(s), number=i) for i, (pick, s) in enumerate(drawn)]
+        return [self._task(int(pick), int(s), number) for number, (pick, s) in enumerate(drawn)]
 
     def held_out(self, count: int) -> list[Task]:
         """`count` tasks that training never sees, the same for every run."""
-        ids = self.env_ids
-        return [Task(env_id=ids[i % len(ids)], seed=HELD_OUT_FROM + i, number=i) for i in range(count)]
+        return [self._task(i % len(self.env_ids), HELD_OUT_FROM + i, i) for i in range(count)]
+
+    def _task(self, place: int, seed: int, number: int) -> Task:
+        env_id = self.env_ids[place]
+        return Task(env_id=env_id, seed=seed, agents=self.seats[env_id], number=number)
 
     def _maker(self, name: str) -> Callable[[], AECEnv[str, Any, Any]]:
         self.max_turns[name] = registry.spec(name).max_turns

@@ -249,7 +249,7 @@ class GRPOTrainer:
         tasks = source.tasks(config.seed, step, config.groups_per_step if count is None else count, refill=refill)
         where = f"{config.seed}/{step}/{refill}"  # a resumed run samples what it would have
         group = self._group(source, config.group_size, where)
-        return await self._lineup.play(tasks, source.agents, group, self._running, step=step, refill=refill)
+        return await self._lineup.play(tasks, group, self._running, step=step, refill=refill)
 
     async def _sync(self) -> None:
         await with_deadline(self._running.sync(), self.config.stage_timeout_s, who="weights", what="return")
@@ -271,7 +271,7 @@ class GRPOTrainer:
     async def _evaluate(self, source: Source, episodes: int, reward: Reward) -> EvalResult:
         await self._started(source, learn=False)
         group = self._group(source, 1, f"{self.config.seed}/held-out")
-        playing = self._lineup.rehearse(source.held_out(episodes), source.agents, group, self._running)
+        playing = self._lineup.rehearse(source.held_out(episodes), group, self._running)
         groups = await with_deadline(playing, self.config.stage_timeout_s, who="episodes", what="evaluation")
         judged = await judge(groups, reward, timeout_s=self.config.stage_timeout_s)
         summary = summarise(self._lineup.measured(judged))
@@ -333,7 +333,7 @@ class GRPOTrainer:
         return self._stack
 
     def _models(self, source: Source) -> dict[str, Policy]:
-        declared = self._lineup.declared(source.agents)
+        declared = self._lineup.declared(source.seats)
         models = {name: policy for name, policy in declared.items() if isinstance(policy, Policy)}
         for name, policy in models.items():
             if policy.trainable and (policy.sampling.top_p < 1 or policy.sampling.temperature == 0):

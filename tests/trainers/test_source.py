@@ -1,0 +1,52 @@
+"""Which environments a run plays, and who sits in their seats."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+import forge_agents as fa
+from forge_trainers.config import GRPOConfig
+from forge_trainers.lineup import lineup_of
+from forge_trainers.source import HELD_OUT_FROM, Source
+
+GAMES = {"forge/AlphabetSort-v0": 1.0, "forge/Relay-v0": 1.0, "forge/KuhnPoker-v0": 2.0}
+SEATS = {
+    "forge/AlphabetSort-v0": ("sorter",),
+    "forge/Relay-v0": ("asker", "answerer"),
+    "forge/KuhnPoker-v0": ("p0", "p1"),
+}
+
+
+def test_environments_of_one_run_may_have_other_seats(tmp_path):
+    source = Source(GAMES)
+    tasks = source.tasks(0, 0, 400)
+    assert {task.env_id: task.agents for task in tasks} == SEATS
+    assert sum(task.env_id == "forge/KuhnPoker-v0" for task in tasks) == pytest.approx(200, abs=40)
+    held_out = source.held_out(4)
+    assert [task.agents for task in held_out] == [*SEATS.values(), SEATS["forge/AlphabetSort-v0"]]
+    assert [task.seed - HELD_OUT_FROM for task in held_out] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("by_seat", [False, True])
+def test_each_environment_gets_the_policies_of_its_own_seats(tmp_path, by_seat):
+    pupil, poker = fa.Policy("model", name="pupil"), fa.Random(name="poker")
+    everyone = {agent: poker if agent in ("p0", "p1") else pupil for agents in SEATS.values() for agent in agents}
+    lineup = lineup_of(everyone if by_seat else pupil, GRPOConfig(), tmp_path)
+    assert lineup.declared(SEATS) == ({"pupil": pupil, "poker": poker} if by_seat else {"pupil": pupil})
+    source = Source(GAMES)
+
+    async def play(task, seats, served):
+        return seats
+
+    played = asyncio.run(lineup.rehearse(source.held_out(3), play, SimpleNamespace(served={})))
+    if by_seat:
+        assert played == [{agent: everyone[agent] for agent in agents} for agents in SEATS.values()]
+    else:
+        assert played == [pupil] * 3
+
+
+def test_a_seat_that_no_environment_has_is_refused(tmp_path):
+    everyone = dict.fromkeys(["sorter", "asker", "answerer", "p0", "p1", "p2"], fa.Random())
+    with pytest.raises(ValueError, match=r"no seat 'p2'; the seats are sorter, asker, answerer, p0, p1"):
+        lineup_of(everyone, GRPOConfig(), tmp_path).declared(SEATS)
