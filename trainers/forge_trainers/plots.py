@@ -27,15 +27,21 @@ def draw_curve(
 
 
 def draw_arms(
-    arms: Mapping[str, Sequence[Sequence[tuple[float, float]]]], target: Path, *, title: str, value: str
+    arms: Mapping[str, Sequence[Sequence[tuple[float, float]]]],
+    target: Path,
+    *,
+    title: str,
+    value: str,
+    over: str = "step",
 ) -> None:
     """Write a picture of an experiment: thin lines are seeds, a thick one is the mean of an arm.
 
     Args:
-        arms: By label one curve a seed, of pairs (step, value) at the same steps.
+        arms: By label one curve a seed, of as many pairs (step, value).
         target: A file whose ending names the format.
         title: Above the picture.
         value: What the curves measure.
+        over: What the first number of a pair is.
     """
     from matplotlib.figure import Figure  # without pyplot: no window system, no global state
 
@@ -46,7 +52,7 @@ def draw_arms(
         for curve in seeds:
             axes.plot(*curve.T, color=f"C{number}", alpha=0.3, linewidth=1)
         axes.plot(*seeds.mean(axis=0).T, color=f"C{number}", label=label, marker="o")
-    axes.set(xlabel="step", ylabel=value, title=title)
+    axes.set(xlabel=over, ylabel=value, title=title)
     axes.legend()
     axes.grid(alpha=0.3)
     figure.savefig(target, dpi=120)

@@ -1,0 +1,107 @@
+"""Collecting ahead: what staleness 1 and 2 cost in learning, and gain in time, beside a synchronous run.
+
+Two seats of forge/Relay-v0 share a 135M model. The synchronous arm gives all cores to engine and learner in turn; the
+others give half of them to each, all the time. All are measured on the same held-out seeds, by seconds of training
+(evaluations do not count). The control has learning rate 0.
+
+    python examples/asynchronous.py [--staleness 0 1 2] [--seeds 0 1 2] [--out runs/asynchronous]
+
+takes about four minutes a run on two CPU cores and writes ``asynchronous.png``. Finished runs are not repeated.
+"""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import forge_agents as fa
+from forge_trainers.plots import draw_arms
+
+ENV_ID = "forge/Relay-v0"
+ENV_ARGS = {"max_number": 9, "tool": False}
+MEANS = ("time/step_s", "idle/engines", "idle/learner")
+WARM_FROM = 3
+"""Steps before do not count for idle shares and times: memory is new, caches are cold, nothing is collected ahead."""
+
+
+def run(staleness, seed, asked, *, lr=2e-5):
+    """One training run; returns and saves what was measured."""
+    folder = asked.out / (f"staleness-{staleness}-{seed}" + ("" if lr else "-control"))
+    saved = folder / "result.json"
+    if saved.exists():
+        return json.loads(saved.read_text())
+    threads = None if staleness == 0 else max(1, (os.cpu_count() or 2) // 2)
+    config = fa.GRPOConfig(
+        seed=seed,
+        max_staleness=staleness,
+        learner=fa.LearnerConfig(lr=lr, warmup_steps=2, threads=threads),
+        engine=fa.EngineConfig(max_model_len=256, enforce_eager=True, threads=threads),
+        eval_every=asked.eval_every,
+        eval_episodes=asked.episodes,
+        checkpoint_every=asked.steps,
+    )
+    team = fa.Policy(asked.model, name="team", sampling=fa.Sampling(temperature=1.0, max_tokens=16))
+    with fa.GRPOTrainer(team, config=config, out_dir=folder) as trainer:
+        before = trainer.evaluate(ENV_ID, episodes=asked.episodes, env_args=ENV_ARGS)
+        rows = trainer.fit(ENV_ID, steps=asked.steps, env_args=ENV_ARGS).metrics
+        after = trainer.evaluate(ENV_ID, episodes=2 * asked.episodes, env_args=ENV_ARGS)
+    spent = np.cumsum([row["time/step_s"] for row in rows])
+    curve = [[0.0, before.reward]]
+    curve += [[float(s), row["eval/reward"]] for s, row in zip(spent, rows, strict=True) if "eval/reward" in row]
+    warm = rows[WARM_FROM:]
+    result = {
+        "staleness": staleness, "seed": seed, "lr": lr, "curve": curve,
+        "before": [before.reward, before.ci], "after": [after.reward, after.ci],
+        **{name: float(np.mean([row[name] for row in warm])) for name in MEANS},
+        "staleness_max": max(row["staleness/max"] for row in rows),
+    }  # fmt: skip
+    saved.write_text(json.dumps(result))
+    return result
+
+
+def seconds_to(curve, reward):
+    """Seconds of training until the held-out reward is first reached, between points on a line; NaN: never."""
+    for (s0, r0), (s1, r1) in zip(curve, curve[1:], strict=False):
+        if r1 >= reward:
+            return s1 if r1 == r0 else s0 + (s1 - s0) * max(0.0, reward - r0) / (r1 - r0)
+    return float("nan")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=18, help="optimiser steps of each run")
+    parser.add_argument("--control", type=int, default=0, metavar="N", help="control runs, of the most stale arm")
+    parser.add_argument("--episodes", type=int, default=128, help="held-out seeds; twice as many at the end")
+    parser.add_argument("--eval-every", type=int, default=3, help="steps between points of the curve")
+    parser.add_argument("--reward", type=float, default=0.7, help="that the time is taken to")
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--out", type=Path, default=Path("runs/asynchronous"))
+    asked = parser.parse_args()
+    results = [run(staleness, seed, asked) for seed in asked.seeds for staleness in asked.staleness]
+    results += [run(max(asked.staleness), seed, asked, lr=0.0) for seed in asked.seeds[: asked.control]]
+    columns = (f"seconds to {asked.reward}", "seconds a step", "engines idle", "learner idle", "most stale")
+    table = Table("staleness", "seed", "before", "after", *columns, title=f"{ENV_ID}, held-out reward, 95 %")
+    for one in sorted(results, key=lambda one: (one["lr"] == 0, one["staleness"])):
+        each = [f"{mean:.3f} ± {ci:.3f}" for mean, ci in (one["before"], one["after"])]
+        idle = [f"{one[name]:.0%}" for name in ("idle/engines", "idle/learner")]
+        when = [f"{seconds_to(one['curve'], asked.reward):.0f}", f"{one['time/step_s']:.1f}"]
+        name = f"{one['staleness']}" + ("" if one["lr"] else ", learning rate 0")
+        table.add_row(name, str(one["seed"]), *each, *when, *idle, f"{one['staleness_max']:.0f}")
+    Console().print(table)
+    arms = {
+        f"staleness {staleness}": [one["curve"] for one in results if one["staleness"] == staleness and one["lr"]]
+        for staleness in asked.staleness
+    }
+    picture = asked.out / "asynchronous.png"
+    title, over = f"{ENV_ID}, SmolLM2-135M-Instruct", "seconds of training"
+    draw_arms(arms, picture, title=title, value="reward on held-out seeds", over=over)
+
+
+if __name__ == "__main__":
+    main()
