@@ -12,6 +12,7 @@ takes about four minutes a run on two CPU cores and writes ``asynchronous.png``.
 import argparse
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +66,7 @@ def run(staleness, seed, asked, *, lr=2e-5):
 
 def seconds_to(curve, reward):
     """Seconds of training until the held-out reward is first reached, between points on a line; NaN: never."""
-    for (s0, r0), (s1, r1) in zip(curve, curve[1:], strict=False):
+    for (s0, r0), (s1, r1) in pairwise(curve):
         if r1 >= reward:
             return s1 if r1 == r0 else s0 + (s1 - s0) * max(0.0, reward - r0) / (r1 - r0)
     return float("nan")

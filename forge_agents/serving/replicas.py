@@ -15,6 +15,7 @@ from forge_agents import mesh
 from forge_agents._busy import Busy
 from forge_agents.errors import ActorDiedError, StallError, UnknownIdError
 from forge_agents.faults import Faults
+from forge_agents.rollout import all_or_first_error
 from forge_agents.serving.engine import SILENCE_S, Engine, EngineInfo, SamplingLike
 from forge_agents.serving.routing import LeastLoaded, PrefixAffine, Router
 from forge_agents.types import Completion
@@ -156,27 +157,33 @@ class Replicas:
     async def load_weights(
         self, version: int | None = None, *, adapter: str = "", timeout_s: float = 120.0
     ) -> dict[str, float]:
-        """As `Engine.load_weights`, one replica after the other: the rest generate undisturbed.
+        """As `Engine.load_weights`, half of the replicas at a time: the others generate undisturbed.
 
         Returns:
             ``version`` and ``bytes`` of one; ``fetch_s``, ``load_s`` and ``seconds`` of all together.
         """
         timings: list[dict[str, float]] = []
-        for replica in self._replicas:
-            deadline = time.monotonic() + timeout_s
-
-            async def load(engine: Engine, deadline: float = deadline) -> dict[str, float]:
-                return await engine.load_weights(version, adapter=adapter, timeout_s=deadline - time.monotonic())
-
-            def choose(replica: _Replica = replica) -> _Replica | None:
-                return replica if replica.engine is not None else None
-
-            _, timing = await self._with_live(choose, load, deadline, what="a weight update")
-            if adapter not in self._loaded:
-                self._loaded.append(adapter)
-            timings.append(timing)
+        for wave in waves(self._replicas):
+            loads = (self._load(replica, version, adapter, timeout_s) for replica in wave)
+            timings += await all_or_first_error(loads)
         spent = {name: sum(timing[name] for timing in timings) for name in ("fetch_s", "load_s", "seconds")}
         return {**timings[0], "bytes": max(timing["bytes"] for timing in timings), **spent}
+
+    async def _load(
+        self, replica: _Replica, version: int | None, adapter: str, timeout_s: float
+    ) -> dict[str, float]:
+        deadline = time.monotonic() + timeout_s
+
+        async def load(engine: Engine) -> dict[str, float]:
+            return await engine.load_weights(version, adapter=adapter, timeout_s=deadline - time.monotonic())
+
+        def choose() -> _Replica | None:
+            return replica if replica.engine is not None else None
+
+        _, timing = await self._with_live(choose, load, deadline, what="a weight update")
+        if adapter not in self._loaded:
+            self._loaded.append(adapter)
+        return timing
 
     async def use_store(self, store: WeightStoreRef) -> None:
         """From now on find new weights in `store`, which took the place of one that died."""
@@ -319,3 +326,9 @@ class Adapted:
     async def load_weights(self, version: int | None = None, *, timeout_s: float = 120.0) -> dict[str, float]:
         """As `Replicas.load_weights`, of the adapter."""
         return await self._engines.load_weights(version, adapter=self._adapter, timeout_s=timeout_s)
+
+
+def waves(replicas: Sequence[T]) -> list[Sequence[T]]:
+    """Parts of `replicas` that load weights one after the other: while one does, at least half of all generate."""
+    size = max(1, len(replicas) // 2)
+    return [replicas[start : start + size] for start in range(0, len(replicas), size)]

@@ -187,6 +187,37 @@ def test_weights_roll_through_the_replicas_while_the_others_generate() -> None:
     asyncio.run(main())
 
 
+def test_half_of_the_replicas_load_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, loading, most = Played.load_weights, 0, []
+
+    async def counted(self: Played, *args: Any, **options: Any) -> dict[str, float]:
+        nonlocal loading
+        loading += 1
+        most.append(loading)
+        await asyncio.sleep(0)
+        try:
+            return await plain(self, *args, **options)
+        finally:
+            loading -= 1
+
+    async def main() -> None:
+        hero = await replicas(5)
+        monkeypatch.setattr(Played, "load_weights", counted)
+        await hero.load_weights(1)
+        assert [engine.version for engine in Played.started] == [1] * 5
+        await hero.stop()
+
+    asyncio.run(main())
+    assert most == [1, 2, 1, 2, 1]
+
+
+@pytest.mark.parametrize(("number", "sizes"), [(1, [1]), (2, [1, 1]), (3, [1, 1, 1]), (4, [2, 2]), (9, [4, 4, 1])])
+def test_waves_hold_every_replica_once_and_never_more_than_half_of_several(number: int, sizes: list[int]) -> None:
+    found = module.waves(range(number))
+    assert [len(wave) for wave in found] == sizes
+    assert [one for wave in found for one in wave] == list(range(number))
+
+
 def test_a_store_that_died_is_named_and_its_successor_awaited() -> None:
     async def main() -> None:
         hero = await replicas(2)

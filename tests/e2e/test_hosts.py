@@ -174,21 +174,21 @@ def test_a_host_that_nobody_serves_is_named(run: Any, tmp_path: Path) -> None:
 
 
 class Sabotage:
-    """The environment's reward; kills a host when it is asked for the second time."""
+    """The environment's reward; kills a host each time it is asked for a step that is to be disturbed."""
 
-    def __init__(self, host: str) -> None:
-        self._host, self._calls = host, 0
-        self.struck = 0.0
+    def __init__(self, **hosts: int) -> None:
+        self._hosts, self._calls = {call: name.replace("_", "-") for name, call in hosts.items()}, 0
+        self.struck: list[float] = []
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> np.ndarray:
         self._calls += 1
-        if self._calls == 2:
-            kill_host(self._host)
-            self.struck = time.time()
+        if host := self._hosts.get(self._calls):
+            kill_host(host)
+            self.struck.append(time.time())
         return np.array([trajectory.reward for trajectory in trajectories], dtype=np.float32)
 
 
-def test_a_run_on_two_hosts_continues_from_its_checkpoint_when_the_learners_is_killed(
+def test_a_run_on_three_hosts_continues_when_the_engines_is_killed_and_then_the_learners(
     tiny_llama: Path, tmp_path: Path
 ) -> None:
     config = fa.GRPOConfig(
@@ -199,22 +199,24 @@ def test_a_run_on_two_hosts_continues_from_its_checkpoint_when_the_learners_is_k
         checkpoint_every=1,
     )
     policy = fa.Policy(str(tiny_llama), name="team", sampling=fa.Sampling(max_tokens=8))
-    reward = Sabotage("learner-0")
-    hosts = fa.Hosts(kind="process", hosts={"learner": 1, "engines": 1})
+    reward = Sabotage(engines_0=2, learner_0=4)
+    hosts = fa.Hosts(kind="process", hosts={"learner": 1, "engines": 2})
     with fa.GRPOTrainer(policy, reward, config, tmp_path / "run", hosts) as trainer:
-        trainer.fit("hosts/Letters-v0", steps=3)
-        left = [host_pid("engines-0"), *(pid for entry in mesh._spawned for pid in mesh.pids(entry.mesh))]
-        assert {host_of(pid) for pid in left[1:]} == {"engines-0"} and len(left) == 4
+        trainer.fit("hosts/Letters-v0", steps=4)
+        left = [host_pid("engines-1"), *(pid for entry in mesh._spawned for pid in mesh.pids(entry.mesh))]
+        assert {host_of(pid) for pid in left[1:]} == {"engines-1"} and len(left) == 4
 
     assert all(map(gone, left))
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == list(range(3))
-    assert [row["learner/version"] for row in rows] == [1, 2, 3]
+    assert [row["step"] for row in rows] == list(range(4))
+    assert [row["learner/version"] for row in rows] == [1, 2, 3, 4]
     faults = [json.loads(line) for line in (tmp_path / "run" / "faults.jsonl").read_text().splitlines()]
-    noticed = {row["who"]: row["time"] for row in faults if row["event"] == "noticed"}
-    assert set(noticed) == {"team-learner", "weights"}
-    assert all(time_ - reward.struck < 2 for time_ in noticed.values())
-    assert sorted(row["who"] for row in faults if row["event"] == "recovered") == sorted(noticed)
+    noticed = [(row["who"], row["time"]) for row in faults if row["event"] == "noticed"]
+    assert [who for who, _ in noticed][:1] == ["team-engine"]
+    assert sorted(who for who, _ in noticed[1:]) == ["team-learner", "weights"]
+    assert noticed[0][1] - reward.struck[0] < 2
+    assert all(time_ - reward.struck[1] < 2 for _, time_ in noticed[1:])
+    assert sorted(row["who"] for row in faults if row["event"] == "recovered") == sorted(who for who, _ in noticed)
 
 
 def gone(pid: int) -> bool:

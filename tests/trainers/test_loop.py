@@ -1,41 +1,122 @@
 import asyncio
+import functools
 import os
 import signal
 import time
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_agents._busy import Busy
-from forge_trainers.loop import Ahead, Interrupt, LoopRunner, Stopwatch
+from forge_trainers.loop import Ahead, Behind, Interrupt, LoopRunner, Stopwatch
 
 
-@settings(max_examples=40, deadline=None)
-@given(staleness=st.integers(0, 3), steps=st.integers(1, 8), delays=st.lists(st.integers(0, 3), min_size=8, max_size=8))
-def test_no_step_is_collected_with_weights_older_than_the_bound(staleness, steps, delays):
-    version = 0
+def ages_of_groups(staleness, steps, playing, loading):
+    """How many versions behind the learner each group was when its step was taken; delays are turns of the loop.
+
+    Args:
+        playing: By step, the delays of its groups.
+        loading: By step, the delay of its weights on their way to the engines.
+    """
+    learner = engines = 0
+
+    async def group(delay):
+        sampled_with = engines
+        for _ in range(delay):
+            await asyncio.sleep(0)
+        return sampled_with
 
     async def collect(step):
-        started_with = version
-        for _ in range(delays[step]):
+        await weights.done()
+        return step, await asyncio.gather(*map(group, playing[step]))
+
+    async def load(version):
+        nonlocal engines
+        for _ in range(loading[version - 1]):
             await asyncio.sleep(0)
-        return step, started_with
+        engines = version
 
     async def main():
-        nonlocal version
-        ahead, seen = Ahead(collect, staleness, steps), []
+        nonlocal learner
         for step in range(steps):
-            got, started_with = await ahead.take(step)
-            seen.append((got, step, version - started_with))
+            got, sampled_with = await ahead.take(step)
+            assert got == step
+            ages.extend(learner - version for version in sampled_with)
             await asyncio.sleep(0)
-            version += 1
-        return seen
+            learner += 1
+            await weights.start(functools.partial(load, learner))
+        await weights.done()
+        assert engines == steps
 
-    version = 0
-    for got, step, age in asyncio.run(main()):
-        assert got == step
-        assert 0 <= age <= staleness
+    ages = []
+    ahead, weights = Ahead(collect, staleness, steps), Behind()
+    asyncio.run(main())
+    return ages
+
+
+DELAYS = st.lists(st.integers(0, 3), min_size=8, max_size=8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(staleness=st.integers(0, 3), steps=st.integers(1, 8), playing=DELAYS, loading=DELAYS)
+def test_no_step_is_collected_with_weights_older_than_the_bound(staleness, steps, playing, loading):
+    ages = ages_of_groups(staleness, steps, [[delay] for delay in playing], loading)
+    assert len(ages) == steps and 0 <= min(ages) <= max(ages) <= staleness
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_none_of_10_000_groups_is_older_than_the_bound_and_some_are_as_old(staleness):
+    rng = np.random.default_rng(staleness)
+    ages = ages_of_groups(staleness, 1250, rng.integers(0, 12, (1250, 8)), rng.integers(0, 12, 1250))
+    assert len(ages) == 10_000
+    assert min(ages) >= 0 and max(ages) == staleness
+
+
+def test_work_behind_the_back_goes_on_alone_and_its_error_comes_to_whoever_waits():
+    order = []
+
+    async def work(name, fails=False):
+        await asyncio.sleep(0.01)
+        order.append(name)
+        if fails:
+            raise ValueError(name)
+
+    async def main():
+        behind = Behind()
+        await behind.done()
+        await behind.start(functools.partial(work, "first"))
+        order.append("caller")
+        await behind.start(functools.partial(work, "second", fails=True))
+        with pytest.raises(ValueError, match="second"):
+            await behind.start(functools.partial(work, "third"))
+        waiting = asyncio.ensure_future(behind.done())
+        waiting.cancel()
+        await behind.cancel()
+        await behind.done()
+
+    asyncio.run(main())
+    assert order == ["caller", "first", "second"]
+
+
+def test_whoever_stops_waiting_does_not_stop_the_work():
+    done = []
+
+    async def work():
+        await asyncio.sleep(0.02)
+        done.append(True)
+
+    async def main():
+        behind = Behind()
+        await behind.start(work)
+        waiting = asyncio.ensure_future(behind.done())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await behind.done()
+
+    asyncio.run(main())
+    assert done == [True]
 
 
 def test_without_staleness_nothing_is_collected_ahead():

@@ -81,9 +81,20 @@ def test_replicas_share_the_requests():
     assert run.env.now == pytest.approx(0.1 + 0.02 + 0.06 + 9 * 0.12)
 
 
-def test_weights_roll_over_replicas_one_after_the_other():
-    (step,) = simulate(replace(replicas=3), STAGES, ONE, steps=1)
-    assert step.sync_s == pytest.approx(0.25 + 3 * 0.5)
+@pytest.mark.parametrize(("replicas", "waves"), [(1, 1), (3, 3), (4, 2), (5, 3)])
+def test_weights_roll_over_half_of_the_replicas_at_a_time(replicas, waves):
+    (step,) = simulate(replace(replicas=replicas), STAGES, ONE, steps=1)
+    assert step.sync_s == pytest.approx(0.25 + waves * 0.5)
+
+
+def test_the_learner_goes_on_while_weights_travel_once_they_are_published():
+    slow = dataclasses.replace(STAGES, learner=LearnerTimes(step_s=50.0, position_s=0.0), fetch_s=20.0)
+    steps = simulate(replace(max_staleness=1), slow, ONE, steps=4)
+    assert [step.sync_s for step in steps] == [0.0] * 4
+    assert [step.step_s for step in steps[1:]] == pytest.approx([JUDGE_S + 50.0] * 3)
+    instant = dataclasses.replace(slow, judge_s=0.0, judge_trajectory_s=0.0)
+    assert simulate(replace(max_staleness=1), instant, ONE, steps=4)[-1].step_s == pytest.approx(0.25 + 50.0)
+    assert set(steps[-1].ages) == {1}
 
 
 def test_live_episodes_are_limited_for_each_collection():

@@ -165,12 +165,12 @@ class Ahead(Generic[T]):
     """Collects steps ahead of their use, by at most `staleness`.
 
     Step j is started only in `take(i)` with ``i >= j - staleness``. Before `take(i)` the learner has finished at
-    least the steps below i, so what step j samples is at least i updates old in count, and at most ``j - i <=
-    staleness`` versions behind the learner when step j is taken. Versions never move otherwise, so the bound holds
-    whatever the timing.
+    least the steps below i, and `collect` asks nothing before the engines have their weights, so what step j samples is
+    at least i updates old in count, and at most ``j - i <= staleness`` versions behind the learner when step j is
+    taken. Versions never move otherwise, so the bound holds whatever the timing.
 
     Args:
-        collect: Starts the collection of a step.
+        collect: Starts the collection of a step, once the weights that the learner has when it is called have arrived.
         staleness: Versions that a sample may lie behind.
         steps: Steps of the run; none at or past it is started.
     """
@@ -193,3 +193,27 @@ class Ahead(Generic[T]):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Behind:
+    """Work of which one piece at a time goes on behind the caller's back; whoever needs it done waits."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Begin `work` when the piece before is done. Raises what that raised."""
+        await self.done()
+        self._task = asyncio.ensure_future(work())
+
+    async def done(self) -> None:
+        """Wait for the piece that was begun last; at once if there is none. Raises what it raised."""
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    async def cancel(self) -> None:
+        """Give the piece up, and what it raised."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)

@@ -315,7 +315,7 @@ def _assumptions(run: RunConfig, found: Measured, where: Hardware) -> tuple[str,
         told += [
             "every engine replica is one GPU of the kind that was measured, and engines never run out of cache",
             f"twice the GPUs make the learner {2 * where.learner_scaling:.2f} times as fast (learner_scaling)",
-            "weights travel as fast as measured, to one replica after the other",
+            "weights travel as fast as measured, to half of the replicas at a time",
         ]
         if not found.on_gpu:
             told.append("stages were measured on a CPU: a GPU counts as as fast as that host. Measure on one GPU")

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import simpy
 
+from forge_agents.serving.replicas import waves
 from forge_trainers.simulated_engine import Cores, EngineTimes, Process, Replica, Request, SimulatedReplicas
 from forge_trainers.workload import LearnerWork, Rounds, TurnShape, Workload, learner_work
 
@@ -179,10 +180,13 @@ class SimulatedRun:
         self.cores = Cores(self.env, plan.cores)
         self.engines = {home: self._start_engine() for home in sorted(set(plan.homes.values()))}
         self._controller = simpy.Resource(self.env, 1)
+        self._learner = simpy.Resource(self.env, 1)
         self.steps: list[SimulatedStep] = []
         self.version = 0
         """Of the learner's weights."""
         self._learner_busy_s = 0.0
+        self._weights: simpy.Event = self.env.timeout(0)
+        """Their last return; where steps are collected ahead, it goes on while the learner does."""
 
     def _start_engine(self) -> SimulatedReplicas:
         plan = self.plan
@@ -215,7 +219,10 @@ class SimulatedRun:
             judged = self.env.now
             ages = yield from self._learn(used)
             learned = self.env.now
-            yield from self._sync()
+            yield self._weights
+            self._weights = self.env.process(self._sync())
+            if not self.plan.max_staleness:
+                yield self._weights
             synced = self.env.now
             busy = self._engine_busy_s()
             self.steps.append(
@@ -247,6 +254,7 @@ class SimulatedRun:
         return [self.workload.draw(rng, size, self.plan.max_tokens) for _ in range(count)]
 
     def _collect(self, drawn: Sequence[Sequence[Rounds]]) -> Generator[simpy.Event, Any, list[_Group]]:
+        yield self._weights
         limit = simpy.Resource(self.env, self.plan.max_live_episodes)
         groups = [_Group(siblings) for siblings in drawn]
         played = [self.env.process(self._episode(rounds, g, limit)) for g in groups for rounds in g.siblings]
@@ -327,23 +335,27 @@ class SimulatedRun:
         microbatches = math.ceil(work.microbatches(room) / ranks)
         demand = min(times.cores, plan.learner_threads)
         seconds = times.seconds(work, microbatches, plan.learner_speed) * times.cores / demand
-        begun = self.env.now
-        yield self.cores.start(seconds, demand).done
-        self._learner_busy_s += self.env.now - begun
+        with self._learner.request() as place:  # it may publish still
+            yield place
+            begun = self.env.now
+            yield self.cores.start(seconds, demand).done
+            self._learner_busy_s += self.env.now - begun
         self.version += 1
         return ages
 
     def _sync(self) -> Process:
         homes = sorted({home for policy, home in self.plan.homes.items() if policy in self.plan.trained})
-        begun = self.env.now
-        yield self.env.all_of([self.cores.start(self.stages.publish_s).done for _ in homes])
-        self._learner_busy_s += self.env.now - begun
+        with self._learner.request() as place:
+            yield place
+            begun = self.env.now
+            yield self.env.all_of([self.cores.start(self.stages.publish_s).done for _ in homes])
+            self._learner_busy_s += self.env.now - begun
         yield self.env.all_of([self.env.process(self._roll(home)) for home in homes])
 
     def _roll(self, home: str) -> Process:
-        """New weights for one replica after the other, as `Replicas.load_weights` does."""
-        for replica in self.engines[home].replicas:
-            yield replica.update(self.stages.fetch_s, self.version)
+        """New weights for half of the replicas at a time, as `Replicas.load_weights` does."""
+        for wave in waves(self.engines[home].replicas):
+            yield self.env.all_of([replica.update(self.stages.fetch_s, self.version) for replica in wave])
 
     def _engine_busy_s(self) -> float:
         replicas = [replica for engine in self.engines.values() for replica in engine.replicas]

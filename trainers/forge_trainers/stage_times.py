@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from forge_agents.serving.replicas import waves
 from forge_trainers.measured_runs import MeasuredRun
 from forge_trainers.simulated_engine import Counts, EngineTimes, Request
 from forge_trainers.simulation import LearnerTimes, Plan, SimulatedRun, StageTimes, simulate
@@ -95,8 +96,9 @@ def _measured(runs: Sequence[MeasuredRun], core_share: float) -> tuple[float, Me
     runs = [replace(run, plan=replace(run.plan, cores=run.plan.cores * core_share)) for run in runs]
     alone = [run for run in runs if run.plan.max_staleness == 0]
     first = alone[0]
+    loads = {run.plan.replicas: float(len(waves(range(run.plan.replicas)))) for run in alone}
     publish_s, fetch_s = _fit(
-        [((1.0, float(run.plan.replicas)), row["time/sync_s"]) for run in alone for row in run.rows], _PRIOR_SYNC
+        [((1.0, loads[run.plan.replicas]), row["time/sync_s"]) for run in alone for row in run.rows], _PRIOR_SYNC
     )
     judge_s, judge_trajectory_s = _judge_times(alone)
     stages = StageTimes(

@@ -43,7 +43,7 @@ from forge_trainers.judging import (
 from forge_trainers.league import League
 from forge_trainers.learning import learn
 from forge_trainers.lineup import PlayGroup, lineup_of
-from forge_trainers.loop import Ahead, Interrupt, LoopRunner, Stopwatch
+from forge_trainers.loop import Ahead, Behind, Interrupt, LoopRunner, Stopwatch
 from forge_trainers.run_folder import RunFolder
 from forge_trainers.source import EnvLike, Source, Task
 from forge_trainers.stack import Stack
@@ -109,6 +109,7 @@ class GRPOTrainer:
         self._lineup = lineup_of(policies, self.config, self.out_dir)
         self._loop = LoopRunner(self._stop)
         self._stack: Stack | None = None
+        self._weights = Behind()
         self._baselines = Baselines()
         self._checkpoints = Checkpoints(
             self.out_dir / "checkpoints",
@@ -204,7 +205,9 @@ class GRPOTrainer:
                     metrics = summarise(self._lineup.measured(judged)) | group_spread(judged)
                     metrics |= await learn(lessons, stack.learners, self.config, step=step, folder=self.out_dir)
                     watch.lap("learn")
-                    await self._sync()
+                    await self._weights.start(self._sync)
+                    if self.config.max_staleness == 0:
+                        await self._weights.done()
                     watch.lap("sync")
                     empty = self._check_empty(empty, lessons)
                     self._next_step = step + 1
@@ -219,12 +222,14 @@ class GRPOTrainer:
                     if ending:
                         await self._checkpoints.finish()
                         interrupt.stop_if_asked(step + 1)
+            await self._weights.done()
             export = await self._export(self.out_dir / "export")
             return FitResult(
                 steps=max(first, steps), metrics=run.metrics(), out_dir=self.out_dir, export=export, curve=run.plot()
             )
         finally:
             await ahead.cancel()
+            await self._weights.cancel()
             await self._checkpoints.settle()
 
     async def _judged(
@@ -246,6 +251,7 @@ class GRPOTrainer:
     ) -> list[EpisodeGroup]:
         """Play groups of one step: all, or `count` of its refill."""
         config = self.config
+        await self._weights.done()
         tasks = source.tasks(config.seed, step, config.groups_per_step if count is None else count, refill=refill)
         where = f"{config.seed}/{step}/{refill}"  # a resumed run samples what it would have
         group = self._group(source, config.group_size, where)
@@ -270,6 +276,7 @@ class GRPOTrainer:
 
     async def _evaluate(self, source: Source, episodes: int, reward: Reward) -> EvalResult:
         await self._started(source, learn=False)
+        await self._weights.done()
         group = self._group(source, 1, f"{self.config.seed}/held-out")
         playing = self._lineup.rehearse(source.held_out(episodes), group, self._running)
         groups = await with_deadline(playing, self.config.stage_timeout_s, who="episodes", what="evaluation")
