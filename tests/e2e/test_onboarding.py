@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,33 @@ def test_a_model_imitates_and_then_plays(tiny_llama, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "imitated 2 steps, loss" in said and "played 1 steps, reward" in said
     assert (tmp_path / "grpo/export/config.json").exists()
+
+
+@pytest.mark.timeout(300)
+def test_a_person_watches_the_demo(tiny_llama, tmp_path):
+    """In a terminal, with a model that cannot learn it in one step: the verdict says so."""
+    pexpect = pytest.importorskip("pexpect")
+    words = ["demo", f"--model={tiny_llama}", "--steps=1", "--control_steps=1", "--episodes=2", "--out_dir=shown"]
+    child = pexpect.spawn(
+        sys.executable,
+        ["-m", "forge_agents.cli", *words],
+        cwd=str(tmp_path),
+        env={**os.environ, "TORCHDYNAMO_DISABLE": "1", "TERM": "xterm-256color"},
+        dimensions=(40, 100),
+        encoding="utf-8",
+        timeout=240,
+    )
+    try:
+        child.expect(r"Two seats of .*forge/Relay-v0.*, both played by")
+        child.expect("1/1")  # the bar of the training
+        child.expect("mean reward on held-out seeds")
+        child.expect("trained .* did not learn")
+        child.expect("control, lr 0 .* unmoved")
+        child.expect("the team did NOT learn as it should; see the table")
+        child.expect(pexpect.EOF)
+        child.wait()
+        assert child.exitstatus == 1
+    finally:
+        child.close(force=True)
+    assert (tmp_path / "shown/demo.png").stat().st_size > 10_000
+    assert (tmp_path / "shown/trained/export/config.json").exists()

@@ -106,6 +106,7 @@ def test_a_verifier_that_abstains_or_calls_without_a_sample_raise_nothing():
             watch.add(
                 reward=0.1 * call, effective_number=2, disagreement=np.nan, means=np.array([np.nan]), witnesses=[0]
             )
+    assert watch.alarms == []
 
 
 def test_disagreement_is_that_of_pairs_on_rows_believed_correct():
