@@ -202,7 +202,7 @@ class Learner:
 class League(LeaguePlay):
     """Loads no weights, and notes what it would have loaded."""
 
-    async def _load(self, name, version, stack):
+    async def _load(self, name, version, stack, by):
         if name != self._loaded:
             self.loads = [*getattr(self, "loads", []), name]
             self._loaded = name
@@ -214,7 +214,12 @@ def season(folder, steps, *, pool=3, resume=False):
     config = fa.GRPOConfig(checkpoint_every=4)
     declared = fa.League(HERO, snapshot_every=2, pool=pool, anchors=(RANDOM,), opponents_per_step=2)
     league, learner = League(declared, config, folder), Learner()
-    stack = SimpleNamespace(served={"hero": "engine", "hero-opponent": "engine 2"}, learners={"hero": learner})
+
+    async def with_store(load):
+        return await load("store")
+
+    served = {"hero": "engine", "hero-opponent": "engine 2"}
+    stack = SimpleNamespace(served=served, learners={"hero": learner}, with_store=with_store)
     saved = sorted((folder / "checkpoints").glob("step-*")) if resume else []
     games = []
 

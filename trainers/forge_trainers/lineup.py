@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from zipfile import BadZipFile
@@ -37,7 +38,7 @@ from forge_trainers.matchmaking import Standings
 from forge_trainers.source import Task
 
 if TYPE_CHECKING:
-    from forge_agents.weights import Publisher, WeightStoreRef
+    from forge_agents.weights import Publisher, WeightStore, WeightStoreRef
     from forge_trainers.config import GRPOConfig
     from forge_trainers.stack import Stack
 
@@ -232,7 +233,7 @@ class LeaguePlay:
         for name in turns:
             served = dict(stack.served)
             if name:
-                await self._load(name, snapshots[name], stack)
+                await stack.with_store(partial(self._load, name, snapshots[name], stack))
                 served[name] = served[self._league.engine]
             due = [
                 (task, {agent: players[who] for agent, who in match.players(task.agents, policy).items()})
@@ -250,9 +251,9 @@ class LeaguePlay:
         past = [self._league.frozen(one.name) for one in self.standings.opponents if one.version >= 0]
         return {player.name: player for player in (policy, *self._league.anchors, *past)}
 
-    async def _load(self, name: str, version: int, stack: Stack) -> None:
+    async def _load(self, name: str, version: int, stack: Stack, by: WeightStore) -> None:
         """Put a snapshot's weights into the opponents' engine."""
-        store = stack.store.ref
+        store = by.ref
         if name == self._loaded and self._store in (None, store):
             return
         import torch

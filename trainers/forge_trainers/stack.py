@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -193,17 +193,21 @@ class Stack:
         await all_or_first_error(map(self._sync_one, self.learners))
 
     async def _sync_one(self, name: str) -> None:
+        async def carry(store: WeightStore) -> None:
+            await self._engine(name).load_weights(await self.learners[name].publish())
+
+        await self.with_store(carry)
+
+    async def with_store(self, work: Callable[[WeightStore], Awaitable[T]]) -> T:
+        """What `work` gives; where the store dies meanwhile, it is done again with the next."""
         while True:
             store = self.store
             try:
-                version = await self.learners[name].publish()
-                await self._engine(name).load_weights(version)
+                return await work(store)
             except (ActorDiedError, StallError) as error:
                 if error.who != store.ref.name:
                     raise
                 await self._mend_store(store, str(error))
-            else:
-                return
 
     def _engine(self, name: str) -> Adapted:
         """What samples for a policy."""
