@@ -21,7 +21,7 @@ demo: $(STAMP)  ## Train two agents end to end (ten minutes on two cores)
 	$(BIN)/forge-agents demo
 
 test: $(STAMP)  ## Run the whole test suite
-	$(BIN)/pytest -q tests
+	$(BIN)/pytest -q --durations=25 tests
 
 perf: $(STAMP)  ## Measure every stage; JSON lines
 	$(BIN)/python tests/perf/run.py

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 from weakref import WeakValueDictionary
 
 import torch
@@ -61,6 +62,10 @@ class Segment:
         bytes_B = self._bytes_B.view(-1)
         setattr(bytes_B, _ATTRIBUTE, self)
         return bytes_B
+
+    def __reduce__(self) -> NoReturn:
+        # the copy would close a descriptor of its own process that has the same number
+        raise TypeError("a segment cannot be copied or sent; send its handle, or tensor().detach()")
 
     def __del__(self) -> None:
         os.close(self._fd)

@@ -73,7 +73,7 @@ if IS_0_1:
             if segment is not None and self.reader_place == place():
                 self.handle = segment.handle
             else:
-                self.value = tensor
+                self.value = tensor.detach()  # without the segment, which must not travel
 
         async def read_into(self, tensor: torch.Tensor | None = None) -> torch.Tensor | None:
             """Runs where the tensor goes: in the volume on put, in the client on get."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forge_agents._places import place
 from forge_agents.weights._layout import ALIGN_BYTES, Index, lay_out
 
 shapes = st.lists(st.integers(0, 7), max_size=3).map(tuple)
@@ -91,6 +95,41 @@ def test_a_closed_segment_is_gone_even_if_its_descriptor_is_used_again() -> None
     assert other is not None
     with pytest.raises(_segments.SegmentGoneError):
         _segments.open_segment(handle)
+
+
+def test_a_segment_stays_in_its_process_and_its_bytes_may_travel() -> None:
+    torch = pytest.importorskip("torch")
+    from forge_agents.weights import _segments
+
+    segment = _segments.try_create(64)
+    assert segment is not None
+    bytes_B = segment.tensor()
+    bytes_B.fill_(7)
+    for copied in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="send its handle"):
+            copied(segment)
+    with pytest.raises(TypeError, match="send its handle"):
+        pickle.dumps(bytes_B)
+    arrived = pickle.loads(pickle.dumps(bytes_B.detach()))
+    assert torch.equal(arrived, bytes_B) and _segments.segment_of(arrived) is None
+
+
+def test_between_places_the_store_sends_bytes_and_no_descriptor() -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("torchstore")
+    from forge_agents.weights import _segments, _torchstore
+
+    segment = _segments.try_create(64)
+    assert segment is not None
+    bytes_B = segment.tensor()
+    bytes_B.fill_(7)
+    for reader, local in ((place(), True), ("another machine", False)):
+        buffer = _torchstore.SharedBuffer()
+        buffer.reader_place = reader
+        asyncio.run(buffer.write_from(bytes_B))
+        assert (buffer.handle is not None) == local
+        read = asyncio.run(pickle.loads(pickle.dumps(buffer)).read_into())
+        assert torch.equal(read, bytes_B) and (_segments.segment_of(read) is not None) == local
 
 
 def test_pages_that_cannot_be_had_are_reported_not_touched() -> None:

@@ -212,10 +212,9 @@ def test_a_run_on_three_hosts_continues_when_the_engines_is_killed_and_then_the_
     assert [row["learner/version"] for row in rows] == [1, 2, 3, 4]
     faults = [json.loads(line) for line in (tmp_path / "run" / "faults.jsonl").read_text().splitlines()]
     noticed = [(row["who"], row["time"]) for row in faults if row["event"] == "noticed"]
-    assert [who for who, _ in noticed][:1] == ["team-engine"]
-    assert sorted(who for who, _ in noticed[1:]) == ["team-learner", "weights"]
-    assert noticed[0][1] - reward.struck[0] < 2
-    assert all(time_ - reward.struck[1] < 2 for _, time_ in noticed[1:])
+    assert noticed[0][0] == "team" and noticed[0][1] - reward.struck[0] < 2
+    lost = {who: time_ - reward.struck[1] for who, time_ in noticed[1:]}
+    assert {"team-learner", "weights"} <= set(lost) and max(lost["team-learner"], lost["weights"]) < 2
     assert sorted(row["who"] for row in faults if row["event"] == "recovered") == sorted(who for who, _ in noticed)
 
 

@@ -216,13 +216,12 @@ def wait_for_steps(out, count, process, timeout_s=120):
     raise AssertionError(f"no {count} steps after {timeout_s} s")
 
 
-@pytest.mark.parametrize(("number", "statuses"), [(signal.SIGINT, (-2, 130)), (signal.SIGTERM, (143,))])
-def test_a_signal_finishes_the_step_and_saves_it(tiny_llama, tmp_path, number, statuses):
+def test_sigterm_finishes_the_step_and_saves_it(tiny_llama, tmp_path):
     process = start(tiny_llama, tmp_path, steps=1000)
     wait_for_steps(tmp_path, 1, process)
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
-    assert process.returncode in statuses and "finishing this step" in output, output
+    assert process.returncode == 143 and "finishing this step" in output, output
     assert "run it again to continue" in output
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     newest = max((tmp_path / "checkpoints").glob("step-*"))

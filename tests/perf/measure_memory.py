@@ -1,13 +1,16 @@
 """(e) What a learner holds at most, by what its backward pass remembers, at 4,096 tokens in a microbatch.
 
-In: `Options`. Out: bytes, each from a process of its own, over weights, gradients and optimiser state. Waits for
-children, each with a deadline.
+In: `Options`. Out: bytes of tensors and of the whole process over weights, gradients and optimiser state, each mode in
+a process of its own. Waits for children, each with a deadline.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import gc
+import itertools
 import os
+from collections.abc import Callable
 from typing import Any, Literal
 
 from measure_learner import Work, batch_of
@@ -23,7 +26,8 @@ def measure(options: Options) -> list[dict[str, Any]]:
     state = num_parameters(options.model) * STATE_BYTES
     children = {"none": run_none, "selective": run_selective, "full": run_full}
     found = {mode: in_child(child, options, timeout_s=600) for mode, child in children.items()}
-    ratios = {mode: round(row["peak_rss_bytes"] / state, 4) for mode, row in found.items()}
+    ratios = {mode: round(row["peak_tensor_bytes"] / state, 4) for mode, row in found.items()}
+    resident = {f"{mode}_resident": round(row["peak_rss_bytes"] / state, 4) for mode, row in found.items()}
     return [
         {
             "measure": "learner_memory",
@@ -31,7 +35,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
             "by_activation_checkpointing": found,
             "peer": "weights, gradients and optimiser state, float32",
             "peer_bytes": state,
-            "ratio": ratios,
+            "ratio": ratios | resident,
             "goals": {"full_over_state": goal(ratios["full"], 1.5, at_most=True)},
         }
     ]
@@ -66,4 +70,29 @@ def _run(options: Options, mode: Literal["none", "selective", "full"]) -> dict[s
     batch = batch_of(work, core, share=False)
     before = peak_rss(os.getpid())
     steps = [core.train_step(batch)["step_s"] for _ in range(2)]
-    return {"before_step_bytes": before, "peak_rss_bytes": peak_rss(os.getpid()), "step_s": round(min(steps), 3)}
+    resident = peak_rss(os.getpid())
+    return {
+        "before_step_bytes": before,
+        "peak_rss_bytes": resident,
+        "peak_tensor_bytes": tensor_peak(lambda: core.train_step(batch)),
+        "step_s": round(min(steps), 3),
+    }
+
+
+def tensor_peak(work: Callable[[], object]) -> int:
+    """Most bytes that tensors hold at a time during `work`: what ``torch.cuda.max_memory_allocated`` is on a GPU."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    gc.collect()
+    storages = {}
+    for one in gc.get_objects():
+        if isinstance(one, torch.Tensor):
+            storage = getattr(one, "_local_tensor", one).untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        work()
+    assert profiled.profiler is not None
+    events = profiled.profiler.kineto_results.events()
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    return sum(storages.values()) + max(itertools.accumulate(change for _, change in changes))

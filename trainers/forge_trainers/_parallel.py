@@ -100,8 +100,8 @@ def join_ranks(config: LearnerConfig) -> Ranks:
         tensor_parallel_degree=config.tp,
         enable_sequence_parallel=config.sequence_parallel,
         expert_parallel_degree=config.ep,
-        # one rank has nothing to free: keep the compute copies for the backward pass
-        fsdp_reshard_after_forward="never" if shard == 1 else "default",
+        # one rank has no others to ask: it keeps the compute copies for the backward pass, unless memory is short
+        fsdp_reshard_after_forward="never" if shard == 1 and config.activation_checkpointing != "full" else "default",
     )
     dims = titan.ParallelDims.from_config(parallelism, world_size)
     titan.dist_utils.set_spmd_backend(parallelism.spmd_backend)

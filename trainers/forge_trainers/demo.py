@@ -6,7 +6,7 @@ In: nothing but a seed. Out: a table, a plot, and whether the team learned. Wait
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from forge_agents.hosts import Hosts
 from forge_agents.policy import Policy, Sampling
 from forge_agents.serving.config import EngineConfig
 from forge_trainers.config import GRPOConfig
@@ -41,6 +42,10 @@ class DemoConfig:
     """Of the whole experiment."""
     out_dir: str = ""
     """Folder of the runs; empty makes a new one under runs/."""
+    engine: EngineConfig = field(default_factory=lambda: EngineConfig(max_model_len=512))
+    """With `enforce_eager` nothing is compiled: it needs no C compiler, starts sooner and samples slower."""
+    mesh: Hosts = field(default_factory=Hosts)
+    """Where processes run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +91,13 @@ def demo(config: DemoConfig | None = None) -> bool:
     return good
 
 
-def settings(seed: int, lr: float | None = None) -> GRPOConfig:
+def settings(config: DemoConfig, lr: float | None = None) -> GRPOConfig:
     """The demo's training settings; `lr` overrides the learning rate."""
     learner = LearnerConfig(lr=2e-5, warmup_steps=2)
     return GRPOConfig(
-        seed=seed,
+        seed=config.seed,
         learner=learner if lr is None else replace(learner, lr=lr),
-        engine=EngineConfig(max_model_len=512),
+        engine=config.engine,
         checkpoint_every=20,
     )
 
@@ -103,7 +108,7 @@ def team(model: str) -> Policy:
 
 
 def _run(config: DemoConfig, folder: Path, *, steps: int, lr: float | None) -> Outcome:
-    with GRPOTrainer(team(config.model), config=settings(config.seed, lr), out_dir=folder) as trainer:
+    with GRPOTrainer(team(config.model), config=settings(config, lr), out_dir=folder, mesh=config.mesh) as trainer:
         before = trainer.evaluate(ENV_ID, episodes=config.episodes, env_args=ENV_ARGS)
         started = time.perf_counter()
         result = trainer.fit(ENV_ID, steps=steps, env_args=ENV_ARGS)
