@@ -58,7 +58,9 @@ def team(tiny_llama):
     return fa.Policy(str(tiny_llama), name="team", sampling=fa.Sampling(max_tokens=8))
 
 
-def test_a_team_learns_and_the_control_does_not(team, tmp_path):
+def test_a_team_learns_and_the_control_does_not(team, tiny_llama, tmp_path):
+    from transformers import AutoModelForCausalLM
+
     def run(name, lr):
         settings = config(learner=fa.LearnerConfig(lr=lr, threads=1, compute_dtype="float32"))
         with fa.GRPOTrainer(team, config=settings, out_dir=tmp_path / name) as trainer:
@@ -75,27 +77,31 @@ def test_a_team_learns_and_the_control_does_not(team, tmp_path):
     assert {"config.yaml", "metrics.jsonl", "episodes.jsonl", "reward.png", "tensorboard", "export"} <= {
         p.name for p in (tmp_path / "trained").iterdir()
     }
+    start, trained = (AutoModelForCausalLM.from_pretrained(f).state_dict() for f in (tiny_llama, result.export))
+    assert start.keys() == trained.keys()
+    assert any(not np.array_equal(start[k].float().numpy(), trained[k].float().numpy()) for k in start)
 
     still_before, _, still_after = run("control", 0.0)
     assert abs(still_after.reward - still_before.reward) <= still_before.ci + still_after.ci
 
 
-def test_the_export_is_what_was_trained(team, tiny_llama, tmp_path):
-    from transformers import AutoModelForCausalLM
+def test_a_second_session_continues_with_what_the_verifiers_learned(team, tmp_path):
+    def ensemble():
+        share = fa.Rule(lambda t: t.reward, name="share")
+        short = fa.Rule(lambda t: 1.0 / (1 + len(t.turns[-1].action)), name="short")
+        return fa.Ensemble([share, short, fa.EnvReward()])
 
-    with fa.GRPOTrainer(team, config=config(), out_dir=tmp_path) as trainer:
-        export = trainer.fit(Letters, steps=1).export
-    start = AutoModelForCausalLM.from_pretrained(tiny_llama).state_dict()
-    trained = AutoModelForCausalLM.from_pretrained(export).state_dict()
-    assert start.keys() == trained.keys()
-    assert any(not np.array_equal(start[k].float().numpy(), trained[k].float().numpy()) for k in start)
-
-
-def test_a_second_session_continues(team, tmp_path):
-    learner = fa.LearnerConfig(lr=4e-3, lr_decay="linear", threads=1, compute_dtype="float32")
-    with fa.GRPOTrainer(team, config=config(learner=learner), out_dir=tmp_path) as trainer:
+    settings = config(learner=fa.LearnerConfig(lr=4e-3, lr_decay="linear", threads=1, compute_dtype="float32"))
+    first, second = ensemble(), ensemble()
+    with fa.GRPOTrainer(team, reward=first, config=settings, out_dir=tmp_path) as trainer:
         trainer.fit(Letters, steps=2)
-    with fa.GRPOTrainer(team, config=config(learner=learner), out_dir=tmp_path) as trainer:
+    with fa.GRPOTrainer(team, reward=second, config=settings, out_dir=tmp_path) as trainer:
+        trainer.evaluate(Letters, episodes=2)
+        assert first.version == second.version > 0
+        saved, restored = first.state_dict(), second.state_dict()
+        assert saved.keys() == restored.keys()
+        for key, value in saved.items():
+            np.testing.assert_array_equal(value, restored[key], err_msg=key)  # bit by bit; no label, NaN, equals itself
         result = trainer.fit(Letters, steps=4)
     assert [row["step"] for row in result.metrics] == [0, 1, 2, 3]
     assert [row["learner/version"] for row in result.metrics] == [1, 2, 3, 4]
@@ -129,25 +135,6 @@ def test_a_sampler_at_another_temperature_ends_the_run_and_its_batch_is_kept(tea
         trainer.fit(Letters, steps=1)
     assert load_batch(tmp_path / "failed-batches/step-000000-team.safetensors")["tokens"]["loss_mask"].any()
     assert not list((tmp_path / "checkpoints").glob("step-*"))
-
-
-def test_an_ensemble_of_verifiers_trains_and_is_resumed_with_what_it_learned(team, tmp_path):
-    def ensemble():
-        share = fa.Rule(lambda t: t.reward, name="share")
-        short = fa.Rule(lambda t: 1.0 / (1 + len(t.turns[-1].action)), name="short")
-        return fa.Ensemble([share, short, fa.EnvReward()])
-
-    first = ensemble()
-    with fa.GRPOTrainer(team, reward=first, config=config(), out_dir=tmp_path) as trainer:
-        trainer.fit(Letters, steps=2)
-    second = ensemble()
-    with fa.GRPOTrainer(team, reward=second, config=config(), out_dir=tmp_path) as trainer:
-        trainer.evaluate(Letters, episodes=2)
-    assert first.version == second.version > 0
-    saved, restored = first.state_dict(), second.state_dict()
-    assert saved.keys() == restored.keys()
-    for key, value in saved.items():
-        np.testing.assert_array_equal(value, restored[key], err_msg=key)  # bit by bit; NaN (no label) equals NaN
 
 
 def test_siblings_that_never_differ_end_the_run_with_the_reason(team, tmp_path):
