@@ -15,7 +15,7 @@ from pathlib import Path
 
 import forge_agents as fa
 
-SUITES = {"core-v1": (32, True), "reasoning-v1": (16, True), "tools-v1": (8, False), "text-games-v1": (4, True)}
+SUITES = {"core-v1": (16, True), "reasoning-v1": (8, True), "tools-v1": (2, False), "text-games-v1": (2, True)}
 """Seeds, and whether two players swap seats, which in the teams of three of tools-v1 quadruples the games."""
 SAMPLING = fa.Sampling(temperature=0.7, max_tokens=48)
 ENGINE = fa.EngineConfig(max_model_len=4096, enforce_eager=True)
@@ -164,7 +164,7 @@ def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m-instruct", help="the model before training")
     parser.add_argument("--trained", default="", help="folder or name of the trained model; by default one is trained")
-    parser.add_argument("--steps", type=int, default=25, help="of training")
+    parser.add_argument("--steps", type=int, default=20, help="of training")
     parser.add_argument("--seeds", type=int, help="of every suite, instead of each suite's own number")
     parser.add_argument("--minutes", type=float, default=30.0, help="after which no episode is begun")
     parser.add_argument("--folder", type=Path, default=Path("runs/benchmark"), help="of what was played and trained")

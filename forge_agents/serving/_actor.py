@@ -120,10 +120,10 @@ class EngineActor(Actor):
             except Exception as error:
                 self._fail(f"the weight update broke off half-way: {type(error).__name__}: {error}")
                 raise
+            self._versions[adapter] = self._fetched[adapter] = arrived
 
         subscriber = self._subscriber(adapter or self._weights_name)
-        result = await subscriber.fetch(apply, version=version, have=self._fetched.get(adapter))
-        self._versions[adapter] = self._fetched[adapter] = result.version
+        result = await subscriber.fetch(apply, version=version, have=lambda: self._fetched.get(adapter))
         self._last_update = {
             "version": float(result.version),
             "seconds": result.seconds,

@@ -162,6 +162,7 @@ class Replicas:
         Returns:
             ``version`` and ``bytes`` of one; ``fetch_s``, ``load_s`` and ``seconds`` of all together.
         """
+        self._tell()  # an engine on its way may wait for these weights
         timings: list[dict[str, float]] = []
         for wave in waves(self._replicas):
             loads = (self._load(replica, version, adapter, timeout_s) for replica in wave)
@@ -248,16 +249,17 @@ class Replicas:
         await self._faults.outlive(replica.name, lambda: self._start_engine(replica))
 
     async def _start_engine(self, replica: _Replica) -> None:
+        store = self._store
         engine = await Engine.start(
             self._config,
             name=replica.name,
-            store=self._store,
+            store=store,
             weights_name=self.name,
             silence_s=self._silence_s,
             timeout_s=self._start_s,
         )
         try:
-            await self._catch_up(engine)
+            await self._catch_up(engine, store)
         except BaseException:
             await engine.stop()
             raise
@@ -266,24 +268,25 @@ class Replicas:
         replica.keeper = asyncio.ensure_future(self._keep(replica, engine))
         self._tell()
 
-    async def _catch_up(self, engine: Engine) -> None:
-        """Give a new engine the newest weights, if any were loaded so far."""
-        while self._loaded:
-            store = self._store
+    async def _catch_up(self, engine: Engine, store: WeightStoreRef | None) -> None:
+        """Give a new engine, which looks into `store`, the newest weights, if any were loaded so far."""
+        while True:
+            changed = self._changed  # as it is now: a change from here on counts
             try:
-                for adapter in self._loaded:
-                    await engine.load_weights(adapter=adapter)
+                if self._store is not None and self._store is not store:
+                    await engine.use_store(self._store)
+                    store = self._store
+                for adapter in tuple(self._loaded):
+                    await engine.load_weights(adapter=adapter, timeout_s=self._start_s)
             except (ActorDiedError, StallError, UnknownIdError) as error:
                 if isinstance(error, (ActorDiedError, StallError)) and error.who == engine.name:
                     raise
-                while store is self._store:  # the store died; weights come back with the next one
-                    await mesh.with_deadline(
-                        self._next_change(), self._start_s, who="weights", what="return of the weight store"
-                    )
-                if self._store is not None:
-                    await engine.use_store(self._store)
+                # the store died or is empty still: another one comes, or whoever loads weights says so
+                what = "return of the weight store"
+                await mesh.with_deadline(changed.wait(), self._start_s, who="weights", what=what)
             else:
-                return
+                if store is self._store:
+                    return
 
     async def _keep(self, replica: _Replica, engine: Engine) -> None:
         """Wait for the engine's end and start another in its place."""

@@ -7,17 +7,20 @@ Waits for the store and for the other ranks, with deadlines.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge_agents import mesh
 from forge_agents._places import place
+from forge_agents.errors import ForgeError
 from forge_agents.weights._layout import Index, Layout, Piece, lay_out
 from forge_agents.weights.store import WeightStoreRef
 
 if TYPE_CHECKING:
     import torch
+
+T = TypeVar("T")
 
 
 class Publisher:
@@ -79,17 +82,17 @@ class Publisher:
         started = time.perf_counter()
         rank, world = _rank_and_world()
         layout = lay_out([self._describe(name, tensor) for name, tensor in state_dict.items()], world)
-        client = await self._ref.client()
+        client = await self._together(self._ref.client(), world)
         slot, index = await self._claim_slot(client, rank, world)
         buffer_B = self._buffer(slot, layout.rank_bytes[rank])
         self._pack(state_dict, layout, rank, buffer_B)
         packed = time.perf_counter()
-        await self._put(client, f"slot{slot}.rank{rank}", buffer_B)
-        self._wait_for_ranks(world)
+        await self._together(self._put(client, f"slot{slot}.rank{rank}", buffer_B), world)
         if rank == 0:
             await self._put(client, f"slot{slot}.head", layout)
-            await self._put(client, "index", index.with_version(version, slot))
-        self._wait_for_ranks(world)  # on return the version exists for every rank
+        # on return the version exists for every rank
+        entry = self._put(client, "index", index.with_version(version, slot)) if rank == 0 else _nothing()
+        await self._together(entry, world)
         return {"pack_s": packed - started, "put_s": time.perf_counter() - packed, "bytes": float(layout.num_bytes)}
 
     def _describe(self, name: str, tensor: torch.Tensor) -> tuple[str, tuple[int, ...], str, int]:
@@ -102,18 +105,19 @@ class Publisher:
         """Take the oldest slot's version out of the index, before the first of its bytes changes."""
         import torch.distributed as dist
 
-        claim: list[Any] = [None]
-        if rank == 0:
-            key = f"{self.weights_name}.index"
-            known = await self._wait(client.exists(key), "look-up of the index")
-            old: Index = await self._wait(client.get(key), "get of the index") if known else Index()
-            slot, index = old.make_room(self._slots)
-            await self._put(client, "index", index)
-            claim = [(slot, index)]
+        claim: list[Any] = [await self._together(self._room(client) if rank == 0 else _nothing(), world)]
         if world > 1:
             dist.broadcast_object_list(claim, src=0)
         taken: tuple[int, Index] = claim[0]
         return taken
+
+    async def _room(self, client: Any) -> tuple[int, Index]:
+        key = f"{self.weights_name}.index"
+        known = await self._wait(client.exists(key), "look-up of the index")
+        old: Index = await self._wait(client.get(key), "get of the index") if known else Index()
+        slot, index = old.make_room(self._slots)
+        await self._put(client, "index", index)
+        return slot, index
 
     def _buffer(self, slot: int, num_bytes: int) -> torch.Tensor:
         """The slot's memory: shared with the volume where it can be, else private and sent in messages."""
@@ -147,15 +151,32 @@ class Publisher:
     async def _wait(self, call: Any, what: str) -> Any:
         return await mesh.with_deadline(call, self._timeout_s, who=self._ref.name, what=what)
 
-    def _wait_for_ranks(self, world: int) -> None:
+    async def _together(self, work: Awaitable[T], world: int) -> T:
+        """What this rank's `work` gives; where one rank fails all raise, so that none waits for it in a collective."""
         import torch.distributed as dist
 
-        if world == 1:
-            return
-        if dist.get_backend() == "gloo":  # names the ranks that stall
-            dist.monitored_barrier(timeout=timedelta(seconds=self._timeout_s))
-        else:
-            dist.barrier()
+        result: Any = None
+        errors: list[Exception | None] = [None]
+        try:
+            result = await work
+        except ForgeError as error:
+            errors = [error]
+        except Exception as error:  # noqa: BLE001  # told to all ranks, which may not know its type, and raised there
+            errors = [RuntimeError(f"{type(error).__name__}: {error}")]
+        if world > 1:
+            if dist.get_backend() == "gloo":  # names the ranks that stall
+                dist.monitored_barrier(timeout=timedelta(seconds=self._timeout_s))
+            own, errors = errors[0], [None] * world
+            dist.all_gather_object(errors, own)
+        for failure in errors:
+            if failure is not None:
+                raise failure
+        found: T = result
+        return found
+
+
+async def _nothing() -> None:
+    """The work of a rank that has none."""
 
 
 def view_of(buffer_B: torch.Tensor, piece: Piece) -> torch.Tensor:

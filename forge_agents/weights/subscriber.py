@@ -63,14 +63,14 @@ class Subscriber:
         apply: Callable[[Mapping[str, torch.Tensor], int], Awaitable[None] | None],
         *,
         version: int | None = None,
-        have: int | None = None,
+        have: Callable[[], int | None] = lambda: None,
     ) -> FetchResult:
         """Get one version and call ``apply(tensors by name, version)`` once, or not at all.
 
         Args:
             apply: Plain or async. The tensors are its own until it returns; the next fetch writes over them.
             version: Which one; None for the latest.
-            have: The version the caller has; the same one is not fetched again.
+            have: Tells the version the caller has when its turn comes; the same one is not fetched again.
 
         Raises:
             UnknownIdError: No such weights or version; the message says which exist.
@@ -84,7 +84,7 @@ class Subscriber:
             while True:
                 index = await self._index(client)
                 wanted, slot = self._choose(index, version)
-                if wanted == have:
+                if wanted == have():
                     return FetchResult(version=wanted, seconds=time.perf_counter() - started, apply_s=0.0, bytes=0)
                 tensors = await self._read(client, slot)
                 if tensors is not None and (wanted, slot) in (await self._index(client)).versions:

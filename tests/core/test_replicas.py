@@ -238,6 +238,47 @@ def test_a_store_that_died_is_named_and_its_successor_awaited() -> None:
     asyncio.run(main())
 
 
+def test_an_engine_that_starts_while_the_store_is_replaced_looks_into_the_new_one(monkeypatch: Any) -> None:
+    plain, gate = Played.start.__func__, asyncio.Event()  # type: ignore[attr-defined]
+
+    async def slow(cls: type[Played], *args: Any, **options: Any) -> Played:
+        if len(cls.started) == 2:
+            await gate.wait()
+        return await plain(cls, *args, **options)  # type: ignore[no-any-return]
+
+    async def main() -> None:
+        hero = await replicas(2, store="first store")
+        await hero.load_weights(1)
+        monkeypatch.setattr(Played, "start", classmethod(slow))
+        Played.started[0].die()
+        await moments()
+        Played.newest = 2
+        await hero.use_store("second store")  # the engine that is being started was given the first
+        gate.set()
+        await moments()
+        assert Played.stores_told == [("hero-1", "second store"), ("hero-0", "second store")]
+        assert Played.started[2].version == 2 and hero.pids["hero-0"] is not None
+        await hero.stop()
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_waits_for_weights_tries_again_when_some_are_loaded() -> None:
+    async def main() -> None:
+        hero = await replicas(2)
+        await hero.load_weights(1)
+        Played.newest = None  # the store is there and empty: its predecessor died
+        Played.started[0].die()
+        await moments()
+        assert hero.pids["hero-0"] is None
+        Played.newest = 2
+        await asyncio.wait_for(hero.load_weights(2), 10)
+        assert [engine.version for engine in Played.started[1:]] == [2, 2]
+        await hero.stop()
+
+    asyncio.run(main())
+
+
 def test_a_conversation_stays_with_its_replica() -> None:
     async def main() -> None:
         hero = await replicas(2)

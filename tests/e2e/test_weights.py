@@ -124,7 +124,7 @@ def test_what_is_fetched_is_what_was_published(run: Any, store: WeightStore, dty
 def test_a_version_the_caller_has_is_not_fetched_again(run: Any, store: WeightStore) -> None:
     run(Publisher(store.ref, "have").publish(some_weights(0), 3))
     taken = Taken()
-    result = run(Subscriber(store.ref, "have").fetch(taken, have=3))
+    result = run(Subscriber(store.ref, "have").fetch(taken, have=lambda: 3))
     assert (result.version, result.bytes, taken.calls) == (3, 0, 0)
 
 

@@ -93,8 +93,13 @@ def test_work_behind_the_back_goes_on_alone_and_its_error_comes_to_whoever_waits
             await behind.start(functools.partial(work, "third"))
         waiting = asyncio.ensure_future(behind.done())
         waiting.cancel()
-        await behind.cancel()
+        assert not await behind.cancel()
         await behind.done()
+        await behind.start(functools.partial(asyncio.sleep, 0))
+        await behind.done()
+        assert await behind.cancel() and await behind.cancel()
+        await behind.start(functools.partial(work, "never"))
+        assert not await behind.cancel()
 
     asyncio.run(main())
     assert order == ["caller", "first", "second"]

@@ -97,7 +97,7 @@ def test_the_learner_goes_on_while_weights_travel_once_they_are_published():
     assert set(steps[-1].ages) == {1}
 
 
-def test_live_episodes_are_limited_for_each_collection():
+def test_live_episodes_are_limited():
     run = SimulatedRun(replace(max_live_episodes=1), STAGES, ONE)
     run.play(run.draw(0, 2))
     assert run.env.now == pytest.approx(4 * (0.1 + 0.01 + 0.03 + 9 * 0.11))

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from forge_agents.providers import MissingExtraError
+from forge_agents.errors import MissingExtraError
 from forge_trainers import sinks
 from forge_trainers.config import GRPOConfig
 from forge_trainers.run_folder import RunFolder

@@ -50,3 +50,14 @@ def test_a_seat_that_no_environment_has_is_refused(tmp_path):
     everyone = dict.fromkeys(["sorter", "asker", "answerer", "p0", "p1", "p2"], fa.Random())
     with pytest.raises(ValueError, match=r"no seat 'p2'; the seats are sorter, asker, answerer, p0, p1"):
         lineup_of(everyone, GRPOConfig(), tmp_path).declared(SEATS)
+
+
+def test_one_of_a_runs_environments_may_be_evaluated_alone(tmp_path):
+    pupil, poker = fa.Policy("model", name="pupil"), fa.Random(name="poker")
+    lineup = lineup_of({"sorter": pupil, "p0": poker, "p1": poker}, GRPOConfig(), tmp_path)
+    alone = {"forge/AlphabetSort-v0": ("sorter",)}
+    assert lineup.declared(alone, part=True) == {"pupil": pupil, "poker": poker}
+    with pytest.raises(ValueError, match="no seat 'p0'; the seats are sorter"):
+        lineup.declared(alone)
+    with pytest.raises(ValueError, match="seat 'asker' has no policy"):
+        lineup.declared({"forge/Relay-v0": ("asker", "answerer")}, part=True)

@@ -15,14 +15,19 @@ class Stores:
     def __init__(self):
         self.mended = []
         self.store = self._fresh()
+        self._mending, self._mends = asyncio.Lock(), set()
 
     def _fresh(self):
         return SimpleNamespace(ref=SimpleNamespace(name="weights"), number=len(self.mended))
 
-    async def _mend_store(self, broken, cause):
-        assert broken is self.store
-        self.mended.append(cause)
-        self.store = self._fresh()
+    async def _replace_store(self, broken, cause):
+        async with self._mending:
+            assert broken is self.store
+            self.mended.append(cause)
+            self.store = self._fresh()
+            await asyncio.sleep(0.02)
+
+    _mend_store = Stack._mend_store
 
 
 def test_work_is_done_again_with_the_store_that_takes_a_dead_ones_place():
@@ -49,3 +54,22 @@ def test_another_ones_death_is_not_the_stores():
     with pytest.raises(ActorDiedError, match="hero-opponent died"):
         asyncio.run(Stack.with_store(stack, work))
     assert stack.mended == []
+
+
+def test_whoever_stops_waiting_for_a_new_store_does_not_stop_it_and_the_next_waits_until_all_know_it():
+    async def main():
+        stack = Stores()
+
+        async def work(store):
+            if store.number == 0:
+                raise ActorDiedError("weights died during put", "weights")
+            assert not stack._mending.locked()
+            return store.number
+
+        first = asyncio.ensure_future(Stack.with_store(stack, work))
+        await asyncio.sleep(0.01)
+        first.cancel()
+        assert await Stack.with_store(stack, work) == 1
+        assert stack.mended == ["weights died during put"]
+
+    asyncio.run(main())

@@ -49,11 +49,12 @@ PlayGroup: TypeAlias = Callable[[Task, Seats, Mapping[str, Served]], Coroutine[A
 class Lineup(Protocol):
     """Decides who sits where, and hears what came of it."""
 
-    def declared(self, seats: Mapping[str, tuple[str, ...]]) -> dict[str, AnyPolicy]:
+    def declared(self, seats: Mapping[str, tuple[str, ...]], *, part: bool = False) -> dict[str, AnyPolicy]:
         """Every policy of the run by name; a model among them gets an engine.
 
         Args:
             seats: The seats of each environment of the run.
+            part: Environments of which the run has others, too: policies may sit in seats that none of these has.
         """
         ...
 
@@ -91,9 +92,12 @@ class SeatsPlay:
     def __init__(self, seats: Seats) -> None:
         self._seats = seats
 
-    def declared(self, seats: Mapping[str, tuple[str, ...]]) -> dict[str, AnyPolicy]:
+    def declared(self, seats: Mapping[str, tuple[str, ...]], *, part: bool = False) -> dict[str, AnyPolicy]:
         """As in `Lineup`."""
-        return declared_policies(self._seats, tuple(dict.fromkeys(agent for each in seats.values() for agent in each)))
+        agents = dict.fromkeys(agent for each in seats.values() for agent in each)
+        if part and isinstance(self._seats, Mapping):
+            agents |= dict.fromkeys(self._seats)
+        return declared_policies(self._seats, tuple(agents))
 
     def settings(self) -> dict[str, Any]:
         """Nothing."""
@@ -146,7 +150,7 @@ class LeaguePlay:
         self._loaded, self._loads = league.start, 0  # the engine starts with the start model
         self._load_s = 0.0
 
-    def declared(self, seats: Mapping[str, tuple[str, ...]]) -> dict[str, AnyPolicy]:
+    def declared(self, seats: Mapping[str, tuple[str, ...]], *, part: bool = False) -> dict[str, AnyPolicy]:
         """The policy, the anchors, and the engine that snapshots take turns in."""
         league, agents = self._league, next(iter(seats.values()))
         if len(set(seats.values())) > 1:
@@ -269,7 +273,7 @@ class LeaguePlay:
         self._loaded = ""  # whoever breaks off here leaves it unknown
         self._loads += 1  # a version of its own: after a restart other weights may have the snapshot's name
         await self._publisher.publish(tensors, self._loads)
-        await stack.engines[self._league.engine].load_weights(self._loads)
+        await stack.engines[self._league.engine].load_weights(self._loads, timeout_s=self._config.stage_timeout_s)
         self._loaded = name
         self._load_s += time.perf_counter() - started
 

@@ -211,9 +211,11 @@ class Behind:
         if self._task is not None:
             await asyncio.shield(self._task)
 
-    async def cancel(self) -> None:
-        """Give the piece up, and what it raised."""
+    async def cancel(self) -> bool:
+        """Give the piece up, and what it raised. Returns whether it had been done well, or there was none."""
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        if task is None:
+            return True
+        task.cancel()
+        (outcome,) = await asyncio.gather(task, return_exceptions=True)
+        return outcome is None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic
 import numpy as np
 
 from forge_agents import mesh, models
-from forge_agents.errors import RunFolderError
+from forge_agents.errors import NotReadyError, RunFolderError
 from forge_agents.hosts import Hosts
 from forge_agents.policy import Policy
 from forge_agents.rendering import Renderer
@@ -195,7 +195,7 @@ class OfflineTrainer(ABC, Generic[T]):
 
     async def _export(self, folder: Path) -> Path:
         if self._learner is None:
-            raise RuntimeError("nothing has been trained yet; call fit first")
+            raise NotReadyError("nothing has been trained yet; call fit first")
         await self._learner.export(folder, timeout_s=self._settings.stage_timeout_s)
         return folder
 

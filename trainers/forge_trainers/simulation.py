@@ -181,6 +181,7 @@ class SimulatedRun:
         self.engines = {home: self._start_engine() for home in sorted(set(plan.homes.values()))}
         self._controller = simpy.Resource(self.env, 1)
         self._learner = simpy.Resource(self.env, 1)
+        self._live = simpy.Resource(self.env, plan.max_live_episodes)
         self.steps: list[SimulatedStep] = []
         self.version = 0
         """Of the learner's weights."""
@@ -255,16 +256,15 @@ class SimulatedRun:
 
     def _collect(self, drawn: Sequence[Sequence[Rounds]]) -> Generator[simpy.Event, Any, list[_Group]]:
         yield self._weights
-        limit = simpy.Resource(self.env, self.plan.max_live_episodes)
         groups = [_Group(siblings) for siblings in drawn]
-        played = [self.env.process(self._episode(rounds, g, limit)) for g in groups for rounds in g.siblings]
+        played = [self.env.process(self._episode(rounds, g)) for g in groups for rounds in g.siblings]
         yield self.env.all_of(played)
         return groups
 
-    def _episode(self, rounds: Rounds, group: _Group, limit: simpy.Resource) -> Process:
+    def _episode(self, rounds: Rounds, group: _Group) -> Process:
         name = object()
         held: dict[str, tuple[Hashable, int]] = {}
-        with limit.request() as place:
+        with self._live.request() as place:
             yield place
             for turns in rounds:
                 if len(turns) == 1:
@@ -350,12 +350,13 @@ class SimulatedRun:
             begun = self.env.now
             yield self.env.all_of([self.cores.start(self.stages.publish_s).done for _ in homes])
             self._learner_busy_s += self.env.now - begun
-        yield self.env.all_of([self.env.process(self._roll(home)) for home in homes])
+        version = self.version
+        yield self.env.all_of([self.env.process(self._roll(home, version)) for home in homes])
 
-    def _roll(self, home: str) -> Process:
+    def _roll(self, home: str, version: int) -> Process:
         """New weights for half of the replicas at a time, as `Replicas.load_weights` does."""
         for wave in waves(self.engines[home].replicas):
-            yield self.env.all_of([replica.update(self.stages.fetch_s, self.version) for replica in wave])
+            yield self.env.all_of([replica.update(self.stages.fetch_s, version) for replica in wave])
 
     def _engine_busy_s(self) -> float:
         replicas = [replica for engine in self.engines.values() for replica in engine.replicas]

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
-from forge_agents.errors import did_you_mean
-from forge_agents.providers import DISTRIBUTION, MissingExtraError
+from forge_agents.errors import MissingExtraError, did_you_mean
+from forge_agents.providers import DISTRIBUTION
 
 _log = logging.getLogger(__name__)
 

@@ -59,6 +59,7 @@ class Stack:
     """Empty until `start_learners`, and again once one was lost."""
     _mourned: list[Fault] = field(default_factory=list)
     _mending: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _mends: set[asyncio.Task[None]] = field(default_factory=set)
     _store_watch: asyncio.Task[None] | None = None
 
     @classmethod
@@ -194,14 +195,16 @@ class Stack:
 
     async def _sync_one(self, name: str) -> None:
         async def carry(store: WeightStore) -> None:
-            await self._engine(name).load_weights(await self.learners[name].publish())
+            version = await self.learners[name].publish()
+            await self._engine(name).load_weights(version, timeout_s=self.config.stage_timeout_s)
 
         await self.with_store(carry)
 
     async def with_store(self, work: Callable[[WeightStore], Awaitable[T]]) -> T:
         """What `work` gives; where the store dies meanwhile, it is done again with the next."""
         while True:
-            store = self.store
+            async with self._mending:  # before all know of it, the next one does not count
+                store = self.store
             try:
                 return await work(store)
             except (ActorDiedError, StallError) as error:
@@ -223,7 +226,14 @@ class Stack:
                     await self._mend_store(store, str(error))
 
     async def _mend_store(self, broken: WeightStore, cause: str) -> None:
-        """Put another store in place of `broken`, with the learners' weights in it, before the engines look there."""
+        """Put another store in place of `broken`; whoever stops waiting for that does not stop it."""
+        mend = asyncio.ensure_future(self._replace_store(broken, cause))
+        self._mends.add(mend)
+        mend.add_done_callback(self._mends.discard)
+        await asyncio.shield(mend)
+
+    async def _replace_store(self, broken: WeightStore, cause: str) -> None:
+        """Start a store and publish to it what learners hold, before the engines look there."""
         async with self._mending:
             if self.store is not broken:
                 return
@@ -232,7 +242,7 @@ class Stack:
             self.store = store = await _start_store(self.config, self.faults)
             for learner in tuple(self.learners.values()):
                 with contextlib.suppress(ActorDiedError, StallError):  # lost: the next one publishes here
-                    await learner.use_store(store.ref)
+                    await learner.use_store(store.ref, timeout_s=self.config.stage_timeout_s)  # it may be learning
                     await learner.publish()
             for engine in self.engines.values():
                 await engine.use_store(store.ref)
@@ -249,8 +259,9 @@ class Stack:
     async def stop(self) -> None:
         """Stop every process."""
         _waits.report("run", None)
-        if self._store_watch is not None:
-            self._store_watch.cancel()
+        watching = () if self._store_watch is None else (self._store_watch,)
+        for task in (*watching, *self._mends):
+            task.cancel()
         await asyncio.gather(
             *(learner.stop() for learner in self.learners.values()),
             *(engine.stop() for engine in self.engines.values()),

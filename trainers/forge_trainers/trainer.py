@@ -18,7 +18,7 @@ from collections.abc import Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forge_agents.errors import ActorDiedError, EmptyBatchError, StallError
+from forge_agents.errors import ActorDiedError, ArgumentError, EmptyBatchError, NotReadyError, StallError
 from forge_agents.hosts import Hosts
 from forge_agents.mesh import with_deadline
 from forge_agents.players import Served
@@ -103,13 +103,14 @@ class GRPOTrainer:
         mesh: Hosts | None = None,
     ) -> None:
         if reward is not None and not callable(reward):
-            raise TypeError(f"reward must be callable (trajectories -> float [n]), got {type(reward).__name__}")
+            raise ArgumentError(f"reward must be callable (trajectories -> float [n]), got {type(reward).__name__}")
         self.reward, self.config, self.out_dir = reward or env_reward, config or GRPOConfig(), Path(out_dir)
         self._hosts = mesh or Hosts()
         self._lineup = lineup_of(policies, self.config, self.out_dir)
         self._loop = LoopRunner(self._stop)
         self._stack: Stack | None = None
-        self._weights = Behind()
+        self._live = asyncio.Semaphore(self.config.max_live_episodes)
+        self._weights, self._synced = Behind(), True
         self._baselines = Baselines()
         self._checkpoints = Checkpoints(
             self.out_dir / "checkpoints",
@@ -229,7 +230,7 @@ class GRPOTrainer:
             )
         finally:
             await ahead.cancel()
-            await self._weights.cancel()
+            self._synced = await self._weights.cancel()
             await self._checkpoints.settle()
 
     async def _judged(
@@ -293,7 +294,7 @@ class GRPOTrainer:
     async def _export(self, folder: Path) -> Path:
         learners = self._running.learners
         if not learners:
-            raise RuntimeError("nothing has been trained yet; call fit first")
+            raise NotReadyError("nothing has been trained yet; call fit first")
         await all_or_first_error(
             learner.export(folder if len(learners) == 1 else folder / name, timeout_s=self.config.stage_timeout_s)
             for name, learner in learners.items()
@@ -302,7 +303,6 @@ class GRPOTrainer:
 
     def _group(self, source: Source, size: int, where: str) -> PlayGroup:
         """Plays `size` siblings of a task; `where` and the task name what models sample."""
-        limit = asyncio.Semaphore(self.config.max_live_episodes)
 
         def play(task: Task, seats: Seats, served: Mapping[str, Served]) -> Coroutine[Any, Any, EpisodeGroup]:
             rollout = Rollout(
@@ -312,7 +312,7 @@ class GRPOTrainer:
                 served=served,
                 max_turns=source.max_turns.get(task.env_id) or self.config.max_turns,
             )
-            return rollout.group(task.seed, size, limit=limit, draw=f"{where}/{task.number}")
+            return rollout.group(task.seed, size, limit=self._live, draw=f"{where}/{task.number}")
 
         return play
 
@@ -321,7 +321,7 @@ class GRPOTrainer:
 
         Learners start when something is learned, or has been.
         """
-        policies = self._models(source)
+        policies = self._models(source, part=not learn)
         if learn and not any(policy.trainable for policy in policies.values()):
             raise ValueError("no seat holds a trainable policy; give at least one fa.Policy(..., trainable=True)")
         if self._stack is None:
@@ -330,17 +330,20 @@ class GRPOTrainer:
             await self._stack.start_learners()
             self._next_step = await self._checkpoints.restore(self._stack.learners)
             if self._next_step or self._stack.faults.all:  # engines may be ahead of a learner that died
-                await self._sync()
+                self._synced = False
+        if not self._synced:
+            await self._sync()
+            self._synced = True
         return self._stack
 
     @property
     def _running(self) -> Stack:
         if self._stack is None:
-            raise RuntimeError("nothing is running yet; call fit or evaluate first")
+            raise NotReadyError("nothing is running yet; call fit or evaluate first")
         return self._stack
 
-    def _models(self, source: Source) -> dict[str, Policy]:
-        declared = self._lineup.declared(source.seats)
+    def _models(self, source: Source, *, part: bool = False) -> dict[str, Policy]:
+        declared = self._lineup.declared(source.seats, part=part)
         models = {name: policy for name, policy in declared.items() if isinstance(policy, Policy)}
         for name, policy in models.items():
             if policy.trainable and (policy.sampling.top_p < 1 or policy.sampling.temperature == 0):
