@@ -43,8 +43,13 @@ def main(words: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ForgeError, ValueError) as error:
+    except (ForgeError, ValueError) as error:  # other exceptions are mistakes of the program: with their traceback
         print(f"forge-agents {words[0]}: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        if error.filename is None:  # not about a file that somebody named
+            raise
+        print(f"forge-agents {words[0]}: {error.filename}: {error.strerror}", file=sys.stderr)
         return 1
 
 

@@ -21,6 +21,18 @@ class UnknownIdError(ForgeError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
+class ArgumentError(ForgeError, TypeError):
+    """Arguments that what was named does not take: unknown names, missing ones, the wrong kind of thing."""
+
+
+class NotReadyError(ForgeError, RuntimeError):
+    """Something was asked for before there is any: a model that nothing has trained, a run that has not begun."""
+
+
+class MissingExtraError(ForgeError, ImportError):
+    """A library that is not installed. The message names the command that installs it."""
+
+
 class ModelNotFoundError(ForgeError, FileNotFoundError):
     """A model that is neither a folder, nor built in, nor in the local hub cache, nor downloadable."""
 

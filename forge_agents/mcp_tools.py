@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from forge_agents.errors import ForgeError
+from forge_agents.errors import ForgeError, MissingExtraError
 from forge_agents.tools import Tool
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def mcp_tools(
 
     Raises:
         McpServerError: The server did not start, connect or answer in time. The message names it.
-        ImportError: The package ``mcp`` is missing.
+        MissingExtraError: The package ``mcp`` is missing.
     """
     name = server if isinstance(server, str) else " ".join(server)
     if not name:
@@ -69,7 +69,7 @@ def mcp_tools(
     try:
         import mcp  # noqa: F401  # a missing package is said here, not in the thread
     except ImportError as error:
-        raise ImportError("MCP tools need the package mcp; pip install 'forge-agents-rl[mcp]'") from error
+        raise MissingExtraError("MCP tools need the package mcp; pip install 'forge-agents-rl[mcp]'") from error
     connection = _Connection(name)
     try:
         yield connection.open(lambda: _client(server, env, headers), connect_s, call_s)

@@ -13,17 +13,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias, cast
 
-from forge_agents.errors import ForgeError, UnknownIdError
+from forge_agents.errors import MissingExtraError, UnknownIdError
 
 Register: TypeAlias = Callable[[str | None], str | None]
 """``f(None)`` registers all ids of a namespace that can be listed. ``f(name)`` may register one more, for a name that
 is not listed, and returns the id that the name means, or None."""
 
 DISTRIBUTION = "forge-agents-rl"
-
-
-class MissingExtraError(ForgeError, ImportError):
-    """An environment of a library that is not installed. The message names the command that installs it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, get_args, overload
 
 from forge_agents import providers
-from forge_agents.errors import ForgeError, UnknownIdError, did_you_mean
+from forge_agents.errors import ArgumentError, ForgeError, UnknownIdError, did_you_mean
 
 if TYPE_CHECKING:
     from pettingzoo import AECEnv
@@ -238,7 +238,8 @@ def make(
 
     Raises:
         UnknownIdError: Nothing is registered under the id.
-        TypeError: An argument that the constructor does not take, or a turn limit on what is no PettingZoo environment.
+        ArgumentError: An argument that the constructor does not take.
+        TypeError: A turn limit on what is no PettingZoo environment.
     """
     found = spec(id)
     check_max_turns(max_turns, id)
@@ -358,7 +359,7 @@ def _check_arguments(found: EnvSpec, build: Callable[..., Any]) -> None:
         known = [p.name for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_POSITIONAL]
         strange = next((name for name in found.kwargs if name not in known), "")
         hint = did_you_mean(strange, [*known, *WRAPPERS]) if strange else ""
-        raise TypeError(f"{found.id}: {error}. It takes: {', '.join(known) or 'no arguments'}.{hint}") from None
+        raise ArgumentError(f"{found.id}: {error}. It takes: {', '.join(known) or 'no arguments'}.{hint}") from None
 
 
 def _wrapper_arguments(found: EnvSpec, build: Callable[..., Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from forge_agents.errors import ModelNotFoundError
 from forge_agents.policy import LoRA
 
 
@@ -46,7 +47,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         if self.model and not Path(self.model, "config.json").is_file():
-            raise FileNotFoundError(
+            raise ModelNotFoundError(
                 f"model={self.model!r} is no folder with a config.json; give the folder of a Hugging Face model"
             )
         if self.dtype not in ("auto", "bfloat16", "float32"):

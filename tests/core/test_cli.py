@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,63 @@ def test_list_shows_environments_by_tag(capsys):
 def test_check_of_an_unknown_id_fails_with_a_suggestion(capsys):
     assert cli.main(["check", "forge/KuhnPokr-v0"]) == 1
     assert "forge/KuhnPoker-v0" in capsys.readouterr().err
+
+
+def test_arguments_that_an_environment_does_not_take_are_told_in_one_line(capsys):
+    assert cli.main(["play", "forge/Relay-v0", "--env_args.bad", "1"]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("forge-agents play: forge/Relay-v0: got an unexpected keyword argument 'bad'. It takes: ")
+    assert told.count("\n") == 1
+
+
+def save_before_training():
+    import forge_agents as fa
+
+    with fa.GRPOTrainer(fa.Random()) as trainer:
+        trainer.save("model")
+
+
+def serve_a_folder_without_a_model():
+    from forge_agents.serving import EngineConfig
+
+    EngineConfig(model="nowhere")
+
+
+def read_tools_without_the_package():
+    from forge_agents.mcp_tools import mcp_tools
+
+    with mcp_tools("http://127.0.0.1:1/"):
+        pass
+
+
+def write_below_a_file():
+    Path(__file__, "page.html").write_text("")
+
+
+@pytest.mark.parametrize(
+    ("mistake", "told"),
+    [
+        (save_before_training, "nothing is running yet; call fit or evaluate first"),
+        (serve_a_folder_without_a_model, "model='nowhere' is no folder with a config.json; give the folder of"),
+        (read_tools_without_the_package, "MCP tools need the package mcp; pip install"),
+        (write_below_a_file, f"{Path(__file__, 'page.html')}: Not a directory"),
+    ],
+)
+def test_mistakes_of_the_person_are_told_in_one_line(mistake, told, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    monkeypatch.setitem(cli.COMMANDS, "try", lambda words: mistake())
+    assert cli.main(["try"]) == 1
+    assert capsys.readouterr().err.startswith(f"forge-agents try: {told}")
+
+
+@pytest.mark.parametrize("mistake", [TypeError, RuntimeError, ImportError, OSError, KeyError, AssertionError])
+def test_mistakes_of_the_program_keep_their_traceback(mistake, monkeypatch):
+    def broken(words):
+        raise mistake("of our own")
+
+    monkeypatch.setitem(cli.COMMANDS, "try", broken)
+    with pytest.raises(mistake, match="of our own"):
+        cli.main(["try"])
 
 
 def test_the_facade_imports_nothing_heavy():

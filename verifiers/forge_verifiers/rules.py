@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Literal, NoReturn
 
+from forge_agents.errors import MissingExtraError
 from forge_agents.types import Trajectory, total_tokens
 from forge_verifiers.answers import final_answer, folded, golds, last_action
 from forge_verifiers.verifier import TrajectoryRule
@@ -186,7 +187,7 @@ class JsonSchema(TrajectoryRule):
         try:
             jsonschema = importlib.import_module("jsonschema")
         except ImportError as error:
-            raise ImportError("JsonSchema needs the package jsonschema; pip install jsonschema") from error
+            raise MissingExtraError("JsonSchema needs the package jsonschema; pip install jsonschema") from error
         try:
             jsonschema.validators.validator_for(self.schema).check_schema(self.schema)
         except jsonschema.SchemaError as error:

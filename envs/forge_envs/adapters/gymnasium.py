@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from forge_agents.env import Outcome, TurnEnv
+from forge_agents.errors import ArgumentError
 from forge_envs.adapters.contained import Randomness, failure
 
 ACTION_NAMES: dict[str, tuple[str, ...]] = {
@@ -41,7 +42,7 @@ class GymnasiumText(TurnEnv):
         **options: Arguments of `gymnasium.make`.
 
     Raises:
-        TypeError: Its action space is neither discrete nor text, or its observations cannot be told as text.
+        ArgumentError: Its action space is neither discrete nor text, or its observations cannot be told as text.
     """
 
     possible_agents = ("player",)
@@ -53,9 +54,9 @@ class GymnasiumText(TurnEnv):
         self._env: Any = gymnasium.make(game, **options) if "render_mode" in options else _made(game, options)
         action, seen = self._env.action_space, self._env.observation_space
         if not isinstance(action, gymnasium.spaces.Discrete | gymnasium.spaces.Text):
-            raise TypeError(f"{game} acts in {action}; this adapter takes Discrete and Text actions")
+            raise ArgumentError(f"{game} acts in {action}; this adapter takes Discrete and Text actions")
         if self._env.render_mode != "ansi" and not _is_tellable(seen):
-            raise TypeError(f"{game} observes {seen} and has no render mode 'ansi'; use forge_agents.wrap")
+            raise ArgumentError(f"{game} observes {seen} and has no render mode 'ansi'; use forge_agents.wrap")
         name = re.sub(r"-v\d+$", "", game)
         self._names = _names(action, ACTION_NAMES.get(name, ()))
         self._illegal_reward = illegal_reward

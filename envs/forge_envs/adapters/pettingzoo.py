@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from forge_agents.providers import MissingExtraError
+from forge_agents.errors import MissingExtraError
 from forge_agents.wrapping import WrappedEnv
 
 _GO_COLUMNS = "ABCDEFGHJKLMNOPQRSTUVWXYZ"

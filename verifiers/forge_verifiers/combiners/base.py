@@ -13,13 +13,15 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from forge_agents.errors import ForgeError
+
 # Axes: n responses, m verifiers, G groups (prompts), S symbols of all verifiers together.
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 Bools = NDArray[np.bool_]
 
 
-class NotFittedError(RuntimeError):
+class NotFittedError(ForgeError, RuntimeError):
     """A combiner was asked for probabilities before `fit` or `load_state_dict`."""
 
 
