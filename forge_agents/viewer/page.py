@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_agents.bench.report import write
+from forge_agents.errors import RunFolderError
 from forge_agents.viewer.app import SCRIPTS, static_text
 from forge_agents.viewer.index import MOST_ROWS, SORTS, Query
 from forge_agents.viewer.runs import Run
@@ -71,8 +72,16 @@ def _data(run: Run, episodes: int) -> dict[str, Any]:
         "verifiers": run.verifiers(),
         "tables": run.tables(),
         "rows": rows,
-        "episodes": {row["n"]: run.episode(row["n"]) for row in rows},
+        "episodes": {row["n"]: _episode(run, row["n"]) for row in rows},
     }
+
+
+def _episode(run: Run, n: int) -> dict[str, Any]:
+    """Episode `n`, or ``problem``: why it cannot be shown."""
+    try:
+        return run.episode(n)
+    except RunFolderError as cause:
+        return {"problem": str(cause)}
 
 
 def _hash(text: str) -> str:

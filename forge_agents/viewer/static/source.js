@@ -76,10 +76,15 @@ class Inside {
     return { total: found.length, rows: found.slice(offset, offset + Number(asked.limit ?? 50)) };
   }
 
-  async episode(run, n) { return this.data.runs[run].episodes[n]; }
+  async episode(run, n) {
+    const found = this.data.runs[run].episodes[n];
+    if (found.problem) throw new Error(found.problem);
+    return found;
+  }
 }
 
 function said(episode) {
+  if (episode.problem) return episode.problem.toLowerCase();
   const turns = episode.turns.map((turn) => `${turn.observation}\n${turn.action}`);
   const agents = episode.agents.map((agent) => agent.policy);
   const error = episode.error ? [episode.error.kind, episode.error.message] : [];

@@ -5,6 +5,7 @@ import pytest
 from viewer_runs import episode, metrics, record, write_lines
 
 from forge_agents.errors import RunFolderError
+from forge_agents.viewer import save_page
 from forge_agents.viewer.runs import MOST_POINTS, Run, find_runs
 
 
@@ -28,6 +29,14 @@ def test_the_stamp_changes_with_every_file(run_folder):
     write_lines(run_folder / "metrics.jsonl", metrics(1, start=3))
     assert run.status()["stamp"] != before
     assert run.status()["steps"] == 4
+
+
+def test_a_page_is_saved_though_an_episode_is_of_another_version(run_folder, tmp_path):
+    strange = {"env_id": "e", "seed": 1, "trajectories": {"a": {"turns": [{"reward": 1.0}]}}}
+    write_lines(run_folder / "episodes.jsonl", [strange])
+    text = save_page([run_folder], tmp_path / "page.html").read_text()
+    assert "episode 7 of first was written by another version (KeyError: 'index')" in text
+    assert "zebra crossing a 0" in text
 
 
 def test_metrics_are_columns_with_none_where_a_step_has_none(run_folder):
