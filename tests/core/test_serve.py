@@ -46,10 +46,21 @@ def test_one_of_several_policies_is_chosen(duel):
         found(checkpoint=str(duel / "export"), policy="rivla")
 
 
+def test_the_newest_export_of_a_checkpoint_is_found_where_training_wrote_none(run, duel):
+    (run / "export").rename(run / "export-step-000020")
+    shutil.copytree(run / "export-step-000020", run / "export-step-000100")
+    assert found(checkpoint=str(run)) == (run / "export-step-000100", "guess")
+    assert found(checkpoint=str(run / "export-step-000020")) == (run / "export-step-000020", "guess")
+    shutil.copytree(run / "export-step-000020", run / "export")
+    assert found(checkpoint=str(run)) == (run / "export", "guess")
+    (duel / "export").rename(duel / "export-step-000020")
+    assert found(checkpoint=str(duel), policy="hero") == (duel / "export-step-000020" / "hero", "hero")
+
+
 def test_what_cannot_be_served_says_what_to_do(run, tmp_path):
     with pytest.raises(ModelNotFoundError, match="leave out policy"):
         found(checkpoint=str(run), policy="hero")
-    with pytest.raises(ModelNotFoundError, match=r"no exported model: .*trainer\.save"):
+    with pytest.raises(ModelNotFoundError, match=r"no exported model: .*forge-agents export RUN makes .*trainer\.save"):
         found(checkpoint=str(tmp_path))
     with pytest.raises(ModelNotFoundError, match="does not exist"):
         found(checkpoint=str(tmp_path / "nothing"))
