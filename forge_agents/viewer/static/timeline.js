@@ -4,6 +4,7 @@
 import { h, note, number, seconds, svg } from "./dom.js";
 
 const WHO = { collect: "engines and environments", judge: "reward and verifiers", learn: "learners", sync: "weights to engines" };
+const PARTS = { collect: "engines", learn: "learner" };  // of idle/PART, a share of the step
 const SHOWN = 24;  // steps drawn at once
 const ACROSS = 960;
 const LEFT = 180;
@@ -25,6 +26,7 @@ export function timelineView(page) {
     const stages = Object.keys(found.series).filter((name) => /^time\/.+_s$/.test(name) && name !== "time/step_s").map((name) => name.slice(5, -2));
     const steps = found.step.map((step, i) => ({
       step, total: total[i] ?? 0, spent: Object.fromEntries(stages.map((stage) => [stage, found.series[`time/${stage}_s`][i] ?? 0])),
+      idle: Object.fromEntries(stages.map((stage) => [stage, found.series[`idle/${PARTS[stage]}`]?.[i] ?? null])),
     }));
     const end = Math.min(steps.length, Math.max(1, Number(page.state.until ?? steps.length)));
     box.replaceChildren(
@@ -32,7 +34,7 @@ export function timelineView(page) {
       h("label", { class: "inline" }, "up to step ", h("input", {
         type: "range", min: 1, max: steps.length, value: end, input: (event) => page.go({ until: Number(event.target.value) === steps.length ? "" : event.target.value }),
       }), ` ${steps[end - 1].step}`),
-      h("div", { class: "scroll" }, drawing(stages, steps.slice(Math.max(0, end - SHOWN), end))));
+      h("div", { class: "scroll" }, drawing(stages, steps.slice(Math.max(0, end - SHOWN), end), ahead)));
   }
 
   return { node, update };
@@ -41,7 +43,7 @@ export function timelineView(page) {
 function totals(stages, steps, ahead) {
   const all = steps.reduce((sum, step) => sum + step.total, 0);
   const rows = stages.map((stage) => {
-    const busy = steps.reduce((sum, step) => sum + step.spent[stage], 0);
+    const busy = steps.reduce((sum, step) => sum + (step.idle[stage] === null ? step.spent[stage] : (1 - step.idle[stage]) * step.total), 0);
     return h("tr", {}, h("th", { scope: "row" }, WHO[stage] ?? stage), h("td", { class: "text" }, stage), h("td", {}, seconds(busy)),
       h("td", {}, h("span", { class: "meter", vars: { "--share": `${Math.min(100, busy / all * 100)}%` } }), ` ${number(busy / all * 100, 3)} %`),
       h("td", {}, seconds(Math.max(0, all - busy))));
@@ -49,18 +51,19 @@ function totals(stages, steps, ahead) {
   return h("div", {}, h("div", { class: "scroll" }, h("table", {},
     h("thead", {}, h("tr", {}, ["who", "stage", "busy", "share", "idle"].map((name, at) => h("th", { scope: "col", class: at < 2 ? "text" : undefined }, name)))), h("tbody", {}, rows))),
   note(`${number(steps.length)} steps took ${seconds(all)}, ${seconds(all / steps.length)} each. ${ahead
-    ? `This run plays up to ${ahead} step${ahead > 1 ? "s" : ""} ahead: collect is how long the learner waited for episodes, while the engines were playing all along.`
-    : "Stages follow each other, so whoever is not at work stands idle: play a step ahead with max_staleness=1 to overlap them."} Evaluations and checkpoints lie between the steps and are not counted.`));
+    ? `This run plays up to ${ahead} step${ahead > 1 ? "s" : ""} ahead: time/collect_s is how long the learner waited for episodes, while the engines went on playing.`
+    : "Stages follow each other, so whoever is not at work stands idle: play a step ahead with max_staleness=1 to overlap them."} Engines and learner are busy while they have work (idle/engines, idle/learner), where that was logged. Evaluations and checkpoints lie between the steps and are not counted.`));
 }
 
-function drawing(stages, steps) {
+function drawing(stages, steps, ahead) {
+  const lane = (stage) => ahead && stage === "collect" ? "wait for episodes" : WHO[stage] ?? stage;
   const all = steps.reduce((sum, step) => sum + step.total, 0) || 1;
   const toX = (time) => LEFT + time / all * (ACROSS - LEFT - 8);
   const height = stages.length * 34 + 30;
   const picture = svg("svg", { class: "gantt", viewBox: `0 0 ${ACROSS} ${height}`, role: "img", "aria-label": `stages of steps ${steps[0].step} to ${steps.at(-1).step}` });
-  stages.forEach((stage, lane) => picture.append(
-    svg("rect", { class: "idle", x: LEFT, width: ACROSS - LEFT - 8, y: lane * 34 + 4, height: 26, rx: 3 }),
-    svg("text", { class: "tick", x: LEFT - 8, y: lane * 34 + 21, "text-anchor": "end" }, WHO[stage] ?? stage)));
+  stages.forEach((stage, place) => picture.append(
+    svg("rect", { class: "idle", x: LEFT, width: ACROSS - LEFT - 8, y: place * 34 + 4, height: 26, rx: 3 }),
+    svg("text", { class: "tick", x: LEFT - 8, y: place * 34 + 21, "text-anchor": "end" }, lane(stage))));
   let start = 0;
   let labelled = -Infinity;
   for (const step of steps) {
@@ -69,10 +72,10 @@ function drawing(stages, steps) {
       labelled = toX(start);
     }
     let at = start;
-    stages.forEach((stage, lane) => {
+    stages.forEach((stage, place) => {
       const spent = step.spent[stage];
       picture.append(svg("rect", {
-        class: "busy", x: toX(at), width: Math.max(0.7, toX(at + spent) - toX(at) - 0.5), y: lane * 34 + 4, height: 26, rx: 2, vars: { "--colour": `var(--run-${lane % 8})` },
+        class: "busy", x: toX(at), width: Math.max(0.7, toX(at + spent) - toX(at) - 0.5), y: place * 34 + 4, height: 26, rx: 2, vars: { "--colour": `var(--run-${place % 8})` },
       }, svg("title", {}, `step ${step.step}: ${stage} ${seconds(spent)}, ${number(spent / step.total * 100, 3)} % of the step`)));
       at += spent;
     });

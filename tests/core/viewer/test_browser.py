@@ -169,6 +169,19 @@ def test_the_timeline_says_who_stood_idle(serve, open_page, run_folder):
     assert page.locator(".gantt .busy").count() == 12
 
 
+def test_the_timeline_of_a_run_that_plays_ahead_counts_work_instead_of_waits(serve, open_page, tmp_path):
+    rows = [{**row, "idle/engines": 0.2, "idle/learner": None if row["step"] == 2 else 0.4} for row in metrics(3)]
+    write_lines(tmp_path / "run" / "metrics.jsonl", rows)
+    (tmp_path / "run" / "config.yaml").write_text("trainer: {max_staleness: 1}\n")
+    page = open_page(serve(tmp_path / "run").url + "#view=timeline")
+    page.locator(".gantt").wait_for()
+    engines, judge, learner, _ = (row.split("\t") for row in page.locator("tbody tr").all_inner_texts())
+    assert engines == ["engines and environments", "collect", "12 s", " 80 %", "3 s"]
+    assert judge[2:] == ["1.5 s", " 10 %", "13.5 s"]
+    assert learner[2:] == ["7 s", " 46.7 %", "8 s"]  # 3 s in each of two steps, and its stage where nothing was logged
+    assert page.locator(".gantt .tick").first.text_content() == "wait for episodes"
+
+
 def test_what_a_run_writes_appears_by_itself(serve, open_page, run_folder):
     page = open_page(serve(run_folder).url)
     chart = page.locator("figure", has_text="reward/mean").locator("svg")
@@ -301,6 +314,17 @@ def test_a_saved_page_shows_the_same_without_any_request(open_page, run_folder, 
     until(page, "document.querySelectorAll('.episodes li').length === 6")
     assert page.locator(".episodes .reward").first.inner_text() == "-1"
     assert str(tmp_path) not in target.read_text()
+    assert page.complaints == []
+
+
+def test_a_saved_page_shows_an_episode_of_another_version_as_such(open_page, run_folder, tmp_path):
+    strange = {"env_id": "e", "seed": 1, "trajectories": {"a": {"turns": [{"reward": 1.0}]}}}
+    write_lines(run_folder / "episodes.jsonl", [strange])
+    page = open_page(save_page([run_folder], tmp_path / "page.html").as_uri() + "#view=episodes&n=7")
+    page.locator(".detail .problem", has_text="episode 7 of first was written by another version").wait_for()
+    page.get_by_label("search what was said").fill("zebra")
+    until(page, "document.querySelectorAll('.episodes li').length === 1")
+    assert seeds(page) == ["22"]
     assert page.complaints == []
 
 
