@@ -7,6 +7,7 @@ nothing.
 from __future__ import annotations
 
 import ast
+import builtins
 import functools
 import re
 from collections import defaultdict
@@ -27,7 +28,6 @@ REFERENCE = {
     "trainers/forge_trainers": "Trainers, their settings, credit and losses.",
 }
 """Packages with public names, and what is said of them."""
-_ARGUMENT_ERRORS = ("ValueError", "TypeError")
 
 
 # ---- hooks that mkdocs calls
@@ -134,7 +134,7 @@ def _dotted(file: Path) -> str:
 
 def errors_page() -> str:
     """Every error class with its explanation, and every message that the source raises."""
-    classes, messages = error_classes(), raised_messages()
+    ours, every, messages = error_classes(), exception_classes(), raised_messages()
     lines = [
         "# Every error",
         "",
@@ -142,14 +142,14 @@ def errors_page() -> str:
         "piece of a message into the search field above. What to do about a run that goes wrong without an error is in",
         "[debugging](debugging.md).",
         "",
-        "Every class below derives from `forge_agents.errors.ForgeError`. Mistakes in arguments are plain",
-        "[`ValueError`](#valueerror) and [`TypeError`](#typeerror).",
+        "Classes that derive from `forge_agents.errors.ForgeError` come first; a command tells such an error in one",
+        "line. Mistakes in arguments are mostly plain [`ValueError`](#valueerror) and [`TypeError`](#typeerror), which",
+        "follow with all others.",
         "",
     ]
-    for name, explanation in sorted(classes.items()):
-        lines += [f"## {name}", "", explanation, "", *_message_lines(messages.get(name, {})), ""]
-    for name in _ARGUMENT_ERRORS:
-        lines += [f"## {name}", "", *_message_lines(messages.get(name, {})), ""]
+    for name in [*sorted(ours), *sorted({*messages, *every} - {*ours})]:
+        if name in messages or name in ours:
+            lines += [f"## {name}", "", every.get(name, ""), "", *_message_lines(messages.get(name, {})), ""]
     return "\n".join(lines)
 
 
@@ -164,6 +164,20 @@ def _message_lines(by_module: dict[str, list[str]]) -> Iterator[str]:
 
 def error_classes() -> dict[str, str]:
     """Explanation by name of `ForgeError` and all that derive from it."""
+    return _derived({"ForgeError"})
+
+
+def exception_classes() -> dict[str, str]:
+    """Explanation by name of every exception class that the source defines."""
+    return _derived({name for name, value in vars(builtins).items() if _is_error(value)})
+
+
+def _is_error(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, BaseException) and not issubclass(value, Warning)
+
+
+def _derived(found: set[str]) -> dict[str, str]:
+    """Explanation by name of the classes in `found` and all that derive from them, of those in the source."""
     bases: dict[str, list[str]] = {}
     texts: dict[str, str] = {}
     for _, tree in _sources():
@@ -171,33 +185,58 @@ def error_classes() -> dict[str, str]:
             if isinstance(node, ast.ClassDef):
                 bases[node.name] = [ast.unparse(base) for base in node.bases]
                 texts[node.name] = ast.get_docstring(node) or ""
-    found = {"ForgeError"}
     while more := {name for name, above in bases.items() if found.intersection(above)} - found:
         found |= more
-    return {name: texts[name].partition("\n\nArgs:")[0] for name in found}
+    return {name: texts[name].partition("\n\nArgs:")[0] for name in found if name in texts}
 
 
 def raised_messages() -> dict[str, dict[str, list[str]]]:
-    """Messages by error class and module, in the order of the source."""
+    """Messages by error class and module, in the order of the source.
+
+    Of exceptions that are raised on the spot and of those that are made to be returned, stored or raised elsewhere.
+    """
+    known = {*exception_classes(), *(name for name, value in vars(builtins).items() if _is_error(value))}
     found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for module, tree in _sources():
-        for node in ast.walk(tree):
-            if not (isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args):
-                continue
-            message = re.sub(r"\s+", " ", _template(node.exc.args[0])).strip()
-            if re.search(r"\w", message):
-                found[ast.unparse(node.exc.func).rpartition(".")[2]][module].append(message)
+        for name, call in sorted(_exceptions(tree, known), key=lambda made: (made[1].lineno, made[1].col_offset)):
+            texts = (re.sub(r"\s+", " ", _template(given)).strip() for given in call.args)
+            message = next((text for text in texts if re.search(r"\w", text)), "")
+            if message:
+                found[name][module].append(message)
     return found
+
+
+def _exceptions(tree: ast.Module, known: set[str]) -> Iterator[tuple[str, ast.Call]]:
+    """Calls that make an exception, with its class: a known one, one that is raised, or what a function returns."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and (name := _last_name(node.func)) in known:
+            if not any(isinstance(given, ast.Call) and _last_name(given.func) in known for given in node.args):
+                yield name, node  # one that carries another says no more than that
+        elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            name = _last_name(node.exc.func)  # of a library, as HTTPException; functions begin with small letters
+            if name not in known and name[:1].isupper():
+                yield name, node.exc
+        elif isinstance(node, ast.FunctionDef) and node.returns and (name := ast.unparse(node.returns)) in known:
+            for inner in ast.walk(node):
+                made = inner.value if isinstance(inner, ast.Return) else None
+                if isinstance(made, ast.Call) and isinstance(made.func, ast.Call):  # type(error)(message)
+                    yield name, made
+
+
+def _last_name(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
 def _template(node: ast.expr) -> str:
     """The text that `node` makes, with … for what is known only when it runs."""
-    if isinstance(node, ast.Constant):
-        return str(node.value)
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
     if isinstance(node, ast.JoinedStr):
         return "".join(_template(part) for part in node.values)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return _template(node.left) + _template(node.right)
+    if isinstance(node, ast.BoolOp):  # given or "what is said otherwise"
+        return _template(node.values[-1])
     return "…"
 
 

@@ -1,5 +1,6 @@
 """The documentation site: every page is in it, every public name and every error class, and it asks no other host."""
 
+import ast
 import importlib.util
 import re
 import subprocess
@@ -69,7 +70,7 @@ def test_the_list_of_errors_has_every_class(site):
     classes = site.error_classes()
     assert named <= set(classes) and {"SandboxError", "ScoreError", "MissingExtraError", "ReportError"} <= set(classes)
     page = site.errors_page()
-    assert all(f"\n## {name}\n" in page for name in classes)
+    assert all(f"\n## {name}\n" in page for name in (*classes, "NotFittedError", "BreachError", "RuntimeError"))
     assert [name for name, explanation in classes.items() if not explanation] == []
 
 
@@ -78,6 +79,51 @@ def test_messages_are_listed_with_what_varies_left_open(site):
     assert messages["ValueError"]["forge_trainers.config"][0].startswith("group_size=… gives every advantage 0; set")
     told = messages["RunFolderError"]["forge_trainers.run_folder"]
     assert any("another process is training in …" in text for text in told)
+
+
+def said_by(node):
+    """What an expression says for certain: pieces of its text that are long enough to tell it from others."""
+    parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+    pieces = [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+    return [text for piece in pieces if len(text := " ".join(piece.split())) > 12]
+
+
+def raised_literally():
+    """``(where, piece)`` of every message in a raise of the packages."""
+    for package in ("forge_agents", "envs/forge_envs", "verifiers/forge_verifiers", "trainers/forge_trainers"):
+        for file in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
+                    for piece in said_by(node.exc.args[0]):
+                        yield f"{file.relative_to(ROOT)}:{node.lineno}", piece
+
+
+def test_no_message_that_is_raised_is_missing_from_the_list(site):
+    page = site.errors_page()
+    raised = list(raised_literally())
+    assert len(raised) > 500
+    assert [(where, piece) for where, piece in raised if piece not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "told"),
+    [
+        ("NotReadyError", "forge_trainers.trainer", "nothing has been trained yet; call fit first"),
+        ("RuntimeError", "forge_agents.env", "…: no episode is running; call reset() before step()"),
+        ("NotImplementedError", "forge_agents._text_game", "… must define instructions(self, agent)"),
+        ("FloatingPointError", "forge_trainers.learner_core", "the loss is … and the gradient norm"),
+        ("BreachError", "forge_agents._conformance_checks", "seed …: no end after … steps"),
+        ("StallError", "forge_agents.mesh", "… did not finish … within … s. Look at"),  # made by a function
+        ("RunFolderError", "forge_trainers.learner_files", "cannot write a checkpoint to …"),
+        ("ForgeError", "forge_trainers.learning", "the checkpoints are as they were, and the next run goes on"),
+        ("ValueError", "forge_trainers.conversations", "… has the keys …; expected …"),
+        ("ValueError", "forge_agents.mcp_tools", "… failed"),  # said where there is no other text
+        ("PermissionError", "forge_agents.sandbox._isolation", "users could not be mapped into the namespace"),
+        ("HTTPException", "forge_agents.viewer.app", "there is no run …; there are …"),  # a library's
+    ],
+)
+def test_messages_are_found_wherever_they_are_made(site, name, module, told):
+    assert any(told in text for text in site.raised_messages()[name][module])
 
 
 @pytest.mark.timeout(280)
