@@ -1,7 +1,9 @@
 import asyncio
+import contextlib
 import functools
 import os
 import signal
+import threading
 import time
 
 import numpy as np
@@ -214,6 +216,41 @@ def test_a_run_that_was_asked_to_stop_says_which_step_is_saved_and_ends_as_the_s
     told = said[-1] if error is SystemExit else str(ended.value)
     assert "after step 3; run it again" in told
     assert error is KeyboardInterrupt or ended.value.code == 143
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_ctrl_c_in_a_notebook_reaches_the_thread_that_works(listens):
+    said, seen = [], []
+
+    async def on_close():
+        pass
+
+    async def work():
+        with Interrupt(said.append) if listens else contextlib.nullcontext() as interrupt:
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+            try:
+                for _ in range(500):
+                    await asyncio.sleep(0.01)
+                    if listens and interrupt.asked:
+                        interrupt.stop_if_asked(3)
+            except asyncio.CancelledError:
+                seen.append("cancelled")
+                raise
+
+    async def notebook():
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio.run has put one of its own
+        runner = LoopRunner(on_close)
+        try:
+            with pytest.raises(KeyboardInterrupt, match="after step 3" if listens else None):
+                runner.run(work())
+        finally:
+            runner.close()
+
+    try:
+        asyncio.run(notebook())
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert (["finishing" in line for line in said], seen) == (([True], []) if listens else ([], ["cancelled"]))
 
 
 def test_parts_that_overlap_are_busy_once_and_idle_for_the_rest(monkeypatch):

@@ -15,15 +15,18 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import FrameType
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 T = TypeVar("T")
+
+_CANCEL_S = 30.0
+"""Work that is cancelled ends within this time."""
 
 
 class LoopRunner:
     """One event loop for the life of a trainer, so that actors outlive a call of ``fit``.
 
-    Inside a running loop, as in a notebook, the work moves to a thread of its own.
+    Inside a running loop, as in a notebook, the work moves to a thread of its own; Ctrl-C asks it to stop there.
 
     Args:
         on_close: Awaited before the loop closes.
@@ -33,6 +36,7 @@ class LoopRunner:
         self._on_close = on_close
         self._runner: asyncio.Runner | None = None
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
+        self._working: asyncio.Task[Any] | None = None
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` to its end."""
@@ -42,7 +46,12 @@ class LoopRunner:
             if _inside_a_loop():
                 self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="forge-controller")
         runner = self._runner
-        return self._in_place(lambda: runner.run(work))
+
+        async def tracked() -> T:
+            self._working = asyncio.current_task()
+            return await work
+
+        return self._in_place(lambda: runner.run(tracked()))
 
     def close(self) -> None:
         """Await `on_close` and end the loop. Safe to call twice."""
@@ -61,7 +70,22 @@ class LoopRunner:
 
     def _in_place(self, call: Callable[[], T]) -> T:
         """Run `call` where the loop lives."""
-        return call() if self._thread is None else self._thread.submit(call).result()
+        if self._thread is None:
+            return call()
+        future = self._thread.submit(call)
+        while True:
+            try:
+                return future.result()
+            except KeyboardInterrupt:
+                if future.done() or not Interrupt.pass_on(signal.SIGINT):
+                    self._give_up(future)
+                    raise
+
+    def _give_up(self, future: concurrent.futures.Future[Any]) -> None:
+        """Cancel what the thread does, so that the next call need not wait for it."""
+        if self._runner is not None and self._working is not None:
+            self._runner.get_loop().call_soon_threadsafe(self._working.cancel)
+        concurrent.futures.wait([future], timeout=_CANCEL_S)
 
     async def _closing(self) -> None:
         await self._on_close()
@@ -116,6 +140,9 @@ class Interrupt:
         say: Shows a line to the user.
     """
 
+    _in_threads: ClassVar[list[Interrupt]] = []
+    """Those that get no signal themselves."""
+
     def __init__(self, say: Callable[[str], None]) -> None:
         self._asked_by: signal.Signals | None = None
         self._say = say
@@ -125,10 +152,22 @@ class Interrupt:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._on_signal)
+        else:
+            self._in_threads.append(self)
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._restore()
+        if self in self._in_threads:
+            self._in_threads.remove(self)
+
+    @classmethod
+    def pass_on(cls, number: signal.Signals) -> bool:
+        """Tell those in other threads of a signal that came to the main one. Returns whether one heard its first."""
+        fresh = [one for one in cls._in_threads if not one.asked]
+        for one in fresh:
+            one._on_signal(number, None)
+        return bool(fresh)
 
     @property
     def asked(self) -> bool:
