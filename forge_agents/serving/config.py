@@ -44,6 +44,9 @@ class EngineConfig:
     routing: Literal["prefix", "load"] = "prefix"
     """Which replica answers. "prefix": the one whose cache holds the conversation, a new conversation goes to the one
     with the fewest requests. "load": always the one with the fewest requests."""
+    on_update: Literal["continue", "restart"] = "continue"
+    """What becomes of an answer that new weights interrupt. "continue": the new weights go on where the old ones were,
+    and each token names its version. "restart": it is asked again when it ends, until one version has written it all."""
 
     def __post_init__(self) -> None:
         if self.model and not Path(self.model, "config.json").is_file():
@@ -62,5 +65,7 @@ class EngineConfig:
             raise ValueError(f"replicas={self.replicas}; give at least 1")
         if self.routing not in ("prefix", "load"):
             raise ValueError(f"routing={self.routing!r}; choose 'prefix' or 'load'")
+        if self.on_update not in ("continue", "restart"):
+            raise ValueError(f"on_update={self.on_update!r}; choose 'continue' or 'restart'")
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads={self.threads}; give at least 1, or None for the libraries' choice")

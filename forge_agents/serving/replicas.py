@@ -146,7 +146,10 @@ class Replicas:
             loads = {i: r.engine.unfinished for i, r in enumerate(self._replicas) if r.engine is not None}
             return self._replicas[self._router.pick(prompt_ids, loads)] if loads else None
 
-        replica, completion = await self._with_live(choose, ask, deadline, what="a completion")
+        while True:
+            replica, completion = await self._with_live(choose, ask, deadline, what="a completion")
+            if self._config.on_update == "continue" or len(completion.versions) < 2:
+                break
         self._router.answered(prompt_ids, completion.token_ids, self._replicas.index(replica))
         return completion
 

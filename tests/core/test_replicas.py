@@ -15,7 +15,7 @@ from forge_agents.faults import Faults
 from forge_agents.policy import Sampling
 from forge_agents.serving import EngineConfig, Replicas
 from forge_agents.serving import replicas as module
-from forge_agents.types import Completion
+from forge_agents.types import Completion, VersionSpan
 
 
 class Played:
@@ -182,6 +182,28 @@ def test_weights_roll_through_the_replicas_while_the_others_generate() -> None:
         for engine in Played.started:
             engine.finish()
         await asyncio.gather(*asked)
+        await hero.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("on_update", "asked"), [("continue", 1), ("restart", 3)])
+def test_an_answer_of_two_versions_is_kept_or_asked_again(monkeypatch: Any, on_update: Any, asked: int) -> None:
+    whole = VersionSpan(version=3, start=0, end=3)
+    spans = [(VersionSpan(version=v, start=0, end=v), VersionSpan(version=v + 1, start=v, end=3)) for v in (1, 2)]
+    spans.append((whole,))  # type: ignore[arg-type]
+    answers = iter(spans)
+
+    async def generate(self: Played, *args: Any, **options: Any) -> Completion:
+        self.seeds.append(options["seed"])
+        return Completion(token_ids=(7,) * 3, logprobs=(0.0,) * 3, finish_reason="stop", versions=next(answers))
+
+    async def main() -> None:
+        hero = await Replicas.start(EngineConfig(on_update=on_update), name="hero")
+        monkeypatch.setattr(Played, "generate", generate)
+        completion = await hero.generate([1], Sampling(), seed=5)
+        assert Played.started[0].seeds == [5] * asked
+        assert completion.versions == spans[asked - 1]
         await hero.stop()
 
     asyncio.run(main())

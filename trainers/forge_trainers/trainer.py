@@ -200,7 +200,7 @@ class GRPOTrainer:
                         playing, self.config.stage_timeout_s, who="episodes", what=f"collection of step {step}"
                     )
                     watch.lap("collect")
-                    judged = await self._judged(source, step, groups, stack.learners.keys())
+                    judged = await stack.unless_a_learner_dies(self._judged(source, step, groups, stack.learners))
                     lessons = lessons_from(judged, self.config.credit_rule, stack.learners.keys(), self._baselines)
                     watch.lap("judge")
                     metrics = summarise(self._lineup.measured(judged)) | group_spread(judged)
@@ -214,7 +214,7 @@ class GRPOTrainer:
                     self._next_step = step + 1
                     metrics |= await self._lineup.learned(step, judged, stack)
                     metrics |= watch.times | rates([item.group for item in judged], watch.total_s)
-                    metrics |= await self._evaluation(source, step, steps)
+                    metrics |= await stack.unless_a_learner_dies(self._evaluation(source, step, steps))
                     self._log(run, step, judged, lessons, metrics)
                     display.step(step, metrics)
                     ending, score = interrupt.asked or step + 1 == steps, metrics.get("eval/reward")
