@@ -46,7 +46,7 @@ class EngineConfig:
     with the fewest requests. "load": always the one with the fewest requests."""
     on_update: Literal["continue", "restart"] = "continue"
     """What becomes of an answer that new weights interrupt. "continue": the new weights go on where the old ones were,
-    and each token names its version. "restart": it is asked again when it ends, until one version has written it all."""
+    and each token names its version. "restart": it is asked again when it ends, until one version has written all."""
 
     def __post_init__(self) -> None:
         if self.model and not Path(self.model, "config.json").is_file():
