@@ -5,6 +5,7 @@ In: reports. Out: one report with all their players, or an error that names what
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -15,6 +16,8 @@ from forge_agents.bench.records import Record
 from forge_agents.bench.report import Report, ReportError
 
 _ALONE = ("single", "cooperative")
+_ALIKE = ("suite", "episodes", "seed", "swap_seats", "samples")
+"""Settings that must be the same: those that say what was played."""
 
 
 def leaderboard(*reports: Report | str | os.PathLike[str]) -> Report:
@@ -38,10 +41,9 @@ def leaderboard(*reports: Report | str | os.PathLike[str]) -> Report:
         label = f"report {place}" if isinstance(report, Report) else Path(report).name
         label = f"{label} ({place})" if label in named else label
         named[label] = report if isinstance(report, Report) else Report.load(report)
-    first_label, first = next(iter(named.items()))
-    for label, other in named.items():
-        _check_comparable(first_label, first, label, other)
-    return first if len(named) == 1 else _merged(named)
+    for (one, first), (two, second) in itertools.combinations(named.items(), 2):
+        _check_comparable(one, first, two, second)
+    return _merged(named) if len(named) > 1 else next(iter(named.values()))
 
 
 def _check_comparable(one: str, first: Report, two: str, second: Report) -> None:
@@ -65,7 +67,7 @@ def _check_comparable(one: str, first: Report, two: str, second: Report) -> None
 
 def _conditions(report: Report) -> dict[str, Any]:
     """What must be the same, by a name to show."""
-    found: dict[str, Any] = dict(report.settings)
+    found: dict[str, Any] = {name: report.settings[name] for name in _ALIKE}
     for world in report.worlds:
         for name, value in asdict(world).items():
             found[f"{world.id} {name}"] = value
@@ -91,14 +93,17 @@ def _merged(named: Mapping[str, Report]) -> Report:
             if record.env not in rivals or not different or len(met) == 1 or met & common:
                 records.setdefault(record.key, record)
     missing = sum(report.missing for report in reports)
+    players = {name: facts for report in reports for name, facts in report.players.items()}
+    drawn = [number for report in reports if (number := _drawn(report))]
     return replace(
         first,
-        players={name: facts for report in reports for name, facts in report.players.items()},
+        settings={**first.settings, "exploitability_samples": min(drawn, default=0)},
+        players=players,
         provenance=_all_versions([report.provenance for report in reports]),
         records=tuple(records.values()),
         planned=len(records) + missing,
         stopped="; ".join(f"{label}: {report.stopped}" for label, report in named.items() if report.stopped),
-        exploitability=_all_exploitabilities(reports),
+        exploitability=_all_exploitabilities(reports, tuple(players)),
         timing={"date": max(str(report.timing.get("date", "")) for report in reports), "reports": len(reports)},
     )
 
@@ -115,9 +120,15 @@ def _all_versions(provenances: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _all_exploitabilities(reports: Sequence[Report]) -> dict[str, dict[str, float]]:
+def _all_exploitabilities(reports: Sequence[Report], players: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Of a player that several measured, the number from the most answers."""
     found: dict[str, dict[str, float]] = {}
-    for report in reports:
+    for report in sorted(reports, key=_drawn):
         for env, values in report.exploitability.items():
             found.setdefault(env, {}).update(values)
-    return found
+    return {env: {name: values[name] for name in players if name in values} for env, values in found.items()}
+
+
+def _drawn(report: Report) -> int:
+    """Answers of each model at every information set."""
+    return int(report.settings.get("exploitability_samples", 0))

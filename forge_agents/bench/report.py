@@ -143,7 +143,9 @@ def _read(path: Path) -> Any:
     except (OSError, UnicodeDecodeError) as error:
         raise ReportError(f"{path} cannot be read as a report: {error}") from None
     if not text.strip():
-        raise ReportError(f"{path} is empty; a report is written by `forge-agents bench --out` or report.save(...)")
+        raise ReportError(
+            f"{path} is empty; a report is written by `forge-agents bench --json FILE` or report.save(...)"
+        )
     try:
         return json.loads(text)
     except ValueError as error:

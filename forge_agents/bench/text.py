@@ -129,8 +129,9 @@ def _exploits(report: Report) -> Section:
     samples = report.settings.get("exploitability_samples", 0)
     exact = "Mean over both seats, 0 at an equilibrium. Exact for random and scripted players."
     drawn = (
-        f" Of models from {samples} answers at every information set, illegal ones left out; the best opponent answers "
-        "their noise, too, so it is a little less than shown. Exact for models that may only write legal actions."
+        f" Of models from at least {samples} answers at every information set, illegal ones left out; the best "
+        "opponent answers their noise, too, so it is a little less than shown. Exact for models that may only write "
+        "legal actions."
     )
     return Section(
         title="Exploitability",

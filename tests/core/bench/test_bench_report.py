@@ -1,6 +1,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.util import find_spec
 
@@ -45,7 +46,7 @@ def test_a_saved_report_comes_back_whole(report, tmp_path):
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("", "is empty"),
+        ("", "is empty; a report is written by `forge-agents bench --json FILE`"),
         ('{"kind": "forge-agents bench', "cut off"),
         ("[1, 2]", "no benchmark report"),
         ('{"kind": "forge-agents benchmark", "format": 99}', "report format 99, this version of forge_agents reads 1"),
@@ -160,6 +161,25 @@ def test_reports_that_differ_are_refused_and_the_differences_named(tmp_path):
     assert f"{SORT}: only in report 1" in message and "give different players different names" in message
     with pytest.raises(ReportError, match="no reports were given"):
         leaderboard()
+
+
+def test_two_players_of_one_name_are_refused_wherever_they_stand(tmp_path):
+    heroes = [{}, {"hero": fa.Random(seed=1)}, {"hero": fa.Random(seed=2)}]
+    a, b, c = (play(tmp_path, {"random": fa.Random(), **hero}, suite=[KUHN]) for hero in heroes)
+    with pytest.raises(ReportError, match=r"player 'hero': fingerprint \w+ in report 2, \w+ in report 3"):
+        leaderboard(a, b, c)
+    assert list(leaderboard(a, b, b).players) == ["random", "hero"]
+
+
+def test_reports_may_differ_in_the_answers_behind_exploitabilities(report):
+    def drawn(samples, **values):
+        settings = {**report.settings, "exploitability_samples": samples}
+        return replace(report, settings=settings, exploitability={KUHN: values})
+
+    board = leaderboard(drawn(90, passive=0.4, random=0.5), drawn(0, random=0.7), drawn(50, passive=0.3))
+    assert board.exploitability == {KUHN: {"random": 0.5, "passive": 0.4}}, "from the most answers"
+    assert list(board.exploitability[KUHN]) == list(board.players)
+    assert board.settings["exploitability_samples"] == 50 and "from at least 50 answers" in board.markdown()
 
 
 def test_another_version_of_an_environment_or_package_is_refused(report, tmp_path):
