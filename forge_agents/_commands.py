@@ -113,12 +113,11 @@ def bench(words: Sequence[str]) -> int:
     """Benchmark players: forge-agents bench [CONFIG.yaml] --players.NAME WHAT ... [--suite core-v1] [--episodes 64]"""
     import forge_agents as fa
     from forge_agents.bench.config import BenchConfig
-    from forge_agents.bench.entrants import named_players
     from forge_agents.config import parse
 
     chosen = parse(BenchConfig, words, prog="forge-agents bench", description=str(bench.__doc__))
     report = fa.benchmark(
-        named_players(chosen.players, chosen.sampling),
+        chosen.entrants(),
         chosen.suite,
         episodes=chosen.episodes,
         seed=chosen.seed,

@@ -159,6 +159,10 @@ class Endpoint:
     max_total_tokens: int | None = field(default=None, kw_only=True)
     """Tokens, read and written as the server counts them, after which no more is asked: a `BudgetError`. What is under
     way then is finished. None: any number."""
+    price_in: float = field(default=0.0, kw_only=True)
+    """Currency units per million tokens read, for the costs that a benchmark shows and limits; 0: nothing is paid."""
+    price_out: float = field(default=0.0, kw_only=True)
+    """Currency units per million tokens written; 0: nothing is paid."""
 
     def __post_init__(self) -> None:
         try:
@@ -189,6 +193,10 @@ class Endpoint:
             limit = getattr(self, budget)
             if limit is not None and limit < 1:
                 raise ValueError(f"{budget}={limit} allows nothing; give at least 1, or None for any number")
+        if not (0 <= self.price_in < math.inf and 0 <= self.price_out < math.inf):
+            raise ValueError(
+                f"price_in={self.price_in}, price_out={self.price_out}: give what a million tokens cost, at least 0"
+            )
 
     def api_key(self) -> str:
         """The key; empty where none is needed.

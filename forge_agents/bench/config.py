@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from forge_agents.bench.entrants import named_players
 from forge_agents.bench.limits import BenchLimits
-from forge_agents.policy import Sampling
+from forge_agents.policy import AnyPolicy, Endpoint, Sampling
 from forge_agents.serving.config import EngineConfig
 
 
@@ -18,6 +19,9 @@ class BenchConfig:
 
     players: dict[str, str] = field(default_factory=dict)
     """By name: random, human, package.module:function, http://host:port/v1#model, or a model."""
+    endpoints: dict[str, Endpoint] = field(default_factory=dict)
+    """OpenAI-compatible servers by name, with all that can be set: the variable that holds the key, requests at once,
+    deadlines, budgets. They play beside `players`, each with its own `sampling`."""
     suite: str = "core-v1"
     """A suite's name, or one environment's id."""
     episodes: int = 64
@@ -32,9 +36,9 @@ class BenchConfig:
     """Answers of each model at every information set of games such as Kuhn and Leduc poker, for its exploitability; 0
     leaves it out."""
     sampling: Sampling = field(default_factory=Sampling)
-    """Of all models."""
+    """Of all that `players` names."""
     engine: EngineConfig = field(default_factory=EngineConfig)
-    """Of all models."""
+    """Serves all models."""
     limits: BenchLimits = field(default_factory=BenchLimits)
     """What may be spent; a benchmark that meets a limit goes on when it is run again."""
     out_dir: str = "runs/bench"
@@ -45,3 +49,12 @@ class BenchConfig:
     """File of the report as a page; none by default."""
     markdown: str = ""
     """File of the report as Markdown; none by default."""
+
+    def __post_init__(self) -> None:
+        both = self.players.keys() & self.endpoints.keys()
+        if both:
+            raise ValueError(f"{min(both)!r} names a player and an endpoint; give each its own name")
+
+    def entrants(self) -> dict[str, AnyPolicy]:
+        """All players by name, the endpoints last. Raises ValueError as `named_players`."""
+        return named_players({**self.players, **self.endpoints}, self.sampling)

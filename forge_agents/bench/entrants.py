@@ -21,7 +21,7 @@ def named_players(players: Mapping[str, AnyPolicy | str], sampling: Sampling | N
         sampling: Of models given as words.
 
     Raises:
-        ValueError: No players, or a name or words that make no sense.
+        ValueError: No players, a name or words that make no sense, or an endpoint whose key is not set.
         TypeError: Something that is no player.
     """
     if not isinstance(players, Mapping):
@@ -37,6 +37,8 @@ def named_players(players: Mapping[str, AnyPolicy | str], sampling: Sampling | N
                 'fa.Scripted, or words such as "random" or a model\'s name'
             )
         found[name] = replace(policy, name=name)
+        if isinstance(policy, Endpoint):
+            policy.api_key()
     return found
 
 

@@ -41,6 +41,7 @@ _LIBRARIES = {
     "textarena": "textarena",
 }
 """Distribution whose code an adapter's namespace runs."""
+_PRICES = ("price_in", "price_out")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 
@@ -74,11 +75,13 @@ def player_facts(player: AnyPolicy, engine: EngineConfig | None = None) -> dict[
         }
     elif isinstance(player, Endpoint):
         facts |= {"url": player.url, "model": player.model, "sampling": asdict(player.sampling)}
+        facts |= {name: price for name in _PRICES if (price := getattr(player, name))}
     elif isinstance(player, Random):
         facts["seed"] = player.seed
     elif isinstance(player, Scripted):
         facts |= {"function": getattr(player.fn, "__qualname__", type(player.fn).__name__), "code": _code(player.fn)}
-    hidden = ("model",) if isinstance(player, Policy) else ()  # the same weights under another name play the same
+    # the same weights under another name play the same, and so does what costs more
+    hidden = ("model",) if isinstance(player, Policy) else _PRICES
     return facts | {"fingerprint": digest({name: value for name, value in facts.items() if name not in hidden})}
 
 

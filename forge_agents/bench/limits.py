@@ -16,13 +16,15 @@ class BenchLimits:
     """Episodes played; None sets no limit."""
     max_tokens: int | None = None
     """Tokens sampled, after which no episode is begun; None sets no limit."""
+    max_cost: float | None = None
+    """Currency units, at the prices of the endpoints, after which no episode is begun; None sets no limit."""
     max_seconds: float | None = None
     """Seconds after which no episode is begun; None sets no limit."""
     max_live_episodes: int = 64
     """Episodes at once."""
 
     def __post_init__(self) -> None:
-        for name in ("max_episodes", "max_tokens", "max_seconds"):
+        for name in ("max_episodes", "max_tokens", "max_cost", "max_seconds"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name}={value} allows nothing; give a number above 0, or None for no limit")

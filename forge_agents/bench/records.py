@@ -120,11 +120,19 @@ def success_of(episode: Episode, lineup: Mapping[str, str]) -> dict[str, bool]:
     return found
 
 
+def tokens_of(trajectory: Trajectory) -> tuple[int, int]:
+    """Tokens read and sampled in a seat; 0 where no model decided."""
+    turns = trajectory.turns
+    read = sum(turn.usage.prompt_tokens if turn.usage else len(turn.prompt_ids) for turn in turns)
+    return read, sum(turn.usage.completion_tokens if turn.usage else len(turn.response_ids) for turn in turns)
+
+
 def _seat(trajectory: Trajectory, player: str, success: bool) -> SeatRecord:
     turns, told = trajectory.turns, trajectory.info
     named = told.get("forfeits")
     forfeits = trajectory.agent in named if isinstance(named, list) else bool(told.get("illegal"))
     invalid = sum(bool(turn.info.get("illegal")) for turn in turns)
+    read, sampled = tokens_of(trajectory)
     return SeatRecord(
         player=player,
         reward=trajectory.reward,
@@ -133,8 +141,8 @@ def _seat(trajectory: Trajectory, player: str, success: bool) -> SeatRecord:
         invalid=max(invalid, int(forfeits and bool(turns))),
         forfeit=forfeits,
         cut_off=sum(turn.finish_reason in ("length", "context") for turn in turns),
-        tokens=sum(turn.usage.completion_tokens if turn.usage else len(turn.response_ids) for turn in turns),
-        prompt_tokens=sum(turn.usage.prompt_tokens if turn.usage else len(turn.prompt_ids) for turn in turns),
+        tokens=sampled,
+        prompt_tokens=read,
     )
 
 

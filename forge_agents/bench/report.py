@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from forge_agents.bench.costs import Spent, spent_by_player
 from forge_agents.bench.records import Record
 from forge_agents.bench.schedule import World
 from forge_agents.bench.summary import Summary, summarise
@@ -67,6 +68,11 @@ class Report:
         """Estimates with their intervals, computed from the records."""
         return summarise(self.records, self.worlds, tuple(self.players))
 
+    @property
+    def spent(self) -> dict[str, Spent]:
+        """Tokens and money by player, of all episodes here that did not fail, whichever call played them."""
+        return spent_by_player(self.records, self.players)
+
     def as_json(self) -> dict[str, Any]:
         """Plain values; NaN is None."""
         facts = {
@@ -81,6 +87,7 @@ class Report:
             "provenance": self.provenance,
             "summary": asdict(self.summary),
             "exploitability": self.exploitability,
+            "spent": {name: asdict(spent) for name, spent in self.spent.items()},
             "episodes": [record.as_json(timing=False) for record in self.records],
             "timing": self.timing,
         }

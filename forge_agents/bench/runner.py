@@ -18,12 +18,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from forge_agents.bench.costs import cost_of, priced
 from forge_agents.bench.entrants import named_players
 from forge_agents.bench.exploits import Exploits, ModelExploits, known_exploits
 from forge_agents.bench.fingerprints import digest, player_facts, provenance
 from forge_agents.bench.limits import BenchLimits
 from forge_agents.bench.progress import Progress
-from forge_agents.bench.records import EpisodeLog, Record
+from forge_agents.bench.records import EpisodeLog, Record, tokens_of
 from forge_agents.bench.report import Report
 from forge_agents.bench.schedule import Match, SuiteLike, World, matches, seeds_of, suite_ids, worlds_of
 from forge_agents.errors import BudgetError
@@ -103,6 +104,10 @@ def benchmark(
             "exploitability_samples": exploitability_samples,
         },
     )
+    if limits.max_cost is not None and not any(map(priced, plan.facts.values())):
+        raise ValueError(
+            f"max_cost={limits.max_cost} and no player has a price; set price_in and price_out of the endpoints"
+        )
     with EpisodeLog(out_dir) as log, Progress(plan.total, shown=progress) as shown:
         exploits = plan.model_exploits(out_dir)
         run = _Run(plan=plan, log=log, exploits=exploits, limits=limits, shown=shown, engine=engine)
@@ -217,6 +222,7 @@ class _Run:
     played: int = 0
     play_seconds: float = 0.0
     tokens: int = 0
+    cost: float = 0.0
     failed_in_a_row: Counter[str] = field(default_factory=Counter)
     stopped: str = ""
 
@@ -252,9 +258,16 @@ class _Run:
             record = Record.of(episode, key=self.plan.key(match), sample=match.sample, lineup=match.lineup)
             self.log.add(record)
             self.played += 1
-            self.tokens += sum(seat.tokens for seat in record.seats.values())
+            self._count(episode, match)
             self.shown.step(self.played, self.tokens, failed=bool(record.error))
             self._watch(record)
+
+    def _count(self, episode: Episode, match: Match) -> None:
+        """What an episode spent, a failed one included."""
+        for agent, trajectory in episode.trajectories.items():
+            read, sampled = tokens_of(trajectory)
+            self.tokens += sampled
+            self.cost += cost_of(self.plan.facts[match.lineup[agent]], read, sampled)
 
     def _watch(self, record: Record) -> None:
         """Stop when a player's episodes fail one after another."""
@@ -268,6 +281,7 @@ class _Run:
         spent = {
             "max_episodes": self.begun,
             "max_tokens": self.tokens,
+            "max_cost": self.cost,
             "max_seconds": time.monotonic() - self.started,
         }
         for name, value in spent.items():

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from forge_agents.bench.costs import priced
+
 if TYPE_CHECKING:
     from forge_agents.bench.report import Report
     from forge_agents.bench.statistics import Interval
@@ -36,7 +38,7 @@ def sections(report: Report, *, brief: bool = False) -> list[Section]:
     """The report's tables that have something to say; `brief` ones fit a terminal."""
     environments = _brief_environments(report) if brief else [_environments(report)]
     found = [_players(report), *environments, _passes(report), _pairs(report), *_meetings(report), _exploits(report)]
-    return [section for section in found if section.rows]
+    return [section for section in (*found, _spent(report)) if section.rows]
 
 
 def _players(report: Report) -> Section:
@@ -139,6 +141,22 @@ def _exploits(report: Report) -> Section:
         rows=tuple(rows),
         names=2,
         note=exact + (drawn if samples else ""),
+    )
+
+
+def _spent(report: Report) -> Section:
+    rows = [
+        (name, f"{s.prompt_tokens:,}", f"{s.tokens:,}", number(s.cost if priced(report.players[name]) else math.nan, 4))
+        for name, s in report.spent.items()
+        if s.prompt_tokens or s.tokens
+    ]
+    return Section(
+        title="Spent",
+        heads=("player", "tokens read", "tokens sampled", "cost"),
+        rows=tuple(rows),
+        names=1,
+        note="In the episodes of this report, whenever they were played, failed ones left out; cost in the unit of the "
+        "prices.",
     )
 
 

@@ -321,6 +321,8 @@ def test_a_missing_key_is_said_before_anything_is_played(monkeypatch):
         ("http://h/v1", {"timeout_s": float("inf")}, "timeout_s=inf"),
         ("http://h/v1", {"max_requests": 0}, "max_requests=0 allows nothing"),
         ("http://h/v1", {"max_total_tokens": -5}, "max_total_tokens=-5"),
+        ("http://h/v1", {"price_in": -0.1}, "price_in=-0.1, price_out=0.0: give what a million tokens cost"),
+        ("http://h/v1", {"price_out": float("nan")}, "price_out=nan"),
         ("http://h/v1", {"name": "a b"}, "'a b'"),
     ],
 )

@@ -1,0 +1,113 @@
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+import forge_agents as fa
+from forge_agents import cli
+from forge_agents.bench.config import BenchConfig
+from forge_agents.bench.entrants import named_players
+from forge_agents.bench.fingerprints import player_facts
+from forge_agents.config import parse
+
+KUHN = "forge/KuhnPoker-v0"
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def passive(request):
+    return "call" if "call" in request["messages"][-1]["content"] else "check"
+
+
+def read(*words):
+    return parse(BenchConfig, words, prog="forge-agents bench", description="")
+
+
+def test_the_documented_yaml_gives_an_endpoint_all_that_it_can_have(tmp_path, monkeypatch):
+    (block,) = re.findall(r"```yml\n(.*?)```", (DOCS / "benchmark.md").read_text(), re.DOTALL)
+    file = tmp_path / "bench.yaml"
+    file.write_text(block)
+    config = read(str(file), "--endpoints.rival.max_requests", "500")
+    told = yaml.safe_load(block)["endpoints"]["rival"]
+    rival = config.endpoints["rival"]
+    assert rival == fa.Endpoint(**{**told, "sampling": fa.Sampling(**told["sampling"])}, max_requests=500)
+    assert (rival.api_key_env, rival.timeout_s, rival.sampling.max_tokens) == ("RIVAL_KEY", 30, 256)
+    monkeypatch.setenv("RIVAL_KEY", "k")
+    players = config.entrants()
+    assert list(players) == ["random", "rival"] and players["rival"].name == "rival"
+
+
+def test_a_key_that_is_not_set_is_said_before_anything_is_played(monkeypatch):
+    monkeypatch.delenv("RIVAL_KEY", raising=False)
+    with pytest.raises(ValueError, match="'RIVAL_KEY' is not set"):
+        named_players({"rival": fa.Endpoint("http://127.0.0.1:1/v1", "m", api_key_env="RIVAL_KEY")})
+
+
+def test_one_name_is_one_player():
+    with pytest.raises(ValueError, match="'a' names a player and an endpoint"):
+        BenchConfig(players={"a": "random"}, endpoints={"a": fa.Endpoint("http://127.0.0.1:1/v1", "m")})
+
+
+def test_an_endpoint_with_a_key_plays_from_the_shell(serve_chat, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RIVAL_KEY", "sesame")
+    server = serve_chat(passive)
+    rival = ["--endpoints.rival.url", server.url, "--endpoints.rival.model", "stub"]
+    rival += ["--endpoints.rival.api_key_env", "RIVAL_KEY", "--endpoints.rival.sampling.max_tokens", "7"]
+    words = ["bench", "--players.random", "random", *rival, "--suite", KUHN, "--episodes", "2"]
+    assert cli.main([*words, "--out_dir", str(tmp_path)]) == 0
+    assert {seen["authorization"] for seen in server.headers_seen} == {"Bearer sesame"}
+    assert {request["max_tokens"] for request in server.requests} == {7}
+    written = [path.read_text() for path in tmp_path.iterdir()] + [capsys.readouterr().out]
+    assert len(written) == 3 and not any("sesame" in text for text in written)
+    assert list(fa.Report.load(tmp_path / "board.json").players) == ["random", "rival"]
+
+
+def play(folder, players, **more):
+    return fa.benchmark(players, KUHN, episodes=4, out_dir=folder, progress=False, **more)
+
+
+def test_a_report_says_what_every_player_read_sampled_and_cost(serve_chat, tmp_path):
+    server = serve_chat(passive)  # counts 10 tokens read and 2 written for every answer
+    players = {
+        "dear": server.endpoint_with(price_in=100.0, price_out=2000.0),
+        "free": server.endpoint_with(),
+        "random": fa.Random(),
+    }
+    report = play(tmp_path, players)
+    asked = {name: sum(s.decisions for r in report.records for s in r.seats.values() if s.player == name)
+             for name in players}  # fmt: skip
+    dear = report.spent["dear"]
+    assert (dear.prompt_tokens, dear.tokens) == (10 * asked["dear"], 2 * asked["dear"])
+    assert dear.cost == pytest.approx(asked["dear"] * (10 * 100 + 2 * 2000) / 1e6)
+    assert (report.spent["free"].cost, report.spent["random"].tokens) == (0, 0)
+    again = fa.Report.load(report.save(tmp_path / "board.json"))
+    assert again.spent == report.spent and again.as_json()["spent"]["dear"]["cost"] == dear.cost
+    row = f"| dear | {dear.prompt_tokens:,} | {dear.tokens:,} | {dear.cost:.4f} |"
+    assert row in again.markdown() and "| free | " in again.markdown()
+    assert again.players["dear"]["fingerprint"] == player_facts(server.endpoint)["fingerprint"], "a price plays nothing"
+
+
+def test_a_limit_of_cost_stops_cleanly_and_counts_failed_episodes(serve_chat, tmp_path):
+    price = 1e6 / 12  # of either, so that an answer costs 1
+    part = play(
+        tmp_path,
+        {"dear": serve_chat(passive).endpoint_with(price_in=price, price_out=price)},
+        limits=fa.BenchLimits(max_cost=4.5, max_live_episodes=1),
+    )
+    assert part.stopped == "max_cost=4.5 was reached" and 4.5 <= part.spent["dear"].cost < 8 and part.missing == 1
+    answers = iter(range(10_000))
+    moody = serve_chat(lambda request: passive(request) if next(answers) % 2 == 0 else (403, {"error": "no"}))
+    broken = play(
+        tmp_path,
+        {"dear": moody.endpoint_with(price_in=price, price_out=price, retries=0)},
+        limits=fa.BenchLimits(max_cost=1.5, max_live_episodes=1),
+    )
+    assert broken.stopped == "max_cost=1.5 was reached" and len(broken.records) == 2
+    assert all(record.error for record in broken.records) and broken.spent["dear"].cost == 0
+
+
+def test_a_limit_of_cost_without_prices_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="max_cost=1 and no player has a price"):
+        play(tmp_path, {"random": fa.Random()}, limits=fa.BenchLimits(max_cost=1))
+    with pytest.raises(ValueError, match="max_cost=0 allows nothing"):
+        fa.BenchLimits(max_cost=0)
