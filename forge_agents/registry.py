@@ -1,4 +1,4 @@
-"""Environments by id: register, look up, make; suites are named lists of ids.
+"""Environments by id: register, look up, make; suites are named lists of ids and how they are played.
 
 In: ids, classes or "package.module:Class" strings, and the installed plugins of the entry-point group
 `forge_agents.envs`, imported at the first look-up. Out: specs and fresh PettingZoo environments. Waits for nothing,
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, get_ar
 
 from forge_agents import providers
 from forge_agents.errors import ArgumentError, ForgeError, UnknownIdError, did_you_mean
+from forge_agents.suites import SuiteDefaults
 
 if TYPE_CHECKING:
     from pettingzoo import AECEnv
@@ -94,6 +95,7 @@ class EnvSpec:
 
 _specs: dict[str, EnvSpec] = {}
 _suites: dict[str, tuple[str, ...]] = {}
+_suite_defaults: dict[str, SuiteDefaults] = {}
 _broken_plugins: dict[str, str] = {}
 _lock = threading.RLock()
 _loaded = False
@@ -291,23 +293,27 @@ def list_envs(tag: str | None = None) -> list[str]:
     return sorted(id_ for id_, s in _specs.items() if tag is None or tag in s.tags)
 
 
-def register_suite(name: str, ids: Iterable[str]) -> None:
-    """Give a list of environment ids a name. The ids may be registered later.
+def register_suite(
+    name: str, ids: Iterable[str], *, episodes: int = 64, seed: int = 0, swap_seats: bool = True, max_tokens: int = 64
+) -> None:
+    """Name a list of environment ids, which may be registered later, and say how it is played: see `SuiteDefaults`.
 
     Raises:
-        ValueError: No ids, an id twice, an id without a version, or the name is taken by other ids.
+        ValueError: No ids, an id twice or without a version, numbers that make no sense, or the name is taken.
     """
     if isinstance(ids, str):
         raise TypeError(f"suite {name!r} was given the string {ids!r}; pass a list of ids")
     ids = tuple(ids)
+    defaults = SuiteDefaults(episodes=episodes, seed=seed, swap_seats=swap_seats, max_tokens=max_tokens)
     if not ids or len(set(ids)) < len(ids):
         raise ValueError(f"suite {name!r} needs one or more different ids, got {list(ids)}")
     for id_ in ids:
         _split(id_)
     with _lock:
-        if _suites.get(name, ids) != ids:
-            raise ValueError(f"suite {name!r} is already {list(_suites[name])}; choose another name or version")
-        _suites[name] = ids
+        if (_suites.get(name, ids), _suite_defaults.get(name, defaults)) != (ids, defaults):
+            known = f"{list(_suites[name])} with {_suite_defaults.get(name)}"
+            raise ValueError(f"suite {name!r} is already {known}; choose another name or version")
+        _suites[name], _suite_defaults[name] = ids, defaults
 
 
 def list_suites() -> list[str]:
@@ -328,6 +334,12 @@ def suite(name: str) -> tuple[str, ...]:
     for id_ in _suites[name]:
         spec(id_)
     return _suites[name]
+
+
+def suite_defaults(name: str) -> SuiteDefaults:
+    """How a suite is played where nothing is said; also of what is no suite, such as one environment's id."""
+    _load_plugins()
+    return _suite_defaults.get(name, SuiteDefaults())
 
 
 def check_max_turns(max_turns: int | None, owner: str) -> None:

@@ -59,12 +59,17 @@ register(
     tags=("3p", "cooperative", "hidden-information", "tool"),
     isolation="process",  # it runs code, which takes its time
 )
-register_suite("core-v1", ["forge/KuhnPoker-v0", "forge/Relay-v0", "forge/AlphabetSort-v0"])
+register_suite("core-v1", ["forge/KuhnPoker-v0", "forge/Relay-v0", "forge/AlphabetSort-v0"], episodes=32)
 register_suite("team-v0", ["forge/Relay-v0", "forge/TreasureHunt-v0", "forge/Negotiation-v0", "forge/Debate-v0"])
 register_suite(
     "duel-v0", ["forge/KuhnPoker-v0", "forge/LeducPoker-v0", "forge/TicTacToe-v0", "forge/ConnectFour-v0"]
 )
-register_suite("tools-v1", ["forge/Relay-v0", "forge/Shop-v0", "forge/SoftwareTeam-v0"])
+register_suite(
+    "tools-v1",  # in a team of three, swapped seats are four times the games
+    ["forge/Relay-v0", "forge/Shop-v0", "forge/SoftwareTeam-v0"],
+    episodes=8,
+    swap_seats=False,
+)
 register_suite(
     "text-games-v1",  # TextArena: five for one seat, five duels
     [
@@ -79,6 +84,7 @@ register_suite(
         "textarena/Nim-v0",
         "textarena/TicTacToe-v0",
     ],
+    episodes=4,
 )
 register_suite(
     "reasoning-v1",  # reasoning-gym, at the generators' own settings
@@ -98,4 +104,6 @@ register_suite(
         "reasoning-gym/syllogism-v0",
         "reasoning-gym/word_sorting-v0",
     ],
+    episodes=16,
+    max_tokens=256,  # room to think
 )

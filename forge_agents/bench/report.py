@@ -21,8 +21,10 @@ from forge_agents.bench.schedule import World
 from forge_agents.bench.summary import Summary, summarise
 from forge_agents.errors import ForgeError
 
-FORMAT = 1
+FORMAT = 2
 """Of the JSON file. Raised whenever what a field means changes."""
+_READABLE = (1, FORMAT)
+"""In 1, the summary's decisions, tokens and pass@k have no intervals; what is read is the same."""
 _KIND = "forge-agents benchmark"
 
 
@@ -35,7 +37,8 @@ class Report:
     """A benchmark's results. The same players, suite and seed give the same report, `timing` aside."""
 
     settings: Mapping[str, Any]
-    """``suite``, ``episodes``, ``seed``, ``swap_seats``, ``samples``, ``exploitability_samples``."""
+    """``suite``, ``episodes``, ``seed``, ``swap_seats``, ``samples``, ``exploitability_samples``; of a registered suite
+    also ``suite_defaults``, what it says itself."""
     worlds: tuple[World, ...]
     players: Mapping[str, Mapping[str, Any]]
     """By name: type, model, sampling, hash of the weights; ``fingerprint`` stands for all of it."""
@@ -164,9 +167,10 @@ def _read(path: Path) -> Any:
 def _from_json(facts: Any, path: Path) -> Report:
     if not isinstance(facts, dict) or facts.get("kind") != _KIND:
         raise ReportError(f"{path} is JSON, but no benchmark report")
-    if facts.get("format") != FORMAT:
+    if facts.get("format") not in _READABLE:
         raise ReportError(
-            f"{path} has report format {facts.get('format')}, this version of forge_agents reads {FORMAT}; run the "
+            f"{path} has report format {facts.get('format')}, this version of forge_agents reads "
+            f"{' and '.join(map(str, _READABLE))}; run the "
             "benchmark again, or read it with the version that wrote it: "
             f"{facts.get('provenance', {}).get('packages', {}).get('forge-agents-rl', 'unknown')}"
         )

@@ -15,9 +15,10 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
+from forge_agents import registry
 from forge_agents.bench.costs import cost_of, priced
 from forge_agents.bench.entrants import named_players
 from forge_agents.bench.exploits import Exploits, ModelExploits, known_exploits
@@ -32,6 +33,7 @@ from forge_agents.players import Generator, Served
 from forge_agents.policy import AnyPolicy, Human, Policy, Random, Sampling
 from forge_agents.rollout import Rollout, all_or_first_error
 from forge_agents.serving.config import EngineConfig
+from forge_agents.suites import SuiteDefaults
 from forge_agents.types import Completion, Episode
 
 T = TypeVar("T")
@@ -43,9 +45,9 @@ def benchmark(
     players: Mapping[str, AnyPolicy | str],
     suite: SuiteLike = "core-v1",
     *,
-    episodes: int = 64,
-    seed: int = 0,
-    swap_seats: bool = True,
+    episodes: int | None = None,
+    seed: int | None = None,
+    swap_seats: bool | None = None,
     samples: int = 1,
     exploitability_samples: int = 0,
     limits: BenchLimits | None = None,
@@ -62,7 +64,8 @@ def benchmark(
 
     Args:
         players: By name: a policy of any kind, or words as `forge_agents.bench.entrants.read_player` takes them.
-        suite: A suite's name, an environment's id, several ids, or arguments by id.
+        suite: A suite's name, an environment's id, several ids, or arguments by id. It says what is None below, and how
+            much models in words may write; ids mean what `SuiteDefaults` has by default.
         episodes: Seeds for every environment and line-up.
         seed: Chooses the episodes' seeds; none is a seed that training draws.
         swap_seats: Each of a pair takes each seat. Otherwise the one named first takes the first seat.
@@ -84,30 +87,25 @@ def benchmark(
         RunFolderError: `out_dir` cannot be used, or another benchmark writes there.
         ActorDiedError, StallError: An engine is gone. What was played is kept: call again to go on.
     """
-    _check_least(1, episodes=episodes, samples=samples)
-    _check_least(0, seed=seed, exploitability_samples=exploitability_samples)
-    named = named_players(players)
+    suite_name, arguments = suite_ids(suite)
+    own = registry.suite_defaults(suite_name)
+    settings = _settings(
+        suite_name,
+        own,
+        {"episodes": episodes, "seed": seed, "swap_seats": swap_seats},
+        {"samples": samples, "exploitability_samples": exploitability_samples},
+    )
+    named = named_players(players, Sampling(max_tokens=own.max_tokens))
     limits, engine = limits or BenchLimits(), engine or EngineConfig()
     if any(isinstance(player, Human) for player in named.values()):  # one terminal, and no bar across it
         limits, progress = replace(limits, max_live_episodes=1), False
-    suite_name, arguments = suite_ids(suite)
     plan = _Plan(
         players=named,
         facts={name: player_facts(player, engine) for name, player in named.items()},
         worlds=worlds_of(arguments),
-        settings={
-            "suite": suite_name,
-            "episodes": episodes,
-            "seed": seed,
-            "swap_seats": swap_seats,
-            "samples": samples,
-            "exploitability_samples": exploitability_samples,
-        },
+        settings=settings,
     )
-    if limits.max_cost is not None and not any(map(priced, plan.facts.values())):
-        raise ValueError(
-            f"max_cost={limits.max_cost} and no player has a price; set price_in and price_out of the endpoints"
-        )
+    _check_prices(limits, plan.facts)
     with EpisodeLog(out_dir) as log, Progress(plan.total, shown=progress) as shown:
         exploits = plan.model_exploits(out_dir)
         run = _Run(plan=plan, log=log, exploits=exploits, limits=limits, shown=shown, engine=engine)
@@ -125,10 +123,24 @@ def benchmark(
         )
 
 
-def _check_least(least: int, **numbers: int) -> None:
-    for name, number in numbers.items():
-        if number < least:
-            raise ValueError(f"{name}={number} must be at least {least}")
+def _settings(
+    suite: str, own: SuiteDefaults, asked: Mapping[str, int | None], more: Mapping[str, int]
+) -> dict[str, Any]:
+    """Those of the report: what is asked, or else what the suite says; of a registered suite also that."""
+    found = {name: getattr(own, name) if value is None else value for name, value in asked.items()}
+    found |= more
+    for name, least in (("episodes", 1), ("samples", 1), ("seed", 0), ("exploitability_samples", 0)):
+        if found[name] < least:
+            raise ValueError(f"{name}={found[name]} must be at least {least}")
+    named = {"suite_defaults": asdict(own)} if suite in registry.list_suites() else {}
+    return {"suite": suite, **found, **named}
+
+
+def _check_prices(limits: BenchLimits, facts: Mapping[str, Mapping[str, Any]]) -> None:
+    if limits.max_cost is not None and not any(map(priced, facts.values())):
+        raise ValueError(
+            f"max_cost={limits.max_cost} and no player has a price; set price_in and price_out of the endpoints"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,11 +40,11 @@ class Cell:
     """Rate of seats whose episode ended by an illegal decision of theirs."""
     cut_off: Interval
     """Rate of decisions cut short by `max_tokens` or the context."""
-    decisions: float
+    decisions: Interval
     """Mean per seat and episode."""
-    tokens: float
+    tokens: Interval
     """Mean number of tokens sampled per seat and episode."""
-    pass_at_k: Mapping[int, float]
+    pass_at_k: Mapping[int, Interval]
     """By k, mean over seeds and line-ups; empty for one sample a seed."""
 
 
@@ -75,6 +75,18 @@ class Meeting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """What the best opponent of a player earns at least, in a game of two: what the best one here earned."""
+
+    env: str
+    player: str
+    opponent: str
+    """Who earned most against `player`, of all other players that met it in both seats."""
+    reward: Interval
+    """Of `opponent`, mean over both seats; its interval is that of one meeting and knows nothing of the choice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """All that a report shows."""
 
@@ -83,6 +95,8 @@ class Summary:
     cells: Sequence[Cell]
     pairs: Sequence[Pair]
     meetings: Sequence[Meeting]
+    bounds: Sequence[Bound]
+    """Lower bounds of exploitability."""
     ratings: Mapping[str, Rating]
     """Of players who met in games of seats against each other, best first; empty where nobody did."""
 
@@ -92,7 +106,7 @@ def summarise(records: Sequence[Record], worlds: Sequence[World], players: Seque
     by_env: dict[str, list[Record]] = {world.id: [] for world in worlds}
     for record in records:
         by_env[record.env].append(record)
-    cells, meetings, rewards = [], [], {}
+    cells, meetings, bounds, rewards = [], [], [], {}
     for world in worlds:
         played = by_env[world.id]
         for player in players:
@@ -101,12 +115,15 @@ def summarise(records: Sequence[Record], worlds: Sequence[World], players: Seque
             rewards[world.id, player] = _seed_means(chosen, player, lambda seat: seat.reward)
             if len(world.seats) > 1:
                 meetings += [_meeting(world.id, player, other, played) for other in players]
+        if world.kind == "competitive" and len(world.seats) == 2:
+            bounds += _bounds(world, players, played, [m for m in meetings if m.env == world.id])
     games = [game for world in worlds if world.kind == "competitive" for game in _games(by_env[world.id])]
     return Summary(
         overall={player: _overall(by_env, worlds, player, players) for player in players},
         cells=cells,
         pairs=_pairs(rewards, worlds, players),
         meetings=[meeting for meeting in meetings if meeting.reward.n],
+        bounds=bounds,
         ratings=rate_players(games, players),
     )
 
@@ -126,7 +143,9 @@ def _seats(record: Record, player: str) -> list[SeatRecord]:
 
 def _cell(env: str, player: str, records: Sequence[Record]) -> Cell:
     whole = [record for record in records if not record.error]
-    seats = [seat for record in whole for seat in _seats(record, player)]
+
+    def mean(value: Callable[[SeatRecord], float]) -> Interval:
+        return statistics.mean(list(_seed_means(whole, player, value).values()))
 
     def rate(hits: Callable[[SeatRecord], float], trials: Callable[[SeatRecord], float]) -> Interval:
         hit: defaultdict[int, float] = defaultdict(float)
@@ -148,13 +167,13 @@ def _cell(env: str, player: str, records: Sequence[Record]) -> Cell:
         player=player,
         episodes=len(whole),
         failed=len(records) - len(whole),
-        reward=statistics.mean(list(_seed_means(whole, player, lambda seat: seat.reward).values())),
+        reward=mean(lambda seat: seat.reward),
         success=rate(lambda seat: seat.success, one),
         invalid=rate(lambda seat: seat.invalid, decisions),
         forfeit=rate(lambda seat: seat.forfeit, one),
         cut_off=rate(lambda seat: seat.cut_off, decisions),
-        decisions=_mean(seat.decisions for seat in seats),
-        tokens=_mean(seat.tokens for seat in seats),
+        decisions=mean(decisions),
+        tokens=mean(lambda seat: seat.tokens),
         pass_at_k=_pass_at_k(whole, player),
     )
 
@@ -171,6 +190,24 @@ def _meeting(env: str, player: str, other: str, records: Sequence[Record]) -> Me
     met = [record for record in records if set(record.lineup.values()) == {player, other} and not record.error]
     rewards = _seed_means(met, player, lambda seat: seat.reward)
     return Meeting(env=env, player=player, other=other, reward=statistics.mean(list(rewards.values())))
+
+
+def _bounds(
+    world: World, players: Sequence[str], records: Sequence[Record], meetings: Sequence[Meeting]
+) -> list[Bound]:
+    """Of all players that somebody met in both seats."""
+    first: defaultdict[frozenset[str], set[str]] = defaultdict(set)
+    for record in records:
+        if not record.error:
+            first[frozenset(record.lineup.values())].add(record.lineup[world.seats[0]])
+    found = []
+    for player in players:
+        known = [m for m in meetings if m.other == player and m.reward.n]
+        met = [m for m in known if len(first[frozenset((m.player, player))]) == 2]
+        if met:
+            best = max(met, key=lambda meeting: meeting.reward.value)
+            found.append(Bound(env=world.id, player=player, opponent=best.player, reward=best.reward))
+    return found
 
 
 def _overall(
@@ -213,7 +250,7 @@ def _games(records: Iterable[Record]) -> Iterable[Game]:
             yield Game(record.seed, names[0], names[1], score)
 
 
-def _pass_at_k(records: Iterable[Record], player: str) -> dict[int, float]:
+def _pass_at_k(records: Iterable[Record], player: str) -> dict[int, Interval]:
     """For k = 1, 2, 4, ... up to the number of samples, over all tasks that have so many."""
     right: dict[tuple[int, tuple[str, ...]], list[bool]] = {}
     for record in records:
@@ -225,10 +262,15 @@ def _pass_at_k(records: Iterable[Record], player: str) -> dict[int, float]:
     if most < 2:
         return {}
     wanted = sorted({*(2**i for i in range(most.bit_length()) if 2**i <= most), most})
-    return {
-        k: _mean(statistics.pass_at_k(len(found), sum(found), k) for found in right.values() if len(found) >= k)
-        for k in wanted
-    }
+
+    def estimate(k: int) -> Interval:
+        by_seed: dict[int, list[float]] = {}
+        for (seed, _), found in right.items():
+            if len(found) >= k:
+                by_seed.setdefault(seed, []).append(statistics.pass_at_k(len(found), sum(found), k))
+        return statistics.mean([_mean(values) for values in by_seed.values()])
+
+    return {k: estimate(k) for k in wanted}
 
 
 def _mean(values: Iterable[float]) -> float:

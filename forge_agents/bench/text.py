@@ -38,7 +38,7 @@ def sections(report: Report, *, brief: bool = False) -> list[Section]:
     """The report's tables that have something to say; `brief` ones fit a terminal."""
     environments = _brief_environments(report) if brief else [_environments(report)]
     found = [_players(report), *environments, _passes(report), _pairs(report), *_meetings(report), _exploits(report)]
-    return [section for section in (*found, _spent(report)) if section.rows]
+    return [section for section in (*found, _bounds(report), _spent(report)) if section.rows]
 
 
 def _players(report: Report) -> Section:
@@ -65,9 +65,10 @@ def _environments(report: Report) -> Section:
             for cell in report.summary.cells
         ),
         names=2,
-        note="With 95 % intervals over seeds: rewards by BCa bootstrap, rates by Wilson. Invalid and cut off are rates "
-        "of decisions, success and forfeit of seats; turns and tokens are per seat and episode; n counts episodes, and "
-        "after a plus those that failed. Alone in games of one seat or one goal, else against the other players.",
+        note="With 95 % intervals over seeds: rewards, turns and tokens by BCa bootstrap, rates by Wilson. Invalid and "
+        "cut off are rates of decisions, success and forfeit of seats; turns and tokens are per seat and episode; n "
+        "counts episodes, and after a plus those that failed. Alone in games of one seat or one goal, else against the "
+        "other players.",
     )
 
 
@@ -95,7 +96,7 @@ def _brief_environments(report: Report) -> list[Section]:
 
 
 def _passes(report: Report) -> Section:
-    rows = [(c.env, c.player, str(k), number(v)) for c in report.summary.cells for k, v in c.pass_at_k.items()]
+    rows = [(c.env, c.player, str(k), interval(v)) for c in report.summary.cells for k, v in c.pass_at_k.items()]
     return Section(title="pass@k", heads=("environment", "player", "k", "pass@k"), rows=tuple(rows), names=2)
 
 
@@ -144,6 +145,23 @@ def _exploits(report: Report) -> Section:
     )
 
 
+def _bounds(report: Report) -> Section:
+    known = report.exploitability
+    rows = [
+        (bound.env, bound.player, bound.opponent, interval(bound.reward))
+        for bound in report.summary.bounds
+        if bound.player not in known.get(bound.env, {})
+    ]
+    return Section(
+        title="Exploitability, lower bounds",
+        heads=("environment", "player", "best opponent here", "its reward"),
+        rows=tuple(rows),
+        names=3,
+        note="The best opponent that could be earns at least what the best one here earned, over both seats and up to "
+        "chance: it was chosen among several, so its reward is a little high. Who loses to nobody here may still lose.",
+    )
+
+
 def _spent(report: Report) -> Section:
     rows = [
         (name, f"{s.prompt_tokens:,}", f"{s.tokens:,}", number(s.cost if priced(report.players[name]) else math.nan, 4))
@@ -166,8 +184,25 @@ def headline(report: Report) -> str:
     seats = "seats swapped" if s["swap_seats"] else "seats not swapped"
     return (
         f"{s['suite']}: {len(report.worlds)} environments, {s['episodes']} seeds (seed {s['seed']}), "
-        f"{s['samples']} samples, {seats}, {len(report.records)} episodes"
+        f"{s['samples']} samples, {seats}, {len(report.records)} episodes{_departures(report)}"
     )
+
+
+def _departures(report: Report) -> str:
+    """Where the suite's own settings were not used; nothing is known of reports of other versions."""
+    own = report.settings.get("suite_defaults") or {}
+    found = {name: str(report.settings[name]) for name in own if name in report.settings}
+    gaps = [f"{name} {value} instead of {own[name]}" for name, value in found.items() if value != str(own[name])]
+    longest: dict[int, list[str]] = {}
+    for name, facts in report.players.items():
+        if "sampling" in facts and "max_tokens" in own:
+            longest.setdefault(facts["sampling"]["max_tokens"], []).append(name)
+    gaps += [
+        f"max_tokens {value} instead of {own['max_tokens']} for {', '.join(names)}"
+        for value, names in longest.items()
+        if value != own["max_tokens"]
+    ]
+    return f". Not as the suite says: {'; '.join(gaps)}" if gaps else ""
 
 
 def warnings(report: Report) -> list[str]:
@@ -250,7 +285,7 @@ def _rates(cell: Cell) -> tuple[Interval, ...]:
 
 def _counts(cell: Cell) -> tuple[str, str, str]:
     count = f"{cell.episodes}+{cell.failed}" if cell.failed else str(cell.episodes)
-    return number(cell.decisions, 1), number(cell.tokens, 1), count
+    return interval(cell.decisions, digits=1), interval(cell.tokens, digits=1), count
 
 
 def _rating(report: Report, name: str) -> Sequence[str]:

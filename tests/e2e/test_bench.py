@@ -36,7 +36,7 @@ def test_models_play_on_one_engine_and_what_was_played_is_not_repeated(tiny_llam
     assert at_once.complete and at_once.planned == 16
     legal = next(cell for cell in at_once.summary.cells if cell.player == "legal")
     plain = next(cell for cell in at_once.summary.cells if cell.player == "plain")
-    assert legal.invalid.value == 0 and plain.invalid.value > 0.5 and plain.tokens > 0
+    assert legal.invalid.value == 0 and plain.invalid.value > 0.5 and plain.tokens.value > 0
     assert len(at_once.players["plain"]["weights"]) == 64
     assert str(tmp_path.parent) not in json.dumps(at_once.as_json()), "no path of this machine"
     exploitability = at_once.exploitability["forge/KuhnPoker-v0"]

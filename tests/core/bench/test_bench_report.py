@@ -13,12 +13,16 @@ from forge_agents.bench.leaderboard import leaderboard
 from forge_agents.bench.records import EpisodeLog, Record
 from forge_agents.bench.report import ReportError
 
-KUHN, SORT = "forge/KuhnPoker-v0", "forge/AlphabetSort-v0"
+KUHN, SORT, TOE = "forge/KuhnPoker-v0", "forge/AlphabetSort-v0", "forge/TicTacToe-v0"
 HOSTILE = "<script>alert(1)</script>|`*[x](http://evil)\n\u202e"
 
 
 def passive(observation):
     return "call" if "call" in observation else "check"
+
+
+def first_free(observation):
+    return observation.split("Free: ")[1][0]
 
 
 def play(folder, players, suite=(KUHN, SORT), **more):
@@ -36,11 +40,48 @@ def test_a_saved_report_comes_back_whole(report, tmp_path):
     again = fa.Report.load(path)
     assert again.as_json() == report.as_json() and again.summary == again.summary
     facts = json.loads(path.read_text())
-    assert facts["format"] == 1 and facts["complete"] and facts["settings"]["episodes"] == 4
+    assert facts["format"] == 2 and facts["complete"] and facts["settings"]["episodes"] == 4
     assert facts["players"]["random"]["fingerprint"] != facts["players"]["passive"]["fingerprint"]
     assert {"numpy", "forge-agents-rl"} <= set(facts["provenance"]["packages"])
     assert "seconds" not in facts["episodes"][0] and facts["exploitability"][KUHN]["passive"] == pytest.approx(1 / 3)
     assert list(tmp_path.glob("**/.board*")) == [], "no half-written file stays"
+
+
+def test_a_report_of_the_first_format_is_read_and_shown_anew(report, tmp_path):
+    facts = report.as_json()
+    facts["format"] = 1
+    del facts["spent"]
+    for cell in facts["summary"]["cells"]:
+        cell |= {name: cell[name]["value"] for name in ("decisions", "tokens")}
+        cell["pass_at_k"] = {k: found["value"] for k, found in cell["pass_at_k"].items()}
+    del facts["settings"]["exploitability_samples"]
+    path = tmp_path / "first.json"
+    path.write_text(json.dumps(facts))
+    old = fa.Report.load(path)
+    assert old.summary.cells == report.summary.cells and old.markdown() == report.markdown()
+    assert old.html(tmp_path / "a.html").read_text() == report.html(tmp_path / "b.html").read_text()
+    assert list(leaderboard(old, report).players) == list(report.players)
+
+
+def test_turns_tokens_and_pass_at_k_have_intervals_over_seeds_in_every_form(tmp_path):
+    players = {"random": fa.Random(), "first": fa.Scripted(first_free)}
+    report = play(tmp_path, players, suite=[TOE], episodes=6, samples=2)
+    cell = report.summary.cells[0]
+    by_seed = {}
+    for record in report.records:
+        if len(set(record.lineup.values())) == 2:
+            turns = [seat.decisions for seat in record.seats.values() if seat.player == "random"]
+            by_seed.setdefault(record.seed, []).extend(turns)
+    means = [sum(turns) / len(turns) for turns in by_seed.values()]
+    assert cell.decisions.n == 6 and cell.decisions.value == pytest.approx(sum(means) / 6)
+    assert min(means) <= cell.decisions.low < cell.decisions.value < cell.decisions.high <= max(means)
+    assert cell.pass_at_k[2].n == 6 and cell.pass_at_k[2].low < cell.pass_at_k[2].high and cell.tokens.value == 0
+    turns = f"{cell.decisions.value:.1f} [{cell.decisions.low:.1f}, {cell.decisions.high:.1f}]"
+    page, markdown = report.html(tmp_path / "r.html").read_text(), report.markdown().replace("\\", "")
+    assert all(turns in text for text in (page, markdown, report.table()))
+    assert f"{cell.pass_at_k[2].value:.3f} [{cell.pass_at_k[2].low:.3f}" in page
+    saved = report.as_json()["summary"]["cells"][0]
+    assert saved["decisions"] == {name: getattr(cell.decisions, name) for name in ("value", "low", "high", "n")}
 
 
 @pytest.mark.parametrize(
@@ -49,8 +90,8 @@ def test_a_saved_report_comes_back_whole(report, tmp_path):
         ("", "is empty; a report is written by `forge-agents bench --json FILE`"),
         ('{"kind": "forge-agents bench', "cut off"),
         ("[1, 2]", "no benchmark report"),
-        ('{"kind": "forge-agents benchmark", "format": 99}', "report format 99, this version of forge_agents reads 1"),
-        ('{"kind": "forge-agents benchmark", "format": 1}', "damaged report: KeyError"),
+        ('{"kind": "forge-agents benchmark", "format": 99}', "format 99, this version of forge_agents reads 1 and 2"),
+        ('{"kind": "forge-agents benchmark", "format": 2}', "damaged report: KeyError"),
     ],
 )
 def test_what_is_no_whole_report_is_refused(text, match, tmp_path):
@@ -133,6 +174,40 @@ def test_hostile_texts_stay_texts(report, tmp_path):
     row = re.search(r"^\| random .*$", markdown, re.MULTILINE).group()
     assert row.count("|") - row.count("\\|") == 6, "five columns"
     assert "\u202e" not in hostile.table() and not hostile.complete
+
+
+# ---- lower bounds of exploitability
+
+
+def test_what_the_best_opponent_here_earned_bounds_exploitability_from_below(tmp_path):
+    last = fa.Scripted(lambda seen: re.findall(r"\d", seen.split("Free: ")[1].splitlines()[0])[-1])
+    players = {"first": fa.Scripted(first_free), "random": fa.Random(), "last": last}
+    report = play(tmp_path, players, suite=[TOE], episodes=6)
+    bounds = {bound.player: bound for bound in report.summary.bounds}
+    for name, bound in bounds.items():
+        earned = {}
+        for record in report.records:
+            for seat in record.seats.values():
+                if name in record.lineup.values() and seat.player != name:
+                    earned.setdefault(seat.player, []).append(seat.reward)
+        means = {rival: sum(rewards) / len(rewards) for rival, rewards in earned.items()}
+        assert len(means) == 2 and len(set(means.values())) == 2, "of two rivals one is better"
+        assert bound.opponent == max(means, key=means.get) and bound.reward.value == pytest.approx(max(means.values()))
+    met = {(m.player, m.other): m.reward for m in report.summary.meetings}
+    assert bounds["random"].reward == met[bounds["random"].opponent, "random"] and bounds["random"].reward.value > 0
+    page, markdown = report.html(tmp_path / "r.html").read_text(), report.markdown()
+    assert "## Exploitability, lower bounds" in markdown and "Exploitability, lower bounds" in page
+    assert f"| {TOE} | random | {bounds['random'].opponent} | {bounds['random'].reward.value:.3f} " in markdown
+    assert report.as_json()["summary"]["bounds"][0]["opponent"] == bounds["first"].opponent
+
+
+def test_there_is_no_bound_where_it_would_not_hold_or_more_is_known(report, tmp_path):
+    assert report.summary.bounds and "lower bounds" not in report.markdown(), "exact of both players of Kuhn poker"
+    players = {"a": fa.Random(), "b": fa.Random(seed=1)}
+    one_seat = play(tmp_path, players, suite=[TOE], swap_seats=False)
+    team = play(tmp_path, players, suite=["forge/Relay-v0"])
+    alone = play(tmp_path, {"a": fa.Random()}, suite=[TOE])
+    assert [found.summary.bounds for found in (one_seat, team, alone)] == [[], [], []]
 
 
 # ---- leaderboards
