@@ -201,7 +201,7 @@ def raised_messages() -> dict[str, dict[str, list[str]]]:
         for name, call in sorted(_exceptions(tree, known), key=lambda made: (made[1].lineno, made[1].col_offset)):
             texts = (re.sub(r"\s+", " ", _template(given)).strip() for given in call.args)
             message = next((text for text in texts if re.search(r"\w", text)), "")
-            if message:
+            if message and message not in found[name][module]:
                 found[name][module].append(message)
     return found
 
