@@ -15,7 +15,7 @@ from pathlib import Path
 
 import forge_agents as fa
 
-SUITES = {"core-v1": (16, True), "reasoning-v1": (8, True), "tools-v1": (2, False), "text-games-v1": (2, True)}
+SUITES = {"core-v1": (16, True), "reasoning-v1": (8, True), "tools-v1": (2, False), "text-games-v1": (1, True)}
 """Seeds, and whether two players swap seats, which in the teams of three of tools-v1 quadruples the games."""
 SAMPLING = fa.Sampling(temperature=0.7, max_tokens=48)
 ENGINE = fa.EngineConfig(max_model_len=4096, enforce_eager=True)

@@ -234,7 +234,7 @@ def test_benchmarks_measure_the_exploitability_of_models_once(monkeypatch, rende
     found = measured.exploitability[KUHN]
     assert list(found) == ["free", "random", "legal"] and found["random"] == pytest.approx(11 / 24)
     assert found["legal"] == pytest.approx(0, abs=1e-9) and 1e-6 < found["free"] < 0.05
-    assert "Of models from 200 answers" in measured.markdown() and "Of models" not in play(0).markdown()
+    assert "Of models from at least 200 answers" in measured.markdown() and "Of models" not in play(0).markdown()
     assert started == [{"free", "legal"}] * 2
     assert play(200).exploitability == measured.exploitability and len(started) == 2, "nothing is asked again"
     assert play(8).exploitability[KUHN]["free"] != found["free"] and len(started) == 3
