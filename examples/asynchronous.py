@@ -6,7 +6,7 @@ others give half of them to each, all the time. All are measured on the same hel
 
     python examples/asynchronous.py [--staleness 0 1 2] [--seeds 0 1 2] [--out runs/asynchronous]
 
-takes about four minutes a run on two CPU cores and writes ``asynchronous.png``. Finished runs are not repeated.
+takes minutes a run on two CPU cores and writes ``asynchronous.png``. Finished runs are not repeated.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""SmolLM2-135M, the same after training, a script and a random player on all suites, in half an hour on two cores.
+"""SmolLM2-135M, the same after training, a script and a random player, on all suites.
 
     python examples/benchmark_smollm2.py [--trained runs/mine/export] [--out docs/results/benchmark] [--minutes 30]
 

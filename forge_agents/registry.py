@@ -94,8 +94,7 @@ class EnvSpec:
 
 
 _specs: dict[str, EnvSpec] = {}
-_suites: dict[str, tuple[str, ...]] = {}
-_suite_defaults: dict[str, SuiteDefaults] = {}
+_suites: dict[str, tuple[tuple[str, ...], SuiteDefaults]] = {}
 _broken_plugins: dict[str, str] = {}
 _lock = threading.RLock()
 _loaded = False
@@ -304,16 +303,14 @@ def register_suite(
     if isinstance(ids, str):
         raise TypeError(f"suite {name!r} was given the string {ids!r}; pass a list of ids")
     ids = tuple(ids)
-    defaults = SuiteDefaults(episodes=episodes, seed=seed, swap_seats=swap_seats, max_tokens=max_tokens)
+    entry = (ids, SuiteDefaults(episodes=episodes, seed=seed, swap_seats=swap_seats, max_tokens=max_tokens))
     if not ids or len(set(ids)) < len(ids):
         raise ValueError(f"suite {name!r} needs one or more different ids, got {list(ids)}")
     for id_ in ids:
         _split(id_)
     with _lock:
-        if (_suites.get(name, ids), _suite_defaults.get(name, defaults)) != (ids, defaults):
-            known = f"{list(_suites[name])} with {_suite_defaults.get(name)}"
+        if (known := _suites.setdefault(name, entry)) != entry:
             raise ValueError(f"suite {name!r} is already {known}; choose another name or version")
-        _suites[name], _suite_defaults[name] = ids, defaults
 
 
 def list_suites() -> list[str]:
@@ -331,15 +328,15 @@ def suite(name: str) -> tuple[str, ...]:
     _load_plugins()
     if name not in _suites:
         raise UnknownIdError(f"no suite is called {name!r}.{did_you_mean(name, _suites)}")
-    for id_ in _suites[name]:
+    for id_ in _suites[name][0]:
         spec(id_)
-    return _suites[name]
+    return _suites[name][0]
 
 
 def suite_defaults(name: str) -> SuiteDefaults:
     """How a suite is played where nothing is said; also of what is no suite, such as one environment's id."""
     _load_plugins()
-    return _suite_defaults.get(name, SuiteDefaults())
+    return _suites[name][1] if name in _suites else SuiteDefaults()
 
 
 def check_max_turns(max_turns: int | None, owner: str) -> None:

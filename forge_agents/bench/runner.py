@@ -127,8 +127,7 @@ def _settings(
     suite: str, own: SuiteDefaults, asked: Mapping[str, int | None], more: Mapping[str, int]
 ) -> dict[str, Any]:
     """Those of the report: what is asked, or else what the suite says; of a registered suite also that."""
-    found = {name: getattr(own, name) if value is None else value for name, value in asked.items()}
-    found |= more
+    found: dict[str, Any] = {n: getattr(own, n) if value is None else value for n, value in asked.items()} | dict(more)
     for name, least in (("episodes", 1), ("samples", 1), ("seed", 0), ("exploitability_samples", 0)):
         if found[name] < least:
             raise ValueError(f"{name}={found[name]} must be at least {least}")

@@ -335,6 +335,6 @@ class Adapted:
 
 
 def waves(replicas: Sequence[T]) -> list[Sequence[T]]:
-    """Parts of `replicas` that load weights one after the other: while one does, at least half of all generate."""
+    """Parts of `replicas` that load weights one after the other: while one does, at least half of several generate."""
     size = max(1, len(replicas) // 2)
     return [replicas[start : start + size] for start in range(0, len(replicas), size)]

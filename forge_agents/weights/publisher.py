@@ -88,11 +88,8 @@ class Publisher:
         self._pack(state_dict, layout, rank, buffer_B)
         packed = time.perf_counter()
         await self._together(self._put(client, f"slot{slot}.rank{rank}", buffer_B), world)
-        if rank == 0:
-            await self._put(client, f"slot{slot}.head", layout)
-        # on return the version exists for every rank
-        entry = self._put(client, "index", index.with_version(version, slot)) if rank == 0 else _nothing()
-        await self._together(entry, world)
+        entry = self._enter(client, slot, layout, index.with_version(version, slot)) if rank == 0 else _nothing()
+        await self._together(entry, world)  # on return the version exists for every rank
         return {"pack_s": packed - started, "put_s": time.perf_counter() - packed, "bytes": float(layout.num_bytes)}
 
     def _describe(self, name: str, tensor: torch.Tensor) -> tuple[str, tuple[int, ...], str, int]:
@@ -118,6 +115,10 @@ class Publisher:
         slot, index = old.make_room(self._slots)
         await self._put(client, "index", index)
         return slot, index
+
+    async def _enter(self, client: Any, slot: int, layout: Layout, index: Index) -> None:
+        await self._put(client, f"slot{slot}.head", layout)
+        await self._put(client, "index", index)
 
     def _buffer(self, slot: int, num_bytes: int) -> torch.Tensor:
         """The slot's memory: shared with the volume where it can be, else private and sent in messages."""

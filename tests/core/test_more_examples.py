@@ -10,6 +10,7 @@ import pytest
 
 import forge_agents as fa
 from forge_agents import registry
+from forge_agents.suites import SuiteDefaults
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NOTEBOOK = EXAMPLES / "first_steps.ipynb"
@@ -70,7 +71,7 @@ def test_the_benchmark_writes_its_reports_and_goes_on(tmp_path, capsys):
 def test_the_benchmark_of_all_suites_writes_a_report_each_and_one_overview(tmp_path, monkeypatch):
     module = example("benchmark_smollm2")
     monkeypatch.setattr(module, "SUITES", {"core-v1": (3, True), "short-v0": (2, False)})
-    monkeypatch.setitem(registry._suites, "short-v0", ("forge/Negotiation-v0",))
+    monkeypatch.setitem(registry._suites, "short-v0", (("forge/Negotiation-v0",), SuiteDefaults()))
     players = {"smollm2": fa.Random(), "trained": fa.Scripted(module.by_rule)}
     reports = module.play(players, tmp_path / "run", tmp_path)
     kinds = (".md", ".json", "-page.html")

@@ -230,7 +230,7 @@ class GRPOTrainer:
             )
         finally:
             await ahead.cancel()
-            self._synced = await self._weights.cancel()
+            self._synced = await self._weights.cancel() and self._synced
             await self._checkpoints.settle()
 
     async def _judged(

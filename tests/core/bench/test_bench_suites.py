@@ -13,7 +13,6 @@ def short(monkeypatch):
     """A suite of one environment that is played its own way."""
     fa.list_suites()  # loads those that come with the package
     monkeypatch.setattr(registry, "_suites", dict(registry._suites))
-    monkeypatch.setattr(registry, "_suite_defaults", dict(registry._suite_defaults))
     fa.register_suite("short-v0", [SORT], episodes=2, seed=5, swap_seats=False, max_tokens=9)
     return "short-v0"
 
