@@ -211,7 +211,7 @@ def test_groups_that_teach_nothing_are_replaced(tmp_path):
     asked = []
 
     class Trainer(GRPOTrainer):
-        async def _collect(self, source, step, *, count=None, refill=0):
+        async def _collect(self, source, step, put=None, *, count=0, refill=0):
             asked.append((step, count, refill))
             return [group((0, 0), (int(refill == 2), 0), seed=10 * refill + i) for i in range(count)]
 

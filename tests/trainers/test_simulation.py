@@ -63,10 +63,10 @@ def test_an_overlapped_step_is_the_longer_of_the_two(position_s, slower):
 
 def test_an_overlapped_step_takes_the_sum_where_one_core_does_both():
     stages = dataclasses.replace(STAGES, learner=LearnerTimes(step_s=0.0, position_s=0.01), fetch_s=0.0, publish_s=0.0)
-    free = simulate(replace(max_staleness=1, max_num_seqs=4), stages, ONE, steps=5)[2]
-    shared = simulate(replace(max_staleness=1, max_num_seqs=4, cores=1.0), stages, ONE, steps=5)[2]
-    assert free.step_s == pytest.approx(max(COLLECT_S, 1.0 + JUDGE_S))
-    assert shared.step_s == pytest.approx(COLLECT_S + 1.0 + JUDGE_S)
+    free = simulate(replace(max_staleness=1, max_num_seqs=4), stages, ONE, steps=8)[2:6]
+    shared = simulate(replace(max_staleness=1, max_num_seqs=4, cores=1.0), stages, ONE, steps=8)[2:6]
+    assert sum(step.step_s for step in free) == pytest.approx(2 * (COLLECT_S + 1.0 + JUDGE_S))  # two steps at a time
+    assert sum(step.step_s for step in shared) == pytest.approx(4 * (COLLECT_S + 1.0 + JUDGE_S))
 
 
 def test_a_full_batch_makes_the_rest_wait():
@@ -90,10 +90,8 @@ def test_weights_roll_over_half_of_the_replicas_at_a_time(replicas, waves):
 def test_the_learner_goes_on_while_weights_travel_once_they_are_published():
     slow = dataclasses.replace(STAGES, learner=LearnerTimes(step_s=50.0, position_s=0.0), fetch_s=20.0)
     steps = simulate(replace(max_staleness=1), slow, ONE, steps=4)
-    assert [step.sync_s for step in steps] == [0.0] * 4
-    assert [step.step_s for step in steps[1:]] == pytest.approx([JUDGE_S + 50.0] * 3)
-    instant = dataclasses.replace(slow, judge_s=0.0, judge_trajectory_s=0.0)
-    assert simulate(replace(max_staleness=1), instant, ONE, steps=4)[-1].step_s == pytest.approx(0.25 + 50.0)
+    assert [step.sync_s for step in steps] == pytest.approx([0.25] * 4)
+    assert [step.step_s for step in steps[1:]] == pytest.approx([0.25 + 50.0] * 3)
     assert set(steps[-1].ages) == {1}
 
 
@@ -317,3 +315,13 @@ def test_a_workload_without_episodes_is_refused():
         Workload(groups=[])
     with pytest.raises(ValueError, match="in \\[0, 1\\]"):
         dataclasses.replace(ONE, used_share=1.5)
+
+
+def test_of_two_versions_one_lets_a_slow_group_come_late():
+    slow = dataclasses.replace(TURN, response_tokens=100)
+    played = {step: [[((TURN,),)], [((slow if step == 1 else TURN,),)]] for step in range(5)}
+    stages = dataclasses.replace(STAGES, judge_s=0.0, judge_trajectory_s=0.0)
+    one, two = (simulate(replace(max_staleness=staleness), stages, ONE, steps=5, played=played) for staleness in (1, 2))
+    assert one[1].collect_s > 2.0 > two[1].collect_s
+    assert [step.tokens for step in one] == [20, 110, 20, 20, 20]
+    assert [step.tokens for step in two] == [20, 20, 110, 20, 20]

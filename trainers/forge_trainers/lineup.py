@@ -21,7 +21,7 @@ import numpy as np
 
 from forge_agents import models
 from forge_agents.players import Served
-from forge_agents.policy import AnyPolicy, Seats, declared_policies
+from forge_agents.policy import AnyPolicy, Policy, Seats, declared_policies
 from forge_agents.rollout import all_or_first_error
 from forge_agents.types import EpisodeGroup
 from forge_trainers.judging import JudgedGroup
@@ -79,6 +79,23 @@ class Lineup(Protocol):
     async def learned(self, step: int, judged: Sequence[JudgedGroup], stack: Stack) -> dict[str, float]:
         """Take note of a step that is over. Returns metrics."""
         ...
+
+
+def check_trainable(models: Mapping[str, Policy]) -> None:
+    """Raises ValueError where a policy that is to learn samples from a distribution that the learner cannot compute."""
+    for name, policy in models.items():
+        if policy.trainable and (policy.sampling.top_p < 1 or policy.sampling.temperature == 0):
+            raise ValueError(
+                f"policy {name!r} samples with top_p={policy.sampling.top_p}, temperature="
+                f"{policy.sampling.temperature}; training needs top_p=1 and a temperature above 0, so that every "
+                "token has a probability under the learner too"
+            )
+        if policy.trainable and policy.constrain_actions:
+            raise ValueError(
+                f"policy {name!r} is trainable and constrains its actions; the sampler's log-probabilities would "
+                "be those of the constrained distribution, which the learner does not compute: set trainable=False "
+                "or constrain_actions=False"
+            )
 
 
 def lineup_of(seats: Seats | League, config: GRPOConfig, folder: Path) -> Lineup:

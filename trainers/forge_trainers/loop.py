@@ -1,4 +1,4 @@
-"""How a synchronous caller runs the controller: its event loop, Ctrl-C, and collecting ahead.
+"""How a synchronous caller runs the controller: its event loop, Ctrl-C, and a stopwatch.
 
 In: coroutines. Out: their results. Waits for them.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import collections
 import concurrent.futures
 import contextlib
 import signal
@@ -15,7 +14,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import FrameType
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 T = TypeVar("T")
 
@@ -198,63 +197,3 @@ class Interrupt:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before.clear()
-
-
-class Ahead(Generic[T]):
-    """Collects steps ahead of their use, by at most `staleness`.
-
-    Step j is started only in `take(i)` with ``i >= j - staleness``. Before `take(i)` the learner has finished at
-    least the steps below i, and `collect` asks nothing before the engines have their weights, so what step j samples is
-    at least i updates old in count, and at most ``j - i <= staleness`` versions behind the learner when step j is
-    taken. Versions never move otherwise, so the bound holds whatever the timing.
-
-    Args:
-        collect: Starts the collection of a step, once the weights that the learner has when it is called have arrived.
-        staleness: Versions that a sample may lie behind.
-        steps: Steps of the run; none at or past it is started.
-    """
-
-    def __init__(self, collect: Callable[[int], Coroutine[Any, Any, T]], staleness: int, steps: int) -> None:
-        self._collect, self._staleness, self._steps = collect, staleness, steps
-        self._running: collections.OrderedDict[int, asyncio.Task[T]] = collections.OrderedDict()
-
-    async def take(self, step: int) -> T:
-        """What `step` collected; starts every step that may start now."""
-        for ahead in range(step, min(step + self._staleness + 1, self._steps)):
-            if ahead not in self._running:
-                self._running[ahead] = asyncio.ensure_future(self._collect(ahead))
-        return await self._running.pop(step)
-
-    async def cancel(self) -> None:
-        """Stop what was collected ahead and will not be used."""
-        tasks = list(self._running.values())
-        self._running.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class Behind:
-    """Work of which one piece at a time goes on behind the caller's back; whoever needs it done waits."""
-
-    def __init__(self) -> None:
-        self._task: asyncio.Task[None] | None = None
-
-    async def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Begin `work` when the piece before is done. Raises what that raised."""
-        await self.done()
-        self._task = asyncio.ensure_future(work())
-
-    async def done(self) -> None:
-        """Wait for the piece that was begun last; at once if there is none. Raises what it raised."""
-        if self._task is not None:
-            await asyncio.shield(self._task)
-
-    async def cancel(self) -> bool:
-        """Give the piece up, and what it raised. Returns whether it had been done well, or there was none."""
-        task, self._task = self._task, None
-        if task is None:
-            return True
-        task.cancel()
-        (outcome,) = await asyncio.gather(task, return_exceptions=True)
-        return outcome is None

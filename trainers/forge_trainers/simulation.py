@@ -16,6 +16,7 @@ import numpy as np
 import simpy
 
 from forge_agents.serving.replicas import waves
+from forge_trainers.overlap import window
 from forge_trainers.simulated_engine import Cores, EngineTimes, Process, Replica, Request, SimulatedReplicas
 from forge_trainers.workload import LearnerWork, Rounds, TurnShape, Workload, learner_work
 
@@ -126,6 +127,9 @@ class _Group:
     """Siblings in play."""
 
     siblings: Sequence[Rounds]
+    step: int
+    """That they were started for."""
+    done: simpy.Event
     requests: list[tuple[TurnShape, Request]] = field(default_factory=list)
 
 
@@ -161,7 +165,7 @@ def simulate(
 
 
 class SimulatedRun:
-    """One run. `forge_trainers.trainer` and `forge_trainers.loop.Ahead` have the rules that it repeats.
+    """One run. `forge_trainers.trainer` and `forge_trainers.overlap.Ahead` have the rules that it repeats.
 
     Args:
         plan: Settings and hardware.
@@ -180,7 +184,6 @@ class SimulatedRun:
         self.cores = Cores(self.env, plan.cores)
         self.engines = {home: self._start_engine() for home in sorted(set(plan.homes.values()))}
         self._controller = simpy.Resource(self.env, 1)
-        self._learner = simpy.Resource(self.env, 1)
         self._live = simpy.Resource(self.env, plan.max_live_episodes)
         self.steps: list[SimulatedStep] = []
         self.version = 0
@@ -188,6 +191,10 @@ class SimulatedRun:
         self._learner_busy_s = 0.0
         self._weights: simpy.Event = self.env.timeout(0)
         """Their last return; where steps are collected ahead, it goes on while the learner does."""
+        self._waiting: list[_Group] = []
+        """Started, and in no batch yet; oldest first."""
+        self._news = self.env.event()
+        """The next group ends."""
 
     def _start_engine(self) -> SimulatedReplicas:
         plan = self.plan
@@ -206,24 +213,27 @@ class SimulatedRun:
 
     def train(self, steps: int) -> Process:
         """The loop of `GRPOTrainer.fit`."""
-        ahead: dict[int, simpy.Process] = {}
+        ahead, _ = window(self.plan.max_staleness)
+        batches: list[tuple[simpy.Process, simpy.Process]] = []
         engines_before = learner_before = 0.0
         for step in range(steps):
             begun = self.env.now
-            for at in range(step, min(step + self.plan.max_staleness + 1, steps)):
-                if at not in ahead:
-                    groups = self._played.get(at) or self.draw(at, self.plan.groups_per_step)
-                    ahead[at] = self.env.process(self._collect(groups))
-            collection: list[_Group] = yield ahead[step]
+            for at in range(len(batches), min(step + ahead + 1, steps)):
+                groups = self._played.get(at) or self.draw(at, self.plan.groups_per_step)
+                self._waiting += self._begin(groups, at)
+                before = batches[-1] if batches else (self.env.timeout(0), self.env.timeout(0))
+                taken = self.env.process(self._taken(at, len(groups), before[0]))
+                batches.append((taken, self.env.process(self._judged(at, taken, before[1]))))
+            collection: list[_Group] = yield batches[step][0]
             collected = self.env.now
-            used = yield from self._judged(step, collection)
+            used: list[_Group] = yield batches[step][1]
             judged = self.env.now
             ages = yield from self._learn(used)
             learned = self.env.now
             yield self._weights
-            self._weights = self.env.process(self._sync())
-            if not self.plan.max_staleness:
-                yield self._weights
+            published = self.env.event()
+            self._weights = self.env.process(self._sync(published))
+            yield published if self.plan.max_staleness else self._weights
             synced = self.env.now
             busy = self._engine_busy_s()
             self.steps.append(
@@ -243,9 +253,8 @@ class SimulatedRun:
 
     def play(self, groups: Sequence[Sequence[Rounds]]) -> list[tuple[TurnShape, Request]]:
         """Collect these groups and nothing else. Returns what was asked of engines."""
-        process = self.env.process(self._collect(groups))
-        self.env.run(process)
-        played: list[_Group] = process.value or []
+        played = self._begin(groups, 0)
+        self.env.run(self.env.all_of([group.done for group in played]))
         return [asked for group in played for asked in group.requests]
 
     def draw(self, step: int, count: int, *, refill: int = 0, size: int | None = None) -> list[list[Rounds]]:
@@ -254,12 +263,36 @@ class SimulatedRun:
         size = self.plan.group_size if size is None else size
         return [self.workload.draw(rng, size, self.plan.max_tokens) for _ in range(count)]
 
-    def _collect(self, drawn: Sequence[Sequence[Rounds]]) -> Generator[simpy.Event, Any, list[_Group]]:
-        yield self._weights
-        groups = [_Group(siblings) for siblings in drawn]
-        played = [self.env.process(self._episode(rounds, g)) for g in groups for rounds in g.siblings]
-        yield self.env.all_of(played)
+    def _begin(self, drawn: Sequence[Sequence[Rounds]], step: int) -> list[_Group]:
+        """Start groups, once the weights that travel have arrived."""
+        groups = [_Group(siblings, step, self.env.event()) for siblings in drawn]
+        self.env.process(self._collect(groups))
         return groups
+
+    def _collect(self, groups: Sequence[_Group]) -> Process:
+        yield self._weights
+        for group in groups:
+            self.env.process(self._siblings(group))
+
+    def _siblings(self, group: _Group) -> Process:
+        yield self.env.all_of([self.env.process(self._episode(rounds, group)) for rounds in group.siblings])
+        group.done.succeed()
+        news, self._news = self._news, self.env.event()
+        news.succeed()
+
+    def _taken(self, step: int, size: int, before: simpy.Event) -> Generator[simpy.Event, Any, list[_Group]]:
+        """The groups of a step: what is finished, oldest first, and all that may not come later."""
+        yield before
+        _, late = window(self.plan.max_staleness)
+        while True:
+            played = [group for group in self._waiting if group.done.triggered]
+            due = any(group.step <= step - late and not group.done.triggered for group in self._waiting)
+            if not due and len(played) >= size:
+                break
+            yield self._news
+        for group in played[:size]:
+            self._waiting.remove(group)
+        return played[:size]
 
     def _episode(self, rounds: Rounds, group: _Group) -> Process:
         name = object()
@@ -300,17 +333,22 @@ class SimulatedRun:
         agents = sum(len({t.agent for turns in r for t in turns}) for group in groups for r in group.siblings)
         return self.cores.start(self.stages.judge_s + self.stages.judge_trajectory_s * agents).done
 
-    def _judged(self, step: int, groups: list[_Group]) -> Generator[simpy.Event, Any, list[_Group]]:
-        """Judge, and replace what teaches nothing. Returns the groups that teach something; `groups` grows."""
+    def _judged(
+        self, step: int, taken: simpy.Process, before: simpy.Event
+    ) -> Generator[simpy.Event, Any, list[_Group]]:
+        """Judge, and replace what teaches nothing. Returns the groups that teach something; what was taken grows."""
         plan, share = self.plan, self.workload.used_share
         rng = np.random.default_rng([self._seed, step, 0, _LUCK])
+        groups: list[_Group] = yield taken
+        yield before
         yield self._judge(groups)
         used = [group for group in groups if rng.random() < share]
         for refill in range(1, plan.refills + 1):
             missing = plan.groups_per_step - len(used)
             if missing <= 0:
                 break
-            more: list[_Group] = yield self.env.process(self._collect(self.draw(step, missing, refill=refill)))
+            more = self._begin(self.draw(step, missing, refill=refill), step)
+            yield self.env.all_of([group.done for group in more])
             yield self._judge(more)
             used += [group for group in more if rng.random() < share]
             groups += more
@@ -335,22 +373,19 @@ class SimulatedRun:
         microbatches = math.ceil(work.microbatches(room) / ranks)
         demand = min(times.cores, plan.learner_threads)
         seconds = times.seconds(work, microbatches, plan.learner_speed) * times.cores / demand
-        with self._learner.request() as place:  # it may publish still
-            yield place
-            begun = self.env.now
-            yield self.cores.start(seconds, demand).done
-            self._learner_busy_s += self.env.now - begun
+        begun = self.env.now
+        yield self.cores.start(seconds, demand).done
+        self._learner_busy_s += self.env.now - begun
         self.version += 1
         return ages
 
-    def _sync(self) -> Process:
+    def _sync(self, published: simpy.Event) -> Process:
         homes = sorted({home for policy, home in self.plan.homes.items() if policy in self.plan.trained})
-        with self._learner.request() as place:
-            yield place
-            begun = self.env.now
-            yield self.env.all_of([self.cores.start(self.stages.publish_s).done for _ in homes])
-            self._learner_busy_s += self.env.now - begun
+        begun = self.env.now
+        yield self.env.all_of([self.cores.start(self.stages.publish_s).done for _ in homes])
+        self._learner_busy_s += self.env.now - begun
         version = self.version
+        published.succeed()
         yield self.env.all_of([self.env.process(self._roll(home, version)) for home in homes])
 
     def _roll(self, home: str, version: int) -> Process:

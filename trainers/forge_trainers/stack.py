@@ -189,16 +189,21 @@ class Stack:
         """What players need of each engine."""
         return {name: Served(self._engine(name), self.renderers[name]) for name in self.policies}
 
-    async def sync(self) -> None:
-        """Carry every learner's weights to its engine."""
-        await all_or_first_error(map(self._sync_one, self.learners))
+    async def sync(self, published: Callable[[], None] = lambda: None) -> None:
+        """Carry every learner's weights to its engine. `published` is called when all learners may go on."""
+        busy = set(self.learners)
 
-    async def _sync_one(self, name: str) -> None:
-        async def carry(store: WeightStore) -> None:
-            version = await self.learners[name].publish()
-            await self._engine(name).load_weights(version, timeout_s=self.config.stage_timeout_s)
+        async def carry(name: str) -> None:
+            async def by(store: WeightStore) -> None:
+                version = await self.learners[name].publish()
+                busy.discard(name)
+                if not busy:
+                    published()
+                await self._engine(name).load_weights(version, timeout_s=self.config.stage_timeout_s)
 
-        await self.with_store(carry)
+            await self.with_store(by)
+
+        await all_or_first_error(map(carry, self.learners))
 
     async def with_store(self, work: Callable[[WeightStore], Awaitable[T]]) -> T:
         """What `work` gives; where the store dies meanwhile, it is done again with the next."""

@@ -5,7 +5,7 @@
        +----------- weights, one version newer ---+
 
 In: seats, a reward, an environment. Out: better weights and a run folder. Waits for engines, the reward and learners,
-each stage with a deadline. With `max_staleness` = k the collection of a step starts k steps early.
+each stage with a deadline. `max_staleness` lets collecting and judging run ahead of the learner.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,9 @@ from forge_trainers.judging import (
 )
 from forge_trainers.league import League
 from forge_trainers.learning import learn
-from forge_trainers.lineup import PlayGroup, lineup_of
-from forge_trainers.loop import Ahead, Behind, Interrupt, LoopRunner, Stopwatch
+from forge_trainers.lineup import PlayGroup, check_trainable, lineup_of
+from forge_trainers.loop import Interrupt, LoopRunner, Stopwatch
+from forge_trainers.overlap import Ahead, Behind, Put
 from forge_trainers.run_folder import RunFolder
 from forge_trainers.source import EnvLike, Source, Task
 from forge_trainers.stack import Stack
@@ -184,8 +185,16 @@ class GRPOTrainer:
 
     async def _session(self, source: Source, steps: int, run: RunFolder) -> FitResult:
         """Train to the end, or to a learner's."""
-        ahead = Ahead(lambda step: self._collect(source, step), self.config.max_staleness, steps)
-        empty = 0
+
+        async def judged(step: int, groups: list[EpisodeGroup]) -> list[JudgedGroup]:
+            found = await self._judged(source, step, groups, self._running.learners)
+            run.keep_verifiers(step, self.reward)
+            return found
+
+        staleness, size, empty = self.config.max_staleness, self.config.groups_per_step, 0
+        ahead: Ahead[EpisodeGroup, list[JudgedGroup]] = Ahead(
+            lambda step, put: self._collect(source, step, put), judged, staleness=staleness, steps=steps, size=size
+        )
         try:
             stack = await self._started(source, learn=True)
             first = self._next_step or 0
@@ -195,15 +204,15 @@ class GRPOTrainer:
             with Display("train", steps, first) as display, Interrupt(display.say) as interrupt, guard:
                 for step in range(first, steps):
                     watch = Stopwatch(stack.busy_s)
-                    playing = stack.unless_a_learner_dies(ahead.take(step))
-                    groups = await with_deadline(
-                        playing, self.config.stage_timeout_s, who="episodes", what=f"collection of step {step}"
-                    )
+                    batch = ahead.batch(step)
+                    playing = stack.unless_a_learner_dies(batch.collected)
+                    what = f"collection of step {step}"
+                    await with_deadline(playing, self.config.stage_timeout_s, who="episodes", what=what)
                     watch.lap("collect")
-                    judged = await stack.unless_a_learner_dies(self._judged(source, step, groups, stack.learners))
-                    lessons = lessons_from(judged, self.config.credit_rule, stack.learners.keys(), self._baselines)
+                    items = await stack.unless_a_learner_dies(batch.judged)
+                    lessons = lessons_from(items, self.config.credit_rule, stack.learners.keys(), self._baselines)
                     watch.lap("judge")
-                    metrics = summarise(self._lineup.measured(judged)) | group_spread(judged)
+                    metrics = summarise(self._lineup.measured(items)) | group_spread(items)
                     metrics |= await learn(lessons, stack.learners, self.config, step=step, folder=self.out_dir)
                     watch.lap("learn")
                     await self._weights.start(self._sync)
@@ -212,10 +221,10 @@ class GRPOTrainer:
                     watch.lap("sync")
                     empty = self._check_empty(empty, lessons)
                     self._next_step = step + 1
-                    metrics |= await self._lineup.learned(step, judged, stack)
-                    metrics |= watch.times | rates([item.group for item in judged], watch.total_s)
+                    metrics |= await self._lineup.learned(step, items, stack)
+                    metrics |= watch.times | rates([item.group for item in items], watch.total_s)
                     metrics |= await stack.unless_a_learner_dies(self._evaluation(source, step, steps))
-                    self._log(run, step, judged, lessons, metrics)
+                    self._log(run, step, items, lessons, metrics)
                     display.step(step, metrics)
                     ending, score = interrupt.asked or step + 1 == steps, metrics.get("eval/reward")
                     if ending or (step + 1) % self.config.checkpoint_every == 0 or self._checkpoints.is_best(score):
@@ -248,18 +257,18 @@ class GRPOTrainer:
         return judged
 
     async def _collect(
-        self, source: Source, step: int, *, count: int | None = None, refill: int = 0
+        self, source: Source, step: int, put: Put[EpisodeGroup] | None = None, *, count: int = 0, refill: int = 0
     ) -> list[EpisodeGroup]:
-        """Play groups of one step: all, or `count` of its refill."""
+        """Play groups of one step: all, or `count` of its refill. `put` hears of each when it ends."""
         config = self.config
         await self._weights.done()
-        tasks = source.tasks(config.seed, step, config.groups_per_step if count is None else count, refill=refill)
+        tasks = source.tasks(config.seed, step, count or config.groups_per_step, refill=refill)
         where = f"{config.seed}/{step}/{refill}"  # a resumed run samples what it would have
-        group = self._group(source, config.group_size, where)
+        group = self._group(source, config.group_size, where, put)
         return await self._lineup.play(tasks, group, self._running, step=step, refill=refill)
 
-    async def _sync(self) -> None:
-        await with_deadline(self._running.sync(), self.config.stage_timeout_s, who="weights", what="return")
+    async def _sync(self, published: Callable[[], None] = lambda: None) -> None:
+        await with_deadline(self._running.sync(published), self.config.stage_timeout_s, who="weights", what="return")
 
     async def _evaluation(self, source: Source, step: int, steps: int) -> dict[str, float]:
         every = self.config.eval_every
@@ -301,10 +310,10 @@ class GRPOTrainer:
         )
         return folder
 
-    def _group(self, source: Source, size: int, where: str) -> PlayGroup:
+    def _group(self, source: Source, size: int, where: str, put: Put[EpisodeGroup] | None = None) -> PlayGroup:
         """Plays `size` siblings of a task; `where` and the task name what models sample."""
 
-        def play(task: Task, seats: Seats, served: Mapping[str, Served]) -> Coroutine[Any, Any, EpisodeGroup]:
+        async def play(task: Task, seats: Seats, served: Mapping[str, Served]) -> EpisodeGroup:
             rollout = Rollout(
                 make_env=lambda: source.make(task.env_id),
                 env_id=task.env_id,
@@ -312,7 +321,10 @@ class GRPOTrainer:
                 served=served,
                 max_turns=source.max_turns.get(task.env_id) or self.config.max_turns,
             )
-            return rollout.group(task.seed, size, limit=self._live, draw=f"{where}/{task.number}")
+            group = await rollout.group(task.seed, size, limit=self._live, draw=f"{where}/{task.number}")
+            if put is not None:
+                put(task.number, group)
+            return group
 
         return play
 
@@ -345,19 +357,7 @@ class GRPOTrainer:
     def _models(self, source: Source, *, part: bool = False) -> dict[str, Policy]:
         declared = self._lineup.declared(source.seats, part=part)
         models = {name: policy for name, policy in declared.items() if isinstance(policy, Policy)}
-        for name, policy in models.items():
-            if policy.trainable and (policy.sampling.top_p < 1 or policy.sampling.temperature == 0):
-                raise ValueError(
-                    f"policy {name!r} samples with top_p={policy.sampling.top_p}, temperature="
-                    f"{policy.sampling.temperature}; training needs top_p=1 and a temperature above 0, so that every "
-                    "token has a probability under the learner too"
-                )
-            if policy.trainable and policy.constrain_actions:
-                raise ValueError(
-                    f"policy {name!r} is trainable and constrains its actions; the sampler's log-probabilities would "
-                    "be those of the constrained distribution, which the learner does not compute: set trainable=False "
-                    "or constrain_actions=False"
-                )
+        check_trainable(models)
         return models
 
     def _settings(self, source: Source) -> dict[str, Any]:
@@ -384,7 +384,6 @@ class GRPOTrainer:
         self, run: RunFolder, step: int, judged: Sequence[JudgedGroup], lessons: Lessons, metrics: dict[str, float]
     ) -> None:
         run.log(step, metrics)
-        run.keep_verifiers(step, self.reward)
         rows = [
             (episode, item.episode_rewards(sibling), lessons.advantages.get((number, sibling), {}))
             for number, item in enumerate(judged)

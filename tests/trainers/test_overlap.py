@@ -1,0 +1,287 @@
+import asyncio
+import functools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge_trainers.overlap import Ahead, Behind, window
+
+
+def batches_of(staleness, playing, loading, judging=None):
+    """Every batch as ``(step, number, age)`` of its groups; delays are turns of the event loop.
+
+    Args:
+        playing: By step, the delays of its groups.
+        loading: By step, the delay of its weights on their way to the engines.
+        judging: By step, the delay of its reward.
+    """
+    learner = engines = 0
+    judging = [0] * len(playing) if judging is None else judging
+
+    async def wait(turns):
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+    async def group(step, number, put):
+        sampled_with = engines
+        await wait(playing[step][number])
+        put(number, (step, number, sampled_with))
+
+    async def collect(step, put):
+        await weights.done()
+        await asyncio.gather(*(group(step, number, put) for number in range(len(playing[step]))))
+
+    async def judge(step, groups):
+        judged.append(step)
+        await wait(judging[step])
+        return step, groups
+
+    async def load(version, published):
+        nonlocal engines
+        await wait(loading[version - 1] // 2)
+        assert version == learner  # the learner has not gone on
+        published()
+        await wait(loading[version - 1] - loading[version - 1] // 2)
+        engines = version
+
+    async def main():
+        nonlocal learner
+        for step in range(len(playing)):
+            batch = ahead.batch(step)
+            groups = await batch.collected
+            assert await batch.judged == (step, groups)
+            found.append([(at, number, learner - version) for at, number, version in groups])
+            await asyncio.sleep(0)
+            learner += 1
+            await weights.start(functools.partial(load, learner))
+        await weights.done()
+        assert engines == len(playing)
+
+    found, judged = [], []
+    ahead = Ahead(collect, judge, staleness=staleness, steps=len(playing), size=len(playing[0]))
+    weights = Behind()
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert judged == list(range(len(playing)))
+    return found
+
+
+STEPS = 8
+DELAYS = st.lists(st.integers(0, 3), min_size=STEPS, max_size=STEPS)
+GROUPS = st.lists(st.lists(st.integers(0, 12), min_size=3, max_size=3), min_size=1, max_size=STEPS)
+
+
+@settings(max_examples=150, deadline=None)
+@given(staleness=st.integers(0, 4), playing=GROUPS, loading=DELAYS, judging=DELAYS)
+def test_every_group_is_learned_from_once_and_never_later_than_the_bound(staleness, playing, loading, judging):
+    found = batches_of(staleness, playing, loading, judging)
+    assert sorted((at, number) for batch in found for at, number, _ in batch) == [
+        (at, number) for at in range(len(playing)) for number in range(3)
+    ]
+    ahead, late = window(staleness)
+    for step, batch in enumerate(found):
+        assert len(batch) == 3 and batch == sorted(batch)
+        assert all(step - late <= at <= step + ahead for at, _, _ in batch)
+        assert all(0 <= age <= staleness for _, _, age in batch)
+        if staleness < 2:
+            assert {at for at, _, _ in batch} == {step}
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2, 3])
+def test_none_of_10_000_groups_is_older_than_the_bound_and_some_are_as_old(staleness):
+    rng = np.random.default_rng(staleness)
+    found = batches_of(staleness, rng.integers(0, 12, (1250, 8)), rng.integers(0, 12, 1250), rng.integers(0, 12, 1250))
+    ages = [age for batch in found for _, _, age in batch]
+    assert len(ages) == 10_000
+    assert min(ages) >= 0 and max(ages) == staleness
+
+
+@pytest.mark.parametrize(("staleness", "expected"), [(0, (0, 0)), (1, (1, 0)), (2, (1, 1)), (3, (2, 1)), (5, (4, 1))])
+def test_of_two_versions_one_is_for_slow_groups(staleness, expected):
+    assert window(staleness) == expected
+
+
+def test_a_slow_group_does_not_hold_up_the_batch():
+    slow, quick = 200, 1
+    playing = [[quick, slow, quick]] + [[quick] * 3] * 3
+    one, two = (batches_of(staleness, playing, [0] * 4) for staleness in (1, 2))
+    assert [[at for at, _, _ in batch] for batch in one] == [[0] * 3, [1] * 3, [2] * 3, [3] * 3]
+    assert [[at for at, _, _ in batch] for batch in two][:2] == [[0, 0, 1], [0, 1, 1]]
+    assert two[1][0][:2] == (0, 1)  # the slow one, a step late and no later
+
+
+def test_judging_ahead_goes_on_while_the_learner_works():
+    judged = []
+
+    async def collect(step, put):
+        put(0, step)
+
+    async def judge(step, groups):
+        judged.append(step)
+
+    async def main(staleness):
+        ahead = Ahead(collect, judge, staleness=staleness, steps=5, size=1)
+        await ahead.batch(0).judged
+        await asyncio.sleep(0.01)  # the learner works
+        await ahead.cancel()
+        return judged.copy()
+
+    assert asyncio.run(main(0)) == [0]
+    judged.clear()
+    assert asyncio.run(main(1)) == [0, 1]
+
+
+@pytest.mark.parametrize("failing", ["collect", "judge"])
+def test_an_error_ahead_comes_with_its_own_step_or_the_one_that_waits(failing):
+    async def collect(step, put):
+        put(0, step)
+        if failing == "collect" and step == 1:
+            raise OSError("the environment is gone")
+
+    async def judge(step, groups):
+        if failing == "judge" and step == 1:
+            raise OSError("the judge is gone")
+        return groups
+
+    async def main():
+        ahead = Ahead(collect, judge, staleness=1, steps=5, size=1)
+        assert await ahead.batch(0).judged == [0]
+        with pytest.raises(OSError, match="is gone"):
+            await ahead.batch(1).judged
+        await ahead.cancel()
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_a_step_that_puts_too_few_groups_does_not_hang():
+    async def collect(step, put):
+        put(0, step)
+
+    async def judge(step, groups):
+        return groups
+
+    async def main():
+        ahead = Ahead(collect, judge, staleness=0, steps=1, size=2)
+        return await ahead.batch(0).judged
+
+    assert asyncio.run(asyncio.wait_for(main(), 10)) == [0]
+
+
+def test_without_staleness_nothing_is_collected_ahead():
+    started = []
+
+    async def collect(step, put):
+        started.append(step)
+
+    async def judge(step, groups):
+        return groups
+
+    async def main():
+        ahead = Ahead(collect, judge, staleness=0, steps=5, size=1)
+        await ahead.batch(0).judged
+        await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+    assert started == [0]
+
+
+def test_what_was_collected_ahead_is_cancelled():
+    cancelled = []
+
+    async def collect(step, put):
+        try:
+            await asyncio.sleep(0 if step == 0 else 60)
+        except asyncio.CancelledError:
+            cancelled.append(step)
+            raise
+        put(0, step)
+
+    async def judge(step, groups):
+        return groups
+
+    async def main():
+        ahead = Ahead(collect, judge, staleness=3, steps=5, size=1)
+        await ahead.batch(0).judged
+        await asyncio.sleep(0)
+        await ahead.cancel()
+
+    asyncio.run(main())
+    assert sorted(cancelled) == [1, 2]
+
+
+def test_work_behind_the_back_goes_on_alone_and_its_error_comes_to_whoever_waits():
+    order = []
+
+    async def work(name, let_go, fails=False):
+        let_go()
+        await asyncio.sleep(0.01)
+        order.append(name)
+        if fails:
+            raise ValueError(name)
+
+    async def main():
+        behind = Behind()
+        await behind.done()
+        await behind.start(functools.partial(work, "first"))
+        order.append("caller")
+        await behind.start(functools.partial(work, "second", fails=True))
+        with pytest.raises(ValueError, match="second"):
+            await behind.start(functools.partial(work, "third"))
+        waiting = asyncio.ensure_future(behind.done())
+        waiting.cancel()
+        assert not await behind.cancel()
+        await behind.done()
+        await behind.start(functools.partial(work, "third"))
+        await behind.done()
+        assert await behind.cancel() and await behind.cancel()
+        await behind.start(functools.partial(work, "never"))
+        assert not await behind.cancel()
+
+    asyncio.run(main())
+    assert order == ["caller", "first", "second", "third"]
+
+
+def test_whoever_stops_waiting_does_not_stop_the_work():
+    done = []
+
+    async def work(let_go):
+        let_go()
+        await asyncio.sleep(0.02)
+        done.append(True)
+
+    async def main():
+        behind = Behind()
+        await behind.start(work)
+        waiting = asyncio.ensure_future(behind.done())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await behind.done()
+
+    asyncio.run(main())
+    assert done == [True]
+
+
+def test_the_caller_goes_on_when_the_work_lets_go_and_not_before():
+    order = []
+
+    async def work(let_go):
+        await asyncio.sleep(0.01)
+        order.append("published")
+        let_go()
+        await asyncio.sleep(0.01)
+        order.append("loaded")
+
+    async def fails(let_go):
+        raise ValueError("no store")
+
+    async def main():
+        behind = Behind()
+        await behind.start(work)
+        order.append("caller")
+        await behind.start(fails)  # what it raised comes to whoever waits
+        with pytest.raises(ValueError, match="no store"):
+            await behind.done()
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+    assert order == ["published", "caller", "loaded"]

@@ -1,0 +1,162 @@
+"""Stages that overlap: collecting and judging ahead of the learner, and weights that travel behind it.
+
+In: coroutines that collect, judge and load. Out: batches, in the order of steps. Waits for those coroutines; deadlines
+are the caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
+
+G = TypeVar("G")
+J = TypeVar("J")
+
+Put: TypeAlias = Callable[[int, G], None]
+"""Takes a group that has been played, and its number within the step."""
+
+
+def window(staleness: int) -> tuple[int, int]:
+    """How many steps may start ahead of the learner's, and how many steps a slow group may come late.
+
+    Their sum is `staleness`. The first version lets engines and learner work at the same time; of the second, slow
+    groups have more than of one more step ahead, as the batch does not wait for them; more versions start more steps.
+    """
+    late = min(1, max(0, staleness - 1))
+    return staleness - late, late
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(Generic[G, J]):
+    """What one step learns from, on its way."""
+
+    collected: asyncio.Task[list[G]]
+    judged: asyncio.Task[J]
+
+
+class Ahead(Generic[G, J]):
+    """Collects and judges ahead of the learner, by at most `staleness` versions.
+
+    Let ``ahead, late = window(staleness)``. The groups of step j are started only in ``batch(i)`` with
+    ``i >= j - ahead``. Before it the learner has finished the steps below i, and `collect` asks nothing before the
+    engines have those weights: a sample of step j is at least j - ahead updates old in count. A batch takes what is
+    finished, oldest first, and waits for all groups of steps up to its own minus `late`. No more than a batch is ever
+    due: those before have taken as many groups as there are older steps, all of the overdue among them. So step j is
+    learned from at j + late or before, by a learner that is at most ``ahead + late = staleness`` versions on. Versions
+    never move otherwise, so the bound holds whatever the timing.
+
+    Args:
+        collect: Plays a step and puts each group as it ends, once the weights that the learner has when it is called
+            have arrived. It returns when all are put.
+        judge: Judges the groups of a step; one step at a time, in order.
+        staleness: Versions that a sample may lie behind; with 0 a step's batch is its own groups, in order.
+        steps: Steps of the run; none at or past it is started.
+        size: Groups of a step.
+    """
+
+    def __init__(
+        self,
+        collect: Callable[[int, Put[G]], Coroutine[Any, Any, object]],
+        judge: Callable[[int, list[G]], Coroutine[Any, Any, J]],
+        *,
+        staleness: int,
+        steps: int,
+        size: int,
+    ) -> None:
+        self._collect, self._judge, self._steps, self._size = collect, judge, steps, size
+        self._ahead, self._late = window(staleness)
+        self._collecting: dict[int, asyncio.Task[object]] = {}
+        self._batches: dict[int, Batch[G, J]] = {}
+        self._last: tuple[int, Batch[G, J] | None] = (-1, None)
+        """The step that was started last, and its batch."""
+        self._played: dict[tuple[int, int], G] = {}
+        """By step and number, what no batch has taken."""
+        self._news = asyncio.Event()
+
+    def batch(self, step: int) -> Batch[G, J]:
+        """What `step` learns from; starts all that may start now. The learner has finished every step before."""
+        for at in range(max(step, self._last[0] + 1), min(step + self._ahead + 1, self._steps)):
+            task = self._collecting[at] = asyncio.ensure_future(self._collect(at, self._putter(at)))
+            task.add_done_callback(lambda _: self._news.set())
+            before = self._last[1]
+            collected = asyncio.ensure_future(self._taken(at, before))
+            judged = asyncio.ensure_future(self._judged(at, collected, before))
+            self._batches[at] = Batch(collected, judged)
+            self._last = at, self._batches[at]
+        return self._batches.pop(step)
+
+    async def cancel(self) -> None:
+        """Stop what was collected and judged ahead and will not be used."""
+        known = [*self._batches.values(), *([self._last[1]] if self._last[1] else [])]
+        tasks = {*self._collecting.values(), *(task for one in known for task in (one.collected, one.judged))}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _putter(self, step: int) -> Put[G]:
+        def put(number: int, group: G) -> None:
+            self._played[step, number] = group
+            self._news.set()
+
+        return put
+
+    async def _taken(self, step: int, before: Batch[G, J] | None) -> list[G]:
+        if before is not None:
+            await _result(before.collected)
+        while True:
+            for at in [at for at, task in self._collecting.items() if task.done()]:
+                await self._collecting.pop(at)
+            due = any(at <= step - self._late for at in self._collecting)
+            if not due and (len(self._played) >= self._size or not self._collecting):
+                break
+            self._news.clear()
+            await self._news.wait()
+        return [self._played.pop(key) for key in sorted(self._played)[: self._size]]
+
+    async def _judged(self, step: int, collected: asyncio.Task[list[G]], before: Batch[G, J] | None) -> J:
+        groups = await _result(collected)
+        if before is not None:
+            await _result(before.judged)
+        return await self._judge(step, groups)
+
+
+async def _result(task: asyncio.Task[J]) -> J:
+    """Of a task that others wait for, too: it goes on where this one is cancelled."""
+    return await asyncio.shield(task)
+
+
+class Behind:
+    """Work of which one piece at a time goes on behind the caller's back, once it lets go of the caller.
+
+    Whoever needs it done waits.
+    """
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, work: Callable[[Callable[[], None]], Coroutine[Any, Any, None]]) -> None:
+        """Begin `work` when the piece before is done, and wait until it calls its argument or ends.
+
+        Raises what the piece before raised.
+        """
+        await self.done()
+        free = asyncio.Event()
+        self._task = asyncio.ensure_future(work(free.set))
+        self._task.add_done_callback(lambda _: free.set())
+        await free.wait()
+
+    async def done(self) -> None:
+        """Wait for the piece that was begun last; at once if there is none. Raises what it raised."""
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    async def cancel(self) -> bool:
+        """Give the piece up, and what it raised. Returns whether it had been done well, or there was none."""
+        task, self._task = self._task, None
+        if task is None:
+            return True
+        task.cancel()
+        (outcome,) = await asyncio.gather(task, return_exceptions=True)
+        return outcome is None
