@@ -24,9 +24,15 @@ pytestmark = pytest.mark.timeout(200)
 PROMPTS = [[65 + i, 66, 67] for i in range(8)]
 
 
-def small(model: Path, replicas: int) -> EngineConfig:
+def small(model: Path, replicas: int, **changes: Any) -> EngineConfig:
     return EngineConfig(
-        model=str(model), enforce_eager=True, kv_cache_gb=0.02, threads=1, max_model_len=256, replicas=replicas
+        model=str(model),
+        enforce_eager=True,
+        kv_cache_gb=0.02,
+        threads=1,
+        max_model_len=256,
+        replicas=replicas,
+        **changes,
     )
 
 
@@ -40,7 +46,7 @@ def tokens(completions: list[Completion]) -> list[tuple[int, ...]]:
     return [completion.token_ids for completion in completions]
 
 
-def test_a_killed_replica_costs_no_request_and_comes_back_with_the_newest_weights(
+def test_neither_a_killed_replica_nor_an_update_costs_a_request_or_mixes_versions(
     run: Any, tiny_llama: Path, tiny_models: Any, tmp_path: Path
 ) -> None:
     from safetensors.torch import load_file
@@ -48,7 +54,8 @@ def test_a_killed_replica_costs_no_request_and_comes_back_with_the_newest_weight
     async def main() -> None:
         store = await WeightStore.start(name="replica store")
         faults = Faults(max_respawns=2, file=tmp_path / "faults.jsonl")
-        engines = await Replicas.start(small(tiny_llama, 2), name="hero", store=store.ref, faults=faults)
+        asked = small(tiny_llama, 2, on_update="restart")
+        engines = await Replicas.start(asked, name="hero", store=store.ref, faults=faults)
         first = await answers(engines, 200)
         assert set(engines.pids) == {"hero-0", "hero-1"}
 
@@ -79,6 +86,18 @@ def test_a_killed_replica_costs_no_request_and_comes_back_with_the_newest_weight
         assert engines.pids["hero-0"] != victim
         assert tokens(await answers(engines, 200)) == tokens(undisturbed)
         assert (tmp_path / "faults.jsonl").read_text().count("\n") == 2
+
+        busy = asyncio.ensure_future(answers(engines, 200))
+        await asyncio.sleep(0.2)
+        assert all(engines.unfinished.values())
+        back = load_file(tiny_llama / "model.safetensors")
+        await Publisher(store.ref, "hero", dtype=torch.float32).publish(back, 4)
+        await engines.load_weights(4)
+        again = await busy  # what an update interrupts is written again: no answer is of two versions
+        own = [completion.versions[0].version for completion in again]
+        assert all(len(completion.versions) == 1 for completion in again) and 4 in own
+        whole = {3: tokens(undisturbed), 4: tokens(first)}
+        assert tokens(again) == [whole[version][place] for place, version in enumerate(own)]
 
         await engines.stop()
         with pytest.raises(ActorDiedError, match="hero was stopped"):
