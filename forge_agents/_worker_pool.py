@@ -32,7 +32,8 @@ THREAD_PATIENCE_S = 60.0
 """The same for a plain PettingZoo loop, which may itself hold all workers."""
 
 _PROGRAM = (
-    "import sys; descriptor, *sys.path = sys.argv[1:]; "
+    "import os, sys; descriptor, cores, *sys.path = sys.argv[1:]; "
+    "cores and os.sched_setaffinity(0, map(int, cores.split(','))); "
     "from forge_agents._worker_process import serve; serve(int(descriptor))"
 )
 
@@ -46,9 +47,14 @@ class WorkerHungError(ForgeError, TimeoutError):
 
 
 class Worker:
-    """One process. It starts at the first call."""
+    """One process. It starts at the first call.
 
-    def __init__(self) -> None:
+    Args:
+        cores: That it may run on; empty: all.
+    """
+
+    def __init__(self, cores: frozenset[int] = frozenset()) -> None:
+        self._cores = cores
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
         self._lock = threading.Lock()
@@ -115,7 +121,7 @@ class Worker:
         ours, theirs = Pipe()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), *sys.path],
+                [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), ",".join(map(str, self._cores)), *sys.path],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
@@ -131,14 +137,18 @@ class Pool:
         max_workers: At least 1.
         patience_s: How long to wait for a free one while none is given back, in seconds; a thread waits no longer than
             `THREAD_PATIENCE_S`.
+        cores: That they may run on; empty: all.
     """
 
-    def __init__(self, max_workers: int = MAX_WORKERS, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self, max_workers: int = MAX_WORKERS, *, patience_s: float = PATIENCE_S, cores: frozenset[int] = frozenset()
+    ) -> None:
         if max_workers < 1 or patience_s <= 0:
             raise ValueError(f"max_workers={max_workers} must be >= 1 and patience_s={patience_s} > 0")
         self.max_workers, self.patience_s = max_workers, patience_s
         self.threads = ThreadPoolExecutor(max_workers, thread_name_prefix="env-worker")
         """Where the calls of event loops wait. As many as workers: whoever has a worker has a thread."""
+        self._cores = cores
         self._lock = threading.Lock()
         self._idle: list[Worker] = []
         self._lent: set[Worker] = set()
@@ -194,6 +204,13 @@ class Pool:
                 if future.set_running_or_notify_cancel():
                     future.set_result(self._lend())
 
+    def bind(self, cores: frozenset[int]) -> None:
+        """Let processes that start from now on run on these cores alone, or on all if empty; idle ones are ended."""
+        with self._lock:
+            idle, self._idle, self._cores = self._idle, [], cores
+        for worker in idle:
+            worker.end()
+
     def close(self) -> None:
         """End all processes."""
         atexit.unregister(self.close)
@@ -212,7 +229,7 @@ class Pool:
 
     def _lend(self) -> Worker:
         self._idle = [worker for worker in self._idle if worker.alive]
-        worker = self._idle.pop() if self._idle else Worker()
+        worker = self._idle.pop() if self._idle else Worker(self._cores)
         self._lent.add(worker)
         return worker
 

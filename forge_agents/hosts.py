@@ -17,6 +17,8 @@ Kind: TypeAlias = Literal["local", "process", "slurm", "kubernetes", "attach"]
 
 KINDS = ("local", "process", "slurm", "kubernetes", "attach")
 ROLES = ("learner", "engines", "store", "judges", "spare")
+ENVS = "envs"
+"""The role of isolated environments' worker processes. They are on the controller's host; `cpus` may bind them."""
 """What hosts are for, in the order in which roles that share a host take its GPUs."""
 
 _SLURM_ONLY: Mapping[str, Any] = {"partition": "", "account": "", "qos": "", "time_limit": "", "slurm_args": ()}
@@ -48,7 +50,8 @@ class Hosts:
     """By role: GPUs that its processes take on each of its hosts, one each. A role that is not named sees all."""
     cpus: dict[str, str] = field(default_factory=dict)
     """By role: the cores its processes, and so their OpenMP threads, may use on each host, as "0-15,32". How many
-    threads there are say `engine.threads` and `learner.threads`."""
+    threads there are say `engine.threads` and `learner.threads`. "envs" are the worker processes of environments, on
+    the controller's host."""
     workers: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Of "attach": by role, where host processes listen, as "tcp://node1:26600"; ``python -m forge_agents.host_process
     --port 26600`` starts one."""
@@ -76,10 +79,11 @@ class Hosts:
         if self.kind not in KINDS:
             raise ValueError(f"kind={self.kind!r} of the mesh; choose one of {KINDS}.{did_you_mean(self.kind, KINDS)}")
         for name in ("hosts", "gpus", "cpus", "workers"):
+            known = (*ROLES, ENVS) if name == "cpus" else ROLES
             for role in getattr(self, name):
-                if role not in ROLES:
-                    near = did_you_mean(role, ROLES)
-                    raise ValueError(f"{name} of the mesh names {role!r}; roles are {', '.join(ROLES)}.{near}")
+                if role not in known:
+                    near = did_you_mean(role, known)
+                    raise ValueError(f"{name} of the mesh names {role!r}; its roles are {', '.join(known)}.{near}")
         for name in ("hosts", "gpus"):
             for role, count in getattr(self, name).items():
                 if count < 1:

@@ -183,7 +183,7 @@ def pool() -> Pool:
     """The workers of this process."""
     global _pool  # noqa: PLW0603  # processes are the process's
     if _pool is None:
-        _pool = Pool()
+        _pool = Pool(cores=_cores)
     return _pool
 
 
@@ -191,7 +191,16 @@ def use(max_workers: int) -> None:
     """Replace the pool: its processes end, and episodes that live there fail."""
     global _pool  # noqa: PLW0603  # processes are the process's
     shutdown()
-    _pool = Pool(max_workers)
+    _pool = Pool(max_workers, cores=_cores)
+
+
+def bind(cores: frozenset[int]) -> None:
+    """Let workers that start from now on run on these cores of the host alone; an empty set: on all."""
+    global _cores  # noqa: PLW0603  # processes are the process's
+    if cores != _cores:
+        _cores = cores
+        if _pool is not None:
+            _pool.bind(cores)
 
 
 def shutdown() -> None:
@@ -203,6 +212,7 @@ def shutdown() -> None:
 
 
 _pool: Pool | None = None
+_cores: frozenset[int] = frozenset()
 
 
 def _packed(spec: EnvSpec) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import forge_agents as fa
-from forge_agents import mesh
+from forge_agents import mesh, workers
 from forge_agents._host_jobs import Job
 from forge_agents._host_layout import Host, Layout
 from forge_agents._warden import HostFacts, visible_gpus
@@ -26,7 +26,7 @@ from forge_agents.hosts import parse_cores
         ({"kind": "slrum"}, r"kind='slrum'.*Did you mean 'slurm'"),
         ({"kind": "process"}, "kind='process' of the mesh has no hosts"),
         ({"kind": "process", "hosts": {"spare": 2}}, "has no hosts"),
-        ({"kind": "process", "hosts": {"engine": 1}}, r"names 'engine'; roles are .*Did you mean 'engines'"),
+        ({"kind": "process", "hosts": {"engine": 1}}, r"names 'engine'; its roles are .*Did you mean 'engines'"),
         ({"kind": "process", "hosts": {"engines": 0}}, "gives engines 0; give at least 1"),
         ({"hosts": {"engines": 2}}, "kind='local' of the mesh is this host alone"),
         ({"partition": "gpu"}, "partition of the mesh is for kind='slurm' and kind is 'local'"),
@@ -37,6 +37,8 @@ from forge_agents.hosts import parse_cores
         ({"kind": "attach", "workers": {"engines": ("node1",)}}, "'node1'; write an address as 'tcp://node1:26600'"),
         ({"kind": "slurm", "hosts": {"engines": 1}, "address": "node0"}, "write an address as"),
         ({"cpus": {"engines": "3-1"}}, "cpus '3-1' of the mesh"),
+        ({"kind": "process", "hosts": {"envs": 1}}, "hosts of the mesh names 'envs'; its roles are learner"),
+        ({"cpus": {"env": "0"}}, "cpus of the mesh names 'env'.*Did you mean 'envs'"),
         ({"silence_s": 0.0}, "silence_s=0.0 of the mesh must be positive"),
     ],
 )
@@ -174,6 +176,31 @@ def test_cores_that_a_host_has_not_are_refused() -> None:
         laid_out(hosts={"engines": 1}, cpus={"engines": "0-2"})._check_facts()
 
 
+def test_worker_processes_are_on_their_cores_while_the_run_lasts() -> None:
+    def cores_of_a_worker() -> set[int]:
+        worker = workers.pool().borrow("test")
+        worker.call("close", 0, timeout_s=30)
+        assert worker.pid is not None
+        found = os.sched_getaffinity(worker.pid)
+        workers.pool().give_back(worker)
+        return found
+
+    every, one = os.sched_getaffinity(0), min(os.sched_getaffinity(0))
+    config = fa.Hosts(cpus={"envs": str(one)})
+    assert cores_of_a_worker() == every
+
+    async def main() -> None:
+        await mesh.launch_hosts(config)
+        assert cores_of_a_worker() == {one}
+        await mesh.end_hosts(config)
+        assert cores_of_a_worker() == every
+        with pytest.raises(HostError, match=r"bind envs to 4095 and this host .* has no core 4095"):
+            await mesh.launch_hosts(fa.Hosts(cpus={"envs": "4095"}))
+
+    asyncio.run(main())
+    workers.shutdown()
+
+
 def test_a_lost_host_is_replaced_by_its_role_then_by_spares_then_by_others() -> None:
     layout = laid_out(hosts={"engines": 2, "spare": 1, "learner": 1})
     told: list[str] = []
@@ -236,7 +263,7 @@ echo "scancel $*" >> "$FAKE_SLURM/calls"
 SUBMIT = """
 import asyncio, sys
 import forge_agents as fa
-from forge_agents import mesh
+from forge_agents import mesh, workers
 from forge_agents.errors import HostError
 hosts = fa.Hosts(kind="slurm", hosts={"learner": 1, "engines": 4}, partition="gpu", account="lab", qos="high",
                  time_limit="02:00:00", gpus={"learner": 8, "engines": 4}, slurm_args=("--constraint=h100",),
