@@ -34,9 +34,11 @@ class EngineTimes:
     """For each prompt token that is computed in it."""
     cores: float = 1.0
     """Processor cores it keeps busy meanwhile, on a host without accelerator."""
+    scaling: float = 1.0
+    """On n times as many cores it is n**scaling times as fast."""
 
     def __post_init__(self) -> None:
-        _not_negative(self, "iteration_s", "sequence_s", "prompt_token_s")
+        _not_negative(self, "iteration_s", "sequence_s", "prompt_token_s", "scaling")
         if self.iteration_s + self.sequence_s <= 0 or self.cores <= 0:
             raise ValueError(f"{self}: an engine needs time and cores above 0")
 
@@ -200,7 +202,7 @@ class Replica:
     ) -> None:
         self._env, self._cores, self._times, self._room, self._block = env, cores, times, room, block
         self._demand = min(times.cores, threads)
-        self._slower = times.cores / self._demand
+        self._slower = (times.cores / self._demand) ** times.scaling
         self._waiting: deque[Request] = deque()
         self._running: list[tuple[int, int, Request]] = []
         self._updates: deque[tuple[float, int, simpy.Event]] = deque()

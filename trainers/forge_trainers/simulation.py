@@ -35,6 +35,8 @@ class LearnerTimes:
     microbatch_s: float = 0.0
     cores: float = 1.0
     """Processor cores it keeps busy meanwhile, on a host without accelerator."""
+    scaling: float = 1.0
+    """On n times as many cores it is n**scaling times as fast."""
 
     def seconds(self, work: LearnerWork, microbatches: int, speed: float = 1.0) -> float:
         """Of one step; `speed` is that of all ranks over those that were measured."""
@@ -260,8 +262,7 @@ class SimulatedRun:
     def draw(self, step: int, count: int, *, refill: int = 0, size: int | None = None) -> list[list[Rounds]]:
         """Groups of a step or a refill, of `size` siblings or as many as planned."""
         rng = np.random.default_rng([self._seed, step, refill])
-        size = self.plan.group_size if size is None else size
-        return [self.workload.draw(rng, size, self.plan.max_tokens) for _ in range(count)]
+        return [self.workload.draw(rng, size or self.plan.group_size, self.plan.max_tokens) for _ in range(count)]
 
     def _begin(self, drawn: Sequence[Sequence[Rounds]], step: int) -> list[_Group]:
         """Start groups, once the weights that travel have arrived."""
@@ -372,7 +373,8 @@ class SimulatedRun:
             return ages
         microbatches = math.ceil(work.microbatches(room) / ranks)
         demand = min(times.cores, plan.learner_threads)
-        seconds = times.seconds(work, microbatches, plan.learner_speed) * times.cores / demand
+        seconds = times.seconds(work, microbatches, plan.learner_speed)
+        seconds *= (times.cores / demand) ** times.scaling
         begun = self.env.now
         yield self.cores.start(seconds, demand).done
         self._learner_busy_s += self.env.now - begun

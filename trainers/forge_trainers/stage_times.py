@@ -35,7 +35,11 @@ _PRIOR_SPREAD = 0.3
 """How far a share may well be from its prior."""
 _PASSES = 6
 _SHARE_PRICE = 1e-3
-"""Squared relative error that is borne rather than to believe in cores worth nothing together."""
+"""Squared relative error that is borne rather than to believe that more cores are worth nothing."""
+_SHARES = tuple(np.linspace(1.0, 0.5, 11).tolist())
+_SCALINGS = tuple(np.linspace(1.0, 0.0, 6).tolist())
+_SEARCHES = 2
+"""Times that each of two is searched while the other stays."""
 _FIT_ROUNDS = 3
 """Replays, each with the seconds that the one before gave."""
 
@@ -79,9 +83,20 @@ def measure(runs: Sequence[MeasuredRun]) -> Measured:
     ):
         if len(values) > 1:
             raise ValueError(f"measured runs have different {what}: {'; '.join(sorted(values))}; measure them apart")
-    shares = np.linspace(1.0, 0.5, 11).tolist() if _tell_of_cores(runs) else [1.0]
-    found = [_measured(runs, share) for share in shares]
-    return min(found, key=lambda pair: pair[0] + _SHARE_PRICE * (1 - pair[1].core_share))[1]
+    if not _tell_of_cores(runs):
+        return _measured(runs, 1.0, 1.0)[1]
+    found: dict[tuple[float, float], tuple[float, Measured]] = {}
+
+    def price(share: float, scaling: float) -> float:
+        if (share, scaling) not in found:
+            found[share, scaling] = _measured(runs, share, scaling)
+        return found[share, scaling][0] + _SHARE_PRICE * (2 - share - scaling)
+
+    share, scaling = 1.0, 1.0
+    for _ in range(_SEARCHES):
+        scaling = min(_SCALINGS, key=lambda other: price(share, other))
+        share = min(_SHARES, key=lambda other: price(other, scaling))
+    return found[share, scaling][1]
 
 
 def _tell_of_cores(runs: Sequence[MeasuredRun]) -> bool:
@@ -91,8 +106,8 @@ def _tell_of_cores(runs: Sequence[MeasuredRun]) -> bool:
     return math.isfinite(runs[0].plan.cores) and (ahead or len(threads) > 1)
 
 
-def _measured(runs: Sequence[MeasuredRun], core_share: float) -> tuple[float, Measured]:
-    """What the runs tell if busy cores together do that share of their work, and how wrong step times then are."""
+def _measured(runs: Sequence[MeasuredRun], core_share: float, scaling: float) -> tuple[float, Measured]:
+    """What the runs tell if this is how much more cores are worth, and how wrong step times then are."""
     runs = [replace(run, plan=replace(run.plan, cores=run.plan.cores * core_share)) for run in runs]
     alone = [run for run in runs if run.plan.max_staleness == 0]
     first = alone[0]
@@ -102,8 +117,10 @@ def _measured(runs: Sequence[MeasuredRun], core_share: float) -> tuple[float, Me
     )
     judge_s, judge_trajectory_s = _judge_times(alone)
     stages = StageTimes(
-        engine=EngineTimes(iteration_s=1e-3, sequence_s=1e-4, prompt_token_s=1e-5, cores=_usable(first.plan)),
-        learner=_learner_times(alone),
+        engine=EngineTimes(
+            iteration_s=1e-3, sequence_s=1e-4, prompt_token_s=1e-5, cores=_usable(first.plan), scaling=scaling
+        ),
+        learner=_learner_times(alone, scaling),
         publish_s=publish_s,
         fetch_s=fetch_s,
         judge_s=judge_s,
@@ -163,13 +180,13 @@ def _fates(row: Mapping[str, Any]) -> tuple[float, float]:
     return row["groups/used"], sum(row[f"groups/{fate}"] for fate in ("flat", "failed", "abstained"))
 
 
-def _learner_times(runs: Sequence[MeasuredRun]) -> LearnerTimes:
+def _learner_times(runs: Sequence[MeasuredRun], scaling: float) -> LearnerTimes:
     """On as many cores as the run whose learner used most."""
     own_cores = {run.folder: _learner_cores(run) for run in runs}
     cores = max(own_cores.values())
     rows, fixed = [], []
     for run in runs:
-        faster = own_cores[run.folder] / cores
+        faster = (own_cores[run.folder] / cores) ** scaling
         for row in run.rows:
             own = _learners(row)
             if not own["loss_tokens"]:
@@ -186,6 +203,7 @@ def _learner_times(runs: Sequence[MeasuredRun]) -> LearnerTimes:
         loss_token_s=loss_token_s,
         microbatch_s=microbatch_s,
         cores=cores,
+        scaling=scaling,
     )
 
 
