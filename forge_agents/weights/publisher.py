@@ -32,7 +32,8 @@ class Publisher:
     Args:
         ref: The store.
         weights_name: What these weights are called; subscribers give the same name.
-        slots: Versions kept, at least 2: readers of the last ones are not disturbed while the next is written.
+        slots: Versions kept, at least 2: readers of the last one are not disturbed while the next is written. More are
+            for readers that take longer than the time between two versions.
         dtype: Floating tensors are cast to it; None means bfloat16. Others travel as they are.
         timeout_s: Deadline of each wait for the store or the other ranks; None: the store's `silence_s`.
     """
@@ -42,7 +43,7 @@ class Publisher:
         ref: WeightStoreRef,
         weights_name: str,
         *,
-        slots: int = 3,
+        slots: int = 2,
         dtype: torch.dtype | None = None,
         timeout_s: float | None = None,
     ) -> None:

@@ -16,8 +16,8 @@ from perf_common import POLICY, THREADS, Options, goal, in_child, median, policy
 from forge_agents._monarch import Actor, concurrent_endpoint
 
 ROUNDS = 5
-WARM_UPS = 6
-"""Twice through the publisher's three slots: fresh pages cost more than the copies."""
+WARM_UPS = 4
+"""Twice through the publisher's two slots: fresh pages cost more than the copies."""
 CALL_S = 120
 
 
@@ -26,6 +26,8 @@ def measure(options: Options) -> list[dict[str, Any]]:
     moves = in_child(run_moves, options, timeout_s=600)
     way = in_child(run_whole_way, options, timeout_s=900)
     ratios = {
+        "publisher_memory_over_weights": round(moves["publisher_shared"] + moves["publisher_transient"], 3),
+        "subscriber_memory_over_weights": round(moves["subscriber_private"] + moves["subscriber_transient"], 3),
         "publish_over_memcpy": round(moves["publish_s"] / moves["publisher_memcpy_s"], 3),
         "fetch_apply_over_memcpy": round(moves["fetch_apply_s"] / moves["subscriber_memcpy_s"], 3),
     }
@@ -39,6 +41,8 @@ def measure(options: Options) -> list[dict[str, Any]]:
             "goals": {
                 "publish_over_memcpy": goal(ratios["publish_over_memcpy"], 3, at_most=True),
                 "fetch_apply_over_memcpy": goal(ratios["fetch_apply_over_memcpy"], 7, at_most=True),
+                "publisher_memory": goal(ratios["publisher_memory_over_weights"], 1.2, at_most=True),
+                "subscriber_memory": goal(ratios["subscriber_memory_over_weights"], 1.2, at_most=True),
                 "whole_way_s": goal(way["whole_way_s"], 0.8, at_most=True),
             },
         }
@@ -87,6 +91,14 @@ class Mover(Actor):
         return time.perf_counter() - started
 
     @concurrent_endpoint
+    async def memory(self) -> dict[str, int]:
+        """Bytes of private and shared memory now, and of both at their most since the last call."""
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+        found = {name: int(status[name].split()[0]) * 1024 for name in ("RssAnon", "RssShmem", "VmRSS", "VmHWM")}
+        return {**found, "transient": found["VmHWM"] - found["VmRSS"]}
+
+    @concurrent_endpoint
     async def num_bytes(self) -> int:
         return self._num_bytes
 
@@ -110,14 +122,24 @@ async def _run_moves(options: Options) -> dict[str, float]:
             for name in ("writer", "reader")
         )
         rows = []
+        before = await ask(reader, "memory")
         for version in range(_warm_ups(options) + (1 if options.quick else ROUNDS)):
+            if version == _warm_ups(options):
+                await ask(writer, "memory"), await ask(reader, "memory")
             row = {"publish_s": await ask(writer, "publish", version), "fetch_apply_s": await ask(reader, "fetch")}
             row["publisher_memcpy_s"] = await ask(writer, "memcpy")
             row["subscriber_memcpy_s"] = await ask(reader, "memcpy")
             rows.append(row)
         size = float(await ask(writer, "num_bytes"))
+        wrote, read = await ask(writer, "memory"), await ask(reader, "memory")
         await store.stop()
-    return median(rows[_warm_ups(options) :]) | {"bytes": size, "first_publish_s": round(rows[0]["publish_s"], 4)}
+    memory = {
+        "publisher_shared": wrote["RssShmem"] / size,
+        "publisher_transient": wrote["transient"] / size,
+        "subscriber_private": (read["RssAnon"] - before["RssAnon"]) / size,
+        "subscriber_transient": read["transient"] / size,
+    }
+    return median(rows[_warm_ups(options) :]) | memory | {"bytes": size, "first_publish_s": rows[0]["publish_s"]}
 
 
 def run_whole_way(options: Options) -> dict[str, float]:

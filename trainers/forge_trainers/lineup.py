@@ -285,7 +285,7 @@ class LeaguePlay:
         folder = self._snapshots / name if version else models.resolve(self._league.policy.model)
         if self._publisher is None or self._store != store:
             dtype = getattr(torch, self._config.learner.compute_dtype)
-            self._publisher, self._store = Publisher(store, self._league.engine, slots=2, dtype=dtype), store
+            self._publisher, self._store = Publisher(store, self._league.engine, dtype=dtype), store
         tensors = await asyncio.to_thread(_read, folder)
         self._loaded = ""  # whoever breaks off here leaves it unknown
         self._loads += 1  # a version of its own: after a restart other weights may have the snapshot's name
