@@ -1,7 +1,7 @@
 """Collecting ahead: what staleness 1 and 2 cost in learning, and gain in time, beside a synchronous run.
 
-Two seats of forge/Relay-v0 share a 135M model. The synchronous arm gives all cores to engine and learner in turn; the
-others give half of them to each, all the time. All are measured on the same held-out seeds, by seconds of training
+Two seats of forge/Relay-v0 share a 135M model. On a host without accelerator, the synchronous arm gives all cores to
+engine and learner in turn; the others give half of them to each, all the time. All are measured on the same held-out seeds, by seconds of training
 (evaluations do not count). The control has learning rate 0.
 
     python examples/asynchronous.py [--staleness 0 1 2] [--seeds 0 1 2] [--out runs/asynchronous]
@@ -11,7 +11,6 @@ takes minutes a run on two CPU cores and writes ``asynchronous.png``. Finished r
 
 import argparse
 import json
-import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -35,12 +34,11 @@ def run(staleness, seed, asked, *, lr=2e-5):
     saved = folder / "result.json"
     if saved.exists():
         return json.loads(saved.read_text())
-    threads = None if staleness == 0 else max(1, (os.cpu_count() or 2) // 2)
     config = fa.GRPOConfig(
         seed=seed,
         max_staleness=staleness,
-        learner=fa.LearnerConfig(lr=lr, warmup_steps=2, threads=threads),
-        engine=fa.EngineConfig(max_model_len=256, enforce_eager=True, threads=threads),
+        learner=fa.LearnerConfig(lr=lr, warmup_steps=2),
+        engine=fa.EngineConfig(max_model_len=256, enforce_eager=True),
         eval_every=asked.eval_every,
         eval_episodes=asked.episodes,
         checkpoint_every=asked.steps,

@@ -31,7 +31,8 @@ class EngineConfig:
     enforce_eager: bool = False
     """Skip compilation: starts in seconds instead of a minute, decodes at about half the speed."""
     threads: int | None = None
-    """CPU threads; None leaves it to the libraries. Two engines, or engine and learner, should share the cores."""
+    """CPU threads; None leaves it to the libraries, and a trainer on one host without accelerator divides the cores
+    among all that compute at the same time."""
     adapters: Mapping[str, LoRA] = field(default_factory=dict)
     """Adapters that the engine serves beside the model, by name; each is zero until its weights are loaded, and the
     model's own weights never change then. On CPU such an engine is not compiled. A trainer fills in its policies'."""

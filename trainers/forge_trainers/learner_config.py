@@ -86,7 +86,8 @@ class LearnerConfig:
     seed: int = 0
     """Seed of the process's random numbers."""
     threads: int | None = None
-    """CPU threads of each rank; None: all cores over the ranks."""
+    """CPU threads of each rank; None: all cores over the ranks of all learners, half of them where engines compute
+    meanwhile (``max_staleness`` above 0)."""
     dp_replicate: int = 1
     """Data-parallel replicas that hold the same shards."""
     dp_shard: int = -1

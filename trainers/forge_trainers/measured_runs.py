@@ -17,6 +17,7 @@ import numpy as np
 import yaml
 
 from forge_agents.errors import RunFolderError
+from forge_trainers.cores import share_cores
 from forge_trainers.run_folder import read_rows
 from forge_trainers.simulation import Plan
 from forge_trainers.workload import Rounds, TurnShape
@@ -76,11 +77,22 @@ def plan_of(
         for name, policy in policies.items()
     }
     share = learner.get("share_prefixes")
+    trained = frozenset(name for name, policy in policies.items() if policy.get("trainable", True))
+    shares: tuple[float, ...] = (math.inf, math.inf)
+    if math.isfinite(cores):
+        host = max(1, round(cores))
+        shares = share_cores(
+            host,
+            engines=len(set(homes.values())) * engine.get("replicas", 1),
+            ranks=len({homes[name] for name in trained}) * trainer["learner_procs"],
+            overlap=trainer["max_staleness"] > 0,
+        )
+        shares = tuple(share if share < host else math.inf for share in shares)
     return Plan(
         group_size=trainer["group_size"],
         groups_per_step=trainer["groups_per_step"],
         max_staleness=trainer["max_staleness"],
-        trained=frozenset(name for name, policy in policies.items() if policy.get("trainable", True)),
+        trained=trained,
         homes=homes,
         max_tokens={name: policy["sampling"]["max_tokens"] for name, policy in policies.items()},
         replicas=engine.get("replicas", 1),
@@ -92,8 +104,8 @@ def plan_of(
         share_prefixes=not on_gpu if share is None else share,
         learner_ranks=trainer["learner_procs"],
         cores=cores,
-        engine_threads=engine.get("threads") or math.inf,
-        learner_threads=(learner.get("threads") or math.inf) * trainer["learner_procs"],
+        engine_threads=engine.get("threads") or shares[0],
+        learner_threads=(learner.get("threads") or shares[1]) * trainer["learner_procs"],
         isolated=isolated,
     )
 

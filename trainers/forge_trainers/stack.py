@@ -25,6 +25,7 @@ from forge_agents.serving import Replicas
 from forge_agents.serving.fleet import start_engines
 from forge_agents.serving.replicas import Adapted
 from forge_agents.weights import WeightStore
+from forge_trainers.cores import with_threads
 from forge_trainers.learner import Learner, LearnerConfig
 
 if TYPE_CHECKING:
@@ -76,6 +77,10 @@ class Stack:
                 adapters[homes[name]][name] = policy.lora
         faults = Faults(max_respawns=config.max_respawns, file=folder / "faults.jsonl")
         hosts = hosts or Hosts()
+        if hosts.kind == "local":
+            trained = [name for name, policy in policies.items() if policy.trainable]
+            learners = {name if policies[name].lora is None else (paths[name], policies[name].lora) for name in trained}
+            config = with_threads(config, engines=len(adapters), learners=len(learners))
         await _launch(hosts, policies, config, engines=len(adapters), paths=(*paths.values(), folder))
         try:
             store = await _start_store(config, faults)

@@ -1,0 +1,49 @@
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import forge_agents as fa
+from forge_trainers.cores import share_cores, with_threads
+
+COUNTS = st.integers(1, 9)
+
+
+@given(cores=st.integers(1, 64), engines=COUNTS, ranks=st.integers(0, 9), overlap=st.booleans())
+def test_no_more_threads_than_cores_compute_at_the_same_time(cores, engines, ranks, overlap):
+    engine, learner = share_cores(cores, engines=engines, ranks=ranks, overlap=overlap)
+    assert engine >= 1 and learner >= 1
+    room = cores // 2 if overlap and ranks else cores
+    assert engines * engine <= max(room, engines)
+    assert ranks * learner <= max(cores - room if overlap else cores, ranks)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, (8, 8)),
+        ({"overlap": True}, (4, 4)),
+        ({"overlap": True, "ranks": 0}, (8, 8)),
+        ({"overlap": True, "engines": 2, "ranks": 4}, (2, 1)),
+        ({"engines": 2}, (4, 8)),
+        ({"ranks": 3}, (8, 2)),
+    ],
+)
+def test_shares(settings, expected):
+    assert share_cores(8, **{"engines": 1, "ranks": 1, "overlap": False, **settings}) == expected
+
+
+def test_only_what_nobody_chose_is_divided(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+
+    def threads(engines=1, learners=1, **settings):
+        config = with_threads(fa.GRPOConfig(**settings), engines=engines, learners=learners)
+        return config.engine.threads, config.learner.threads
+
+    assert threads() == (None, None)  # each has the host for itself
+    assert threads(max_staleness=1) == (4, 4)
+    assert threads(max_staleness=1, engine=fa.EngineConfig(threads=7)) == (7, 4)
+    assert threads(max_staleness=1, learner=fa.LearnerConfig(threads=3)) == (4, 3)
+    assert threads(engines=2, learners=2) == (4, 4)
+    assert threads(engine=fa.EngineConfig(replicas=4), learner_procs=2) == (2, 4)

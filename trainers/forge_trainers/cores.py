@@ -1,0 +1,46 @@
+"""Who gets which share of a host's cores, where nobody said so.
+
+In: settings, numbers of engines and learners. Out: settings with threads. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from forge_trainers.config import GRPOConfig
+
+
+def share_cores(cores: int, *, engines: int, ranks: int, overlap: bool) -> tuple[int, int]:
+    """Threads of each engine and of each rank of a learner, at least 1, so that no more compute than there are cores.
+
+    Args:
+        cores: Of the host.
+        engines: All replicas of all engines.
+        ranks: All ranks of all learners; 0 where nothing learns.
+        overlap: Engines compute while learners do.
+    """
+    half = cores // 2
+    for_engines, for_learners = (half, cores - half) if overlap and ranks else (cores, cores)
+    return max(1, for_engines // engines), max(1, for_learners // max(1, ranks))
+
+
+def with_threads(config: GRPOConfig, *, engines: int, learners: int) -> GRPOConfig:
+    """`config` with threads where nobody chose them.
+
+    Without an accelerator all that compute at the same time divide the cores. What has them for itself is left to its
+    library.
+    """
+    import torch
+
+    if torch.accelerator.is_available():
+        return config
+    cores, procs = len(os.sched_getaffinity(0)), learners * config.learner_procs
+    shares = share_cores(cores, engines=engines * config.engine.replicas, ranks=procs, overlap=config.max_staleness > 0)
+    if config.engine.threads is None and shares[0] < cores:
+        config = replace(config, engine=replace(config.engine, threads=shares[0]))
+    if config.learner.threads is None and shares[1] < cores:
+        config = replace(config, learner=replace(config.learner, threads=shares[1]))
+    return config
