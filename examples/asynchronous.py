@@ -1,8 +1,8 @@
 """Collecting ahead: what staleness 1 and 2 cost in learning, and gain in time, beside a synchronous run.
 
 Two seats of forge/Relay-v0 share a 135M model. On a host without accelerator, the synchronous arm gives all cores to
-engine and learner in turn; the others give half of them to each, all the time. All are measured on the same held-out seeds, by seconds of training
-(evaluations do not count). The control has learning rate 0.
+engine and learner in turn; the others give half of them to each, all the time. All are measured on the same held-out
+seeds, by seconds of training (evaluations do not count). The control has learning rate 0.
 
     python examples/asynchronous.py [--staleness 0 1 2] [--seeds 0 1 2] [--out runs/asynchronous]
 
