@@ -6,7 +6,7 @@ the whole game from its answers at every information set: 0.458 chips a game for
 it a control whose learning rate is 0, and a table of numbers in the place of the model, on the same league, matchmaking
 and credit.
 
-    python examples/self_play.py [--seeds 0 1 2] [--steps 60] [--out runs/self-play]
+    python examples/self_play.py [--seeds 0 1 2] [--steps 40] [--out runs/self-play]
     python examples/self_play.py --tabular
 
 The first trains a language model, for hours on two CPU cores, the second takes half a minute. Both write
@@ -75,7 +75,7 @@ def train(model, seed, steps, lr, folder):
     config = fa.GRPOConfig(
         seed=seed,
         credit=CREDIT,
-        learner=fa.LearnerConfig(lr=lr, warmup_steps=2, lr_decay="linear", entropy_coef=0.01),
+        learner=fa.LearnerConfig(lr=lr, warmup_steps=2, lr_decay="linear", entropy_coef=0.05),
         engine=fa.EngineConfig(max_model_len=384),
         eval_every=EVERY,
         eval_episodes=64,
@@ -217,8 +217,8 @@ def draw(arms, target, title):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=60, help="optimiser steps of each run")
-    parser.add_argument("--lr", type=float, default=2e-5, help="learning rate of the model")
+    parser.add_argument("--steps", type=int, default=40, help="optimiser steps of each run")
+    parser.add_argument("--lr", type=float, default=5e-6, help="learning rate of the model")
     parser.add_argument("--control_steps", type=int, default=20, help="steps with learning rate 0, on the first seed")
     parser.add_argument("--tabular", action="store_true", help="a table of numbers in the place of the model")
     parser.add_argument("--out", type=Path, default=Path("runs/self-play"), help="folder of the runs")
