@@ -69,28 +69,29 @@ class Ahead(Generic[G, J]):
         self._ahead, self._late = window(staleness)
         self._collecting: dict[int, asyncio.Task[object]] = {}
         self._batches: dict[int, Batch[G, J]] = {}
-        self._last: tuple[int, Batch[G, J] | None] = (-1, None)
-        """The step that was started last, and its batch."""
+        self._next = 0
+        """The first step that is not started."""
         self._played: dict[tuple[int, int], G] = {}
         """By step and number, what no batch has taken."""
         self._news = asyncio.Event()
 
     def batch(self, step: int) -> Batch[G, J]:
         """What `step` learns from; starts all that may start now. The learner has finished every step before."""
-        for at in range(max(step, self._last[0] + 1), min(step + self._ahead + 1, self._steps)):
+        for at in range(max(step, self._next), min(step + self._ahead + 1, self._steps)):
             task = self._collecting[at] = asyncio.ensure_future(self._collect(at, self._putter(at)))
             task.add_done_callback(lambda _: self._news.set())
-            before = self._last[1]
+            before = self._batches.get(at - 1)
             collected = asyncio.ensure_future(self._taken(at, before))
             judged = asyncio.ensure_future(self._judged(at, collected, before))
             self._batches[at] = Batch(collected, judged)
-            self._last = at, self._batches[at]
-        return self._batches.pop(step)
+            self._next = at + 1
+        self._batches.pop(step - 1, None)
+        return self._batches[step]
 
     async def cancel(self) -> None:
         """Stop what was collected and judged ahead and will not be used."""
-        known = [*self._batches.values(), *([self._last[1]] if self._last[1] else [])]
-        tasks = {*self._collecting.values(), *(task for one in known for task in (one.collected, one.judged))}
+        batches = (task for one in self._batches.values() for task in (one.collected, one.judged))
+        tasks = [*self._collecting.values(), *batches]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
