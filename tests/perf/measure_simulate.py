@@ -88,15 +88,16 @@ CONFIGURATIONS = (
     Configuration(name="large", groups=5, size=8, tokens=32, microbatch=1024, fitted=True),
     Configuration(name="small", groups=2, size=6, tokens=16, microbatch=512, threads=1, fitted=True),
     Configuration(name="ahead", groups=3, size=6, tokens=24, staleness=1, threads=1, fitted=True),
+    Configuration(name="small passes", groups=4, size=6, tokens=24, microbatch=384, fitted=True),
     Configuration(name="more groups", groups=8, size=4, tokens=16),
     Configuration(name="larger groups", groups=2, size=16, tokens=24),
     Configuration(name="long answers", groups=3, size=6, tokens=48),
-    Configuration(name="small passes", groups=4, size=6, tokens=24, microbatch=384),
+    Configuration(name="one thread", groups=4, size=6, tokens=32, threads=1),
     Configuration(name="one step ahead", groups=4, size=8, tokens=16, staleness=1, threads=1),
     Configuration(name="two steps ahead", groups=5, size=4, tokens=32, staleness=2, threads=1),
     Configuration(name="two replicas", groups=4, size=8, tokens=24, replicas=2, threads=1),
 )
-"""Three are fitted: two that differ in size and threads, and one in which engine and learner work at the same time."""
+"""Four are fitted: they differ in size, in positions of a pass and in threads, and in one engine and learner overlap."""
 
 
 def main() -> int:

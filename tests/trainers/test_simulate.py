@@ -110,7 +110,7 @@ def written(folder, run, *, steps=4, stages=TRUE, cores=CORES):
         played = iter(asked)
         for number, siblings in enumerate(groups):
             mine = [next(played) for _ in range(2 * len(siblings))]
-            for rounds in siblings:
+            for place, rounds in enumerate(siblings):
                 turns = [next(pair for pair in mine if pair[0] is turn) for (turn,) in rounds]
                 mine = [pair for pair in mine if pair not in turns]
                 rows = [turn_row(turn, index, request) for index, (turn, request) in enumerate(turns)]
@@ -118,6 +118,7 @@ def written(folder, run, *, steps=4, stages=TRUE, cores=CORES):
                     "step": step,
                     "env_id": run.env,
                     "seed": number,
+                    "rewards": {"asker": float(place)},
                     "error": None,
                     "duration_s": sum(row["generate_s"] for row in rows),
                     "trajectories": {row["agent"]: {"agent": row["agent"], "turns": [row]} for row in rows},

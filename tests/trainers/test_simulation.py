@@ -317,6 +317,16 @@ def test_a_workload_without_episodes_is_refused():
         dataclasses.replace(ONE, used_share=1.5)
 
 
+def test_smaller_groups_are_alike_more_often():
+    outcomes = [[0, 0, 0, 1], [0, 1, 2, 3], [5, 5, 5, 5]]
+    world = dataclasses.replace(ONE, outcomes=outcomes, used_share=0.5)
+    # pairs of the first are alike 3 times of 6, of the second never, of the third always
+    assert world.used_share_of(2) == pytest.approx(0.5 * (1 - (0.5 + 0 + 1) / 3))
+    assert world.used_share_of(4) == pytest.approx(0.5 * (1 - (0 + 0 + 1) / 3))
+    assert world.used_share_of(8) == pytest.approx(0.5 * (1 - (0.75**8 + 0.25**8 + 4 * 0.25**8 + 1) / 3))
+    assert dataclasses.replace(ONE, used_share=0.5).used_share_of(2) == 0.5
+
+
 def test_of_two_versions_one_lets_a_slow_group_come_late():
     slow = dataclasses.replace(TURN, response_tokens=100)
     played = {step: [[((TURN,),)], [((slow if step == 1 else TURN,),)]] for step in range(5)}

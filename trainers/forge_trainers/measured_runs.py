@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ class MeasuredRun:
     """Metrics of warm steps."""
     episodes: Mapping[int, Sequence[Sequence[Rounds]]]
     """By step, the groups that were kept."""
+    outcomes: Sequence[Sequence[Hashable]] = ()
+    """What the siblings of whole groups earned; groups in which a reward abstained are left out."""
 
     @property
     def groups(self) -> list[Sequence[Rounds]]:
@@ -142,8 +144,16 @@ def read_run(folder: str | os.PathLike[str], *, cores: float | None = None, skip
     if not episodes:
         raise RunFolderError(f"{path} kept no episode; set keep_episodes above 0")
     plan = plan_of(settings["policies"], settings["trainer"], cores=shared, on_gpu=on_gpu)
+    earned = [[tuple(sorted(row["rewards"].items())) for row in found] for found in siblings.values()]
+    whole = [group for group in earned if len(group) == plan.group_size > 1]
     return MeasuredRun(
-        folder=path, env_ids=frozenset(settings["env"]), plan=plan, on_gpu=on_gpu, rows=rows, episodes=episodes
+        folder=path,
+        env_ids=frozenset(settings["env"]),
+        plan=plan,
+        on_gpu=on_gpu,
+        rows=rows,
+        episodes=episodes,
+        outcomes=[group for group in whole if all(math.isfinite(reward) for one in group for _, reward in one)],
     )
 
 

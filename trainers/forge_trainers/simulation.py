@@ -338,7 +338,7 @@ class SimulatedRun:
         self, step: int, taken: simpy.Process, before: simpy.Event
     ) -> Generator[simpy.Event, Any, list[_Group]]:
         """Judge, and replace what teaches nothing. Returns the groups that teach something; what was taken grows."""
-        plan, share = self.plan, self.workload.used_share
+        plan, share = self.plan, self.workload.used_share_of(self.plan.group_size)
         rng = np.random.default_rng([self._seed, step, 0, _LUCK])
         groups: list[_Group] = yield taken
         yield before

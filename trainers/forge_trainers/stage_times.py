@@ -31,7 +31,7 @@ _PRIOR_SYNC = (0.4, 0.6)
 """Publish and fetch: as `make perf` measures them."""
 _PRIOR_JUDGE = (0.0, 1.0)
 """A call and its trajectories."""
-_PRIOR_SPREAD = 0.3
+_PRIOR_SPREAD = 1.0
 """How far a share may well be from its prior."""
 _PASSES = 6
 _SHARE_PRICE = 1e-3
@@ -163,11 +163,14 @@ def _workload(runs: Sequence[MeasuredRun]) -> Workload:
             own = ends.setdefault(turn.policy, [0, 0])
             own[0] += not turn.cut
             own[1] += turn.response_tokens
+    outcomes = [group for run in runs for group in run.outcomes]
     fates = np.sum([_fates(row) for run in runs for row in run.rows], axis=0)
+    told = fates[0] + fates[1] + (0 if outcomes else fates[2])  # where outcomes tell how often siblings are alike
     return Workload(
         groups=groups,
         stop_rates={policy: stops / tokens for policy, (stops, tokens) in ends.items()},
-        used_share=float(fates[0] / fates.sum()) if fates.sum() else 1.0,
+        used_share=float(fates[0] / told) if told else 1.0,
+        outcomes=outcomes,
     )
 
 
@@ -175,9 +178,9 @@ def _turns(groups: Sequence[Sequence[Rounds]]) -> Iterator[TurnShape]:
     return (turn for group in groups for rounds in group for turns in rounds for turn in turns)
 
 
-def _fates(row: Mapping[str, Any]) -> tuple[float, float]:
-    """Groups that taught something, and the others."""
-    return row["groups/used"], sum(row[f"groups/{fate}"] for fate in ("flat", "failed", "abstained"))
+def _fates(row: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Groups that taught something, those that could not, and those whose siblings were alike."""
+    return row["groups/used"], row["groups/failed"] + row["groups/abstained"], row["groups/flat"]
 
 
 def _learner_times(runs: Sequence[MeasuredRun], scaling: float) -> LearnerTimes:

@@ -6,7 +6,8 @@ In: shapes of measured episodes. Out: groups drawn from them, and what a learner
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -69,13 +70,24 @@ class Workload:
     """By policy: probability that a response ends at a token. It says how long one that was cut goes on under a larger
     `max_tokens`; 0 or absent: to the new limit."""
     used_share: float = 1.0
-    """Share of groups that teach something."""
+    """Share of groups that teach something, of those whose siblings earn differently."""
+    outcomes: Sequence[Sequence[Hashable]] = ()
+    """What siblings earned, by group; groups of other sizes are alike more or less often. Empty: all differ."""
 
     def __post_init__(self) -> None:
         if not self.groups or not all(self.groups):
             raise ValueError("a workload needs at least one measured episode")
         if not 0 <= self.used_share <= 1:
             raise ValueError(f"used_share={self.used_share} is a share, in [0, 1]")
+
+    def used_share_of(self, size: int) -> float:
+        """Share of groups of `size` siblings that teach something.
+
+        Siblings without replacement, so for sizes up to the measured ones this is right on average.
+        """
+        if not self.outcomes:
+            return self.used_share
+        return self.used_share * (1 - float(np.mean([_alike(Counter(group), size) for group in self.outcomes])))
 
     def draw(self, rng: np.random.Generator, size: int, max_tokens: Mapping[str, int]) -> list[Rounds]:
         """`size` siblings of one measured group, with responses as long as `max_tokens` by policy lets them be."""
@@ -105,6 +117,14 @@ class Workload:
         rate = self.stop_rates.get(turn.policy, 0.0)
         more = int(rng.geometric(rate)) if rate > 0 else limit
         return min(limit, turn.response_tokens + more)
+
+
+def _alike(counts: Counter[Hashable], size: int) -> float:
+    """Probability that `size` siblings earn the same, where this many of those measured earned each."""
+    total = sum(counts.values())
+    if size > total:
+        return sum((count / total) ** size for count in counts.values())
+    return sum(math.comb(count, size) for count in counts.values()) / math.comb(total, size)
 
 
 def learner_work(
