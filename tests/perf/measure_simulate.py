@@ -97,7 +97,7 @@ CONFIGURATIONS = (
     Configuration(name="two steps ahead", groups=5, size=4, tokens=32, staleness=2, threads=1),
     Configuration(name="two replicas", groups=4, size=8, tokens=24, replicas=2, threads=1),
 )
-"""Four are fitted: they differ in size, in positions of a pass and in threads, and in one engine and learner overlap."""
+"""Four are fitted: of several sizes, positions of a pass and threads; in one of them engine and learner overlap."""
 
 
 def main() -> int:
