@@ -42,8 +42,8 @@ class GRPOConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     """How models are served."""
     max_staleness: int = 0
-    """Weight versions a sample may lie behind the learner that eats it. 0 waits for each update; k plays k steps
-    ahead while the learner works."""
+    """Weight versions a sample may lie behind the learner that eats it. 0 waits for each update; 1 collects and judges
+    the next step while the learner works; from 2 on slow groups may also come a step late."""
     max_live_episodes: int = 512
     """Episodes in flight at once."""
     max_turns: int = 64
