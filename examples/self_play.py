@@ -9,7 +9,7 @@ and credit.
     python examples/self_play.py [--seeds 0 1 2] [--steps 40] [--out runs/self-play]
     python examples/self_play.py --tabular
 
-The first trains a language model, for hours on two CPU cores, the second takes half a minute. Both write
+The first trains a language model, ten minutes a run on two CPU cores, the second takes half a minute. Both write
 ``self_play.png`` or ``tabular.png``. Finished runs are not repeated, and an interrupted one goes on.
 """
 

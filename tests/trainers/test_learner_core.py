@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from forge_agents.errors import ModelNotFoundError, RunFolderError
 from forge_agents.types import EpisodeBatch
+from forge_trainers import learner_files
 from forge_trainers._parallel import check_degrees
 from forge_trainers.learner_config import LearnerConfig
 from forge_trainers.learner_core import LearnerCore
@@ -218,8 +220,6 @@ def test_a_broken_checkpoint_is_refused(tiny_llama: Path, tmp_path: Path):
 def test_a_checkpoint_holds_the_state_at_its_start_whatever_is_learned_meanwhile(
     tiny_llama: Path, random_batch: Batches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from forge_trainers import learner_files
-
     core, write, waited = LearnerCore(config(tiny_llama)), learner_files._write, []
     core.train_step(random_batch())
     before = weights(core)
@@ -389,3 +389,13 @@ def test_experts_of_another_type_than_bfloat16_compute_in_it(tiny_models: Callab
     exact, rough = (LearnerCore(config(model, compute_dtype=dtype)) for dtype in ("float32", "bfloat16"))
     gap = (exact.logprobs(batch) - rough.logprobs(batch)).abs()
     assert 1e-3 < gap.max() < 0.5
+
+
+def test_a_disk_that_is_full_is_told_and_leaves_no_export(tmp_path, monkeypatch):
+    def full(*args, **kwargs):
+        raise SafetensorError("I/O error: No space left on device")
+
+    monkeypatch.setattr(learner_files, "save_torch_state_dict", full)
+    with pytest.raises(RunFolderError, match="cannot export to .*out: .*No space left on device. Make room"):
+        learner_files.export({"w": torch.ones(2)}, tmp_path, tmp_path / "out", dtype=torch.float32)
+    assert not (tmp_path / "out").exists()

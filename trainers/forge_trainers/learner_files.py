@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from huggingface_hub import save_torch_state_dict
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
@@ -167,12 +168,15 @@ def export(
         full = value.full_tensor() if isinstance(value, DTensor) else value
         if _is_first_rank():
             whole[name] = full.cpu()
+    failure: Exception | None = None
     try:
         if _is_first_rank():
             _write_model(whole, model_folder, folder, dtype, adapter)
-    except OSError as error:
-        raise RunFolderError(f"cannot export to {folder}: {error}") from error
+    except (OSError, SafetensorError) as error:  # the latter where a disk is full
+        failure = error
     _wait_for_ranks()
+    if failure is not None:
+        raise RunFolderError(f"cannot export to {folder}: {failure}. Make room, or the folder writable") from failure
     return folder
 
 
