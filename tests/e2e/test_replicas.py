@@ -87,11 +87,11 @@ def test_neither_a_killed_replica_nor_an_update_costs_a_request_or_mixes_version
         assert tokens(await answers(engines, 200)) == tokens(undisturbed)
         assert (tmp_path / "faults.jsonl").read_text().count("\n") == 2
 
-        busy = asyncio.ensure_future(answers(engines, 200))
-        await asyncio.sleep(0.2)
-        assert all(engines.unfinished.values())
         back = load_file(tiny_llama / "model.safetensors")
         await Publisher(store.ref, "hero", dtype=torch.float32).publish(back, 4)
+        busy = asyncio.ensure_future(answers(engines, 200))
+        await asyncio.sleep(0.1)
+        assert all(engines.unfinished.values())
         await engines.load_weights(4)
         again = await busy  # what an update interrupts is written again: no answer is of two versions
         own = [completion.versions[0].version for completion in again]
