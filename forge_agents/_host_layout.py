@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forge_agents import _host_jobs, _monarch
+from forge_agents import _host_jobs, _monarch, workers
 from forge_agents._warden import HostFacts, Warden, facts_here
 from forge_agents.errors import HostError, StallError
-from forge_agents.hosts import ROLES, Hosts, parse_cores
+from forge_agents.hosts import ENVS, ROLES, Hosts, parse_cores
 
 _TICK_S = 1.0
 _END_S = 5.0
@@ -120,6 +120,7 @@ class Layout:
                 await self.end()
                 raise
         self._check_facts()
+        workers.bind(self.config.cores_of(ENVS))
 
     async def _reach(self, env: Callable[[str], Mapping[str, str]]) -> None:
         timeout_s = self.config.start_timeout_s
@@ -257,13 +258,12 @@ class Layout:
         for host in hosts:
             host.processes += each
             host.gpu_users.update(gpus)
-        cores = self.config.cpus.get(role)
         return Spot(
             hosts=hosts,
             machines=hosts[0].machine if machines is None else machines,
             each=each,
             gpus=gpus,
-            cores=parse_cores(cores) if cores else frozenset(),
+            cores=self.config.cores_of(role),
         )
 
     def _pool(self, host: Host, role: str) -> tuple[str, ...]:
@@ -315,6 +315,7 @@ class Layout:
 
     async def end(self) -> None:
         """End the hosts: each ends when its line does. Twice is no error."""
+        workers.bind(frozenset())
         for task in self._tasks:
             task.cancel()
         if self._server is not None:

@@ -17,9 +17,9 @@ Kind: TypeAlias = Literal["local", "process", "slurm", "kubernetes", "attach"]
 
 KINDS = ("local", "process", "slurm", "kubernetes", "attach")
 ROLES = ("learner", "engines", "store", "judges", "spare")
+"""What hosts are for, in the order in which roles that share a host take its GPUs."""
 ENVS = "envs"
 """The role of isolated environments' worker processes. They are on the controller's host; `cpus` may bind them."""
-"""What hosts are for, in the order in which roles that share a host take its GPUs."""
 
 _SLURM_ONLY: Mapping[str, Any] = {"partition": "", "account": "", "qos": "", "time_limit": "", "slurm_args": ()}
 _OWN_FIELDS: Mapping[str, Mapping[str, Any]] = {
@@ -123,6 +123,10 @@ class Hosts:
     def counts(self) -> dict[str, int]:
         """Number of hosts by role."""
         return {role: len(addresses) for role, addresses in self.workers.items()} | self.hosts
+
+    def cores_of(self, role: str) -> frozenset[int]:
+        """Cores that a role is bound to; none where it may use all."""
+        return parse_cores(self.cpus[role]) if role in self.cpus else frozenset()
 
     def check_processes(self, role: str, processes: int, *, each: int = 1) -> None:
         """See that a role's processes fit its hosts and GPUs.

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from forge_agents import _processes, _waits, workers
+from forge_agents import _processes, _waits
 from forge_agents._places import place
 from forge_agents.errors import ActorDiedError, HostError, StallError
-from forge_agents.hosts import ENVS, Hosts, parse_cores
+from forge_agents.hosts import Hosts
 
 if TYPE_CHECKING:
     from forge_agents._host_layout import Layout, Spot
@@ -129,7 +129,6 @@ async def launch_hosts(config: Hosts, *, paths: Sequence[str | Path] = ()) -> No
     layout = Layout(config, _host)
     await layout.launch(_processes.variables)
     _hosts.append(layout)
-    workers.bind(parse_cores(config.cpus[ENVS]) if ENVS in config.cpus else frozenset())
     _monarch.leave_quietly()
     try:
         checking = layout.check_paths([str(Path(path).absolute()) for path in paths])
@@ -143,7 +142,6 @@ async def end_hosts(config: Hosts) -> None:
     """End the hosts of a `launch_hosts` with this very `config`; without any, nothing happens."""
     for layout in [layout for layout in _hosts if layout.config is config]:
         _hosts.remove(layout)
-        workers.bind(frozenset())
         await layout.end()
 
 

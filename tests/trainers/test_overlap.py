@@ -67,6 +67,11 @@ def batches_of(staleness, playing, loading, judging=None):
     return found
 
 
+async def as_they_are(step, groups):
+    """A judge without an opinion."""
+    return groups
+
+
 STEPS = 8
 DELAYS = st.lists(st.integers(0, 3), min_size=STEPS, max_size=STEPS)
 GROUPS = st.lists(st.lists(st.integers(0, 12), min_size=3, max_size=3), min_size=1, max_size=STEPS)
@@ -154,18 +159,15 @@ def test_an_error_ahead_comes_with_its_own_step_or_the_one_that_waits(failing):
     asyncio.run(asyncio.wait_for(main(), 10))
 
 
-def test_a_step_that_puts_too_few_groups_does_not_hang():
+def test_a_step_that_puts_too_few_groups_is_an_error_and_does_not_hang():
     async def collect(step, put):
         put(0, step)
 
-    async def judge(step, groups):
-        return groups
-
     async def main():
-        ahead = Ahead(collect, judge, staleness=0, steps=1, size=2)
-        return await ahead.batch(0).judged
+        await Ahead(collect, as_they_are, staleness=0, steps=1, size=2).batch(0).judged
 
-    assert asyncio.run(asyncio.wait_for(main(), 10)) == [0]
+    with pytest.raises(RuntimeError, match="step 0 has 1 of 2 groups"):
+        asyncio.run(asyncio.wait_for(main(), 10))
 
 
 def test_without_staleness_nothing_is_collected_ahead():
@@ -173,12 +175,10 @@ def test_without_staleness_nothing_is_collected_ahead():
 
     async def collect(step, put):
         started.append(step)
-
-    async def judge(step, groups):
-        return groups
+        put(0, step)
 
     async def main():
-        ahead = Ahead(collect, judge, staleness=0, steps=5, size=1)
+        ahead = Ahead(collect, as_they_are, staleness=0, steps=5, size=1)
         await ahead.batch(0).judged
         await asyncio.sleep(0.01)
 
@@ -197,11 +197,8 @@ def test_what_was_collected_ahead_is_cancelled():
             raise
         put(0, step)
 
-    async def judge(step, groups):
-        return groups
-
     async def main():
-        ahead = Ahead(collect, judge, staleness=3, steps=5, size=1)
+        ahead = Ahead(collect, as_they_are, staleness=3, steps=5, size=1)
         await ahead.batch(0).judged
         await asyncio.sleep(0)
         await ahead.cancel()

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from forge_trainers.config import GRPOConfig
 
 
-def share_cores(cores: int, *, engines: int, ranks: int, overlap: bool) -> tuple[int, int]:
+def share_cores(cores: int, *, engines: int, ranks: int, overlap: bool) -> tuple[int | None, int | None]:
     """Threads of each engine and of each rank of a learner, at least 1, so that no more compute than there are cores.
+
+    None is for what has all cores for itself.
 
     Args:
         cores: Of the host.
@@ -24,7 +26,8 @@ def share_cores(cores: int, *, engines: int, ranks: int, overlap: bool) -> tuple
     """
     half = cores // 2
     for_engines, for_learners = (half, cores - half) if overlap and ranks else (cores, cores)
-    return max(1, for_engines // engines), max(1, for_learners // max(1, ranks))
+    shares = max(1, for_engines // engines), max(1, for_learners // max(1, ranks))
+    return shares[0] if shares[0] < cores else None, shares[1] if shares[1] < cores else None
 
 
 def with_threads(config: GRPOConfig, *, engines: int, learners: int) -> GRPOConfig:
@@ -37,10 +40,14 @@ def with_threads(config: GRPOConfig, *, engines: int, learners: int) -> GRPOConf
 
     if torch.accelerator.is_available():
         return config
-    cores, procs = len(os.sched_getaffinity(0)), learners * config.learner_procs
-    shares = share_cores(cores, engines=engines * config.engine.replicas, ranks=procs, overlap=config.max_staleness > 0)
-    if config.engine.threads is None and shares[0] < cores:
-        config = replace(config, engine=replace(config.engine, threads=shares[0]))
-    if config.learner.threads is None and shares[1] < cores:
-        config = replace(config, learner=replace(config.learner, threads=shares[1]))
-    return config
+    engine, learner = share_cores(
+        len(os.sched_getaffinity(0)),
+        engines=engines * config.engine.replicas,
+        ranks=learners * config.learner_procs,
+        overlap=config.max_staleness > 0,
+    )
+    return replace(
+        config,
+        engine=replace(config.engine, threads=config.engine.threads or engine),
+        learner=replace(config.learner, threads=config.learner.threads or learner),
+    )

@@ -80,16 +80,15 @@ def plan_of(
     }
     share = learner.get("share_prefixes")
     trained = frozenset(name for name, policy in policies.items() if policy.get("trainable", True))
-    shares: tuple[float, ...] = (math.inf, math.inf)
+    engine_threads, learner_threads = engine.get("threads"), learner.get("threads")
     if math.isfinite(cores):
-        host = max(1, round(cores))
         shares = share_cores(
-            host,
+            max(1, round(cores)),
             engines=len(set(homes.values())) * engine.get("replicas", 1),
             ranks=len({homes[name] for name in trained}) * trainer["learner_procs"],
             overlap=trainer["max_staleness"] > 0,
         )
-        shares = tuple(share if share < host else math.inf for share in shares)
+        engine_threads, learner_threads = engine_threads or shares[0], learner_threads or shares[1]
     return Plan(
         group_size=trainer["group_size"],
         groups_per_step=trainer["groups_per_step"],
@@ -106,8 +105,8 @@ def plan_of(
         share_prefixes=not on_gpu if share is None else share,
         learner_ranks=trainer["learner_procs"],
         cores=cores,
-        engine_threads=engine.get("threads") or shares[0],
-        learner_threads=(learner.get("threads") or shares[1]) * trainer["learner_procs"],
+        engine_threads=engine_threads or math.inf,
+        learner_threads=(learner_threads or math.inf) * trainer["learner_procs"],
         isolated=isolated,
     )
 

@@ -110,8 +110,12 @@ class Ahead(Generic[G, J]):
             for at in [at for at, task in self._collecting.items() if task.done()]:
                 await self._collecting.pop(at)
             due = any(at <= step - self._late for at in self._collecting)
-            if not due and (len(self._played) >= self._size or not self._collecting):
+            if not due and len(self._played) >= self._size:
                 break
+            if not self._collecting:
+                raise RuntimeError(
+                    f"step {step} has {len(self._played)} of {self._size} groups; none is played any more"
+                )
             self._news.clear()
             await self._news.wait()
         return [self._played.pop(key) for key in sorted(self._played)[: self._size]]

@@ -78,8 +78,7 @@ class Stack:
         faults = Faults(max_respawns=config.max_respawns, file=folder / "faults.jsonl")
         hosts = hosts or Hosts()
         if hosts.kind == "local":
-            trained = [name for name, policy in policies.items() if policy.trainable]
-            learners = {name if policies[name].lora is None else (paths[name], policies[name].lora) for name in trained}
+            learners = {_shared_by(name, policy, paths[name]) for name, policy in policies.items() if policy.trainable}
             config = with_threads(config, engines=len(adapters), learners=len(learners))
         await _launch(hosts, policies, config, engines=len(adapters), paths=(*paths.values(), folder))
         try:
@@ -126,8 +125,7 @@ class Stack:
         for name, policy in self.policies.items():
             if policy.trainable and name not in self.learners:
                 settings = self._learner_settings(name)
-                shared = name if settings.lora is None else (settings.model, settings.lora)
-                together.setdefault(shared, {})[name] = settings
+                together.setdefault(_shared_by(name, policy, Path(settings.model)), {})[name] = settings
         for started in await all_or_first_error(map(self._start_learners, together.values())):
             self.learners.update(started)
         while self._mourned:
@@ -296,6 +294,11 @@ async def _start_store(config: GRPOConfig, faults: Faults) -> WeightStore:
         return WeightStore.start(name=_STORE, silence_s=config.silence_s, timeout_s=config.start_timeout_s)
 
     return await faults.outlive(_STORE, start)
+
+
+def _shared_by(name: str, policy: Policy, path: Path) -> object:
+    """Names the learner of a policy: adapters of one shape on one model share theirs."""
+    return name if policy.lora is None else (path, policy.lora)
 
 
 def _homes(policies: Mapping[str, Policy], paths: Mapping[str, Path]) -> dict[str, str]:
