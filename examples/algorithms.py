@@ -57,7 +57,7 @@ def run(arm, seed, steps, folder, asked):
     saved = folder / "result.json"
     if saved.exists():
         return json.loads(saved.read_text())
-    sorter = fa.Policy("smollm2-135m-instruct", name="sorter", sampling=fa.Sampling(temperature=0.7, max_tokens=20))
+    sorter = fa.Policy(asked.model, name="sorter", sampling=fa.Sampling(temperature=0.7, max_tokens=20))
     if arm == "sft":
         sorter = imitate(sorter, seed, folder / "sft")
     config = fa.GRPOConfig(
@@ -73,9 +73,9 @@ def run(arm, seed, steps, folder, asked):
         keep_checkpoints=1,
     )
     with fa.GRPOTrainer(sorter, config=config, out_dir=folder) as trainer:
-        before = trainer.evaluate(ENV_ID, episodes=128, env_args=ENV_ARGS)
+        before = trainer.evaluate(ENV_ID, episodes=asked.episodes, env_args=ENV_ARGS)
         rows = trainer.fit(ENV_ID, steps=steps, env_args=ENV_ARGS).metrics
-        after = trainer.evaluate(ENV_ID, episodes=256, env_args=ENV_ARGS)
+        after = trainer.evaluate(ENV_ID, episodes=2 * asked.episodes, env_args=ENV_ARGS)
     curve = [[0, before.reward]] + [[row["step"] + 1, row["eval/reward"]] for row in rows if "eval/reward" in row]
     result = {"arm": arm, "seed": seed, "curve": curve, "seconds": sum(row["time/step_s"] for row in rows)}  # fmt: skip
     result |= {"before": [before.reward, before.ci], "after": [after.reward, after.ci]}
@@ -83,15 +83,17 @@ def run(arm, seed, steps, folder, asked):
     return result
 
 
-def main():
+def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=20, help="optimiser steps of each run")
     parser.add_argument("--lr", type=float, default=3e-5, help="learning rate of all arms but the control")
     parser.add_argument("--eval-every", type=int, default=5, help="steps between points of the curve")
+    parser.add_argument("--episodes", type=int, default=128, help="held-out seeds before; twice as many after")
+    parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--out", type=Path, default=Path("runs/algorithms"), help="folder of the runs")
-    asked = parser.parse_args()
+    asked = parser.parse_args(words)
     results = []
     for seed in asked.seeds:
         for arm in asked.arms:

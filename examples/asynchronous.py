@@ -70,7 +70,7 @@ def seconds_to(curve, reward):
     return float("nan")
 
 
-def main():
+def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -81,7 +81,7 @@ def main():
     parser.add_argument("--reward", type=float, default=0.7, help="that the time is taken to")
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--out", type=Path, default=Path("runs/asynchronous"))
-    asked = parser.parse_args()
+    asked = parser.parse_args(words)
     results = [run(staleness, seed, asked) for seed in asked.seeds for staleness in asked.staleness]
     results += [run(max(asked.staleness), seed, asked, lr=0.0) for seed in asked.seeds[: asked.control]]
     columns = (f"seconds to {asked.reward}", "seconds a step", "engines idle", "learner idle", "most stale")

@@ -62,7 +62,7 @@ def run(folder, args, *, steps, lr):
         return json.loads(first.read_text()), measure(trainer, args.episodes)
 
 
-def main():
+def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--control-steps", type=int, default=10, help="0 leaves the control out")
@@ -70,7 +70,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--out", type=Path, default=Path("runs/tool_use"))
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     runs = {"trained": run(args.out / "trained", args, steps=args.steps, lr=2e-5)}
     if args.control_steps:
         runs["control, lr 0"] = run(args.out / "control", args, steps=args.control_steps, lr=0.0)

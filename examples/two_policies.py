@@ -32,8 +32,7 @@ def seats(kind, share, model, rank):
     sampling = fa.Sampling(temperature=1.0, max_tokens=16)
     names = SEATS if share == "role" else ("team", "team")
     return {
-        seat: fa.Policy(model, name=name, sampling=sampling, lora=lora)
-        for seat, name in zip(SEATS, names, strict=True)
+        seat: fa.Policy(model, name=name, sampling=sampling, lora=lora) for seat, name in zip(SEATS, names, strict=True)
     }
 
 
@@ -80,7 +79,7 @@ def label(result):
     return f"{kind}, {share}" + (", learning rate 0" if result["lr"] == 0 else "")
 
 
-def main():
+def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kind", nargs="+", choices=list(RATES), default=list(RATES))
     parser.add_argument("--share", nargs="+", choices=["role", "all"], default=["role", "all"])
@@ -94,7 +93,7 @@ def main():
     parser.add_argument("--eval-every", type=int, default=5, help="steps between points of the curve")
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--out", type=Path, default=Path("runs/two_policies"))
-    asked = parser.parse_args()
+    asked = parser.parse_args(words)
     results = []
     for seed in asked.seeds:
         for kind in asked.kind:

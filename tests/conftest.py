@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import secrets
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import hypothesis
@@ -57,6 +59,23 @@ def tiny_llama(tiny_models: Callable[..., Path]) -> Path:
 def tiny_qwen3(tiny_models: Callable[..., Path]) -> Path:
     """A tiny Qwen3 model, float32, tied embeddings. Read-only."""
     return tiny_models(family="qwen3")
+
+
+@pytest.fixture
+def load_example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """``load_example("tool_use")``: a module made anew from that file in examples/, which actors can import, too."""
+    folder = Path(__file__).parents[1] / "examples"
+    monkeypatch.syspath_prepend(str(folder))
+
+    def load(name: str) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
 @pytest.fixture(autouse=True)

@@ -1,19 +1,11 @@
-import importlib.util
-from pathlib import Path
-
 import pytest
 
 import forge_agents as fa
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "algorithms.py"
 
-
-@pytest.fixture(scope="module")
-def example():
-    spec = importlib.util.spec_from_file_location("algorithms_example", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def example(load_example):
+    return load_example("algorithms")
 
 
 def test_demonstrations_earn_all_that_can_be_earned(example):

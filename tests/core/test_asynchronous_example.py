@@ -1,20 +1,13 @@
-import importlib.util
 import json
 import math
 import sys
-from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "asynchronous.py"
 
-
-@pytest.fixture(scope="module")
-def example():
-    spec = importlib.util.spec_from_file_location("asynchronous_example", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def example(load_example):
+    return load_example("asynchronous")
 
 
 def test_the_time_to_a_reward_lies_on_the_line_between_two_points(example):

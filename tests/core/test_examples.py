@@ -1,46 +1,131 @@
-import importlib.util
+"""The short examples and the notebook; what needs an engine is in tests/e2e/test_examples.py."""
+
+import json
+import subprocess
+import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import forge_agents as fa
-from forge_agents.types import Trajectory, Turn
+from forge_agents import registry
+from forge_agents.suites import SuiteDefaults
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+NOTEBOOK = EXAMPLES / "first_steps.ipynb"
+SHOWN = """
+
+import json
+print(json.dumps(list(zip([t.agent for t in group.trajectories], reward(group.trajectories).tolist()))))
+"""
 
 
-@pytest.fixture(scope="module")
-def weaver():
-    spec = importlib.util.spec_from_file_location("weaver_vs_gold", EXAMPLES / "weaver_vs_gold.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def test_every_example_is_described_and_named_in_the_docs():
+    listed = (EXAMPLES.parent / "docs" / "examples.md").read_text()
+    for path in sorted(EXAMPLES.iterdir()):
+        if path.is_file():
+            assert f"examples/{path.name}" in listed, path.name
+    for path in EXAMPLES.glob("*.py"):
+        assert f"python examples/{path.name}" in path.read_text().partition('"""\n\n')[0], path.name
 
 
-def answered(text, a=7, b=8, seed=0):
-    turn = Turn(agent="solver", index=0, observation="", action=text, reward=0.0)
-    info = {"a": a, "b": b}
-    return Trajectory(agent="solver", policy="p", turns=(turn,), env_id="sums", seed=seed, info=info)
+def test_the_custom_environment_is_checked_and_random_play_is_what_chance_gives(load_example, capsys):
+    module = load_example("custom_env")
+    module.main(["--steps", "0"])
+    said = capsys.readouterr().out
+    # meeting in round 1, 2, 3 pays 1, 0.7, 0.4: 1/3 + 2/9 * 0.7 + 4/27 * 0.4 = 0.548
+    assert float(said.split()[-1]) == pytest.approx(0.548, abs=0.09)
+    env = module.Meeting()
+    env.reset(seed=0)
+    env.step({"left": "bridge", "right": "the market, I think"})
+    assert env.observe("left").startswith("You went to the bridge, the other one to the market.")
+    assert env.step({"left": "nowhere", "right": "nowhere"})[1] == {"left": 0.0, "right": 0.0}
+    assert env.step({"left": "station", "right": "Station."})[1] == {"left": 0.4, "right": 0.4}
 
 
-def test_the_environment_of_the_experiment_keeps_the_contract(weaver):
-    assert fa.check_env(weaver.Sums).ok
+def test_the_teacher_answers_right_and_its_trajectories_are_demonstrations(load_example):
+    module = load_example("sft_then_grpo")
+    shown = module.demonstrations(3)
+    assert {t.agent for t in shown} == {"asker", "answerer"} and [t.reward for t in shown] == [1.0] * len(shown)
 
 
-def test_every_weak_verifier_is_fooled_by_some_wrong_answer_or_rejects_the_right_one(weaver):
-    right, fooling = answered("15"), {"parity": "13", "threes": "12", "size": "14", "rough": "14"}
-    for verifier in weaver.weak_verifiers():
-        if verifier.name in fooling:
-            wrong = answered(fooling[verifier.name])
-            assert verifier.score([wrong])[0] > 0.5, verifier.name
-        elif verifier.name != "self_consistency":
-            assert verifier.score([right])[0] == 0, verifier.name
-    assert len({v.family for v in weaver.weak_verifiers() if v.family}) == 2
+def test_the_benchmark_writes_its_reports_and_goes_on(load_example, tmp_path, capsys):
+    module = load_example("benchmark")
+    module.main(["--episodes", "4", "--out", str(tmp_path)])
+    report = fa.Report.load(tmp_path / "board.json")
+    assert report.complete and {"cautious", "random"} <= set(report.players)
+    assert all((tmp_path / f"board.{kind}").stat().st_size for kind in ("md", "html"))
+    assert module.cautious("You hold K. Legal: call, fold") == "call"
 
 
-def test_arms_differ_in_the_reward_and_auroc_counts_ties_half(weaver):
-    batch = [answered("15"), answered("14"), answered("none")]
-    assert weaver.reward_of("single", "parity").score(batch)[:2].tolist() == [1, 0]
-    assert weaver.reward_of("ours", "parity").name == "ensemble"
-    assert weaver.auroc(np.array([0.9, 0.5, np.nan, 0.5]), np.array([1, 1, 0, 0])) == pytest.approx(0.875)
+def test_the_benchmark_of_all_suites_writes_a_report_each_and_one_overview(load_example, tmp_path, monkeypatch):
+    module = load_example("benchmark_smollm2")
+    monkeypatch.setattr(module, "SUITES", {"core-v1": (3, True), "short-v0": (2, False)})
+    monkeypatch.setitem(registry._suites, "short-v0", (("forge/Negotiation-v0",), SuiteDefaults()))
+    players = {"smollm2": fa.Random(), "trained": fa.Scripted(module.by_rule)}
+    reports = module.play(players, tmp_path / "run", tmp_path)
+    kinds = (".md", ".json", "-page.html")
+    assert all((tmp_path / f"{suite}{kind}").stat().st_size for suite in reports for kind in kinds)
+    success = {(cell.env, cell.player): cell.success.value for cell in reports["core-v1"].summary.cells}
+    assert success["forge/Relay-v0", "trained"] == 1 and success["forge/Relay-v0", "smollm2"] == 0
+    text = module.overview(reports, "1.0")
+    assert "| core-v1 | 3 | 30 | 0." in text and "| short-v0 | 2 | 6 |" in text and "[JSON](short-v0.json)" in text
+    again = module.play(players, tmp_path / "run", tmp_path)
+    assert [report.timing["played"] for report in again.values()] == [0, 0]
+    stopped = module.play(players, tmp_path / "other", tmp_path, minutes=0)
+    assert "| core-v1, incomplete | 3 |" in module.overview(stopped, "0.0")
+
+
+@pytest.mark.parametrize(
+    ("seen", "action"),
+    [
+        ("Calculate 9 - 12. Write the result as a number.", "-3"),
+        ("Write this number again: -3", "-3"),
+        ("State the final answer to the following arithmetic problem: 6 - 2 + 3 - 13 =", "<answer>-6</answer>"),
+        ("Find the Greatest Common Divisor (GCD) of these numbers: 86, 129. Give only", "<answer>43</answer>"),
+        ("Solve for j: 81*j + 24 = 996", "<answer>12</answer>"),
+        ("Spell this word backward (example: sun -> nus): nursedom", "<answer>modesrun</answer>"),
+        ("Your card: King. Moves: opponent bet. Your move: call or fold?", "call"),
+        ("Starting round 2. Your card is: 'Q'\n[GAME] Your available actions are: '[call]', '[fold]'", "[fold]"),
+        ("Current Pile:\n  pile 0: 3\n  pile 1: 4\n  pile 2: 5", "[0 2]"),
+        ("Available Moves: '[1]', '[2]', '[3]'", "[2]"),
+        ("The task: Return the words' first letters.", "pass"),
+    ],
+)
+def test_the_script_of_the_benchmark_knows_what_it_claims(load_example, seen, action):
+    assert load_example("benchmark_smollm2").by_rule(seen, "anyone") == action
+
+
+def test_the_endpoint_plays_both_seats_and_a_failure_is_told(load_example, serve_chat, capsys):
+    module = load_example("external_endpoint")
+    server = serve_chat(lambda request: "bet")
+    module.main(["--url", server.url, "--model", "stub", "--episodes", "2"])
+    assert "4 episodes, 0 failed" in capsys.readouterr().out and len(server.requests) >= 4
+    down = serve_chat(lambda request: (403, {"error": "no such key"}))
+    module.main(["--url", down.url, "--model", "stub", "--episodes", "1"])
+    assert "0 episodes, 2 failed, the first because" in capsys.readouterr().out
+
+
+def test_the_loss_pulls_where_a_clip_would_not_and_fades(load_example, capsys):
+    module = load_example("own_loss")
+    module.main(["--steps", "0"])
+    pulls = module.curve([0.5, 1.0, 1.25, 2.0])
+    assert pulls[1] == pytest.approx(1.0) and pulls[2] == pytest.approx(0.948, abs=1e-3)
+    assert 0 < pulls[0] < 0.1 and 0 < pulls[3] < 0.2
+    assert "tempered" in fa.list_losses()
+
+
+def test_the_notebook_runs_cell_by_cell(tmp_path):
+    book = json.loads(NOTEBOOK.read_text())
+    assert book["nbformat"] == 4 and all(not cell.get("outputs") for cell in book["cells"])
+    cells = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
+    last = cells.pop()
+    assert last["metadata"]["tags"] == ["trains"]
+    compile("".join(last["source"]), "last cell", "exec")
+    program = tmp_path / "cells.py"
+    program.write_text("\n\n".join("".join(cell["source"]) for cell in cells) + SHOWN)
+    done = subprocess.run(
+        [sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [["hinter", pytest.approx(10 / 11)], ["guesser", 1.0]] * 2

@@ -1,41 +1,40 @@
 import asyncio
-import importlib.util
 import json
-from pathlib import Path
+import types
 
 import numpy as np
 import pytest
 
 from forge_agents.bench import exploitability
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "self_play.py"
+
+@pytest.fixture
+def example(load_example):
+    return load_example("self_play")
 
 
-@pytest.fixture(scope="module")
-def example():
-    spec = importlib.util.spec_from_file_location("self_play", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def tables(load_example):
+    return load_example("self_play_table")
 
 
-def test_a_table_in_the_league_gets_hard_to_exploit(example):
-    curve, standings = asyncio.run(example.train_table(0, 60))
+def test_a_table_in_the_league_gets_hard_to_exploit(tables):
+    curve, standings = asyncio.run(tables.train_table(0, 60))
     assert curve[0] == [0, pytest.approx(11 / 24)], "it starts with even play"
     assert np.mean([value for _, value in curve[-3:]]) < 0.2
     assert standings.latest.version == 60 and len(standings.opponents) == 8
     assert sum(one.games for one in standings.opponents) > 500 and standings.sigma < 3
 
 
-def test_a_table_that_does_not_learn_stays_as_exploitable(example):
-    curve, _ = asyncio.run(example.train_table(0, 10, lr=0.0))
+def test_a_table_that_does_not_learn_stays_as_exploitable(tables):
+    curve, _ = asyncio.run(tables.train_table(0, 10, lr=0.0))
     assert curve[-1][1] == pytest.approx(11 / 24)
 
 
-def test_the_gradient_raises_what_paid(example):
-    table = example.Tabular()
+def test_the_gradient_raises_what_paid(tables):
+    table = tables.Tabular()
     strategy = table.chances
-    assert exploitability(example.GAME, strategy) == pytest.approx(11 / 24)
+    assert exploitability(tables.GAME, strategy) == pytest.approx(11 / 24)
     seen = "Your card: King. Moves: none. Your move: check or bet?"
     turn = type("T", (), {"agent": "p0", "observation": seen, "action": "bet"})
     table.learn([(turn, 1.0)], lr=1.0, entropy=0.0)
@@ -43,10 +42,11 @@ def test_the_gradient_raises_what_paid(example):
 
 
 def test_finished_runs_are_not_repeated(example, tmp_path):
-    (tmp_path / "result.json").write_text(json.dumps([[10, 0.3, 0.1, 0.0]]))
-    assert example.train("some-model", 0, 60, 1e-5, tmp_path) == [[10, 0.3, 0.1, 0.0]]
+    (tmp_path / "league-3").mkdir()
+    (tmp_path / "league-3/result.json").write_text(json.dumps([[10, 0.3, 0.1, 0.0]]))
+    assert example.train("some-model", 3, types.SimpleNamespace(out=tmp_path)) == [[10, 0.3, 0.1, 0.0]]
     (tmp_path / "export").mkdir()
-    assert example.taught(tmp_path) == tmp_path / "export"
+    assert example.taught("some-model", tmp_path) == tmp_path / "export"
 
 
 def test_every_legal_action_is_taught_once(example):
@@ -55,8 +55,3 @@ def test_every_legal_action_is_taught_once(example):
     longest = max(rows, key=lambda row: len(row["prompt"]))
     assert [message["role"] for message in longest["prompt"]] == ["system", "user", "assistant", "user"]
     assert longest["prompt"][2]["content"] == "check" and "opponent bet" in longest["prompt"][3]["content"]
-
-
-def test_intervals_are_students(example):
-    mean, width = example.mean_and_interval([[[0, 1.0]], [[0, 2.0]], [[0, 3.0]]])
-    assert mean.tolist() == [2.0] and width[0] == pytest.approx(4.303 / np.sqrt(3), abs=1e-3)

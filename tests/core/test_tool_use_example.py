@@ -1,6 +1,4 @@
-import importlib.util
 import types
-from pathlib import Path
 
 import pytest
 
@@ -8,15 +6,10 @@ import forge_agents as fa
 from forge_agents.policy import Scripted
 from forge_agents.rollout import Rollout
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "tool_use.py"
 
-
-@pytest.fixture(scope="module")
-def example():
-    spec = importlib.util.spec_from_file_location("tool_use", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def example(load_example):
+    return load_example("tool_use")
 
 
 def trainer(asker):

@@ -1,6 +1,5 @@
-"""What a newcomer does first, on the whole stack with a tiny model: `init` and `train`, an example that imitates."""
+"""What a newcomer does first, on the whole stack with a tiny model: `init` and `train`."""
 
-import importlib.util
 import json
 import os
 import sys
@@ -10,7 +9,6 @@ import pytest
 
 from forge_agents import cli
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = [
     "--trainer.group_size=2",
     "--trainer.groups_per_step=2",
@@ -36,18 +34,6 @@ def test_a_folder_of_init_trains_as_it_stands(tiny_llama, tmp_path, monkeypatch,
     assert "--players.trained runs/guess/export --players.random random --suite my_world:my/Guess-v0" in said
     assert said.endswith("       forge-agents view runs/guess\n")
     assert Path("runs/guess/export/config.json").exists() and list(Path("runs/guess/tensorboard").iterdir())
-
-
-@pytest.mark.timeout(300)
-def test_a_model_imitates_and_then_plays(tiny_llama, tmp_path, capsys):
-    spec = importlib.util.spec_from_file_location("sft_then_grpo", EXAMPLES / "sft_then_grpo.py")
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    small = ["--episodes=4", "--batch=4", "--steps=1", "--groups=1", "--siblings=2"]
-    example.main([*small, f"--model={tiny_llama}", f"--out={tmp_path}"])
-    said = capsys.readouterr().out
-    assert "imitated 2 steps, loss" in said and "played 1 steps, reward" in said
-    assert (tmp_path / "grpo/export/config.json").exists()
 
 
 @pytest.mark.timeout(300)

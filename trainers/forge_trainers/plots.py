@@ -33,6 +33,7 @@ def draw_arms(
     title: str,
     value: str,
     over: str = "step",
+    level: tuple[str, float] | None = None,
 ) -> None:
     """Write a picture of an experiment: thin lines are seeds, a thick one is the mean of an arm.
 
@@ -42,6 +43,7 @@ def draw_arms(
         title: Above the picture.
         value: What the curves measure.
         over: What the first number of a pair is.
+        level: A value to compare with, named and drawn as a dashed line.
     """
     from matplotlib.figure import Figure  # without pyplot: no window system, no global state
 
@@ -52,7 +54,10 @@ def draw_arms(
         for curve in seeds:
             axes.plot(*curve.T, color=f"C{number}", alpha=0.3, linewidth=1)
         axes.plot(*seeds.mean(axis=0).T, color=f"C{number}", label=label, marker="o")
+    if level is not None:
+        axes.axhline(level[1], color="grey", linestyle="--", label=level[0])
     axes.set(xlabel=over, ylabel=value, title=title)
     axes.legend()
     axes.grid(alpha=0.3)
+    target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, dpi=120)
