@@ -66,7 +66,7 @@ def train(model, seed, asked, *, control=False):
         seed=seed,
         credit=CREDIT,
         learner=fa.LearnerConfig(lr=lr, warmup_steps=2, lr_decay="linear", entropy_coef=0.05),
-        engine=fa.EngineConfig(max_model_len=384),
+        engine=fa.EngineConfig(max_model_len=512),
         eval_every=asked.eval_every,
         eval_episodes=asked.episodes,
         exploitability_samples=asked.samples,

@@ -17,6 +17,7 @@ from typing import Any
 
 from forge_agents import _host_jobs, _monarch, workers
 from forge_agents._warden import HostFacts, Warden, facts_here
+from forge_agents._worker_homes import KNOCK_S, Door, Here, There
 from forge_agents.errors import HostError, StallError
 from forge_agents.hosts import ENVS, ROLES, Hosts, parse_cores
 
@@ -96,6 +97,8 @@ class Layout:
         self._greeted: dict[str, asyncio.Future[asyncio.StreamReader]] = {}
         self._lines: list[asyncio.StreamWriter] = []
         self._tasks: list[asyncio.Task[None]] = []
+        self._door: Door | None = None
+        self._worker_homes: list[There] = []
 
     @property
     def by_ip(self) -> bool:
@@ -120,7 +123,11 @@ class Layout:
                 await self.end()
                 raise
         self._check_facts()
-        workers.bind(self.config.cores_of(ENVS))
+        try:
+            await self._settle_workers()
+        except BaseException:
+            await self.end()
+            raise
 
     async def _reach(self, env: Callable[[str], Mapping[str, str]]) -> None:
         timeout_s = self.config.start_timeout_s
@@ -172,6 +179,28 @@ class Layout:
             raise HostError(f"host {host}{self._better_name(host)} cannot be used: {said}") from cause
         host.warden, host.facts = warden, facts
         self._tasks += [asyncio.ensure_future(self._listen(host, reader))]
+
+    async def _settle_workers(self) -> None:
+        """Let worker processes of environments start on the hosts that are for them."""
+        cores = self.config.cores_of(ENVS)
+        for host in [host for host in self.hosts if host.role == ENVS]:
+            assert host.facts is not None
+            self._door = self._door or Door(self._bind(), self._reached_at())
+            place, knocked = self._door.expect()
+            try:
+                async with asyncio.timeout(KNOCK_S):
+                    await host.warden.start_workers.call_one(place)
+                    control = await asyncio.wrap_future(knocked)
+            except (TimeoutError, RuntimeError) as cause:
+                raise HostError(
+                    f"host {host} did not connect to {self._door.address} within {KNOCK_S:g} s for worker processes of "
+                    "environments; see that hosts can connect to the controller"
+                ) from cause
+            capacity = max(4, len(cores or host.facts.cores))
+            home = There(str(host), self._door, control, cores=cores, capacity=capacity)
+            host.listeners.append(home.lose)
+            self._worker_homes.append(home)
+        workers.move(self._worker_homes or ([Here(cores)] if cores else []))
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Whoever connects says a secret first; who knows none is sent away."""
@@ -315,7 +344,12 @@ class Layout:
 
     async def end(self) -> None:
         """End the hosts: each ends when its line does. Twice is no error."""
-        workers.bind(frozenset())
+        workers.move()
+        for home in self._worker_homes:
+            home.lose(f"host {home.name} has ended with its run")
+        self._worker_homes.clear()
+        if self._door is not None:
+            self._door.close()
         for task in self._tasks:
             task.cancel()
         if self._server is not None:

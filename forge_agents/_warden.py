@@ -19,13 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forge_agents._monarch import Actor, concurrent_endpoint
+from forge_agents._worker_homes import keep_alive, obey
 
 MESH_VARIABLE = "FORGE_AGENTS_MESH"
 """Environment variable that marks every process of one mesh."""
 _BEAT_S = 1.0
 _CONNECT_S = 30.0
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 3), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 4))
-"""Seconds and tries after which the kernel gives up on a controller whose machine is gone: 7 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +66,14 @@ class Warden(Actor):
         """Hold a line to the controller from now on. Returns what the host has."""
         line = await asyncio.to_thread(socket.create_connection, address, _CONNECT_S)
         line.sendall(f"{secret}\n".encode())
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _KEEPALIVE:
-            line.setsockopt(socket.IPPROTO_TCP, option, value)
+        keep_alive(line)
         threading.Thread(target=_hold, args=(line,), name="lifeline", daemon=True).start()
         return facts_here()
+
+    @concurrent_endpoint
+    async def start_workers(self, place: str) -> None:
+        """Start and end worker processes of environments, as told at `place`; see `_worker_homes.obey`."""
+        threading.Thread(target=obey, args=(place,), name="workers", daemon=True).start()
 
     @concurrent_endpoint
     async def lacks(self, paths: tuple[str, ...]) -> tuple[str, ...]:

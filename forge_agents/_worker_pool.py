@@ -8,34 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
-import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYetError
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
-from forge_agents.errors import ForgeError, StallError
+from forge_agents._worker_homes import Here, Home, Process
+from forge_agents.errors import ForgeError, HostError, StallError
 
-MAX_WORKERS = max(4, os.cpu_count() or 1)
-"""Processes, and so live episodes of isolated environments, at once. Further episodes wait."""
 PATIENCE_S = 600.0
 """Seconds that an event loop's episode waits for a free worker while not a single one is given back."""
 THREAD_PATIENCE_S = 60.0
 """The same for a plain PettingZoo loop, which may itself hold all workers."""
-
-_PROGRAM = (
-    "import os, sys; descriptor, cores, *sys.path = sys.argv[1:]; "
-    "cores and os.sched_setaffinity(0, map(int, cores.split(','))); "
-    "from forge_agents._worker_process import serve; serve(int(descriptor))"
-)
 
 
 class WorkerDiedError(ForgeError, RuntimeError):
@@ -50,12 +40,12 @@ class Worker:
     """One process. It starts at the first call.
 
     Args:
-        cores: That it may run on; empty: all.
+        home: The host that it runs on.
     """
 
-    def __init__(self, cores: frozenset[int] = frozenset()) -> None:
-        self._cores = cores
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self, home: Home | None = None) -> None:
+        self.home = home or Here()
+        self._process: Process | None = None
         self._pipe: Connection | None = None
         self._lock = threading.Lock()
         self.holders = 0
@@ -85,14 +75,17 @@ class Worker:
         """
         answer: Any
         with self._lock:
-            pipe = self._pipe or self._start()
             try:
+                pipe = self._pipe or self._start()
                 pipe.send_bytes(pickle.dumps((what, args, timeout_s)))
                 answered = pipe.poll(timeout_s)
                 ok, answer = pickle.loads(pipe.recv_bytes()) if answered else (False, None)  # noqa: S301  # ours
+            except HostError as error:
+                raise WorkerDiedError(f"no worker process for {what}: {error}") from None
             except (EOFError, OSError):
                 status = self.end(grace_s=2.0)
                 how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+                how = self.home.lost or how
                 raise WorkerDiedError(f"the worker process died during {what} ({how})") from None
             if not answered:
                 self.end()
@@ -109,52 +102,44 @@ class Worker:
 
     def end(self, grace_s: float = 0.0) -> int:
         """Kill the process and what it started, at once or after `grace_s`. Returns its exit status."""
-        if self._process is None:
-            return 0
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(grace_s)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # a session of its own
-        return self._process.wait()
+        return self._process.end(grace_s) if self._process is not None else 0
 
     def _start(self) -> Connection:
-        ours, theirs = Pipe()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), ",".join(map(str, self._cores)), *sys.path],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        self._pipe = ours
-        return ours
+        self._pipe, self._process = self.home.start()
+        return self._pipe
 
 
 class Pool:
     """A bounded number of workers, each lent to one episode at a time and then to the next.
 
     Args:
-        max_workers: At least 1.
+        max_workers: Processes, and so live episodes, at once, at least 1; further episodes wait. None: as many as its
+            hosts have cores, at least four each.
         patience_s: How long to wait for a free one while none is given back, in seconds; a thread waits no longer than
             `THREAD_PATIENCE_S`.
-        cores: That they may run on; empty: all.
+        homes: Hosts that they run on, this one alone if empty.
     """
 
     def __init__(
-        self, max_workers: int = MAX_WORKERS, *, patience_s: float = PATIENCE_S, cores: frozenset[int] = frozenset()
+        self, max_workers: int | None = None, *, patience_s: float = PATIENCE_S, homes: Sequence[Home] = ()
     ) -> None:
-        if max_workers < 1 or patience_s <= 0:
+        if (max_workers is not None and max_workers < 1) or patience_s <= 0:
             raise ValueError(f"max_workers={max_workers} must be >= 1 and patience_s={patience_s} > 0")
-        self.max_workers, self.patience_s = max_workers, patience_s
-        self.threads = ThreadPoolExecutor(max_workers, thread_name_prefix="env-worker")
-        """Where the calls of event loops wait. As many as workers: whoever has a worker has a thread."""
-        self._cores = cores
+        self.patience_s = patience_s
+        self._limit = max_workers
         self._lock = threading.Lock()
         self._idle: list[Worker] = []
         self._lent: set[Worker] = set()
         self._waiting: deque[Future[Worker]] = deque()
         self._last_return = time.monotonic()
+        self._settle(homes)
         atexit.register(self.close)
+
+    def _settle(self, homes: Sequence[Home]) -> None:
+        self.homes = tuple(homes) or (Here(),)
+        self.max_workers = self._limit or sum(home.capacity for home in self.homes)
+        self.threads = ThreadPoolExecutor(self.max_workers, thread_name_prefix="env-worker")
+        """Where the calls of event loops wait. As many as workers: whoever has a worker has a thread."""
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -197,17 +182,22 @@ class Pool:
         with self._lock:
             self._last_return = time.monotonic()
             self._lent.discard(worker)
-            if worker.alive:
+            useful = worker.alive and worker.home in self._living
+            if useful:
                 self._idle.append(worker)
             while self._waiting and len(self._lent) < self.max_workers:
                 future = self._waiting.popleft()
                 if future.set_running_or_notify_cancel():
                     future.set_result(self._lend())
+        if not useful:
+            worker.end()
 
-    def bind(self, cores: frozenset[int]) -> None:
-        """Let processes that start from now on run on these cores alone, or on all if empty; idle ones are ended."""
+    def move(self, homes: Sequence[Home]) -> None:
+        """Let processes that start from now on run on these hosts. Idle ones are ended, others when given back."""
         with self._lock:
-            idle, self._idle, self._cores = self._idle, [], cores
+            idle, self._idle = self._idle, []
+            self.threads.shutdown(wait=False)  # calls that are under way are finished
+            self._settle(homes)
         for worker in idle:
             worker.end()
 
@@ -228,10 +218,19 @@ class Pool:
         return future
 
     def _lend(self) -> Worker:
-        self._idle = [worker for worker in self._idle if worker.alive]
-        worker = self._idle.pop() if self._idle else Worker(self._cores)
+        for worker in [worker for worker in self._idle if not worker.alive]:
+            self._idle.remove(worker)
+            worker.end()
+        used = Counter(worker.home for worker in self._lent)
+        worker = self._idle.pop() if self._idle else Worker(min(self._living, key=lambda h: used[h] / h.capacity))
         self._lent.add(worker)
         return worker
+
+    @property
+    def _living(self) -> tuple[Home, ...]:
+        """Hosts that are not lost; this one where all are."""
+        living = tuple(home for home in self.homes if not home.lost)
+        return living or (Here(),)
 
     def _check_patience(self, future: Future[Worker], patience_s: float, who: str) -> None:
         if time.monotonic() - self._last_return > patience_s and future.cancel():

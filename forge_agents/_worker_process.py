@@ -8,18 +8,22 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import select
 import signal
+import threading
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
 from forge_agents._text_game import hook
+from forge_agents._worker_homes import knock
 from forge_agents.registry import AnyEnv, build_env
 from forge_agents.wrappers import HOOKS, turn_based
 
 GRACE_S = 5.0
-"""Seconds beyond its deadline after which a call ends this process, should nobody be left to kill it."""
+"""Seconds beyond its deadline after which a call ends this process, should nobody be left to kill it and should it hold
+on to the interpreter."""
 STATE = ("agents", "agent_selection", "rewards", "_cumulative_rewards", "terminations", "truncations", "infos")
 """PettingZoo's state of an episode, sent back with every answer that changes it."""
 
@@ -29,19 +33,32 @@ NOT_SHARED = {"snapshot", "restore"}
 _envs: dict[int, AnyEnv] = {}
 
 
-def serve(descriptor: int) -> None:
-    """Obey until the other end of the pipe closes."""
+def serve(place: str) -> None:
+    """Obey until the other end of the pipe closes.
+
+    Args:
+        place: Of the pipe: a descriptor, or a door on another host; see `forge_agents._worker_homes.Door`.
+    """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel ends a call that holds on to the interpreter, too
-    pipe = Connection(descriptor)
+    pipe = Connection(int(place)) if place.isdigit() else knock(place)
+    threading.Thread(target=_end_with, args=(pipe.fileno(),), daemon=True).start()
     while True:
         try:
             what, args, timeout_s = pickle.loads(pipe.recv_bytes())  # noqa: S301  # from our own parent
-        except EOFError:
+        except (EOFError, OSError):
             os._exit(0)  # whatever threads an environment has left
         signal.setitimer(signal.ITIMER_REAL, timeout_s + GRACE_S)
         answer = _answer(_COMMANDS[what], args)
         signal.setitimer(signal.ITIMER_REAL, 0)
         pipe.send_bytes(answer)
+
+
+def _end_with(descriptor: int) -> None:
+    """End this process and what it started when the other end of the pipe closes, whatever goes on here."""
+    watch = select.poll()
+    watch.register(descriptor, select.POLLRDHUP)
+    watch.poll()
+    os.killpg(0, signal.SIGKILL)
 
 
 def _answer(command: Callable[..., Any], args: tuple[Any, ...]) -> bytes:

@@ -16,10 +16,10 @@ from forge_agents.errors import HostError, did_you_mean
 Kind: TypeAlias = Literal["local", "process", "slurm", "kubernetes", "attach"]
 
 KINDS = ("local", "process", "slurm", "kubernetes", "attach")
-ROLES = ("learner", "engines", "store", "judges", "spare")
-"""What hosts are for, in the order in which roles that share a host take its GPUs."""
 ENVS = "envs"
-"""The role of isolated environments' worker processes. They are on the controller's host; `cpus` may bind them."""
+"""The role of isolated environments' worker processes. They take no GPUs."""
+ROLES = ("learner", "engines", "store", "judges", ENVS, "spare")
+"""What hosts are for, in the order in which roles that share a host take its GPUs."""
 
 _SLURM_ONLY: Mapping[str, Any] = {"partition": "", "account": "", "qos": "", "time_limit": "", "slurm_args": ()}
 _OWN_FIELDS: Mapping[str, Mapping[str, Any]] = {
@@ -34,9 +34,10 @@ _OWN_FIELDS: Mapping[str, Mapping[str, Any]] = {
 class Hosts:
     """Where the processes of a run are.
 
-    The controller, environments and rewards are where the run was started. Roles are "learner", "engines", "store"
-    (the weight store), "judges" (engines of verifiers) and "spare" (hosts that take the place of lost ones). A role
-    that `hosts` does not name is on the controller's host; the store is then on the learner's first.
+    The controller, rewards and environments without isolation are where the run was started. Roles are "learner",
+    "engines", "store" (the weight store), "judges" (engines of verifiers), "envs" (worker processes of environments
+    with ``isolation="process"``) and "spare" (hosts that take the place of lost ones). A role that `hosts` does not
+    name is on the controller's host; the store is then on the learner's first.
     """
 
     kind: Kind = "local"
@@ -50,8 +51,7 @@ class Hosts:
     """By role: GPUs that its processes take on each of its hosts, one each. A role that is not named sees all."""
     cpus: dict[str, str] = field(default_factory=dict)
     """By role: the cores its processes, and so their OpenMP threads, may use on each host, as "0-15,32". How many
-    threads there are say `engine.threads` and `learner.threads`. "envs" are the worker processes of environments, on
-    the controller's host."""
+    threads there are say `engine.threads` and `learner.threads`."""
     workers: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Of "attach": by role, where host processes listen, as "tcp://node1:26600"; ``python -m forge_agents.host_process
     --port 26600`` starts one."""
@@ -79,7 +79,7 @@ class Hosts:
         if self.kind not in KINDS:
             raise ValueError(f"kind={self.kind!r} of the mesh; choose one of {KINDS}.{did_you_mean(self.kind, KINDS)}")
         for name in ("hosts", "gpus", "cpus", "workers"):
-            known = (*ROLES, ENVS) if name == "cpus" else ROLES
+            known = tuple(role for role in ROLES if (name, role) != ("gpus", ENVS))
             for role in getattr(self, name):
                 if role not in known:
                     near = did_you_mean(role, known)

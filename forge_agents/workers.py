@@ -14,12 +14,13 @@ import functools
 import itertools
 import pickle
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from pettingzoo import AECEnv
 
+from forge_agents._worker_homes import Home
 from forge_agents._worker_pool import Pool, Worker, WorkerDiedError, WorkerHungError
 from forge_agents._worker_process import NOT_SHARED, STATE
 from forge_agents.env import Observation
@@ -183,7 +184,7 @@ def pool() -> Pool:
     """The workers of this process."""
     global _pool  # noqa: PLW0603  # processes are the process's
     if _pool is None:
-        _pool = Pool(cores=_cores)
+        _pool = Pool(homes=_homes)
     return _pool
 
 
@@ -191,16 +192,16 @@ def use(max_workers: int) -> None:
     """Replace the pool: its processes end, and episodes that live there fail."""
     global _pool  # noqa: PLW0603  # processes are the process's
     shutdown()
-    _pool = Pool(max_workers, cores=_cores)
+    _pool = Pool(max_workers, homes=_homes)
 
 
-def bind(cores: frozenset[int]) -> None:
-    """Let workers that start from now on run on these cores of the host alone; an empty set: on all."""
-    global _cores  # noqa: PLW0603  # processes are the process's
-    if cores != _cores:
-        _cores = cores
+def move(homes: Sequence[Home] = ()) -> None:
+    """Let workers that start from now on run on these hosts; none: on this one."""
+    global _homes  # noqa: PLW0603  # processes are the process's
+    if tuple(homes) != _homes:
+        _homes = tuple(homes)
         if _pool is not None:
-            _pool.bind(cores)
+            _pool.move(homes)
 
 
 def shutdown() -> None:
@@ -212,7 +213,7 @@ def shutdown() -> None:
 
 
 _pool: Pool | None = None
-_cores: frozenset[int] = frozenset()
+_homes: tuple[Home, ...] = ()
 
 
 def _packed(spec: EnvSpec) -> bytes:

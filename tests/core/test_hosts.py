@@ -37,7 +37,7 @@ from forge_agents.hosts import parse_cores
         ({"kind": "attach", "workers": {"engines": ("node1",)}}, "'node1'; write an address as 'tcp://node1:26600'"),
         ({"kind": "slurm", "hosts": {"engines": 1}, "address": "node0"}, "write an address as"),
         ({"cpus": {"engines": "3-1"}}, "cpus '3-1' of the mesh"),
-        ({"kind": "process", "hosts": {"envs": 1}}, "hosts of the mesh names 'envs'; its roles are learner"),
+        ({"gpus": {"envs": 1}}, "gpus of the mesh names 'envs'; its roles are learner"),
         ({"cpus": {"env": "0"}}, "cpus of the mesh names 'env'.*Did you mean 'envs'"),
         ({"silence_s": 0.0}, "silence_s=0.0 of the mesh must be positive"),
     ],

@@ -1,17 +1,22 @@
 import asyncio
+import contextlib
 import copy
 import os
 import pickle
 import signal
+import socket
+import threading
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 import forge_agents as fa
 from forge_agents import registry, workers
+from forge_agents._worker_homes import Door, Here, There, obey
 from forge_agents._worker_process import GRACE_S
-from forge_agents.errors import ForgeError, StallError
+from forge_agents.errors import ForgeError, HostError, StallError
 from forge_agents.rollout import Rollout, play
 
 MODULE = '''
@@ -77,9 +82,28 @@ class Moody(fa.TurnEnv):
 '''
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _module(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
+@contextlib.contextmanager
+def another_host(name="far", cores=frozenset()):
+    """A home for workers that is reached as one on another machine is."""
+    door = Door("127.0.0.1", "127.0.0.1")
+    place, knocked = door.expect()
+    thread = threading.Thread(target=obey, args=(place,), daemon=True)
+    thread.start()
+    home = There(name, door, knocked.result(10), cores=cores, capacity=2)
+    try:
+        yield home
+    finally:
+        home.lose("the test is over")
+        door.close()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module", autouse=True, params=["here", "there"])
+def _module(request, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as hosts:
+        if request.param == "there":
+            workers.move([hosts.enter_context(another_host())])
         folder = tmp_path_factory.mktemp("moody")
         (folder / "moody_game.py").write_text(MODULE)
         patch.syspath_prepend(str(folder))
@@ -92,6 +116,7 @@ def _module(tmp_path_factory):
         pids = [worker.pid for worker in workers.pool().workers]
         workers.shutdown()
         assert not any(alive(pid) for pid in pids if pid)
+        workers.move()
 
 
 def alive(pid):
@@ -201,6 +226,17 @@ def test_a_call_ends_by_itself_when_nobody_is_left_to_kill_it():
     assert process.end() == -signal.SIGALRM
 
 
+def test_a_worker_and_its_children_end_with_whoever_has_the_other_end_of_its_pipe(tmp_path):
+    process = workers.Worker()
+    process.call("build", 1, fa.make("t/Moody-v0")._packed, timeout_s=60)
+    process.call("reset", 1, 0, None, timeout_s=60)
+    process._pipe.send_bytes(pickle.dumps(("step", (1, f"child {tmp_path / 'pid'}"), 60.0)))
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        time.sleep(0.02)
+    process._pipe.close()  # as when this process is killed in the middle of a call
+    assert gone_within(process.pid, 2) and gone_within(int((tmp_path / "pid").read_text()), 2)
+
+
 def test_a_copy_lives_in_the_same_worker_and_goes_its_own_way():
     env = started()
     env.step("x")
@@ -300,3 +336,75 @@ def test_settings_are_checked(bad):
         fa.register("t/Bad-v0", entry_point="moody_game:Moody", **bad)
     with pytest.raises(ValueError, match="max_workers=0"):
         workers.Pool(0)
+
+
+def call(worker):
+    worker.call("close", 0, timeout_s=30)
+    return worker.pid
+
+
+def test_workers_spread_over_hosts_and_leave_one_that_is_lost():
+    with another_host("one") as one, another_host("two") as two:
+        pool = workers.Pool(homes=[one, two])
+        assert pool.max_workers == 4
+        lent = [pool.borrow("test") for _ in range(4)]
+        assert [worker.home.name for worker in lent] == ["one", "two", "one", "two"]
+        pids = [call(worker) for worker in lent]
+        assert len(set(pids)) == 4
+
+        lent[0].call("build", 7, workers._packed(registry.spec("t/Moody-v0")), timeout_s=30)
+        lent[0].call("reset", 7, 1, None, timeout_s=30)
+        threading.Timer(0.5, one.lose, ["host one is lost: it burns"]).start()
+        started_at = time.monotonic()
+        with pytest.raises(workers.WorkerDiedError, match="host one is lost: it burns"):
+            lent[0].call("step", 7, "hang", timeout_s=30)
+        assert time.monotonic() - started_at < 5
+        assert gone_within(pids[0], 10) and gone_within(pids[2], 10) and alive(pids[1])
+        for worker in lent:
+            pool.give_back(worker)
+        again = [pool.borrow("test") for _ in range(3)]
+        assert {worker.home.name for worker in again} == {"two"}
+        two.lose("so is this")
+        assert pool.borrow("test").home == Here()
+        with pytest.raises(workers.WorkerDiedError, match="so is this"):
+            call(again[2])
+        pool.close()
+
+
+def test_workers_of_another_host_are_bound_to_its_cores():
+    core = min(os.sched_getaffinity(0))
+    with another_host(cores=frozenset({core})) as home:
+        worker = workers.Worker(home)
+        assert os.sched_getaffinity(call(worker)) == {core}
+        assert worker.alive and worker.end() == -signal.SIGKILL and not worker.alive
+
+
+def test_a_host_that_says_nothing_is_lost(monkeypatch):
+    monkeypatch.setattr("forge_agents._worker_homes.CONTROL_S", 0.3)
+    ours, theirs = socket.socketpair()
+    with theirs, contextlib.closing(Door("127.0.0.1", "127.0.0.1")) as door:
+        home = There("mute", door, Connection(ours.detach()), cores=frozenset(), capacity=1)
+        with pytest.raises(HostError, match=r"host mute did not start a worker process within 0\.3 s"):
+            home.start()
+        with pytest.raises(HostError, match="host mute did not start"):  # at once, and for the same reason
+            home.start()
+
+
+def test_who_knows_no_secret_is_sent_away():
+    with contextlib.closing(Door("127.0.0.1", "127.0.0.1")) as door:
+        place, knocked = door.expect()
+        host, port, secret = place.rsplit(":", 2)
+        for said in (b"0" * 32, b"\xff" * 32, secret[:31].encode() + b"x"):
+            with socket.create_connection((host, int(port)), 5) as line:
+                line.sendall(said)
+                line.settimeout(5)
+                assert line.recv(1) == b""
+        assert not knocked.done()
+        with socket.create_connection((host, int(port)), 5) as line:
+            line.sendall(secret.encode())
+            pipe = knocked.result(5)
+            with socket.create_connection((host, int(port)), 5) as thief:  # a secret opens once
+                thief.sendall(secret.encode())
+                thief.settimeout(5)
+                assert thief.recv(1) == b""
+            pipe.close()

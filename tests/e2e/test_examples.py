@@ -13,7 +13,7 @@ SHORT = {
                      "--kind=lora", "--share=role"],
     "self_play": ["--steps=3", "--episodes=2", "--control-steps=0", "--eval-every=3", "--samples=2", "--seeds=0"],
     "asynchronous": ["--steps=2", "--episodes=2", "--eval-every=1", "--seeds=0", "--staleness=1"],
-    "weaver_vs_gold": ["--steps=1", "--episodes=2", "--eval-every=1", "--seeds=0"],
+    "weaver_vs_gold": ["--steps=1", "--episodes=2", "--eval-every=1", "--seeds=0", "--arms=ours"],
     "algorithms": ["--steps=1", "--episodes=2", "--eval-every=1", "--seeds=0", "--arms=sft"],
 }  # fmt: skip
 """What each is called with; all are also given the model and a folder."""
@@ -25,8 +25,7 @@ WRITES = {
     "two_policies": {"lora-role-0/metrics.jsonl": 1, "lora-role-0/result.json": None, "two_policies.png": None},
     "self_play": {"taught/metrics.jsonl": 20, "league-0/metrics.jsonl": 3, "self_play.png": None},
     "asynchronous": {"staleness-1-0/metrics.jsonl": 2, "asynchronous.png": None},
-    "weaver_vs_gold": {f"{arm}-0/metrics.jsonl": 1 for arm in ("gold", "single", "mean", "ours")}
-    | {"weaver_vs_gold.png": None},
+    "weaver_vs_gold": {"gold-0/metrics.jsonl": 1, "ours-0/metrics.jsonl": 1, "weaver_vs_gold.png": None},
     "algorithms": {"sft-0/sft/metrics.jsonl": 12, "sft-0/metrics.jsonl": 1, "algorithms.png": None},
 }
 """What each leaves behind; of metrics the number of steps."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from forge_agents import mesh
 from forge_agents._places import place
 from forge_agents.errors import ActorDiedError, HostError, StallError
 from forge_agents.types import Trajectory
+from forge_trainers.source import Source
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -128,6 +130,76 @@ def test_what_is_on_a_killed_host_is_lost_at_once_and_starts_again_on_another(ru
         assert all(map(gone, left))
 
     run(ended())
+
+
+WHEREABOUTS = """
+import os, time
+import forge_agents as fa
+
+class Whereabouts(fa.TurnEnv):
+    possible_agents = ("guest",)
+
+    def setup(self, rng):
+        pass
+
+    def instructions(self, agent):
+        return "Wait."
+
+    def observe_text(self, agent):
+        return os.environ.get("FORGE_AGENTS_HOST", "") + " " + str(os.getpid())
+
+    def act(self, agent, action):
+        time.sleep(float(action) if "FORGE_AGENTS_HOST" in os.environ else 0)
+        return fa.Outcome(rewards={agent: 1.0}, done=True)
+"""
+
+
+def test_environments_play_on_hosts_of_their_own_and_after_these_here(run: Any, import_actors: Any) -> None:
+    from forge_agents.rollout import Rollout
+
+    import_actors("host_whereabouts", WHEREABOUTS)
+    fa.register("hosts/Whereabouts-v0", entry_point="host_whereabouts:Whereabouts")
+    source = Source("hosts/Whereabouts-v0", hosts=fa.Hosts(kind="process", hosts={"envs": 2}))
+    pids = []
+
+    async def visit(seconds: str, episodes: int) -> list[str]:
+        """The hosts of as many episodes at once, or their errors."""
+        guest = fa.Scripted(lambda *_: seconds, name="guest")
+        rollout = Rollout(
+            make_env=lambda: source.make("hosts/Whereabouts-v0"), env_id="hosts/Whereabouts-v0", seats=guest
+        )
+        found = []
+        for episode in (await rollout.group(0, episodes)).episodes:
+            if episode.error is not None:
+                found.append(episode.error.message)
+                continue
+            host, _, pid = episode.trajectories["guest"].turns[0].observation.rpartition(" ")
+            pids.append(int(pid))
+            found.append(host)
+        return found
+
+    async def main() -> None:
+        await mesh.launch_hosts(fa.Hosts(kind="process", hosts={"envs": 2}))
+        assert sorted(await visit("0", 4)) == ["envs-0", "envs-0", "envs-1", "envs-1"]
+
+        visiting = asyncio.ensure_future(visit("100", 4))
+        await asyncio.sleep(2)
+        lost = asyncio.Event()
+        mesh._hosts[-1].hosts[0].listeners.append(lambda why: lost.set())
+        kill_host("envs-0")
+        await asyncio.wait_for(lost.wait(), 10)
+        assert sorted(await visit("0", 4)) == ["envs-1"] * 4
+        kill_host("envs-1")
+        visited = await visiting  # an episode whose worker dies is played once more, elsewhere
+        assert visited.count("") == 2 and sum("host envs-1" in one and "is lost" in one for one in visited) == 2
+        assert await visit("0", 1) == [""]
+
+    async def ended() -> None:
+        async with mesh.session():
+            await main()
+
+    run(ended())
+    assert len(set(pids)) >= 5 and all(map(gone, pids))
 
 
 CONTROLLER = """

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from forge_agents import registry
+from forge_agents.hosts import ENVS, Hosts
 
 if TYPE_CHECKING:
     from pettingzoo import AECEnv
@@ -38,14 +39,22 @@ class Task:
 class Source:
     """Environments by id, and which of them each step plays.
 
+    Args:
+        env: What is played.
+        env_args: Arguments of every environment.
+        hosts: Of the run. If environments have hosts of their own, all play in worker processes, whatever they were
+            registered with.
+
     Raises:
         UnknownIdError: No environment has the id.
-        ValueError: Weights that are not positive.
+        ValueError: Weights that are not positive, or an environment without id that is to be played elsewhere.
         TypeError: Neither an id, nor a class or factory, nor a mapping.
     """
 
-    def __init__(self, env: EnvLike, env_args: Mapping[str, Any] | None = None) -> None:
-        self._args = dict(env_args or {})
+    def __init__(self, env: EnvLike, env_args: Mapping[str, Any] | None = None, *, hosts: Hosts | None = None) -> None:
+        elsewhere = hosts is not None and ENVS in hosts.counts
+        self._args: dict[str, Any] = {"isolation": "process"} if elsewhere else {}
+        self._args |= env_args or {}
         self._makers: dict[str, Callable[[], AECEnv[str, Any, Any]]] = {}
         self.max_turns: dict[str, int | None] = {}
         weights: dict[str, float]
@@ -55,6 +64,11 @@ class Source:
             weights = {name: float(weight) for name, weight in env.items()}
         elif callable(env):
             weights = {getattr(env, "__name__", type(env).__name__): 1.0}
+            if elsewhere:
+                raise ValueError(
+                    f"the mesh has hosts for envs, and they cannot make {next(iter(weights))} without an id; register "
+                    "it in a module and pass the id, or take envs out of the mesh"
+                )
             self._makers = {next(iter(weights)): lambda: env(**self._args)}
         else:
             raise TypeError(f"fit takes an environment id, class or {{id: weight}}, got {type(env).__name__}")

@@ -146,7 +146,7 @@ class GRPOTrainer:
         """
         if steps < 1:
             raise ValueError(f"steps={steps} trains nothing; set at least 1")
-        return self._loop.run(self._fit(Source(env, env_args), steps))
+        return self._loop.run(self._fit(Source(env, env_args, hosts=self._hosts), steps))
 
     def evaluate(
         self, env: EnvLike, *, episodes: int = 64, env_args: dict[str, Any] | None = None, reward: Reward | None = None
@@ -156,7 +156,7 @@ class GRPOTrainer:
         Args:
             reward: What is measured; None is the environment's own reward, whatever the trainer learns from.
         """
-        return self._loop.run(self._evaluate(Source(env, env_args), episodes, reward or env_reward))
+        return self._loop.run(self._evaluate(Source(env, env_args, hosts=self._hosts), episodes, reward or env_reward))
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Export the trained weights in Hugging Face format; one subfolder per policy where several are trained."""
