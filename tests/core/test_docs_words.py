@@ -4,6 +4,7 @@ Settings and command lines are read by the parser that they are for; of Python, 
 is looked up.
 """
 
+import argparse
 import ast
 import functools
 import inspect
@@ -120,6 +121,41 @@ def test_the_command_lines_are_found():
     wanted = [["view", "a", "b"], ["play", "E", "--seed", "3"], ["completion", "bash"]]
     assert list(command_lines(text)) == wanted
     assert len(SHOWN) > 30
+
+
+def in_sentences(program):
+    """``(page, words)`` of commands that stand as code within a text, of all pages below docs/."""
+    shown = re.compile(rf"`{program}(?:(?<=/)| )([^`\n]+)`")
+    pages = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    return [(page.stem, shlex.split(line)) for page in pages for line in shown.findall(page.read_text("utf-8"))]
+
+
+@pytest.mark.parametrize(("page", "words"), in_sentences("forge-agents"))
+def test_a_command_in_a_sentence_is_understood(page, words, folder, read_only):
+    assert words[0] in (*cli.COMMANDS, "COMMAND")
+    if "--print_config" in words:
+        words.remove("--print_config")  # it prints as soon as it is read
+    if any(word.startswith("--") and word != "--help" for word in words):
+        with pytest.raises(UnderstoodError):
+            cli.COMMANDS[words[0]](words[1:])
+
+
+@pytest.mark.parametrize(("page", "words"), in_sentences("python examples/"))
+def test_an_example_in_a_sentence_takes_its_options(page, words, load_example, monkeypatch):
+    read = argparse.ArgumentParser.parse_args
+
+    def stop(*args):
+        read(*args)
+        raise UnderstoodError
+
+    module = load_example(words[0].removesuffix(".py"))
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
+    with pytest.raises(UnderstoodError):
+        module.main(words[1:])
+
+
+def test_commands_in_sentences_are_found():
+    assert len(in_sentences("forge-agents")) > 30 and len(in_sentences("python examples/")) > 5
 
 
 @pytest.mark.parametrize("line", ["view runs --prot 1", "train train.yaml --trainer.learner.lrr 1", "play --seat"])
