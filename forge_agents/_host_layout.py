@@ -116,14 +116,10 @@ class Layout:
             StallError: A host did not answer in time.
         """
         self._here.facts = facts_here()
-        if self.config.kind != "local":
-            try:
-                await self._reach(env)
-            except BaseException:
-                await self.end()
-                raise
-        self._check_facts()
         try:
+            if self.config.kind != "local":
+                await self._reach(env)
+            self._check_facts()
             await self._settle_workers()
         except BaseException:
             await self.end()
@@ -185,16 +181,16 @@ class Layout:
         cores = self.config.cores_of(ENVS)
         for host in [host for host in self.hosts if host.role == ENVS]:
             assert host.facts is not None
-            self._door = self._door or Door(self._bind(), self._reached_at())
-            place, knocked = self._door.expect()
             try:
+                self._door = self._door or Door(self._bind(), self._reached_at())
+                place, knocked = self._door.expect()
                 async with asyncio.timeout(KNOCK_S):
                     await host.warden.start_workers.call_one(place)
                     control = await asyncio.wrap_future(knocked)
-            except (TimeoutError, RuntimeError) as cause:
+            except (OSError, RuntimeError) as cause:
                 raise HostError(
-                    f"host {host} did not connect to {self._door.address} within {KNOCK_S:g} s for worker processes of "
-                    "environments; see that hosts can connect to the controller"
+                    f"host {host} did not connect to this process at {self._reached_at()} within {KNOCK_S:g} s for "
+                    "worker processes of environments; see that hosts can connect to the controller"
                 ) from cause
             capacity = max(4, len(cores or host.facts.cores))
             home = There(str(host), self._door, control, cores=cores, capacity=capacity)
@@ -344,10 +340,10 @@ class Layout:
 
     async def end(self) -> None:
         """End the hosts: each ends when its line does. Twice is no error."""
-        workers.move()
         for home in self._worker_homes:
-            home.lose(f"host {home.name} has ended with its run")
+            home.close(f"host {home.name} has ended with its run")
         self._worker_homes.clear()
+        workers.move()
         if self._door is not None:
             self._door.close()
         for task in self._tasks:

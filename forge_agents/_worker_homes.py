@@ -7,6 +7,8 @@ deadline that names its host.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import logging
 import os
 import pickle
 import secrets
@@ -15,24 +17,31 @@ import socket
 import subprocess
 import sys
 import threading
-from concurrent.futures import Future
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as NotYetError
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
 from typing import Any, Protocol
 
 from forge_agents.errors import HostError
 
+START_TIMEOUT_S = 120.0
+"""Seconds that a worker may take to start, to import an environment's module and to build the environment."""
 KNOCK_S = 30.0
-"""Seconds that a new process of another host may take to connect."""
-CONTROL_S = 10.0
-"""Seconds that another host may take to start or to end a process."""
+"""Seconds that a process of another host that runs already may take to connect, and one that connects to say who."""
 
+_AGAIN_S = 0.1
+_PLACE = "FORGE_AGENTS_WORKER_PLACE"
+"""Environment variable, which only a process's owner can read: a place may hold a secret."""
 _PROGRAM = (
-    "import os, sys; place, cores, *sys.path = sys.argv[1:]; "
+    "import os, sys; cores, *sys.path = sys.argv[1:]; "
     "cores and os.sched_setaffinity(0, map(int, cores.split(','))); "
-    "from forge_agents._worker_process import serve; serve(place)"
+    f"from forge_agents._worker_process import serve; serve(os.environ.pop('{_PLACE}'))"
 )
+_log = logging.getLogger(__name__)
 
 
 class Process(Protocol):
@@ -79,13 +88,20 @@ class Here:
     cores: frozenset[int] = frozenset()
     """That processes may run on; empty: all."""
     name: str = "this host"
-    capacity: int = max(4, os.cpu_count() or 1)
     lost: str = ""
 
+    @property
+    def capacity(self) -> int:
+        return max(4, len(self.cores) or os.cpu_count() or 1)
+
     def start(self) -> tuple[Connection, Process]:
-        ours, theirs = Pipe()
-        with theirs:
-            return ours, Child(str(theirs.fileno()), self.cores, sys.path, pass_fds=(theirs.fileno(),))
+        try:
+            ours, theirs = Pipe()
+            with theirs:
+                place, descriptors = str(theirs.fileno()), (theirs.fileno(),)
+                return ours, Child(place, self.cores, sys.path, env=os.environ, pass_fds=descriptors)
+        except OSError as error:
+            raise HostError(f"this host cannot start a worker process: {error}") from error
 
 
 class Child:
@@ -95,18 +111,28 @@ class Child:
         place: Where it is given commands; see `forge_agents._worker_process.serve`.
         cores: That it may run on; empty: all.
         paths: Where it finds modules.
+        env: Its environment variables.
         pass_fds: Descriptors that it inherits.
     """
 
-    def __init__(self, place: str, cores: frozenset[int], paths: list[str], pass_fds: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        place: str,
+        cores: frozenset[int],
+        paths: list[str],
+        *,
+        env: Mapping[str, str],
+        pass_fds: tuple[int, ...] = (),
+    ) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, place, ",".join(map(str, cores)), *paths],
+            [sys.executable, "-c", _PROGRAM, ",".join(map(str, cores)), *paths],
             pass_fds=pass_fds,
             stdin=subprocess.DEVNULL,
+            env={**env, _PLACE: place},
             start_new_session=True,
         )
         self.pid = self._process.pid
-        self.poll = self._process.poll
+        self.poll, self.wait = self._process.poll, self._process.wait
         self._ended = False
 
     def end(self, grace_s: float) -> int:
@@ -131,50 +157,54 @@ class Door:
     """
 
     def __init__(self, bind: str, reached_at: str) -> None:
-        self._server = socket.create_server((bind, 0))
+        self._server = socket.create_server((bind, 0), family=socket.AF_INET6 if ":" in bind else socket.AF_INET)
         self.address = f"{reached_at}:{self._server.getsockname()[1]}"
         self._expected: dict[str, Future[Connection]] = {}
+        self._closed = False
         threading.Thread(target=self._answer, name="worker-door", daemon=True).start()
 
     def expect(self) -> tuple[str, Future[Connection]]:
         """A place for one process to connect to, as `knock` takes it, and its connection to come."""
         secret, future = secrets.token_hex(16), Future[Connection]()
         self._expected[secret] = future
+        future.add_done_callback(lambda _: self._expected.pop(secret, None))
         return f"{self.address}:{secret}", future
 
     def close(self) -> None:
         """Take no more connections."""
+        self._closed = True
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there
         self._server.close()
 
     def _answer(self) -> None:
-        while True:
+        while not self._closed:
             try:
                 line, _ = self._server.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._greet, args=(line,), daemon=True).start()
+                threading.Thread(target=self._greet, args=(line,), daemon=True).start()
+            except (OSError, RuntimeError):  # no descriptor or thread is left for it; its end will try no more
+                time.sleep(_AGAIN_S)
 
     def _greet(self, line: socket.socket) -> None:
-        line.settimeout(CONTROL_S)
+        line.settimeout(KNOCK_S)
         future, said = None, b""
         with contextlib.suppress(OSError, ValueError):
             while len(said) < 32 and (more := line.recv(32 - len(said))):
                 said += more
             future = self._expected.pop(said.decode("ascii"), None)
-        if future is None:
-            line.close()
-        elif future.set_running_or_notify_cancel():
-            future.set_result(_connection(line))
-        else:
-            line.close()  # it came too late
+        try:
+            if future is not None:
+                future.set_result(_connection(line))
+        except (OSError, InvalidStateError):
+            _log.warning("a worker process connected, and nobody waited for it any more")
+        finally:
+            line.close()  # a connection has taken its descriptor, if there is one
 
 
 def knock(place: str) -> Connection:
     """Connect to a `Door`."""
     host, port, secret = place.rsplit(":", 2)
-    line = socket.create_connection((host, int(port)), KNOCK_S)
+    line = socket.create_connection((host.strip("[]"), int(port)), KNOCK_S)
     line.sendall(secret.encode("ascii"))
     return _connection(line)
 
@@ -191,24 +221,44 @@ def keep_alive(line: socket.socket) -> None:
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in ((socket.TCP_KEEPIDLE, 3), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 4)):
         line.setsockopt(socket.IPPROTO_TCP, option, value)
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 7000)  # also while something is on its way
 
 
 def obey(place: str) -> None:
-    """On another host: start and end worker processes until the controller's end of the line closes."""
-    control, children = knock(place), dict[int, Child]()
+    """On another host: start and end worker processes until the controller's end of the line closes.
+
+    Of each it says, by number, that it has started, or why not, and how it ended.
+    """
+    control, sending, children = knock(place), threading.Lock(), dict[int, Child]()
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}  # that is the warden's own
+
+    def tell(number: int, what: str, value: object) -> None:
+        with sending, contextlib.suppress(OSError):
+            control.send_bytes(pickle.dumps((number, what, value)))
+
+    def attend(number: int, child: Child) -> None:
+        status = child.wait()
+        child.end(0.0)  # what it has started
+        children.pop(number, None)
+        tell(number, "ended", status)
+
     try:
         while True:
-            what, args = pickle.loads(control.recv_bytes())  # noqa: S301  # from our own controller
-            if what == "start":
-                child = Child(*args)
-                children[child.pid] = child
-                answer = child.pid
-            else:
-                pid, grace_s = args
-                answer = children[pid].end(grace_s)
-            control.send_bytes(pickle.dumps(answer))
+            number, what, args = pickle.loads(control.recv_bytes())  # noqa: S301  # from our own controller
+            if what == "end" and number in children:
+                children[number].end(0.0)
+            elif what == "start":
+                try:
+                    child = children[number] = Child(*args, env=env)
+                except OSError as error:
+                    tell(number, "failed", str(error))
+                    continue
+                tell(number, "started", child.pid)
+                threading.Thread(target=attend, args=(number, child), daemon=True).start()
     except (EOFError, OSError):
-        for child in children.values():
+        pass  # the controller is gone, or wants no more of this host
+    finally:
+        for child in tuple(children.values()):
             child.end(0.0)
 
 
@@ -226,73 +276,102 @@ class There:
     def __init__(self, name: str, door: Door, control: Connection, *, cores: frozenset[int], capacity: int) -> None:
         self.name, self.capacity, self.lost = name, capacity, ""
         self._door, self._control, self._cores = door, control, cores
-        self._lock = threading.Lock()
-        self._lines: dict[int, Connection] = {}
+        self._sending = threading.Lock()
+        self._processes: dict[int, Distant] = {}
+        self._numbers = itertools.count()
+        threading.Thread(target=self._listen, name=f"workers of {name}", daemon=True).start()
 
     def start(self) -> tuple[Connection, Process]:
         place, knocked = self._door.expect()
-        pid = self._ask("start", place, self._cores, sys.path)
+        number = next(self._numbers)
+        process = self._processes[number] = Distant(lambda: self._tell(number, "end"), knocked)
+        if self.lost:
+            process.over(self.lost)
+        self._tell(number, "start", place, self._cores, [str(Path(path).absolute()) for path in sys.path])
         try:
-            pipe = knocked.result(KNOCK_S)
+            process.line = knocked.result(START_TIMEOUT_S)
         except NotYetError:
-            knocked.cancel()
+            process.end(0.0)
             raise HostError(
-                f"worker process {pid} on host {self.name} did not connect to {self._door.address} within "
-                f"{KNOCK_S:g} s; see that hosts of the role envs can connect to the controller"
+                f"a worker process on host {self.name} did not connect to {self._door.address} within "
+                f"{START_TIMEOUT_S:g} s; see that hosts of the role envs can connect to the controller"
             ) from None
-        self._lines[pid] = pipe
-        return pipe, _Distant(self, pid, pipe)
-
-    def end(self, pid: int, grace_s: float) -> int:
-        """End a process there; -9 where nobody is left to say how it ended."""
-        try:
-            return int(self._ask("end", pid, grace_s, more_s=grace_s))
-        except HostError:
-            return -signal.SIGKILL
-        finally:
-            self._lines.pop(pid, None)
+        if process.poll() is not None:
+            process.hang_up()  # it ended just now
+        return process.line, process
 
     def lose(self, why: str) -> None:
-        """The host is gone, or is to be used no more: whoever waits for one of its processes hears of it now."""
+        """The host is gone: whoever waits for one of its processes hears of it now."""
+        if not self.lost:
+            _log.warning("%s; its episodes are played on the hosts that are left", why)
+        self.close(why)
+
+    def close(self, why: str) -> None:
+        """Use the host no more. What runs there ends."""
         self.lost = self.lost or why
-        for line in (self._control, *self._lines.values()):
-            _hang_up(line)
+        _hang_up(self._control)
+        for process in tuple(self._processes.values()):
+            process.over(self.lost)
 
-    def _ask(self, what: str, *args: Any, more_s: float = 0.0) -> Any:
-        timeout_s = CONTROL_S + more_s
-        with self._lock:
-            if self.lost:
-                raise HostError(self.lost)
-            try:
-                self._control.send_bytes(pickle.dumps((what, args)))
-                if self._control.poll(timeout_s):
-                    return pickle.loads(self._control.recv_bytes())  # noqa: S301  # from our own warden
-                why = f"host {self.name} did not {what} a worker process within {timeout_s:g} s"
-            except (EOFError, OSError):
-                why = f"host {self.name} is lost: its line for worker processes ended"
-        self.lose(why)
-        raise HostError(self.lost)
+    def _tell(self, number: int, what: str, *args: Any) -> None:
+        try:
+            with self._sending:
+                self._control.send_bytes(pickle.dumps((number, what, args)))
+        except OSError:
+            self.lose(f"host {self.name} is lost: its line for worker processes ended")
+
+    def _listen(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                number, what, value = pickle.loads(self._control.recv_bytes())  # noqa: S301  # from our own warden
+                if what == "started":
+                    self._processes[number].pid = value
+                elif what == "ended":
+                    self._processes.pop(number).over(f"a worker process on {self.name} ended with {value}", value)
+                else:
+                    self._processes.pop(number).over(f"host {self.name} cannot start a worker process: {value}")
+        self.lose(f"host {self.name} is lost: its line for worker processes ended")
 
 
-@dataclass(frozen=True)
-class _Distant:
-    home: There
-    pid: int
-    pipe: Connection
+class Distant:
+    """A worker's process on another host.
+
+    Args:
+        end: Asks its host to kill it.
+        knocked: Its line, once it has connected.
+    """
+
+    def __init__(self, end: Callable[[], None], knocked: Future[Connection]) -> None:
+        self.pid = 0
+        self.line: Connection | None = None
+        self._end, self._knocked = end, knocked
+        self._over = threading.Event()
+        self._status = -int(signal.SIGKILL)
+
+    def over(self, why: str, status: int = -signal.SIGKILL) -> None:
+        """It has ended, or may as well have. Whoever waits for it is told."""
+        if not self._over.is_set():
+            self._status = int(status)
+            self._over.set()
+        with contextlib.suppress(InvalidStateError):
+            self._knocked.set_exception(HostError(why))
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """End its line for both sides, and for a thread that waits there."""
+        if self.line is not None:
+            _hang_up(self.line)
 
     def poll(self) -> int | None:
-        """A process that says something unasked has ended: its line has."""
-        try:
-            gone = bool(self.home.lost) or self.pipe.closed or self.pipe.poll(0)
-        except OSError:
-            gone = True
-        return -signal.SIGKILL if gone else None
+        return self._status if self._over.is_set() else None
 
     def end(self, grace_s: float) -> int:
-        return self.home.end(self.pid, grace_s)
+        if not self._over.wait(grace_s):
+            self._end()
+            self.over("it was ended")
+        return self._status
 
 
 def _hang_up(line: Connection) -> None:
-    """End a connection for both sides, and for a thread that waits on it."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(line.fileno())) as same:
         same.shutdown(socket.SHUT_RDWR)

@@ -48,6 +48,7 @@ class Worker:
         self._process: Process | None = None
         self._pipe: Connection | None = None
         self._lock = threading.Lock()
+        self._over = False
         self.holders = 0
         """Environments that live there: one, and its forks."""
 
@@ -59,7 +60,7 @@ class Worker:
     @property
     def alive(self) -> bool:
         """Whether it runs, or was not needed yet."""
-        return self._process is None or self._process.poll() is None
+        return not self._over and (self._process is None or self._process.poll() is None)
 
     @property
     def busy(self) -> bool:
@@ -81,6 +82,7 @@ class Worker:
                 answered = pipe.poll(timeout_s)
                 ok, answer = pickle.loads(pipe.recv_bytes()) if answered else (False, None)  # noqa: S301  # ours
             except HostError as error:
+                self._over = True
                 raise WorkerDiedError(f"no worker process for {what}: {error}") from None
             except (EOFError, OSError):
                 status = self.end(grace_s=2.0)
@@ -102,10 +104,14 @@ class Worker:
 
     def end(self, grace_s: float = 0.0) -> int:
         """Kill the process and what it started, at once or after `grace_s`. Returns its exit status."""
+        self._over = True
         return self._process.end(grace_s) if self._process is not None else 0
 
     def _start(self) -> Connection:
         self._pipe, self._process = self.home.start()
+        if self._over:
+            self._process.end(0.0)
+            raise HostError("it was ended while its process started")
         return self._pipe
 
 
@@ -137,9 +143,14 @@ class Pool:
 
     def _settle(self, homes: Sequence[Home]) -> None:
         self.homes = tuple(homes) or (Here(),)
-        self.max_workers = self._limit or sum(home.capacity for home in self.homes)
-        self.threads = ThreadPoolExecutor(self.max_workers, thread_name_prefix="env-worker")
+        self._most = self._limit or sum(home.capacity for home in self.homes)
+        self.threads = ThreadPoolExecutor(self._most, thread_name_prefix="env-worker")
         """Where the calls of event loops wait. As many as workers: whoever has a worker has a thread."""
+
+    @property
+    def max_workers(self) -> int:
+        """Processes at once; fewer once a host is lost."""
+        return min(self._most, self._limit or sum(home.capacity for home in self._living))
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -218,9 +229,7 @@ class Pool:
         return future
 
     def _lend(self) -> Worker:
-        for worker in [worker for worker in self._idle if not worker.alive]:
-            self._idle.remove(worker)
-            worker.end()
+        self._idle = [worker for worker in self._idle if worker.alive]
         used = Counter(worker.home for worker in self._lent)
         worker = self._idle.pop() if self._idle else Worker(min(self._living, key=lambda h: used[h] / h.capacity))
         self._lent.add(worker)

@@ -34,10 +34,10 @@ _OWN_FIELDS: Mapping[str, Mapping[str, Any]] = {
 class Hosts:
     """Where the processes of a run are.
 
-    The controller, rewards and environments without isolation are where the run was started. Roles are "learner",
-    "engines", "store" (the weight store), "judges" (engines of verifiers), "envs" (worker processes of environments
-    with ``isolation="process"``) and "spare" (hosts that take the place of lost ones). A role that `hosts` does not
-    name is on the controller's host; the store is then on the learner's first.
+    The controller and rewards are where the run was started. Roles are "learner", "engines", "store" (the weight
+    store), "judges" (engines of verifiers), "envs" (worker processes of environments: with hosts of their own, of all
+    environments, otherwise of those with ``isolation="process"``) and "spare" (hosts that take the place of lost
+    ones). A role that `hosts` does not name is on the controller's host; the store is then on the learner's first.
     """
 
     kind: Kind = "local"

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from pettingzoo import AECEnv
 
-from forge_agents._worker_homes import Home
+from forge_agents._worker_homes import START_TIMEOUT_S, Home
 from forge_agents._worker_pool import Pool, Worker, WorkerDiedError, WorkerHungError
 from forge_agents._worker_process import NOT_SHARED, STATE
 from forge_agents.env import Observation
@@ -30,8 +30,6 @@ from forge_agents.registry import EnvSpec
 __all__ = ["Pool", "Worker", "WorkerDiedError", "WorkerEnv", "WorkerHungError", "pool", "shutdown", "use"]
 
 T = TypeVar("T")
-START_TIMEOUT_S = 120.0
-"""Seconds that a worker may take to start, to import an environment's module and to build the environment."""
 
 _slots = itertools.count()
 
@@ -223,8 +221,8 @@ def _packed(spec: EnvSpec) -> bytes:
         target = f"{getattr(target, '__module__', '__main__')}:{getattr(target, '__qualname__', '<lambda>')}"
     if target.startswith("__main__:") or "<" in target:
         raise ForgeError(
-            f"{spec.id} has isolation='process', but a worker process cannot import {target}; put the environment into "
-            "a module and register 'package.module:Class'"
+            f"{spec.id} plays in worker processes (isolation='process', or hosts for envs in the mesh), and these "
+            f"cannot import {target}; put the environment into a module and register 'package.module:Class'"
         )
     return pickle.dumps(replace(spec, entry_point=target))
 

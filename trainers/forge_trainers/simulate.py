@@ -18,6 +18,7 @@ import numpy as np
 
 from forge_agents import registry
 from forge_agents.errors import ForgeError
+from forge_agents.hosts import ENVS
 from forge_trainers.config import RunConfig
 from forge_trainers.measured_runs import plan_of, read_run
 from forge_trainers.simulation import Plan, SimulatedRun
@@ -201,7 +202,7 @@ def planned(run: RunConfig, found: Measured, where: Hardware) -> Plan:
         dataclasses.asdict(run.trainer),
         cores=found.core_share * (cores if where.cores is None else where.cores),
         on_gpu=on_gpu,
-        isolated=any(_isolated(name) for name in env_ids),
+        isolated=ENVS in run.mesh.counts or any(_isolated(name) for name in env_ids),
     )
     if not plan.trained:
         raise ValueError("no seat holds a trainable policy; there is no learner to simulate")
