@@ -60,7 +60,9 @@ class Worker:
     @property
     def alive(self) -> bool:
         """Whether it runs, or was not needed yet."""
-        return not self._over and (self._process is None or self._process.poll() is None)
+        if self._over or self.home.lost:
+            return False
+        return self._process is None or self._process.poll() is None
 
     @property
     def busy(self) -> bool:
