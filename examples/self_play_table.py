@@ -130,9 +130,9 @@ def main(words=None):
     parser.add_argument("--out", type=Path, default=Path("runs/self_play_table"), help="folder of the picture")
     asked = parser.parse_args(words)
     curves = [asyncio.run(train_table(seed, asked.steps))[0] for seed in asked.seeds]
-    table = Table("seed", *(str(step) for step, _ in curves[0]), title="exploitability by step, chips a game")
-    for seed, curve in zip(asked.seeds, curves, strict=True):
-        table.add_row(str(seed), *(f"{value:.3f}" for _, value in curve))
+    table = Table("step", *(f"seed {seed}" for seed in asked.seeds), title="exploitability, chips a game")
+    for points in zip(*curves, strict=True):
+        table.add_row(str(points[0][0]), *(f"{value:.3f}" for _, value in points))
     Console().print(table)
     draw_arms(
         {"league": curves},
