@@ -80,6 +80,12 @@ def train(model, seed, asked, *, control=False):
     return curve
 
 
+def draw(curves, target, title):
+    """Exploitability by step of each arm, beside that of even play."""
+    level = ("even play", exploitability(GAME, uniform))
+    draw_arms(curves, target, title=title, value="exploitability, chips a game", level=level)
+
+
 def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -102,13 +108,8 @@ def main(words=None):
             for step, *measures in curve:
                 table.add_row(label, str(seed), str(step), *(f"{value:.3f}" for value in measures))
     Console().print(table)
-    draw_arms(
-        {label: [[row[:2] for row in curve] for curve in curves] for label, curves in arms.items()},
-        asked.out / "self_play.png",
-        title="Self-play with a league in Kuhn poker",
-        value="exploitability, chips a game",
-        level=("even play", exploitability(GAME, uniform)),
-    )
+    curves = {label: [[row[:2] for row in curve] for curve in curves] for label, curves in arms.items()}
+    draw(curves, asked.out / "self_play.png", "Self-play with a league in Kuhn poker")
 
 
 if __name__ == "__main__":

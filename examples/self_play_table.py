@@ -15,16 +15,15 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from self_play import CREDIT, GAME, league_of
+from self_play import CREDIT, GAME, draw, league_of
 
 import forge_agents as fa
-from forge_agents.bench import GameTree, exploitability, uniform
+from forge_agents.bench import GameTree, exploitability
 from forge_agents.rollout import Rollout, all_or_first_error
 from forge_trainers.credit import Scored
 from forge_trainers.judging import env_reward, judge
 from forge_trainers.league import draw_matches, results_of
 from forge_trainers.matchmaking import Standings
-from forge_trainers.plots import draw_arms
 
 AGENTS = ("p0", "p1")
 EVERY = 10
@@ -134,13 +133,8 @@ def main(words=None):
     for points in zip(*curves, strict=True):
         table.add_row(str(points[0][0]), *(f"{value:.3f}" for _, value in points))
     Console().print(table)
-    draw_arms(
-        {"league": curves},
-        asked.out / "self_play_table.png",
-        title="Self-play with a league in Kuhn poker, a table for a policy",
-        value="exploitability, chips a game",
-        level=("even play", exploitability(GAME, uniform)),
-    )
+    title = "Self-play with a league in Kuhn poker, a table for a policy"
+    draw({"league": curves}, asked.out / "self_play_table.png", title)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any
 
 from forge_agents import _host_jobs, _monarch, workers
 from forge_agents._warden import HostFacts, Warden, facts_here
-from forge_agents._worker_homes import KNOCK_S, Door, Here, There
+from forge_agents._worker_homes import KNOCK_S, Door, Here, There, room
 from forge_agents.errors import HostError, StallError
 from forge_agents.hosts import ENVS, ROLES, Hosts, parse_cores
 
@@ -192,7 +192,7 @@ class Layout:
                     f"host {host} did not connect to this process at {self._reached_at()} within {KNOCK_S:g} s for "
                     "worker processes of environments; see that hosts can connect to the controller"
                 ) from cause
-            capacity = max(4, len(cores or host.facts.cores))
+            capacity = room(len(cores or host.facts.cores))
             home = There(str(host), self._door, control, cores=cores, capacity=capacity)
             host.listeners.append(home.lose)
             self._worker_homes.append(home)

@@ -92,7 +92,7 @@ class Here:
 
     @property
     def capacity(self) -> int:
-        return max(4, len(self.cores) or os.cpu_count() or 1)
+        return room(len(self.cores) or os.cpu_count() or 1)
 
     def start(self) -> tuple[Connection, Process]:
         try:
@@ -102,6 +102,11 @@ class Here:
                 return ours, Child(place, self.cores, sys.path, env=os.environ, pass_fds=descriptors)
         except OSError as error:
             raise HostError(f"this host cannot start a worker process: {error}") from error
+
+
+def room(cores: int) -> int:
+    """Processes that a host of so many cores should have at once: some wait for their players most of the time."""
+    return max(4, cores)
 
 
 class Child:

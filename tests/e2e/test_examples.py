@@ -32,15 +32,31 @@ WRITES = {
     "algorithms": {"dapo-0/metrics.jsonl": 1, "algorithms.png": None},
 }
 """What each leaves behind; of metrics the number of steps."""
+SAYS = {
+    "custom_env": ["Meeting-v0", "before training 0.", "after 1 steps 0."],
+    "own_loss": ["ratio 1.00  pull 1.000"],
+    "sft_then_grpo": ["imitated 2 steps, loss", "played 1 steps, reward"],
+    "tool_use": ["a call works"],
+    "self_play": ["exploitability", "league"],
+    "weaver_vs_gold": ["(c) ensemble, no labels", "(d) gold answers"],
+    "algorithms": ["DAPO with refills"],
+}
+"""What those say that have words of their own for it."""
 SURVEY = {"parity": {"auroc": 0.5, "accuracy": 0.5}}
 GOLD = {"arm": "gold", "seed": 0, "before": 0.0, "after": 0.5, "ci": 0.1, "curve": [[0, 0.0], [1, 0.5]],
         "survey_before": SURVEY, "survey_after": SURVEY}  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def _wide_and_eager(monkeypatch):
+    """Tables are not cut off, engines compile nothing."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(fa, "EngineConfig", functools.partial(fa.EngineConfig, enforce_eager=True))
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", SHORT)
-def test_an_example_trains_and_writes_what_it_says(name, load_example, tiny_llama, tmp_path, monkeypatch):
-    monkeypatch.setattr(fa, "EngineConfig", functools.partial(fa.EngineConfig, enforce_eager=True))  # compiles nothing
+def test_an_example_trains_and_writes_what_it_says(name, load_example, tiny_llama, tmp_path, capsys):
     if name == "self_play":  # what is finished is not done again: it was taught, and the gold run is there
         (tmp_path / "taught").mkdir()
         (tmp_path / "taught/export").symlink_to(tiny_llama)
@@ -48,6 +64,8 @@ def test_an_example_trains_and_writes_what_it_says(name, load_example, tiny_llam
         (tmp_path / "gold-0").mkdir()
         (tmp_path / "gold-0/result.json").write_text(json.dumps(GOLD))
     load_example(name).main([*SHORT[name], f"--model={tiny_llama}", f"--out={tmp_path}"])
+    said = capsys.readouterr().out
+    assert all(words in said for words in SAYS.get(name, ())), said
     for file, steps in WRITES[name].items():
         assert (tmp_path / file).stat().st_size > 0, file
         if steps is not None:
