@@ -155,13 +155,16 @@ def test_a_policy_shift_is_followed():
 @pytest.mark.parametrize("forget", ["exponential", "window"])
 def test_the_window_is_bounded_and_keeps_whole_groups(forget):
     window = ScoreWindow(num_verifiers=1, max_rows=40, forget=forget)
+    everybody, unknown = np.ones((8, 1), bool), np.full(8, np.nan, np.float32)
     for call in range(30):
-        window.add(np.full((8, 1), call, np.float32), np.repeat([0, 1], 4), np.full(8, np.nan, np.float32))
+        window.add(np.full((8, 1), call, np.float32), np.repeat([0, 1], 4), unknown, everybody)
         assert len(window.groups) <= 40
     assert set(np.unique(window.groups, return_counts=True)[1]) == {4}
     assert window.scores.max() == 29 and len(window.groups) == 40
     assert (window.scores.min() == 25) == (forget == "window")
-    window.add(np.zeros((100, 1), np.float32), np.zeros(100, np.intp), np.zeros(100, np.float32))
+    window.add(
+        np.zeros((100, 1), np.float32), np.zeros(100, np.intp), np.zeros(100, np.float32), np.ones((100, 1), bool)
+    )
     assert len(window.groups) == 100 and len(np.unique(window.groups)) == 1
 
 

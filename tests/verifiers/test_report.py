@@ -177,6 +177,7 @@ def evidence(n=4000, m=8, seed=0, labels=None, copies=0):
 
     return Evidence(
         scores=scores,
+        asked=np.ones(scores.shape, bool),
         groups=np.arange(n) // 8,
         labels=np.where(labels(rng, truth), truth, np.nan).astype(np.float32) if labels else np.full(n, np.nan, "f4"),
         families=[None] * m,

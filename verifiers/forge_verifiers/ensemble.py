@@ -185,6 +185,7 @@ class Ensemble(Composable):
             scores=self._window.scores,
             groups=self._window.groups,
             labels=self._window.labels,
+            asked=self._window.asked,
             families=[v.family for v in self.verifiers],
             combiner=self._combiner.state_dict(),
         )
@@ -209,7 +210,7 @@ class Ensemble(Composable):
         Raises:
             ValueError: the state is of other verifiers or another combiner, or incomplete.
         """
-        own, wanted = [v.name for v in self.verifiers], {"names", "kind", "version"}
+        own, wanted = [v.name for v in self.verifiers], {"names", "kind", "version", "window/asked"}
         missing = sorted(wanted - set(state))
         if missing:
             raise ValueError(f"state for {self.name!r} lacks {', '.join(missing)}; send what state_dict() returned")
@@ -250,10 +251,10 @@ class Ensemble(Composable):
             return
         due = self._version == 0 or self._window.calls % self.refit_every == 0
         index = np.unique(groups[rows], return_inverse=True)[1]
-        self._window.add(answers.scores[rows], index, self._labels(trajectories)[rows])
+        self._window.add(answers.scores[rows], index, self._labels(trajectories)[rows], answers.asked[rows])
         if due:
             window = self._window
-            self._combiner.fit(window.scores, groups=window.groups, labels=window.labels)
+            self._combiner.fit(window.scores, window.groups, window.labels, window.asked)
             self._version += 1
 
     def _look(self, watch: Watch, answers: Answers, rewards: Scores) -> None:

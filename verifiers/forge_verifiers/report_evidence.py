@@ -50,7 +50,9 @@ class Evidence:
     """The window of score rows behind an ensemble's last fit."""
 
     scores: NDArray[np.float32]
-    """[N, m], NaN = abstained."""
+    """[N, m], NaN where there is none."""
+    asked: NDArray[np.bool_]
+    """[N, m]; False where a verifier was not asked or its call failed."""
     groups: NDArray[np.int64]
     """[N] the prompt of each row."""
     labels: NDArray[np.float32]
@@ -69,7 +71,7 @@ class Evidence:
         """
         fitted = {key[9:]: value for key, value in state.items() if key.startswith("combiner/")}
         try:
-            window = {key: state[f"window/{key}"] for key in ("scores", "groups", "labels")}
+            window = {key: state[f"window/{key}"] for key in ("scores", "asked", "groups", "labels")}
         except KeyError as missing:
             raise ValueError(f"the state lacks {missing}; send what Ensemble.state_dict() returned") from None
         return cls(**window, families=families, combiner=fitted) if fitted else None
@@ -78,7 +80,7 @@ class Evidence:
         """P(correct) of every row, float64 [N]."""
         combiner = combiners.get(str(self.combiner["combiner"]))
         combiner.load_state_dict(self.combiner)
-        return combiner.predict_proba(self.scores, groups=self.groups)
+        return combiner.predict_proba(self.scores, self.groups, self.asked)
 
     def correlation(self) -> Floats:
         """Pearson correlation [m, m] of scores over the rows where both spoke; NaN for a verifier without spread."""
@@ -122,7 +124,7 @@ class Evidence:
         """P(correct) [N] from some verifiers alone. Prompts are left out, else both halves would share them."""
         families = [self.families[k] for k in columns]
         combiner = combiners.get(kind, families=families if any(f is not None for f in families) else None)
-        return combiner.fit_predict(self.scores[:, columns], labels=self.labels)
+        return combiner.fit_predict(self.scores[:, columns], labels=self.labels, asked=self.asked[:, columns])
 
 
 def unblurred(posterior: Floats) -> Floats:

@@ -26,7 +26,9 @@ class ScoreWindow:
     def __init__(self, *, num_verifiers: int, max_rows: int, forget: Forget) -> None:
         self.max_rows, self.forget = max_rows, forget
         self.scores = np.empty((0, num_verifiers), np.float32)
-        """[N, m], NaN = abstained."""
+        """[N, m], NaN where there is none."""
+        self.asked = np.empty((0, num_verifiers), bool)
+        """[N, m]; False where a verifier was not asked or its call failed, so that its silence says nothing."""
         self.groups = np.empty(0, np.int64)
         """[N], ascending from old to new."""
         self.labels = np.empty(0, np.float32)
@@ -34,13 +36,20 @@ class ScoreWindow:
         self.calls = 0
         self._next_group = 0
 
-    def add(self, scores: NDArray[np.float32], groups: NDArray[np.intp], labels: NDArray[np.float32]) -> None:
+    def add(
+        self,
+        scores: NDArray[np.float32],
+        groups: NDArray[np.intp],
+        labels: NDArray[np.float32],
+        asked: NDArray[np.bool_],
+    ) -> None:
         """Takes the rows of one call; `groups` are numbered from 0 within the call."""
         old = np.unique(self.groups)
         order = np.argsort(groups, kind="stable")
         self.scores = np.concatenate([self.scores, scores[order]])
         self.groups = np.concatenate([self.groups, groups[order] + self._next_group])
         self.labels = np.concatenate([self.labels, labels[order]])
+        self.asked = np.concatenate([self.asked, asked[order]])
         self._next_group += int(groups.max()) + 1
         if len(self.groups) > self.max_rows:
             self._displace(old)
@@ -57,7 +66,8 @@ class ScoreWindow:
         count = int(np.searchsorted(np.cumsum(sizes), excess)) + 1
         count = min(count, len(leaving) - 1)  # one group always stays, however large
         keep = ~np.isin(self.groups, leaving[:count])
-        self.scores, self.groups, self.labels = self.scores[keep], self.groups[keep], self.labels[keep]
+        self.scores, self.groups = self.scores[keep], self.groups[keep]
+        self.labels, self.asked = self.labels[keep], self.asked[keep]
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Everything held."""
@@ -65,6 +75,7 @@ class ScoreWindow:
             "scores": self.scores.copy(),
             "groups": self.groups.copy(),
             "labels": self.labels.copy(),
+            "asked": self.asked.copy(),
             "calls": np.array(self.calls),
             "next_group": np.array(self._next_group),
         }
@@ -74,4 +85,5 @@ class ScoreWindow:
         self.scores = np.array(state["scores"], np.float32)
         self.groups = np.array(state["groups"], np.int64)
         self.labels = np.array(state["labels"], np.float32)
+        self.asked = np.array(state["asked"], bool)
         self.calls, self._next_group = int(state["calls"]), int(state["next_group"])

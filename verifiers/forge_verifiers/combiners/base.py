@@ -172,13 +172,21 @@ class Combiner(ABC):
         self.anchors = anchors
         self._fitted: dict[str, NDArray[Any]] = {}
 
-    def fit(self, scores: ArrayLike, groups: ArrayLike | None = None, labels: ArrayLike | None = None) -> Self:
+    def fit(
+        self,
+        scores: ArrayLike,
+        groups: ArrayLike | None = None,
+        labels: ArrayLike | None = None,
+        asked: ArrayLike | None = None,
+    ) -> Self:
         """Learns how far to trust each verifier.
 
         Args:
             scores: float [n, m], any finite range, NaN = abstained.
             groups: id of each response's prompt [n]; optional.
             labels: 0, 1 or NaN (unknown) [n]; optional.
+            asked: bool [n, m], False where a verifier was not asked or its call failed, which says nothing of the
+                response; optional.
 
         Raises:
             ValueError: wrong shapes, no response, infinite scores, labels other than 0, 1 and NaN.
@@ -187,7 +195,9 @@ class Combiner(ABC):
         n, m = matrix.shape
         if n == 0:
             raise ValueError("fit was given no response; send at least one row of scores")
-        fitted = self._fit(matrix, check_groups(groups, n), check_labels(labels, n))
+        mask = check_asked(asked, matrix)
+        matrix = np.where(mask, matrix, np.nan)
+        fitted = self._fit(matrix, check_groups(groups, n), check_labels(labels, n), mask)
         self._fitted = {**fitted, "num_verifiers": np.array(m)}
         return self
 
@@ -199,8 +209,8 @@ class Combiner(ABC):
         Args:
             scores: float [n, m] as in `fit`.
             groups: id of each response's prompt [n]; optional.
-            asked: bool [n, m], False where a verifier was never asked, which is no evidence, while an abstention may
-                be some; optional.
+            asked: bool [n, m], False where a verifier was not asked or its call failed, which is no evidence, while
+                an abstention may be some; optional.
 
         Raises:
             NotFittedError: before `fit`.
@@ -212,10 +222,14 @@ class Combiner(ABC):
         return self._predict(np.where(mask, matrix, np.nan), index, mask) if len(matrix) else np.zeros(0)
 
     def fit_predict(
-        self, scores: ArrayLike, groups: ArrayLike | None = None, labels: ArrayLike | None = None
+        self,
+        scores: ArrayLike,
+        groups: ArrayLike | None = None,
+        labels: ArrayLike | None = None,
+        asked: ArrayLike | None = None,
     ) -> Floats:
         """`fit`, then `predict_proba` on the same responses."""
-        return self.fit(scores, groups, labels).predict_proba(scores, groups)
+        return self.fit(scores, groups, labels, asked).predict_proba(scores, groups, asked)
 
     def report(self) -> CombinerReport:
         """What the fitted combiner believes of its verifiers. Raises NotFittedError before `fit`."""
@@ -251,7 +265,9 @@ class Combiner(ABC):
         return self._fitted
 
     @abstractmethod
-    def _fit(self, scores: Floats, groups: Ints | None, labels: Floats | None) -> dict[str, NDArray[Any]]: ...
+    def _fit(
+        self, scores: Floats, groups: Ints | None, labels: Floats | None, asked: Bools
+    ) -> dict[str, NDArray[Any]]: ...
 
     @abstractmethod
     def _predict(self, scores: Floats, groups: Ints | None, asked: Bools) -> Floats: ...

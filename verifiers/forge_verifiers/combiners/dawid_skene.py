@@ -22,7 +22,7 @@ class DawidSkene(Combiner):
 
     name: ClassVar[str] = "dawid-skene"
 
-    def _fit(self, scores: Floats, groups: Ints | None, labels: Floats | None) -> dict[str, NDArray[Any]]:
+    def _fit(self, scores: Floats, groups: Ints | None, labels: Floats | None, asked: Bools) -> dict[str, NDArray[Any]]:
         cuts = np.array([vote_cut(column[~np.isnan(column)]) for column in scores.T])
         yes, no = _votes(scores, cuts)
         count = yes.sum(axis=1) + no.sum(axis=1)

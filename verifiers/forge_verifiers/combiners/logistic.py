@@ -22,7 +22,7 @@ class Logistic(Combiner):
 
     name: ClassVar[str] = "logistic"
 
-    def _fit(self, scores: Floats, groups: Ints | None, labels: Floats | None) -> dict[str, NDArray[Any]]:
+    def _fit(self, scores: Floats, groups: Ints | None, labels: Floats | None, asked: Bools) -> dict[str, NDArray[Any]]:
         known = np.zeros(len(scores), bool) if labels is None else ~np.isnan(labels)
         if labels is None or len(np.unique(labels[known])) < 2:
             raise ValueError(

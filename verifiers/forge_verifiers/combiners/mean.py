@@ -38,7 +38,7 @@ class Mean(Combiner):
 
     name: ClassVar[str] = "mean"
 
-    def _fit(self, scores: Floats, groups: Ints | None, labels: Floats | None) -> dict[str, NDArray[Any]]:
+    def _fit(self, scores: Floats, groups: Ints | None, labels: Floats | None, asked: Bools) -> dict[str, NDArray[Any]]:
         m = scores.shape[1]
         family = family_index(self.families, m)
         weight = np.ones(m) if family is None else 1.0 / np.bincount(family)[family]

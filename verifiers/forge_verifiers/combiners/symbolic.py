@@ -69,7 +69,7 @@ class Symbolic(Combiner):
         super().__init__(families, anchors)
         self.priors = dict(priors or {})
 
-    def _fit(self, scores: Floats, groups: Ints | None, labels: Floats | None) -> dict[str, NDArray[Any]]:
+    def _fit(self, scores: Floats, groups: Ints | None, labels: Floats | None, asked: Bools) -> dict[str, NDArray[Any]]:
         m = scores.shape[1]
         strangers = [k for k in self.priors if k not in range(m)]
         if strangers:
@@ -116,9 +116,7 @@ class Symbolic(Combiner):
         log_odds, variance = self._log_odds(scores, groups, asked)
         return sigmoid(log_odds / np.sqrt(1.0 + np.pi / 8.0 * variance))
 
-    def uncertainty(
-        self, scores: ArrayLike, groups: ArrayLike | None = None, asked: ArrayLike | None = None
-    ) -> Floats:
+    def uncertainty(self, scores: ArrayLike, groups: ArrayLike | None = None, asked: ArrayLike | None = None) -> Floats:
         """Standard deviation [n] of `predict_proba`, from how few rows each symbol's rates were estimated on.
 
         It does not cover what no data can tell: that the latent class is not correctness.

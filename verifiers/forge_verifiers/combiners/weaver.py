@@ -36,7 +36,7 @@ class Weaver(Combiner):
 
     name: ClassVar[str] = "weaver"
 
-    def _fit(self, scores: Floats, groups: Ints | None, labels: Floats | None) -> dict[str, NDArray[Any]]:
+    def _fit(self, scores: Floats, groups: Ints | None, labels: Floats | None, asked: Bools) -> dict[str, NDArray[Any]]:
         low, high = score_range(scores)
         graded = np.array([len(np.unique(column[~np.isnan(column)])) > 2 for column in scores.T])
         unit = np.nan_to_num(min_max(scores, low, high), nan=0.0)

@@ -1,0 +1,18 @@
+"""Who was not asked says nothing."""
+
+import numpy as np
+import pytest
+
+from forge_verifiers import combiners
+
+
+@pytest.mark.parametrize("name", ["mean", "majority", "dawid-skene", "weaver", "default"])
+def test_a_score_that_was_not_asked_for_changes_nothing(name):
+    rng = np.random.default_rng(0)
+    right = rng.random(400) < 0.5
+    votes = np.where(rng.random((400, 5)) < 0.75, right[:, None], ~right[:, None]).astype(float)
+    asked = rng.random(votes.shape) < 0.8
+    one, other = (combiners.get(name).fit(scores, asked=asked) for scores in (votes, np.where(asked, votes, 1 - votes)))
+    assert one.predict_proba(votes).tobytes() == other.predict_proba(votes).tobytes()
+    with pytest.raises(ValueError, match="asked arrived as"):
+        combiners.get(name).fit(votes, asked=asked[:, :4])
