@@ -32,6 +32,12 @@ def test_a_pipe_gets_plain_lines(shown):
     ]
 
 
+def test_what_was_dropped_is_shown(shown, monkeypatch):
+    monkeypatch.setitem(ROW, "dropped/too_long", 3.0)
+    monkeypatch.setitem(ROW, "dropped/bad_logprobs", 0.0)
+    assert shown(force_terminal=False).splitlines()[-1].endswith("s/step 2.0  too long 3")
+
+
 def test_a_dumb_terminal_gets_the_same(shown):
     said = shown(force_terminal=True, _environ={"TERM": "dumb"})
     assert "\x1b" not in said and said.splitlines()[-1] == "train 2/2  reward 0.500  kl 0.0100  s/step 2.0"

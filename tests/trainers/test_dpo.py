@@ -163,12 +163,19 @@ def test_the_best_sibling_is_preferred_to_the_worst(renderer):
     [
         ({"prompt": "a", "chosen": "b", "rejcted": "c"}, "row 0 has the keys.*Did you mean 'rejected'"),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, "row 0: 'chosen' has no assistant message of its own"),
-        ({"prompt": "a", "chosen": "b" * 99, "rejected": "c"}, "row 0, chosen has 1.. tokens, the learner takes"),
     ],
 )
 def test_a_malformed_pair_is_named(renderer, row, message):
     with pytest.raises(ValueError, match=message):
         pairs([row], renderer)
+
+
+def test_a_pair_that_is_too_long_is_named_dropped_and_counted(renderer, caplog):
+    long = {"prompt": "a", "chosen": "b" * 99, "rejected": "c"}
+    found = pairs([{"prompt": "a", "chosen": "b", "rejected": "c"}, long], renderer)
+    assert found.counts == {"learned": 1, "too long": 1} and "row 1, chosen has 1" in caplog.text
+    with pytest.raises(ValueError, match=r"row 0, chosen has 1.. tokens, the learner takes at most 100"):
+        pairs([long], renderer, too_long="error")
 
 
 @pytest.mark.parametrize("settings", [{"beta": 0.0}, {"min_difference": -1.0}, {"batch_size": 0}])

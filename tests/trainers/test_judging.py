@@ -1,5 +1,6 @@
 import asyncio
 import dataclasses
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -47,6 +48,19 @@ def group(*rewards, seed=0, **kwargs):
     return EpisodeGroup(env_id="t", seed=seed, episodes=tuple(episode(a, b, seed=seed, **kwargs) for a, b in rewards))
 
 
+def with_turn(item, siblings, **changes):
+    """The same, with another turn of agent a in some siblings."""
+
+    def changed(episode):
+        own = episode.trajectories["a"]
+        turns = tuple(dataclasses.replace(turn, **changes) for turn in own.turns)
+        own = dataclasses.replace(own, turns=turns)
+        return dataclasses.replace(episode, trajectories={**episode.trajectories, "a": own})
+
+    episodes = [changed(e) if at in siblings else e for at, e in enumerate(item.group.episodes)]
+    return dataclasses.replace(item, group=dataclasses.replace(item.group, episodes=tuple(episodes)))
+
+
 def judged(groups, reward=env_reward, timeout_s=5.0):
     return asyncio.run(judge(groups, reward, timeout_s=timeout_s))
 
@@ -72,7 +86,27 @@ def test_groups_that_teach_nothing_are_counted_by_reason():
     broken = EpisodeError(where="step", kind="X", message="m")
     groups = [group((0, 0), (1, 0)), group((1, 0), (1, 5)), group((0, 0), (1, 0), error=broken)]
     lessons = lessons_from(judged(groups), Credit(), {"hero"})
-    assert lessons.counts == {"used": 1, "flat": 1, "failed": 1, "abstained": 0}
+    assert lessons.counts == {"used": 1, "flat": 1, "failed": 1, "abstained": 0, "too_long": 0}
+
+
+def test_a_sample_too_long_for_its_learner_is_dropped_and_counted_and_its_siblings_learn():
+    items = judged([group((0, 0), (1, 0)), group((0, 0), (1, 0), seed=1)])
+    items = [with_turn(items[0], [1], prompt_ids=(1, 2, 4)), with_turn(items[1], [0, 1], prompt_ids=(1, 2, 4))]
+    lessons = lessons_from(items, Credit(scale="none"), {"hero"}, room={"hero": 3})
+    assert [(len(s.token_ids), s.advantages[-1]) for s in lessons.samples["hero"]] == [(3, -0.5)]
+    assert lessons.too_long == 3
+    assert lessons.counts == {"used": 1, "too_long": 1, "flat": 0, "failed": 0, "abstained": 0}
+    assert lessons_from(items, Credit(), {"hero"}, room={"hero": 4}).too_long == 0
+
+
+def test_tokens_without_a_log_probability_are_masked_and_their_share_counted():
+    items = judged([group((0, 0), (1, 0))])
+    item = with_turn(items[0], [1], response_ids=(3, 4, 5, 6), logprobs=(-1.0, math.nan, -math.inf, 0.5))
+    lessons = lessons_from([item], Credit(), {"hero"})
+    good, bad = lessons.samples["hero"]
+    assert good.loss_mask == (False, False, True) and bad.loss_mask == (False, False, True, False, False, False)
+    assert bad.token_ids == (1, 2, 3, 4, 5, 6) and bad.logprobs == (0.0, 0.0, -1.0, 0.0, 0.0, 0.0)
+    assert lessons.bad_logprobs == {"hero": 3 / 5}
 
 
 def test_one_abstention_drops_the_whole_group():
@@ -125,7 +159,7 @@ class Assessing:
 def test_a_group_within_the_noise_of_its_reward_is_flat():
     groups = [group((0.5, 0), (0.52, 0)), group((0, 0), (1, 0), seed=1)]
     lessons = lessons_from(judged(groups, Assessing(noise=0.1)), Credit(noise_multiple=1.0), {"hero"})
-    assert lessons.counts == {"used": 1, "flat": 1, "failed": 0, "abstained": 0}
+    assert lessons.counts == {"used": 1, "flat": 1, "failed": 0, "abstained": 0, "too_long": 0}
     assert lessons_from(judged(groups, Assessing(noise=0.1)), Credit(), {"hero"}).counts["used"] == 2
 
 
@@ -211,6 +245,8 @@ def test_groups_that_teach_nothing_are_replaced(tmp_path):
     asked = []
 
     class Trainer(GRPOTrainer):
+        _running = SimpleNamespace(room={})
+
         async def _collect(self, source, step, put=None, *, count=0, refill=0):
             asked.append((step, count, refill))
             return [group((0, 0), (int(refill == 2), 0), seed=10 * refill + i) for i in range(count)]

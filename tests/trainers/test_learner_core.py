@@ -113,6 +113,13 @@ def test_microbatches_add_up_to_one_big_batch(tiny_llama: Path, random_batch: Ba
         assert many[name] == pytest.approx(one[name], rel=1e-5)
 
 
+def test_a_sample_longer_than_a_microbatch_is_computed_by_itself(tiny_llama: Path, random_batch: Batches):
+    batch = random_batch(prompt=80)
+    big, small = LearnerCore(config(tiny_llama)), LearnerCore(config(tiny_llama, max_tokens_per_microbatch=64))
+    assert big.max_sample_tokens == small.max_sample_tokens == 4096  # the model's context
+    assert relative_gap(gradients(small, batch), gradients(big, batch)) < 1e-5
+
+
 def test_chunks_of_the_head_change_nothing(tiny_llama: Path, random_batch: Batches):
     batch = random_batch()
     one, many = (LearnerCore(config(tiny_llama, loss_chunk_tokens=n)) for n in (1000, 7))
@@ -308,7 +315,7 @@ def test_published_weights_are_the_files_weights(tiny_models: Callable[..., Path
 
 
 def test_bad_batches_are_refused_and_the_learner_lives_on(tiny_llama: Path, random_batch: Batches):
-    core = LearnerCore(config(tiny_llama, max_tokens_per_microbatch=64))
+    core = LearnerCore(config(tiny_llama, max_sample_tokens=64))
     bad = random_batch()
     bad["tokens"]["advantages"][25] = float("nan")
     with pytest.raises(ValueError, match="advantages of token 25 is nan"):

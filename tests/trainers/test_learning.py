@@ -59,13 +59,16 @@ def run(given: Lessons, learners: dict[str, Any], folder: Path, **settings: Any)
 
 
 def test_groups_ages_and_learners_are_reported(tmp_path: Path):
-    found = run(lessons(5, 4, 4), {"hero": Learner(5)}, tmp_path, max_staleness=2)
+    given = dataclasses.replace(lessons(5, 4, 4), too_long=2, bad_logprobs={"hero": 0.01, "rival": 0.0})
+    found = run(given, {"hero": Learner(5)}, tmp_path, max_staleness=2)
     assert found == {
         "groups/used": 3.0,
         "groups/failed": 1.0,
         "groups/abstained": 0.0,
         "groups/flat": 1.0,
         "groups/flat_share": 0.25,
+        "dropped/too_long": 2.0,
+        "dropped/bad_logprobs": 0.01,
         "staleness/max": 1.0,
         "staleness/0": 2.0,
         "staleness/1": 4.0,
@@ -90,6 +93,16 @@ def test_samples_older_than_the_bound_or_newer_than_the_learner_are_refused(tmp_
         run(lessons(6), {"hero": Learner(5)}, tmp_path)
     with pytest.raises(ValueError, match="versions -1 to 0"):
         run(lessons(-1, 0), {"hero": Learner(0)}, tmp_path)
+
+
+def test_a_sampler_without_log_probabilities_ends_the_run_only_beyond_a_share(tmp_path: Path):
+    given = dataclasses.replace(lessons(0), bad_logprobs={"hero": 0.02})
+    with pytest.raises(DivergedError, match=r"sampler of hero gave no log-probability.*2\.00%.*=1\.00%"):
+        run(given, {"hero": Learner()}, tmp_path)
+    assert run(given, {"hero": Learner()}, tmp_path, max_bad_logprobs=0.02)["dropped/bad_logprobs"] == 0.02
+    all_masked = dataclasses.replace(given, samples={}, bad_logprobs={"hero": 1.0})
+    with pytest.raises(DivergedError, match="100.00%"):
+        run(all_masked, {"hero": Learner()}, tmp_path)
 
 
 def test_a_loss_that_is_no_number_leaves_the_batch_in_a_file_and_says_which(tmp_path: Path):

@@ -158,15 +158,16 @@ def test_what_is_no_row_is_refused(read):
         read([])
 
 
-def test_a_row_that_is_too_long_is_named_or_dropped_and_counted(read):
+def test_a_row_that_is_too_long_is_named_dropped_and_counted(read, caplog):
     rows = [chat("uone", "atwo"), chat("u" + "x" * 100, "atwo")]
     long = len(read(rows).items[1].ids)
     with pytest.raises(ValueError, match=f"row 1 has {long} tokens, the learner takes at most {long - 1}"):
-        read(rows, room=long - 1)
-    found = read(rows, room=long - 1, too_long="drop")
+        read(rows, room=long - 1, too_long="error")
+    found = read(rows, room=long - 1)
     assert found.counts == {"learned": 1, "too long": 1}
-    with pytest.raises(ValueError, match="nothing is left to learn.*2 too long"):
-        read(rows, room=3, too_long="drop")
+    assert f"row 1 has {long} tokens" in caplog.text and "learner.max_sample_tokens" in caplog.text
+    with pytest.raises(ValueError, match=r"nothing is left to learn.*2 too long.*max_sample_tokens"):
+        read(rows, room=3)
 
 
 def test_the_digest_is_of_the_tokens_and_their_order(read):

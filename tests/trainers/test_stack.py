@@ -1,11 +1,14 @@
 """Work that needs the weight store, and outlives it."""
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from forge_agents.errors import ActorDiedError, StallError
+from forge_agents.policy import Policy
+from forge_trainers.learner_config import LearnerConfig
 from forge_trainers.stack import Stack
 
 
@@ -73,3 +76,30 @@ def test_whoever_stops_waiting_for_a_new_store_does_not_stop_it_and_the_next_wai
         assert stack.mended == ["weights died during put"]
 
     asyncio.run(main())
+
+
+class Starting:
+    """What `Stack.start_learners` uses of a stack: engines with a context, and learners that are only noted."""
+
+    start_learners, _learner_settings = Stack.start_learners, Stack._learner_settings
+
+    def __init__(self, context, **settings):
+        self.config = SimpleNamespace(learner=LearnerConfig(**settings), seed=0)
+        self.policies = {"hero": Policy("hero"), "rival": Policy("rival")}
+        self.store = SimpleNamespace(pulse=SimpleNamespace(error=None))
+        self.folder, self.learners, self._mourned, self._context = Path("run"), {}, [], context
+
+    def _engine(self, name):
+        return SimpleNamespace(max_model_len=self._context)
+
+    async def _start_learners(self, configs):
+        return configs
+
+
+@pytest.mark.parametrize(("limit", "taken"), [(None, 8192), (1024, 1024), (9000, 9000)])
+def test_learners_take_what_their_engine_holds(monkeypatch, caplog, limit, taken):
+    monkeypatch.setattr("forge_trainers.stack.models.resolve", Path)
+    stack = Starting(8192, max_sample_tokens=limit)
+    asyncio.run(stack.start_learners())
+    assert [settings.max_sample_tokens for settings in stack.learners.values()] == [taken, taken]
+    assert ("up to 8192 tokens, learner.max_sample_tokens=1024" in caplog.text) == (limit == 1024)

@@ -47,14 +47,15 @@ class LearnerActor(Actor):
         self._one_at_a_time = asyncio.Lock()
 
     @concurrent_endpoint
-    async def build(self) -> None:
-        """Load the model, once."""
+    async def build(self) -> dict[str, int]:
+        """Load the model, once. Returns `LearnerCore.max_sample_tokens` of each learner."""
 
-        def build() -> None:
+        def build() -> dict[str, int]:
             for whose, config in self._configs.items():
                 self._cores[whose] = LearnerCore(config, base=next(iter(self._cores.values()), None))
+            return {whose: core.max_sample_tokens for whose, core in self._cores.items()}
 
-        await self._compute(build)
+        return await self._compute(build)
 
     @concurrent_endpoint
     async def use_store(self, whose: str, store: WeightStoreRef) -> None:

@@ -142,7 +142,7 @@ def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) 
     hf_config = read_config(config.model)
     check_weights(Path(config.model))
     check_degrees(config, hf_config)
-    max_seq_len = min(config.max_tokens_per_microbatch, hf_config.get("max_position_embeddings", math.inf))
+    max_seq_len = int(min(config.max_sample_tokens or math.inf, hf_config["max_position_embeddings"]))
     attention = PackedAttention if titan.DEVICE_TYPE == "cpu" else titan.VarlenAttention
     spec = spec_from_config(
         hf_config, inner_attention=attention.Config(), max_seq_len=max_seq_len, fuse_qkv=config.lora is None

@@ -72,6 +72,9 @@ class GRPOConfig:
     """Mean absolute difference between the sampler's and the learner's log-probability of the sampled tokens above
     which the run ends: the two no longer hold the same model. Looked at where every sample is of the learner's own
     version, as the first step's always are. bfloat16 against bfloat16 shows 0.02 to 0.042 on average over a step."""
+    max_bad_logprobs: float = 0.01
+    """Share of a policy's sampled tokens in a step whose log-probability may be NaN, infinite or positive; they are
+    masked. More end the run. In [0, 1]."""
     max_empty_steps: int = 5
     """Steps in a row without one group to learn from, after which the run ends with the reason."""
     seed: int = 0
@@ -114,6 +117,8 @@ class GRPOConfig:
             )
         if not self.max_logprob_gap > 0:
             raise ValueError(f"max_logprob_gap={self.max_logprob_gap} must be above 0; inf switches the guard off")
+        if not 0 <= self.max_bad_logprobs <= 1:
+            raise ValueError(f"max_bad_logprobs={self.max_bad_logprobs} must be in [0, 1]; 1 switches the guard off")
         for name in ("start_timeout_s", "stage_timeout_s", "block_timeout_s", "silence_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be positive: every wait has a deadline")

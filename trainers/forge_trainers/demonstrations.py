@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ not read. Of an episode the trajectories of the policy that learns are taken; a 
 """
 
 T = TypeVar("T", bound="Content")
+_log = logging.getLogger(__name__)
 
 class Content(Protocol):
     """What is learned at once: a conversation, or a pair of them."""
@@ -109,16 +111,19 @@ def read_items(
 
 
 def fits(streams: Sequence[Demonstration], room: int, config: OfflineConfig, counts: Counter[str]) -> bool:
-    """Whether the learner has room for each of `streams`; one that it has none for is counted, or an error."""
+    """Whether the learner has room for each of `streams`; else they are counted, the first is named, or an error."""
     for item in streams:
         if len(item.ids) > room:
-            if config.too_long == "drop":
-                counts["too long"] += 1
-                return False
-            raise ValueError(
+            told = (
                 f"{item.source} has {len(item.ids)} tokens, the learner takes at most {room}; raise "
-                "learner.max_tokens_per_microbatch (up to the model's context), shorten it, or set too_long='drop'"
+                "learner.max_sample_tokens (up to the model's context) or shorten it"
             )
+            if config.too_long == "error":
+                raise ValueError(told)
+            if not counts["too long"]:
+                _log.warning("%s. It is left out, and so is every other that is too long", told)
+            counts["too long"] += 1
+            return False
     return True
 
 
@@ -129,7 +134,8 @@ def gathered(items: Sequence[T], counts: Counter[str], policy: str) -> Gathered[
         raise ValueError(
             f"nothing is left to learn ({', '.join(f'{number} {why}' for why, number in left.items())}). "
             f"other policies: none of the episode's trajectories is of {policy!r}, so name the policy as in the "
-            "episodes or pass trajectories; otherwise the settings leave nothing"
+            "episodes or pass trajectories; too long: raise learner.max_sample_tokens, up to the model's context; "
+            "otherwise the settings leave nothing"
         )
     return Gathered(items=items, counts={"learned": len(items), **left})
 

@@ -21,6 +21,10 @@ _SHOWN = (
     ("tok/s", "tokens_per_s", "{:.0f}"),
     ("s/step", "time/step_s", "{:.1f}"),
 )
+_SHOWN_IF_ANY = (
+    ("too long", "dropped/too_long", "{:.0f}"),
+    ("bad logprobs", "dropped/bad_logprobs", "{:.2%}"),
+)
 
 
 class Display:
@@ -49,7 +53,8 @@ class Display:
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show that `step` is done."""
-        text = "  ".join(f"{label} {form.format(metrics[key])}" for label, key, form in _SHOWN if key in metrics)
+        shown = [*_SHOWN, *(one for one in _SHOWN_IF_ANY if metrics.get(one[1]))]
+        text = "  ".join(f"{label} {form.format(metrics[key])}" for label, key, form in shown if key in metrics)
         if self._progress is not None:
             self._progress.update(self._task, completed=step + 1, metrics=text)
         else:

@@ -6,9 +6,10 @@ group that teaches nothing. Waits for the reward, in a thread, with a deadline.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -176,14 +177,25 @@ class Lessons:
     samples: Mapping[str, Sequence[Sample]]
     """Training samples by policy name; policies without any are absent."""
     counts: Mapping[str, int]
-    """Groups by fate: ``used``, ``failed`` (an episode kept failing), ``abstained`` (a reward was NaN), ``flat`` (no
-    trained trajectory differed from those it is compared with by more than the noise)."""
+    """Groups by fate: ``used``, ``failed`` (an episode kept failing), ``abstained`` (a reward was NaN), ``too_long``
+    (no sample that teaches something fits the learner), ``flat`` (no trained trajectory differed from those it is
+    compared with by more than the noise)."""
     advantages: Mapping[tuple[int, int], Mapping[str, Sequence[float]]]
     """By group and sibling, then by agent: one number per turn. Trajectories that teach nothing are absent."""
+    too_long: int = 0
+    """Samples that were dropped because the learner has no room for them. Their rewards count in their siblings'
+    baselines all the same, as in DAPO's overlong filtering (arXiv 2503.14476, section 3.4)."""
+    bad_logprobs: Mapping[str, float] = field(default_factory=dict)
+    """By policy: share of the sampled tokens that are masked because their log-probability is none."""
 
 
 def lessons_from(
-    judged: Sequence[JudgedGroup], credit: Credit, trainable: Collection[str], baselines: Baselines | None = None
+    judged: Sequence[JudgedGroup],
+    credit: Credit,
+    trainable: Collection[str],
+    baselines: Baselines | None = None,
+    *,
+    room: Mapping[str, int] | None = None,
 ) -> Lessons:
     """Turn rewards into advantages and cut trajectories into samples.
 
@@ -195,10 +207,11 @@ def lessons_from(
         credit: Who is compared with whom.
         trainable: Policies that learn.
         baselines: Running means that `credit` may keep, brought up to date.
+        room: Tokens of the longest sample that each policy's learner takes; a policy that is absent has no limit.
     """
     from forge_trainers.packing import samples_from
 
-    counts: Counter[str] = Counter(used=0, failed=0, abstained=0, flat=0)
+    counts: Counter[str] = Counter(used=0, failed=0, abstained=0, too_long=0, flat=0)
     usable: list[int] = []
     scored: dict[str, list[Scored]] = {}  # by column; one without a name where rewards are not credited apart
     weights: dict[str, float] = {"": 1.0}
@@ -221,19 +234,34 @@ def lessons_from(
                 weights[name] = weight
                 scored.setdefault(name, []).extend(_scored(column, agent, number, name))
     samples: dict[str, list[Sample]] = {}
+    sampled: Counter[str] = Counter()
+    bad: Counter[str] = Counter()
     used: set[int] = set()
+    overlong: list[int] = []
     learned: dict[tuple[int, int], dict[str, Sequence[float]]] = {}
     assigned = {name: credit.assign(column, baselines) for name, column in scored.items()}
     for at, trajectory in enumerate(trajectories):
         known = [weights[name] * own for name, column in assigned.items() if (own := column[at]) is not None]
         number = next(iter(scored.values()))[at].seed
         advantages = np.sum(known, axis=0).tolist() if known else []
-        if known and (cut := samples_from(trajectory, advantages, group=number, number=at)):
-            samples.setdefault(trajectory.policy, []).extend(cut)
+        cut = samples_from(trajectory, advantages, group=number, number=at) if known else []
+        limit = (room or {}).get(trajectory.policy, math.inf)
+        overlong += [number for sample in cut if len(sample.token_ids) > limit]
+        bad[trajectory.policy] += sum(sample.bad_logprobs for sample in cut)
+        sampled[trajectory.policy] += sum(sum(sample.loss_mask) + sample.bad_logprobs for sample in cut)
+        if kept := [sample for sample in cut if len(sample.token_ids) <= limit and any(sample.loss_mask)]:
+            samples.setdefault(trajectory.policy, []).extend(kept)
             learned.setdefault((number, siblings[at]), {})[trajectory.agent] = advantages
             used.add(number)
-    counts.update(used=len(used), flat=len(usable) - len(used))
-    return Lessons(samples=samples, counts=dict(counts), advantages=learned)
+    lost = len({*overlong} - used)
+    counts.update(used=len(used), too_long=lost, flat=len(usable) - len(used) - lost)
+    return Lessons(
+        samples=samples,
+        counts=dict(counts),
+        advantages=learned,
+        too_long=len(overlong),
+        bad_logprobs={name: bad[name] / number for name, number in sampled.items() if number},
+    )
 
 
 def _scored(item: JudgedGroup, agent: str, number: int, column: str) -> list[Scored]:

@@ -30,9 +30,21 @@ __all__ = ["Learner", "LearnerConfig"]
 class Learner:
     """A running learner. Make one with `start`; after an error it can only be stopped."""
 
-    def __init__(self, name: str, *, whose: str, procs: ProcMesh, actors: Any, world_size: int, pulse: Pulse) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        whose: str,
+        procs: ProcMesh,
+        actors: Any,
+        world_size: int,
+        max_sample_tokens: int,
+        pulse: Pulse,
+    ) -> None:
         self.name = name
         self.world_size = world_size
+        self.max_sample_tokens = max_sample_tokens
+        """Tokens of the longest sample that `train_step` takes."""
         self.version = 0
         """Version of the weights: optimiser steps taken since the start model."""
         self.last_publish: dict[str, float] = {}
@@ -122,14 +134,22 @@ class Learner:
                 await pulse.guard(mesh.exchange_addresses(procs, timeout_s, who=name))
             losses = [find_loss(config.loss) for config in configs.values()]
             actors = procs.spawn("learner", LearnerActor, dict(configs), name, store, losses)
-            await pulse.guard(mesh.call_all(actors, world_size, "build", timeout_s=timeout_s, who=name))
+            room, *_ = await pulse.guard(mesh.call_all(actors, world_size, "build", timeout_s=timeout_s, who=name))
             pulse.started()
         except BaseException:
             pulse.end()
             await mesh.stop(procs)
             raise
         return {
-            whose: cls(name, whose=whose, procs=procs, actors=actors, world_size=world_size, pulse=pulse)
+            whose: cls(
+                name,
+                whose=whose,
+                procs=procs,
+                actors=actors,
+                world_size=world_size,
+                max_sample_tokens=room[whose],
+                pulse=pulse,
+            )
             for whose in configs
         }
 

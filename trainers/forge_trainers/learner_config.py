@@ -42,7 +42,10 @@ class LearnerConfig:
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type in which gradients are added up over ranks. bfloat16 halves what travels and rounds."""
     max_tokens_per_microbatch: int = 2048
-    """Most positions in one forward pass of one rank, and so the longest sample."""
+    """Most positions in one forward pass of one rank. A longer sample gets a pass of its own."""
+    max_sample_tokens: int | None = None
+    """Longest sample, in tokens; a longer one is dropped and counted. None: as long as the engine's conversations, and
+    without an engine as the model's context."""
     loss: str = "dapo"
     """Policy loss: "grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_pp" or a registered name;
     "package.module:name" imports the module first. `forge_trainers.algorithms` has the equations."""
@@ -122,6 +125,7 @@ class LearnerConfig:
         for name in ("warmup_steps", "max_tokens_per_microbatch", "loss_chunk_tokens", "dp_replicate", "tp", "ep"):
             least = {"warmup_steps": 0, "max_tokens_per_microbatch": 2}.get(name, 1)
             _require(getattr(self, name) >= least, self, name, f"at least {least}")
+        _require(self.max_sample_tokens is None or self.max_sample_tokens >= 2, self, "max_sample_tokens", "at least 2")
         _require(all(0 <= beta < 1 for beta in self.betas), self, "betas", "in [0, 1)")
         _require(0 < self.lr_decay_share <= 1, self, "lr_decay_share", "above 0 and at most 1")
         _require(0 <= self.lr_min_share <= 1, self, "lr_min_share", "in [0, 1]")

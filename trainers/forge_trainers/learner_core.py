@@ -74,6 +74,11 @@ class LearnerCore:
         self.version = 0
         """Number of optimiser steps taken; the version of the weights."""
 
+    @property
+    def max_sample_tokens(self) -> int:
+        """Tokens of the longest sample that fits: the setting, or less where the model's context is shorter."""
+        return self._built.max_seq_len
+
     def set_total_steps(self, total: int) -> None:
         """Say how many optimiser steps the run has, for a learning rate that falls; see `Schedule`."""
         self._schedule.set_total_steps(total)

@@ -38,14 +38,16 @@ async def learn(
         folder: Where a batch goes that a guard stops at.
 
     Returns:
-        Metrics: ``groups/...``, ``staleness/...`` and each learner's.
+        Metrics: ``groups/...``, ``dropped/...``, ``staleness/...`` and each learner's.
 
     Raises:
-        DivergedError: A loss or gradient is not finite.
+        DivergedError: A loss or gradient, or too many of the sampler's log-probabilities, are not finite.
         MismatchError: Sampler and learner differ too much.
     """
     from forge_trainers.packing import pack
 
+    for name, share in lessons.bad_logprobs.items():
+        check_bad_logprobs(name, share, config.max_bad_logprobs)
     batches = {name: pack(samples) for name, samples in lessons.samples.items()}
     ages = {name: staleness(batch, learners[name].version) for name, batch in batches.items()}
     metrics = {**_fates(lessons), **_histogram(ages, config.max_staleness)}
@@ -69,6 +71,16 @@ def check_gap(name: str, gap: float, limit: float) -> None:
         raise MismatchError(
             f"sampler and learner of {name} differ by {gap:.3g} per token on average, more than max_logprob_gap="
             f"{limit}; check that the engine serves this model with these weights and that temperature and dtype agree"
+        )
+
+
+def check_bad_logprobs(name: str, share: float, limit: float) -> None:
+    """Raise DivergedError where more than `limit` of the sampled tokens have no log-probability."""
+    if share > limit:
+        raise DivergedError(
+            f"the sampler of {name} gave no log-probability (NaN, infinite or positive) for {share:.2%} of a step's "
+            f"tokens, more than max_bad_logprobs={limit:.2%}; its weights or its numbers overflow: look at "
+            "learner/grad_norm of the steps before, lower lr, or set engine.dtype='float32'"
         )
 
 
@@ -117,6 +129,8 @@ def _fates(lessons: Lessons) -> dict[str, float]:
     return {
         **{f"groups/{fate}": float(count) for fate, count in counts.items()},
         "groups/flat_share": counts["flat"] / judged if judged else float("nan"),
+        "dropped/too_long": float(lessons.too_long),
+        "dropped/bad_logprobs": max(lessons.bad_logprobs.values(), default=0.0),
     }
 
 

@@ -57,7 +57,7 @@ def lay_out(
 
     Args:
         batch: Checked.
-        max_tokens: Most positions of a row.
+        max_tokens: Most positions of a row, unless one sample alone has more.
         chunk_tokens: Most loss tokens of one call of the head.
         share_prefixes: Whether siblings' common prompt is laid out once.
         hidden_size: Of the model; weighs attention against linear layers.
@@ -65,7 +65,8 @@ def lay_out(
         rank: The one whose rows are wanted.
         multiple_of: Rows are padded to a multiple of this.
     """
-    room, longest = max_tokens, int(batch["samples"]["length"].max())
+    longest = int(batch["samples"]["length"].max())
+    room = max_tokens = max(max_tokens, longest)
     if ranks > 1:  # blocks small enough to be spread evenly
         fair_share = math.ceil(batch["tokens"]["ids"].numel() / (2 * ranks))
         room = max(longest, min(room, fair_share))

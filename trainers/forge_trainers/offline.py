@@ -147,7 +147,7 @@ class OfflineTrainer(ABC, Generic[T]):
     def _read(self, dataset: Dataset, reward: Reward | None) -> Gathered[T]:
         folder = models.resolve(self.policy.model)
         context = json.loads((folder / "config.json").read_text()).get("max_position_embeddings", math.inf)
-        room = min(context, self._settings.learner.max_tokens_per_microbatch)
+        room = min(context, self._settings.learner.max_sample_tokens or math.inf)
         return self._gather(dataset, Renderer.of(folder), room, reward)
 
     async def _fit(

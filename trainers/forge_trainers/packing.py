@@ -25,6 +25,8 @@ _TOKEN_DTYPES = {
     "versions": torch.int64,
     "turn": torch.int64,
 }
+_MOST_LOGPROB = 1e-3
+"""Of a probability of 1, with what rounding adds."""
 _SAMPLE_DTYPES = {"start": torch.int64, "length": torch.int64, "group": torch.int64, "trajectory": torch.int64}
 
 
@@ -48,6 +50,8 @@ class Sample:
     """Equal for the samples of one trajectory, at least 0; None for a sample that is a trajectory of its own."""
     turns: tuple[int, ...] | None = None
     """Number of each token's turn in its trajectory, -1 where masked; None where all is one turn."""
+    bad_logprobs: int = 0
+    """Sampled tokens that are masked because what the sampler gave is not the logarithm of a probability."""
 
     def __post_init__(self) -> None:
         n = len(self.token_ids)
@@ -67,7 +71,7 @@ class Sample:
             raise ValueError(f"token id {min(self.token_ids)} is negative")
         _check_finite("logprobs", self.logprobs)
         _check_finite("advantage", self.advantages)
-        if max(self.logprobs) > 1e-3:
+        if max(self.logprobs) > _MOST_LOGPROB:
             raise ValueError(f"logprob {max(self.logprobs)} is positive; send natural-log probabilities")
 
     @property
@@ -91,7 +95,8 @@ def samples_from(
 
     A turn whose prompt begins with the previous prompt + response continues that sample: the new part of the prompt
     is masked, the response is in the loss. A turn whose prompt does not (context trimmed, history rewritten) starts a
-    sample of its own. Turns without response tokens (scripted, empty) teach nothing and are passed over.
+    sample of its own. Turns without response tokens (scripted, empty) teach nothing and are passed over. A token whose
+    log-probability is NaN, infinite or positive is masked and counted: its ratio to the learner's has no value.
 
     Args:
         trajectory: What one agent saw and said.
@@ -103,7 +108,7 @@ def samples_from(
         Samples in the order of their first turn; empty where no turn has response tokens.
 
     Raises:
-        ValueError: Lengths differ, a value is not finite, or a response has no prompt before it.
+        ValueError: Lengths differ, an advantage is not finite, or a response has no prompt before it.
     """
     if len(advantages_per_turn) != len(trajectory.turns):
         raise ValueError(
@@ -130,24 +135,33 @@ class _Stream:
         self._advantages: list[float] = []
         self._versions: list[int] = []
         self._turns: list[int] = []
+        self._bad_logprobs = 0
 
     def is_continued_by(self, turn: Turn) -> bool:
         return list(turn.prompt_ids[: len(self._ids)]) == self._ids
 
     def append(self, turn: Turn, advantage: float, index: int) -> None:
         new_prompt = turn.prompt_ids[len(self._ids) :]
-        self._extend(new_prompt, False, [0.0] * len(new_prompt), 0.0, [-1] * len(new_prompt))
         versions = [-1] * len(turn.response_ids)
         for span in turn.versions:
             versions[span.start : span.end] = [span.version] * (span.end - span.start)
-        self._extend(turn.response_ids, True, turn.logprobs, advantage, versions)
+        good = [-math.inf < logprob <= _MOST_LOGPROB for logprob in turn.logprobs]
+        self._bad_logprobs += good.count(False)
+        logprobs = [logprob if use else 0.0 for logprob, use in zip(turn.logprobs, good, strict=True)]
+        self._extend(new_prompt, [False] * len(new_prompt), [0.0] * len(new_prompt), 0.0, [-1] * len(new_prompt))
+        self._extend(turn.response_ids, good, logprobs, advantage, versions)
         self._turns += [-1] * len(new_prompt) + [index] * len(turn.response_ids)
 
     def _extend(
-        self, ids: Sequence[int], learn: bool, logprobs: Sequence[float], advantage: float, versions: Sequence[int]
+        self,
+        ids: Sequence[int],
+        mask: Sequence[bool],
+        logprobs: Sequence[float],
+        advantage: float,
+        versions: Sequence[int],
     ) -> None:
         self._ids += ids
-        self._mask += [learn] * len(ids)
+        self._mask += mask
         self._logprobs += logprobs
         self._advantages += [advantage] * len(ids)
         self._versions += versions[: len(ids)]
@@ -162,6 +176,7 @@ class _Stream:
             group=group,
             trajectory=trajectory,
             turns=tuple(self._turns),
+            bad_logprobs=self._bad_logprobs,
         )
 
 
@@ -251,6 +266,6 @@ def check_batch(batch: EpisodeBatch, *, vocab_size: int | None = None, max_lengt
     longest = int(length_n.max())
     if max_length is not None and longest > max_length:
         raise ValueError(
-            f"a sample has {longest} tokens, at most {max_length} fit; raise max_tokens_per_microbatch (up to the "
-            "model's context) or limit the episode"
+            f"a sample has {longest} tokens, at most {max_length} fit; raise max_sample_tokens (up to the model's "
+            "context) or limit the episode"
         )

@@ -25,8 +25,9 @@ class OfflineConfig:
     """Optimiser and precision. The trainer sets its loss, correction and temperature."""
     learner_procs: int = 1
     """Processes of the learner; more than one shards it."""
-    too_long: Literal["error", "drop"] = "error"
-    """What happens to a conversation that the model or `learner.max_tokens_per_microbatch` has no room for."""
+    too_long: Literal["error", "drop"] = "drop"
+    """What happens to a conversation that the model or `learner.max_sample_tokens` has no room for: "drop" leaves it
+    out, counts it and names the first."""
     eval_share: float = 0.0
     """Share of the data that is never learned, chosen by `seed`, and measured. In [0, 0.9]."""
     eval_every: int = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from forge_trainers.config import GRPOConfig
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 _STORE = "weights"
 
 
@@ -131,6 +133,11 @@ class Stack:
         while self._mourned:
             self.faults.recovered(self._mourned.pop())
 
+    @property
+    def room(self) -> dict[str, int]:
+        """Tokens of the longest sample that each policy's learner takes."""
+        return {name: learner.max_sample_tokens for name, learner in self.learners.items()}
+
     async def unless_a_learner_dies(self, work: Awaitable[T]) -> T:
         """What `work` gives, or at once the error of a learner that is lost meanwhile."""
         task = asyncio.ensure_future(work)
@@ -162,9 +169,19 @@ class Stack:
         return True
 
     def _learner_settings(self, name: str) -> LearnerConfig:
-        policy = self.policies[name]
+        policy, context = self.policies[name], self._engine(name).max_model_len
+        limit = self.config.learner.max_sample_tokens
+        if limit is not None and limit < context:
+            _log.warning(
+                "the engine of %s holds conversations of up to %d tokens, learner.max_sample_tokens=%d: longer ones "
+                "are played and not learned; raise it, lower engine.max_model_len, or limit the episode",
+                name,
+                context,
+                limit,
+            )
         return replace(
             self.config.learner,
+            max_sample_tokens=limit or context,
             model=str(models.resolve(policy.model)),
             temperature=policy.sampling.temperature,
             lora=policy.lora,

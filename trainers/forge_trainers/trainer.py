@@ -210,7 +210,9 @@ class GRPOTrainer:
                     await with_deadline(playing, self.config.stage_timeout_s, who="episodes", what=what)
                     watch.lap("collect")
                     items = await stack.unless_a_learner_dies(batch.judged)
-                    lessons = lessons_from(items, self.config.credit_rule, stack.learners.keys(), self._baselines)
+                    lessons = lessons_from(
+                        items, self.config.credit_rule, stack.learners.keys(), self._baselines, room=stack.room
+                    )
                     watch.lap("judge")
                     metrics = summarise(self._lineup.measured(items)) | group_spread(items)
                     metrics |= await learn(lessons, stack.learners, self.config, step=step, folder=self.out_dir)
@@ -248,7 +250,8 @@ class GRPOTrainer:
         """Scored groups, and those that replace the ones that teach nothing."""
         config, judged = self.config, await judge(groups, self.reward, timeout_s=self.config.stage_timeout_s)
         for refill in range(1, config.refills + 1):
-            missing = config.groups_per_step - lessons_from(judged, config.credit_rule, trainable).counts["used"]
+            found = lessons_from(judged, config.credit_rule, trainable, room=self._running.room)
+            missing = config.groups_per_step - found.counts["used"]
             if not missing:
                 break
             playing = self._collect(source, step, count=missing, refill=refill)
@@ -376,7 +379,8 @@ class GRPOTrainer:
             raise EmptyBatchError(
                 f"{empty + 1} steps in a row had no group to learn from; groups of the last: {dict(lessons.counts)}. "
                 "flat: siblings earn the same, so change the difficulty, the temperature or group_size; failed: see "
-                "the errors in episodes.jsonl; abstained: the reward returned NaN"
+                "the errors in episodes.jsonl; abstained: the reward returned NaN; too_long: raise "
+                "learner.max_sample_tokens or limit the episode"
             )
         return empty + 1
 
