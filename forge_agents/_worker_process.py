@@ -65,6 +65,8 @@ def _answer(command: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     try:
         return pickle.dumps((True, command(*args)))
     except Exception as error:  # noqa: BLE001  # what an environment raises is raised again in the parent
+        if isinstance(error, StopIteration):
+            error = RuntimeError(f"the environment raised StopIteration({error})")  # which no future can carry
         error.add_note(f"In a worker process:\n{traceback.format_exc()}")
         try:
             packed = pickle.dumps((False, error))

@@ -16,7 +16,7 @@ from forge_agents import registry
 from forge_agents.errors import PlayerLeftError, did_you_mean
 from forge_agents.players import Served
 from forge_agents.policy import AnyPolicy, Endpoint, Human, Policy, Random, Sampling
-from forge_agents.rollout import PlayableEnv, play
+from forge_agents.rollout import PlayableEnv, close, play
 from forge_agents.terminal import Terminal, terminal, visible
 from forge_agents.types import Episode
 
@@ -91,7 +91,7 @@ def play_in_terminal(config: PlayConfig) -> Episode:
         episode = asyncio.run(_play(env, policies, config))
         _show_end(shown, env, episode)
     finally:
-        env.close()
+        close(env, config.env)
     return episode
 
 

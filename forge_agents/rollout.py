@@ -8,10 +8,12 @@ raises.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import time
 import traceback
+import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -19,7 +21,15 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from pettingzoo import AECEnv, ParallelEnv
 
 from forge_agents._text_game import hook
-from forge_agents.errors import ActorDiedError, BudgetError, StallError
+from forge_agents.errors import (
+    ActorDiedError,
+    ArgumentError,
+    BudgetError,
+    MissingExtraError,
+    StallError,
+    UnknownIdError,
+    did_you_mean,
+)
 from forge_agents.players import ContextFullError, Decision, Player, Served, player_for
 from forge_agents.policy import AnyPolicy, Seats, seat_policies
 from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory, Turn
@@ -27,7 +37,11 @@ from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory, 
 T = TypeVar("T")
 PlayableEnv: TypeAlias = "AECEnv[str, Any, Any] | ParallelEnv[str, Any, Any]"
 EndReason: TypeAlias = Literal["terminated", "truncated", "turn_limit", "context", "error"]
-Where = Literal["reset", "observe", "step", "policy", "reward"]
+Where: TypeAlias = Literal["make", "reset", "observe", "step", "policy", "reward"]
+
+
+_MISTAKES = (ArgumentError, MissingExtraError, UnknownIdError)
+"""What a caller got wrong: no episode can be played, so these are nobody's data."""
 
 
 class _FailureError(Exception):
@@ -35,6 +49,11 @@ class _FailureError(Exception):
 
     def __init__(self, where: Where, cause: BaseException) -> None:
         self.where, self.cause = where, cause
+
+    def as_error(self) -> EpisodeError:
+        told = traceback.TracebackException.from_exception(self.cause)  # its text, even where `str` of it raises
+        kind = type(self.cause).__name__
+        return EpisodeError(where=self.where, kind=kind, message=str(told), trace="".join(told.format()))
 
 
 @dataclass(slots=True)
@@ -50,6 +69,20 @@ class _Draft:
     info: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class _News:
+    """What the environment says to an agent of everything since its last decision."""
+
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+
+    @classmethod
+    def of(cls, agent: str, reward: Any, terminated: Any, truncated: Any, info: Mapping[str, Any]) -> _News:
+        return cls(_finite(reward, agent), bool(terminated), bool(truncated), _json_safe(info))
+
+
 @dataclass(slots=True)
 class _Seat:
     policy: str
@@ -59,15 +92,19 @@ class _Seat:
     early_reward: float = 0.0
     info: dict[str, Any] = field(default_factory=dict)
 
-    def credit(self, reward: float, terminated: bool, truncated: bool, info: dict[str, Any]) -> None:
-        """What the environment says of everything since this seat's last decision."""
-        self.info = info
-        if not self.drafts:
+    def pay(self, reward: float) -> None:
+        """To the last decision, or to the trajectory where there was none yet."""
+        if self.drafts:
+            self.drafts[-1].reward += reward
+        else:
             self.early_reward += reward
-            return
-        draft = self.drafts[-1]
-        draft.reward += reward
-        draft.terminated, draft.truncated, draft.info = terminated, truncated, info
+
+    def hear(self, news: _News) -> None:
+        self.pay(news.reward)
+        self.info = news.info
+        if self.drafts:
+            draft = self.drafts[-1]
+            draft.terminated, draft.truncated, draft.info = news.terminated, news.truncated, news.info
 
 
 Sit: TypeAlias = Callable[[str], Awaitable[_Seat]]
@@ -110,8 +147,10 @@ async def play(
 
     async def sit(agent: str) -> _Seat:
         if agent not in seats:
-            tell = hook(env, "instructions") or _no_instructions
-            instructions = str(await _guard("observe", env, tell, agent))
+            if agent not in policies and agent not in env.possible_agents:
+                seen = f"{agent!r} takes part and is not in possible_agents={list(env.possible_agents)}"
+                raise _FailureError("step", ValueError(seen + did_you_mean(str(agent), policies)))
+            instructions = await _guard("observe", env, _instructions, env, agent)
             player = player_for(
                 policies[agent],
                 agent=agent,
@@ -125,19 +164,14 @@ async def play(
 
     try:
         opening = await _guard("reset", env, env.reset, seed=seed)
-        for agent in list(env.agents):
+        for agent in await _guard("reset", env, lambda: list(env.agents)):
             await sit(agent)
         if isinstance(env, ParallelEnv):
             end = await _play_rounds(env, sit, opening, max_turns)
         else:
             end = await _play_turns(env, sit, max_turns)
     except _FailureError as failed:
-        error = EpisodeError(
-            where=failed.where,
-            kind=type(failed.cause).__name__,
-            message=str(failed.cause),
-            trace="".join(traceback.format_exception(failed.cause)),
-        )
+        error = failed.as_error()
     if end in ("turn_limit", "context"):
         _cut_off(seats.values())
     return Episode(
@@ -151,28 +185,81 @@ async def play(
 
 
 async def _play_turns(env: AECEnv[str, Any, Any], sit: Sit, max_turns: int) -> EndReason:
-    """Step one agent after another until nobody is left."""
+    """Step one agent after another until nobody is left, or the episode is cut off; then everybody is paid."""
     index, truncated = 0, False
-    while env.agents:
-        agent = env.agent_selection
-        observation, reward, terminated, cut, info = await _guard("observe", env, env.last)
-        seat = await sit(agent)
-        seat.credit(_finite(reward, agent), terminated, cut, _json_safe(info))
-        truncated |= cut
-        if terminated or cut:
-            await _guard("step", env, env.step, None)
-            continue
-        if index >= max_turns:
-            return "turn_limit"
-        try:
-            decision = await _decide(seat, str(observation), info)
-        except ContextFullError:
-            return "context"
-        seat.drafts.append(_Draft(index, str(observation), decision))
-        index += 1
-        await _guard("step", env, env.step, decision.action)
-        await asyncio.sleep(0)  # scripted players never yield; thousands of episodes share the loop
-    return "truncated" if truncated else "terminated"
+    told: dict[str, float] = {}
+    end: EndReason | None = None
+    try:
+        while (seen := await _guard("observe", env, _look, env, told)) is not None:
+            agent, observation, news, info = seen
+            seat = await sit(agent)
+            seat.hear(news)
+            truncated |= news.truncated
+            if news.terminated or news.truncated:
+                await _guard("step", env, _step, env, None, told)
+                continue
+            if index >= max_turns:
+                end = "turn_limit"
+                break
+            try:
+                decision = await _decide(seat, observation, info)
+            except ContextFullError:
+                end = "context"
+                break
+            seat.drafts.append(_Draft(index, observation, decision))
+            index += 1
+            await _guard("step", env, _step, env, decision.action, told)
+            await asyncio.sleep(0)  # scripted players never yield; thousands of episodes share the loop
+    except _FailureError:
+        with contextlib.suppress(_FailureError):  # the first failure is the episode's
+            await _settle(env, sit, told)
+        raise
+    await _settle(env, sit, told)
+    return end or ("truncated" if truncated else "terminated")
+
+
+def _look(
+    env: AECEnv[str, Any, Any], told: dict[str, float]
+) -> tuple[str, str, _News, Mapping[str, Any]] | None:
+    """Whose turn it is, what it sees and what it is told; None when nobody is left.
+
+    Args:
+        told: Accounts as they stood when their agents were last told, of those to whom nothing was paid since.
+    """
+    if not env.agents:
+        return None
+    agent = env.agent_selection
+    observation, reward, terminated, truncated, info = env.last()
+    news = _News.of(agent, 0.0 if agent in told else reward, terminated, truncated, info)
+    told.setdefault(agent, news.reward)
+    return agent, str(observation), news, info
+
+
+def _step(env: AECEnv[str, Any, Any], action: str | None, told: dict[str, float]) -> None:
+    """An account is emptied when its agent acts; in PettingZoo's conversion of parallel ones only after the round."""
+    env.step(action)
+    for agent in list(told):
+        if env.rewards.get(agent) or env._cumulative_rewards.get(agent) != told[agent]:
+            del told[agent]
+
+
+async def _settle(env: AECEnv[str, Any, Any], sit: Sit, told: Mapping[str, float]) -> None:
+    """Tell everybody who is still in what it would have heard at its next turn."""
+
+    def owed() -> dict[str, _News]:
+        return {
+            agent: _News.of(
+                agent,
+                0.0 if agent in told else env._cumulative_rewards[agent],
+                env.terminations[agent],
+                env.truncations[agent],
+                env.infos[agent],
+            )
+            for agent in env.agents
+        }
+
+    for agent, news in (await _guard("reward", env, owed)).items():
+        (await sit(agent)).hear(news)
 
 
 async def _play_rounds(
@@ -180,28 +267,46 @@ async def _play_rounds(
 ) -> EndReason:
     """Step all live agents together, each deciding while the others do, until nobody is left."""
     index, truncated = 0, False
-    observations, infos = opening
-    while env.agents:
+    seen = await _guard("reset", env, lambda: _views(env, *opening))
+    while seen:
         if index >= max_turns:
             return "turn_limit"
-        seats = {agent: await sit(agent) for agent in env.agents}
-        asked = {agent: str(observations[agent]) for agent in seats}
+        seats = {agent: await sit(agent) for agent in seen}
         try:
-            decided = await all_or_first_error(_decide(seats[a], asked[a], infos.get(a, {})) for a in seats)
+            decided = await all_or_first_error(_decide(seats[agent], *view) for agent, view in seen.items())
         except ContextFullError:
             return "context"
         decisions = dict(zip(seats, decided, strict=True))
         for agent, seat in seats.items():
-            seat.drafts.append(_Draft(index, asked[agent], decisions[agent]))
+            seat.drafts.append(_Draft(index, seen[agent][0], decisions[agent]))
             index += 1
         actions = {agent: decision.action for agent, decision in decisions.items()}
-        observations, rewards, terminated, cut, infos = await _guard("step", env, env.step, actions)
+        news, others, seen = await _guard("step", env, _round, env, actions)
         for agent, seat in seats.items():
-            reward = _finite(rewards.get(agent, 0.0), agent)
-            seat.credit(reward, terminated[agent], cut[agent], _json_safe(infos.get(agent, {})))
-        truncated |= any(cut.values())
+            seat.hear(news[agent])
+            truncated |= news[agent].truncated
+        for agent, reward in others.items():
+            (await sit(agent)).pay(reward)
         await asyncio.sleep(0)  # scripted players never yield; thousands of episodes share the loop
     return "truncated" if truncated else "terminated"
+
+
+Views: TypeAlias = dict[str, tuple[str, Mapping[str, Any]]]
+"""Of those who decide next: what each sees, and its info."""
+
+
+def _views(env: ParallelEnv[str, Any, Any], observations: Mapping[str, Any], infos: Mapping[str, Any]) -> Views:
+    return {agent: (str(observations[agent]), infos.get(agent, {})) for agent in env.agents}
+
+
+def _round(
+    env: ParallelEnv[str, Any, Any], actions: dict[str, str]
+) -> tuple[dict[str, _News], dict[str, float], Views]:
+    """What those who acted are told, what others earn (who left earlier, or join now), and who decides next."""
+    observations, rewards, terminated, truncated, infos = env.step(actions)
+    news = {a: _News.of(a, rewards.get(a, 0.0), terminated[a], truncated[a], infos.get(a, {})) for a in actions}
+    others = {agent: _finite(reward, agent) for agent, reward in rewards.items() if agent not in actions}
+    return news, others, _views(env, observations, infos)
 
 
 def _cut_off(seats: Iterable[_Seat]) -> None:
@@ -220,24 +325,30 @@ async def _decide(seat: _Seat, observation: str, info: Mapping[str, Any]) -> Dec
         raise _FailureError("policy", cause) from cause
 
 
-async def _guard(where: Where, env: PlayableEnv, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+async def _guard(where: Where, env: PlayableEnv | None, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run environment code, beside the loop where it lives in a worker process; its failure becomes data."""
     try:
         off_loop = getattr(env, "off_loop", None)
         return call(*args, **kwargs) if off_loop is None else await off_loop(call, *args, **kwargs)
-    except Exception as cause:  # environments are user code: any failure is the episode's, not the run's
+    except (_FailureError, *_MISTAKES):
+        raise
+    except (Exception, SystemExit) as cause:  # environments are user code: any failure is the episode's, not the run's
         raise _FailureError(where, cause) from cause
 
 
 def _finite(reward: Any, agent: str) -> float:
-    value = float(reward)
+    try:
+        value = float(reward)
+    except (TypeError, ValueError):
+        value = math.nan
     if not math.isfinite(value):
-        raise _FailureError("reward", ValueError(f"{agent!r} was rewarded with {value}; rewards must be finite"))
+        raise _FailureError("reward", ValueError(f"{agent!r} was rewarded with {reward!r}; rewards must be finite"))
     return value
 
 
-def _no_instructions(agent: str) -> str:
-    return ""
+def _instructions(env: PlayableEnv, agent: str) -> str:
+    tell = hook(env, "instructions")
+    return "" if tell is None else str(tell(agent))
 
 
 def _json_safe(info: Mapping[str, Any]) -> dict[str, Any]:
@@ -330,22 +441,59 @@ class Rollout:
     async def _episode(self, seed: int, limit: asyncio.Semaphore, draw: str | None) -> Episode:
         async with limit:
             for attempt in range(self.retries + 1):
-                env = None
-                try:
-                    env = self.make_env()
-                    policies = seat_policies(self.seats, env.possible_agents, seed)
-                    episode = await play(
-                        env,
-                        policies,
-                        seed=seed,
-                        env_id=self.env_id,
-                        served=self.served,
-                        max_turns=self.max_turns,
-                        draw=None if draw is None else f"{draw}/{attempt}",
-                    )
-                finally:
-                    if env is not None:
-                        env.close()
+                episode = await self._attempt(seed, None if draw is None else f"{draw}/{attempt}")
                 if episode.error is None or attempt == self.retries:
                     return episode
         raise AssertionError("unreachable: the last attempt returns")
+
+    async def _attempt(self, seed: int, draw: str | None) -> Episode:
+        try:
+            env = await _guard("make", None, self.make_env)
+        except _FailureError as failed:
+            error = failed.as_error()
+            return Episode(env_id=self.env_id, seed=seed, trajectories={}, error=error, end_reason="error")
+        try:
+            return await play(
+                env,
+                seat_policies(self.seats, env.possible_agents, seed),
+                seed=seed,
+                env_id=self.env_id,
+                served=self.served,
+                max_turns=self.max_turns,
+                draw=draw,
+            )
+        finally:
+            beside = getattr(env, "off_loop", None)  # closing a worker's environment may take as long as a step
+            await beside(close, env, self.env_id) if beside else close(env, self.env_id)
+
+
+def seats_of(make_env: Callable[[], PlayableEnv], env_id: str, *, tries: int = 2) -> tuple[str, ...]:
+    """The possible agents of an environment, which is made, and closed, to ask it.
+
+    Raises:
+        Exception: What its constructor raised each time.
+    """
+    try:
+        env = make_env()
+        seats = tuple(env.possible_agents)
+    except Exception:
+        if tries <= 1:
+            raise
+        return seats_of(make_env, env_id, tries=tries - 1)
+    close(env, env_id)
+    return seats
+
+
+def close(env: PlayableEnv, env_id: str) -> None:
+    """Close an environment; a failure is a warning, because what was played is whole without it."""
+    try:
+        env.close()
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # environments are user code
+        told = traceback.TracebackException.from_exception(error)
+        at = told.stack[-1]
+        warnings.warn(  # shown once where it is always the same
+            f"{env_id}: close() raised {type(error).__name__}: {told} ({at.filename}:{at.lineno}); the episode counts, "
+            "but what the environment held may be left over",
+            RuntimeWarning,
+            stacklevel=2,
+        )

@@ -153,7 +153,7 @@ class Trajectory:
 class EpisodeError:
     """Why an episode failed: a failed episode is data."""
 
-    where: Literal["reset", "observe", "step", "policy", "reward"]
+    where: Literal["make", "reset", "observe", "step", "policy", "reward"]
     kind: str
     """Class name of the exception."""
     message: str

@@ -99,29 +99,38 @@ class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
         return copy.deepcopy(self)
 
     def close(self) -> None:
-        """Give the worker back; one that is still at work is killed."""
+        """Give the worker back; one that is still at work is killed.
+
+        Raises:
+            WorkerHungError: The environment did not close within its `step_timeout_s`; its process is gone.
+            Exception: What the environment raised; its process is gone, too.
+        """
         worker, slot = self._worker, self._slot
         self._worker, self._slot = None, -1
         if worker is None:
             return
         worker.holders -= slot >= 0
-        if worker.busy:
-            worker.end()
-        elif worker.alive and slot >= 0:
-            try:
-                worker.call("close", slot, timeout_s=self.spec.step_timeout_s)
-            except Exception:  # noqa: BLE001  # an environment that does not close takes its process with it
+        try:
+            if worker.busy:
                 worker.end()
-        if worker.holders <= 0:
-            pool().give_back(worker)
+            elif worker.alive and slot >= 0:
+                worker.call("close", slot, timeout_s=self.spec.step_timeout_s)
+        except Exception:
+            worker.end()
+            raise
+        finally:
+            if worker.holders <= 0:
+                pool().give_back(worker)
 
     async def off_loop(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `call`, which uses this environment, beside the event loop.
 
-        Waits for a free worker first, so that episodes that wait hold no thread.
+        A `reset` waits for a free worker first, so that episodes that wait hold no thread.
         """
-        if self._worker is None:
+        if self._worker is None and call.__name__ == "reset":  # of a wrapper, too; nothing else begins an episode
             self._worker = await pool().borrow_async(str(self))
+        if self._worker is not None and self._worker.busy:  # with a call that was cancelled and holds its thread
+            return call(*args, **kwargs)  # which can only be a close, and that kills
         running = asyncio.get_running_loop().run_in_executor
         return await running(pool().threads, functools.partial(call, *args, **kwargs))
 

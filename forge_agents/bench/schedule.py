@@ -6,6 +6,7 @@ once to know their seats.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from forge_agents import registry
+from forge_agents.rollout import seats_of
 
 Kind: TypeAlias = Literal["single", "cooperative", "competitive", "mixed"]
 """One seat; seats with one goal; seats against each other; something between."""
@@ -83,11 +85,7 @@ def worlds_of(arguments: Mapping[str, Mapping[str, Any]]) -> list[World]:
 
     worlds = []
     for id_, kwargs in arguments.items():
-        env = registry.make(id_, **kwargs)
-        try:
-            seats = tuple(env.possible_agents)
-        finally:
-            env.close()
+        seats = seats_of(functools.partial(registry.make, id_, **kwargs), id_)
         spec = registry.spec(id_)
         worlds.append(
             World(

@@ -52,9 +52,14 @@ class Moody(fa.TurnEnv):
 
     possible_agents = ["a"]
 
-    def __init__(self, deadly=(), slow_s=0.0):
+    def __init__(self, deadly=(), slow_s=0.0, at_close=""):
         super().__init__()
-        self.deadly, self.slow_s = deadly, slow_s
+        self.deadly, self.slow_s, self.at_close = deadly, slow_s, at_close
+
+    def close(self):
+        if self.at_close and hasattr(self, "turn"):
+            time.sleep(60 if self.at_close == "hang" else 0)
+            raise RuntimeError("boom")
 
     def setup(self, rng):
         self.turn, self.number = 0, int(rng.integers(1000))
@@ -74,6 +79,8 @@ class Moody(fa.TurnEnv):
             os.kill(os.getpid(), signal.SIGKILL)
         if action == "leave":
             sys.exit(3)
+        if action == "stop":
+            raise StopIteration("no more")
         if action == "raise":
             raise LookupError("the environment's own")
         if action.startswith("child "):
@@ -451,3 +458,36 @@ def test_who_knows_no_secret_is_sent_away():
                 thief.settimeout(5)
                 assert thief.recv(1) == b""
             pipe.close()
+
+
+@pytest.mark.parametrize(("how", "said"), [("hang", "close took longer than 0.5 s"), ("raise", "boom")])
+def test_a_close_that_fails_is_a_warning_has_an_end_and_holds_nobody_up(how, said):
+    async def main():
+        ticks = []
+
+        async def watch():
+            while True:
+                await asyncio.sleep(0.01)
+                ticks.append(None)
+
+        watching = asyncio.ensure_future(watch())
+        rollout = Rollout(
+            make_env=lambda: fa.make("t/Hasty-v0", at_close=how), env_id="t", seats=fa.Scripted(lambda *_: "x")
+        )
+        group = await rollout.group(seed=1, size=1)
+        watching.cancel()
+        return group.episodes[0], len(ticks)
+
+    fa.make("t/Hasty-v0", at_close=how)  # asks once what the environment is
+    with pytest.warns(RuntimeWarning, match=re.escape(said)):
+        episode, ticks = asyncio.run(main())
+    assert episode.error is None and len(episode.turns) == 3
+    assert how != "hang" or ticks > 10, "the loop ran while the environment was closing"
+
+
+def test_an_exception_that_no_future_can_carry_arrives():
+    rollout = Rollout(
+        make_env=lambda: fa.make("t/Moody-v0"), env_id="t", seats=fa.Scripted(lambda *_: "stop"), retries=0
+    )
+    (failed,) = asyncio.run(asyncio.wait_for(rollout.group(seed=1, size=1), 20)).failed
+    assert "StopIteration(no more)" in failed.error.message

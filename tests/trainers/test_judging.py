@@ -308,3 +308,21 @@ def test_columns_keep_what_their_rewards_learn():
 def test_columns_without_sense_are_refused(rewards, weights):
     with pytest.raises(ValueError, match="no reward|must be finite"):
         Columns(rewards, weights)
+
+
+def test_siblings_that_lack_a_seat_keep_their_places():
+    """One never came to take seats, another broke before its second seat joined: each sibling keeps its own reward."""
+    broken = EpisodeError(where="make", kind="RuntimeError", message="boom")
+    nobody = Episode(env_id="t", seed=0, trajectories={}, error=broken, end_reason="error")
+    whole = episode(3, 4)
+    alone = dataclasses.replace(whole, trajectories={"a": whole.trajectories["a"]})
+    mixed = EpisodeGroup(env_id="t", seed=0, episodes=(nobody, whole, dataclasses.replace(alone, error=broken)))
+    (item,) = judged([mixed])
+    assert np.array_equal(item.rewards["a"], [np.nan, 3, 3], equal_nan=True)
+    assert np.array_equal(item.rewards["b"], [np.nan, 4, np.nan], equal_nan=True)
+    assert item.episode_rewards(1) == {"a": 3, "b": 4}
+    assert summarise([item])["reward/mean"] == 3.5
+    lessons = lessons_from([item], Credit(), {"hero"})
+    assert lessons.counts["failed"] == 1 and not lessons.samples
+    (item,) = judged([EpisodeGroup(env_id="t", seed=0, episodes=(whole, alone))], EnvTurnReward())
+    assert lessons_from([item], Credit(), {"rival"}).counts["abstained"] == 1

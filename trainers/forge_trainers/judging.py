@@ -38,7 +38,7 @@ class JudgedGroup:
 
     group: EpisodeGroup
     rewards: Mapping[str, np.ndarray]
-    """By agent: float32 ``[G]``, NaN where the reward abstained."""
+    """By agent: float32 ``[G]``, NaN where the reward abstained or the agent took no part in the sibling."""
     noise: Mapping[str, np.ndarray] | None = None
     """By agent: float32 ``[G]``, the standard deviation of each reward; None where the reward does not know it."""
     turns: Mapping[str, Sequence[np.ndarray]] | None = None
@@ -106,21 +106,32 @@ async def judge(groups: Sequence[EpisodeGroup], reward: Reward, *, timeout_s: fl
     )
     judged, start = [], 0
     for group in groups:
-        rows: dict[str, list[int]] = {}
-        for trajectory in group.trajectories:
-            rows.setdefault(trajectory.agent, []).append(start)
-            start += 1
+        rows: dict[str, list[int]] = {}  # by agent and sibling; -1 where it did not come to take part
+        for sibling, episode in enumerate(group.episodes):
+            for agent in episode.trajectories:
+                rows.setdefault(agent, [-1] * len(group.episodes))[sibling] = start
+                start += 1
         judged.append(
             JudgedGroup(
                 group=group,
-                rewards={agent: assessed.scores[own] for agent, own in rows.items()},
-                noise=None if assessed.noise is None else {a: assessed.noise[own] for a, own in rows.items()},
+                rewards={agent: _of_siblings(assessed.scores, own) for agent, own in rows.items()},
+                noise=None
+                if assessed.noise is None
+                else {agent: _of_siblings(assessed.noise, own) for agent, own in rows.items()},
                 turns=None
                 if assessed.turns is None
-                else {a: [assessed.turns[at] for at in own] for a, own in rows.items()},
+                else {
+                    agent: [assessed.turns[at] if at >= 0 else np.empty(0, np.float32) for at in own]
+                    for agent, own in rows.items()
+                },
             )
         )
     return judged
+
+
+def _of_siblings(values: np.ndarray, rows: Sequence[int]) -> np.ndarray:
+    """float32 ``[G]``, NaN where there is no row."""
+    return np.where(np.array(rows) < 0, np.float32(np.nan), values[rows])
 
 
 def _joined(columns: Mapping[str, tuple[float, JudgedGroup]]) -> JudgedGroup:
@@ -221,8 +232,8 @@ def lessons_from(
         if item.group.failed:
             counts["failed"] += 1
             continue
-        first = item.group.episodes[0].trajectories
-        trained = [agent for agent in item.rewards if first[agent].policy in trainable]
+        learners = {t.agent for t in item.group.trajectories if t.policy in trainable}
+        trained = [agent for agent in item.rewards if agent in learners]
         if any(np.isnan(item.rewards[agent]).any() for agent in trained):
             counts["abstained"] += 1
             continue

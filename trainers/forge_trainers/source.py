@@ -13,6 +13,7 @@ import numpy as np
 
 from forge_agents import registry
 from forge_agents.hosts import ENVS, Hosts
+from forge_agents.rollout import seats_of
 
 if TYPE_CHECKING:
     from pettingzoo import AECEnv
@@ -79,7 +80,7 @@ class Source:
                 self._makers[name] = self._maker(name)
         self.env_ids = tuple(weights)
         self._shares = np.array(list(weights.values())) / sum(weights.values())
-        self.seats = {name: self._seats(name) for name in self.env_ids}
+        self.seats = {name: seats_of(self._makers[name], name) for name in self.env_ids}
 
     def make(self, env_id: str) -> AECEnv[str, Any, Any]:
         """A fresh environment."""
@@ -104,10 +105,3 @@ class Source:
     def _maker(self, name: str) -> Callable[[], AECEnv[str, Any, Any]]:
         self.max_turns[name] = registry.spec(name).max_turns
         return lambda: registry.make(name, **self._args)
-
-    def _seats(self, name: str) -> tuple[str, ...]:
-        env = self.make(name)
-        try:
-            return tuple(env.possible_agents)
-        finally:
-            env.close()

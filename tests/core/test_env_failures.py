@@ -1,0 +1,232 @@
+"""Whatever an environment's code does, wherever: an episode that says so, and the run goes on."""
+
+import asyncio
+
+import pytest
+from pettingzoo.utils.conversions import parallel_to_aec
+
+import forge_agents as fa
+from forge_agents.errors import UnknownIdError
+from forge_agents.rollout import Rollout, play, seats_of
+from forge_agents.wrappers import InvalidAction
+
+
+class OddError(Exception):
+    def __str__(self):
+        raise RuntimeError("not even its text")
+
+
+class Broken:
+    """A game of two that breaks at `where`; elsewhere it ends after four decisions."""
+
+    possible_agents = ["a", "b"]
+
+    def __init__(self, where="", error=None):
+        self.where, self.error = where, error or RuntimeError("boom")
+        self.at("make")
+        super().__init__()
+
+    def at(self, where):
+        if where == self.where:
+            raise self.error
+
+    def setup(self, rng):
+        self.said = 0
+        self.at("reset")
+
+    def instructions(self, agent):
+        self.at("instructions")
+        return ""
+
+    def observe_text(self, agent):
+        if self.said == 2:
+            self.at("observe")
+        return f"{self.said}"
+
+    def happens(self, agents):
+        self.said += len(agents)
+        if self.said == 2:
+            self.at("step")
+        if self.said == 2 and self.where == "state":
+            self.agents = None
+        return fa.Outcome(rewards=dict.fromkeys(agents, 1.0), done=self.said >= 4)
+
+    def close(self):
+        self.at("close")
+
+    def __deepcopy__(self, memo):
+        self.at("fork")
+        return self
+
+
+class Turns(Broken, fa.TurnEnv):
+    def act(self, agent, action):
+        return self.happens([agent])
+
+    def last(self, observe=True):
+        told = super().last(observe)
+        odd = {"reward": None, "nan": float("nan"), "text": "much"}
+        reward = odd.get(self.where, told[1]) if self.said == 2 else told[1]
+        info = {"self": self.infos} if self.said == 2 and self.where == "info" else told[4]
+        if self.where == "info":
+            self.infos["loop"] = self.infos
+        return told[0], reward, told[2], told[3], info
+
+
+class Rounds(Broken, fa.ParallelTurnEnv):
+    def act_all(self, actions):
+        return self.happens(list(actions))
+
+    def step(self, actions):
+        observations, rewards, terminated, truncated, infos = super().step(actions)
+        if self.where == "reward":
+            rewards["a"] = None
+        if self.where == "missing":
+            del observations["a"], terminated["b"]
+        if self.where == "stranger":
+            self.agents.append("c")
+            observations["c"] = ""
+        if self.where == "shape":
+            return observations
+        return observations, rewards, terminated, truncated, infos
+
+
+def group_of(make, size=1, seats=None, **more):
+    seats = seats or fa.Scripted(lambda seen: "x")
+    return asyncio.run(Rollout(make_env=make, env_id="t/It-v0", seats=seats, **more).group(seed=1, size=size))
+
+
+IN_TURNS = {
+    "make": "make",
+    "reset": "reset",
+    "instructions": "observe",
+    "observe": "observe",
+    "step": "step",
+    "reward": "reward",
+    "nan": "reward",
+    "text": "reward",
+    "info": "observe",
+    "state": "step",
+}
+IN_ROUNDS = {
+    "make": "make",
+    "reset": "reset",
+    "instructions": "observe",
+    "observe": "step",
+    "step": "step",
+    "reward": "reward",
+    "missing": "step",
+    "shape": "step",
+    "stranger": "step",
+}
+
+
+@pytest.mark.parametrize("error", [RuntimeError("boom"), SystemExit(3), StopIteration(), OddError()], ids=repr)
+@pytest.mark.parametrize(("where", "told"), IN_TURNS.items())
+def test_a_game_in_turns_that_breaks_is_data(where, told, error):
+    failed = group_of(lambda: Turns(where, error)).failed
+    assert [episode.error.where for episode in failed] == [told]
+    if told == where and where in ("make", "reset", "observe", "step"):
+        assert failed[0].error.kind == type(error).__name__ and "test_env_failures" in failed[0].error.trace
+    assert failed[0].end_reason == "error"
+
+
+@pytest.mark.parametrize(("where", "told"), IN_ROUNDS.items())
+def test_a_game_in_rounds_that_breaks_is_data(where, told):
+    assert [episode.error.where for episode in group_of(lambda: Rounds(where)).failed] == [told]
+
+
+@pytest.mark.parametrize("where", ["make", "reset", "observe", "step", "instructions"])
+@pytest.mark.parametrize(
+    "dress",
+    [
+        lambda where: parallel_to_aec(Rounds(where)),
+        lambda where: fa.wrap(Turns(where), obs_to_text=lambda o, a: o, text_to_action=lambda t, a, s: t),
+        lambda where: InvalidAction(Turns(where), "ask"),
+    ],
+    ids=["converted", "wrapped", "asked again"],
+)
+def test_environments_of_others_and_in_wrappers_break_alike(dress, where):
+    (episode,) = group_of(lambda: dress(where)).failed
+    assert episode.error.message == "boom"
+
+
+def test_a_fork_that_raises_is_data():
+    (episode,) = group_of(lambda: InvalidAction(Turns("fork"), "ask")).failed
+    assert (episode.error.where, episode.error.message) == ("step", "boom")
+
+
+@pytest.mark.parametrize("kind", [Turns, Rounds])
+def test_an_episode_counts_although_its_environment_does_not_close(kind):
+    with pytest.warns(RuntimeWarning, match=r"close\(\) raised RuntimeError: boom \(.*test_env_failures.py:\d"):
+        group = group_of(lambda: kind("close"), size=2)
+    assert [e.error for e in group.episodes] == [None, None] and group.episodes[0].rewards == {"a": 2.0, "b": 2.0}
+
+
+@pytest.mark.parametrize("where", ["make", "reset", "step"])
+def test_what_breaks_once_is_played_again_in_a_fresh_environment(where):
+    made = []
+
+    def make():
+        made.append(len(made))
+        return Turns(where if len(made) == 2 else "")
+
+    assert not group_of(make, size=3).failed and len(made) == 4
+
+
+def test_the_constructors_failure_spoils_its_own_episode_alone():
+    made = []
+
+    def make():
+        made.append(len(made))
+        return Turns("make" if len(made) in (2, 3) else "")  # both tries of one
+
+    group = group_of(make, size=3)
+    assert [episode.error is None for episode in group.episodes] == [True, False, True]
+    assert not group.failed[0].trajectories
+
+
+def test_a_mistake_of_the_caller_raises():
+    with pytest.raises(UnknownIdError, match="forge/Kuhn"):
+        group_of(lambda: fa.make("forge/Kuhn-v0"))
+    with pytest.raises(KeyError):
+        asyncio.run(play(Turns(), {"a": fa.Random()}, seed=0))
+
+
+def test_seats_are_asked_for_twice_and_a_close_that_fails_is_a_warning():
+    made = []
+
+    def make():
+        made.append(len(made))
+        return Turns("make" if len(made) == 1 else "close")
+
+    with pytest.warns(RuntimeWarning, match="boom"):
+        assert seats_of(make, "t/It-v0") == ("a", "b")
+    with pytest.raises(RuntimeError, match="boom"):
+        seats_of(lambda: Turns("make"), "t/It-v0")
+
+
+@pytest.mark.parametrize("where", ["make", "reset", "observe", "step", "close"])
+def test_a_benchmark_goes_on(where, tmp_path):
+    class Rare(Turns):
+        made = 0
+
+        def __init__(self):
+            Rare.made += 1  # the first is asked for its seats
+            super().__init__(where if where == "close" or Rare.made > 4 else "")
+
+    fa.register(f"t/Rare{where}-v0", entry_point=Rare)
+    players = {"one": fa.Scripted(lambda seen: "x")}
+
+    def bench():
+        return fa.benchmark(players, f"t/Rare{where}-v0", episodes=6, out_dir=tmp_path, progress=False)
+
+    if where == "close":
+        with pytest.warns(RuntimeWarning, match="boom"):
+            report = bench()
+        assert report.complete
+    else:
+        report = bench()
+        assert len(report.records) == 6 and not report.missing and not report.complete
+        assert sum(not record.error for record in report.records) == 3
+        assert all("boom" in record.error for record in report.records if record.error)

@@ -1,0 +1,187 @@
+"""Whatever ends an episode, each seat has been paid what its environment paid until then."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pettingzoo.utils import BaseWrapper
+from pettingzoo.utils.conversions import parallel_to_aec
+
+import forge_agents as fa
+from forge_agents.players import Served
+from forge_agents.rollout import play
+from forge_agents.types import Completion, VersionSpan
+from forge_agents.wrappers import InvalidAction, TimeLimit
+
+SEATS = ("a", "b", "c")
+REWARD = st.integers(-2, 2)
+
+
+@st.composite
+def scripts(draw):
+    """What each step pays to each seat, who leaves after it, and who is asked next."""
+    seats = SEATS[: draw(st.integers(1, 3))]
+    zero_sum = draw(st.booleans())
+    steps = []
+    for _ in range(draw(st.integers(1, 7))):
+        pay = {seat: float(draw(REWARD)) for seat in seats}
+        if zero_sum:
+            pay[seats[0]] -= sum(pay.values())
+        leaves = draw(st.sets(st.sampled_from(seats), max_size=1)) if draw(st.booleans()) else set()
+        steps.append((pay, leaves, draw(st.sampled_from(seats))))
+    return seats, steps
+
+
+class Scripted:
+    """Pays as the script says, and keeps count; raises after the last step."""
+
+    def __init__(self, seats, steps, breaks):
+        super().__init__()
+        self.possible_agents, self.steps, self.breaks = list(seats), steps, breaks
+
+    def setup(self, rng):
+        self.paid, self.at = Counter(), 0
+
+    def instructions(self, agent):
+        return ""
+
+    def observe_text(self, agent):
+        if self.breaks == "observe" and self.at == len(self.steps):
+            raise RuntimeError("broken")
+        return f"{self.at}"
+
+    def outcome(self):
+        if self.at == len(self.steps) and self.breaks:
+            raise RuntimeError("broken")
+        over = self.at + 1 >= len(self.steps) and not self.breaks
+        pay, leaves, following = self.steps[min(self.at, len(self.steps) - 1)]
+        self.at += 1
+        pay = {seat: reward for seat, reward in pay.items() if seat in self.agents}
+        self.paid.update(pay)
+        leaves = {seat for seat in leaves if seat in self.agents}
+        if len(leaves) == len(self.agents):
+            over = True
+        stays = following in self.agents and following not in leaves and not over
+        return pay, over or leaves, following if stays else None
+
+
+class Turns(Scripted, fa.TurnEnv):
+    def act(self, agent, action):
+        rewards, done, following = self.outcome()
+        return fa.Outcome(rewards=rewards, done=done, next=following)
+
+
+class Rounds(Scripted, fa.ParallelTurnEnv):
+    def act_all(self, actions):
+        rewards, done, _ = self.outcome()
+        return fa.Outcome(rewards=rewards, done=done)
+
+
+class Full:
+    """An engine without room for more than so many tokens: episodes of models end by their context."""
+
+    def __init__(self, max_model_len):
+        self.max_model_len = max_model_len
+
+    def start(self, instructions, observation):
+        return (1,)
+
+    def extend(self, prompt_ids, response_ids, observation):
+        return (*prompt_ids, *response_ids, 2)
+
+    def text(self, response_ids):
+        return "x"
+
+    async def generate(self, prompt_ids, sampling):
+        span = VersionSpan(version=0, start=0, end=1)
+        return Completion(token_ids=(7,), logprobs=(-0.5,), finish_reason="stop", versions=(span,))
+
+
+KINDS = {
+    "turns": lambda game: game,
+    "time limit": lambda game: TimeLimit(game, 3),
+    "PettingZoo's wrapper": BaseWrapper,
+    "asked again": lambda game: InvalidAction(game, "ask"),
+    "wrap": lambda game: fa.wrap(game, obs_to_text=lambda o, a: o, text_to_action=lambda t, a, s: t, max_turns=5),
+}
+
+
+def check(env, game, *, max_turns, room, breaks_players=0):
+    calls = Counter()
+
+    def say(seen):
+        calls["all"] += 1
+        if calls["all"] == breaks_players:
+            raise RuntimeError("a player broke")
+        return "x"
+
+    engine = Full(room)
+    seats = {}
+    for place, seat in enumerate(game.possible_agents):  # a model in the first seat, functions elsewhere
+        seats[seat] = fa.Policy("m", name="m") if place == 0 and room else fa.Scripted(say)
+    episode = asyncio.run(play(env, seats, seed=1, served={"m": Served(engine, engine)}, max_turns=max_turns))
+    paid = {seat: game.paid[seat] for seat in game.possible_agents}
+    assert episode.rewards == pytest.approx(paid), (episode.end_reason, episode.error)
+    return episode
+
+
+cuts = st.fixed_dictionaries({
+    "max_turns": st.integers(1, 12),
+    "room": st.sampled_from([0, 3, 5, 7, 100]),
+    "breaks_players": st.sampled_from([0, 0, 2, 4]),
+})
+
+
+@settings(max_examples=300, deadline=None)
+@given(scripts(), cuts, st.sampled_from(["", "step", "observe"]), st.sampled_from(sorted(KINDS)))
+def test_rewards_of_a_game_in_turns_sum_to_what_it_paid(script, cut, breaks, kind):
+    game = Turns(*script, breaks)
+    check(KINDS[kind](game), game, **cut)
+
+
+@settings(max_examples=200, deadline=None)
+@given(scripts(), cuts, st.sampled_from(["", "step", "observe"]))
+def test_rewards_of_a_game_in_rounds_sum_to_what_it_paid(script, cut, breaks):
+    game = Rounds(*script, "step" if breaks else "")
+    check(game, game, **cut)
+
+
+@settings(max_examples=300, deadline=None)
+@given(scripts(), cuts, st.booleans(), st.booleans())
+def test_rewards_of_a_converted_game_sum_to_what_it_paid(script, cut, breaks, limited):
+    game = Rounds(*script, "step" if breaks else "")
+    env = parallel_to_aec(game)
+    check(TimeLimit(env, 4) if limited else env, game, **cut)
+
+
+class Bank(fa.TurnEnv):
+    """Whoever acts takes one from the other; the third never acts and pays for the house."""
+
+    possible_agents = ["a", "b", "house"]
+
+    def setup(self, rng):
+        pass
+
+    def instructions(self, agent):
+        return ""
+
+    def observe_text(self, agent):
+        return ""
+
+    def act(self, agent, action):
+        other = "b" if agent == "a" else "a"
+        return fa.Outcome(next=other, rewards={agent: 2.0, other: -1.0, "house": -1.0})
+
+
+def test_a_cut_off_pays_the_last_decision_of_each_seat_and_the_trajectory_of_a_seat_without_one():
+    episode = asyncio.run(play(Bank(), dict.fromkeys(Bank.possible_agents, fa.Random()), seed=1, max_turns=3))
+    assert episode.end_reason == "turn_limit"
+    assert [(t.agent, t.reward, t.truncated) for t in episode.turns] == [
+        ("a", 1.0, False),
+        ("b", 1.0, True),
+        ("a", 2.0, True),
+    ]
+    assert episode.trajectories["house"].early_reward == -3.0
+    assert episode.rewards == {"a": 3.0, "b": 0.0, "house": -3.0}
