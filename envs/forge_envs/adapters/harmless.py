@@ -1,15 +1,16 @@
 """Which answers may be handed to scorers that evaluate them as Python or sympy expressions.
 
-In: a text that a model wrote. Out: why it is refused, or nothing. Waits for nothing.
+In: a text that a model wrote. Out: why it is refused, or nothing; a reader of literals. Waits for nothing.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from typing import Any
 
 PYTHON_SCORERS = frozenset(("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"))
-"""Generators of reasoning-gym 0.1.25 that call `eval` on the answer."""
+"""Generators of reasoning-gym 0.1.25 that call `eval` on the answer; theirs is replaced by `literal`."""
 
 SYMPY_SCORERS = frozenset(
     ("countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration")
@@ -19,60 +20,125 @@ SYMPY_SCORERS = frozenset(
 ARITHMETIC_SCORERS = frozenset(("countdown", "puzzle24"))
 """Those of them whose answers need no more than numbers and the four operations."""
 
+COMPUTING_SCORERS = PYTHON_SCORERS | SYMPY_SCORERS | {"coin_flip", "rubiks_cube"}
+"""All of these, and those whose work grows with a number in the answer: a fraction's exponent, a move's repeats. They
+score in a process of their own, within limits."""
+
 MAX_CHARS = 20_000
-_HUGE_EXPONENT = re.compile(r"[eE][+-]?\d{4,}")
-_SYMPY_TEXT = re.compile(r"[\w\s+\-*/().,=^]*", re.ASCII)
-_SYMPY_NAMES = frozenset(
-    "sin cos tan sec csc cot asin acos atan sinh cosh tanh exp log ln sqrt pi E C Abs Rational".split()  # noqa: SIM905
+_MAX_FORMULA_CHARS = 1000
+_FUNCTIONS = frozenset(
+    "sin cos tan sec csc cot asin acos atan sinh cosh tanh exp log ln sqrt Abs Rational".split()  # noqa: SIM905
 )
-_POWER = re.compile(r"(?:\*\*|\^)\s*(?!\(?\s*-?\s*(?:\d{1,3}(?![\d.])|[A-Za-z]\b))")
-_POWER_OF_SUM = re.compile(r"\)\s*(?:\*\*|\^)\s*\(?\s*-?\s*\d{2}")
-_NESTED = re.compile(r"[A-Za-z]\w*\([^()]*[A-Za-z]\w*\([^()]*[A-Za-z]\w*\(")
-_ARITHMETIC = re.compile(r"(?!.*\*\s*\*)[\d\s+\-*/().]*", re.ASCII | re.DOTALL)
-_POWER_OF_POWER = re.compile(r"(?:\*\*|\^)[^+,]*(?:\*\*|\^)")
+_POWERS = (ast.Pow, ast.BitXor)  # `^` is none to sympy, but costs as much to refuse
+_SUM = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.Constant, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.USub, ast.UAdd)
+_FORMULA = (*_SUM, *_POWERS, ast.Name, ast.Call, ast.Load)
+_LITERAL = (ast.Expression, ast.List, ast.Tuple, ast.Constant, ast.Name, ast.Load, ast.UnaryOp, ast.USub)
+_OPENERS = re.compile(r"[-+~(\[{](?:\s*[-+~(\[{]){49}")
 
 
 def refusal(answer: str, generator: str) -> str:
     """Why `answer` is not handed to the scorer of `generator`; empty where it is harmless."""
     if len(answer) > MAX_CHARS:
         return f"longer than {MAX_CHARS} characters"
-    if _HUGE_EXPONENT.search(answer):
+    if re.search(r"[eE][+-]?[\d_]{4,}", answer):
         return "a number with a huge exponent"
-    if generator in PYTHON_SCORERS:
-        return _python(answer)
-    return _sympy(answer, generator) if generator in SYMPY_SCORERS else ""
-
-
-def _python(answer: str) -> str:
-    """Literals and bare words only: nothing is called or computed. What does not parse cannot run."""
-    try:
-        tree = ast.parse(answer.strip(), mode="eval")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    if generator == "rubiks_cube" and re.search(r"\d{3}", answer):
+        return "a move repeated without end"
+    if generator not in PYTHON_SCORERS | SYMPY_SCORERS:
         return ""
-    allowed = (ast.Expression, ast.List, ast.Tuple, ast.Constant, ast.Name, ast.Load, ast.UnaryOp, ast.USub)
-    odd = next((node for node in ast.walk(tree) if not isinstance(node, allowed)), None)
-    return "" if odd is None else f"Python code ({type(odd).__name__}), not a literal"
+    try:
+        tree = _parsed(answer)
+    except (SyntaxError, ValueError) as why:
+        if "deep" in str(why):
+            return str(why)
+        # Not even Python: the scorer may compare it with the right text, and its `eval` reads literals only.
+        return "" if generator in PYTHON_SCORERS else "no formula"
+    if generator in PYTHON_SCORERS:
+        odd = next((node for node in ast.walk(tree) if not isinstance(node, _LITERAL)), None)
+        return "" if odd is None else f"Python code ({type(odd).__name__}), not a literal"
+    return _formula(answer, tree, generator)
 
 
-def _sympy(answer: str, generator: str) -> str:
+def literal(text: str) -> Any:
+    """What stands in for `eval` in the scorers that call it: lists, texts and numbers, no more.
+
+    Raises:
+        ValueError: `text` is no literal, or too long or too deep a one.
+        SyntaxError: It is not Python.
+    """
+    if len(text) > MAX_CHARS:
+        raise ValueError(f"longer than {MAX_CHARS} characters")
+    return ast.literal_eval(_parsed(text))
+
+
+def _parsed(text: str) -> ast.Expression:
+    if _OPENERS.search(text):  # also keeps Python's own parser from its limits, which depend on the stack
+        raise ValueError("nested too deep")
+    try:
+        return ast.parse(text.strip(), mode="eval")
+    except (RecursionError, MemoryError) as why:
+        raise ValueError("nested too deep") from why
+
+
+def _formula(answer: str, tree: ast.Expression, generator: str) -> str:
     """Arithmetic with known functions, single-letter variables and small exponents."""
-    if len(answer) > 1000:
-        return "longer than 1000 characters"
-    if generator in ARITHMETIC_SCORERS and not _ARITHMETIC.fullmatch(answer):
-        return "more than numbers and the four operations"
-    if not _SYMPY_TEXT.fullmatch(answer):
+    if len(answer) > _MAX_FORMULA_CHARS:
+        return f"longer than {_MAX_FORMULA_CHARS} characters"
+    if re.search(r"[^\w \t+\-*/().,^]", answer, re.ASCII):  # sympy reads other signs its own way
         return "characters that no formula here needs"
-    if re.search(r"\.\s*[A-Za-z_]|_|\d[A-Za-z_]\w*\(", answer):
-        return "an attribute or a hidden name"
-    words = re.findall(r"[A-Za-z]\w*", answer)
-    strange = next((word for word in words if len(word) > 1 and word not in _SYMPY_NAMES), "")
-    if strange:
-        return f"the name {strange[:40]!r}"
-    if _NESTED.search(answer):
-        return "functions nested too deep"
-    towers = any(_POWER_OF_POWER.search(part) for part in re.split(r"[-+,]", answer))
-    if towers or _POWER.search(answer) or _POWER_OF_SUM.search(answer):
-        return "a power that may not end"
-    if re.search(r"\d{40,}", answer) or answer.count("(") > 50:
-        return "a number or nesting too large"
+    arithmetic = generator in ARITHMETIC_SCORERS
+    allowed = _SUM if arithmetic else _FORMULA
+    try:
+        for node in ast.walk(tree):
+            if not isinstance(node, allowed):
+                what = node.__class__.__name__
+                return f"more than numbers and the four operations ({what})" if arithmetic else f"no formula ({what})"
+            if why := _odd(node):
+                return why
+        return "functions nested too deep" if _depth(tree, ast.Call) > 2 else ""
+    except RecursionError:
+        return "nested too deep"
+
+
+def _odd(node: ast.AST) -> str:
+    """What is wrong with one part of a formula."""
+    match node:
+        case ast.Constant(value=value):
+            small = type(value) is not bool and isinstance(value, int | float) and abs(value) < 1e40
+            return "" if small else "a number too large, or none"
+        case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS:
+            return ""
+        case ast.Call():
+            return "a call of something other than a known function"
+        case ast.Name(id=name) if len(name) > 1 and name not in _FUNCTIONS | {"pi"}:
+            return f"the name {name[:40]!r}"
+        case ast.BinOp(left=base, op=ast.Pow() | ast.BitXor(), right=exponent):
+            limit = 999 if isinstance(base, ast.Constant | ast.Name | ast.Call) else 9
+            if _depth(base, *_POWERS) or _depth(exponent, ast.Call, *_POWERS) or not _bound(exponent) <= limit:
+                return "a power that may not end"
     return ""
+
+
+def _bound(node: ast.AST) -> float:
+    """What the size of an exponent cannot exceed, with 1 for each variable; infinity where that is not clear."""
+    match node:
+        case ast.Constant(value=int() | float() as value):
+            return float(abs(value)) if abs(value) < 1e40 else float("inf")
+        case ast.Name():
+            return 1.0
+        case ast.UnaryOp(operand=operand):
+            return _bound(operand)
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub(), right=right):
+            return _bound(left) + _bound(right)
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            return _bound(left) * _bound(right)
+        case ast.BinOp(left=left, op=ast.Div(), right=ast.Constant(value=int() as value)) if value:
+            return _bound(left) / abs(value) if abs(value) < 1e40 else float("inf")
+    return float("inf")
+
+
+def _depth(node: ast.AST, *kinds: type[ast.AST]) -> int:
+    """How many nodes of these kinds stand inside each other; operators count for their operation."""
+    own = isinstance(node, kinds) or (isinstance(node, ast.BinOp) and isinstance(node.op, kinds))
+    children = (child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.operator))
+    return own + max((_depth(child, *kinds) for child in children), default=0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -19,8 +20,9 @@ from numpy.typing import NDArray
 from forge_agents.env import Outcome, TurnEnv
 from forge_agents.errors import did_you_mean
 from forge_agents.types import Trajectory
+from forge_envs.adapters.apart import scored_apart
 from forge_envs.adapters.contained import Randomness, failure
-from forge_envs.adapters.harmless import refusal
+from forge_envs.adapters.harmless import COMPUTING_SCORERS, PYTHON_SCORERS, literal, refusal
 
 
 class ReasoningGym(TurnEnv):
@@ -32,8 +34,9 @@ class ReasoningGym(TurnEnv):
     ``"reasoning_gym"`` (generator, seed, level and settings: all that makes the question again).
 
     Some scorers evaluate the answer as Python or sympy. An answer that is more than a literal or a formula is not
-    handed to them: it scores 0 and the info says why under ``"refused"``. An exception inside a scorer scores 0, too,
-    and is told under ``"error"``.
+    handed to them: it scores 0 and the info says why under ``"refused"``. These scorers run in a process of their own,
+    within a limit of memory and a deadline. An exception inside a scorer, and a limit that it breaks, score 0, too,
+    and are told under ``"error"``.
 
     Args:
         generator: reasoning-gym's name, e.g. ``"leg_counting"``.
@@ -175,9 +178,16 @@ def _again(source: str) -> tuple[Any, dict[str, Any]]:
 
 def _score(dataset: Any, entry: dict[str, Any], answer: str, generator: str) -> tuple[float, dict[str, str]]:
     """The generator's score in [0, 1], and why it is 0 where the generator did not say so."""
-    why = refusal(answer, generator)
-    if why:
+    if why := refusal(answer, generator):
         return 0.0, {"refused": why}
+    return (scored_apart if generator in COMPUTING_SCORERS else scored_here)(dataset, entry, answer)
+
+
+def scored_here(dataset: Any, entry: dict[str, Any], answer: str) -> tuple[float, dict[str, str]]:
+    """The generator's score of an answer that may be handed to it, and the error that it raised."""
+    home = type(dataset).__module__
+    if home.rpartition(".")[2] in PYTHON_SCORERS:
+        vars(sys.modules[home])["eval"] = literal  # what the scorer calls by that name
     try:
         with Randomness(0).contained():
             value = float(dataset.score_answer(answer, entry))

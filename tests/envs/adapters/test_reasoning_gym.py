@@ -1,13 +1,15 @@
+import ast
 import math
-import time
+from pathlib import Path
 
 import pytest
 from adapter_play import plausible, play, survives
 from hostile_strings import HOSTILE_STRINGS
 
 import forge_agents as fa
+from forge_envs.adapters import apart
 from forge_envs.adapters.excluded import REASONING_GYM_EXCLUDED
-from forge_envs.adapters.harmless import PYTHON_SCORERS, SYMPY_SCORERS, refusal
+from forge_envs.adapters.harmless import COMPUTING_SCORERS, PYTHON_SCORERS, SYMPY_SCORERS, literal, refusal
 
 pytest.importorskip("reasoning_gym")
 
@@ -74,19 +76,120 @@ def test_the_verifier_makes_the_question_again_and_scores_like_the_reward():
 @pytest.mark.parametrize("generator", sorted(PYTHON_SCORERS | SYMPY_SCORERS))
 def test_scorers_that_evaluate_see_no_code(generator, tmp_path):
     mark = tmp_path / "mark"
-    for text in (f"open({str(mark)!r}, 'w')", f"__import__('os').system('touch {mark}')", "9**9**9**9", "2**99999999"):
-        started = time.monotonic()
-        reward, info = answered(fa.make(f"reasoning-gym/{generator}-v0"), 0, f"<answer>{text}</answer>")
-        assert info.get("refused") and reward == 0.0, text
-        assert time.monotonic() - started < 5
-    assert not mark.exists()
     env = fa.make(f"reasoning-gym/{generator}-v0")
+    for text in (f"open({str(mark)!r}, 'w')", f"__import__('os').system('touch {mark}')", "9**9**9**9", "2**99999999"):
+        reward, info = answered(env, 0, f"<answer>{text}</answer>")
+        assert info.get("refused") and reward == 0.0, text
+    assert not mark.exists()
     for seed in range(3):
         env.reset(seed=seed)
         assert answered(env, seed, f"<answer>{env._entry['answer']}</answer>")[0] == 1.0
 
 
-MORE = ("a.b", "x._y", "foo(1)", "9**9**9", "1e99999", "gamma(9)", "2**(10**9)", "(x+1)**99", "tan(tan(tan(x)))")
+def hostile_answers(code):
+    """Code, dressed so that a check of its syntax gives up before a scorer does; and work that does not end."""
+    deep = ("-" * 2972 + code, "(" * 150 + code + ")" * 150, "[" * 90 + code + "]" * 90, "not " * 4000 + code)
+    plain = (
+        code,
+        f"[{code}]",
+        f"({code},)",
+        f"{{'a': {code}}}",
+        f"f'{{{code}}}'",
+        f"lambda: {code}",
+        f"[{code} for x in [1]]",
+    )
+    numbers = ("9**9**9", "9" * 6000, "1e1000000", "1e9_999_999", "1/1e9999999", "9**(99*999*999)", "N(pi, 99999999)")
+    sizes = (
+        "[" * 5000,
+        '{"a":' * 3000,
+        "-" * 20_000,
+        "1" + "+1" * 9000,
+        "R99999999 U",
+        "[[0]]*99999999",
+        "A B C " * 3000,
+    )
+    return (*plain, *deep, *numbers, *sizes, "x.__class__", "(a+)+$" * 50, "~" * 15_000 + "A", "pour A->B\n" * 2000)
+
+
+def test_no_answer_runs_or_stalls_any_generator(tmp_path):
+    mark = tmp_path / "mark"
+    answers = hostile_answers(f"__import__('os').system('touch {mark}')")
+    for env_id in fa.list_envs("reasoning-gym"):
+        env = fa.make(env_id)
+        env.reset(seed=1)
+        for text in answers:
+            env._answered = False
+            info = env.act("solver", f"<answer>{text}</answer>").info["solver"]
+            assert 0.0 <= info["score"] <= 1.0
+            assert not mark.exists(), f"{env_id} ran {text[:60]!r}"
+            assert "broke its limits" not in info.get("error", ""), f"{env_id} and {text[:60]!r}: {info['error']}"
+
+
+EVALUATED = {  # where reasoning-gym 0.1.25 evaluates text: its own, or an answer, which `harmless` then knows
+    "algorithmic/binary_matrix.py": "answer",
+    "algorithmic/number_sorting.py": "its own",
+    "algorithmic/spiral_matrix.py": "answer",
+    "algorithmic/string_insertion.py": "answer",
+    "algebra/intermediate_integration.py": "answer",
+    "algebra/polynomial_multiplication.py": "answer",
+    "algebra/simple_integration.py": "answer",
+    "arithmetic/basic_arithmetic.py": "its own",
+    "arithmetic/bitwise_arithmetic.py": "its own",
+    "arithmetic/decimal_arithmetic.py": "its own",
+    "arithmetic/gsm_symbolic/generators_00_49.py": "its own",
+    "arithmetic/gsm_symbolic/generators_50_99.py": "its own",
+    "coaching/curriculum_config.py": "its own",
+    "code/codeio.py": "its own",
+    "composite.py": "its own",
+    "games/countdown.py": "answer",
+    "games/n_queens.py": "answer",
+    "games/puzzle24.py": "answer",
+    "logic/propositional_logic.py": "answer, by a function of its own that computes nothing",
+}
+RISKY = ("eval", "exec", "compile", "parse_expr", "sympify", "literal_eval", "system", "Popen", "safe_load", "load")
+
+
+def test_every_evaluation_in_the_library_is_known():
+    import reasoning_gym
+
+    root, found = Path(reasoning_gym.__file__).parent, set()
+    for file in set(root.rglob("*.py")) - set((root / "code/contrib").rglob("*")):  # a compiler of another language
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                owner = getattr(getattr(node.func, "value", None), "id", "")
+                if (name in RISKY and owner not in ("re", "json", "Compiler")) or (name, owner) == ("parse", "ast"):
+                    found.add(str(file.relative_to(root)))
+    assert found == set(EVALUATED)
+    answers = {Path(file).stem for file, what in EVALUATED.items() if what == "answer"}
+    assert answers == PYTHON_SCORERS | SYMPY_SCORERS < COMPUTING_SCORERS
+
+
+def test_a_scorer_that_breaks_its_limits_scores_zero_and_the_next_one_is_scored(monkeypatch):
+    program = (
+        "import sys, pickle, signal\nwhile size := sys.stdin.buffer.read(8):\n"
+        "    (answer,) = pickle.loads(sys.stdin.buffer.read(int.from_bytes(size, 'big')))\n"
+        "    signal.setitimer(signal.ITIMER_REAL, 0.2 if answer == 'endless' else 0)\n"
+        "    while answer == 'endless': pass\n    print('[1.0, {}]', flush=True)\n"
+    )
+    scorer = apart._Scorer()
+    monkeypatch.setattr(apart, "_COMMAND", (*apart._COMMAND[:2], program))
+    assert "broke its limits" in scorer.ask("endless")[1]["error"]
+    assert scorer.ask("quick") == (1.0, {})
+    scorer._end()
+
+
+def test_a_literal_is_read_and_nothing_else():
+    assert literal("[['Q', '_'], (1, -2)]") == [["Q", "_"], (1, -2)]
+    for text in ("open('x')", "[x for x in y]", "2**9", "x", "-" * 2972 + "1", "[" * 3000, "1" * 30_000):
+        with pytest.raises((ValueError, SyntaxError)):
+            literal(text)
+
+
+MORE = (
+    "a.b", "x._y", "foo(1)", "9**9**9", "1e99999", "gamma(9)", "2**(10**9)", "(x+1)**99", "tan(tan(tan(x)))", "S(1)",
+    "2**(9*9*9*9*9)", "(x**9)**9", "x**sin(x)", "x if x else y", "x[0]", "'x'", "x y", "1j", "x\n+1",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("text", [*MORE, "x" * 3000])
@@ -97,7 +200,8 @@ def test_formulas_that_are_more_than_formulas_are_refused(text):
 def test_sums_of_numbers_hold_no_functions_or_powers():
     assert refusal("(3 + 4.5) * 2 / (1 - 7)", "countdown") == ""
     assert refusal("exp(exp(99))", "countdown") and refusal("2**3", "countdown") and refusal("2* *3", "puzzle24")
-    assert refusal("x**3/3 + sin(2*x)/2 + C", "simple_integration") == ""
+    for formula in ("x**3/3 + sin(2*x)/2 + C", "2*(3*x - 1)**(3/2)", "x**2*y**3 - exp(x)*cos(x)**2", "E**(2*x)", "x^2"):
+        assert refusal(formula, "simple_integration") == ""
 
 
 def test_random_episodes_of_many_generators():
