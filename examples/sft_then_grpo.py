@@ -51,7 +51,6 @@ def main(words=None):
     config = fa.GRPOConfig(
         group_size=args.siblings,
         groups_per_step=args.groups,
-        max_empty_steps=max(5, args.steps),
         learner=fa.LearnerConfig(lr=1e-5),
         engine=fa.EngineConfig(max_model_len=512, enforce_eager=True),
     )

@@ -61,8 +61,8 @@ def evaluate(words: Sequence[str]) -> int:
         result = trainer.evaluate(run.env, episodes=run.trainer.eval_episodes, env_args=run.env_args)
     print(f"reward {result.reward:.4f} +/- {result.ci:.4f} (95 %)")
     print(f"{len(result.episodes)} episodes, {result.failed} failed")
-    for agent, reward in result.by_agent.items():
-        print(f"  {agent}: {reward:.4f}")
+    for name, reward in {**result.by_agent, **result.by_policy}.items():
+        print(f"  {name}: {reward:.4f}")
     return 0
 
 

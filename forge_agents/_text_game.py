@@ -86,6 +86,9 @@ class TextGame:
     min_agents: int | None = None
     """Fewest seats that ``reset(options={"num_agents": n})`` may ask for; None: every episode has all seats."""
     max_turns: int | None = None
+    max_reward: float | None = None
+    """The most that a seat can earn in an episode, where that is known: a trainer whose episodes all earn it has solved
+    the game and ends."""
     max_action_chars: int = 4096
     """Upper bound of the action space. Longer actions still reach the game, which decides what they are worth."""
     max_observation_chars: int = 32768

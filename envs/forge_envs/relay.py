@@ -75,6 +75,7 @@ class Relay(ToolEnv):
             raise ValueError(f"operators={operators!r}; name one or more of {''.join(OPERATORS)}")
         self._max_number, self._operators, self._partial = max_number, operators, partial_credit
         self._tool, self._call_reward = tool, call_reward
+        self.max_reward = 1.0 + call_reward * tool
         self._max_message_chars = max_message_chars
         self._question_form, self._message_form = question, message
         self._prompts = {

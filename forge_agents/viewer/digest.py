@@ -21,9 +21,10 @@ class Digest:
     env: str
     seed: int
     reward: float | None
-    """Mean over agents of the environment's reward; None where there is none."""
+    """Mean of the environment's reward over the seats of policies that learn, or over all where none does or the row
+    does not say; None where there is none."""
     trained: float | None
-    """Mean over agents of what they were trained on, abstentions left out; None where there is nothing."""
+    """The same of what was trained on, abstentions left out; None where there is nothing."""
     turns: int
     tokens: int
     """Sampled by models."""
@@ -70,13 +71,16 @@ def _of_episode(row: Mapping[str, Any]) -> Digest:
     trajectories: Mapping[str, Any] = row["trajectories"]
     rewards = {agent: total_reward(trajectory) for agent, trajectory in trajectories.items()}
     turns = [turn for trajectory in trajectories.values() for turn in trajectory["turns"]]
+    learners = set(row.get("trained") or ())
+    counted = {a for a, t in trajectories.items() if t.get("policy") in learners} or set(trajectories)
+    paid = row.get("rewards") or {}
     error = row.get("error") or {}
     return Digest(
         step=int(row["step"]) if row.get("step") is not None else None,
         env=str(row["env_id"]),
         seed=int(row["seed"]),
-        reward=_mean(rewards.values()),
-        trained=_mean((row.get("rewards") or {}).values()),
+        reward=_mean(rewards[agent] for agent in counted),
+        trained=_mean(paid.get(agent) for agent in counted),
         turns=len(turns),
         tokens=sum(_sampled(turn) for turn in turns),
         seconds=number(row.get("duration_s")) or 0.0,

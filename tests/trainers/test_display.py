@@ -48,6 +48,14 @@ def test_a_terminal_gets_a_bar(shown):
     assert "\x1b[" in said and "2/2" in said and "━" in said
 
 
+def test_rewards_of_several_policies_stand_beside_their_mean(monkeypatch, capsys):
+    row = {"reward/mean": 0.0, "reward/a": 0.5, "reward/b": -0.5}
+    for policies, told in ((["a", "b"], "reward 0.000  a 0.500  b -0.500"), (["a"], "reward 0.000\n")):
+        with display.Display("train", 1, policies=policies) as live:
+            live.step(0, row)
+        assert told in capsys.readouterr().out
+
+
 def test_no_colour_leaves_the_bar(shown):
     said = shown(force_terminal=True, no_color=True, _environ={"TERM": "xterm"})
     assert "━" in said and "\x1b[3" not in said.replace("\x1b[3A", "")

@@ -203,6 +203,35 @@ def test_summary_leaves_failed_episodes_out():
     assert summary["reward/mean"] == 1.5 and summary["reward/a"] == 0.5 and summary["reward/b"] == 2.5
 
 
+def test_the_mean_reward_is_that_of_trained_policies():
+    """In a zero-sum game the mean over all seats is 0, whatever the hero does."""
+    found = summarise(judged([group((-1, 1), (-1, 1), (0, 0))]), {"hero"})
+    assert found["reward/mean"] == found["reward/hero"] == found["reward/a"] == pytest.approx(-2 / 3)
+    assert found["reward/b"] == pytest.approx(2 / 3) and "reward/rival" not in found
+    both = summarise(judged([group((-1, 1), (-1, 1))]), {"hero", "rival"})
+    assert (both["reward/mean"], both["reward/hero"], both["reward/rival"]) == (0.0, -1.0, 1.0)
+    assert both["reward_ci/hero"] == 0.0
+
+
+def test_a_policy_that_is_called_like_a_seat_goes_first():
+    swapped = EpisodeGroup(
+        env_id="t",
+        seed=0,
+        episodes=(
+            Episode(
+                env_id="t",
+                seed=0,
+                trajectories={
+                    "a": Trajectory(agent="a", policy="b", turns=(turn("a", 0, 3.0, "b"),)),
+                    "b": Trajectory(agent="b", policy="a", turns=(turn("b", 1, 5.0, "a"),)),
+                },
+            ),
+        ),
+    )
+    found = summarise(judged([swapped]), {"a", "b"})
+    assert (found["reward/a"], found["reward/b"]) == (5.0, 3.0)
+
+
 def test_confidence_interval_is_students():
     mean, half = mean_and_ci([1.0, 2.0, 3.0, 4.0])
     assert mean == 2.5

@@ -115,7 +115,8 @@ def test_the_mean_reward_of_a_league_is_that_against_opponents():
         JudgedGroup(group=group(episode(("hero", "hero"), (5, -5))), rewards={"p0": np.ones(1), "p1": np.ones(1)}),
     ]
     own = LeaguePlay(fa.League(HERO), fa.GRPOConfig(), Path()).measured(judged)
-    assert summarise(own)["reward/mean"] == 1 and "reward/p1" not in summarise(own)
+    found = summarise(own, {"hero"})
+    assert found["reward/mean"] == found["reward/hero"] == 1 and "reward/p1" not in found
 
 
 def test_what_opponents_sampled_never_enters_the_loss():

@@ -5,7 +5,7 @@ In: metrics by step. Out: a progress line in a terminal, one plain line per step
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import TracebackType
 
 from rich.console import Console
@@ -14,6 +14,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 _SHOWN = (
     ("reward", "reward/mean", "{:.3f}"),
     ("held-out", "eval/reward", "{:.3f}"),
+    ("used", "groups/used", "{:.0f}"),
+    ("flat", "groups/flat", "{:.0f}"),
+    ("failed", "groups/failed", "{:.0f}"),
+    ("out of context", "out_of_context", "{:.0%}"),
     ("loss", "train/loss", "{:.4f}"),
     ("held-out loss", "eval/loss", "{:.4f}"),
     ("kl", "learner/kl", "{:.4f}"),
@@ -28,15 +32,18 @@ _SHOWN_IF_ANY = (
 
 
 class Display:
-    """Shows step, reward, KL, tokens per second and the time left.
+    """Shows step, reward, what became of the groups, KL, tokens per second and the time left.
 
     Args:
         title: Said before the bar.
         total: Steps of the whole run.
         done: Steps that an earlier session has finished.
+        policies: Whose rewards are shown one by one, where several learn: of a game's two sides the mean says nothing.
     """
 
-    def __init__(self, title: str, total: int, done: int = 0) -> None:
+    def __init__(self, title: str, total: int, done: int = 0, policies: Collection[str] = ()) -> None:
+        several = policies if len(policies) > 1 else ()
+        self._shown = (*_SHOWN[:1], *((name, f"reward/{name}", "{:.3f}") for name in several), *_SHOWN[1:])
         self._console = Console()
         self._title, self._total = title, total
         self._progress: Progress | None = None
@@ -53,7 +60,7 @@ class Display:
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show that `step` is done."""
-        shown = [*_SHOWN, *(one for one in _SHOWN_IF_ANY if metrics.get(one[1]))]
+        shown = [*self._shown, *(one for one in _SHOWN_IF_ANY if metrics.get(one[1]))]
         text = "  ".join(f"{label} {form.format(metrics[key])}" for label, key, form in shown if key in metrics)
         if self._progress is not None:
             self._progress.update(self._task, completed=step + 1, metrics=text)

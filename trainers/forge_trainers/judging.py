@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -290,32 +290,45 @@ def _scored(item: JudgedGroup, agent: str, number: int, column: str) -> list[Sco
     ]
 
 
-def summarise(judged: Sequence[JudgedGroup]) -> dict[str, float]:
+def summarise(judged: Sequence[JudgedGroup], trained: Collection[str] = ()) -> dict[str, float]:
     """Reward metrics of a step; failed episodes and abstentions are left out.
 
+    Args:
+        judged: Groups.
+        trained: Policies whose seats count; none counts all seats.
+
     Returns:
-        ``reward/mean`` over episodes of the mean over agents, its 95 % half-width ``reward/ci``, and by agent
-        ``reward/AGENT`` and ``reward_ci/AGENT``.
+        ``reward/mean`` over episodes of the mean over the seats of trained policies, its 95 % half-width ``reward/ci``,
+        and by agent and by trained policy ``reward/NAME`` and ``reward_ci/NAME``; the policy's where both have one
+        name.
     """
-    episodes: list[float] = []
-    by_agent: dict[str, list[float]] = {}
-    for item in judged:
-        for index, episode in enumerate(item.group.episodes):
-            if episode.error is not None:
-                continue
-            rewards = {agent: value for agent, value in item.episode_rewards(index).items() if not np.isnan(value)}
-            if rewards:
-                episodes.append(float(np.mean(list(rewards.values()))))
-            for agent, value in rewards.items():
-                by_agent.setdefault(agent, []).append(value)
-    mean, half_width = mean_and_ci(episodes)
-    agents = {agent: mean_and_ci(values) for agent, values in by_agent.items()}
+    episodes = list(rewards_by(judged, "episode", trained).values())
+    mean, half_width = mean_and_ci([float(np.mean(rewards)) for rewards in episodes])
+    named = {**rewards_by(judged, "agent"), **(rewards_by(judged, "policy", trained) if trained else {})}
+    found = {name: mean_and_ci(rewards) for name, rewards in named.items()}
     return {
         "reward/mean": mean,
         "reward/ci": half_width,
-        **{f"reward/{agent}": own for agent, (own, _) in agents.items()},
-        **{f"reward_ci/{agent}": width for agent, (_, width) in agents.items()},
+        **{f"reward/{name}": own for name, (own, _) in found.items()},
+        **{f"reward_ci/{name}": width for name, (_, width) in found.items()},
     }
+
+
+def rewards_by(
+    judged: Sequence[JudgedGroup], what: Literal["agent", "policy", "episode"], trained: Collection[str] = ()
+) -> dict[str, list[float]]:
+    """Rewards by agent, policy or episode, of trained policies or of all; without failures and abstentions."""
+    found: dict[str, list[float]] = {}
+    for number, item in enumerate(judged):
+        for index, episode in enumerate(item.group.episodes):
+            for agent, reward in {} if episode.error is not None else item.episode_rewards(index).items():
+                if np.isnan(reward):
+                    continue
+                policy = episode.trajectories[agent].policy
+                if not trained or policy in trained:
+                    key = {"agent": agent, "policy": policy, "episode": f"{number}/{index}"}[what]
+                    found.setdefault(key, []).append(reward)
+    return found
 
 
 def group_spread(judged: Sequence[JudgedGroup]) -> dict[str, float]:
@@ -338,15 +351,18 @@ def rates(groups: Sequence[EpisodeGroup], seconds: float) -> dict[str, float]:
     """Tokens and turns of a step that took `seconds`.
 
     Returns:
-        ``tokens``, ``tokens_per_s``, ``turns``; over turns the mean ``response_tokens`` and the share ``cut_off``.
+        ``tokens``, ``tokens_per_s``, ``turns``; over turns the mean ``response_tokens`` and the share ``cut_off``; of
+        episodes the share ``out_of_context``.
     """
     turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
+    episodes = [episode for group in groups for episode in group.episodes]
     tokens = total_tokens(turns)
     return {
         "tokens": float(tokens),
         "tokens_per_s": tokens / seconds,
         "turns": float(len(turns)),
         "response_tokens": float(np.mean([len(turn.response_ids) for turn in turns])) if turns else 0.0,
+        "out_of_context": float(np.mean([e.end_reason == "context" for e in episodes])) if episodes else 0.0,
         "cut_off": float(np.mean([turn.finish_reason == "length" for turn in turns])) if turns else 0.0,
     }
 

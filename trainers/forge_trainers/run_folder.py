@@ -11,7 +11,7 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -73,6 +73,7 @@ class RunFolder:
             if file.exists():
                 kept = [row for row in read_rows(file) if row["step"] < step]
                 _write_atomically(file, "".join(json.dumps(row) + "\n" for row in kept))
+        (self.path / "ending.json").unlink(missing_ok=True)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one row of metrics, to ``metrics.jsonl`` and the tracker. NaN and infinity are written as null."""
@@ -86,20 +87,34 @@ class RunFolder:
         episodes: Sequence[Episode],
         rewards: Sequence[Mapping[str, float]],
         advantages: Sequence[Mapping[str, Sequence[float]]] | None = None,
+        trained: Iterable[str] = (),
     ) -> None:
         """Append whole episodes, tokens and all, each with the `rewards` that its agents were trained on.
 
         Args:
             advantages: Per episode, by agent: of each turn's tokens. None where nothing was learned.
+            trained: Policies that learn.
         """
+        learners = sorted(trained)
         learned = advantages or [{}] * len(episodes)
         self._append(
             "episodes.jsonl",
             [
-                {"step": step, "rewards": dict(reward), "advantages": dict(own), **dataclasses.asdict(episode)}
+                {
+                    "step": step,
+                    "trained": learners,
+                    "rewards": dict(reward),
+                    "advantages": dict(own),
+                    **dataclasses.asdict(episode),
+                }
                 for episode, reward, own in zip(episodes, rewards, learned, strict=True)
             ],
         )
+
+    def end(self, step: int, kind: str, reason: str) -> None:
+        """Say in ``ending.json`` why the run was over after `step`, before its steps were done."""
+        said = {"step": step, "ending": kind, "reason": reason}
+        _write_atomically(self.path / "ending.json", json.dumps(said, indent=2) + "\n")
 
     def keep_verifiers(self, step: int, reward: object) -> None:
         """Append what an ensemble believes of its verifiers: `reward`, or else the first among its parts, if any."""
@@ -112,12 +127,17 @@ class RunFolder:
         file = self.path / "metrics.jsonl"
         return read_rows(file) if file.exists() else []
 
+    def plot_rewards(self, policies: Collection[str]) -> Path | None:
+        """Draw ``reward.png``: the mean over trained policies, and each of several; None before any step."""
+        own = {f"reward/{name}": f"{name}, training episodes" for name in policies if len(policies) > 1}
+        return self.plot(curves={**_REWARDS, **own})
+
     def plot(self, what: str = "reward", curves: Mapping[str, str] = _REWARDS) -> Path | None:
         """Draw metrics by step into ``WHAT.png``; None before any step.
 
         Args:
             what: What the metrics measure.
-            curves: Label by metric. Around ``GROUP/...`` the half-width ``GROUP/ci`` is shaded, where there is one.
+            curves: Label by metric. The half-width of a mean is shaded, where there is one.
         """
         rows = self.metrics()
         if not rows:
@@ -127,8 +147,9 @@ class RunFolder:
         figure = Figure(figsize=(7, 4), layout="constrained")
         axes = figure.subplots()
         for metric, label in curves.items():
-            group = metric.partition("/")[0]
-            draw_curve(axes, rows, metric, f"{group}/ci", label=label, marker="o" if group == "eval" else "")
+            group, _, rest = metric.partition("/")
+            width = f"{group}/ci" if metric in _REWARDS else f"{group}_ci/{rest}"
+            draw_curve(axes, rows, metric, width, label=label, marker="o" if group == "eval" else "")
         axes.set(xlabel="step", ylabel=f"mean {what}")
         axes.legend()
         axes.grid(alpha=0.3)

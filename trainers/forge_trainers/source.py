@@ -80,7 +80,9 @@ class Source:
                 self._makers[name] = self._maker(name)
         self.env_ids = tuple(weights)
         self._shares = np.array(list(weights.values())) / sum(weights.values())
-        self.seats = {name: seats_of(self._makers[name], name) for name in self.env_ids}
+        self.max_reward: dict[str, float | None] = {}
+        """The most that a seat can earn, where the environment says it."""
+        self.seats = {name: seats_of(self._asked(name), name) for name in self.env_ids}
 
     def make(self, env_id: str) -> AECEnv[str, Any, Any]:
         """A fresh environment."""
@@ -105,3 +107,14 @@ class Source:
     def _maker(self, name: str) -> Callable[[], AECEnv[str, Any, Any]]:
         self.max_turns[name] = registry.spec(name).max_turns
         return lambda: registry.make(name, **self._args)
+
+    def _asked(self, name: str) -> Callable[[], AECEnv[str, Any, Any]]:
+        """Makes an environment and notes what it says it can pay."""
+
+        def make() -> AECEnv[str, Any, Any]:
+            env = self.make(name)
+            most = getattr(env, "max_reward", None)
+            self.max_reward[name] = None if most is None else float(most)
+            return env
+
+        return make

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from forge_agents.types import Episode, EpisodeGroup
 from forge_trainers.config import GRPOConfig
 from forge_trainers.credit import Baselines
 from forge_trainers.display import Display
+from forge_trainers.endings import Ending, Endings, most_of, nothing_played, where_it_failed
 from forge_trainers.experiment import Checkpoints, ProcessRandomness
 from forge_trainers.judging import (
     JudgedGroup,
@@ -37,7 +39,9 @@ from forge_trainers.judging import (
     group_spread,
     judge,
     lessons_from,
+    mean_and_ci,
     rates,
+    rewards_by,
     summarise,
 )
 from forge_trainers.league import League
@@ -49,6 +53,8 @@ from forge_trainers.run_folder import RunFolder
 from forge_trainers.source import EnvLike, Source, Task
 from forge_trainers.stack import Stack
 from forge_trainers.watchdog import LoopGuard, stalls_told
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +70,8 @@ class FitResult:
     """Folder with the trained model, or one subfolder per policy where several were trained."""
     curve: Path | None
     """``reward.png``, or of supervised fine-tuning ``loss.png``."""
+    reason: str = ""
+    """Why the run was over before its steps were done, such as ``solved: ...``; empty where all were done."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +79,12 @@ class EvalResult:
     """Reward on held-out seeds."""
 
     reward: float
-    """Mean over episodes of the mean over seats."""
+    """Mean over episodes of the mean over the seats of trainable policies; over all seats where there is none."""
     ci: float
     """Half-width of its 95 % confidence interval."""
     by_agent: dict[str, float]
+    by_policy: dict[str, float]
+    """Of trainable policies."""
     episodes: Sequence[Episode]
     failed: int
     """Episodes that ended in an error; they count in no mean."""
@@ -112,7 +122,8 @@ class GRPOTrainer:
         self._stack: Stack | None = None
         self._live = asyncio.Semaphore(self.config.max_live_episodes)
         self._weights, self._synced = Behind(), True
-        self._baselines = Baselines()
+        self._baselines, self._endings = Baselines(), Endings(self.config.max_empty_steps)
+        self._say: Callable[[str], None] = _log.warning
         self._checkpoints = Checkpoints(
             self.out_dir / "checkpoints",
             keep=self.config.keep_checkpoints,
@@ -120,12 +131,14 @@ class GRPOTrainer:
             parts={
                 "reward": self.reward,
                 "baselines": self._baselines,
+                "endings": self._endings,
                 "league": self._lineup,
                 "random": ProcessRandomness(),
             },
             timeout_s=self.config.stage_timeout_s,
         )
         self._next_step: int | None = None
+        self._told_failure = False
 
     def fit(self, env: EnvLike, *, steps: int, env_args: dict[str, Any] | None = None) -> FitResult:
         """Train until the run has done `steps` optimiser steps, earlier sessions in `out_dir` included.
@@ -136,8 +149,13 @@ class GRPOTrainer:
                 goes on at the rate of the longer schedule.
             env_args: Arguments of the environment.
 
+        Returns:
+            What was done. Where nothing is left to learn because every episode earns the most there is, the run is over
+            before its steps are, saved and exported, and the result has the reason.
+
         Raises:
-            EmptyBatchError: `max_empty_steps` in a row had no group to learn from.
+            EmptyBatchError: `max_empty_steps` in a row had no group to learn from, or one in which every episode failed
+                or nothing was sampled. The run is saved before; another call goes on with new seeds.
             DivergedError: A loss or gradient is not finite; the batch is kept in ``failed-batches``.
             MismatchError: Sampler and learner do not hold the same model; the batch is kept there too.
             KeyboardInterrupt: Ctrl-C; the step was finished and saved before.
@@ -191,7 +209,9 @@ class GRPOTrainer:
             run.keep_verifiers(step, self.reward)
             return found
 
-        staleness, size, empty = self.config.max_staleness, self.config.groups_per_step, 0
+        staleness, size = self.config.max_staleness, self.config.groups_per_step
+        ending: Ending | None = None
+        self._endings.restart()
         ahead: Ahead[EpisodeGroup, list[JudgedGroup]] = Ahead(
             lambda step, put: self._collect(source, step, put), judged, staleness=staleness, steps=steps, size=size
         )
@@ -201,7 +221,8 @@ class GRPOTrainer:
             await all_or_first_error(learner.set_total_steps(steps) for learner in stack.learners.values())
             run.rewind(first)
             guard = LoopGuard(self.config.block_timeout_s)
-            with Display("train", steps, first) as display, Interrupt(display.say) as interrupt, guard:
+            with Display("train", steps, first, stack.learners) as display, Interrupt(display.say) as interrupt, guard:
+                self._say = display.say
                 for step in range(first, steps):
                     watch = Stopwatch(stack.busy_s)
                     batch = ahead.batch(step)
@@ -214,35 +235,70 @@ class GRPOTrainer:
                         items, self.config.credit_rule, stack.learners.keys(), self._baselines, room=stack.room
                     )
                     watch.lap("judge")
-                    metrics = summarise(self._lineup.measured(items)) | group_spread(items)
-                    metrics |= await learn(lessons, stack.learners, self.config, step=step, folder=self.out_dir)
-                    watch.lap("learn")
-                    await self._weights.start(self._sync)
-                    if self.config.max_staleness == 0:
-                        await self._weights.done()
-                    watch.lap("sync")
-                    empty = self._check_empty(empty, lessons)
-                    self._next_step = step + 1
+                    metrics = summarise(self._lineup.measured(items), stack.learners) | group_spread(items)
+                    metrics |= await self._learned(step, lessons, watch)
+                    ending = self._endings.after(step, items, lessons, stack.learners, self._tops(source))
                     metrics |= await self._lineup.learned(step, items, stack)
                     metrics |= watch.times | rates([item.group for item in items], watch.total_s)
-                    metrics |= await stack.unless_a_learner_dies(self._evaluation(source, step, steps))
+                    over = ending is not None or step + 1 == steps
+                    if ending is None or ending.kind == "solved":
+                        metrics |= await stack.unless_a_learner_dies(self._evaluation(source, step, over))
                     self._log(run, step, items, lessons, metrics)
                     display.step(step, metrics)
-                    ending, score = interrupt.asked or step + 1 == steps, metrics.get("eval/reward")
-                    if ending or (step + 1) % self.config.checkpoint_every == 0 or self._checkpoints.is_best(score):
-                        await self._checkpoints.start(step + 1, stack.learners, score=score)
-                    if ending:
-                        await self._checkpoints.finish()
+                    last = over or interrupt.asked
+                    await self._saved(step, last, metrics.get("eval/reward"))
+                    if ending is not None:
+                        display.say(ending.reason)
+                        run.end(step, ending.kind, ending.reason)
+                        break
+                    if last:
                         interrupt.stop_if_asked(step + 1)
             await self._weights.done()
-            export = await self._export(self.out_dir / "export")
-            return FitResult(
-                steps=max(first, steps), metrics=run.metrics(), out_dir=self.out_dir, export=export, curve=run.plot()
-            )
+            return await self._result(run, max(first, self._next_step or 0), ending)
         finally:
+            self._say = _log.warning
             await ahead.cancel()
             self._synced = await self._weights.cancel() and self._synced
             await self._checkpoints.settle()
+
+    async def _learned(self, step: int, lessons: Lessons, watch: Stopwatch) -> dict[str, float]:
+        """Learn, and send the weights on their way."""
+        metrics = await learn(lessons, self._running.learners, self.config, step=step, folder=self.out_dir)
+        watch.lap("learn")
+        await self._weights.start(self._sync)
+        if self.config.max_staleness == 0:
+            await self._weights.done()
+        watch.lap("sync")
+        self._next_step = step + 1
+        return metrics
+
+    async def _saved(self, step: int, last: bool, score: float | None) -> None:
+        """Write a checkpoint after `step` where one is due, and all of it where the step is the last."""
+        if last or (step + 1) % self.config.checkpoint_every == 0 or self._checkpoints.is_best(score):
+            await self._checkpoints.start(step + 1, self._running.learners, score=score)
+        if last:
+            await self._checkpoints.finish()
+
+    async def _result(self, run: RunFolder, steps: int, ending: Ending | None) -> FitResult:
+        """Export what was learned, and say how the run ended.
+
+        Raises:
+            EmptyBatchError: Not well.
+        """
+        if ending is not None and ending.kind == "broken":
+            raise EmptyBatchError(ending.reason)
+        export, curve = await self._export(self.out_dir / "export"), run.plot_rewards(self._running.learners)
+        if ending is not None and ending.kind == "flat":
+            raise EmptyBatchError(
+                f"{ending.reason}. What was learned before is in {export}; the same run goes on with new seeds"
+            )
+        reason = "" if ending is None else ending.reason
+        return FitResult(
+            steps=steps, metrics=run.metrics(), out_dir=self.out_dir, export=export, curve=curve, reason=reason
+        )
+
+    def _tops(self, source: Source) -> dict[str, float | None]:
+        return {env_id: most_of(self.reward, source.max_reward[env_id]) for env_id in source.env_ids}
 
     async def _judged(
         self, source: Source, step: int, groups: list[EpisodeGroup], trainable: Collection[str]
@@ -252,7 +308,7 @@ class GRPOTrainer:
         for refill in range(1, config.refills + 1):
             found = lessons_from(judged, config.credit_rule, trainable, room=self._running.room)
             missing = config.groups_per_step - found.counts["used"]
-            if not missing:
+            if not missing or nothing_played(judged, trainable):
                 break
             playing = self._collect(source, step, count=missing, refill=refill)
             more = await with_deadline(playing, config.stage_timeout_s, who="episodes", what=f"refill of step {step}")
@@ -273,12 +329,13 @@ class GRPOTrainer:
     async def _sync(self, published: Callable[[], None] = lambda: None) -> None:
         await with_deadline(self._running.sync(published), self.config.stage_timeout_s, who="weights", what="return")
 
-    async def _evaluation(self, source: Source, step: int, steps: int) -> dict[str, float]:
+    async def _evaluation(self, source: Source, step: int, over: bool) -> dict[str, float]:
         every = self.config.eval_every
-        if not every or ((step + 1) % every and step + 1 != steps):
+        if not every or ((step + 1) % every and not over):
             return {}
         result = await self._evaluate(source, self.config.eval_episodes, env_reward)
         found = {"eval/reward": result.reward, "eval/ci": result.ci}
+        found |= {f"eval/reward/{name}": reward for name, reward in result.by_policy.items()}
         if samples := self.config.exploitability_samples:
             from forge_agents.bench.model_strategy import exploited
 
@@ -294,11 +351,16 @@ class GRPOTrainer:
         playing = self._lineup.rehearse(source.held_out(episodes), group, self._running)
         groups = await with_deadline(playing, self.config.stage_timeout_s, who="episodes", what="evaluation")
         judged = await judge(groups, reward, timeout_s=self.config.stage_timeout_s)
-        summary = summarise(self._lineup.measured(judged))
+        trained = [name for name, policy in self._models(source, part=True).items() if policy.trainable]
+        measured = self._lineup.measured(judged)
+        summary = summarise(measured, trained)
         return EvalResult(
-            reward=summary.pop("reward/mean"),
-            ci=summary.pop("reward/ci"),
-            by_agent={name.removeprefix("reward/"): v for name, v in summary.items() if name.startswith("reward/")},
+            reward=summary["reward/mean"],
+            ci=summary["reward/ci"],
+            by_agent={seat: mean_and_ci(found)[0] for seat, found in rewards_by(measured, "agent").items()},
+            by_policy={
+                name: mean_and_ci(found)[0] for name, found in rewards_by(measured, "policy").items() if name in trained
+            },
             episodes=tuple(episode for group in groups for episode in group.episodes),
             failed=sum(len(group.failed) for group in groups),
         )
@@ -325,6 +387,7 @@ class GRPOTrainer:
                 max_turns=source.max_turns.get(task.env_id) or self.config.max_turns,
             )
             group = await rollout.group(task.seed, size, limit=self._live, draw=f"{where}/{task.number}")
+            self._tell_failure(group)
             if put is not None:
                 put(task.number, group)
             return group
@@ -371,18 +434,14 @@ class GRPOTrainer:
             "trainer": dataclasses.asdict(self.config),
         }
 
-    def _check_empty(self, empty: int, lessons: Lessons) -> int:
-        """Count steps without a lesson; end the run, with the reason, when there are too many in a row."""
-        if lessons.samples:
-            return 0
-        if empty + 1 >= self.config.max_empty_steps:
-            raise EmptyBatchError(
-                f"{empty + 1} steps in a row had no group to learn from; groups of the last: {dict(lessons.counts)}. "
-                "flat: siblings earn the same, so change the difficulty, the temperature or group_size; failed: see "
-                "the errors in episodes.jsonl; abstained: the reward returned NaN; too_long: raise "
-                "learner.max_sample_tokens or limit the episode"
+    def _tell_failure(self, group: EpisodeGroup) -> None:
+        """Say at once that an episode failed, the first of this trainer's."""
+        if group.failed and not self._told_failure and group.failed[0].error is not None:
+            self._told_failure = True
+            self._say(
+                f"an episode of {group.env_id} failed: {where_it_failed(group.failed[0].error)}. Its trace is in "
+                "episodes.jsonl; more failures are counted"
             )
-        return empty + 1
 
     def _log(
         self, run: RunFolder, step: int, judged: Sequence[JudgedGroup], lessons: Lessons, metrics: dict[str, float]
@@ -395,7 +454,13 @@ class GRPOTrainer:
         ]
         rows.sort(key=lambda row: row[0].error is None)  # what failed is worth reading first
         kept = rows[: self.config.keep_episodes]
-        run.keep_episodes(step, [row[0] for row in kept], [row[1] for row in kept], [row[2] for row in kept])
+        run.keep_episodes(
+            step,
+            [row[0] for row in kept],
+            [row[1] for row in kept],
+            [row[2] for row in kept],
+            trained=self._running.learners,
+        )
 
     async def _stop(self) -> None:
         if self._stack is not None:

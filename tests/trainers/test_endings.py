@@ -1,0 +1,338 @@
+"""How a run ends: solved, flat elsewhere, broken; each with what was seen, saved before."""
+
+import asyncio
+import dataclasses
+import json
+from types import SimpleNamespace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+import forge_agents as fa
+from forge_agents.errors import EmptyBatchError
+from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory, Turn, VersionSpan
+from forge_agents.viewer.digest import digest
+from forge_trainers.columns import Columns
+from forge_trainers.credit import Credit
+from forge_trainers.endings import Endings, most_of, where_it_failed
+from forge_trainers.judging import EnvTurnReward, env_reward, judge, lessons_from
+from forge_trainers.trainer import GRPOTrainer
+
+TEAM = fa.Policy("m", name="team")
+
+
+def episode(*rewards, env_id="t", seed=0, error=None, sampled=True, end="terminated", turns=True):
+    """One seat a reward; the first is the team's, the others' are a rival's."""
+
+    def one(at, reward):
+        own = at == 0 and sampled
+        turn = Turn(
+            agent=f"p{at}",
+            index=at,
+            observation="o",
+            action="x",
+            reward=reward,
+            policy="team" if at == 0 else "rival",
+            prompt_ids=(1, 2),
+            response_ids=(3,) if own else (),
+            logprobs=(-1.0,) if own else (),
+            versions=(VersionSpan(version=0, start=0, end=1),) if own else (),
+        )
+        return Trajectory(agent=turn.agent, policy=turn.policy, turns=(turn,) if turns else (), env_id=env_id)
+
+    return Episode(
+        env_id=env_id,
+        seed=seed,
+        error=error,
+        end_reason=end,
+        trajectories={f"p{at}": one(at, reward) for at, reward in enumerate(rewards)},
+    )
+
+
+def group(*rewards, seed=0, env_id="t", **options):
+    """Siblings that earn `rewards`; a rival earns the opposite."""
+    siblings = tuple(episode(r, -r, env_id=env_id, seed=seed, **options) for r in rewards)
+    return EpisodeGroup(env_id=env_id, seed=seed, episodes=siblings)
+
+
+class Learner:
+    version, busy_s = 0, 0.0
+
+    async def set_total_steps(self, total):
+        pass
+
+    async def train_step(self, batch, **_):
+        return {"logprob_gap_mean": 0.0}
+
+    async def start_save(self, folder, **_):
+        folder.mkdir()
+
+    async def finish_save(self, **_):
+        pass
+
+    async def load(self, folder, **_):
+        pass
+
+    async def export(self, folder, **_):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+class Stack:
+    """A stack without processes."""
+
+    room: ClassVar = {}
+
+    def __init__(self):
+        self.learners, self.faults = {"team": Learner()}, SimpleNamespace(all=())
+
+    def busy_s(self):
+        return {}
+
+    async def start_learners(self):
+        pass
+
+    async def unless_a_learner_dies(self, work):
+        return await work
+
+    async def sync(self, published):
+        published()
+
+    async def bury_learners(self, error):
+        return False
+
+    async def stop(self):
+        pass
+
+
+class Duel(fa.TurnEnv):
+    possible_agents = ["p0", "p1"]
+
+
+Duel.__name__ = "t"  # its id in the groups here
+
+
+def trainer(folder, played, **settings):
+    """A trainer whose groups of a step are `played(step)`, or of a refill what `played` made of the step."""
+
+    class Played(GRPOTrainer):
+        asked: list
+
+        async def _collect(self, source, step, put=None, *, count=0, refill=0, **_):
+            self.asked.append((step, refill))
+            groups = played(step)
+            for number, one in enumerate(groups if put else ()):
+                self._tell_failure(one)
+                put(number, one)
+            return groups
+
+    reward = settings.pop("reward", None)
+    config = {"groups_per_step": 4, "checkpoint_every": 100, "refills": 0} | settings
+    seats = {"p0": TEAM, "p1": fa.Random(name="rival")}
+    made = Played(seats, reward, fa.GRPOConfig(**config), folder)
+    made._stack, made.asked = Stack(), []
+    return made
+
+
+def test_the_best_checkpoint_is_that_of_the_trained_policys_reward(tmp_path):
+    """Of a zero-sum game: the mean over all seats would be 0 in every evaluation, and the newest the best."""
+
+    class Evaluated(GRPOTrainer):
+        async def _collect(self, source, step, put=None, **_):
+            put(0, group(1.0, 0.0, seed=step))
+
+    async def rehearse(tasks, play, stack):
+        return [group([-1.0, 1.0, 0.0][run._next_step - 1], seed=n) for n in range(4)]
+
+    config = fa.GRPOConfig(groups_per_step=1, eval_every=1, keep_checkpoints=1, refills=0)
+    with Evaluated({"p0": TEAM, "p1": fa.Random(name="rival")}, config=config, out_dir=tmp_path) as run:
+        run._stack = Stack()
+        run._lineup.rehearse = rehearse
+        result = run.fit(Duel, steps=3)
+    assert [row["eval/reward"] for row in result.metrics] == [-1.0, 1.0, 0.0]
+    assert [row["eval/reward/team"] for row in result.metrics] == [-1.0, 1.0, 0.0]
+    assert [row["reward/team"] for row in result.metrics] == [0.5] * 3
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
+    assert kept == ["step-000002", "step-000003"], "the best and the newest"
+    rows = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
+    assert digest(rows[0]).reward == rows[0]["rewards"]["p0"] == 1.0 and rows[0]["trained"] == ["team"]
+
+
+def ending_of(folder):
+    return json.loads((folder / "ending.json").read_text())
+
+
+def test_a_run_that_is_solved_ends_well_saved_and_exported_with_the_reason(tmp_path, capsys):
+    """Rewards rise for two steps; then every episode earns the most that was seen."""
+
+    def played(step):
+        rewards = (0.0, 0.5, 1.0, 0.5) if step < 2 else (1.0,) * 4
+        return [group(*rewards, seed=10 * step + n) for n in range(4)]
+
+    with trainer(tmp_path, played, max_empty_steps=4) as run:
+        result = run.fit(Duel, steps=200)
+    assert result.steps == 6 and result.reason.startswith("solved: all 64 episodes of the last 4 steps")
+    assert "p0 of t 1, the highest seen is 1" in result.reason
+    assert result.export.is_dir() and (tmp_path / "checkpoints/step-000006/experiment.json").exists()
+    assert ending_of(tmp_path) == {"step": 5, "ending": "solved", "reason": result.reason}
+    assert "solved: all 64" in capsys.readouterr().out
+
+    with trainer(tmp_path, played, max_empty_steps=4) as again:  # with other seeds, and it knows what was earned before
+        assert again.fit(Duel, steps=200).steps == 10
+    assert again.asked[0] == (6, 0)
+
+
+def test_a_run_that_is_flat_elsewhere_says_where_after_saving(tmp_path):
+    def played(step):
+        return [group(*([0.25, 0.75] if step == 0 else [0.25, 0.25]), seed=4 * step + n) for n in range(4)]
+
+    with trainer(tmp_path, played, max_empty_steps=3) as run, pytest.raises(EmptyBatchError) as caught:
+        run.fit(Duel, steps=200)
+    said = str(caught.value)
+    assert "3 steps in a row had no group to learn from" in said and "'flat': 4" in said
+    assert "p0 of t 0.25, the highest seen is 0.75" in said and "p1" not in said
+    assert (tmp_path / "export").is_dir() and str(tmp_path / "export") in said
+    assert (tmp_path / "checkpoints/step-000004/experiment.json").exists()
+    assert ending_of(tmp_path)["ending"] == "flat"
+    with trainer(tmp_path, played, max_empty_steps=3) as again, pytest.raises(EmptyBatchError):
+        again.fit(Duel, steps=200)
+    assert again.asked[0] == (4, 0) and ending_of(tmp_path)["step"] == 6
+
+
+BROKEN = EpisodeError(
+    where="step",
+    kind="KeyError",
+    message="'gold'",
+    trace='Traceback\n  File "/home/me/my_env.py", line 12, in act\n  File "/site-packages/np.py", line 9, in f\n',
+)
+
+
+def test_a_step_in_which_every_episode_fails_ends_the_run_and_says_where_in_the_code(tmp_path, capsys):
+    def played(step):
+        return [group(0.0, 0.0, seed=n, error=BROKEN, end="error") for n in range(4)]
+
+    with trainer(tmp_path, played, refills=3) as run, pytest.raises(EmptyBatchError) as caught:
+        run.fit(Duel, steps=5)
+    place = "step: KeyError: 'gold' at /home/me/my_env.py:12 in act"
+    assert f"step 1: all 8 episodes failed (8 in step: KeyError). First: {place}" in str(caught.value)
+    assert "forge-agents check" in str(caught.value)
+    assert run.asked == [(0, 0)], "nothing is refilled where nothing can be played"
+    out = capsys.readouterr().out
+    assert out.count(place) == 2, "once at once, once at the end"
+    assert out.index(place) < out.index("train 1/5") and "used 0  flat 0  failed 4  out of context 0%" in out
+    assert (tmp_path / "checkpoints/step-000001/experiment.json").exists() and ending_of(tmp_path)["ending"] == "broken"
+
+
+@pytest.mark.parametrize(
+    ("groups", "advice"),
+    [
+        ([group(0, 0, sampled=False, turns=False, end="context")] * 4, r"out of context.*Raise engine.max_model_len"),
+        ([group(0, 0, sampled=False, turns=False)] * 4, "no trained policy had a turn"),
+        (
+            [group(0, 0, error=EpisodeError(where="policy", kind="EndpointError", message="401"), end="error")] * 4,
+            "A player fails; see that its server answers",
+        ),
+    ],
+)
+def test_the_advice_fits_the_cause(tmp_path, groups, advice, capsys):
+    with trainer(tmp_path, lambda step: groups) as run, pytest.raises(EmptyBatchError, match=advice):
+        run.fit(Duel, steps=5)
+    if "context" in advice:
+        assert "out of context 100%" in capsys.readouterr().out
+
+
+# ---- when it is solved, and when it only looks so
+
+
+def judged(groups):
+    items = asyncio.run(judge(groups, env_reward, timeout_s=5))
+    return items, lessons_from(items, Credit(), {"team"})
+
+
+def watch(steps, *, patience=3, tops=None):
+    """What `Endings` says of steps of groups, and after how many."""
+    endings = Endings(patience)
+    for number, groups in enumerate(steps):
+        items, lessons = judged(groups)
+        if (found := endings.after(number, items, lessons, {"team"}, tops or {"t": None})) is not None:
+            return found.kind, number + 1
+    return None, len(steps)
+
+
+FULL = [group(*(1.0,) * 8, seed=n) for n in range(8)]
+HALF = [group(*(0.5,) * 8, seed=n) for n in range(8)]
+MIXED = [group(*(1.0, 0.0) * 4)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "tops", "wanted"),
+    [
+        ([FULL] * 9, {"t": None}, ("solved", 3)),  # never anything else than the full mark
+        ([FULL] * 9, {"t": 1.0}, ("solved", 3)),
+        ([FULL] * 9, {"t": 2.0}, ("flat", 3)),  # the environment pays more
+        ([HALF] * 9, {"t": None}, ("flat", 3)),  # never anything else, and less than 1
+        ([HALF] * 9, {"t": 0.5}, ("solved", 3)),
+        ([MIXED, *[HALF] * 9], {"t": None}, ("flat", 4)),  # more has been earned
+        ([[group(0.5, 0.0)], *[HALF] * 9], {"t": None}, ("solved", 4)),  # the highest seen
+        ([*[[group(1.0, 1.0)]] * 31, MIXED, *[[group(1.0, 1.0)]] * 31], {"t": 1.0}, (None, 63)),  # a task of small p
+        ([[group(1.0, 1.0)]] * 40, {"t": 1.0}, ("solved", 32)),  # few episodes a step: proof takes longer
+        ([FULL] * 9, {"t": None, "other": None}, (None, 9)),  # another environment was not drawn yet
+        ([*[FULL] * 4, [group(*(0.0,) * 8, env_id="other")]], {"t": 1.0, "other": 1.0}, ("flat", 5)),
+        ([*[FULL] * 2, MIXED, *[FULL] * 9], {"t": None}, ("solved", 6)),  # a curriculum: harder tasks came
+        ([[*FULL, group(1.0, 1.0, error=BROKEN)]] * 9, {"t": None}, ("solved", 3)),  # a failure now and then
+    ],
+)
+def test_solved_is_flat_at_the_top_everywhere_and_often_enough(steps, tops, wanted):
+    assert watch(steps, tops=tops) == wanted
+
+
+def test_one_flat_policy_of_two_ends_nothing():
+    def both(seed):
+        """The team always earns 1, and a second policy of ours has not learned yet."""
+        one = group(1.0, 1.0, seed=seed).episodes
+        second = [
+            dataclasses.replace(
+                e.trajectories["p1"],
+                policy="second",
+                turns=(dataclasses.replace(e.trajectories["p0"].turns[0], agent="p1", policy="second", reward=r),),
+            )
+            for e, r in zip(one, (0.0, 1.0), strict=True)
+        ]
+        siblings = [
+            dataclasses.replace(e, trajectories={**e.trajectories, "p1": t}) for e, t in zip(one, second, strict=True)
+        ]
+        return EpisodeGroup(env_id="t", seed=seed, episodes=tuple(siblings))
+
+    endings = Endings(1)
+    items = asyncio.run(judge([both(n) for n in range(40)], env_reward, timeout_s=5))
+    trained = {"team", "second"}
+    assert endings.after(0, items, lessons_from(items, Credit(), trained), trained, {"t": 1.0}) is None
+
+
+def test_what_was_earned_is_known_after_a_resume():
+    first = Endings(3)
+    items, lessons = judged([group(0.5, 0.0)])
+    first.after(0, items, lessons, {"team"}, {"t": None})
+    second = Endings(3)
+    second.load_state_dict(first.state_dict())
+    items, lessons = judged(HALF)
+    found = [second.after(n, items, lessons, {"team"}, {"t": None}) for n in range(3)]
+    assert found[:2] == [None, None] and found[2].kind == "solved"
+    Endings(1).load_state_dict(Endings(1).state_dict())
+
+
+def test_the_most_that_a_reward_can_be():
+    verifier = fa.Rule(lambda t: True, name="yes")
+    assert most_of(env_reward, 3.0) == most_of(EnvTurnReward(), 3.0) == 3.0
+    assert most_of(verifier, 3.0) == 1.0 and most_of(0.25 * verifier, None) == 0.25
+    assert most_of(lambda ts: np.ones(len(ts)), 3.0) is None and most_of(Columns({"a": verifier}), 3.0) is None
+
+    class Scored:
+        max_reward = 7
+
+    assert most_of(Scored(), None) == 7.0
+
+
+def test_a_failure_names_the_users_code_not_a_librarys():
+    assert where_it_failed(BROKEN).endswith("at /home/me/my_env.py:12 in act")
+    assert where_it_failed(EpisodeError(where="reward", kind="ValueError", message="nan")) == "reward: ValueError: nan"

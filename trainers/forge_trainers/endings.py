@@ -1,0 +1,221 @@
+"""Sees that a run has nothing left to learn, or never had anything, and says which.
+
+In: the judged groups of each step. Out: an `Ending`, or None while there is more to learn. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from forge_agents.types import EpisodeError
+from forge_trainers.judging import EnvTurnReward, JudgedGroup, Lessons, env_reward
+
+Seat: TypeAlias = tuple[str, str]
+"""An environment's id and an agent's name."""
+
+_PROOF = 64
+"""Episodes in a row at the top that count as solved. By the rule of three, with 95 % confidence fewer than 3 in 64
+episodes would have earned less."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """Why a run ends before its steps are done."""
+
+    kind: Literal["solved", "flat", "broken"]
+    """``solved``: every episode earns the most there is. ``flat``: siblings earn the same, or no group counts, for
+    other reasons. ``broken``: a step in which every episode failed, or nothing was sampled."""
+    reason: str
+    """What was seen and what to do about it."""
+
+
+class Endings:
+    """Watches the rewards of trained seats.
+
+    Args:
+        patience: Steps in a row without a lesson after which the run ends.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self._patience = patience
+        self._seen: dict[Seat, tuple[float, float]] = {}
+        """Lowest and highest reward of the whole run."""
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a session: steps without a lesson are counted from here."""
+        self._steps = self._episodes = self._lost = 0
+        self._levels: dict[Seat, Counter[float]] = {}
+        """Of those steps, groups by the reward of their best sibling."""
+
+    def after(
+        self,
+        step: int,
+        judged: Sequence[JudgedGroup],
+        lessons: Lessons,
+        trained: Collection[str],
+        tops: Mapping[str, float | None],
+    ) -> Ending | None:
+        """Take note of a step that has been learned from.
+
+        Args:
+            step: Its number.
+            judged: Its groups.
+            lessons: What they taught.
+            trained: Policies that learn.
+            tops: Of every environment that may be drawn, the most that its reward can be; None where nobody knows.
+        """
+        if (reason := nothing_played(judged, trained)) is not None:
+            return Ending(kind="broken", reason=f"step {step + 1}: {reason}")
+        taught = bool(lessons.samples)
+        if taught:
+            self.restart()
+        else:
+            self._steps += 1
+            self._lost += lessons.counts["too_long"]
+        for item in judged:
+            if item.group.failed:
+                continue
+            self._episodes += 0 if taught else len(item.group.episodes)
+            own = {trajectory.agent for trajectory in item.group.trajectories if trajectory.policy in trained}
+            for agent, rewards in item.rewards.items():
+                if agent in own and not np.isnan(rewards).any():
+                    self._note((item.group.env_id, agent), rewards, taught)
+        return None if taught or self._steps < self._patience else self._ended(lessons, tops)
+
+    def _note(self, seat: Seat, rewards: np.ndarray, taught: bool) -> None:
+        low, high = self._seen.get(seat, (np.inf, -np.inf))
+        self._seen[seat] = (min(low, float(rewards.min())), max(high, float(rewards.max())))
+        if not taught:
+            self._levels.setdefault(seat, Counter())[round(float(rewards.max()), 6)] += 1
+
+    def _ended(self, lessons: Lessons, tops: Mapping[str, float | None]) -> Ending | None:
+        if self._levels and set(tops) - {env_id for env_id, _ in self._levels}:
+            return None  # an environment that is drawn seldom may have lessons yet
+        told = "; ".join(self._told(seat, tops.get(seat[0])) for seat in self._levels)
+        if (
+            self._levels
+            and not self._lost
+            and all(_reaches(min(levels), self._top(seat, tops.get(seat[0]))) for seat, levels in self._levels.items())
+        ):
+            if self._episodes < _PROOF:
+                return None
+            reason = f"solved: all {self._episodes} episodes of the last {self._steps} steps earned the most there is"
+            return Ending(kind="solved", reason=f"{reason}: {told}")
+        counts = lessons.counts
+        advice = {
+            "flat": "Siblings earn the same, so there is nothing to compare: change the difficulty, the temperature or "
+            "group_size. If this is all that can be earned, say so with the environment's max_reward",
+            "failed": "Episodes fail: see the errors in episodes.jsonl",
+            "too_long": "Samples are longer than the learner takes: raise learner.max_sample_tokens, or cut episodes off",
+            "abstained": "The reward returned NaN: see what it needs",
+        }
+        cause = max(advice, key=lambda fate: counts[fate])
+        return Ending(
+            kind="flat",
+            reason=f"{self._steps} steps in a row had no group to learn from; groups of the last: {dict(counts)}. "
+            + (f"Best of each group: {told}. " if told else "")
+            + advice[cause],
+        )
+
+    def _top(self, seat: Seat, known: float | None) -> float:
+        """The most that a seat can earn: what is known, else the highest it earned once it has also earned less.
+
+        A reward that never moved is at its top from 1 on, the full mark of most rewards.
+        """
+        if known is not None:
+            return known
+        low, high = self._seen[seat]
+        return max(high, 1.0) if _reaches(low, high) else high
+
+    def _told(self, seat: Seat, known: float | None) -> str:
+        (env_id, agent), levels = seat, self._levels[seat]
+        shown = [f"{level:g}" if len(levels) == 1 else f"{level:g} ({n})" for level, n in levels.most_common(3)]
+        top = f"of at most {known:g}" if known is not None else f"the highest seen is {self._seen[seat][1]:g}"
+        return f"{agent} of {env_id} {', '.join(shown)}{' and others' if len(levels) > 3 else ''}, {top}"
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Lowest and highest reward by seat, for a checkpoint."""
+        return {
+            "seats": np.array([list(seat) for seat in self._seen], dtype=np.str_).reshape(-1, 2),
+            "seen": np.array(list(self._seen.values()), dtype=np.float64).reshape(-1, 2),
+        }
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continue from `state_dict`."""
+        seats, seen = state["seats"].tolist(), state["seen"].tolist()
+        self._seen = {(e, a): (low, high) for (e, a), (low, high) in zip(seats, seen, strict=True)}
+
+
+def _reaches(reward: float, top: float) -> bool:
+    return reward >= top - 1e-4 * max(1.0, abs(top))
+
+
+def most_of(reward: Any, env_top: float | None) -> float | None:
+    """The most that `reward` can be where the environment pays at most `env_top`; None where nobody knows.
+
+    Verifiers score at most 1, weighted ones the sum of their weights; any other reward may say it in ``max_reward``.
+    """
+    from forge_verifiers.composition import terms_of
+    from forge_verifiers.verifier import Verifier
+
+    if reward is env_reward or isinstance(reward, EnvTurnReward):
+        return env_top
+    if (own := getattr(reward, "max_reward", None)) is not None:
+        return float(own)
+    return min(1.0, sum(weight for weight, _ in terms_of(reward))) if isinstance(reward, Verifier) else None
+
+
+def nothing_played(judged: Sequence[JudgedGroup], trained: Collection[str]) -> str | None:
+    """Why groups can teach nothing however often they are played; None where they can."""
+    episodes = [episode for item in judged for episode in item.group.episodes]
+    own = [t for episode in episodes for t in episode.trajectories.values() if t.policy in trained]
+    errors = [episode.error for episode in episodes if episode.error is not None]
+    if errors and len(errors) == len(episodes):
+        causes = Counter(f"{error.where}: {error.kind}" for error in errors)
+        blame = (
+            "A player fails; see that its server answers and its settings fit"
+            if causes.most_common(1)[0][0].startswith("policy")
+            else "The environment fails; try `forge-agents check` on it"
+        )
+        return (
+            f"all {len(episodes)} episodes failed ({', '.join(f'{n} in {cause}' for cause, n in causes.items())}). "
+            f"First: {where_it_failed(errors[0])}. {blame}, then run it again"
+        )
+    if any(turn.response_ids for trajectory in own for turn in trajectory.turns):
+        return None
+    if any(episode.error is None and episode.end_reason != "context" and episode.turns for episode in episodes):
+        return None  # games may end before it is a trained seat's turn
+    if not episodes:
+        return None
+    full = [episode for episode in episodes if episode.end_reason == "context"]
+    if not full:
+        return (
+            f"not one token was sampled in {len(episodes)} episodes: no trained policy had a turn. See that the "
+            "environment lets its agents decide and that a trained policy sits in one of its seats"
+        )
+    longest = max((len(t.instructions) for episode in full for t in episode.trajectories.values()), default=0)
+    return (
+        f"not one token was sampled: {len(full)} of {len(episodes)} episodes were out of context before an answer "
+        f"(instructions of up to {longest} characters). Raise engine.max_model_len, or shorten instructions and "
+        "observations"
+    )
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (.+)')
+_FOREIGN = ("site-packages", "dist-packages", "<frozen", sysconfig.get_paths()["stdlib"])
+
+
+def where_it_failed(error: EpisodeError) -> str:
+    """An episode's failure in one line, with the file and line of the user's code if its trace has one."""
+    frames = _FRAME.findall(error.trace)
+    own = [frame for frame in frames if not any(part in frame[0] for part in _FOREIGN)] or frames
+    place = f" at {own[-1][0]}:{own[-1][1]} in {own[-1][2].strip()}" if own else ""
+    return f"{error.where}: {error.kind}: {error.message[:300]}{place}"
