@@ -114,7 +114,7 @@ class Endings:
             "flat": "Siblings earn the same, so there is nothing to compare: change the difficulty, the temperature or "
             "group_size. If this is all that can be earned, say so with the environment's max_reward",
             "failed": "Episodes fail: see the errors in episodes.jsonl",
-            "too_long": "Samples are longer than the learner takes: raise learner.max_sample_tokens, or cut episodes off",
+            "too_long": "Samples are longer than the learner takes: raise learner.max_sample_tokens, or end episodes",
             "abstained": "The reward returned NaN: see what it needs",
         }
         cause = max(advice, key=lambda fate: counts[fate])
