@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import functools
 import os
 import re
@@ -88,6 +89,7 @@ def begin(folder: str, cores: frozenset[int]) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
+    faulthandler.enable(file=2)  # a death by SIGSEGV, SIGILL, ... leaves its stack there
 
 
 def variables(host: str) -> dict[str, str]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
+import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,6 +28,8 @@ _HOLD_S = 2.0
 """A question is answered after this long."""
 _LINE_S = 0.3
 """The end of a host is seen within this time of the end of a process on it."""
+_NAMED_S = 1.5
+"""Monarch names the signal of a process's end within this time."""
 _NOTICE_S = 3.0
 """A process's end is seen within this time."""
 
@@ -58,7 +62,6 @@ class Pulse:
         self._procs, self._size = procs, size
         self._silence_counts = False
         self._lost: asyncio.Future[ActorDiedError | StallError] = asyncio.get_running_loop().create_future()
-        self._fds: list[int] = []
         actors: Any = procs.spawn("pulse", PulseActor)
         loop = asyncio.get_running_loop()
         self._elsewhere = mesh.on_lost_host(procs, lambda why: _call_in(loop, self._host_lost, why))
@@ -108,21 +111,23 @@ class Pulse:
         """Look no more: the processes are about to be stopped. Twice is no error."""
         for task in self._tasks:
             task.cancel()
-        while self._fds:
-            fd = self._fds.pop()
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                asyncio.get_running_loop().remove_reader(fd)
-            os.close(fd)
 
     async def _lost_within(self, seconds: float) -> bool:
         await asyncio.wait({self._lost}, timeout=seconds)
         return self._lost.done()
 
-    def _ended(self, pid: int) -> None:
-        advice = mesh.log_advice(self._name)
-        error = ActorDiedError(f"{self._name} died: process {pid} ended. Look at {advice}", self._name)
+    def _ended(self, pid: int, status: int | None = None) -> None:
+        if self._lost.done():
+            return
+        end = mesh.death(self._procs, pid, status)
+        words = f"{self._name} died: process {pid} {end.how}. Look at {mesh.log_advice(self._name)}"
+        if end.last_lines:
+            words += f". It printed last:\n{end.last_lines}"
+        error = ActorDiedError(words, self._name, end.place)
         if self._elsewhere:  # its host may have ended with it, and nothing is to be started there
             asyncio.get_running_loop().call_later(_LINE_S, self._tell, error)
+        elif not end.known:  # Monarch took the signal before us, and is about to say it
+            asyncio.get_running_loop().call_later(_NAMED_S, self._tell, error)
         else:
             self._tell(error)
 
@@ -149,12 +154,13 @@ class Pulse:
     async def _watch_processes(self) -> None:
         """Ask the kernel to tell of the end of each process that runs here, from its first moment on."""
         known: set[int] = set()
+        loop = asyncio.get_running_loop()
         while True:
             for pid in set(mesh.pids(self._procs)) - known:
                 known.add(pid)
                 with contextlib.suppress(ProcessLookupError):  # it is among the ended
-                    self._fds.append(os.pidfd_open(pid))
-                    asyncio.get_running_loop().add_reader(self._fds[-1], self._ended, pid)
+                    fd = os.pidfd_open(pid)
+                    threading.Thread(target=self._see_end, args=(pid, fd, loop), daemon=True).start()
             if gone := mesh.ended(self._procs):  # before it could be watched
                 self._ended(gone[0])
                 return
@@ -162,7 +168,21 @@ class Pulse:
                 return
             await asyncio.sleep(_LOOK_S)
 
+    def _see_end(self, pid: int, fd: int, loop: asyncio.AbstractEventLoop) -> None:
+        """Wait on a thread for a process's end: only who already waits sees its signal before Monarch takes it."""
+        status = None
+        try:
+            if (seen := os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOWAIT)) is not None:
+                status = seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
+        except ChildProcessError:  # it is another host's, or taken already
+            waiting = select.poll()
+            waiting.register(fd, select.POLLIN)
+            waiting.poll()
+        finally:
+            os.close(fd)
+        _call_in(loop, self._ended, pid, status)
 
-def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[[str], None], why: str) -> None:
+
+def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: Any) -> None:
     with contextlib.suppress(RuntimeError):  # the loop is closed
-        loop.call_soon_threadsafe(call, why)
+        loop.call_soon_threadsafe(call, *args)

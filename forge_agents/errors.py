@@ -58,15 +58,17 @@ class ActorDiedError(ForgeError, RuntimeError):
     Args:
         message: Says who died during what.
         who: Their name.
+        place: Equal for two deaths by the same signal at the same place; empty where it is not known.
     """
 
-    def __init__(self, message: str, who: str = "") -> None:
+    def __init__(self, message: str, who: str = "", place: str = "") -> None:
         super().__init__(message)
         self.who = who
+        self.place = place
 
 
 class RespawnLimitError(ForgeError, RuntimeError):
-    """More processes died than a run may start again."""
+    """More processes died than a run may start again, or two died at the same place."""
 
 
 class HostError(ForgeError, RuntimeError):

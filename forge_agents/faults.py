@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from forge_agents.errors import ActorDiedError, RespawnLimitError
+from forge_agents.errors import ActorDiedError, RespawnLimitError, StallError
 
 T = TypeVar("T")
 
@@ -49,21 +49,27 @@ class Faults:
         self._max_respawns = max_respawns
         self._file = file
         self._all: list[Fault] = []
+        self._places: set[str] = set()
 
     @property
     def all(self) -> Sequence[Fault]:
         """In the order they were noticed."""
         return tuple(self._all)
 
-    def noticed(self, who: str, cause: str) -> Fault:
+    def noticed(self, who: str, cause: ActorDiedError | StallError) -> Fault:
         """Count a death before something is started in its place.
 
         Raises:
-            RespawnLimitError: It is one too many.
+            RespawnLimitError: It is one too many; or the second at one place, which what is started again would reach
+                as well.
         """
-        fault = Fault(who=who, cause=cause, noticed_at=time.time())
+        fault = Fault(who=who, cause=str(cause), noticed_at=time.time())
         self._all.append(fault)
         self._write("noticed", fault)
+        place = getattr(cause, "place", "")
+        if place in self._places:
+            raise RespawnLimitError(f"twice the same death at the same place, so nothing is started again: {cause}")
+        self._places |= {place} - {""}
         if len(self._all) > self._max_respawns:
             earlier = ", ".join(dict.fromkeys(fault.who for fault in self._all))
             raise RespawnLimitError(
@@ -82,7 +88,7 @@ class Faults:
             except ActorDiedError as error:
                 if error.who != who:
                     raise
-                died.append(self.noticed(who, str(error)))
+                died.append(self.noticed(who, error))
             else:
                 for fault in died:
                     self.recovered(fault)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from forge_agents import _processes, _waits
+from forge_agents import _deaths, _processes, _waits
 from forge_agents._places import place
 from forge_agents.errors import ActorDiedError, HostError, StallError
 from forge_agents.hosts import Hosts
@@ -262,7 +262,7 @@ def as_local_error(error: BaseException, *, who: str, what: str) -> BaseExceptio
             inner.add_note(f"raised by {who} during {what}:\n{error.exception_formatted}")
         return inner
     if isinstance(error, SupervisionError):
-        reason = " ".join(str(error).split())
+        reason = _deaths.named(" ".join(str(error).split()))
         return ActorDiedError(f"{who} died during {what}: {reason}. Look at {log_advice(who)}", who)
     if type(error) is RuntimeError and "error spawning" in str(error):  # Monarch's, where the process is gone
         return ActorDiedError(f"{who} died while it was started. Look at {log_advice(who)}", who)
@@ -337,6 +337,20 @@ def ended(mesh: ProcMesh) -> list[int]:
     if entry is None or entry.spot.elsewhere:
         return []
     return [pid for pid in _pids(entry) if not _processes.is_ours(pid)]
+
+
+def death(mesh: ProcMesh, pid: int, status: int | None) -> _deaths.Death:
+    """What is known of the end of one of a mesh's processes.
+
+    Args:
+        mesh: From `spawn_procs`.
+        pid: The process's.
+        status: As `_deaths.death`.
+    """
+    entry = _found(mesh)
+    noted = () if entry is None else entry.logs.glob("*.pid")
+    log = next((path.with_suffix(".log") for path in noted if path.read_text() == str(pid)), None)
+    return _deaths.death(status, log)
 
 
 def log_folder(name: str) -> Path | None:

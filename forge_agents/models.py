@@ -21,7 +21,10 @@ from pathlib import Path
 
 from forge_agents.errors import ModelNotFoundError, RunFolderError, StallError, did_you_mean
 
-__all__ = ["BUILTIN", "BuiltinModel", "cache_folder", "check_complete", "download", "resolve"]
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""PyTorch's words for safetensors' types of weights."""
+
+__all__ = ["BUILTIN", "BuiltinModel", "cache_folder", "check_complete", "download", "dtype_of", "resolve"]
 
 CACHE_VARIABLE = "FORGE_AGENTS_CACHE"
 UNPACK_DEADLINE_S = 600.0
@@ -154,6 +157,24 @@ def check_complete(folder: Path) -> None:
             raise ModelNotFoundError(f"model folder {folder} has no weights: no *.safetensors file is there{instead}")
     for shard in shards:
         _check_safetensors(shard)
+
+
+def dtype_of(folder: Path) -> str:
+    """The type of a model's weights, in PyTorch's word: what its config says, else that of its first stored tensor.
+
+    Raises:
+        ModelNotFoundError: The config is missing or unreadable.
+    """
+    settings = _read_json(folder / "config.json")
+    if said := settings.get("dtype") or settings.get("torch_dtype"):  # the latter before transformers 5
+        return str(said)
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        for name, entry in header.items():
+            if name != "__metadata__" and entry["dtype"] in _DTYPES:
+                return _DTYPES[entry["dtype"]]
+    return "bfloat16"
 
 
 def _check_safetensors(path: Path) -> None:

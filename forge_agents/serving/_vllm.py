@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forge_agents import models
 from forge_agents.policy import LoRA
 from forge_agents.serving._wire import Request
 from forge_agents.types import Completion, FinishReason, VersionSpan
@@ -71,10 +72,13 @@ def build(config: EngineConfig) -> Any:
     from vllm import EngineArgs, LLMEngine
     from vllm.platforms import current_platform
 
+    dtype = _dtype(config)
+    if current_platform.is_cpu():
+        _permit_tiles(dtype)
     engine = LLMEngine.from_engine_args(
         EngineArgs(
             model=config.model,
-            dtype=_dtype(config),
+            dtype=dtype,
             max_model_len=config.max_model_len,
             max_num_seqs=config.max_num_seqs,
             kv_cache_memory_bytes=int(config.kv_cache_gb * 1e9),
@@ -122,8 +126,25 @@ def _dtype(config: EngineConfig) -> str:
     """Resolves ``auto``, which vLLM takes as bfloat16 for a float32 model."""
     if config.dtype != "auto":
         return config.dtype
-    settings = json.loads(Path(config.model, "config.json").read_text())
-    return str(settings.get("dtype") or settings.get("torch_dtype") or "bfloat16")
+    return models.dtype_of(Path(config.model))
+
+
+def _permit_tiles(dtype: str) -> None:
+    """Ask the kernel for AMX's tile registers, without which their first use ends the process by SIGILL.
+
+    vLLM's attention uses them for bfloat16 wherever the processor has them and asks for nothing; in a large model
+    oneDNN's products have asked before it comes to that, in a small one they have not.
+
+    Raises:
+        RuntimeError: The kernel refuses, as some sandboxes and virtual machines make it do.
+    """
+    import torch
+
+    if torch.cpu._is_amx_tile_supported() and not torch.cpu._init_amx() and dtype == "bfloat16":
+        raise RuntimeError(
+            "this processor has AMX, and the kernel does not let this process use it, so vLLM's bfloat16 attention "
+            'would end by SIGILL; take EngineConfig(dtype="float32")'
+        )
 
 
 def _warm_up(engine: Any) -> None:

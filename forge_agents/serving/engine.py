@@ -73,7 +73,7 @@ class Engine:
         self._waiting: dict[int, asyncio.Future[Completion]] = {}
         self._outbox: list[Request] = []
         self._sending = False
-        self._dead: str | None = None
+        self._dead: ActorDiedError | None = None
         self._death = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._pulse = pulse
@@ -138,10 +138,11 @@ class Engine:
         """Requests that have no answer yet."""
         return len(self._waiting)
 
-    async def died(self) -> str:
+    async def died(self) -> ActorDiedError:
         """Wait for the engine's end; returns what was seen of it. One that is stopped has ended as well."""
         await self._death.wait()
-        return self._dead or ""
+        assert self._dead is not None
+        return self._dead
 
     async def generate(
         self,
@@ -185,7 +186,7 @@ class Engine:
         """
         prompt = self._checked(prompt_ids)
         if self._dead is not None:
-            raise ActorDiedError(self._dead, self.name)
+            raise self._copy_of_end()
         request = Request(
             request_id=next(self._ids),
             prompt_ids=prompt,
@@ -263,7 +264,7 @@ class Engine:
 
     async def _call(self, endpoint: str, *args: Any, timeout_s: float, what: str) -> Any:
         if self._dead is not None:
-            raise ActorDiedError(self._dead, self.name)
+            raise self._copy_of_end()
         return await mesh.with_deadline(
             getattr(self._actor, endpoint).call_one(*args), timeout_s, who=self.name, what=what
         )
@@ -309,7 +310,8 @@ class Engine:
             self._fail_all(f"{self.name} has failed: {error}. Look at {mesh.log_advice(self.name)}")
 
     async def _await_end(self) -> None:
-        self._fail_all(str(await self._pulse.lost()))
+        error = await self._pulse.lost()
+        self._fail_all(str(error), getattr(error, "place", ""))
 
     def _resolve(self, answer: Answer) -> None:
         future = self._waiting.get(answer.request_id)
@@ -320,12 +322,17 @@ class Engine:
         else:
             future.set_exception(ValueError(f"{self.name} refused the request: {answer.error}"))
 
-    def _fail_all(self, reason: str) -> None:
-        self._dead = self._dead or reason
+    def _fail_all(self, reason: str, place: str = "") -> None:
+        self._dead = self._dead or ActorDiedError(reason, self.name, place)
         self._death.set()
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(ActorDiedError(self._dead, self.name))
+                future.set_exception(self._copy_of_end())
+
+    def _copy_of_end(self) -> ActorDiedError:
+        """For one who waits: each adds a traceback of its own."""
+        assert self._dead is not None
+        return ActorDiedError(str(self._dead), self.name, self._dead.place)
 
     def _abandon(self, request_id: int) -> None:
         if self._dead is None:

@@ -35,7 +35,7 @@ class Played:
         self.adapters: list[str] = []
         self.loaded: list[str] = []
         self.stopped = False
-        self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._end: asyncio.Future[ActorDiedError] = asyncio.get_running_loop().create_future()
 
     @classmethod
     async def start(cls, config: EngineConfig, *, name: str, **others: Any) -> Played:
@@ -50,7 +50,7 @@ class Played:
     def unfinished(self) -> int:
         return len(self.waiting)
 
-    async def died(self) -> str:
+    async def died(self) -> ActorDiedError:
         return await asyncio.shield(self._end)
 
     async def generate(
@@ -91,9 +91,9 @@ class Played:
             if not future.done():
                 future.set_result(Completion(token_ids=(token,), logprobs=(0.0,), finish_reason="stop", versions=()))
 
-    def die(self, why: str = "killed") -> None:
+    def die(self, why: str = "killed", place: str = "") -> None:
         if not self._end.done():
-            self._end.set_result(why)
+            self._end.set_result(ActorDiedError(why, self.name, place))
         for future in self.waiting:
             if not future.done():
                 future.set_exception(ActorDiedError(f"{self.name} died", self.name))
@@ -333,6 +333,37 @@ def test_who_waits_for_an_engine_has_a_deadline() -> None:
 def test_settings_that_mean_nothing_are_refused(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{field}={value!r}"):
         EngineConfig(**{field: value})
+
+
+def test_the_same_death_at_the_same_place_twice_ends_the_run_with_its_cause() -> None:
+    async def main() -> None:
+        hero = await replicas(1, faults=Faults(max_respawns=8))
+        for why, place in (("killed", ""), ("killed", ""), ("SIGILL in a", "a"), ("SIGSEGV in b", "b")):
+            Played.started[-1].die(why, place)  # no place is known of a kill from outside: it may come again
+            waiting = asyncio.ensure_future(hero.generate([1], Sampling(), timeout_s=5))
+            await moments()
+            Played.started[-1].finish()
+            await waiting
+        started = len(Played.started)
+        Played.started[-1].die("SIGILL in a", "a")
+        with pytest.raises(RespawnLimitError, match="twice the same death at the same place.*SIGILL in a"):
+            await hero.generate([1], Sampling(), timeout_s=5)
+        assert len(Played.started) == started
+        await hero.stop()
+
+    asyncio.run(main())
+
+
+def test_a_start_that_dies_at_the_same_place_twice_is_not_tried_a_third_time() -> None:
+    tries = []
+
+    async def start() -> None:
+        tries.append(1)
+        raise ActorDiedError("hero died: SIGILL", "hero", "SIGILL in warm-up")
+
+    with pytest.raises(RespawnLimitError, match="hero died: SIGILL"):
+        asyncio.run(Faults().outlive("hero", start))
+    assert len(tries) == 2
 
 
 def test_a_negative_limit_is_refused() -> None:

@@ -33,6 +33,24 @@ def test_bad_settings_say_what_would_do(tmp_path: Path, change: dict[str, Any], 
         EngineConfig(model=str(tmp_path), **change)
 
 
+@pytest.mark.parametrize(("tiles", "granted"), [(True, True), (True, False), (False, False)])
+def test_tile_registers_are_asked_for_before_bfloat16_attention_takes_them(
+    monkeypatch: pytest.MonkeyPatch, tiles: bool, granted: bool
+) -> None:
+    import torch
+
+    asked = []
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
+    monkeypatch.setattr(torch.cpu, "_init_amx", lambda: bool(asked.append(1)) or granted)
+    _vllm._permit_tiles("float32")
+    if tiles and not granted:
+        with pytest.raises(RuntimeError, match=r"AMX.*SIGILL; take EngineConfig\(dtype=\"float32\"\)"):
+            _vllm._permit_tiles("bfloat16")
+    else:
+        _vllm._permit_tiles("bfloat16")
+    assert len(asked) == 2 * tiles
+
+
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no folder with a config\.json"):
         EngineConfig(model=str(tmp_path))

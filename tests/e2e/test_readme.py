@@ -19,11 +19,11 @@ def block(mark):
 
 
 @pytest.mark.timeout(300)
-def test_the_custom_environment_passes_its_check_and_trains(tiny_llama, tmp_path, monkeypatch):
+def test_the_custom_environment_passes_its_check_and_trains(tiny_models, tmp_path, monkeypatch):
     code = block("readme_train")
     assert len([line for line in code.splitlines() if line.strip()]) <= 25
     changes = {
-        '"smollm2-135m-instruct"': repr(str(tiny_llama)),
+        '"smollm2-135m-instruct"': repr(str(tiny_models(family="llama", dtype="bfloat16"))),
         "group_size=8": f"group_size=2, {SMALL}",
         "steps=20": "steps=1",
     }

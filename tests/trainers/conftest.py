@@ -48,7 +48,7 @@ def random_batch() -> Callable[..., EpisodeBatch]:
 
 
 class HereLearner:
-    """`Learner` without processes, on the same core; exports in float32."""
+    """`Learner` without processes, on the same core."""
 
     def __init__(self, config: LearnerConfig) -> None:
         self.core = LearnerCore(config)
@@ -72,7 +72,7 @@ class HereLearner:
         return self.core.load(folder)
 
     async def export(self, folder: Path, **_: Any) -> None:
-        self.core.export(folder, dtype=torch.float32)
+        self.core.export(folder)
 
     async def stop(self) -> None:
         pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -302,6 +303,17 @@ def test_an_export_is_a_model_for_transformers(
     assert (core.logprobs(batch) - hf_logprobs(model, batch)).abs().max() > 1e-3
     assert AutoTokenizer.from_pretrained(folder).encode("hi") == AutoTokenizer.from_pretrained(model).encode("hi")
     assert [path.name for path in tmp_path.iterdir()] == ["export"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_an_export_keeps_the_type_of_the_model_trained(tiny_models: Callable[..., Path], tmp_path: Path, dtype: str):
+    from safetensors.torch import load_file
+
+    model = tiny_models(family="llama", dtype=dtype)
+    folder = LearnerCore(config(model)).export(tmp_path / "export")
+    assert json.loads((folder / "config.json").read_text())["dtype"] == dtype
+    stored, exported = (load_file(path / "model.safetensors") for path in (model, folder))
+    assert all(torch.equal(value, exported[name]) for name, value in stored.items())
 
 
 def test_published_weights_are_the_files_weights(tiny_models: Callable[..., Path]):

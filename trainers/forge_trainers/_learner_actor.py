@@ -95,9 +95,10 @@ class LearnerActor(Actor):
         return await self._compute(lambda: self._core(whose).load(folder))
 
     @concurrent_endpoint
-    async def export(self, whose: str, folder: str, dtype: str) -> None:
+    async def export(self, whose: str, folder: str, dtype: str | None) -> None:
         """`LearnerCore.export`."""
-        await self._compute(lambda: self._core(whose).export(folder, dtype=getattr(torch, dtype)))
+        chosen = None if dtype is None else getattr(torch, dtype)
+        await self._compute(lambda: self._core(whose).export(folder, dtype=chosen))
 
     @concurrent_endpoint
     async def publish(self, whose: str) -> dict[str, float]:

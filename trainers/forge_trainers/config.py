@@ -90,7 +90,8 @@ class GRPOConfig:
     silence_s: float = 60.0
     """Seconds after which an engine, a learner or the weight store that says nothing counts as dead."""
     max_respawns: int = 8
-    """Dead processes that a session may replace; one more death ends it with `RespawnLimitError`."""
+    """Dead processes that a session may replace; one more death, or two at one place, end it with
+    `RespawnLimitError`."""
 
     def __post_init__(self) -> None:
         check_tracker(self.log_to)

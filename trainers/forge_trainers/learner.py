@@ -206,7 +206,7 @@ class Learner:
         self,
         folder: str | Path,
         *,
-        dtype: Literal["bfloat16", "float32"] = "bfloat16",
+        dtype: Literal["bfloat16", "float32"] | None = None,
         timeout_s: float = 600.0,
     ) -> None:
         """Write a Hugging Face model folder; see `LearnerCore.export`."""

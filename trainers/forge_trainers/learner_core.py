@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
+from forge_agents import models
 from forge_agents.types import EpisodeBatch
 from forge_trainers import _parallel, learner_files, lora
 from forge_trainers import _titan as titan
@@ -161,7 +162,7 @@ class LearnerCore:
         microbatches, _ = self._plan(batch)
         return self._logprobs(self.model, batch, microbatches)
 
-    def hf_state_dict(self, *, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
+    def hf_state_dict(self, *, dtype: torch.dtype) -> dict[str, Any]:
         """The weights under Hugging Face's names, tied ones once; an adapter is merged into them.
 
         Returns:
@@ -227,20 +228,22 @@ class LearnerCore:
         self.version = int(state["version"])
         return self.version
 
-    def export(self, folder: str | Path, *, dtype: torch.dtype = torch.bfloat16) -> Path:
+    def export(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> Path:
         """Write a Hugging Face model folder: safetensors, config.json and the tokenizer's files.
 
         Of an adapter it is the model with the adapter merged; ``adapter/`` in it holds the adapter alone, as PEFT does.
 
         Args:
             folder: Appears when complete; an existing one is replaced.
-            dtype: Of the stored weights.
+            dtype: Of the stored weights; None for that of the model trained.
         """
+        source = Path(self.config.model)
+        dtype = dtype or getattr(torch, models.dtype_of(source))
         state, adapter = self.hf_state_dict(dtype=dtype), None
         if self.config.lora is not None:
             weights = lora.peft_state(self._whole_state(), self._built.adapter)
             adapter = (weights, lora.peft_config(self.config.lora, self.config.model))
-        return learner_files.export(state, Path(self.config.model), Path(folder), dtype=dtype, adapter=adapter)
+        return learner_files.export(state, source, Path(folder), dtype=dtype, adapter=adapter)
 
     def _start_model(self) -> Any:
         """A frozen model of the start weights: this one where its adapter can be switched off, else a second."""

@@ -122,7 +122,7 @@ class Stack:
     async def start_learners(self) -> None:
         """Start a learner for every trainable policy; adapters share one, where they can. Twice is no error."""
         if (ended := self.store.pulse.error) is not None:  # with the learner's host
-            await self._mend_store(self.store, str(ended))
+            await self._mend_store(self.store, ended)
         together: dict[object, dict[str, LearnerConfig]] = {}
         for name, policy in self.policies.items():
             if policy.trainable and name not in self.learners:
@@ -162,7 +162,7 @@ class Stack:
         """
         if error.who not in {learner.name for learner in self.learners.values()}:
             return False
-        self._mourned.append(self.faults.noticed(error.who, str(error)))
+        self._mourned.append(self.faults.noticed(error.who, error))
         learners = tuple(self.learners.values())
         self.learners.clear()
         await asyncio.gather(*(learner.stop() for learner in learners))
@@ -235,7 +235,7 @@ class Stack:
             except (ActorDiedError, StallError) as error:
                 if error.who != store.ref.name:
                     raise
-                await self._mend_store(store, str(error))
+                await self._mend_store(store, error)
 
     def _engine(self, name: str) -> Adapted:
         """What samples for a policy."""
@@ -248,16 +248,16 @@ class Stack:
                 store = self.store
                 error = await store.pulse.lost()
                 with contextlib.suppress(ActorDiedError, StallError):  # of the next store, or of a learner
-                    await self._mend_store(store, str(error))
+                    await self._mend_store(store, error)
 
-    async def _mend_store(self, broken: WeightStore, cause: str) -> None:
+    async def _mend_store(self, broken: WeightStore, cause: ActorDiedError | StallError) -> None:
         """Put another store in place of `broken`; whoever stops waiting for that does not stop it."""
         mend = asyncio.ensure_future(self._replace_store(broken, cause))
         self._mends.add(mend)
         mend.add_done_callback(self._mends.discard)
         await asyncio.shield(mend)
 
-    async def _replace_store(self, broken: WeightStore, cause: str) -> None:
+    async def _replace_store(self, broken: WeightStore, cause: ActorDiedError | StallError) -> None:
         """Start a store and publish to it what learners hold, before the engines look there."""
         async with self._mending:
             if self.store is not broken:

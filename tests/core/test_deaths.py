@@ -1,0 +1,68 @@
+"""What is said of a process's end: its signal, its place, its last words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forge_agents._deaths import death, named
+
+DIES = """
+import faulthandler, os, signal, sys
+faulthandler.enable()
+print("loading", flush=True)
+def attend():
+    {end}
+def step():
+    attend()
+step()
+"""
+
+
+def run(end: str, folder: Path) -> tuple[int, Path]:
+    (folder / "dies.py").write_text(DIES.format(end=end))
+    log = folder / "0.log"
+    with log.open("wb") as file:
+        done = subprocess.run([sys.executable, folder / "dies.py"], stdout=file, stderr=file, timeout=30, check=False)
+    return done.returncode, log
+
+
+def test_a_crash_says_its_signal_its_place_and_its_last_lines(tmp_path: Path) -> None:
+    ill = death(*run("os.kill(os.getpid(), signal.SIGILL)", tmp_path))
+    place = f"{tmp_path.name}/dies.py"
+    assert ill.how.startswith(f"was ended by SIGILL in attend ({place}:6) < step ({place}:8)"), ill.how
+    assert ill.last_lines == "loading"
+    assert death(None, tmp_path / "0.log") == ill  # nobody saw the signal, and it has noted it
+    again = death(*run("os.kill(os.getpid(), signal.SIGILL)", tmp_path))
+    other = death(*run("os.abort()", tmp_path))
+    assert ill.place == again.place != other.place != ""
+    assert other.how.startswith("was ended by SIGABRT in attend")
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [("os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL"), ("sys.exit(3)", "ended with exit status 3")],
+)
+def test_who_could_not_note_its_place_has_none(end: str, how: str, tmp_path: Path) -> None:
+    found = death(*run(end, tmp_path))
+    assert (found.how, found.place, found.last_lines) == (how, "", "loading")
+
+
+def test_of_a_librarys_own_thread_the_stacks_of_all_threads_are_the_place(tmp_path: Path) -> None:
+    log = tmp_path / "0.log"
+    log.write_text(
+        "Fatal Python error: Illegal instruction\n\nThread 0x1 (most recent call first):\n"
+        '  File "/a/ops.py", line 7 in attention\n\nCurrent thread 0x2 (most recent call first):\n'
+        "  <no Python frame>\n"
+    )
+    assert death(-4, log).how == "was ended by SIGILL in attention (a/ops.py:7)"
+
+
+def test_nothing_is_said_of_what_nobody_saw(tmp_path: Path) -> None:
+    assert death(None, tmp_path / "elsewhere.log").how == "ended"
+    assert not death(None, None).known and death(0, None).known
+    assert death(-250, None).how == "was ended by signal 250"
+    assert named("Killed(sig=9)") == "Killed(SIGKILL)"
