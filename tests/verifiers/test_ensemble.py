@@ -76,7 +76,8 @@ def test_a_bad_verifier_does_not_spoil_the_reward(kind):
     row = ensemble.report().verifiers[-1]
     n = len(trajectories)
     assert (row.errors, row.timeouts) == {"dead": (1, 0), "hanging": (0, 1)}.get(kind, (0, 0))
-    assert (row.scored, row.abstained) == ((0, n) if kind in {"dead", "hanging", "silent"} else (n, 0))
+    told = {"dead": (0, 0, n), "hanging": (0, 0, n), "silent": (0, n, 0)}.get(kind, (n, 0, 0))
+    assert (row.scored, row.abstained, row.failed) == told
     assert ("no route" in row.last_error) == (kind == "dead")
     if isinstance(bad, Hanging):
         ensemble.score(trajectories)  # the hanging call is not repeated

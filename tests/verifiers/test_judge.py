@@ -162,10 +162,39 @@ def test_what_fails_abstains_but_nothing_at_all_is_an_error(serve_chat):
         return "yes" if is_four(request) == "yes" else (500, {"error": {"message": "out of order"}})
 
     with Judge(serve_chat(reply).endpoint_with(retries=0), "Is it right?") as judge:
-        np.testing.assert_array_equal(judge.score([said("4"), said("5")]), [1, np.nan])
+        found = judge.assess([said("4"), said("5"), said()])
+        np.testing.assert_array_equal(found.scores, [1, np.nan, np.nan])
+        assert list(found.failed) == [1] and "out of order" in found.failed[1]
         assert judge.usage.failed == 1
         with pytest.raises(Exception, match="out of order"):
             judge.score([said("5")])
+
+
+def test_siblings_are_drawn_as_opponents_and_the_draw_is_repeated(serve_chat):
+    server = serve_chat(longer)
+    texts = [f"{k:02d}" for k in range(16)]
+
+    def meetings(seed, order):
+        del server.requests[:]
+        with Judge(server.endpoint, "Which is longer?", answer=Pairs(opponents=2), seed=seed) as judge:
+            judge.score([said(text) for text in order])
+        return {frozenset(map(int, answers_in(request).values())) for request in server.requests}
+
+    drawn = meetings(1, texts)
+    assert drawn == meetings(1, texts[::-1]) and len(drawn) == 16
+    assert drawn != meetings(2, texts)
+    neighbours = [pair for pair in drawn if max(pair) - min(pair) in (1, 15)]
+    assert len(neighbours) < 8  # in alphabetical order all 16 were
+
+
+def test_a_comparison_that_failed_is_no_abstention(serve_chat):
+    def reply(request):
+        return (500, {"error": {"message": "out"}}) if "333" in answers_in(request).values() else longer(request)
+
+    with Judge(serve_chat(reply).endpoint_with(retries=0), "Which is longer?", answer=Pairs()) as judge:
+        found = judge.assess([said("1"), said("22"), said("333"), said("8", seed=1)])
+    np.testing.assert_array_equal(found.scores, np.array([0, 1, np.nan, np.nan], np.float32))
+    assert list(found.failed) == [2]
 
 
 def test_a_slow_endpoint_is_named(serve_chat):

@@ -30,7 +30,7 @@ class FakeChat:
         if question.text == "deadly" and self.deaths:
             self.deaths -= 1
             raise ActorDiedError("the model died")
-        return Reply(text=question.text, shares={}, prompt_tokens=1, completion_tokens=1)
+        return Reply(text=question.text, shares=None, prompt_tokens=1, completion_tokens=1)
 
     async def stop(self):
         self.stops += 1
@@ -109,6 +109,23 @@ def test_waits_have_deadlines(monkeypatch):
     with pytest.raises(StallError, match="fake did not finish start within 0.2 s"):
         talk.start()
     talk = conversation(FakeChat(answer_s=30))
-    with pytest.raises(StallError, match="fake did not finish 2 questions within 0.2 s"):
-        talk.ask([question("a"), question("b")])
+    errors = talk.ask([question("a"), question("b")])
+    assert [str(error) for error in errors] == ["fake gave no answer within 0.2 s"] * 2
+    talk.close()
+
+
+class Stuck(FakeChat):
+    async def ask(self, question):
+        if question.text == "late":
+            await asyncio.sleep(30)
+        return await super().ask(question)
+
+
+def test_one_late_answer_of_64_costs_one(monkeypatch):
+    monkeypatch.setattr("forge_verifiers.chat._SLACK_S", 0.2)
+    talk = conversation(Stuck())
+    asked = [question("late" if k == 7 else f"{k}") for k in range(64)]
+    replies = talk.ask(asked)
+    assert isinstance(replies[7], StallError)
+    assert [reply.text for k, reply in enumerate(replies) if k != 7] == [q.text for k, q in enumerate(asked) if k != 7]
     talk.close()

@@ -81,12 +81,35 @@ def test_views_show_the_last_turn_all_turns_or_each():
     assert documents(played(), "trajectory", 100) == ((), 0)
 
 
-def test_long_texts_lose_their_beginning_and_it_is_counted():
-    (document,), cut = documents(played(("x" * 50, "abcdef")), "answer", 10)
-    assert document == (Part("task", "xxxx"), Part("answer", "abcdef"))
-    assert cut == 46
-    (document,), cut = documents(played(("x" * 50, "abcdef")), "answer", 4)
-    assert (document, cut) == ((Part("answer", "cdef"),), 52)
+def test_the_task_survives_and_the_middle_of_the_history_goes_first():
+    game = played(("task?", "a" * 30), ("b" * 30, "c" * 30), ("last?", "answer"), instructions="Rules.")
+    (document,), cut = documents(game, "trajectory", 40)
+    opening = (Part("instructions", "Rules."), Part("task", "task?"))
+    end = (Part("task", "last?"), Part("answer", "answer"))
+    assert document == (*opening, Part("answer, beginning left out", "c" * 18), *end) and cut == 72
+    assert documents(game, "trajectory", 1000)[1] == 0
+
+    (document,), cut = documents(played(("task?", "x" * 50 + "end")), "answer", 10)
+    assert document == (Part("task", "task?"), Part("answer, beginning left out", "xxend")) and cut == 48
+
+
+def test_a_task_that_leaves_no_room_leaves_a_quarter_of_it():
+    (document,), cut = documents(played(("t" * 50, "x" * 50)), "answer", 20)
+    assert document == (Part("task, beginning left out", "t" * 15), Part("answer, beginning left out", "x" * 5))
+    assert cut == 80
+    (document,), cut = documents(played(("t" * 50, "abcdef")), "answer", 10)
+    assert document == (Part("task, beginning left out", "t" * 7), Part("answer, beginning left out", "def"))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.text("t", max_size=9), st.text("x", max_size=9)), min_size=1, max_size=4), st.integers(1, 40)
+)
+def test_what_is_shown_fits_and_nothing_is_left_out_that_fits(turns, room):
+    (document,), cut = documents(played(*turns, instructions="rules"), "trajectory", room)
+    whole = 5 + sum(len(task) + len(answer) for task, answer in turns)
+    shown = sum(len(part.text) for part in document)
+    assert shown == min(whole, room) and cut == whole - shown
 
 
 def test_a_comparison_shows_the_common_task_once():

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 import sys
 
@@ -179,12 +180,15 @@ def test_a_limit_of_the_sandbox_fails_what_is_left():
     assert report.passed == (False,) * 4 and report.limit == "wall_s"
 
 
-def test_a_failing_sandbox_abstains_and_a_missing_one_raises(monkeypatch):
+def test_a_failing_sandbox_is_no_abstention_and_a_missing_one_raises(monkeypatch):
     def failing(*_, **__):
         raise SandboxError("no memory")
 
     monkeypatch.setattr(Sandbox, "run", failing)
-    assert math.isnan(PATIENT.score([wrote(GOLD)])[0])
+    found = PATIENT.assess([wrote(GOLD)])
+    assert math.isnan(found.scores[0]) and found.failed == {0: "no memory"}
+    two = dataclasses.replace(PATIENT, max_parallel=2)
+    assert two.longest_s([wrote(GOLD)] * 5, 1.0) == 3 * two.longest_s([wrote(GOLD)], 1.0) > 0
 
     def missing(*_, **__):
         raise SandboxUnavailable("no namespaces")

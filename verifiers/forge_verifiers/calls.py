@@ -1,6 +1,7 @@
-"""Asks verifiers side by side, each under a deadline; a failure becomes an abstention with a cause.
+"""Asks verifiers side by side, each under a deadline; a failure says nothing and has a cause.
 
-In: verifiers, trajectories. Out: scores or failures. Waits for each verifier, at most its deadline.
+In: verifiers, trajectories. Out: scores or failures. Waits for each verifier, as long as its own limits say, and at
+most the ensemble's where it has none.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
 from forge_agents.types import Trajectory
-from forge_verifiers.verifier import Cost, ScoreError, Scores, Verifier, checked_scores
+from forge_verifiers.composition import assessed
+from forge_verifiers.verifier import Assessment, Cost, ScoreError, Scores, Verifier, longest_s
 
 AT_ONCE: Mapping[Cost, int] = {"cheap": 1, "model": 4, "expensive": 8}
 """Verifiers of a cost class asked at the same time: pure Python shares one lock, the others mostly wait."""
@@ -28,26 +30,29 @@ class Verdict:
     """What came of one call of one verifier."""
 
     scores: Scores
-    """float32 [n]; all NaN after a failure."""
+    """float32 [n]; all NaN after a failure of the whole call."""
+    failed: Mapping[int, str] = field(default_factory=dict)
+    """Rows that failed, and why; see `Assessment.failed`. All after a failure of the whole call."""
     failure: Literal["", "error", "timeout"] = ""
-    message: str = ""
-    """The failure in words."""
+    """What ended the whole call, if anything did."""
 
 
 class _Call(threading.Thread):
     """One call, in a thread of its own: Python cannot end a thread that hangs, but can stop waiting for it."""
 
-    def __init__(self, k: int, verifier: Verifier, trajectories: Sequence[Trajectory], ended: queue.Queue[int]) -> None:
+    def __init__(
+        self, k: int, verifier: Verifier, trajectories: Sequence[Trajectory], ended: queue.Queue[int], limit_s: float
+    ) -> None:
         super().__init__(name=f"verifier {verifier.name}", daemon=True)
         self.k, self.verifier, self.trajectories, self._ended = k, verifier, trajectories, ended
-        self.scores: Scores | None = None
+        self.found: Assessment | None = None
         self.error: Exception | None = None
-        self.deadline = math.inf
+        self.limit_s, self.deadline = limit_s, math.inf
 
     def run(self) -> None:
         try:
-            self.scores = checked_scores(self.verifier, self.trajectories)
-        except Exception as error:  # noqa: BLE001  # whatever a verifier raises is data: it abstains and is counted
+            self.found = assessed(self.verifier, self.trajectories)
+        except Exception as error:  # noqa: BLE001  # whatever a verifier raises is data: it says nothing and is counted
             self.error = error
         self._ended.put(self.k)
 
@@ -61,7 +66,9 @@ class Caller:
 
     Args:
         verifiers: Who may be asked.
-        timeout_s: Seconds that one call may take, from its own start.
+        timeout_s: Seconds that one call may take, from its own start, of a verifier without limits of its own. One that
+            has some (`Composable.longest_s`) is waited for until these have passed: cut off from outside, it would lose
+            all its answers for one that is late.
         at_once: Calls in flight by cost class; classes that are not named keep the default of `AT_ONCE`.
 
     Raises:
@@ -89,7 +96,9 @@ class Caller:
         self._hanging = {k: call for k, call in self._hanging.items() if call.is_alive()}
         ended: queue.Queue[int] = queue.Queue()
         waiting = [
-            _Call(k, self.verifiers[k], rows, ended) for k, rows in asked.items() if k not in self._hanging
+            _Call(k, self.verifiers[k], rows, ended, longest_s(self.verifiers[k], rows, self.timeout_s))
+            for k, rows in asked.items()
+            if k not in self._hanging
         ]
         calls = {call.k: call for call in waiting}
         running: dict[int, _Call] = {}
@@ -113,19 +122,22 @@ class Caller:
                 rest.append(call)
                 continue
             busy[cost] += 1
-            call.deadline = time.monotonic() + self.timeout_s
+            call.deadline = time.monotonic() + call.limit_s
             running[call.k] = call
             call.start()
         return rest
 
     def _verdict(self, call: _Call | None, n: int) -> Verdict:
-        silent = np.full(n, math.nan, np.float32)
         if call is None:
-            return Verdict(scores=silent, failure="timeout", message="left out: an earlier call still hangs")
+            return _lost(n, "timeout", "left out: an earlier call still hangs")
         if self._hanging.get(call.k) is call:
-            return Verdict(scores=silent, failure="timeout", message=f"no scores after {self.timeout_s:g} s")
+            return _lost(n, "timeout", f"no scores after {call.limit_s:g} s")
         if isinstance(call.error, ScoreError):
             raise call.error
-        if call.scores is None:
-            return Verdict(scores=silent, failure="error", message=f"{type(call.error).__name__}: {call.error}")
-        return Verdict(scores=call.scores)
+        if call.found is None:
+            return _lost(n, "error", f"{type(call.error).__name__}: {call.error}")
+        return Verdict(scores=call.found.scores, failed=call.found.failed)
+
+
+def _lost(n: int, failure: Literal["error", "timeout"], why: str) -> Verdict:
+    return Verdict(scores=np.full(n, math.nan, np.float32), failed=dict.fromkeys(range(n), why), failure=failure)

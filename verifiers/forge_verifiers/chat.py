@@ -46,7 +46,7 @@ class Chat(Protocol):
         """Make ready."""
 
     async def ask(self, question: Question) -> Reply:
-        """Answer, or raise within the chat's own deadline."""
+        """Answer, or raise."""
 
     async def stop(self) -> None:
         """Let go of everything."""
@@ -74,7 +74,7 @@ class Conversation:
         self._running()
 
     def ask(self, questions: Sequence[Question]) -> list[Reply | BaseException]:
-        """For every question its reply, or why there is none; all are asked at once.
+        """For every question its reply, or why there is none; all are asked at once, and each has its own deadline.
 
         A model that died is started again, once, and asked again what it did not answer.
         """
@@ -86,6 +86,10 @@ class Conversation:
             for at, reply in zip(left, self._ask([questions[at] for at in left]), strict=True):
                 found[at] = reply
         return found
+
+    def longest_s(self, questions: int) -> float:
+        """Seconds that `ask` may take at most: a start, the answers and an end, and all again after a death."""
+        return 2 * (self._start_timeout_s + self._chat.longest_s(questions) + 4 * _SLACK_S)
 
     def close(self) -> None:
         """Stop the model; the next question starts it again. Twice is no error."""
@@ -100,11 +104,20 @@ class Conversation:
             thread.close()
 
     def _ask(self, questions: Sequence[Question]) -> list[Reply | BaseException]:
-        async def all_at_once() -> list[Reply | BaseException]:
-            return await asyncio.gather(*map(self._chat.ask, questions), return_exceptions=True)
+        limit_s = self._chat.longest_s(len(questions)) + _SLACK_S
 
-        limit = self._chat.longest_s(len(questions)) + _SLACK_S
-        return self._running().run(all_at_once(), timeout_s=limit, what=f"{len(questions)} questions")
+        async def answer(question: Question) -> Reply:
+            try:
+                return await asyncio.wait_for(self._chat.ask(question), limit_s)
+            except StallError:  # the model's own, which says more
+                raise
+            except TimeoutError as error:
+                raise StallError(f"{self._name} gave no answer within {limit_s:g} s") from error
+
+        async def all_at_once() -> list[Reply | BaseException]:
+            return await asyncio.gather(*map(answer, questions), return_exceptions=True)
+
+        return self._running().run(all_at_once(), timeout_s=limit_s + _SLACK_S, what=f"{len(questions)} questions")
 
     def _running(self) -> _LoopThread:
         with self._lock:

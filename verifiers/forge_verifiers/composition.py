@@ -5,6 +5,7 @@ In: verifiers. Out: a verifier. Waits for its parts.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from forge_verifiers.verifier import (
     Verifier,
     checked,
     checked_scores,
+    longest_s,
 )
 
 COSTS: tuple[Cost, ...] = ("cheap", "model", "expensive")
@@ -79,6 +81,10 @@ class Nested(Composable):
         """The parts, by the prefix of their state."""
         raise NotImplementedError
 
+    def longest_s(self, trajectories: Sequence[Trajectory], otherwise_s: float) -> float:
+        """One part after the other."""
+        return sum(longest_s(part, trajectories, otherwise_s) for part in self.parts().values())
+
     def state_dict(self) -> State:
         """The states of the parts."""
         return nested_state(self.parts())
@@ -131,15 +137,16 @@ class Sum(Nested):
         """The same; where a term scores turns, the others' scores of the trajectory count for each of its turns."""
         parts = [assessed(verifier, trajectories) for _, verifier in self.terms]
         scores = self._sum(np.stack([part.scores for part in parts]))
+        failed = {at: why for part in parts for at, why in part.failed.items() if math.isnan(scores[at])}
         if all(part.turns is None for part in parts):
-            return Assessment(scores=scores)
+            return Assessment(scores=scores, failed=failed)
         turns = []
         for at, trajectory in enumerate(trajectories):
             whole = np.ones(len(trajectory.turns), np.float32)
             turns.append(
                 self._sum(np.stack([whole * p.scores[at] if p.turns is None else p.turns[at] for p in parts]))
             )
-        return Assessment(scores=scores, turns=turns)
+        return Assessment(scores=scores, turns=turns, failed=failed)
 
     def _sum(self, scores: Scores) -> Scores:
         """Weighted sum [n] of scores [terms, n]."""
@@ -183,10 +190,11 @@ class Gate(Nested):
 
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
         """The same, with the noise and the scores of turns that `then` knows."""
-        grades = checked_scores(self.check, trajectories)
-        passed = np.flatnonzero(grades >= self.threshold)
-        failed = np.where(np.isnan(grades), np.float32(math.nan), np.float32(0.0))
-        return _placed(self.then, passed, trajectories, failed)
+        check = assessed(self.check, trajectories)
+        passed = np.flatnonzero(check.scores >= self.threshold)
+        otherwise = np.where(np.isnan(check.scores), np.float32(math.nan), np.float32(0.0))
+        found = _placed(self.then, passed, trajectories, otherwise)
+        return dataclasses.replace(found, failed={**check.failed, **found.failed})
 
 
 class Seat(Nested):
@@ -228,11 +236,12 @@ def assessed(verifier: Verifier, trajectories: Sequence[Trajectory]) -> Assessme
         return Assessment(scores=checked_scores(verifier, trajectories))
     found = verifier.assess(trajectories)
     scores = checked(found.scores, verifier.name, len(trajectories))
+    failed = {at: why for at, why in found.failed.items() if math.isnan(scores[at])}
     if found.turns is None:
-        return Assessment(scores=scores, noise=found.noise)
+        return Assessment(scores=scores, noise=found.noise, failed=failed)
     if [len(own) for own in found.turns] != [len(t.turns) for t in trajectories]:
         raise ScoreError(f"verifier {verifier.name!r} scored other turns than it was shown; return one score per turn")
-    return Assessment(scores=scores, noise=found.noise, turns=found.turns)
+    return Assessment(scores=scores, noise=found.noise, turns=found.turns, failed=failed)
 
 
 def _placed(
@@ -252,4 +261,5 @@ def _placed(
         turns = [np.full(len(t.turns), value, np.float32) for t, value in zip(trajectories, otherwise, strict=True)]
         for at, own in zip(rows.tolist(), found.turns, strict=True):
             turns[at] = own
-    return Assessment(scores=scores, noise=noise, turns=turns)
+    failed = {int(rows[at]): why for at, why in found.failed.items()}
+    return Assessment(scores=scores, noise=noise, turns=turns, failed=failed)

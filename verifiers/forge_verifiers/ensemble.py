@@ -26,7 +26,7 @@ from forge_verifiers.ensemble_report import EnsembleReport
 from forge_verifiers.panel import Answers, Panel
 from forge_verifiers.pessimism import LowerBound, Pessimism
 from forge_verifiers.report_evidence import Evidence
-from forge_verifiers.verifier import Assessment, Composable, Cost, Scores, State, Verifier, group_ids
+from forge_verifiers.verifier import Assessment, Composable, Cost, Scores, State, Verifier, group_ids, longest_s
 from forge_verifiers.window import Forget, ScoreWindow
 
 
@@ -35,9 +35,10 @@ class Ensemble(Composable):
 
     Every call of `score` collects the matrix [n, m] of all verifiers, adds it to a bounded window of past scores that
     forgets old groups, refits the combiner when `refit_every` calls have passed, and predicts. The parameters are the
-    same for all rows of one call and carry a `version`. A verifier that raises or outlives the deadline abstains for
-    that call and is counted; one whose scores have a wrong shape or range raises, because that is a mistake in its
-    code. A trajectory on which all abstain gets NaN.
+    same for all rows of one call and carry a `version`. What a verifier fails to answer, because
+    it raises or is late, is counted and says nothing, in the fit as in the score, while an abstention may say
+    something. One whose scores have a wrong shape or range raises, because that is a mistake in its code. A trajectory
+    on which all abstain gets NaN.
 
     Args:
         verifiers: The judges; names unique. Their families are passed on to the combiner.
@@ -53,7 +54,7 @@ class Ensemble(Composable):
         pessimism: Makes the score a lower one than P(correct); None leaves it.
         at_once: Verifiers of a cost class asked at the same time; see `AT_ONCE` for what is not named.
         cache_rows: Verdicts of dear verifiers remembered by content; see `ScoreCache`.
-        timeout_s: Seconds that one verifier may take for one call.
+        timeout_s: Seconds that a verifier without limits of its own may take for one call; see `Caller`.
         name: What reports call it.
         family: Its family within another ensemble.
 
@@ -96,6 +97,7 @@ class Ensemble(Composable):
         if isinstance(pessimism, LowerBound) and combine != Symbolic.name:
             raise ValueError(f"LowerBound needs an uncertainty, which {combine!r} has none of; use combine='default'")
         self._window = ScoreWindow(num_verifiers=len(self.verifiers), max_rows=max_rows, forget=forget)
+        self._timeout_s = timeout_s
         caller = Caller(self.verifiers, timeout_s=timeout_s, at_once=at_once)
         self._panel = Panel(self.verifiers, caller, cascade=cascade, cache_rows=cache_rows)
         names = [v.name for v in self.verifiers]
@@ -142,8 +144,10 @@ class Ensemble(Composable):
         groups = group_ids(trajectories)
         answers = self._ask(trajectories, groups)
         heard = ~np.isnan(answers.scores).all(axis=1)
+        silent = np.flatnonzero(~heard & ~answers.asked.all(axis=1)).tolist()
+        failed = dict.fromkeys(silent, "no verifier answered, and some failed")
         if not heard.any():
-            return Assessment(scores=scores)
+            return Assessment(scores=scores, failed=failed)
         if self.learning:
             self._learn(trajectories, groups, answers, heard & answers.verified)
         reward, deviation = rewards(
@@ -158,10 +162,14 @@ class Ensemble(Composable):
         if self.learning and self._watch is not None:
             self._look(self._watch, answers, scores)
         if deviation is None:
-            return Assessment(scores=scores)
+            return Assessment(scores=scores, failed=failed)
         noise = np.full(n, math.nan, np.float32)
         noise[heard] = deviation
-        return Assessment(scores=scores, noise=noise)
+        return Assessment(scores=scores, noise=noise, failed=failed)
+
+    def longest_s(self, trajectories: Sequence[Trajectory], otherwise_s: float) -> float:
+        """Its verifiers one after the other, though most run side by side."""
+        return sum(longest_s(v, trajectories, self._timeout_s) for v in self.verifiers)
 
     def report(self) -> EnsembleReport:
         """Accuracy estimates, weights and failures of every verifier. NaN before the first fit."""

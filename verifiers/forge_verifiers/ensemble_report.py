@@ -38,13 +38,15 @@ class VerifierReport:
     scored: int
     """Trajectories it gave a score."""
     abstained: int
-    """Trajectories it gave none, for whatever reason."""
+    """Trajectories of which it said that it cannot tell."""
     errors: int
     """Calls that raised."""
     timeouts: int
     """Calls that outlived the deadline, and calls left out because an earlier one still hangs."""
     last_error: str
     """The last failure in words; empty where there was none."""
+    failed: int = 0
+    """Trajectories without a score because a question or the whole call failed, which says nothing of them."""
     cached: int = 0
     """Trajectories whose score was remembered or given to an equal one, so that nobody was asked."""
     skipped: int = 0
@@ -75,7 +77,7 @@ class EnsembleReport:
     def spared(self) -> float:
         """Share of verdicts, in [0, 1], that nobody had to be asked for: skipped by a cascade, or remembered."""
         spared = sum(v.cached + v.skipped for v in self.verifiers)
-        return spared / max(sum(v.scored + v.abstained + v.skipped for v in self.verifiers), 1)
+        return spared / max(sum(v.scored + v.abstained + v.failed + v.skipped for v in self.verifiers), 1)
 
     def rows(self) -> list[dict[str, Any]]:
         """One plain dictionary per verifier, ready for a data frame or JSON."""

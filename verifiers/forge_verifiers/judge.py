@@ -24,7 +24,7 @@ from forge_agents.types import Trajectory
 from forge_verifiers.chat import Chat, Conversation, Question
 from forge_verifiers.chat_endpoint import EndpointChat
 from forge_verifiers.chat_engine import EngineChat
-from forge_verifiers.judge_answers import Answer, Pairs, Reply, YesNo, choice_in
+from forge_verifiers.judge_answers import Answer, Pairs, Reply, YesNo
 from forge_verifiers.judge_ranking import pairings, rank
 from forge_verifiers.judge_text import (
     Document,
@@ -33,6 +33,7 @@ from forge_verifiers.judge_text import (
     documents,
     fence_key,
     instructions_for,
+    mark_of,
     question_of,
 )
 from forge_verifiers.verifier import Assessment, Composable, Scores, group_ids
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
     from forge_agents.serving.config import EngineConfig
 
 _LOG = logging.getLogger(__name__)
-_Replies: TypeAlias = Mapping[str, Reply | None]
+_Replies: TypeAlias = Mapping[str, Reply | BaseException]
+"""By question its reply, or why there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,7 @@ class JudgeUsage:
     nonsense: int = 0
     """Replies that were no answer: the judge abstained."""
     failed: int = 0
-    """Questions without a reply: the judge abstained."""
+    """Questions without a reply: what hangs on them is no abstention, but has failed."""
     cut_chars: int = 0
     """Left out because a text was longer than `max_chars`."""
     prompt_tokens: int = 0
@@ -75,8 +77,7 @@ class Judge(Composable):
 
     A policy or a model's name is served by an engine of the judge's own, in a process that starts with the first score
     (seconds to a minute) and ends with `close`, at the end of a ``with`` block, or with this process. `start` starts it
-    ahead, so that the first score meets an `Ensemble`'s deadline. It may be called from any thread, beside or inside a
-    running event loop.
+    ahead. It may be called from any thread, beside or inside a running event loop.
 
     Texts are fenced with a code that their author cannot know, control tokens in them are broken up, and the model's
     answer is constrained to the possible ones. What still makes no sense abstains and is counted in `usage`. One judge
@@ -88,12 +89,14 @@ class Judge(Composable):
         answer: `YesNo`, `Scale`, `Reasoned`, or `Pairs` to compare siblings of a group with each other.
         view: What the judge sees: ``"answer"``, the last turn; ``"trajectory"``, all turns at once; ``"turns"``, one
             question for each turn, whose grades are averaged; or a function from a trajectory to a text or None.
-        max_chars: Longer texts lose their beginning.
+        max_chars: Of longer texts the middle of the history is left out, then the beginning of the answer. The task
+            stays as long as it takes at most three quarters of the room.
         engine: Limits of the judge's engine; not for endpoints.
         timeout_s: Seconds for one question to the judge's engine, queue included; None is 120. An endpoint has its own.
+            An answer that is late is missing by itself; an `Ensemble` waits as long as these limits say.
         start_timeout_s: Seconds for the engine to start.
-        seed: Of the codes of the fences. None draws anew for each judge; with a number equal texts get equal questions
-            in every run, so that a resumed run repeats its scores.
+        seed: Of the codes of the fences and of who meets whom in `Pairs`. None draws anew for each judge; with a number
+            equal texts get equal questions in every run, so that a resumed run repeats its scores.
         name: What reports call it.
         family: Judges on the same model share causes of error: give them one family.
 
@@ -180,6 +183,15 @@ class Judge(Composable):
         """Whether siblings are compared with each other."""
         return isinstance(self.answer, Pairs)
 
+    def longest_s(self, trajectories: Sequence[Trajectory], otherwise_s: float) -> float:
+        """A start and all its questions."""
+        if isinstance(self.answer, Pairs):
+            sizes = np.bincount(group_ids(trajectories)) if len(trajectories) else np.zeros(1, np.intp)
+            most = np.inf if self.answer.opponents is None else self.answer.opponents
+            return self._conversation.longest_s(int((sizes * np.minimum(sizes - 1, most)).sum()))
+        turns = self.view == "turns"
+        return self._conversation.longest_s(sum(len(t.turns) if turns else 1 for t in trajectories))
+
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
         """Grades, float32 [n]; NaN where there is nothing to judge or the judge abstained.
 
@@ -195,7 +207,7 @@ class Judge(Composable):
         started = time.perf_counter()
         shown, cut = zip(*(documents(t, self.view, self.max_chars) for t in trajectories), strict=True)
         if isinstance(self.answer, Pairs):
-            found = Assessment(scores=self._compared(self.answer, shown, group_ids(trajectories)))
+            found = self._compared(self.answer, shown, group_ids(trajectories))
         else:
             found = self._graded(shown)
         self._count(trajectories=len(trajectories), cut_chars=sum(cut), seconds=time.perf_counter() - started)
@@ -205,21 +217,22 @@ class Judge(Composable):
         assert not isinstance(self.answer, Pairs)
         texts = [[question_of(d, self.answer.ask, key=self._key) for d in each] for each in shown]
         replies = self._ask(itertools.chain.from_iterable(texts))
-        grades = {text: None if reply is None else self.answer.grade(reply) for text, reply in replies.items()}
+        grades = {text: self.answer.grade(reply) for text, reply in replies.items() if isinstance(reply, Reply)}
         self._count_nonsense(replies, grades)
-        each = [np.array([math.nan if (g := grades[text]) is None else g for text in asked]) for asked in texts]
+        each = [np.array([math.nan if (g := grades.get(text)) is None else g for text in asked]) for asked in texts]
         means = [float(np.nanmean(given)) if np.isfinite(given).any() else math.nan for given in each]
         turns = [given.astype(np.float32) for given in each] if self.view == "turns" else None
-        return Assessment(scores=np.array(means, np.float32), turns=turns)
+        failed = {at: why for at, own in enumerate(texts) if math.isnan(means[at]) and (why := _why(replies, own))}
+        return Assessment(scores=np.array(means, np.float32), turns=turns, failed=failed)
 
-    def _compared(self, answer: Pairs, shown: Sequence[tuple[Document, ...]], groups: NDArray[np.intp]) -> Scores:
+    def _compared(self, answer: Pairs, shown: Sequence[tuple[Document, ...]], groups: NDArray[np.intp]) -> Assessment:
         members: defaultdict[int, set[Document]] = defaultdict(set)
         for group, each in zip(groups.tolist(), shown, strict=True):
             members[group].update(each)
         matches = [
             (group, first, second)
             for group, texts in members.items()
-            for first, second in _matches(sorted(texts, key=repr), answer.opponents)
+            for first, second in self._matches(texts, answer.opponents)
         ]
         both = [
             (
@@ -229,11 +242,14 @@ class Judge(Composable):
             for _, first, second in matches
         ]
         replies = self._ask(itertools.chain.from_iterable(both))
-        winners = {t: None if reply is None else choice_in(reply.text, answer.choices) for t, reply in replies.items()}
+        winners = {t: answer.grade(reply) for t, reply in replies.items() if isinstance(reply, Reply)}
         self._count_nonsense(replies, winners)
         outcomes: defaultdict[int, list[tuple[Document, Document, float]]] = defaultdict(list)
+        lost: dict[tuple[int, Document], str] = {}
         for (group, first, second), (forward, backward) in zip(matches, both, strict=True):
-            one, other = winners[forward], winners[backward]
+            if why := _why(replies, (forward, backward)):
+                lost |= {(group, first): why, (group, second): why}
+            one, other = winners.get(forward), winners.get(backward)
             if one is not None and other is not None:
                 won = 0.5 if one == other else float(one == "A")  # the same letter twice is the place, not the text
                 outcomes[group].append((first, second, won))
@@ -242,10 +258,20 @@ class Judge(Composable):
             grades.get(group, {}).get(each[0], math.nan) if each else math.nan
             for group, each in zip(groups.tolist(), shown, strict=True)
         ]
-        return np.array(found, np.float32)
+        failed = {
+            row: lost[group, each[0]]
+            for row, (group, each) in enumerate(zip(groups.tolist(), shown, strict=True))
+            if math.isnan(found[row]) and each and (group, each[0]) in lost
+        }
+        return Assessment(scores=np.array(found, np.float32), failed=failed)
+
+    def _matches(self, texts: Iterable[Document], opponents: int | None) -> list[tuple[Document, Document]]:
+        """Who meets whom: neighbours by a keyed hash, which has nothing to do with what they say."""
+        order = sorted(texts, key=lambda text: mark_of(text, key=self._key))
+        return [(order[first], order[second]) for first, second in pairings(len(order), opponents)]
 
     def _ask(self, texts: Iterable[str]) -> _Replies:
-        """Every different question once; None for one that failed."""
+        """Every different question once."""
         asked = list(texts)
         unique = list(dict.fromkeys(asked))
         if not unique:
@@ -262,8 +288,7 @@ class Judge(Composable):
             for text in unique
         ]
         outcomes = self._conversation.ask(questions)
-        replies = {t: o if isinstance(o, Reply) else None for t, o in zip(unique, outcomes, strict=True)}
-        answered = [reply for reply in replies.values() if reply is not None]
+        answered = [reply for reply in outcomes if isinstance(reply, Reply)]
         self._count(
             questions=len(unique),
             repeated=len(asked) - len(unique),
@@ -275,15 +300,15 @@ class Judge(Composable):
         if error is not None:
             if not answered:
                 raise error
-            _LOG.warning("judge %r abstains on %d questions: %s", self.name, len(unique) - len(answered), error)
-        return replies
+            _LOG.warning("judge %r: %d questions have failed: %s", self.name, len(unique) - len(answered), error)
+        return dict(zip(unique, outcomes, strict=True))
 
     def _count(self, **more: Any) -> None:
         with self._counting:
             self._usage += JudgeUsage(**more)
 
     def _count_nonsense(self, replies: _Replies, meant: Mapping[str, object]) -> None:
-        nonsense = [reply for text, reply in replies.items() if reply is not None and meant[text] is None]
+        nonsense = [reply for text, reply in replies.items() if isinstance(reply, Reply) and meant[text] is None]
         self._count(nonsense=len(nonsense))
         if nonsense:
             _LOG.warning(
@@ -304,8 +329,10 @@ def _name_of(model: str | Policy) -> str:
     return name
 
 
-def _matches(texts: Sequence[Document], opponents: int | None) -> list[tuple[Document, Document]]:
-    return [(texts[first], texts[second]) for first, second in pairings(len(texts), opponents)]
+def _why(replies: _Replies, asked: Iterable[str]) -> str:
+    """Why one of these questions has no reply; empty where all have."""
+    error = next((reply for text in asked if isinstance(reply := replies[text], BaseException)), None)
+    return "" if error is None else f"{type(error).__name__}: {error}"
 
 
 def _ranked(outcomes: Sequence[tuple[Document, Document, float]], answer: Pairs) -> dict[Document, float]:

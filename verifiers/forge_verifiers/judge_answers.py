@@ -13,22 +13,30 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from forge_verifiers.verifier import Cost
 
+LEAST_MASS = 0.01
+"""A choice among answers that were all unlikely says nothing: the model was about to write something else."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
     """What a model answered."""
 
     text: str
-    shares: Mapping[str, float]
-    """Probability of each choice, summing to 1; empty where the model's log-probabilities are not known."""
+    shares: Mapping[str, float] | None
+    """Probability of each choice, summing to at most 1; None where the model's log-probabilities are not known."""
     prompt_tokens: int
     completion_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class YesNo:
-    """Yes or no. The grade is P(yes) among the two where log-probabilities are known, else 1 or 0."""
+    """Yes or no. The grade is P(yes) among the two where log-probabilities are known, else 1 or 0.
 
+    A judge that was about to say something else was made to choose: below `least_mass` it abstains.
+    """
+
+    least_mass: float = LEAST_MASS
+    """Probability of yes and no together, in [0, 1], below which the judge has not answered."""
     cost: ClassVar[Cost] = "model"
     choices: ClassVar[tuple[str, ...]] = ("yes", "no")
     max_tokens: ClassVar[int] = 12
@@ -39,12 +47,13 @@ class YesNo:
         """The answer as JSON, for endpoints."""
         return _one_of(self.choices)
 
+    def __post_init__(self) -> None:
+        _check_mass(self.least_mass)
+
     def grade(self, reply: Reply) -> float | None:
         """In [0, 1]."""
-        chosen = choice_in(reply.text, self.choices)
-        if chosen is None:
-            return None
-        return reply.shares["yes"] if reply.shares else float(chosen == "yes")
+        found = _chosen(reply, self.choices, self.least_mass)
+        return None if found is None else found["yes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +66,15 @@ class Scale:
 
     levels: int = 5
     """2 to 9."""
+    least_mass: float = LEAST_MASS
+    """Probability of all marks together, in [0, 1], below which the judge has not answered."""
     cost: ClassVar[Cost] = "model"
     max_tokens: ClassVar[int] = 12
 
     def __post_init__(self) -> None:
         if not 2 <= self.levels <= 9:
             raise ValueError(f"levels={self.levels} must be 2 to 9: marks are single digits")
+        _check_mass(self.least_mass)
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -83,10 +95,10 @@ class Scale:
 
     def grade(self, reply: Reply) -> float | None:
         """In [0, 1]."""
-        chosen = choice_in(reply.text, self.choices)
-        if chosen is None:
+        found = _chosen(reply, self.choices, self.least_mass)
+        if found is None:
             return None
-        mark = sum(int(choice) * share for choice, share in reply.shares.items()) if reply.shares else int(chosen)
+        mark = sum(int(choice) * share for choice, share in found.items())
         return min(max((mark - 1) / (self.levels - 1), 0.0), 1.0)
 
 
@@ -146,8 +158,10 @@ class Pairs:
     ranking: Ranking = "win_rate"
     """``"win_rate"`` or ``"bradley_terry"``."""
     opponents: int | None = None
-    """Siblings that each text meets, an even number; None: all. A group of n distinct texts costs n * opponents
-    questions, or n * (n - 1) when all meet."""
+    """Siblings that each text meets, an even number, drawn at random by the judge's seed; None: all. A group of n
+    distinct texts costs n * opponents questions, or n * (n - 1) when all meet."""
+    least_mass: float = LEAST_MASS
+    """Probability of A and B together, in [0, 1], below which the judge has not answered."""
     cost: ClassVar[Cost] = "expensive"
     choices: ClassVar[tuple[str, ...]] = ("A", "B")
     max_tokens: ClassVar[int] = 12
@@ -158,11 +172,18 @@ class Pairs:
             raise ValueError(f"ranking={self.ranking!r}; choose 'win_rate' or 'bradley_terry'")
         if self.opponents is not None and (self.opponents < 2 or self.opponents % 2):
             raise ValueError(f"opponents={self.opponents} must be an even number, 2 at least, or None for all")
+        _check_mass(self.least_mass)
 
     @property
     def schema(self) -> dict[str, Any]:
         """The answer as JSON, for endpoints."""
         return _one_of(self.choices)
+
+
+    def grade(self, reply: Reply) -> str | None:
+        """The letter preferred."""
+        unsaid = _chosen(reply, self.choices, self.least_mass) is None
+        return None if unsaid else choice_in(reply.text, self.choices)
 
 
 Answer: TypeAlias = YesNo | Scale | Reasoned | Pairs
@@ -176,19 +197,36 @@ def choice_in(text: str, choices: tuple[str, ...]) -> str | None:
     return next((choice for choice in choices if choice.casefold() == word), None)
 
 
-def shares_of(alternatives: Mapping[str, float], choices: tuple[str, ...]) -> dict[str, float]:
-    """Probability of each choice from those of the tokens that may begin it; empty where none of them does.
+def shares_of(alternatives: Mapping[str, float], choices: tuple[str, ...]) -> dict[str, float] | None:
+    """Probability of each choice from those of the tokens that may begin it.
 
     Choices begin with different characters, so a token that begins one begins no other.
     """
+    if not alternatives or not choices:
+        return None
     mass = dict.fromkeys(choices, 0.0)
     for token, probability in alternatives.items():
-        start = token.strip(' \t\r\n"{:').casefold()
+        start = token.strip(' \t\r\n"{:},.').casefold()
         found = next((choice for choice in choices if start and choice.casefold().startswith(start)), None)
         if found is not None:
             mass[found] += probability
-    total = sum(mass.values())
-    return {choice: share / total for choice, share in mass.items()} if total > 0 else {}
+    return mass
+
+
+def _chosen(reply: Reply, choices: tuple[str, ...], least_mass: float) -> dict[str, float] | None:
+    """Probability of each choice, summing to 1; None for a reply that names none or was hardly about any."""
+    chosen = choice_in(reply.text, choices)
+    if chosen is None:
+        return None
+    if reply.shares is None:
+        return {choice: float(choice == chosen) for choice in choices}
+    total = sum(reply.shares.values())
+    return {c: share / total for c, share in reply.shares.items()} if total >= max(least_mass, 1e-12) else None
+
+
+def _check_mass(least_mass: float) -> None:
+    if not 0 <= least_mass <= 1:
+        raise ValueError(f"least_mass={least_mass} must be a probability, in [0, 1]")
 
 
 def _one_of(choices: tuple[str, ...]) -> dict[str, Any]:

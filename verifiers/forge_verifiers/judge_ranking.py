@@ -17,7 +17,7 @@ _CLOSE = 1e-9
 
 
 def pairings(n: int, opponents: int | None) -> Iterator[tuple[int, int]]:
-    """Who meets whom among `n`: all, or the nearest `opponents` on a ring; each pair once, the lower number first."""
+    """Who meets whom among `n`: all, or the nearest `opponents` on a ring in this order; each pair once."""
     reach = n - 1 if opponents is None else min(opponents // 2, n - 1)
     for first in range(n):
         for second in range(first + 1, n):

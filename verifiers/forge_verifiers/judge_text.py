@@ -47,8 +47,9 @@ Document: TypeAlias = tuple[Part, ...]
 def documents(trajectory: Trajectory, view: View, max_chars: int) -> tuple[tuple[Document, ...], int]:
     """What is to be judged of a trajectory, and how many characters did not fit.
 
-    Documents longer than `max_chars` lose their beginning: answers come last. No document where there is nothing to
-    judge.
+    Of documents longer than `max_chars` the middle of the history is left out first, then the beginning of the last
+    answer; the task before them is cut only where it alone takes more than three quarters of the room. No document
+    where there is nothing to judge.
     """
     whole: list[Document]
     if callable(view):
@@ -63,7 +64,7 @@ def documents(trajectory: Trajectory, view: View, max_chars: int) -> tuple[tuple
     else:
         opening = (Part("instructions", trajectory.instructions),) if trajectory.instructions else ()
         whole = [opening + tuple(part for turn in trajectory.turns for part in _turn(turn))]
-    cut = [_last(document, max_chars) for document in whole]
+    cut = [_fitted(document, max_chars) for document in whole]
     return tuple(cut), sum(map(_size, whole)) - sum(map(_size, cut))
 
 
@@ -79,7 +80,7 @@ def instructions_for(rubric: str) -> str:
 
 def question_of(document: Document, ask: str, *, key: bytes) -> str:
     """A document and what is asked about it."""
-    return f"{_fenced(document, _mark(key, document))}\n\n{ask}"
+    return f"{_fenced(document, mark_of(document, key=key))}\n\n{ask}"
 
 
 def comparison_of(first: Document, second: Document, ask: str, *, key: bytes) -> str:
@@ -94,7 +95,7 @@ def comparison_of(first: Document, second: Document, ask: str, *, key: bytes) ->
         *(Part(f"{part.label} A", part.text) for part in first[shared:]),
         *(Part(f"{part.label} B", part.text) for part in second[shared:]),
     )
-    return f"{_fenced(shown, _mark(key, shown))}\n\n{ask}"
+    return f"{_fenced(shown, mark_of(shown, key=key))}\n\n{ask}"
 
 
 def defused(text: str, tokens: Sequence[str] = ()) -> str:
@@ -114,18 +115,30 @@ def _size(document: Document) -> int:
     return sum(len(part.text) for part in document)
 
 
-def _last(document: Document, max_chars: int) -> Document:
+def _fitted(document: Document, room: int) -> Document:
+    """The document in at most `room` characters: the task first, then the end of the answer, then of the history."""
+    if _size(document) <= room:
+        return document
+    *before, answer = document
+    opening = next((at for at, part in enumerate(before) if part.label == "answer"), len(before))
+    head = _last(before[:opening], max(room - len(answer.text), 3 * room // 4))
+    tail = _last([answer], room - _size(head))
+    return (*head, *_last(before[opening:], room - _size(head) - _size(tail)), *tail)
+
+
+def _last(parts: Sequence[Part], room: int) -> Document:
+    """The end of some parts, in at most `room` characters; the label of the one that was cut says so."""
     kept: list[Part] = []
-    room = max_chars
-    for part in reversed(document):
+    for part in reversed(parts):
         if room <= 0:
             break
-        kept.append(part if len(part.text) <= room else Part(part.label, part.text[-room:]))
+        cut = len(part.text) > room
+        kept.append(Part(f"{part.label}, beginning left out", part.text[-room:]) if cut else part)
         room -= len(part.text)
     return tuple(reversed(kept))
 
 
-def _mark(key: bytes, document: Document) -> str:
+def mark_of(document: Document, *, key: bytes) -> str:
     """A code that depends on all the text it fences.
 
     Whoever wrote the text does not know the key; and who knows it would have to write a text that holds its own hash.

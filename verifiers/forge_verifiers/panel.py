@@ -25,7 +25,7 @@ from forge_verifiers.ensemble_report import VerifierReport
 from forge_verifiers.verifier import Scores, State, Verifier
 
 _LOG = logging.getLogger(__name__)
-COUNTS = ("scored", "abstained", "errors", "timeouts", "cached", "skipped")
+COUNTS = ("scored", "abstained", "failed", "errors", "timeouts", "cached", "skipped")
 """What is counted per verifier; see `VerifierReport`."""
 
 Bools: TypeAlias = NDArray[np.bool_]
@@ -169,15 +169,15 @@ class Panel:
         for k, rows in wanted.items():
             verdict = verdicts.get(k, _NOTHING)
             scores[new[k], k] = verdict.scores
-            asked[new[k], k] = not verdict.failure
+            asked[new[k], k] = [row not in verdict.failed for row in range(len(new[k]))]
             if k in known:
-                for at, score in zip(new[k], verdict.scores.tolist(), strict=True):
+                for row, (at, score) in enumerate(zip(new[k], verdict.scores.tolist(), strict=True)):
                     self._cache.put(k, keys[at], score)
-                    if not verdict.failure:
+                    if row not in verdict.failed:
                         known[k][keys[at]] = score
                 scores[rows, k] = [known[k].get(keys[at], math.nan) for at in rows]
                 asked[rows, k] = [keys[at] in known[k] for at in rows]
-            self._count(k, verdict, scores[rows, k], new=len(new[k]), skipped=len(trajectories) - len(rows))
+            self._count(k, verdict, scores[rows, k], asked[rows, k], new=len(new[k]), n=len(trajectories))
 
     def _remembered(self, k: int, rows: Sequence[int], keys: Sequence[bytes]) -> tuple[list[int], dict[bytes, float]]:
         """One row for each content that verifier k has not judged yet, and its scores of the others."""
@@ -185,14 +185,16 @@ class Panel:
         first = {keys[at]: at for at in reversed(rows) if found[keys[at]] is None}
         return sorted(first.values()), {key: score for key, score in found.items() if score is not None}
 
-    def _count(self, k: int, verdict: Verdict, scores: Scores, *, new: int, skipped: int) -> None:
-        """Adds one call: `scores` are those of all wanted rows, `new` of which were asked about."""
-        silent = int(np.isnan(scores).sum())
-        failed = (verdict.failure == "error", verdict.failure == "timeout")
-        self.counts[:, k] += (len(scores) - silent, silent, *failed, len(scores) - new, skipped)
-        if verdict.failure:
-            self.last_errors[k] = verdict.message
-            _LOG.warning("verifier %r abstains: %s", self.verifiers[k].name, verdict.message)
+    def _count(self, k: int, verdict: Verdict, scores: Scores, heard: Bools, *, new: int, n: int) -> None:
+        """Adds one call on `n` rows: the scores of the wanted ones, `new` of which were asked about, and who failed."""
+        silent, lost = int(np.isnan(scores[heard]).sum()), int((~heard).sum())
+        ended = (verdict.failure == "error", verdict.failure == "timeout")
+        rest = (len(scores) - new, n - len(scores))
+        self.counts[:, k] += (len(scores) - silent - lost, silent, lost, *ended, *rest)
+        if verdict.failed:
+            self.last_errors[k] = next(iter(verdict.failed.values()))
+            name, answers = self.verifiers[k].name, f"{len(verdict.failed)} of {new} answers"
+            _LOG.warning("verifier %r fails on %s: %s", name, answers, self.last_errors[k])
 
 
 _NOTHING = Verdict(scores=np.empty(0, np.float32))

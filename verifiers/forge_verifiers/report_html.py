@@ -34,7 +34,7 @@ figure { margin: 1rem 0 0; }
 figure img { display: block; width: 100%; max-height: 60rem; }
 section.alarm ul { margin: .3rem 0 0; padding-left: 1.2rem; }
 """
-_COLUMNS = ("accuracy", "TPR", "FPR", "weight", "scored", "abstained", "errors", "timeouts")
+_COLUMNS = ("accuracy", "TPR", "FPR", "weight", "scored", "abstained", "failed", "errors", "timeouts")
 _SOURCES = {
     "labels": "Observed: the known labels of these trajectories. The combiner has learned from the same labels, so the "
     "curve flatters it somewhat. Bars are 95 % intervals.",
@@ -97,7 +97,7 @@ def _table(report: EnsembleReport) -> str:
         "<p class=note>Accuracy, TPR = P(says yes | correct) and FPR = P(says yes | wrong) are estimates"
         " of the combiner, at each verifier's most telling cut; a verifier whose FPR lies above its TPR is upside down"
         " and marked. Weight is the share of its own evidence that counts: copies share one weight. A dash: this"
-        " combiner does not estimate it. Scored and abstained count trajectories, errors and timeouts count calls."
+        " combiner does not estimate it. Scored, abstained and failed count trajectories, errors and timeouts calls."
         " Verdicts are spared where an equal trajectory was judged before or a cascade had no need of them.</p>"
         + (f"\n<p>Last failures</p><ul>{failures}</ul>" if failures else "")
     )
@@ -112,7 +112,7 @@ def _row(place: int, v: VerifierReport) -> str:
         f"<td{' class=bad' if inverted and title in ('accuracy', 'TPR', 'FPR') else ''}>{_safe(text)}</td>"
         for title, text in zip(_COLUMNS, rates + counts, strict=False)
     )
-    failed = "".join(f"<td{' class=bad' if count else ''}>{count:,}</td>" for count in (v.errors, v.timeouts))
+    failed = "".join(f"<td{' class=bad' if count else ''}>{count:,}</td>" for count in (v.failed, v.errors, v.timeouts))
     return (
         f"<tr><td>{place}</td><td class='text name'>{_safe(v.name)}</td><td class=text>{_safe(v.family or '')}</td>"
         f"<td class=text>{_safe(v.cost)}</td>{cells}{failed}</tr>"

@@ -53,11 +53,11 @@ def as_text(report: EnsembleReport) -> str:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("verifier")
     table.add_column("family")
-    for title in ("accuracy", "TPR", "FPR", "weight", "scored", "abstained", "errors", "timeouts"):
+    for title in ("accuracy", "TPR", "FPR", "weight", "scored", "abstained", "failed", "errors", "timeouts"):
         table.add_column(title, justify="right")
     for v in report.verifiers:
         rates = [number(x) for x in (v.accuracy, v.tpr, v.fpr, v.weight)]
-        counts = [str(x) for x in (v.scored, v.abstained, v.errors, v.timeouts)]
+        counts = [str(x) for x in (v.scored, v.abstained, v.failed, v.errors, v.timeouts)]
         names = [Text(printable(v.name, _LONGEST)), Text(printable(v.family or "", 20))]  # Text: no markup in names
         table.add_row(*names, *rates, *counts)
     out = io.StringIO()

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from forge_agents.types import Trajectory
-from forge_verifiers.composition import Nested, any_sees_groups
-from forge_verifiers.verifier import Assessment, Scores, Verifier, checked_scores
+from forge_verifiers.composition import Nested, any_sees_groups, assessed
+from forge_verifiers.verifier import Assessment, Scores, Verifier, longest_s
 
 
 class PerTurn(Nested):
@@ -38,18 +38,29 @@ class PerTurn(Nested):
         """The one verifier."""
         return {"verifier": self.verifier}
 
+    def longest_s(self, trajectories: Sequence[Trajectory], otherwise_s: float) -> float:
+        """That of all turns in one call."""
+        return longest_s(self.verifier, _shown(trajectories), otherwise_s)
+
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
         """Mean score of the turns, float32 [n]; abstentions are left out, NaN without any turn that has a score."""
         return self.assess(trajectories).scores
 
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
         """The same with the score of each turn."""
-        shown = [_up_to(trajectory, place) for trajectory in trajectories for place in range(len(trajectory.turns))]
-        scores = checked_scores(self.verifier, shown) if shown else np.empty(0, np.float32)
+        shown = _shown(trajectories)
+        found = assessed(self.verifier, shown) if shown else Assessment(scores=np.empty(0, np.float32))
+        scores = found.scores
         ends = np.cumsum([len(trajectory.turns) for trajectory in trajectories])
         turns = np.split(scores, ends[:-1]) if len(trajectories) else []
         means = [math.nan if np.isnan(own).all() else float(np.nanmean(own)) for own in turns]
-        return Assessment(scores=np.array(means, np.float32), turns=turns)
+        rows = {at: int(np.searchsorted(ends, at, side="right")) for at in found.failed}
+        failed = {row: found.failed[at] for at, row in rows.items() if math.isnan(means[row])}
+        return Assessment(scores=np.array(means, np.float32), turns=turns, failed=failed)
+
+
+def _shown(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    return [_up_to(trajectory, place) for trajectory in trajectories for place in range(len(trajectory.turns))]
 
 
 def _up_to(trajectory: Trajectory, place: int) -> Trajectory:

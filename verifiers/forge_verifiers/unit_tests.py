@@ -18,11 +18,13 @@ from pathlib import Path
 
 from forge_agents.sandbox import Sandbox, SandboxError, SandboxUnavailable
 from forge_agents.types import Trajectory
-from forge_verifiers.verifier import Cost, ScoreError, Scores, TrajectoryRule
+from forge_verifiers.verifier import Assessment, Cost, ScoreError, Scores, TrajectoryRule
 
 _FENCE = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\n(.*?)(?:\n```|\Z)", re.DOTALL | re.IGNORECASE)
 MAX_CODE_CHARS = 100_000
 """Longer answers have failed."""
+_SANDBOX_SLACK_S = 20.0
+"""Beyond its limit: for a sandbox to start, and to be given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +75,11 @@ class UnitTests(TrajectoryRule):
             _units(self.tests)
 
     def grade(self, trajectory: Trajectory) -> float | None:
-        """The share of tests passed; None without tests, without a decision, or where the sandbox itself failed.
+        """The share of tests passed; None without tests or without a decision.
 
         Raises:
             SandboxUnavailable: This machine has no sandbox as asked.
+            SandboxError: The sandbox itself failed.
             ScoreError: The tests are no Python or hold no test.
         """
         tests = self._tests(trajectory)
@@ -85,26 +88,45 @@ class UnitTests(TrajectoryRule):
         code = extract_code(trajectory.turns[-1].action)
         if not code:
             return 0.0
-        try:
-            passed = self.run(code, tests).passed
-        except SandboxUnavailable:
-            raise
-        except SandboxError:
-            return None
+        passed = self.run(code, tests).passed
         return float(all(passed)) if self.all_or_nothing else sum(passed) / len(passed)
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
-        """`grade` of each trajectory, float32 [n], several at a time; NaN where it abstained.
+        """`grade` of each trajectory, float32 [n], several at a time; NaN where it abstained or the sandbox failed.
 
         Raises:
             SandboxUnavailable: This machine has no sandbox as asked.
             ScoreError: The tests of a trajectory are no Python or hold no test.
         """
+        return self.assess(trajectories).scores
+
+    def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
+        """The same, and where the sandbox itself failed. Raises as `score`."""
         import numpy as np
 
-        with ThreadPoolExecutor(self.max_parallel or os.cpu_count() or 1, thread_name_prefix=self.name) as pool:
-            grades = list(pool.map(self.grade, trajectories))
-        return np.array([math.nan if value is None else value for value in grades], np.float32)
+        failed: dict[int, str] = {}
+
+        def graded(row: int) -> float:
+            try:
+                grade = self.grade(trajectories[row])
+            except SandboxUnavailable:
+                raise
+            except SandboxError as error:
+                failed[row] = str(error)
+                return math.nan
+            return math.nan if grade is None else grade
+
+        with ThreadPoolExecutor(self._workers(), thread_name_prefix=self.name) as pool:
+            grades = list(pool.map(graded, range(len(trajectories))))
+        return Assessment(scores=np.array(grades, np.float32), failed=failed)
+
+    def longest_s(self, trajectories: Sequence[Trajectory], otherwise_s: float) -> float:
+        """The sandbox's limit, as often as sandboxes start one after the other."""
+        rounds = math.ceil(len(trajectories) / self._workers())
+        return rounds * (self.sandbox.limits.wall_s + _SANDBOX_SLACK_S)
+
+    def _workers(self) -> int:
+        return self.max_parallel or os.cpu_count() or 1
 
     def run(self, code: str, tests: str) -> TestReport:
         """Run tests on code.

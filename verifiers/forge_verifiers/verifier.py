@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -65,6 +65,8 @@ class Assessment:
     turns: Sequence[Scores] | None = None
     """Per trajectory float32 [its turns], a score of each turn, NaN where the verifier abstains; None where turns are
     not told apart."""
+    failed: Mapping[int, str] = field(default_factory=dict)
+    """Why a row has no score because a question or call failed. Such a row is no abstention: it says nothing."""
 
 
 class Composable:
@@ -87,6 +89,10 @@ class Composable:
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
         """`score`, with its noise and the scores of turns where the verifier knows them."""
         return Assessment(scores=self.score(trajectories))
+
+    def longest_s(self, trajectories: Sequence[Trajectory], otherwise_s: float) -> float:
+        """Seconds that scoring them may take at most, by its own limits; `otherwise_s` where it has none."""
+        return otherwise_s
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> Scores:
         """The same as `score`: a verifier is a reward."""
@@ -116,6 +122,11 @@ class Composable:
         """Restores what `state_dict` returned. Raises ValueError for anything else."""
         if state:
             raise ValueError(f"verifier {self.name!r} learns nothing and was given state {min(state)!r}")
+
+
+def longest_s(verifier: Verifier, trajectories: Sequence[Trajectory], otherwise_s: float) -> float:
+    """`Composable.longest_s` of any verifier."""
+    return verifier.longest_s(trajectories, otherwise_s) if isinstance(verifier, Composable) else otherwise_s
 
 
 def checked_scores(verifier: Verifier, trajectories: Sequence[Trajectory]) -> Scores:

@@ -63,9 +63,9 @@ def test_a_call_that_hangs_gives_up_its_place():
     start = time.monotonic()
     verdicts = caller.ask({0: ROWS, 1: ROWS})
     assert time.monotonic() - start < 3
-    assert verdicts[0].failure == "timeout" and "0.1 s" in verdicts[0].message
+    assert verdicts[0].failure == "timeout" and "0.1 s" in verdicts[0].failed[0]
     assert verdicts[1].failure == "" and verdicts[1].scores.tolist() == [0.5] * 12
-    assert caller.ask({0: ROWS})[0].message.startswith("left out")
+    assert caller.ask({0: ROWS})[0].failed[11].startswith("left out")
 
 
 def test_the_deadline_of_a_waiting_call_begins_when_it_starts():
