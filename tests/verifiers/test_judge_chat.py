@@ -30,7 +30,7 @@ class FakeChat:
         if question.text == "deadly" and self.deaths:
             self.deaths -= 1
             raise ActorDiedError("the model died")
-        return Reply(text=question.text, shares=None, prompt_tokens=1, completion_tokens=1)
+        return Reply(text=question.text, shares={}, prompt_tokens=1, completion_tokens=1)
 
     async def stop(self):
         self.stops += 1

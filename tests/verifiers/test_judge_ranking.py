@@ -11,8 +11,8 @@ from forge_verifiers.judge_answers import Pairs, Reasoned, Reply, Scale, YesNo, 
 from forge_verifiers.judge_ranking import pairings, rank
 
 
-def reply(text, shares=None):
-    return Reply(text=text, shares=shares, prompt_tokens=1, completion_tokens=1)
+def reply(text, shares=None, mass=1.0):
+    return Reply(text=text, shares=shares or {}, mass=mass, prompt_tokens=1, completion_tokens=1)
 
 
 def test_win_rates_count_ties_half():
@@ -80,20 +80,20 @@ def test_a_choice_is_found_bare_or_in_json(text):
 
 def test_tokens_that_begin_a_choice_share_its_probability():
     alternatives = {"yes": 0.3, "y": 0.1, ' "Yes': 0.1, "no": 0.2, "n": 0.05, "nope": 0.1, "?": 0.2, "": 0.1}
-    shares = shares_of(alternatives, ("yes", "no"))
-    assert shares == {"yes": pytest.approx(0.5), "no": pytest.approx(0.25)}
-    assert shares_of({"?": 1.0}, ("yes", "no")) == {"yes": 0.0, "no": 0.0}
-    assert shares_of({'"yes"': 0.9, 'no"}': 0.1}, ("yes", "no")) == {"yes": 0.9, "no": 0.1}
-    assert shares_of({}, ("yes", "no")) is None  # nothing is known
+    shares, mass = shares_of(alternatives, ("yes", "no"))
+    assert shares == {"yes": pytest.approx(0.5 / 0.75), "no": pytest.approx(0.25 / 0.75)} and mass == 0.75
+    assert shares_of({"?": 1.0}, ("yes", "no")) == ({}, 0.0)
+    assert shares_of({'"yes"': 0.75, 'no"}': 0.25}, ("yes", "no")) == ({"yes": 0.75, "no": 0.25}, 1.0)
+    assert np.isnan(shares_of({}, ("yes", "no"))[1])  # nothing is known
 
 
 @pytest.mark.parametrize(("answer", "text"), [(YesNo(), "yes"), (Scale(levels=2), "2"), (Pairs(), "A")])
 def test_a_choice_that_had_hardly_any_probability_is_no_answer(answer, text):
-    one, other = answer.choices[-1], answer.choices[0]
-    assert answer.grade(reply(text, {one: 1e-9, other: 1e-9})) is None
-    assert answer.grade(reply(text, {one: 0.0, other: 0.0})) is None
-    assert answer.grade(reply(text, {one: 0.05, other: 0.05})) is not None
-    assert answer.grade(reply(text)) is not None
+    even = dict.fromkeys(answer.choices, 0.5)
+    assert answer.grade(reply(text, even, 1e-9)) is None
+    assert answer.grade(reply(text, {}, 0.0)) is None
+    assert answer.grade(reply(text, even, 0.5)) is not None
+    assert answer.grade(reply(text, {}, np.nan)) is not None  # nothing is known
     with pytest.raises(ValueError, match="least_mass=2"):
         type(answer)(least_mass=2.0)
 

@@ -58,9 +58,11 @@ class EndpointChat:
             Sampling(temperature=0.0, max_tokens=question.max_tokens),
             optional=optional,
         )
+        shares, mass = shares_of(_alternatives(reply.text, reply.logprobs), question.choices)
         return Reply(
             text=reply.text,
-            shares=shares_of(_alternatives(reply.text, reply.logprobs), question.choices),
+            shares=shares,
+            mass=mass,
             prompt_tokens=reply.usage.prompt_tokens if reply.usage else 0,
             completion_tokens=reply.usage.completion_tokens if reply.usage else 0,
         )

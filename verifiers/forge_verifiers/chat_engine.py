@@ -16,6 +16,7 @@ from forge_verifiers.judge_answers import Reply, shares_of
 if TYPE_CHECKING:
     from forge_agents.rendering import Renderer
     from forge_agents.serving import Engine, EngineConfig
+    from forge_agents.types import Completion
 
 _TOP = 20
 """Most alternatives that the engine reports for a token."""
@@ -82,14 +83,16 @@ class EngineChat:
             top_logprobs=_TOP if question.choices else 0,
             timeout_s=self._timeout_s,
         )
-        first = completion.top_logprobs[0] if completion.top_logprobs else {}
-        alternatives: dict[str, float] = {}
-        for token, logprob in first.items():
-            text = renderer.text((token,))
-            alternatives[text] = alternatives.get(text, 0.0) + math.exp(logprob)
+        mass = math.nan
+        if question.choices:  # probabilities under a constraint sum to 1: what the model would have said tells more
+            free = await engine.generate(
+                prompt_ids, Sampling(temperature=0.0, max_tokens=1), top_logprobs=_TOP, timeout_s=self._timeout_s
+            )
+            mass = shares_of(_first(free, renderer), question.choices)[1]
         return Reply(
             text=renderer.text(completion.token_ids),
-            shares=shares_of(alternatives, question.choices),
+            shares=shares_of(_first(completion, renderer), question.choices)[0],
+            mass=mass,
             prompt_tokens=len(prompt_ids),
             completion_tokens=len(completion.token_ids),
         )
@@ -101,5 +104,14 @@ class EngineChat:
             await engine.stop()
 
     def longest_s(self, questions: int) -> float:
-        """All wait in the engine's queue together."""
-        return self._timeout_s
+        """All wait in the engine's queue together, twice."""
+        return 2 * self._timeout_s
+
+
+def _first(completion: Completion, renderer: Renderer) -> dict[str, float]:
+    """Probabilities of the texts that the first token could have been; empty where nothing was sampled."""
+    found: dict[str, float] = {}
+    for token, logprob in completion.top_logprobs[0].items() if completion.top_logprobs else ():
+        text = renderer.text((token,))
+        found[text] = found.get(text, 0.0) + math.exp(logprob)
+    return found

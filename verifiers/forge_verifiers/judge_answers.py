@@ -6,6 +6,7 @@ In: replies of a model. Out: grades in [0, 1], None for nonsense. Waits for noth
 from __future__ import annotations
 
 import json
+import math
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,10 +23,12 @@ class Reply:
     """What a model answered."""
 
     text: str
-    shares: Mapping[str, float] | None
-    """Probability of each choice, summing to at most 1; None where the model's log-probabilities are not known."""
+    shares: Mapping[str, float]
+    """Probability of each choice among all choices, summing to 1; empty where log-probabilities are not known."""
     prompt_tokens: int
     completion_tokens: int
+    mass: float = math.nan
+    """Probability of all choices together, had the model been free to say anything; NaN where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,31 +200,30 @@ def choice_in(text: str, choices: tuple[str, ...]) -> str | None:
     return next((choice for choice in choices if choice.casefold() == word), None)
 
 
-def shares_of(alternatives: Mapping[str, float], choices: tuple[str, ...]) -> dict[str, float] | None:
-    """Probability of each choice from those of the tokens that may begin it.
+def shares_of(alternatives: Mapping[str, float], choices: tuple[str, ...]) -> tuple[dict[str, float], float]:
+    """Probability of each choice among them from those of the tokens that may begin it, and of all of them together.
+
+    No shares where none of the tokens begins one, and NaN for all together where there are no tokens.
 
     Choices begin with different characters, so a token that begins one begins no other.
     """
-    if not alternatives or not choices:
-        return None
     mass = dict.fromkeys(choices, 0.0)
     for token, probability in alternatives.items():
         start = token.strip(' \t\r\n"{:},.').casefold()
         found = next((choice for choice in choices if start and choice.casefold().startswith(start)), None)
         if found is not None:
             mass[found] += probability
-    return mass
+    total = sum(mass.values())
+    shares = {choice: share / total for choice, share in mass.items()} if total > 0 else {}
+    return shares, total if alternatives else math.nan
 
 
 def _chosen(reply: Reply, choices: tuple[str, ...], least_mass: float) -> dict[str, float] | None:
     """Probability of each choice, summing to 1; None for a reply that names none or was hardly about any."""
     chosen = choice_in(reply.text, choices)
-    if chosen is None:
+    if chosen is None or reply.mass < least_mass:
         return None
-    if reply.shares is None:
-        return {choice: float(choice == chosen) for choice in choices}
-    total = sum(reply.shares.values())
-    return {c: share / total for c, share in reply.shares.items()} if total >= max(least_mass, 1e-12) else None
+    return dict(reply.shares) or {choice: float(choice == chosen) for choice in choices}
 
 
 def _check_mass(least_mass: float) -> None:

@@ -47,7 +47,7 @@ class FakeModel:
     async def ask(self, question):
         if self.late and self.late in question.text:
             await asyncio.sleep(30)
-        return Reply(text="yes", shares={"yes": 0.7, "no": 0.2}, prompt_tokens=1, completion_tokens=1)
+        return Reply(text="yes", shares={"yes": 0.75, "no": 0.25}, prompt_tokens=1, completion_tokens=1)
 
     async def stop(self):
         pass
