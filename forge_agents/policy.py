@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
 from urllib.parse import urlsplit
@@ -104,8 +104,9 @@ class Policy:
     """
 
     model: str
-    name: str = field(default="policy", kw_only=True)
-    """Unique among the policies of a run: its weights, metrics and checkpoints carry it."""
+    name: str = field(default="", kw_only=True)
+    """Unique among the policies of a run: its weights, metrics and checkpoints carry it. Empty: "policy", or in a
+    trainer whose seats hold several that were given no name, that of the first seat each of them sits in."""
     sampling: Sampling = field(default_factory=Sampling, kw_only=True)
     trainable: bool = field(default=True, kw_only=True)
     """Whether a trainer updates the weights."""
@@ -120,12 +121,19 @@ class Policy:
     def __post_init__(self) -> None:
         if not self.model:
             raise ValueError("model='' names no model; pass a built-in name, a Hugging Face id or a folder")
+        object.__setattr__(self, "_named", bool(self.name))
+        object.__setattr__(self, "name", self.name or "policy")
         _check_name(self.name)
         if self.lora is not None and not self.trainable:
             raise ValueError(
                 f"policy {self.name!r} has a LoRA adapter and trainable=False, so the adapter would stay zero; drop "
                 "lora=, or set trainable=True"
             )
+
+    @property
+    def named(self) -> bool:
+        """Whether whoever made it gave it its name."""
+        return bool(self.__dict__["_named"])
 
 
 @dataclass(frozen=True)
@@ -186,9 +194,7 @@ class Endpoint:
                 f"concurrency={self.concurrency}, retries={self.retries}: at least 1 request at a time, retries >= 0"
             )
         if not 0 < self.timeout_s < math.inf:
-            raise ValueError(
-                f"timeout_s={self.timeout_s} must be positive and finite: no wait goes without a deadline"
-            )
+            raise ValueError(f"timeout_s={self.timeout_s} must be positive and finite: no wait goes without a deadline")
         for budget in ("max_requests", "max_total_tokens"):
             limit = getattr(self, budget)
             if limit is not None and limit < 1:
@@ -316,9 +322,8 @@ def declared_policies(seats: Seats, agents: Sequence[str]) -> dict[str, AnyPolic
     Raises:
         ValueError: Two different policies under one name, or an endpoint whose key is not set.
     """
-    seeds = range(64) if callable(seats) and not isinstance(seats, AnyPolicy) else range(1)
     by_name: dict[str, AnyPolicy] = {}
-    for seed in seeds:
+    for seed in _probed(seats):
         for policy in seat_policies(seats, agents, seed).values():
             if by_name.setdefault(policy.name, policy) != policy:
                 raise ValueError(f"two different policies are called {policy.name!r}; give each its own name=")
@@ -326,6 +331,56 @@ def declared_policies(seats: Seats, agents: Sequence[str]) -> dict[str, AnyPolic
         if isinstance(policy, Endpoint):
             policy.api_key()
     return by_name
+
+
+def named_apart(seats: Seats) -> Seats:
+    """`seats` with a name of its own for every model that was given none, unless it is the only one.
+
+    So seats share weights only where they hold the same object or policies of one given name.
+    """
+    if not isinstance(seats, Mapping):
+        return seats
+    unnamed = {id(p): agent for agent, p in reversed(list(seats.items())) if isinstance(p, Policy) and not p.named}
+    taken = {p.name for p in seats.values() if id(p) not in unnamed}
+    if len(unnamed) + ("policy" in taken) < 2:
+        return seats
+    named: dict[int, AnyPolicy] = {}
+    for agent, policy in seats.items():
+        if isinstance(policy, Policy) and id(policy) in unnamed and id(policy) not in named:
+            base = name = re.sub(r"[^A-Za-z0-9_-]+|^[_-]+", "-", agent).strip("-") or "policy"
+            number = 1
+            while name in taken:
+                number += 1
+                name = f"{base}-{number}"
+            taken.add(name)
+            named[id(policy)] = replace(policy, name=name)
+    return {agent: named.get(id(policy), policy) for agent, policy in seats.items()}
+
+
+def players_of(seats: Seats, agents: Sequence[str]) -> dict[str, list[AnyPolicy]]:
+    """Who may sit in each seat; for a function, in the episodes of a few probed seeds.
+
+    Raises:
+        ValueError: A function gives several models without a name: nobody knows which of them are one.
+    """
+    found: dict[str, list[AnyPolicy]] = {agent: [] for agent in agents}
+    for seed in _probed(seats):
+        for agent, policy in seat_policies(seats, agents, seed).items():
+            if not any(policy is other for other in found[agent]):
+                found[agent].append(policy)
+    each = [policy for policies in found.values() for policy in policies]
+    unnamed = {id(policy) for policy in each if isinstance(policy, Policy) and not policy.named}
+    if not isinstance(seats, Mapping) and len(unnamed) > 1:
+        raise ValueError(
+            f"the function that gives seats their policies made {len(unnamed)} of fa.Policy without a name in "
+            f"{len(_probed(seats))} episodes; make each once, outside of it, with its own name="
+        )
+    return found
+
+
+def _probed(seats: Seats) -> range:
+    """Episode seeds for which a function is asked."""
+    return range(64) if callable(seats) and not isinstance(seats, AnyPolicy) else range(1)
 
 
 def _check_name(name: str) -> None:

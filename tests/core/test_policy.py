@@ -1,7 +1,10 @@
+import dataclasses
+import pickle
+
 import pytest
 
 import forge_agents as fa
-from forge_agents.policy import declared_policies, seat_policies
+from forge_agents.policy import declared_policies, named_apart, players_of, seat_policies
 
 HERO = fa.Policy("m", name="hero")
 RIVAL = fa.Policy("m", name="rival", trainable=False)
@@ -34,6 +37,34 @@ def test_seat_with_something_else_is_refused():
 def test_two_policies_under_one_name_are_refused():
     with pytest.raises(ValueError, match="two different policies are called 'hero'"):
         declared_policies({"a": HERO, "b": fa.Policy("other", name="hero")}, ["a", "b"])
+
+
+def names(seats):
+    return {agent: policy.name for agent, policy in named_apart(seats).items()}
+
+
+def test_seats_share_the_same_object_or_the_same_given_name_only():
+    one, other = fa.Policy("m"), fa.Policy("m")
+    assert one == other and one.name == "policy" and not one.named
+    assert names({"a": one, "b": one}) == {"a": "policy", "b": "policy"}
+    assert names({"a": one, "b": other}) == {"a": "a", "b": "b"}
+    assert names({"a": one, "b": other, "c": one}) == {"a": "a", "b": "b", "c": "a"}
+    same = {"a": fa.Policy("m", name="x"), "b": fa.Policy("m", name="x")}
+    assert names(same) == {"a": "x", "b": "x"}
+    assert names({"a": fa.Policy("m", name="policy"), "b": one}) == {"a": "policy", "b": "b"}
+    assert names({"a": fa.Policy("m", name="b"), "b": one, "c 1": other}) == {"a": "b", "b": "b-2", "c 1": "c-1"}
+    frozen = dataclasses.replace(one, trainable=False)
+    assert len(set(names({"a": one, "b": frozen}).values())) == 2
+    assert named_apart(HERO) is HERO
+    assert not pickle.loads(pickle.dumps(one)).named
+
+
+def test_a_function_may_not_make_models_without_names():
+    with pytest.raises(ValueError, match="made 128 of fa.Policy without a name in 64 episodes; make each once"):
+        players_of(lambda agent, seed: fa.Policy("m"), ["a", "b"])
+    one = fa.Policy("m")
+    assert players_of(lambda agent, seed: one, ["a", "b"]) == {"a": [one], "b": [one]}
+    assert players_of(lambda agent, seed: (HERO, RIVAL)[seed % 2], ["a"]) == {"a": [HERO, RIVAL]}
 
 
 def test_a_function_declares_all_its_policies():

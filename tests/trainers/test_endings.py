@@ -17,6 +17,7 @@ from forge_trainers.columns import Columns
 from forge_trainers.credit import Credit
 from forge_trainers.endings import Endings, most_of, where_it_failed
 from forge_trainers.judging import EnvTurnReward, env_reward, judge, lessons_from
+from forge_trainers.source import Source
 from forge_trainers.trainer import GRPOTrainer
 
 TEAM = fa.Policy("m", name="team")
@@ -57,7 +58,7 @@ def group(*rewards, seed=0, env_id="t", **options):
 
 
 class Learner:
-    version, busy_s = 0, 0.0
+    name, version, busy_s = "learner", 0, 0.0
 
     async def set_total_steps(self, total):
         pass
@@ -156,6 +157,44 @@ def test_the_best_checkpoint_is_that_of_the_trained_policys_reward(tmp_path):
     assert kept == ["step-000002", "step-000003"], "the best and the newest"
     rows = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
     assert digest(rows[0]).reward == rows[0]["rewards"]["p0"] == 1.0 and rows[0]["trained"] == ["team"]
+
+
+def test_a_run_says_who_sits_where_and_who_shares_a_learner(tmp_path, capsys):
+    def shown(seats):
+        run = GRPOTrainer(seats, out_dir=tmp_path)
+        run._say, source = print, Source(Duel)
+        run._tell_roles(
+            source, SimpleNamespace(learners={n: SimpleNamespace(name=f"{n}-l") for n in run._models(source)})
+        )
+        return capsys.readouterr().out.splitlines()
+
+    one, other = fa.Policy("m"), fa.Policy("m")
+    assert shown(one) == ["p0, p1: policy policy is trained by policy-l"]
+    assert shown({"p0": one, "p1": fa.Random()}) == [
+        "p0: policy policy is trained by policy-l",
+        "p1: policy random is not trained",
+    ]
+    assert shown({"p0": one, "p1": other}) == [
+        "p0: policy p0 is trained by p0-l",
+        "p1: policy p1 is trained by p1-l",
+    ]
+    assert shown(fa.League(TEAM))[0] == "p0, p1: policy team is trained by team-l"
+    with pytest.raises(ValueError, match="without a name"):
+        shown(lambda agent, seed: fa.Policy("m"))
+
+
+@pytest.mark.parametrize(
+    "seats",
+    [
+        fa.Policy("m", constrain_actions=True),
+        {"p0": fa.Random(), "p1": fa.Policy("m", constrain_actions=True)},
+        fa.League(fa.Policy("m", constrain_actions=True)),
+    ],
+)
+def test_a_trainer_refuses_constrained_actions_when_it_is_built(seats, tmp_path):
+    with pytest.raises(ValueError, match="is trainable and constrains its actions"):
+        GRPOTrainer(seats, out_dir=tmp_path)
+    GRPOTrainer({"p0": TEAM, "p1": fa.Policy("m", constrain_actions=True, trainable=False)}, out_dir=tmp_path)
 
 
 def ending_of(folder):

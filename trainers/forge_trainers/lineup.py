@@ -21,7 +21,7 @@ import numpy as np
 
 from forge_agents import models
 from forge_agents.players import Served
-from forge_agents.policy import AnyPolicy, Policy, Seats, declared_policies
+from forge_agents.policy import AnyPolicy, Policy, Seats, declared_policies, named_apart, players_of
 from forge_agents.rollout import all_or_first_error
 from forge_agents.types import EpisodeGroup
 from forge_trainers.judging import JudgedGroup
@@ -56,6 +56,10 @@ class Lineup(Protocol):
             seats: The seats of each environment of the run.
             part: Environments of which the run has others, too: policies may sit in seats that none of these has.
         """
+        ...
+
+    def roles(self, seats: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
+        """By policy, the seats that it may sit in."""
         ...
 
     def settings(self) -> dict[str, Any]:
@@ -104,17 +108,38 @@ def lineup_of(seats: Seats | League, config: GRPOConfig, folder: Path) -> Lineup
 
 
 class SeatsPlay:
-    """Seats that stay as they are."""
+    """Seats that stay as they are.
+
+    Raises:
+        ValueError: A policy that is to learn samples in a way that the learner cannot compute.
+    """
 
     def __init__(self, seats: Seats) -> None:
-        self._seats = seats
+        self._seats = seats = named_apart(seats)
+        if isinstance(seats, Mapping):
+            check_trainable({one.name: one for one in seats.values() if isinstance(one, Policy)})
+        elif isinstance(seats, Policy):
+            check_trainable({seats.name: seats})
 
     def declared(self, seats: Mapping[str, tuple[str, ...]], *, part: bool = False) -> dict[str, AnyPolicy]:
         """As in `Lineup`."""
         agents = dict.fromkeys(agent for each in seats.values() for agent in each)
         if part and isinstance(self._seats, Mapping):
             agents |= dict.fromkeys(self._seats)
+        players_of(self._seats, tuple(agents))  # refuses a function whose policies nobody can tell apart
         return declared_policies(self._seats, tuple(agents))
+
+    def roles(self, seats: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
+        """As in `Lineup`."""
+        found: dict[str, list[str]] = {}
+        for agents in seats.values():
+            given = self._seats
+            own = {agent: given[agent] for agent in agents} if isinstance(given, Mapping) else given
+            for agent, policies in players_of(own, agents).items():
+                for name in {policy.name: None for policy in policies}:
+                    if agent not in found.setdefault(name, []):
+                        found[name].append(agent)
+        return found
 
     def settings(self) -> dict[str, Any]:
         """Nothing."""
@@ -156,6 +181,7 @@ class LeaguePlay:
     """
 
     def __init__(self, league: League, config: GRPOConfig, folder: Path) -> None:
+        check_trainable({league.policy.name: league.policy})
         self._league, self._config, self._folder = league, config, folder
         self.standings = Standings(
             anchors=[anchor.name for anchor in league.anchors], start=league.start, pool=league.pool
@@ -179,6 +205,11 @@ class LeaguePlay:
                     raise ValueError(f"two policies of the league are called {name!r}; give each its own name=")
                 found[name] = policy
         return found
+
+    def roles(self, seats: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
+        """As in `Lineup`: everybody may sit everywhere."""
+        agents = list(next(iter(seats.values())))
+        return dict.fromkeys(self.declared(seats), agents)
 
     def settings(self) -> dict[str, Any]:
         """The league."""

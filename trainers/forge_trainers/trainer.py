@@ -222,7 +222,7 @@ class GRPOTrainer:
             run.rewind(first)
             guard = LoopGuard(self.config.block_timeout_s)
             with Display("train", steps, first, stack.learners) as display, Interrupt(display.say) as interrupt, guard:
-                self._say = display.say
+                self._tell_roles(display.say, source, stack)
                 for step in range(first, steps):
                     watch = Stopwatch(stack.busy_s)
                     batch = ahead.batch(step)
@@ -433,6 +433,14 @@ class GRPOTrainer:
             **self._lineup.settings(),
             "trainer": dataclasses.asdict(self.config),
         }
+
+    def _tell_roles(self, say: Callable[[str], None], source: Source, stack: Stack) -> None:
+        """Say who plays which seats, and which of them share a learner; from here on lines go to `say`."""
+        self._say = say
+        for name, agents in self._lineup.roles(source.seats).items():
+            learner = stack.learners.get(name)
+            told = "is not trained" if learner is None else f"is trained by {learner.name}"
+            say(f"{', '.join(agents)}: policy {name} {told}")
 
     def _tell_failure(self, group: EpisodeGroup) -> None:
         """Say at once that an episode failed, the first of this trainer's."""
