@@ -67,6 +67,5 @@ def test_a_constrained_policy_asks_for_legal_actions_where_they_are_listed():
 
 
 def test_a_constrained_policy_cannot_be_trained(tmp_path):
-    trainer = fa.GRPOTrainer(fa.Policy("m", constrain_actions=True), None, fa.GRPOConfig(), tmp_path)
     with pytest.raises(ValueError, match="'policy' is trainable and constrains its actions.*constrained distribution"):
-        trainer.fit(Listed, steps=1)
+        fa.GRPOTrainer(fa.Policy("m", constrain_actions=True), None, fa.GRPOConfig(), tmp_path)

@@ -162,10 +162,9 @@ def test_the_best_checkpoint_is_that_of_the_trained_policys_reward(tmp_path):
 def test_a_run_says_who_sits_where_and_who_shares_a_learner(tmp_path, capsys):
     def shown(seats):
         run = GRPOTrainer(seats, out_dir=tmp_path)
-        run._say, source = print, Source(Duel)
-        run._tell_roles(
-            source, SimpleNamespace(learners={n: SimpleNamespace(name=f"{n}-l") for n in run._models(source)})
-        )
+        source = Source(Duel)
+        learners = {name: SimpleNamespace(name=f"{name}-l") for name in run._models(source)}
+        run._tell_roles(print, source, SimpleNamespace(learners=learners))
         return capsys.readouterr().out.splitlines()
 
     one, other = fa.Policy("m"), fa.Policy("m")
