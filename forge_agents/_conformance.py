@@ -43,9 +43,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConformanceReport:
-    """The results of all checks of one environment."""
+    """The results of all checks of one environment or verifier."""
 
-    env: str
+    name: str
+    """The environment's id or class, or the verifier's name."""
     findings: tuple[Finding, ...]
     level: Level = "full"
     seconds: float = 0.0
@@ -61,7 +62,7 @@ class ConformanceReport:
         return tuple(f for f in self.findings if not f.ok)
 
     def __str__(self) -> str:
-        lines = [f"{self.env}: {len(self.findings) - len(self.failures)} of {len(self.findings)} checks passed"]
+        lines = [f"{self.name}: {len(self.findings) - len(self.failures)} of {len(self.findings)} checks passed"]
         for finding in self.findings:
             lines.append(f"  {'ok  ' if finding.ok else 'FAIL'} {finding.check:<20} {finding.message}".rstrip())
             if finding.where:
@@ -72,7 +73,7 @@ class ConformanceReport:
 
 
 class ConformanceError(ForgeError, AssertionError):
-    """An environment breaks the contract. `report` has the findings."""
+    """An environment or a verifier breaks the contract. `report` has the findings."""
 
     def __init__(self, report: ConformanceReport) -> None:
         super().__init__(str(report))
@@ -146,7 +147,7 @@ def check_env(
     started = time.perf_counter()
     findings = _run_all(each, cls, timeout_s)
     seconds = round(time.perf_counter() - started, 3)
-    report = ConformanceReport(env=name, findings=findings, level=level, seconds=seconds)
+    report = ConformanceReport(name=name, findings=findings, level=level, seconds=seconds)
     if raise_on_failure and not report.ok:
         raise ConformanceError(report)
     return report

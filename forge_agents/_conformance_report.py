@@ -68,14 +68,14 @@ def examine(env_id: str, *, episodes: int | None, seed: int, timeout_s: float) -
         fix = "mend what raises, or install what is missing"
         finding = Finding(check="made", ok=False, message=f"{type(error).__name__}: {error}", fix=fix)
         seconds = round(time.perf_counter() - started, 3)
-        return ConformanceReport(env=env_id, findings=(finding,), seconds=seconds)
+        return ConformanceReport(name=env_id, findings=(finding,), seconds=seconds)
 
 
 def record(report: ConformanceReport) -> dict[str, object]:
     """A report as JSON."""
     told = [dataclasses.asdict(f) for f in report.findings if not f.ok or f.message]
     return {
-        "id": report.env,
+        "id": report.name,
         "ok": report.ok,
         "level": report.level,
         "seconds": report.seconds,
@@ -86,7 +86,7 @@ def record(report: ConformanceReport) -> dict[str, object]:
 
 def table_of(report: ConformanceReport) -> Table:
     """A row per check."""
-    table = Table("check", "result", "finding", title=f"{report.env}, {report.seconds:.1f} s", title_justify="left")
+    table = Table("check", "result", "finding", title=f"{report.name}, {report.seconds:.1f} s", title_justify="left")
     for finding in report.findings:
         table.add_row(finding.check, _verdict(finding.ok), _told(finding))
     return table

@@ -32,13 +32,14 @@ def check_verifier(
     """Check that a verifier keeps the contract.
 
     The checks: name, family and cost; one float32 score per trajectory, in [0, 1] or NaN, also for none at all; the
-    same scores when asked again and when the order changes; gold trajectories score 1, wrong ones lower.
+    same scores when asked again and when the order changes; every gold trajectory scores above every wrong one, and 1
+    where the verifier says that it is `exact`.
 
     Args:
         verifier: What is checked. It is asked about all trajectories together, so one that compares siblings can be
             checked, too.
-        gold: One or more trajectories that deserve a score of 1.
-        wrong: One or more that deserve less.
+        gold: One or more trajectories that are right.
+        wrong: One or more that are wrong.
         raise_on_failure: Whether a failed check raises.
 
     Raises:
@@ -59,7 +60,7 @@ def check_verifier(
         "gold": lambda: _gold(verifier, everything, len(golds)),
     }
     name = str(getattr(verifier, "name", type(verifier).__name__))
-    report = ConformanceReport(env=name, findings=tuple(_run(check, call) for check, call in checks.items()))
+    report = ConformanceReport(name=name, findings=tuple(_run(check, call) for check, call in checks.items()))
     if raise_on_failure and not report.ok:
         raise ConformanceError(report)
     return report
@@ -116,9 +117,9 @@ def _order(verifier: Any, trajectories: Sequence[Trajectory]) -> None:
 
 def _gold(verifier: Any, trajectories: Sequence[Trajectory], num_gold: int) -> None:
     scores = _ask(verifier, trajectories)
-    low = scores[:num_gold][~(scores[:num_gold] >= 1 - 1e-4)]
-    if len(low):
-        raise _BreachError(f"a gold answer scores {low[0]}", "score what is certainly right 1.0")
-    high = scores[num_gold:][~(scores[num_gold:] < 1 - 1e-4)]
-    if len(high):
-        raise _BreachError(f"a wrong answer scores {high[0]}", "score what is wrong lower than the gold answer")
+    gold, wrong = float(scores[:num_gold].min()), float(scores[num_gold:].max())  # NaN where one abstains
+    if getattr(verifier, "exact", False) and not gold >= 1 - 1e-4:
+        raise _BreachError(f"a gold answer scores {gold:.4g}", "score it 1, or say that it only grades: exact=False")
+    if not gold > wrong + 1e-4:
+        seen = f"a gold answer scores {gold:.4g} and a wrong answer scores {wrong:.4g}"
+        raise _BreachError(seen, "score what is wrong lower than what is right")

@@ -74,9 +74,9 @@ def test_groups_are_held_out_whole():
 
 
 def test_it_keeps_the_contract_of_verifiers(student):
-    plain = [trajectory(f"the river {word}") for word in ("wind", "stone")]
-    report = check_verifier(student, trajectory("sound proven checked"), plain, raise_on_failure=False)
-    assert {f.check for f in report.findings if not f.ok} <= {"gold"}  # a probability is never quite 1
+    like = written(groups=1, seed=9)
+    good, bad = ([t for t in like if t.info["good"] is kind] for kind in (True, False))
+    assert check_verifier(student, good[0], bad[0]).ok  # though its score is never quite 1
     assert student.score([]).shape == (0,)
     assert (student.name, student.family, student.cost) == ("student", "kin", "cheap")
 

@@ -6,7 +6,7 @@ import pytest
 import forge_verifiers
 from forge_agents.testing import ConformanceError, check_verifier
 from forge_agents.types import Trajectory
-from forge_verifiers import Rule
+from forge_verifiers import Exact, Rule
 
 
 def test_every_public_name_exists():
@@ -23,11 +23,26 @@ def test_importing_it_imports_nothing_heavy():
 
 
 @pytest.mark.parametrize(
-    ("gold", "wrong", "finding"), [(0.9, 0.0, "gold answer scores"), (1.0, 1.0, "wrong answer scores")]
+    ("gold", "wrong", "exact", "finding"),
+    [
+        (0.9, 0.0, True, "a gold answer scores 0.9"),
+        (1.0, 1.0, True, "a wrong answer scores 1"),
+        (0.6, 0.7, False, "a wrong answer scores 0.7"),
+        (None, 0.0, False, "a gold answer scores nan"),
+        (0.6, None, False, "a wrong answer scores nan"),
+    ],
 )
-def test_the_check_finds_a_verifier_that_cannot_tell(gold, wrong, finding):
+def test_the_check_finds_a_verifier_that_cannot_tell(gold, wrong, exact, finding):
     verifier = Rule(lambda t: wrong if t.seed else gold, name="v")
+    object.__setattr__(verifier, "exact", exact)
     with pytest.raises(ConformanceError, match=finding):
         check_verifier(
             verifier, Trajectory(agent="a", policy="p", turns=()), Trajectory(agent="a", policy="p", turns=(), seed=1)
         )
+
+
+def test_a_graded_verifier_need_not_be_sure():
+    verifier = Rule(lambda t: 0.4 - 0.1 * t.seed, name="graded")
+    rows = [Trajectory(agent="a", policy="p", turns=(), seed=seed) for seed in range(3)]
+    report = check_verifier(verifier, rows[0], rows[1:])
+    assert report.ok and report.name == "graded" and not verifier.exact and Exact().exact

@@ -32,6 +32,7 @@ class MathEqual(TrajectoryRule):
     most 40 deep, with integers of at most 4,096 bits.
     """
 
+    exact = True
     name: str = "math_equal"
     answer_key: str = "answer"
     """Where the gold answer lies in `Trajectory.info`."""

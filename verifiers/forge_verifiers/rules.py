@@ -35,6 +35,7 @@ class Exact(TrajectoryRule):
     of it.
     """
 
+    exact = True
     name: str = "exact"
     answer_key: str = "answer"
     """Where the gold answer lies in `Trajectory.info`."""
@@ -52,6 +53,7 @@ class Exact(TrajectoryRule):
 class Numeric(TrajectoryRule):
     """The last number of the last action equals the gold number; ``1,234.5`` and ``1e3`` are read."""
 
+    exact = True
     name: str = "numeric"
     answer_key: str = "answer"
     """Where the gold number lies in `Trajectory.info`."""
@@ -99,6 +101,7 @@ class Regex(TrajectoryRule):
 
     pattern: str
     """What is looked for."""
+    exact = True
     name: str = "regex"
     full: bool = False
     """Whether the whole action, white space around it aside, must match."""
@@ -145,6 +148,7 @@ class Format(TrajectoryRule):
 
     tags: Sequence[str] = ("think", "answer")
     """Names of the sections, in order."""
+    exact = True
     name: str = "format"
 
     def __post_init__(self) -> None:
@@ -181,6 +185,7 @@ class JsonSchema(TrajectoryRule):
 
     schema: Mapping[str, Any]
     """The schema (draft 2020-12 unless it names another)."""
+    exact = True
     name: str = "json_schema"
 
     def __post_init__(self) -> None:

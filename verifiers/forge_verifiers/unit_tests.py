@@ -53,6 +53,7 @@ class UnitTests(TrajectoryRule):
     as data. Ending early, hanging or crashing fails the test at hand. Both are shut in one sandbox.
     """
 
+    exact = True
     name: str = "unit-tests"
     cost: Cost = "expensive"
     tests: str | Callable[[Trajectory], str | None] | None = None

@@ -81,6 +81,8 @@ class Composable:
     sees_groups: bool = False
     """Whether the score of a trajectory depends on others: on its siblings in the call, or on what was learned before.
     Such scores are never remembered, and a cascade asks about whole groups."""
+    exact: bool = False
+    """Whether what is certainly right scores 1, as checks do and grades do not; `check_verifier` holds it to that."""
 
     @abstractmethod
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
