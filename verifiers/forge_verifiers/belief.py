@@ -13,11 +13,15 @@ from numpy.typing import ArrayLike, NDArray
 from forge_agents.errors import UnknownIdError, did_you_mean
 from forge_verifiers import combiners
 from forge_verifiers.combiners import Combiner, CombinerReport, Prior, Symbolic
+from forge_verifiers.combiners.base import logit, sigmoid
 from forge_verifiers.pessimism import LowerBound, Pessimism, SoftMinimum
 from forge_verifiers.verifier import Verifier
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+_REFERENCE_ROWS = 1024
+"""Newest rows that partial panels are levelled on; they decide one mean."""
+_MOST_SHIFT = 30.0
 _LEAST_EDGE = 0.1
 """TPR less FPR of a verifier that is believed better than chance."""
 
@@ -45,8 +49,64 @@ def combiner_for(
     )
 
 
+class Belief:
+    """P(correct) by a combiner, of partial panels on a level with that of the whole one.
+
+    Without its strictest verifier a panel finds everything better, and without its best one it is sure of things it
+    should not be sure of: rows about which fewer were asked, as in a cascade or after a failure, would be paid for it.
+    So they are shifted, in log-odds, by as much as gives rows that everybody judged the same mean with the same
+    verifiers left out as with all of them.
+
+    Args:
+        combiner: Fitted.
+        scores: [N, m] rows that hold what everybody said, where everybody was asked.
+        groups: [N] their prompts.
+        asked: [N, m] who was heard on them.
+    """
+
+    def __init__(self, combiner: Combiner, scores: NDArray[np.float32], groups: NDArray[np.int64], asked: Bools):
+        self._combiner = combiner
+        self._scores, self._groups, self._asked = (x[-_REFERENCE_ROWS:] for x in (scores, groups, asked))
+        self._shifts: dict[bytes, float] = {}
+
+    def __call__(self, scores: ArrayLike, groups: ArrayLike, asked: Bools) -> Floats:
+        """float64 [n] of scores [n, m], prompts [n] and who was heard [n, m]."""
+        found = self._combiner.predict_proba(scores, groups, asked)
+        partial = ~asked.all(axis=1)
+        for panel in np.unique(asked[partial], axis=0):
+            rows = (asked == panel).all(axis=1)
+            found[rows] = sigmoid(logit(found[rows]) + self._shift(panel))
+        return found
+
+    def _shift(self, panel: Bools) -> float:
+        """Log-odds that a panel bool [m] falls short of the whole one, by the mean."""
+        key = panel.tobytes()
+        if key not in self._shifts:
+            heard = self._asked & panel
+            rows = heard.any(axis=1)
+            if not rows.any() or (heard == self._asked).all():
+                self._shifts[key] = 0.0
+            else:
+                whole, part = (self._combiner.predict_proba(self._scores, self._groups, x) for x in (self._asked, heard))
+                self._shifts[key] = _shift_to(float(whole[rows].mean()), logit(part[rows]))
+        return self._shifts[key]
+
+
+def _shift_to(mean: float, log_odds: Floats) -> float:
+    """What is added to log-odds [n] so that their probabilities have this mean, by bisection."""
+    low, high = -_MOST_SHIFT, _MOST_SHIFT
+    for _ in range(40):
+        middle = (low + high) / 2
+        if sigmoid(log_odds + middle).mean() < mean:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
 def rewards(
     combiner: Combiner,
+    believe: Belief,
     scores: ArrayLike,
     groups: ArrayLike,
     asked: Bools,
@@ -55,14 +115,12 @@ def rewards(
     pessimism: Pessimism | None,
 ) -> tuple[Floats, Floats | None]:
     """What each response earns, float64 [n], and the standard deviation [n] of its posterior where it is estimated."""
-    posterior = combiner.predict_proba(scores, groups, asked)
+    posterior = believe(scores, groups, asked)
     noise = combiner.uncertainty(scores, groups, asked) if isinstance(combiner, Symbolic) else None
     if isinstance(pessimism, LowerBound) and noise is not None:
         return pessimism(posterior, noise), noise
     if isinstance(pessimism, SoftMinimum):
-        without = [
-            combiner.predict_proba(scores, groups, asked & ~source) for source in _sources(families) if not source.all()
-        ]
+        without = [believe(scores, groups, asked & ~source) for source in _sources(families) if not source.all()]
         return pessimism(np.stack([posterior, *without])), noise
     return posterior, noise
 

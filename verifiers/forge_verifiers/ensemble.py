@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from forge_agents.types import Trajectory
 from forge_verifiers.alarms import Alarm, HackingAlarm, Watch, disagreement, mean_scores
-from forge_verifiers.belief import combiner_for, rewards, witnesses
+from forge_verifiers.belief import Belief, combiner_for, rewards, witnesses
 from forge_verifiers.calls import Caller
 from forge_verifiers.cascade import Cascade
 from forge_verifiers.combiners import Prior
@@ -152,6 +152,7 @@ class Ensemble(Composable):
             self._learn(trajectories, groups, answers, heard & answers.verified)
         reward, deviation = rewards(
             self._combiner,
+            self._belief(),
             answers.scores[heard],
             groups[heard],
             answers.asked[heard],
@@ -247,10 +248,15 @@ class Ensemble(Composable):
         if cascade is None or not self._version or len(self._window.groups) < cascade.warm_up_rows:
             return self._panel.ask(trajectories, groups)
 
+        belief = self._belief()
+
         def believe(scores: Scores, asked: NDArray[np.bool_]) -> NDArray[np.float64]:
-            return self._combiner.predict_proba(scores, groups, asked)
+            return belief(scores, groups, asked)
 
         return self._panel.ask(trajectories, groups, believe=believe, verify=self.learning)
+
+    def _belief(self) -> Belief:
+        return Belief(self._combiner, self._window.scores, self._window.groups, self._window.asked)
 
     def _learn(
         self, trajectories: Sequence[Trajectory], groups: NDArray[np.intp], answers: Answers, rows: NDArray[np.bool_]

@@ -1,0 +1,82 @@
+"""Partial panels: of some rows fewer verifiers were asked, and nobody is paid for it."""
+
+import numpy as np
+import pytest
+
+from forge_verifiers import Cascade, Composable, Ensemble, Rule, SoftMinimum
+
+from .simulated import auroc, played  # noqa: TID252 (tests are no installed package)
+
+COMBINERS = ["mean", "majority", "dawid-skene", "weaver", "default"]
+
+
+class Strict(Composable):
+    """Says no to most, right or wrong; may be down."""
+
+    name, family = "strict", None
+
+    def __init__(self, cost="cheap"):
+        self.cost, self.down = cost, False
+
+    def score(self, trajectories):
+        if self.down:
+            raise ConnectionError("down")
+        return np.array([t.info["truth"] and t.info["luck"] < 0.4 for t in trajectories], np.float32)
+
+
+def lenient(k):
+    """Says yes to most."""
+    return Rule(lambda t: max(t.info["votes"][k], float(t.info["luck"] * 7 * (k + 1) % 1 < 0.4)), name=f"lenient{k}")
+
+
+def taught(combine, others=4, **kwargs):
+    strict = Strict(kwargs.pop("cost", "cheap"))
+    ensemble = Ensemble([*(lenient(k) for k in range(others)), strict], combine, **kwargs)
+    for call in range(8):
+        ensemble.score(played(call))
+    ensemble.learning = False
+    return ensemble, strict
+
+
+ROWS = [t for call in range(20) for t in played(50 + call)]
+
+
+@pytest.mark.parametrize("combine", COMBINERS)
+@pytest.mark.parametrize("others", [1, 4])
+def test_leaving_out_a_strict_verifier_does_not_move_the_mean(combine, others):
+    ensemble, strict = taught(combine, others)
+    whole = ensemble.score(ROWS)
+    strict.down = True
+    part = ensemble.score(ROWS)
+    assert part.mean() == pytest.approx(whole.mean(), abs=0.03)
+    assert auroc(part, ROWS) > 0.55
+
+
+@pytest.mark.parametrize("combine", COMBINERS)
+def test_the_soft_minimum_of_partial_panels_is_none_of_strictness(combine):
+    """Its mean over sources, which is what a large beta gives, is that of the whole panel."""
+    plain, _ = taught(combine)
+    careful, _ = taught(combine, pessimism=SoftMinimum(beta=1e4))
+    assert careful.score(ROWS).mean() == pytest.approx(plain.score(ROWS).mean(), abs=0.03)
+
+
+@pytest.mark.parametrize("combine", COMBINERS)
+def test_a_cascade_pays_as_the_whole_panel_does(combine):
+    cascade = Cascade(warm_up_rows=1, verified_share=0.5, undecided=(0.3, 0.6))
+    plain, _ = taught(combine, cost="model")
+    spared, _ = taught(combine, cost="model", cascade=cascade)
+    rewards = spared.score(ROWS)
+    skipped = spared.report().verifiers[-1].skipped
+    assert skipped > 200
+    assert rewards.mean() == pytest.approx(plain.score(ROWS).mean(), abs=0.06)
+
+
+def test_what_nobody_heard_and_what_is_whole_stay_as_they_are():
+    ensemble, strict = taught("mean")
+    before = ensemble.score(ROWS)
+    assert before.tobytes() == taught("mean")[0].score(ROWS).tobytes()
+    values = ensemble._combiner.predict_proba(ensemble.scores(ROWS))
+    np.testing.assert_array_equal(before, values.astype(np.float32))
+    strict.down = True
+    one, other = ensemble.score(ROWS), ensemble.score(ROWS[::-1])[::-1]
+    np.testing.assert_array_equal(one, other)
