@@ -66,7 +66,8 @@ class Belief:
 
     def __init__(self, combiner: Combiner, scores: NDArray[np.float32], groups: NDArray[np.int64], asked: Bools):
         self._combiner = combiner
-        self._scores, self._groups, self._asked = (x[-_REFERENCE_ROWS:] for x in (scores, groups, asked))
+        newest = slice(-_REFERENCE_ROWS, None)
+        self._scores, self._groups, self._asked = scores[newest], groups[newest], asked[newest]
         self._shifts: dict[bytes, float] = {}
 
     def __call__(self, scores: ArrayLike, groups: ArrayLike, asked: Bools) -> Floats:
@@ -87,7 +88,8 @@ class Belief:
             if not rows.any() or (heard == self._asked).all():
                 self._shifts[key] = 0.0
             else:
-                whole, part = (self._combiner.predict_proba(self._scores, self._groups, x) for x in (self._asked, heard))
+                whole = self._combiner.predict_proba(self._scores, self._groups, self._asked)
+                part = self._combiner.predict_proba(self._scores, self._groups, heard)
                 self._shifts[key] = _shift_to(float(whole[rows].mean()), logit(part[rows]))
         return self._shifts[key]
 
