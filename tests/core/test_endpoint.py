@@ -154,7 +154,7 @@ def test_errors_up_to_the_deadline_are_a_stall_that_names_the_endpoint_and_its_l
     started = time.monotonic()
     with pytest.raises(StallError) as caught:
         ask(server.endpoint_with(retries=50, timeout_s=0.3))
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30  # 50 tries that each wait longer would take minutes
     said = f"stub at {server.url} gave no answer within 0.3 s; it last refused with status 503"
     assert str(caught.value) == said
     episode = group(server.endpoint_with(retries=50, timeout_s=0.3)).episodes[0]

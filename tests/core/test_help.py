@@ -89,15 +89,17 @@ def test_a_pipe_gets_one_whole_line_for_each_environment(capsys):
     assert ["forge/KuhnPoker-v0", "2p, zero-sum, hidden-information", "3"] in lines
 
 
-@pytest.mark.parametrize(
-    ("words", "seconds"), [(["-c", "import forge_agents"], 0.3), (["-m", "forge_agents.cli", "--help"], 0.7)]
-)
-def test_starting_is_fast(words, seconds):
-    """In processor time, which other programs on the machine do not change much; the best of three."""
-    took = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, *words], check=True, capture_output=True, timeout=60)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(took) <= seconds
+@pytest.mark.parametrize("words", [["-c", "import forge_agents"], ["-m", "forge_agents.cli", "--help"]])
+def test_starting_is_fast(words):
+    """It takes no longer than Python with one library that everybody has; processor time, the best of three."""
+
+    def cost(words):
+        took = []
+        for _ in range(3):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            subprocess.run([sys.executable, *words], check=True, capture_output=True, timeout=60)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        return min(took)
+
+    assert cost(words) < 4 * cost(["-c", "import numpy"])

@@ -89,7 +89,7 @@ def test_wrong_calls_and_failing_tools_are_text(tools):
 def test_a_late_call_is_text_and_the_next_one_works(tools):
     started = time.monotonic()
     late = run_tool(tools, call("sleep", seconds=60))
-    assert not late.ok and "shelf.py" in late.content and time.monotonic() - started < 5
+    assert not late.ok and "shelf.py" in late.content and time.monotonic() - started < 30
     assert run_tool(tools, call("add", a=1)).ok
 
 

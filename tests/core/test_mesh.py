@@ -81,11 +81,11 @@ def alive(pid: int) -> bool:
 def test_a_wait_ends_at_its_deadline_and_names_who_and_what() -> None:
     async def main() -> None:
         with pytest.raises(StallError, match=r"hero did not finish a completion within 0\.05 s"):
-            await mesh.with_deadline(asyncio.sleep(5), 0.05, who="hero", what="a completion")
+            await mesh.with_deadline(asyncio.sleep(60), 0.05, who="hero", what="a completion")
 
     started = time.monotonic()
     asyncio.run(main())
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 30
 
 
 def test_a_deadline_that_holds_changes_neither_result_nor_exception() -> None:
@@ -139,7 +139,7 @@ def test_an_endpoints_exception_arrives_as_itself_at_once(probe_class: Any) -> N
             started = time.monotonic()
             with pytest.raises(LookupError, match="rank 1 has no such thing") as caught:  # rank 0 would take 30 s
                 await mesh.call_all(probe, 2, "fail_on", 1, timeout_s=60, who="pair")
-            assert time.monotonic() - started < 5
+            assert time.monotonic() - started < 20
             assert "probe_actors.py" in caught.value.__notes__[0]
 
     asyncio.run(main())
@@ -157,7 +157,7 @@ def test_a_killed_process_is_named_and_the_others_go_on(probe_class: Any) -> Non
             started = time.monotonic()
             with pytest.raises(ActorDiedError, match=r"victim died during nap: .*Killed\(SIGKILL\).*its log in"):
                 await waiting
-            assert time.monotonic() - started < 5
+            assert time.monotonic() - started < 30
             assert await mesh.with_deadline(other.nap.call_one(0), 10, who="other", what="nap") == "rested"
             folder = mesh.log_folder("victim")
             assert folder is not None

@@ -251,7 +251,7 @@ def test_bombs_end_at_the_wall_and_leave_nothing(program):
     started = time.monotonic()
     result = Sandbox(limits=limits).run(program)
     assert result.limit in ("wall_s", "memory_mb", "cpu_s", "output_kb")
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < 30
 
 
 def test_endless_output_ends_at_once_and_is_cut():

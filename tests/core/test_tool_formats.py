@@ -107,14 +107,18 @@ def test_calls_that_cannot_be_read_say_how_to_write_them(text, says):
     assert says in read.error and says in run_tool([book], read).content
 
 
+def cost_of(text):
+    started = time.process_time()
+    parse_tool_calls(text)
+    return time.process_time() - started
+
+
 def test_names_of_formats_are_checked_and_floods_are_cut():
     with pytest.raises(ValueError, match="hermes.*Did you mean 'hermes'"):
         parse_tool_calls("", "hermess")
     assert len(parse_tool_calls("CALL a()" * 100)) == MAX_CALLS
-    started = time.perf_counter()
-    for text in ("<tool_call>" * 20_000, 'CALL a("' * 20_000, "CALL a((((" * 20_000, "[TOOL_CALLS]" * 20_000):
-        parse_tool_calls(text)
-    assert time.perf_counter() - started < 2
+    for flood in ("<tool_call>", 'CALL a("', "CALL a((((", "[TOOL_CALLS]"):
+        assert cost_of(flood * 40_000) < 8 * cost_of(flood * 10_000) + 0.05, "quadratic: 16"
 
 
 @pytest.mark.parametrize("form", FORMATS)

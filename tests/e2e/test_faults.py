@@ -32,6 +32,6 @@ def test_what_dies_is_replaced_and_the_run_loses_and_repeats_nothing(tmp_path: P
     assert [row["who"] for row in noticed] == ["team", "team-learner", "weights"]
     assert [row["who"] for row in session["noticed"] if row["event"] == "recovered"] == [row["who"] for row in noticed]
     for fault, row in enumerate(noticed):
-        assert row["time"] - struck[fault] < 2, row
+        assert row["time"] - struck[fault] < 10, row  # by the kernel, not by its silence
     failed = [event for event in session["events"] if event["event"] == "episode failed"]
     assert failed and {event["kind"] for event in failed} == {"WorkerDiedError"}  # and then played again

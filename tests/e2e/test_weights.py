@@ -187,14 +187,15 @@ def test_a_reader_never_sees_two_versions_mixed(run: Any, store: WeightStore, wr
 
 
 def test_a_writer_killed_in_mid_publish_leaves_no_version(run: Any, store: WeightStore, writers: ModuleType) -> None:
-    names = set(Path("/dev/shm").iterdir())
-
     async def main() -> None:
         subscriber, taken = Subscriber(store.ref, "mortal"), Taken()
         for attempt in (0, 1):  # the second writer takes over what the first left
             writer = mesh.spawn_procs("doomed", threads=1).spawn("writer", writers.Writer, store.ref, "mortal", 3)
             first = 100 + 10 * attempt
-            await mesh.with_deadline(writer.publish.call_one(first, first + 3), 60, who="doomed", what="publish")
+            publishing = writer.publish.call_one(first, first + 3)
+            pid = await mesh.with_deadline(publishing, 60, who="doomed", what="publish")
+            mapped = Path(f"/proc/{pid}/maps").read_text()
+            assert "/memfd:forge-agents-weights" in mapped and "/dev/shm/" not in mapped  # nothing that could stay
             with pytest.raises(ActorDiedError, match="doomed died"):
                 await mesh.with_deadline(writer.die_in.call_one(first + 3), 60, who="doomed", what="publish")
             assert (await subscriber.versions())[-1] == first + 2
@@ -202,7 +203,6 @@ def test_a_writer_killed_in_mid_publish_leaves_no_version(run: Any, store: Weigh
             assert all((tensor == float(first + 2)).all() for tensor in taken.tensors.values())
 
     run(main())
-    assert set(Path("/dev/shm").iterdir()) == names
 
 
 def test_two_ranks_publish_their_shards_together(
@@ -234,7 +234,7 @@ def test_a_store_that_dies_is_named_at_once(run: Any) -> None:
         started = time.monotonic()
         with pytest.raises(ActorDiedError, match="doomed store died"):
             await publisher.publish(some_weights(1), 1)
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 30  # where the store's silence would count: 60
         await doomed.stop()
         await doomed.stop()
 

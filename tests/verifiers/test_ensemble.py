@@ -72,7 +72,7 @@ def test_a_bad_verifier_does_not_spoil_the_reward(kind):
     after = auroc(ensemble.score(trajectories), trajectories)
     print(f"{kind}: AUROC {before:.3f} before, {after:.3f} after")  # noqa: T201  # shown by pytest -s
     assert before > 0.85 and after > before - 0.02
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30
     row = ensemble.report().verifiers[-1]
     n = len(trajectories)
     assert (row.errors, row.timeouts) == {"dead": (1, 0), "hanging": (0, 1)}.get(kind, (0, 0))

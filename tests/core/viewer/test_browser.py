@@ -211,12 +211,9 @@ def test_many_episodes_cost_little_more_than_few(serve, open_page, tmp_path):
         spent[name] = page.evaluate(
             "performance.getEntriesByType('paint').find(one => one.name === 'first-contentful-paint').startTime"
         )
-    started = time.perf_counter()
     page.get_by_role("button", name="last page").click()
     until(page, "document.querySelector('.pager').textContent.includes('19,951\N{EN DASH}20,000')")
-    turned_s = time.perf_counter() - started
     assert spent["many"] < 10 * spent["few"] + 2000
-    assert turned_s < 5
 
 
 def hostile_run(folder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -183,16 +184,22 @@ def test_groups_may_be_new_strings_at_prediction() -> None:
 def test_fit_and_predict_are_fast_and_linear() -> None:
     s, g, _ = graded(5)
     s = s[:, :12]
-    model = combiners.get("default").fit(s, g)
-    began = time.process_time()
-    model.fit(s, g)
-    fit_ms = (time.process_time() - began) * 1e6 / len(s)
+    few, part = s[:1000], g[:1000]
     many, ids = np.tile(s, (25, 1)), np.arange(25 * len(s)) // 16
-    began = time.process_time()
-    model.predict_proba(many, ids)
-    rate = len(many) / (time.process_time() - began)
-    assert fit_ms < 20  # the goal is 10; shared machines are slower
-    assert rate > 500_000
+    model = combiners.get("default").fit(s, g)
+
+    def cost(work: Callable[[], object]) -> float:
+        took = []
+        for _ in range(3):
+            began = time.process_time()
+            work()
+            took.append(time.process_time() - began)
+        return min(took)
+
+    fit, predict = cost(lambda: model.fit(s, g)), cost(lambda: model.predict_proba(many, ids))
+    assert fit < 8 * cost(lambda: combiners.get("default").fit(few, part))  # of four times the rows; quadratic is 16
+    assert predict < 50 * cost(lambda: model.predict_proba(s, g))  # of 25 times the rows; quadratic is 625
+    assert predict / 25 < fit
 
 
 def test_means_over_regimes_and_seeds_hold_the_line() -> None:

@@ -58,11 +58,11 @@ def test_a_verifier_gets_the_rows_of_all_groups_in_one_call():
 
 def test_a_call_that_hangs_gives_up_its_place():
     meter = Meter()
-    slow, quick = meter.verifier("slow", "model", 4.0), meter.verifier("quick", "model", 0.0)
+    slow, quick = meter.verifier("slow", "model", 20.0), meter.verifier("quick", "model", 0.0)
     caller = Caller([slow, quick], timeout_s=0.1, at_once={"model": 1})
     start = time.monotonic()
     verdicts = caller.ask({0: ROWS, 1: ROWS})
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 15
     assert verdicts[0].failure == "timeout" and "0.1 s" in verdicts[0].failed[0]
     assert verdicts[1].failure == "" and verdicts[1].scores.tolist() == [0.5] * 12
     assert caller.ask({0: ROWS})[0].failed[11].startswith("left out")
