@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from forge_agents.tools import Tool, tool
     from forge_agents.types import Episode, EpisodeBatch, EpisodeGroup, Message, Trajectory, Turn
     from forge_agents.wrapping import wrap
-    from forge_trainers.algorithms import list_losses, register_loss
+    from forge_trainers.algorithms import Correction, list_losses, register_loss
     from forge_trainers.columns import Columns
     from forge_trainers.config import GRPOConfig, RunConfig
     from forge_trainers.credit import Credit, Overlong
@@ -77,7 +77,7 @@ _HOME = {
     "forge_agents.tools": ("Tool", "tool"),
     "forge_agents.types": ("Episode", "EpisodeBatch", "EpisodeGroup", "Message", "Trajectory", "Turn"),
     "forge_agents.wrapping": ("wrap",),
-    "forge_trainers.algorithms": ("list_losses", "register_loss"),
+    "forge_trainers.algorithms": ("Correction", "list_losses", "register_loss"),
     "forge_trainers.columns": ("Columns",),
     "forge_trainers.config": ("GRPOConfig", "RunConfig"),
     "forge_trainers.credit": ("Credit", "Overlong"),
@@ -99,6 +99,7 @@ __all__ = [
     "AnyPolicy",
     "BenchLimits",
     "Columns",
+    "Correction",
     "Credit",
     "DPOConfig",
     "DPOTrainer",

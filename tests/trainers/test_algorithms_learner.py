@@ -59,10 +59,10 @@ def by_hand(batch: EpisodeBatch, now_T: torch.Tensor, name: str) -> float:
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "rloo"])
 def test_the_learner_computes_the_formula_however_the_batch_is_cut(tiny_llama: Path, random_batch: Batches, name: str):
-    big = LearnerCore(config(tiny_llama, loss=name, entropy_coef=0.01))
+    big = LearnerCore(config(tiny_llama, loss=name, entropy_coef=0.01, correction="ratio"))
     small = LearnerCore(
-        config(tiny_llama, loss=name, entropy_coef=0.01, max_tokens_per_microbatch=100, loss_chunk_tokens=7,
-               share_prefixes=False)
+        config(tiny_llama, loss=name, entropy_coef=0.01, correction="ratio", max_tokens_per_microbatch=100,
+               loss_chunk_tokens=7, share_prefixes=False)
     )  # fmt: skip
     batch = mixed(random_batch, big)
     wanted = by_hand(batch, big.logprobs(batch), name)

@@ -27,6 +27,16 @@ same, divided by `LearnerConfig.length_constant`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """What is done about samples of an older or numerically different policy; `LearnerConfig` explains the fields."""
+
+    how: Literal["ratio", "truncate", "mask", "none"] = "ratio"
+    level: Literal["token", "sequence", "geometric"] = "token"
+    low: float = 0.5
+    high: float = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenInputs:
     """What a policy loss sees of S loss tokens. Tensors are float32 [S]."""
 
@@ -70,6 +80,8 @@ class Loss:
     """Whether it needs `TokenInputs.sequence_log_ratio_S`, which costs one more forward pass."""
     credit: Credit = field(default_factory=Credit)
     """How rewards become its advantages where `GRPOConfig` sets no credit."""
+    correction: Correction = field(default_factory=Correction)
+    """What is done about samples of another policy where `LearnerConfig` says nothing."""
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
@@ -90,6 +102,7 @@ def register_loss(
     clip: tuple[float, float] = (0.2, 0.2),
     sequence_ratio: bool = False,
     credit: Credit | None = None,
+    correction: Correction | None = None,
 ) -> Callable[[LossFunction], LossFunction]:
     """Give a policy loss a name that `LearnerConfig` knows.
 
@@ -101,6 +114,7 @@ def register_loss(
         clip: Published clip ranges below and above 1.
         sequence_ratio: Whether it reads `TokenInputs.sequence_log_ratio_S`.
         credit: The advantages it is published with; None is GRPO's.
+        correction: What it does about samples of another policy; None: its ratio is taken to the sampler.
 
     Raises:
         ValueError: The name is taken by another function, or an argument is out of range.
@@ -115,6 +129,7 @@ def register_loss(
                 clip=clip,
                 sequence_ratio=sequence_ratio,
                 credit=credit or Credit(),
+                correction=correction or Correction(),
             )
         )
         return function
@@ -180,12 +195,22 @@ def dapo(inputs: TokenInputs) -> TokenLoss:
     return clipped_surrogate(inputs.log_ratio_S.exp(), inputs)
 
 
-@register_loss("gspo", reduction="sequence_mean", clip=(3e-4, 4e-4), sequence_ratio=True)
+@register_loss(
+    "gspo",
+    reduction="sequence_mean",
+    clip=(3e-4, 4e-4),
+    sequence_ratio=True,
+    correction=Correction(how="truncate", level="geometric", high=2.0),
+)
 def gspo(inputs: TokenInputs) -> TokenLoss:
     """``1/G sum_i -min(s_i A, clip(s_i) A)``, ``s_i = exp(1/|o_i| sum_t log r)`` (GSPO, arXiv 2507.18071, eq. 5 and 7).
 
     Written token by token (GSPO-token, eq. 13 and 14), ``s_{i,t} = sg[s_i] r / sg[r]``, which has the same value and,
     where a sequence's tokens share an advantage, the same gradient.
+
+    Departure: the range is meant for several steps on one batch, and rounding in bfloat16 moves s by more. With one
+    step a batch s is therefore taken to the learner, where it is 1, and the loss is multiplied with ``min(s, 2)`` of
+    learner and sampler, which has the gradient of the published loss inside its range.
     """
     log_ratio_S = inputs.log_ratio_S
     return clipped_surrogate((inputs.sequence_log_ratio_S + log_ratio_S - log_ratio_S.detach()).exp(), inputs)

@@ -136,9 +136,9 @@ def loss_columns(
         ``weights`` where the reduction is not ``token``; ``sequence_log_ratio`` where the loss asks for it and its
         ratio is not 1 anyway; ``correction_log_ratio`` where the correction looks at sequences. float32 [T] each.
     """
-    loss = find_loss(config.loss)
-    by_sequence = config.correction in ("truncate", "mask") and config.correction_level != "token"
-    ratio_by_sequence = loss.sequence_ratio and config.correction == "ratio"
+    loss, rule = find_loss(config.loss), config.correction_rule
+    by_sequence = rule.how in ("truncate", "mask") and rule.level != "token"
+    ratio_by_sequence = loss.sequence_ratio and rule.how == "ratio"
     columns: dict[str, torch.Tensor] = {}
     if loss.reduction == "token" and not by_sequence and not ratio_by_sequence:
         return columns
@@ -152,5 +152,5 @@ def loss_columns(
         if ratio_by_sequence:
             columns["sequence_log_ratio"] = limited(mean_T)
         if by_sequence:
-            columns["correction_log_ratio"] = mean_T if config.correction_level == "geometric" else total_T
+            columns["correction_log_ratio"] = mean_T if rule.level == "geometric" else total_T
     return columns

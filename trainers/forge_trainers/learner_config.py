@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from forge_agents.policy import LoRA
-from forge_trainers.algorithms import find_loss
+from forge_trainers.algorithms import Correction, find_loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,18 +58,19 @@ class LearnerConfig:
     one of its turns."""
     length_constant: int | None = None
     """Tokens by which Dr. GRPO divides the sum over a sequence. None: `max_tokens_per_microbatch`."""
-    correction: Literal["ratio", "truncate", "mask", "none"] = "ratio"
-    """What is done about samples of an older or numerically different policy. "ratio": the loss's probability ratio is
+    correction: Literal["ratio", "truncate", "mask", "none"] | None = None
+    """What is done about samples of an older or numerically different policy. None: as the loss brings it, or "ratio"
+    where a clip is given, which would bound nothing otherwise. "ratio": the loss's probability ratio is
     taken to the sampler. Otherwise it is taken to the learner before the step, so it is 1, and each token's loss is
     multiplied with learner's over sampler's probability, at most `correction_high` ("truncate") or 0 outside
     `correction_low` to `correction_high` ("mask"), or with nothing ("none")."""
-    correction_level: Literal["token", "sequence", "geometric"] = "token"
+    correction_level: Literal["token", "sequence", "geometric"] | None = None
     """Whose probabilities "truncate" and "mask" compare: a token's, its sequence's, or the sequence's geometric mean
-    per token. The last two cost one more forward pass."""
-    correction_low: float = 0.5
-    """IcePop's lower bound (arXiv 2510.18855), in [0, 1]."""
-    correction_high: float = 5.0
-    """IcePop's upper bound, at least 1; for "truncate" 2 is usual."""
+    per token. The last two cost one more forward pass. None: as the loss brings it, else a token's."""
+    correction_low: float | None = None
+    """Lower bound, in [0, 1]. None: as the loss brings it, else 0.5, IcePop's (arXiv 2510.18855)."""
+    correction_high: float | None = None
+    """Upper bound, at least 1; for "truncate" 2 is usual. None: as the loss brings it, else 5, IcePop's."""
     kl: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of the divergence from the frozen start model; `forge_trainers.importance.kl_estimate`."""
     kl_coef: float = 0.0
@@ -133,10 +134,11 @@ class LearnerConfig:
         _require(self.clip_low is None or 0 <= self.clip_low <= 1, self, "clip_low", "in [0, 1]; 0.2 is usual")
         _require(self.clip_high is None or self.clip_high >= 0, self, "clip_high", ">= 0; 0.2 is usual")
         _require(self.length_constant is None or self.length_constant >= 1, self, "length_constant", "at least 1")
-        _require(0 <= self.correction_low <= 1, self, "correction_low", "in [0, 1]")
-        _require(self.correction_high >= 1, self, "correction_high", "at least 1")
+        _require(self.correction_low is None or 0 <= self.correction_low <= 1, self, "correction_low", "in [0, 1]")
+        _require(self.correction_high is None or self.correction_high >= 1, self, "correction_high", "at least 1")
         for name, words in _WORDS.items():
-            _require(getattr(self, name) in words, self, name, f"one of {words}")
+            absent = getattr(self, name) is None and name.startswith("correction")
+            _require(absent or getattr(self, name) in words, self, name, f"one of {words}")
         _require(0 <= self.memory_budget <= 1, self, "memory_budget", "in [0, 1]")
         if self.activation_checkpointing == "memory_budget" and not self.compile:
             raise ValueError("activation_checkpointing='memory_budget' is the compiler's choice; set compile=True")
@@ -144,6 +146,20 @@ class LearnerConfig:
         _require(self.dp_shard == -1 or self.dp_shard >= 1, self, "dp_shard", "at least 1, or -1 for all ranks left")
         _require(self.threads is None or self.threads >= 1, self, "threads", "at least 1, or None")
         _require(self.collective_timeout_s > 0, self, "collective_timeout_s", "above 0")
+
+    @property
+    def correction_rule(self) -> Correction:
+        """What is done about samples of another policy: the loss's own where nothing else is set."""
+        own = find_loss(self.loss).correction
+        clipped = self.clip_low is not None or self.clip_high is not None
+        how = self.correction or ("ratio" if clipped else own.how)
+        base = own if how == own.how else Correction()
+        return Correction(
+            how=how,
+            level=self.correction_level or base.level,
+            low=base.low if self.correction_low is None else self.correction_low,
+            high=base.high if self.correction_high is None else self.correction_high,
+        )
 
 
 _WORDS = {

@@ -113,7 +113,7 @@ class PolicyLoss(titan.BaseLoss):  # type: ignore[misc]  # torchtitan is untyped
 
     def __init__(self, config: Config, *, compile_config: Any = None) -> None:
         del compile_config
-        self._config = config.learner
+        self._config, self._rule = config.learner, config.learner.correction_rule
         self._loss = find_loss(config.learner.loss)
         self._log_ratios: list[torch.Tensor] = []
 
@@ -147,7 +147,7 @@ class PolicyLoss(titan.BaseLoss):  # type: ignore[misc]  # torchtitan is untyped
             return torch.where(valid_S, x_S, 0.0).sum() / num_loss_tokens
 
         # one optimiser step a batch: the policy before the step is the present one
-        old_S = sampler_S if config.correction == "ratio" else now_S
+        old_S = sampler_S if self._rule.how == "ratio" else now_S
         loss_S, clipped_S = self._loss.function(
             TokenInputs(
                 logprobs_S=logprobs_S,
@@ -190,11 +190,11 @@ class PolicyLoss(titan.BaseLoss):  # type: ignore[misc]  # torchtitan is untyped
 
     def _correction(self, column: dict[str, torch.Tensor], now_S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Weight of each token, and 1 where it was truncated or masked."""
-        config = self._config
-        match config.correction:
+        rule = self._rule
+        match rule.how:
             case "truncate" | "mask" as how:
                 log_ratio_S = column.get("correction_log_ratio", now_S - column["sampler_logprobs"])
-                return correction_weights(log_ratio_S, how, low=config.correction_low, high=config.correction_high)
+                return correction_weights(log_ratio_S, how, low=rule.low, high=rule.high)
             case _:
                 return torch.ones_like(now_S), torch.zeros_like(now_S)
 
