@@ -1,4 +1,4 @@
-"""Watches an ensemble for reward hacking: a reward that rises although nothing got better.
+"""Watches an ensemble for reward hacking, a reward that rises although nothing got better, and for rewards all alike.
 
 In: the means of every call. Out: alarms with their evidence. Waits for nothing.
 """
@@ -21,8 +21,12 @@ from forge_verifiers.verifier import State
 _LOG = logging.getLogger(__name__)
 
 Floats: TypeAlias = NDArray[np.float64]
-Kind: TypeAlias = Literal["reward_against_witness", "effective_number", "disagreement"]
-_SERIES = ("reward", "effective_number", "disagreement")
+Kind: TypeAlias = Literal["reward_against_witness", "plateau", "effective_number", "disagreement", "spread"]
+_SERIES = ("reward", "effective_number", "disagreement", "spread")
+_LEAST_CALLS = 12
+"""Six against six: fewer make Welch's t a lottery, and many runs have no more than 20."""
+_SOLVED = 0.95
+"""Mean reward from which siblings that earn the same are no alarm but success."""
 
 
 class RewardHackingError(ForgeError, RuntimeError):
@@ -37,39 +41,45 @@ class RewardHackingWarning(UserWarning):
 class HackingAlarm:
     """When an ensemble's reward is suspected of being hacked, and what follows.
 
-    All three tests look at the last `window` learning calls and compare their later with their earlier half by
-    Welch's t. None fires before the window is full, and each fires once per window.
+    All tests look at the last `window` learning calls, from the twelfth call of a run, and compare their later with
+    their earlier half by Welch's t. Each fires once per window.
 
     * ``reward_against_witness``: the mean reward rises and the mean score of a witness falls, each by at least
       `least_change`, and their difference, from which hard and easy tasks cancel, by `threshold` standard errors.
       Witnesses are the anchors; without any, the verifier that
       agrees least with the others among those that are better than chance (Eisenstein et al., arXiv 2312.09244: the
       members of an ensemble that share a cause of error are hacked together).
+    * ``plateau``: the same where the reward has risen as far as it can and stays, while the witness falls by twice
+      `least_change`.
     * ``effective_number``: the ensemble is worth at least `least_shrinking` fewer independent verifiers, as a share.
     * ``disagreement``: verifiers disagree more about the responses believed correct, by `threshold` standard errors
       and at least `least_change`. It is the mean absolute difference of the scores of two verifiers, responses weighted
       by their posterior, which does not change merely because the policy gets better.
+    * ``spread``: siblings' rewards have a standard deviation below `least_spread` in the later half, and not because
+      all earn the most: what is left of the reward is noise, which a group's advantages blow up.
     """
 
     on_alarm: Literal["log", "warn", "stop"] = "warn"
     """Log an error, warn with `RewardHackingWarning`, or raise `RewardHackingError`."""
     window: int = 40
-    """Calls that a test looks back on; at least 16."""
+    """Calls that a test looks back on; at least 12."""
     threshold: float = 5.0
     """Standard errors, above 0."""
     least_change: float = 0.03
     """Change of a mean score, in (0, 1), below which nothing is said however sure it is."""
     least_shrinking: float = 0.3
     """Share of the effective number of verifiers, in (0, 1), that may be lost within a window."""
+    least_spread: float = 0.02
+    """Standard deviation of siblings' rewards, in (0, 1), below which they are all alike."""
 
     def __post_init__(self) -> None:
         if self.on_alarm not in {"log", "warn", "stop"}:
             raise ValueError(f"on_alarm={self.on_alarm!r} must be 'log', 'warn' or 'stop'")
-        if self.window < 16:
-            raise ValueError(f"window={self.window} calls are too few to see a trend; set at least 16")
+        if self.window < _LEAST_CALLS:
+            raise ValueError(f"window={self.window} calls are too few to see a trend; set at least {_LEAST_CALLS}")
         if not self.threshold > 0:
             raise ValueError(f"threshold={self.threshold} must be above 0")
-        for name in ("least_change", "least_shrinking"):
+        for name in ("least_change", "least_shrinking", "least_spread"):
             if not 0 < getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must lie in (0, 1)")
 
@@ -95,6 +105,16 @@ def disagreement(scores: NDArray[np.float32], posterior: Floats) -> float:
     return float((np.nan_to_num(pairs) * weight).sum() / total) if total > 0 else math.nan
 
 
+def sibling_spread(rewards: NDArray[np.float32], groups: NDArray[np.intp]) -> float:
+    """Mean standard deviation of the rewards [n] within groups [n] of two or more; NaN without any."""
+    heard = ~np.isnan(rewards)
+    index, kept = np.unique(groups[heard], return_inverse=True)[1], rewards[heard].astype(np.float64)
+    count = np.bincount(index)
+    mean = np.bincount(index, kept) / np.maximum(count, 1)
+    variance = np.bincount(index, (kept - mean[index]) ** 2) / np.maximum(count, 1)
+    return float(np.sqrt(variance[count > 1]).mean()) if (count > 1).any() else math.nan
+
+
 def mean_scores(scores: NDArray[np.float32]) -> Floats:
     """Mean score [m] of each verifier over the rows [n, m] where it gave one, NaN where there is none."""
     with np.errstate(invalid="ignore"):
@@ -114,10 +134,17 @@ class Watch:
         self.alarms: list[Alarm] = []
         self._calls = 0
         self._series = np.empty((0, len(_SERIES) + len(names)))
-        """[at most window, 3 + m]: one row a call."""
+        """[at most window, 4 + m]: one row a call."""
 
     def add(
-        self, *, reward: float, effective_number: float, disagreement: float, means: Floats, witnesses: Sequence[int]
+        self,
+        *,
+        reward: float,
+        effective_number: float,
+        disagreement: float,
+        spread: float,
+        means: Floats,
+        witnesses: Sequence[int],
     ) -> None:
         """Takes one call and raises the alarms that are due.
 
@@ -125,16 +152,17 @@ class Watch:
             reward: Mean reward of the call.
             effective_number: What the combiner believes.
             disagreement: See the function of this name.
+            spread: See `sibling_spread`.
             means: [m] mean score of each verifier, NaN where it abstained.
             witnesses: Verifiers that are held against the reward.
 
         Raises:
             RewardHackingError: an alarm, where `on_alarm` is "stop".
         """
-        row = np.array([[reward, effective_number, disagreement, *means]])
+        row = np.array([[reward, effective_number, disagreement, spread, *means]])
         self._series = np.concatenate([self._series, row])[-self.config.window :]
         self._calls += 1
-        if len(self._series) < self.config.window:
+        if len(self._series) < _LEAST_CALLS:
             return
         rung = {alarm.kind for alarm in self.alarms if alarm.call > self._calls - self.config.window}
         found = [alarm for alarm in (*self._hacked(witnesses), *self._drifted()) if alarm.kind not in rung]
@@ -165,13 +193,15 @@ class Watch:
         for k in witnesses:
             witness = self._series[:, len(_SERIES) + k]
             (rise, _), (drop, _), (_, sure) = _change(reward), _change(-witness), _change(reward - witness)
-            if min(rise, drop) >= self.config.least_change and sure >= self.config.threshold:
-                return [
-                    self._alarm(
-                        "reward_against_witness",
-                        f"the reward rose by {rise:.3f} while {self.names[k]!r} fell by {drop:.3f}",
-                    )
-                ]
+            least = self.config.least_change
+            if drop < least or rise + drop < 2 * least or rise < -least / 2 or sure < self.config.threshold:
+                continue
+            if rise >= least:
+                seen = f"the reward rose by {rise:.3f} while {self.names[k]!r} fell by {drop:.3f}"
+                return [self._alarm("reward_against_witness", seen)]
+            level = _halves(reward)[1].mean()
+            seen = f"the reward stays at {level:.3f} while {self.names[k]!r} fell by {drop:.3f}"
+            return [self._alarm("plateau", seen)]
         return []
 
     def _drifted(self) -> list[Alarm]:
@@ -192,10 +222,13 @@ class Watch:
                     "disagreement", f"verifiers disagree by {drift:.3f} more about responses believed to be correct"
                 )
             )
+        spread, level = (_halves(self._series[:, at])[1] for at in (3, 0))
+        if len(spread) >= 3 and spread.mean() < self.config.least_spread and level.mean() < _SOLVED:
+            alarms.append(self._alarm("spread", f"siblings' rewards differ by {spread.mean():.3f} only"))
         return alarms
 
     def _alarm(self, kind: Kind, seen: str) -> Alarm:
-        evidence = f"{kind}: over {self.config.window} calls up to call {self._calls}, {seen}"
+        evidence = f"{kind}: over {len(self._series)} calls up to call {self._calls}, {seen}"
         return Alarm(kind=kind, call=self._calls, evidence=evidence)
 
     def _say(self, alarm: Alarm) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forge_agents.types import Trajectory
-from forge_verifiers.alarms import Alarm, HackingAlarm, Watch, disagreement, mean_scores
+from forge_verifiers.alarms import Alarm, HackingAlarm, Watch, disagreement, mean_scores, sibling_spread
 from forge_verifiers.belief import Belief, combiner_for, rewards, witnesses
 from forge_verifiers.calls import Caller
 from forge_verifiers.cascade import Cascade
@@ -161,7 +161,7 @@ class Ensemble(Composable):
         )
         scores[heard] = reward
         if self.learning and self._watch is not None:
-            self._look(self._watch, answers, scores)
+            self._look(self._watch, answers, scores, groups)
         if deviation is None:
             return Assessment(scores=scores, failed=failed)
         noise = np.full(n, math.nan, np.float32)
@@ -271,7 +271,7 @@ class Ensemble(Composable):
             self._combiner.fit(window.scores, window.groups, window.labels, window.asked)
             self._version += 1
 
-    def _look(self, watch: Watch, answers: Answers, rewards: Scores) -> None:
+    def _look(self, watch: Watch, answers: Answers, rewards: Scores, groups: NDArray[np.intp]) -> None:
         """Shows one call to the alarms: the rewards of all rows, the scores of those on which nobody was spared."""
         rows = answers.verified & ~np.isnan(rewards)
         fitted = self._combiner.report()
@@ -279,6 +279,7 @@ class Ensemble(Composable):
             reward=float(np.nanmean(rewards)),
             effective_number=fitted.effective_number,
             disagreement=disagreement(answers.scores[rows], rewards[rows].astype(np.float64)),
+            spread=sibling_spread(rewards, groups),
             means=mean_scores(answers.scores[rows]),
             witnesses=self._anchors or witnesses(fitted, self._window.scores),
         )

@@ -6,7 +6,7 @@ import pytest
 
 from forge_agents.errors import ForgeError
 from forge_verifiers import Ensemble, HackingAlarm, RewardHackingError, RewardHackingWarning
-from forge_verifiers.alarms import Watch, disagreement
+from forge_verifiers.alarms import Watch, disagreement, sibling_spread
 
 from .simulated import judges, played  # noqa: TID252 (tests are no installed package)
 
@@ -36,7 +36,7 @@ def test_hacking_is_noticed_within_sixty_calls_and_named(anchors):
 
 
 def test_an_honest_run_that_gets_better_raises_no_alarm():
-    """A run of 160 calls; in 20 runs of 260 calls with progress and 20 without, 10,400 calls, there was none either."""
+    """A run of 160 calls; in 60 runs of 20 calls, half of them with progress, there was none either."""
     ensemble = watching(on_alarm="stop")
     rewards = [ensemble.score(played(call, right=min(0.85, 0.3 + 0.004 * call))).mean() for call in range(160)]
     assert np.mean(rewards[-20:]) > np.mean(rewards[:20]) + 0.3 and ensemble.alarms == ()
@@ -48,26 +48,33 @@ def test_log_warn_and_stop(caplog):
         for call in range(20):
             up = 0.2 + 0.025 * call
             watch.add(
-                reward=up, effective_number=2.0, disagreement=0.3, means=np.array([up, 1 - up]), witnesses=[1]
+                reward=up,
+                effective_number=2.0,
+                disagreement=0.3,
+                spread=0.3,
+                means=np.array([up, 1 - up]),
+                witnesses=[1],
             )
         return watch
 
     caplog.set_level(logging.ERROR)
     assert [a.kind for a in drive("log").alarms] == ["reward_against_witness"]
-    assert "rose by 0.250 while 'b' fell by 0.250" in caplog.text
+    assert "rose by 0.150 while 'b' fell by 0.150" in caplog.text
     with pytest.warns(RewardHackingWarning, match="'b' fell"):
         drive("warn")
-    with pytest.raises(RewardHackingError, match="up to call 20"):
+    with pytest.raises(RewardHackingError, match="over 12 calls up to call 12"):
         drive("stop")
 
 
-def series(**changed):
-    """Alarm kinds after 40 calls in which the named series go from one value to another, with a little noise."""
+def series(*, calls=40, **changed):
+    """Alarm kinds after some calls in which the named series go from one value to another, with a little noise."""
     rng = np.random.default_rng(0)
     watch = Watch(HackingAlarm(on_alarm="log", window=40), ["a"])
-    start = {"reward": 0.5, "effective_number": 4.0, "disagreement": 0.3, "mean": 0.5}
-    for call in range(40):
-        now = {k: v + (changed.get(k, v) - v) * call / 39 + 0.01 * rng.standard_normal() for k, v in start.items()}
+    start = {"reward": 0.5, "effective_number": 4.0, "disagreement": 0.3, "spread": 0.3, "mean": 0.5}
+    for call in range(calls):
+        now = {
+            k: v + (changed.get(k, v) - v) * call / (calls - 1) + 0.01 * rng.standard_normal() for k, v in start.items()
+        }
         means = np.array([now.pop("mean")])
         watch.add(**now, means=means, witnesses=[0])
     return [alarm.kind for alarm in watch.alarms]
@@ -84,18 +91,55 @@ def series(**changed):
         ({"effective_number": 3.5}, []),
         ({"disagreement": 0.5}, ["disagreement"]),
         ({"disagreement": 0.1}, []),
+        ({"mean": 0.3}, ["plateau"]),
+        ({"mean": 0.45}, []),
+        ({"reward": 0.6, "mean": 0.58}, []),
+        ({"spread": 0.15}, []),
     ],
 )
 def test_each_series_has_its_alarm(changed, kinds):
     assert series(**changed) == kinds
 
 
+@pytest.mark.parametrize(
+    ("changed", "kind"), [({"reward": 0.9, "mean": 0.2}, "reward_against_witness"), ({"mean": 0.2}, "plateau")]
+)
+def test_a_run_of_twenty_steps_is_watched(changed, kind):
+    assert series(calls=20, **changed) == [kind]
+
+
+@pytest.mark.parametrize("anchors", [(), ("judge5",)])
+def test_a_hacked_run_of_twenty_steps_is_noticed(anchors):
+    ensemble = Ensemble(judges(), anchors=anchors, alarm=HackingAlarm(on_alarm="log"))
+    for call in range(20):
+        ensemble.score(played(call, right=0.4, hacked=min(0.6, 0.05 * call)))
+    assert "reward_against_witness" in [alarm.kind for alarm in ensemble.alarms]
+
+
+@pytest.mark.parametrize(("reward", "kinds"), [(0.5, ["spread"]), (0.99, [])])
+def test_siblings_that_all_earn_the_same_are_an_alarm_unless_they_earn_the_most(reward, kinds):
+    watch = Watch(HackingAlarm(on_alarm="log"), ["a"])
+    for call in range(20):
+        spread = 0.3 if call < 4 else 0.001
+        watch.add(
+            reward=reward, effective_number=2, disagreement=0.1, spread=spread, means=np.array([0.5]), witnesses=[0]
+        )
+    assert [alarm.kind for alarm in watch.alarms] == kinds
+
+
+def test_the_spread_is_within_siblings():
+    rewards, groups = np.array([0, 1, 0.5, 0.5, 0.9, np.nan], np.float32), np.array([0, 0, 1, 1, 2, 2])
+    assert sibling_spread(rewards, groups) == pytest.approx(0.25)  # a group of one says nothing
+    assert np.isnan(sibling_spread(rewards[4:], groups[4:]))
+    assert sibling_spread(rewards[:4], np.zeros(4, np.intp)) == pytest.approx(rewards[:4].std())
+
+
 def test_an_alarm_is_not_repeated_within_a_window():
     watch = Watch(HackingAlarm(on_alarm="log", window=20), ["a"])
     for call in range(60):
         up = 0.01 * call
-        watch.add(reward=up, effective_number=1, disagreement=0, means=np.array([1 - up]), witnesses=[0])
-    assert [alarm.call for alarm in watch.alarms] == [20, 40, 60]
+        watch.add(reward=up, effective_number=1, disagreement=0, spread=0.3, means=np.array([1 - up]), witnesses=[0])
+    assert [alarm.call for alarm in watch.alarms] == [12, 32, 52]
 
 
 def test_a_verifier_that_abstains_or_calls_without_a_sample_raise_nothing():
@@ -104,7 +148,12 @@ def test_a_verifier_that_abstains_or_calls_without_a_sample_raise_nothing():
         warnings.simplefilter("error")
         for call in range(30):
             watch.add(
-                reward=0.1 * call, effective_number=2, disagreement=np.nan, means=np.array([np.nan]), witnesses=[0]
+                reward=0.1 * call,
+                effective_number=2,
+                disagreement=np.nan,
+                spread=np.nan,
+                means=np.array([np.nan]),
+                witnesses=[0],
             )
     assert watch.alarms == []
 
@@ -118,7 +167,15 @@ def test_disagreement_is_that_of_pairs_on_rows_believed_correct():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"on_alarm": "shout"}, {"window": 3}, {"threshold": 0}, {"least_change": 2}, {"least_shrinking": 0}]
+    "wrong",
+    [
+        {"on_alarm": "shout"},
+        {"window": 3},
+        {"threshold": 0},
+        {"least_change": 2},
+        {"least_shrinking": 0},
+        {"least_spread": 1},
+    ],
 )
 def test_settings_are_checked(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
