@@ -52,6 +52,10 @@ class StallError(ForgeError, TimeoutError):
         """What the process that waited was doing then, JSON-safe; empty where nobody looked."""
 
 
+class LateAnswerError(ForgeError, TimeoutError):
+    """An answer that an engine worked on for longer than it may; it costs its episode, and the engine goes on."""
+
+
 class ActorDiedError(ForgeError, RuntimeError):
     """An actor's process ended while work was expected of it.
 

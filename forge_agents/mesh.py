@@ -12,7 +12,7 @@ import functools
 import logging
 import re
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -205,6 +205,33 @@ async def with_deadline(awaitable: Awaitable[T], timeout_s: float, *, who: str, 
     raise as_local_error(error, who=who, what=what) from None
 
 
+async def while_it_goes_on(
+    awaitable: Awaitable[T], silence_s: float, *, progress: Callable[[], int], who: str, what: str
+) -> T:
+    """As `with_deadline`, for work of any length: it may go on for as long as `progress` changes.
+
+    Args:
+        awaitable: As there.
+        silence_s: Seconds without progress that count as a stall; it is seen before twice as long.
+        progress: Counts whatever is done.
+        who: As there.
+        what: As there.
+    """
+    task, seen = asyncio.ensure_future(_plain(awaitable)), progress()
+    try:
+        while True:
+            try:
+                return await with_deadline(asyncio.shield(task), silence_s, who=who, what=what)
+            except StallError:
+                if task.done() or progress() == seen:
+                    raise
+                seen = progress()
+    finally:
+        if not task.done():
+            task.cancel()
+            task.add_done_callback(_forget)
+
+
 def _stall(who: str, what: str, timeout_s: float) -> StallError:
     meanwhile = _waits.summary(without=who)
     error = StallError(
@@ -214,6 +241,24 @@ def _stall(who: str, what: str, timeout_s: float) -> StallError:
     )
     error.picture = _waits.picture()
     return error
+
+
+async def start_all(starts: Iterable[Awaitable[T]], stop: Callable[[T], Awaitable[None]]) -> list[T]:
+    """What `starts` start, all at once; where one fails, what the others have started is stopped, and its error raised.
+
+    Args:
+        starts: Each stops what it began where it fails or is cancelled.
+        stop: Ends what one of them has started.
+    """
+    tasks = [asyncio.ensure_future(start) for start in starts]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(stop(one) for one in ended if not isinstance(one, BaseException)))
+        raise
 
 
 async def call_all(mesh: Any, n: int, endpoint_name: str, *args: Any, timeout_s: float, who: str) -> list[Any]:

@@ -46,7 +46,12 @@ class EngineThread:
         self._promised: set[Future[Any]] = set()
         self._lock = threading.Lock()
         self._ended = False
+        self._taken_up: dict[str, float] = {}
+        """When the engine began to work on a request, by name; queued ones are absent."""
+        self._tokens: dict[str, int] = {}
+        """Sampled so far, of those that are worked on."""
         self._busy_since: float | None = None
+        self._starved_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
         self._thread.start()
 
@@ -57,9 +62,9 @@ class EngineThread:
 
     @property
     def still_s(self) -> float:
-        """Seconds that the present step or job has taken so far; 0 while there is nothing to do."""
-        since = self._busy_since
-        return 0.0 if since is None else time.monotonic() - since
+        """Seconds of the present step or job, or of steps that work on no request; 0 while there is nothing to do."""
+        now = time.monotonic()
+        return max((now - since for since in (self._busy_since, self._starved_since) if since is not None), default=0.0)
 
     def add(self, requests: list[Request]) -> None:
         """Queue requests; a refused one is answered with its error."""
@@ -133,8 +138,9 @@ class EngineThread:
 
     def _step(self) -> None:
         answers = []
-        for output in self.engine.step():
-            if output.finished and (request := self._requests.pop(output.request_id, None)) is not None:
+        outputs = self.engine.step()
+        for output in outputs:
+            if output.finished and (request := self._forget(output.request_id)) is not None:
                 try:
                     completion = _vllm.completion_of(output, request, self._context)
                 except ValueError as error:  # this request failed; the others go on
@@ -145,8 +151,36 @@ class EngineThread:
                     self.cached_tokens += output.num_cached_tokens or 0
                     answers.append(Answer(request_id=request.request_id, completion=completion))
         self.steps += 1
+        answers += self._give_up_late(bool(outputs))
         if answers:
             self._deliver(answers)
+
+    def _give_up_late(self, progress: bool) -> list[Answer]:
+        """End requests that took too long since they were taken up. `progress`: the step that is over ended some."""
+        now, limit_s = time.monotonic(), self._config.answer_timeout_s
+        self._tokens = _vllm.running(self.engine)
+        for name in self._tokens:
+            self._taken_up.setdefault(name, now)
+        if progress or self._tokens or not self._requests:
+            self._starved_since = None
+        elif self._starved_since is None:
+            self._starved_since = now
+        late = {name: now - since for name, since in self._taken_up.items() if now - since > limit_s}
+        answers = []
+        for name, seconds in late.items():
+            self.engine.abort_request([name])
+            if (request := self._forget(name)) is not None:
+                error = (
+                    f"had {self._tokens.get(name, 0)} of at most {request.max_tokens} tokens of an answer "
+                    f"{seconds:.0f} s after it began, and answer_timeout_s={limit_s:g}; raise it, lower max_tokens or "
+                    "max_num_seqs, or give the engine more threads"
+                )
+                answers.append(Answer(request_id=request.request_id, completion=None, error=error, late=True))
+        return answers
+
+    def _forget(self, name: str) -> Request | None:
+        self._taken_up.pop(name, None)
+        return self._requests.pop(name, None)
 
     def _add(self, requests: list[Request]) -> None:
         refused = []
@@ -166,4 +200,4 @@ class EngineThread:
         if names:
             self.engine.abort_request(names)
         for name in names:
-            del self._requests[name]
+            self._forget(name)

@@ -168,7 +168,7 @@ def max_model_len(engine: Any) -> int:
 
 
 def add(engine: Any, name: str, request: Request) -> None:
-    """Queue a request under a unique name.
+    """Queue a request under a unique name without a hyphen, behind which vLLM adds a word of its own.
 
     Raises:
         ValueError: vLLM refuses it.
@@ -194,6 +194,12 @@ def add(engine: Any, name: str, request: Request) -> None:
         engine.add_request(name, prompt, params, lora_request=_lora_request(request.adapter))
     except VLLMClientError as error:
         raise ValueError(str(error)) from error
+
+
+def running(engine: Any) -> dict[str, int]:
+    """Requests that are being computed, not queued: tokens sampled so far, by the name they were added under."""
+    requests = engine.engine_core.engine_core.scheduler.running
+    return {request.request_id.partition("-")[0]: int(request.num_output_tokens) for request in requests}
 
 
 def _lora_request(number: int, folder: str = "loaded", **options: Any) -> Any:

@@ -41,6 +41,8 @@ class Answer:
     completion: Completion | None
     error: str = ""
     """Why there is no completion."""
+    late: bool = False
+    """The engine gave it up after ``EngineConfig.answer_timeout_s``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

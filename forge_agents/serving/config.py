@@ -36,6 +36,10 @@ class EngineConfig:
     adapters: Mapping[str, LoRA] = field(default_factory=dict)
     """Adapters that the engine serves beside the model, by name; each is zero until its weights are loaded, and the
     model's own weights never change then. On CPU such an engine is not compiled. A trainer fills in its policies'."""
+    answer_timeout_s: float = 600.0
+    """Seconds that the engine may work on one answer, from when it takes the request up: waiting for a place among
+    `max_num_seqs` does not count. A later one fails alone, with `LateAnswerError`, and its episode with it. A trainer
+    allows at most half of its `stage_timeout_s`, so that there is time for the episode's second attempt."""
     seed: int = 0
     """Of sampling, for requests that bring no seed of their own."""
     prefix_caching: bool = True
@@ -62,6 +66,8 @@ class EngineConfig:
             raise ValueError(f"max_num_seqs={self.max_num_seqs}; give at least 1")
         if self.kv_cache_gb <= 0:
             raise ValueError(f"kv_cache_gb={self.kv_cache_gb}; give a positive size")
+        if not self.answer_timeout_s > 0:
+            raise ValueError(f"answer_timeout_s={self.answer_timeout_s} must be positive: every wait has a deadline")
         if self.replicas < 1:
             raise ValueError(f"replicas={self.replicas}; give at least 1")
         if self.routing not in ("prefix", "load"):

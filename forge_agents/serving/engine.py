@@ -9,11 +9,12 @@ import asyncio
 import contextlib
 import itertools
 import json
+import time
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from forge_agents import mesh
-from forge_agents.errors import ActorDiedError, StallError
+from forge_agents import _waits, mesh
+from forge_agents.errors import ActorDiedError, LateAnswerError, StallError
 from forge_agents.serving import _vllm
 from forge_agents.serving._wire import Answer, EngineInfo, Facts, Request
 from forge_agents.types import Completion
@@ -73,6 +74,7 @@ class Engine:
         self._waiting: dict[int, asyncio.Future[Completion]] = {}
         self._outbox: list[Request] = []
         self._sending = False
+        self._last_answer = time.monotonic()
         self._dead: ActorDiedError | None = None
         self._death = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -155,7 +157,7 @@ class Engine:
         json_schema: Mapping[str, Any] | None = None,
         top_logprobs: int = 0,
         adapter: str = "",
-        timeout_s: float = 600.0,
+        timeout_s: float | None = None,
     ) -> Completion:
         """Complete one prompt.
 
@@ -169,7 +171,8 @@ class Engine:
             top_logprobs: At each place, also report so many of the most probable tokens; 0 to 20.
             adapter: The one of ``EngineConfig.adapters`` that samples, and whose versions the completion names; empty
                 is the model without one.
-            timeout_s: Deadline, time in the queue included.
+            timeout_s: Deadline, time in the queue included. None: the request may wait in the queue for as long as the
+                engine answers others, and ``EngineConfig.answer_timeout_s`` counts from when it is taken up.
 
         Under `choices` or `json_schema` tokens are drawn from the model's distribution over what the text so far
         allows, and logprobs are of that distribution.
@@ -181,7 +184,8 @@ class Engine:
         Raises:
             ValueError: The prompt is empty, too long, or holds ids outside the vocabulary; sampling is out of range;
                 the choices or the schema cannot be enforced; there is no such adapter.
-            StallError: No completion in time; the request is dropped.
+            StallError: No completion in `timeout_s`; the request is dropped.
+            LateAnswerError: The engine gave it up after ``EngineConfig.answer_timeout_s``.
             ActorDiedError: The engine's process ended or vLLM failed.
         """
         prompt = self._checked(prompt_ids)
@@ -201,13 +205,16 @@ class Engine:
             top_logprobs=top_logprobs,
             adapter=_vllm.adapter_number(self._config, adapter),
         )
-        future = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting[request.request_id] = future
         self._outbox.append(request)
         if not self._sending:
             self._sending = True
             self._spawn(self._send())
         try:
+            if timeout_s is None:  # the engine gives the request up in time, or `_receive` the engine
+                with _waits.waiting(self.name, "a completion", self._config.answer_timeout_s):
+                    return await future
             return await mesh.with_deadline(future, timeout_s, who=self.name, what="a completion")
         except (StallError, asyncio.CancelledError):
             self._abandon(request.request_id)
@@ -304,10 +311,26 @@ class Engine:
                 )
                 for answer in answers:
                     self._resolve(answer)
+                self._check_progress(bool(answers))
         except (StallError, ActorDiedError) as error:
             self._fail_all(str(error))
         except RuntimeError as error:  # the actor's word on a failed step
             self._fail_all(f"{self.name} has failed: {error}. Look at {mesh.log_advice(self.name)}")
+
+    def _check_progress(self, answered: bool) -> None:
+        """Raise StallError where requests wait and none was answered for longer than the engine allows the longest.
+
+        It always works on some, and ends each within `answer_timeout_s`, however many are queued.
+        """
+        now = time.monotonic()
+        if answered or not self._waiting:
+            self._last_answer = now
+        elif (silent_s := now - self._last_answer) > self._config.answer_timeout_s + self._silence_s:
+            raise StallError(
+                f"{self.name} answered none of {len(self._waiting)} requests for {silent_s:.0f} s, although "
+                f"answer_timeout_s={self._config.answer_timeout_s:g} ends each. Look at {mesh.log_advice(self.name)}",
+                self.name,
+            )
 
     async def _await_end(self) -> None:
         error = await self._pulse.lost()
@@ -319,6 +342,8 @@ class Engine:
             return
         if answer.completion is not None:
             future.set_result(answer.completion)
+        elif answer.late:
+            future.set_exception(LateAnswerError(f"{self.name} {answer.error}"))
         else:
             future.set_exception(ValueError(f"{self.name} refused the request: {answer.error}"))
 

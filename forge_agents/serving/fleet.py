@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge_agents import models
+from forge_agents import mesh, models
 from forge_agents.faults import Faults
 from forge_agents.players import Served
 from forge_agents.policy import LoRA, Policy
@@ -60,15 +60,7 @@ async def start_engines(
         )
         for name, folder in folders.items()
     )
-    tasks = [asyncio.ensure_future(start) for start in starts]
-    try:
-        engines = await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(engine.stop() for engine in ended if isinstance(engine, Replicas)))
-        raise
+    engines = await mesh.start_all(starts, Replicas.stop)
     return dict(zip(folders, engines, strict=True))
 
 

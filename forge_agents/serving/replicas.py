@@ -57,6 +57,8 @@ class Replicas:
         router: Router | None = None,
     ) -> None:
         self.name = name
+        self.answers = 0
+        """Completions so far."""
         self._config, self._silence_s, self._start_s = config, silence_s, timeout_s
         self._store = store
         self._faults = Faults() if faults is None else faults
@@ -130,17 +132,18 @@ class Replicas:
         return {replica.name: replica.engine.unfinished if replica.engine else None for replica in self._replicas}
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingLike, *, timeout_s: float = 600.0, **options: Any
+        self, prompt_ids: Sequence[int], sampling: SamplingLike, *, timeout_s: float | None = None, **options: Any
     ) -> Completion:
         """As `Engine.generate`, whose `options` it takes; `timeout_s` includes engines that are started again.
 
         Raises:
             RespawnLimitError: An engine died, and no more may be started.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
 
         async def ask(engine: Engine) -> Completion:
-            return await engine.generate(prompt_ids, sampling, timeout_s=deadline - time.monotonic(), **options)
+            left_s = None if deadline is None else deadline - time.monotonic()
+            return await engine.generate(prompt_ids, sampling, timeout_s=left_s, **options)
 
         def choose() -> _Replica | None:
             loads = {i: r.engine.unfinished for i, r in enumerate(self._replicas) if r.engine is not None}
@@ -150,6 +153,7 @@ class Replicas:
             replica, completion = await self._with_live(choose, ask, deadline, what="a completion")
             if self._config.on_update == "continue" or len(completion.versions) < 2:
                 break
+        self.answers += 1
         self._router.answered(prompt_ids, completion.token_ids, self._replicas.index(replica))
         return completion
 
@@ -221,18 +225,22 @@ class Replicas:
         self,
         choose: Callable[[], _Replica | None],
         work: Callable[[Engine], Awaitable[T]],
-        deadline: float,
+        deadline: float | None,
         *,
         what: str,
     ) -> tuple[_Replica, T]:
-        """Do `work` with the engine of the chosen replica; where it dies, choose again."""
+        """Do `work` with the engine of the chosen replica; where it dies, choose again.
+
+        Without a `deadline` an engine is waited for as long as three may take to start.
+        """
         while True:
             replica = choose()
             if self._failure is not None:
                 raise self._failure
             if replica is None or replica.engine is None:
+                left_s = 3 * self._start_s if deadline is None else deadline - time.monotonic()
                 await mesh.with_deadline(
-                    self._next_change(), deadline - time.monotonic(), who=self.name, what=f"{what} (no engine lives)"
+                    self._next_change(), left_s, who=self.name, what=f"{what} (no engine lives)"
                 )
                 continue
             engine = replica.engine

@@ -88,6 +88,31 @@ def test_a_wait_ends_at_its_deadline_and_names_who_and_what() -> None:
     assert time.monotonic() - started < 30
 
 
+def test_work_may_take_long_as_long_as_it_goes_on() -> None:
+    done = 0
+
+    async def work(steps: int) -> int:
+        nonlocal done
+        for _ in range(steps):
+            await asyncio.sleep(0.05)
+            done += 1
+        await asyncio.sleep(0 if steps == 8 else 60)
+        return done
+
+    async def main() -> None:
+        watched = {"progress": lambda: done, "who": "episodes", "what": "collection of step 3"}
+        assert await mesh.while_it_goes_on(work(8), 0.2, **watched) == 8  # type: ignore[arg-type]
+        with pytest.raises(StallError, match=r"episodes did not finish collection of step 3 within 0\.2 s"):
+            await mesh.while_it_goes_on(work(1), 0.2, **watched)  # type: ignore[arg-type]
+        with pytest.raises(StallError, match="somebody else"):
+            await mesh.while_it_goes_on(fail(), 0.2, **watched)  # type: ignore[arg-type]
+
+    async def fail() -> None:
+        raise StallError("somebody else")
+
+    asyncio.run(main())
+
+
 def test_a_deadline_that_holds_changes_neither_result_nor_exception() -> None:
     async def answer() -> int:
         return 42

@@ -54,7 +54,7 @@ class Played:
         return await asyncio.shield(self._end)
 
     async def generate(
-        self, prompt_ids: Any, sampling: Any, *, timeout_s: float, seed: Any = None, adapter: str = ""
+        self, prompt_ids: Any, sampling: Any, *, timeout_s: float | None, seed: Any = None, adapter: str = ""
     ) -> Completion:
         if self._end.done():
             raise ActorDiedError(f"{self.name} died", self.name)

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 import forge_agents as fa
-from forge_agents.errors import ActorDiedError
+from forge_agents.errors import ActorDiedError, LateAnswerError
 from forge_agents.players import Served
 from forge_agents.rollout import Rollout, play
 from forge_agents.types import Completion, VersionSpan
@@ -155,6 +155,17 @@ def test_a_dead_engine_is_no_data():
     model = fa.Policy("m", name="m")
     with pytest.raises(ActorDiedError, match="engine m died"):
         run(Count(), {"a": model, "b": model}, served={"m": Served(Dead(), Digits())})
+
+
+def test_a_late_answer_costs_its_episode():
+    class Slow(Echo):
+        async def generate(self, prompt_ids, sampling):
+            raise LateAnswerError("m had 3 of at most 64 tokens")
+
+    model = fa.Policy("m", name="m")
+    episode = run(Count(), {"a": model, "b": model}, served={"m": Served(Slow(), Digits())})
+    assert (episode.error.where, episode.error.kind) == ("policy", "LateAnswerError")
+    assert "3 of at most 64 tokens" in episode.error.message
 
 
 def test_turn_limit_truncates():

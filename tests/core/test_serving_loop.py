@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from forge_agents.errors import ActorDiedError
+from forge_agents.errors import ActorDiedError, LateAnswerError
 from forge_agents.policy import Sampling
 from forge_agents.serving import Engine, EngineConfig, _vllm
 from forge_agents.serving._loop import EngineThread
@@ -25,6 +26,7 @@ from forge_agents.serving._wire import Answer, Facts, Request
         ({"max_num_seqs": 0}, "max_num_seqs=0"),
         ({"kv_cache_gb": 0.0}, "kv_cache_gb=0"),
         ({"threads": 0}, "threads=0"),
+        ({"answer_timeout_s": 0.0}, "answer_timeout_s=0"),
     ],
 )
 def test_bad_settings_say_what_would_do(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -116,6 +118,7 @@ def test_a_request_that_vllm_gives_up_fails_alone(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(_vllm, "build", lambda config: fake)
     monkeypatch.setattr(_vllm, "max_model_len", lambda engine: 8)
     monkeypatch.setattr(_vllm, "add", lambda engine, name, request: fake.requests.append(name))
+    monkeypatch.setattr(_vllm, "running", lambda engine: {})
     answers: queue.Queue[list[Answer]] = queue.Queue()
     thread = EngineThread(EngineConfig(model=str(tmp_path)), deliver=answers.put, died=lambda error: None)
     thread.ready.result(timeout=5)
@@ -124,6 +127,102 @@ def test_a_request_that_vllm_gives_up_fails_alone(tmp_path: Path, monkeypatch: p
     assert failed.completion is None and "'error'" in failed.error
     assert answered.completion is not None and answered.completion.token_ids == (7,)
     assert (thread.generated_tokens, thread.prompt_tokens, thread.cached_tokens) == (1, 1, 0)
+    thread.close(5)
+
+
+class Clock:
+    """The time that the engine's thread sees."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class QueueingEngine:
+    """Works on `room` requests at a time; one takes `seconds` steps of a second, the slow ones for ever."""
+
+    def __init__(self, clock: Clock, room: int, seconds: int, slow: set[str]) -> None:
+        self.clock, self.room, self.seconds, self.slow = clock, room, seconds, slow
+        self.queue: list[str] = []
+        self.working: dict[str, int] = {}
+        self.aborted: list[str] = []
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.queue or self.working)
+
+    def abort_request(self, names: list[str]) -> None:
+        self.aborted += names
+        for name in names:
+            self.working.pop(name, None)
+
+    def step(self) -> list[Any]:
+        self.clock.now += 1.0
+        while self.queue and len(self.working) < self.room:
+            self.working[self.queue.pop(0)] = 0
+        for name in self.working:
+            self.working[name] += 1
+        done = [name for name, age in self.working.items() if age >= self.seconds and name not in self.slow]
+        for name in done:
+            del self.working[name]
+        entry = SimpleNamespace(logprob=-0.5)
+        sampled = SimpleNamespace(token_ids=[7], logprobs=[{7: entry}], finish_reason="stop", weight_versions=None)
+        return [SimpleNamespace(finished=True, request_id=n, outputs=[sampled], num_cached_tokens=0) for n in done]
+
+
+def queueing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, room: int, seconds: int, slow: set[str]
+) -> tuple[QueueingEngine, EngineThread, queue.Queue[list[Answer]]]:
+    """A thread around a `QueueingEngine` that allows an answer 10 seconds."""
+    (tmp_path / "config.json").write_text("{}")
+    clock = Clock()
+    fake = QueueingEngine(clock, room, seconds, slow)
+    monkeypatch.setattr("forge_agents.serving._loop.time", clock)
+    monkeypatch.setattr(_vllm, "build", lambda config: fake)
+    monkeypatch.setattr(_vllm, "max_model_len", lambda engine: 8)
+    monkeypatch.setattr(_vllm, "add", lambda engine, name, request: fake.queue.append(name))
+    monkeypatch.setattr(_vllm, "running", lambda engine: dict(engine.working))
+    answers: queue.Queue[list[Answer]] = queue.Queue()
+    settings = EngineConfig(model=str(tmp_path), answer_timeout_s=10.0)
+    thread = EngineThread(settings, deliver=answers.put, died=lambda error: None)
+    thread.ready.result(timeout=5)
+    return fake, thread, answers
+
+
+def taken(answers: queue.Queue[list[Answer]], count: int) -> dict[int, Answer]:
+    found: dict[int, Answer] = {}
+    while len(found) < count:
+        found |= {answer.request_id: answer for answer in answers.get(timeout=5)}
+    return found
+
+
+def test_time_in_the_queue_does_not_count_and_one_slow_answer_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, thread, answers = queueing(tmp_path, monkeypatch, room=64, seconds=8, slow={"5"})
+    thread.add([Request(request_id=number, prompt_ids=(1,), max_tokens=99) for number in range(512)])
+    found = taken(answers, 512)
+    assert fake.clock.now > 60  # the last ones waited for six times what an answer may take
+    late = found.pop(5)
+    assert late.late and late.completion is None and fake.aborted == ["5"]
+    assert "had 12 of at most 99 tokens" in late.error and "answer_timeout_s=10" in late.error
+    assert all(answer.completion is not None for answer in found.values())
+    assert thread.unfinished == 0 and thread.still_s == 0
+    thread.close(5)
+
+
+def test_steps_that_work_on_nothing_are_no_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, thread, _ = queueing(tmp_path, monkeypatch, room=0, seconds=1, slow=set())
+    thread.add([Request(request_id=0, prompt_ids=(1,), max_tokens=2)])
+    deadline = time.monotonic() + 5
+    while thread.still_s < 100 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert thread.still_s >= 100
+    fake.room = 1
+    while thread.still_s and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert thread.still_s == 0
     thread.close(5)
 
 
@@ -180,6 +279,42 @@ def test_a_failed_engine_fails_every_waiting_request_by_name() -> None:
         assert "numbers went missing" in str(outcomes[0])
         with pytest.raises(ActorDiedError, match="hero has failed"):
             await engine.generate([1], Sampling())
+        await engine.stop()
+
+    asyncio.run(main())
+
+
+class SlowActor(FakeActor):
+    """Gives the answers that it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[Answer] = []
+
+    async def _poll(self, timeout_s: float) -> list[Answer]:
+        await asyncio.sleep(0.01)
+        given, self.given = self.given, []
+        return given
+
+
+def test_a_late_answer_is_named_and_an_engine_that_answers_nobody_is_dead() -> None:
+    async def main() -> None:
+        actor = SlowActor()
+        facts = Facts(pid=0, vocab_size=10, max_model_len=8, start_s=0.0)
+        config = EngineConfig(answer_timeout_s=0.2)
+        engine = Engine(
+            config, name="hero", procs=None, actor=actor, facts=facts, pulse=Beating(), silence_s=0.2
+        )
+        waiting = [asyncio.ensure_future(engine.generate([1], Sampling())) for _ in range(3)]
+        for number in range(2):  # answers of others keep the last one waiting
+            await asyncio.sleep(0.3)
+            actor.given = [Answer(request_id=number, completion=None, error="had 3 tokens", late=True)]
+        with pytest.raises(LateAnswerError, match="hero had 3 tokens"):
+            await waiting[1]
+        assert not waiting[2].done()
+        with pytest.raises(ActorDiedError, match=r"answered none of 1 requests.*answer_timeout_s=0\.2"):
+            await asyncio.wait_for(waiting[2], 5)
+        await asyncio.gather(*waiting, return_exceptions=True)
         await engine.stop()
 
     asyncio.run(main())

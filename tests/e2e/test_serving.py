@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -67,6 +68,16 @@ class Bench(Actor):
     @endpoint
     async def fresh(self, config, prompts):
         return answers(self.build(config), prompts)
+
+    @endpoint
+    async def at_work(self, config, requests, steps):
+        engine = self.build(config)
+        for i in range(requests):
+            _vllm.add(engine, str(i), Request(request_id=i, prompt_ids=(65,), max_tokens=24))
+        for _ in range(steps):
+            engine.step()
+        engine.abort_request(["0"])
+        return _vllm.running(engine)
 
     @endpoint
     async def update_and_restore(self, config, new, prompts):
@@ -386,6 +397,13 @@ def test_weights_from_the_store_make_an_engine_equal_a_fresh_one(
         assert {span.version for completion in after for span in completion.versions} == {30}
 
     run(main())
+
+
+def test_an_engine_tells_what_it_works_on_from_what_is_queued(run: Any, bench: Any, tiny_llama: Path) -> None:
+    config = replace(small(tiny_llama), max_num_seqs=2)
+    asking = bench.at_work.call_one(config, 4, 5)
+    working = run(mesh.with_deadline(asking, 60, who="bench", what="requests"))
+    assert working == {"1": 5}
 
 
 def test_a_half_written_model_is_refused_before_a_process_starts(run: Any, tiny_llama: Path, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ class Starting:
 
     start_learners, _learner_settings = Stack.start_learners, Stack._learner_settings
 
-    def __init__(self, context, **settings):
+    def __init__(self, context=8192, **settings):
         self.config = SimpleNamespace(learner=LearnerConfig(**settings), seed=0)
         self.policies = {"hero": Policy("hero"), "rival": Policy("rival")}
         self.store = SimpleNamespace(pulse=SimpleNamespace(error=None))
@@ -94,6 +94,49 @@ class Starting:
 
     async def _start_learners(self, configs):
         return configs
+
+
+class Slow:
+    """A learner of two, which starts; the other one fails after it, or meanwhile."""
+
+    def __init__(self):
+        self.stopped = False
+
+    async def stop(self):
+        self.stopped = True
+
+
+@pytest.mark.parametrize("failing", ["hero", "rival"])
+def test_a_learner_that_started_beside_one_that_failed_is_stopped(monkeypatch, failing):
+    monkeypatch.setattr("forge_trainers.stack.models.resolve", Path)
+    started, cancelled = [], []
+
+    class Failing(Starting):
+        async def _start_learners(self, configs):
+            (name,) = configs
+            await asyncio.sleep(0.02)
+            if name == failing:
+                raise ValueError(f"{name}-learner has no model")
+            started.append(Slow())
+            return {name: started[0]}
+
+    class Early(Starting):
+        async def _start_learners(self, configs):
+            (name,) = configs
+            if name == failing:
+                raise ValueError(f"{name}-learner has no model")
+            try:
+                await asyncio.sleep(5)
+            except asyncio.CancelledError:
+                cancelled.append(name)
+                raise
+
+    for kind in (Failing, Early):
+        stack = kind()
+        with pytest.raises(ValueError, match=f"{failing}-learner has no model"):
+            asyncio.run(stack.start_learners())
+        assert stack.learners == {}
+    assert all(learner.stopped for learner in started) and len(cancelled) == 1
 
 
 @pytest.mark.parametrize(("limit", "taken"), [(None, 8192), (1024, 1024), (9000, 9000)])

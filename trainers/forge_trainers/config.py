@@ -83,7 +83,8 @@ class GRPOConfig:
     start_timeout_s: float = 600.0
     """Deadline for engines and learners to start."""
     stage_timeout_s: float = 1800.0
-    """Deadline of each stage of a step: collecting, judging, learning, weight return."""
+    """Deadline of each stage of a step: judging, learning, weight return; of collecting, the longest time without an
+    answer of an engine, so that many long episodes may take longer."""
     block_timeout_s: float = 120.0
     """Seconds that an environment without isolation, or a scripted player, may hold the controller's thread at once;
     then it is interrupted and its episode fails."""

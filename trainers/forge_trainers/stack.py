@@ -87,7 +87,11 @@ class Stack:
             store = await _start_store(config, faults)
             engines = await start_engines(
                 {home: paths[home] for home in adapters},
-                replace(config.engine, seed=config.seed),
+                replace(
+                    config.engine,
+                    seed=config.seed,
+                    answer_timeout_s=min(config.engine.answer_timeout_s, config.stage_timeout_s / 2),
+                ),
                 adapters=adapters,
                 store=store.ref,
                 faults=faults,
@@ -120,7 +124,10 @@ class Stack:
         return {name: sum(each) / len(each) for name, each in found.items() if each}
 
     async def start_learners(self) -> None:
-        """Start a learner for every trainable policy; adapters share one, where they can. Twice is no error."""
+        """Start a learner for every trainable policy; adapters share one, where they can. Twice is no error.
+
+        Where one fails to start, the others are stopped.
+        """
         if (ended := self.store.pulse.error) is not None:  # with the learner's host
             await self._mend_store(self.store, ended)
         together: dict[object, dict[str, LearnerConfig]] = {}
@@ -128,7 +135,7 @@ class Stack:
             if policy.trainable and name not in self.learners:
                 settings = self._learner_settings(name)
                 together.setdefault(_shared_by(name, policy, Path(settings.model)), {})[name] = settings
-        for started in await all_or_first_error(map(self._start_learners, together.values())):
+        for started in await mesh.start_all(map(self._start_learners, together.values()), _stop_learners):
             self.learners.update(started)
         while self._mourned:
             self.faults.recovered(self._mourned.pop())
@@ -273,6 +280,11 @@ class Stack:
                 await engine.use_store(store.ref)
             self.faults.recovered(fault)
 
+    @property
+    def answers(self) -> int:
+        """Completions of all engines so far."""
+        return sum(engine.answers for engine in self.engines.values())
+
     def picture(self) -> dict[str, Any]:
         """Who runs, with what to do, at which version; for the file that a stall leaves."""
         return {
@@ -311,6 +323,11 @@ async def _start_store(config: GRPOConfig, faults: Faults) -> WeightStore:
         return WeightStore.start(name=_STORE, silence_s=config.silence_s, timeout_s=config.start_timeout_s)
 
     return await faults.outlive(_STORE, start)
+
+
+async def _stop_learners(learners: Mapping[str, Learner]) -> None:
+    """End learners that share their processes."""
+    await next(iter(learners.values())).stop()
 
 
 def _shared_by(name: str, policy: Policy, path: Path) -> object:

@@ -15,13 +15,13 @@ import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from forge_agents.errors import ActorDiedError, ArgumentError, EmptyBatchError, NotReadyError, StallError
 from forge_agents.hosts import Hosts
-from forge_agents.mesh import with_deadline
+from forge_agents.mesh import while_it_goes_on, with_deadline
 from forge_agents.players import Served
 from forge_agents.policy import Policy, Seats
 from forge_agents.rollout import Rollout, all_or_first_error
@@ -55,6 +55,7 @@ from forge_trainers.stack import Stack
 from forge_trainers.watchdog import LoopGuard, stalls_told
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,8 +228,7 @@ class GRPOTrainer:
                     watch = Stopwatch(stack.busy_s)
                     batch = ahead.batch(step)
                     playing = stack.unless_a_learner_dies(batch.collected)
-                    what = f"collection of step {step}"
-                    await with_deadline(playing, self.config.stage_timeout_s, who="episodes", what=what)
+                    await self._while_played(playing, f"collection of step {step}")
                     watch.lap("collect")
                     items = await stack.unless_a_learner_dies(batch.judged)
                     lessons = lessons_from(
@@ -311,7 +311,7 @@ class GRPOTrainer:
             if not missing or nothing_played(judged, trainable):
                 break
             playing = self._collect(source, step, count=missing, refill=refill)
-            more = await with_deadline(playing, config.stage_timeout_s, who="episodes", what=f"refill of step {step}")
+            more = await self._while_played(playing, f"refill of step {step}")
             judged += await judge(more, self.reward, timeout_s=config.stage_timeout_s)
         return judged
 
@@ -325,6 +325,14 @@ class GRPOTrainer:
         where = f"{config.seed}/{step}/{refill}"  # a resumed run samples what it would have
         group = self._group(source, config.group_size, where, put)
         return await self._lineup.play(tasks, group, self._running, step=step, refill=refill)
+
+    async def _while_played(self, playing: Awaitable[T], what: str) -> T:
+        """What is played; many long episodes may take long, as long as engines answer."""
+        what = f"{what} (no engine has answered meanwhile: stage_timeout_s)"
+        silence_s = self.config.stage_timeout_s
+        return await while_it_goes_on(
+            playing, silence_s, progress=lambda: self._running.answers, who="episodes", what=what
+        )
 
     async def _sync(self, published: Callable[[], None] = lambda: None) -> None:
         await with_deadline(self._running.sync(published), self.config.stage_timeout_s, who="weights", what="return")
@@ -349,7 +357,7 @@ class GRPOTrainer:
         await self._weights.done()
         group = self._group(source, 1, f"{self.config.seed}/held-out")
         playing = self._lineup.rehearse(source.held_out(episodes), group, self._running)
-        groups = await with_deadline(playing, self.config.stage_timeout_s, who="episodes", what="evaluation")
+        groups = await self._while_played(playing, "evaluation")
         judged = await judge(groups, reward, timeout_s=self.config.stage_timeout_s)
         trained = [name for name, policy in self._models(source, part=True).items() if policy.trainable]
         measured = self._lineup.measured(judged)
