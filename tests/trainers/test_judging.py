@@ -274,7 +274,7 @@ def test_groups_that_teach_nothing_are_replaced(tmp_path):
     asked = []
 
     class Trainer(GRPOTrainer):
-        _running = SimpleNamespace(room={})
+        _running = SimpleNamespace(room={}, answers=0)
 
         async def _collect(self, source, step, put=None, *, count=0, refill=0):
             asked.append((step, count, refill))
