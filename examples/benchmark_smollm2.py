@@ -15,7 +15,7 @@ from pathlib import Path
 
 import forge_agents as fa
 
-SUITES = {"core-v1": (16, True), "reasoning-v1": (8, True), "tools-v1": (2, False), "text-games-v1": (1, True)}
+SUITES = {"core-v1": (16, True), "reasoning-v1": (8, True), "tools-v1": (3, False), "text-games-v1": (1, True)}
 """Seeds, and whether two players swap seats, which in the teams of three of tools-v1 quadruples the games."""
 SAMPLING = fa.Sampling(temperature=0.7, max_tokens=48)
 ENGINE = fa.EngineConfig(max_model_len=4096, enforce_eager=True)
@@ -149,14 +149,26 @@ def overview(reports, spent):
 
 
 def gains(reports):
-    """Where the trained model earns more or less than the untrained one, beyond chance."""
-    pairs = [p for r in reports.values() for p in r.summary.pairs if {p.first, p.second} == {"smollm2", "trained"}]
-    found = {p.env: p.reward for p in pairs if p.p_adjusted < 0.05}
-    lines = [
-        f"| {env} | {-gap.value:+.3f} [{-gap.high:+.3f}, {-gap.low:+.3f}] |" for env, gap in sorted(found.items())
-    ]
-    head = ["| reward, trained minus untrained (p < 0.05 after Holm) | with 95 % interval |", "|---|---|"]
-    return head + lines if lines else []
+    """What training changed: success in every suite, and reward where it differs beyond chance."""
+    suites, found = {}, {}
+    for suite, report in reports.items():
+        for pair in (*report.summary.overall_pairs, *report.summary.pairs):
+            if {pair.first, pair.second} == {"smollm2", "trained"}:
+                if not pair.env:
+                    suites[f"{suite}, p {pair.p_adjusted:.3f}"] = pair.reward
+                elif pair.p_adjusted < 0.05:
+                    found[pair.env] = pair.reward
+    head = "| trained minus untrained: success, adjusted for all pairs of players | with 95 % interval |"
+    lines = [head, "|---|---|", *_gaps(suites)]
+    if found:
+        head = "| reward, trained minus untrained (p < 0.05 after Holm) | with 95 % interval |"
+        lines += ["", head, "|---|---|", *_gaps(dict(sorted(found.items())))]
+    return lines
+
+
+def _gaps(found):
+    """Rows; the report has the untrained model first."""
+    return [f"| {name} | {-gap.value:+.3f} [{-gap.high:+.3f}, {-gap.low:+.3f}] |" for name, gap in found.items()]
 
 
 def main(words=None):

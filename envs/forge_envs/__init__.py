@@ -67,7 +67,7 @@ register_suite(
 register_suite(
     "tools-v1",  # in a team of three, swapped seats are four times the games
     ["forge/Relay-v0", "forge/Shop-v0", "forge/SoftwareTeam-v0"],
-    episodes=8,
+    episodes=12,
     swap_seats=False,
 )
 register_suite(
@@ -84,7 +84,7 @@ register_suite(
         "textarena/Nim-v0",
         "textarena/TicTacToe-v0",
     ],
-    episodes=4,
+    episodes=12,
 )
 register_suite(
     "reasoning-v1",  # reasoning-gym, at the generators' own settings

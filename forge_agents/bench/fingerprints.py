@@ -1,21 +1,24 @@
 """What a result depends on, as short hashes and plain facts.
 
-In: players, environments, this installation. Out: JSON-safe facts without paths, host names or secrets. Waits for
-the disk: weights are read in full.
+In: players, environments, this installation. Out: JSON-safe facts without paths or secrets. An endpoint's address, host
+and port, is among them: it is all that is known of who plays. Waits for the disk: weights are read in full.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import importlib.util
 import inspect
 import json
 import platform
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from forge_agents.policy import AnyPolicy, Endpoint, Policy, Random, Scripted
@@ -86,20 +89,62 @@ def player_facts(player: AnyPolicy, engine: EngineConfig | None = None) -> dict[
 
 
 def code_of(spec: EnvSpec) -> str:
-    """Hash of an environment's module, its registered arguments and its library's version.
+    """Hash of an environment's modules, its registered arguments and its library's version.
 
-    Of an environment in the program itself, its own source alone: the rest of a script or notebook changes often.
+    Its modules are the one that defines it and all that this one imports, also through others and inside of functions,
+    of the same package, or of the same folder where it is in none. Of an environment in the program itself, its own
+    source alone: the rest of a script or notebook changes often.
     """
     target = spec.load()
     module = inspect.getmodule(target)
     whole = module is not None and module.__name__ != "__main__" and getattr(module, "__file__", None)
     library = _LIBRARIES.get(spec.id.split("/")[0], "")
     facts = {
-        "source": _source(module if whole else target),
+        "source": _sources(module) if module is not None and whole else _source(target),
         "kwargs": json.loads(json.dumps(dict(spec.kwargs), default=repr, sort_keys=True)),
         "library": f"{library} {_version(library)}" if library else "",
     }
     return digest(facts)
+
+
+def _sources(module: ModuleType) -> dict[str, str]:
+    """The text of `module` and of what it imports from beside it, by name."""
+    found: dict[str, str] = {}
+    root, folder = module.__name__.partition(".")[0], Path(str(module.__file__)).parent
+    mates = {root} if "." in module.__name__ else {root, *(path.stem for path in folder.glob("*.py"))}
+    waiting = [module.__name__]
+    while waiting:
+        name = waiting.pop()
+        if name not in found and (path := _file_of(name, mates)) is not None:
+            found[name] = path.read_text(encoding="utf-8", errors="replace")
+            waiting += _imported(found[name], name if path.name == "__init__.py" else name.rpartition(".")[0], mates)
+    return found
+
+
+def _file_of(name: str, mates: Collection[str]) -> Path | None:
+    """The source of a module of the packages `mates`; None where it has none, or is elsewhere."""
+    if name.partition(".")[0] not in mates:
+        return None
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, AttributeError, ValueError):  # no module: something in one
+        return None
+    path = Path(found.origin) if found is not None and found.origin else None
+    return path if path is not None and path.suffix == ".py" and path.is_file() else None
+
+
+def _imported(source: str, package: str, mates: Collection[str]) -> list[str]:
+    """Names of what a module of `package` imports: modules, and what it takes from them where that is one, too."""
+    names = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
+            parts = [f"{base}.{alias.name}" for alias in node.names]
+            names += parts if all(_file_of(part, mates) for part in parts) else [*parts, base]
+    return names
 
 
 def provenance() -> dict[str, Any]:
@@ -137,10 +182,24 @@ def _source(target: Any) -> str:
 
 
 def _code(function: Callable[..., str]) -> str:
-    """Hash of a function's source and of what it holds: defaults and closure; of another callable its repr."""
+    """Hash of a function: source, defaults, closure, and the functions and classes of its module that it uses.
+
+    These count with what they use themselves. Of another callable it is the hash of its repr.
+    """
     plain = inspect.unwrap(function)
     held: tuple[Any, ...] = (plain,)
+    sources = {"": _source(plain)}
     if inspect.isfunction(plain):
         cells = [cell.cell_contents for cell in plain.__closure__ or ()]
         held = (plain.__defaults__, plain.__kwdefaults__, cells, plain.__code__.co_names)
-    return digest([_source(plain), _ADDRESS.sub("", repr(held))])
+        waiting = [plain.__code__]
+        while waiting:
+            code = waiting.pop()
+            waiting += [inner for inner in code.co_consts if inspect.iscode(inner)]
+            for name in set(code.co_names) & plain.__globals__.keys() - sources.keys():
+                used = plain.__globals__[name]
+                if (inspect.isfunction(used) or inspect.isclass(used)) and used.__module__ == plain.__module__:
+                    sources[name] = _source(used)
+                    bodies = [used] if inspect.isfunction(used) else vars(used).values()
+                    waiting += [body.__code__ for body in bodies if inspect.isfunction(body)]
+    return digest([sources, _ADDRESS.sub("", repr(held))])

@@ -15,7 +15,7 @@ from forge_agents.bench import statistics
 from forge_agents.bench.ratings import Game, Rating, rate_players
 from forge_agents.bench.records import Record, SeatRecord
 from forge_agents.bench.schedule import World
-from forge_agents.bench.statistics import Interval
+from forge_agents.bench.statistics import Difference, Interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Cell:
     reward: Interval
     """Mean reward of a seat."""
     success: Interval
-    """Rate of seats that did what was asked, see `success_of`."""
+    """Rate of seats that did what was asked, see `success_of`; a rival's forfeit is no success."""
     invalid: Interval
     """Rate of decisions that the environment called illegal."""
     forfeit: Interval
@@ -50,16 +50,18 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two players in one environment: reward of the first minus reward of the second, on the same seeds."""
+    """Two players: what the first earned minus what the second did, on the same seeds."""
 
     env: str
+    """Empty: all, each with each seed a unit of its own."""
     first: str
     second: str
     reward: Interval
+    """Of all environments success, which has the same scale in each."""
     p_value: float
     """Two-sided, of sign flips over seeds."""
     p_adjusted: float
-    """The same, adjusted by Holm for all pairs of the report."""
+    """The same, adjusted by Holm for all pairs of its table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +93,12 @@ class Summary:
     """All that a report shows."""
 
     overall: Mapping[str, Interval]
-    """Success by player, mean over environments, interval over seeds."""
+    """Success by player, mean over environments, interval over the seeds of each."""
     cells: Sequence[Cell]
+    overall_pairs: Sequence[Pair]
+    """In success; empty where there is one environment."""
     pairs: Sequence[Pair]
+    """In reward, by environment."""
     meetings: Sequence[Meeting]
     bounds: Sequence[Bound]
     """Lower bounds of exploitability."""
@@ -106,21 +111,26 @@ def summarise(records: Sequence[Record], worlds: Sequence[World], players: Seque
     by_env: dict[str, list[Record]] = {world.id: [] for world in worlds}
     for record in records:
         by_env[record.env].append(record)
-    cells, meetings, bounds, rewards = [], [], [], {}
+    cells, meetings, bounds, rewards, successes = [], [], [], {}, {}
     for world in worlds:
         played = by_env[world.id]
         for player in players:
             chosen = scored(played, world, player, players)
             cells.append(_cell(world.id, player, chosen))
             rewards[world.id, player] = _seed_means(chosen, player, lambda seat: seat.reward)
+            successes[world.id, player] = _successes(chosen, player)
             if len(world.seats) > 1:
                 meetings += [_meeting(world.id, player, other, played) for other in players]
         if world.kind == "competitive" and len(world.seats) == 2:
             bounds += _bounds(world, players, played, [m for m in meetings if m.env == world.id])
     games = [game for world in worlds if world.kind == "competitive" for game in _games(by_env[world.id])]
     return Summary(
-        overall={player: _overall(by_env, worlds, player, players) for player in players},
+        overall={
+            player: statistics.mean_rate([_stratum(successes[world.id, player]) for world in worlds])
+            for player in players
+        },
         cells=cells,
+        overall_pairs=_overall_pairs(successes, worlds, players) if len(worlds) > 1 else [],
         pairs=_pairs(rewards, worlds, players),
         meetings=[meeting for meeting in meetings if meeting.reward.n],
         bounds=bounds,
@@ -139,6 +149,27 @@ def scored(records: Sequence[Record], world: World, player: str, players: Sequen
 
 def _seats(record: Record, player: str) -> list[SeatRecord]:
     return [seat for seat in record.seats.values() if seat.player == player]
+
+
+def _given_away(record: Record, player: str) -> bool:
+    """Whether a rival ended the episode by an illegal decision and `player` did not: nothing was won."""
+    held = [(seat.player == player, seat.forfeit) for seat in record.seats.values()]
+    return (False, True) in held and (True, True) not in held
+
+
+def _successes(records: Iterable[Record], player: str) -> dict[int, tuple[float, float]]:
+    """Successes and trials by seed."""
+    found: dict[int, tuple[float, float]] = {}
+    for record in records:
+        if not record.error and (held := _seats(record, player)):
+            hits, trials = found.get(record.seed, (0.0, 0.0))
+            won = 0 if _given_away(record, player) else sum(seat.success for seat in held)
+            found[record.seed] = hits + won, trials + len(held)
+    return found
+
+
+def _stratum(found: Mapping[int, tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [hits for hits, _ in found.values()], [trials for _, trials in found.values()]
 
 
 def _cell(env: str, player: str, records: Sequence[Record]) -> Cell:
@@ -168,7 +199,7 @@ def _cell(env: str, player: str, records: Sequence[Record]) -> Cell:
         episodes=len(whole),
         failed=len(records) - len(whole),
         reward=mean(lambda seat: seat.reward),
-        success=rate(lambda seat: seat.success, one),
+        success=statistics.rate(*_stratum(_successes(whole, player))),
         invalid=rate(lambda seat: seat.invalid, decisions),
         forfeit=rate(lambda seat: seat.forfeit, one),
         cut_off=rate(lambda seat: seat.cut_off, decisions),
@@ -210,28 +241,34 @@ def _bounds(
     return found
 
 
-def _overall(
-    by_env: Mapping[str, Sequence[Record]], worlds: Sequence[World], player: str, players: Sequence[str]
-) -> Interval:
-    """Mean success over environments, on the seeds that were played in all of them."""
-    by_world = []
-    for world in worlds:
-        whole = [record for record in scored(by_env[world.id], world, player, players) if not record.error]
-        by_world.append(_seed_means(whole, player, lambda seat: float(seat.success)))
-    common = [seed for seed in by_world[0] if all(seed in found for found in by_world)]
-    by_seed = [_mean(found[seed] for found in by_world) for seed in common]
-    return statistics.rate(by_seed, [1.0] * len(by_seed))
+def _overall_pairs(
+    successes: Mapping[tuple[str, str], Mapping[int, tuple[float, float]]],
+    worlds: Sequence[World],
+    players: Sequence[str],
+) -> list[Pair]:
+    def of(player: str) -> dict[tuple[str, int], float]:
+        by_world = {world.id: successes[world.id, player] for world in worlds}
+        return {(env, seed): hit / n for env, found in by_world.items() for seed, (hit, n) in found.items() if n}
+
+    return _adjusted(
+        ("", first, second, statistics.difference(of(first), of(second)))
+        for first, second in itertools.combinations(players, 2)
+    )
 
 
 def _pairs(
     rewards: Mapping[tuple[str, str], Mapping[int, float]], worlds: Sequence[World], players: Sequence[str]
 ) -> list[Pair]:
-    found = [
+    return _adjusted(
         (world.id, first, second, statistics.difference(rewards[world.id, first], rewards[world.id, second]))
         for world in worlds
         for first, second in itertools.combinations(players, 2)
-    ]
-    adjusted = statistics.holm([gap.p_value for _, _, _, gap in found])
+    )
+
+
+def _adjusted(compared: Iterable[tuple[str, str, str, Difference]]) -> list[Pair]:
+    found = list(compared)
+    adjusted = statistics.holm([gap.p_value for *_, gap in found])
     return [
         Pair(env=env, first=first, second=second, reward=gap.interval, p_value=gap.p_value, p_adjusted=p)
         for (env, first, second, gap), p in zip(found, adjusted, strict=True)
@@ -240,14 +277,28 @@ def _pairs(
 
 
 def _games(records: Iterable[Record]) -> Iterable[Game]:
-    """One game for every episode in which two players met."""
+    """One game for every deal that two players met in: who earned more over all its line-ups has won.
+
+    The line-ups of a deal count together, because a good hand is no merit: with seats swapped, both had it. A deal of
+    which an episode is missing, failed, or was ended by somebody's illegal decision, is no game.
+    """
+    deals: dict[tuple[int, int, frozenset[str]], list[Record]] = {}
     for record in records:
-        names = list(dict.fromkeys(record.lineup.values()))
-        held = [_seats(record, name) for name in names]
-        if len(names) == 2 and not record.error and all(held):
-            mine, other = (_mean(seat.reward for seat in seats) for seats in held)
-            score = 0.5 if math.isclose(mine, other, abs_tol=1e-9) else float(mine > other)
-            yield Game(record.seed, names[0], names[1], score)
+        names = frozenset(record.lineup.values())
+        if len(names) == 2:
+            deals.setdefault((record.seed, record.sample, names), []).append(record)
+    whole: dict[frozenset[str], int] = {}
+    for (_, _, names), played in deals.items():
+        whole[names] = max(len(played), whole.get(names, 0))
+    for (seed, _, names), played in deals.items():
+        first, second = dict.fromkeys(played[0].lineup.values())
+        spoilt = len(played) < whole[names] or any(
+            record.error or any(seat.forfeit for seat in record.seats.values()) for record in played
+        )
+        held = [[seat.reward for record in played for seat in _seats(record, name)] for name in (first, second)]
+        if not spoilt and all(held):  # a seat that took no part has no record
+            mine, other = map(_mean, held)
+            yield Game(seed, first, second, 0.5 if math.isclose(mine, other, abs_tol=1e-9) else float(mine > other))
 
 
 def _pass_at_k(records: Iterable[Record], player: str) -> dict[int, Interval]:

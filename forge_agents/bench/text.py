@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forge_agents.bench.costs import priced
+from forge_agents.bench.statistics import CONFIDENCE, POWER, gap_found, smallest_p
 
 if TYPE_CHECKING:
     from forge_agents.bench.report import Report
     from forge_agents.bench.statistics import Interval
-    from forge_agents.bench.summary import Cell
+    from forge_agents.bench.summary import Cell, Pair
 
 _WIDEST = 160
 _RATES = ("success", "invalid", "forfeit", "cut off")
@@ -37,7 +38,8 @@ class Section:
 def sections(report: Report, *, brief: bool = False) -> list[Section]:
     """The report's tables that have something to say; `brief` ones fit a terminal."""
     environments = _brief_environments(report) if brief else [_environments(report)]
-    found = [_players(report), *environments, _passes(report), _pairs(report), *_meetings(report), _exploits(report)]
+    differences = [_overall_pairs(report), _pairs(report)]
+    found = [_players(report), *environments, _passes(report), *differences, *_meetings(report), _exploits(report)]
     return [section for section in (*found, _bounds(report), _spent(report)) if section.rows]
 
 
@@ -51,8 +53,10 @@ def _players(report: Report) -> Section:
             for name in report.players
         ),
         names=2,
-        note="Success is the mean over environments. Ratings (Bradley-Terry, mean 1000, 400 points are odds of ten to "
-        "one) come from games of players against each other, with a draw added to each pair.",
+        note="Success is the mean over environments, each seed of each a unit of its own; a rival's forfeit is no "
+        "success. Ratings (Bradley-Terry, mean 1000, 400 points are odds of ten to one) come from "
+        "games of players against each other, with a draw added to each pair. A game is a deal in all its line-ups, "
+        "won by who earned more over them together; deals that a forfeit ended are left out.",
     )
 
 
@@ -100,17 +104,49 @@ def _passes(report: Report) -> Section:
     return Section(title="pass@k", heads=("environment", "player", "k", "pass@k"), rows=tuple(rows), names=2)
 
 
+def _overall_pairs(report: Report) -> Section:
+    pairs = report.summary.overall_pairs
+    return Section(
+        title="Differences over all environments",
+        heads=("player", "minus", "success", "p", "adjusted"),
+        rows=tuple((p.first, p.second, *_gap(p)) for p in pairs),
+        names=2,
+        note="p: sign flips over environments and seeds, two-sided; adjusted by Holm for all pairs shown. "
+        f"{_told_apart(pairs)}.",
+    )
+
+
 def _pairs(report: Report) -> Section:
-    rows = [
-        (p.env, p.first, p.second, interval(p.reward, sign=True), number(p.p_value, 4), number(p.p_adjusted, 4))
-        for p in report.summary.pairs
-    ]
+    pairs = report.summary.pairs
     return Section(
         title="Differences on the same seeds",
         heads=("environment", "player", "minus", "reward", "p", "adjusted"),
-        rows=tuple(rows),
+        rows=tuple((p.env, p.first, p.second, *_gap(p)) for p in pairs),
         names=3,
-        note="p: sign flips over seeds, two-sided; adjusted by Holm for all pairs shown.",
+        note=f"p: sign flips over seeds, two-sided; adjusted by Holm for all pairs shown. {_told_apart(pairs)}.",
+    )
+
+
+def _gap(pair: Pair) -> tuple[str, ...]:
+    return interval(pair.reward, sign=True), number(pair.p_value, 4), number(pair.p_adjusted, 4)
+
+
+def _told_apart(pairs: Sequence[Pair]) -> str:
+    """What so many seeds can show of so many pairs."""
+    if not pairs:
+        return ""
+    seeds, alpha = max(pair.reward.n for pair in pairs), 1 - CONFIDENCE
+    least = smallest_p(seeds) * len(pairs)
+    if least > alpha:
+        enough = next((n for n in range(2, 64) if smallest_p(n) * len(pairs) <= alpha), None)
+        cure = f"{enough} would do" if enough else "compare fewer players or environments"
+        return (
+            f"NO PAIR CAN DIFFER: with {seeds} seeds none of {len(pairs)} can have an adjusted p below "
+            f"{min(1.0, least):.2g}; {cure}"
+        )
+    return (
+        f"With {seeds} seeds a pair is found apart in {POWER:.0%} of cases if it differs by "
+        f"{gap_found(seeds, len(pairs)):.2g} standard deviations of a seed's difference"
     )
 
 
@@ -207,7 +243,7 @@ def _departures(report: Report) -> str:
 
 def warnings(report: Report) -> list[str]:
     """What a reader must know before trusting the numbers."""
-    found = []
+    found, s = [], report.summary
     if report.missing:
         found.append(
             f"INCOMPLETE: {report.missing} of {report.planned} episodes were not played"
@@ -216,6 +252,10 @@ def warnings(report: Report) -> list[str]:
     failed = [record for record in report.records if record.error]
     if failed:
         found.append(f"{len(failed)} episodes failed and count in no mean; the first: {failed[0].error}")
+    for where, pairs in (("Over all environments", s.overall_pairs), ("In single environments", s.pairs)):
+        told = _told_apart(pairs)
+        if told.startswith("NO PAIR"):
+            found.append(f"{where}: {told}")
     return found
 
 

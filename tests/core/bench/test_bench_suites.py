@@ -74,6 +74,6 @@ def test_what_makes_no_sense_or_is_taken_is_refused(short):
 
 def test_the_suites_that_come_with_the_package():
     found = {name: registry.suite_defaults(name) for name in ("core-v1", "reasoning-v1", "tools-v1", "text-games-v1")}
-    assert [own.episodes for own in found.values()] == [32, 16, 8, 4]
+    assert [own.episodes for own in found.values()] == [32, 16, 12, 12]
     assert [name for name, own in found.items() if not own.swap_seats] == ["tools-v1"]
     assert found["reasoning-v1"].max_tokens == 256 and all(own.seed == 0 for own in found.values())
