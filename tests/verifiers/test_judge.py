@@ -100,6 +100,16 @@ def test_equal_texts_are_asked_once_in_a_call(serve_chat):
     assert (judge.usage.prompt_tokens, judge.usage.completion_tokens) == (20, 4)
 
 
+def test_several_prompts_share_a_model(serve_chat):
+    server = serve_chat(lambda request: "yes" if "four" in request["messages"][0]["content"] else "no")
+    with Judge(server.endpoint, "Is it four?") as first:
+        second = Judge(first, "Is it five?", name="second")
+        assert [judge.score([said("4")])[0] for judge in (first, second)] == [1.0, 0.0]
+        assert second.usage.questions == 1
+        with pytest.raises(ValueError, match="are those of 'judge'"):
+            Judge(first, "Is it six?", timeout_s=3.0)
+
+
 def test_every_turn_can_have_a_question_of_its_own(serve_chat):
     with Judge(serve_chat(is_four).endpoint, "Is it right?", view="turns") as judge:
         found = judge.assess([said("4", "5", "4", "4"), said("5"), said("4"), said()])

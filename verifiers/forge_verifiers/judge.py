@@ -84,7 +84,8 @@ class Judge(Composable):
     asks the same question about the same text every time.
 
     Args:
-        model: A `Policy` or an `Endpoint` (its sampling is not used: judges answer greedily), a model's name or folder.
+        model: A `Policy` or an `Endpoint` (its sampling is not used: judges answer greedily), a model's name or folder,
+            or another judge, whose model it shares: several prompts on one engine, which any of them closes.
         rubric: What is judged, in words.
         answer: `YesNo`, `Scale`, `Reasoned`, or `Pairs` to compare siblings of a group with each other.
         view: What the judge sees: ``"answer"``, the last turn; ``"trajectory"``, all turns at once; ``"turns"``, one
@@ -107,7 +108,7 @@ class Judge(Composable):
 
     def __init__(
         self,
-        model: str | Policy | Endpoint,
+        model: str | Policy | Endpoint | Judge,
         rubric: str,
         *,
         answer: Answer | None = None,
@@ -139,13 +140,19 @@ class Judge(Composable):
             if not 0 < seconds < math.inf:
                 raise ValueError(f"{option}={seconds} must be positive and finite: no wait goes without a deadline")
         chat: Chat
-        if isinstance(model, Endpoint):
+        self._conversation: Conversation
+        if isinstance(model, Judge):
+            if engine is not None or timeout_s is not None:
+                raise ValueError(f"engine= and timeout_s= are those of {model.name!r}, whose model is shared")
+            self._conversation = model._conversation
+        elif isinstance(model, Endpoint):
             if engine is not None or timeout_s is not None:
                 raise ValueError(f"engine= and timeout_s= are for a model served here; {model.url} has its own")
             chat = EndpointChat(model)
+            self._conversation = Conversation(chat, name=name, start_timeout_s=start_timeout_s)
         else:
             chat = EngineChat(_name_of(model), engine, name=name, timeout_s=limit_s, start_timeout_s=start_timeout_s)
-        self._conversation = Conversation(chat, name=name, start_timeout_s=start_timeout_s)
+            self._conversation = Conversation(chat, name=name, start_timeout_s=start_timeout_s)
         self._key = fence_key(seed)
         self._usage = JudgeUsage()
         self._counting = threading.Lock()
@@ -324,7 +331,7 @@ def _name_of(model: str | Policy) -> str:
     name = model.model if isinstance(model, Policy) else model
     if not isinstance(name, str):
         raise TypeError(
-            f"Judge got {type(model).__name__}; give a Policy, a model's name, or an Endpoint"
+            f"Judge got {type(model).__name__}; give a Policy, a model's name, an Endpoint or a Judge"
         )
     return name
 
