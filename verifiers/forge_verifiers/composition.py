@@ -24,6 +24,7 @@ from forge_verifiers.verifier import (
     Verifier,
     checked,
     checked_scores,
+    group_ids,
     longest_s,
 )
 
@@ -98,7 +99,8 @@ class Sum(Nested):
     """The weighted sum of verifiers: what ``0.5 * a + 0.5 * b`` makes.
 
     Weights that add up to more than 1 are divided by their sum, so ``a + b`` is the mean and scores stay in [0, 1].
-    A term that abstains is replaced by the weighted mean of the others; where all abstain the sum does, too.
+    A term that abstains is replaced by the weighted mean of the others; where all abstain the sum does, too. A term
+    that failed on a trajectory counts as it does for the siblings on average, so that nobody gains by a failure.
 
     Args:
         terms: Weight and verifier of each term; weights positive.
@@ -136,7 +138,9 @@ class Sum(Nested):
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
         """The same; where a term scores turns, the others' scores of the trajectory count for each of its turns."""
         parts = [assessed(verifier, trajectories) for _, verifier in self.terms]
-        scores = self._sum(np.stack([part.scores for part in parts]))
+        heard = np.stack([part.scores for part in parts])
+        scores = self._sum(_evened(heard, [part.failed for part in parts], group_ids(trajectories)))
+        scores[np.isnan(heard).all(axis=0)] = math.nan
         failed = {at: why for part in parts for at, why in part.failed.items() if math.isnan(scores[at])}
         if all(part.turns is None for part in parts):
             return Assessment(scores=scores, failed=failed)
@@ -156,6 +160,16 @@ class Sum(Nested):
         mass = weights @ present
         mean = weights @ np.where(present, scores, 0.0) / np.where(mass > 0, mass, 1.0)
         return np.where(mass > 0, mean * min(1.0, float(weights.sum())), math.nan).astype(np.float32)
+
+
+def _evened(scores: Scores, failed: Sequence[Mapping[int, str]], groups: NDArray[np.intp]) -> Scores:
+    """Scores [terms, n] in which a term that failed on a row has the mean of what it said of the row's siblings."""
+    evened = scores.copy()
+    for term, rows in enumerate(failed):
+        for row in rows:
+            siblings = scores[term, groups == groups[row]]
+            evened[term, row] = np.nanmean(siblings) if np.isfinite(siblings).any() else math.nan
+    return evened
 
 
 class Gate(Nested):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from forge_verifiers import Cascade, Composable, Ensemble, Rule, SoftMinimum
+from forge_verifiers import Assessment, Cascade, Composable, Ensemble, Rule, SoftMinimum
 
 from .simulated import auroc, played  # noqa: TID252 (tests are no installed package)
 
@@ -80,3 +80,19 @@ def test_what_nobody_heard_and_what_is_whole_stay_as_they_are():
     strict.down = True
     one, other = ensemble.score(ROWS), ensemble.score(ROWS[::-1])[::-1]
     np.testing.assert_array_equal(one, other)
+
+
+def test_a_sum_pays_nobody_for_a_term_that_failed():
+    """Siblings all alike; the strict term fails on one of them."""
+
+    class Late(Strict):
+        def assess(self, trajectories):
+            scores = np.where(np.arange(len(trajectories)) == 3, np.float32(np.nan), np.float32(0.25))
+            return Assessment(scores=scores, failed={3: "late"})
+
+    rows = ROWS[:8]
+    lenient = Rule(lambda t: 0.75, name="lenient")
+    assert (0.5 * Late() + 0.5 * lenient).score(rows).tolist() == [0.5] * 8
+    silent = Rule(lambda t: None, name="silent")
+    alone = (0.5 * Late() + 0.5 * silent).assess(rows)
+    assert np.flatnonzero(np.isnan(alone.scores)).tolist() == [3] and list(alone.failed) == [3]
