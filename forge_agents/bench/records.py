@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from forge_agents._plain_files import check_plain_files
 from forge_agents.errors import RunFolderError
 from forge_agents.types import Episode, Trajectory
 
@@ -167,6 +168,7 @@ class EpisodeLog:
         self._file: IO[str] | None = None
 
     def __enter__(self) -> EpisodeLog:
+        check_plain_files(self.path.parent)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("a+", encoding="utf-8", errors="replace")

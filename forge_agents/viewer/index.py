@@ -6,6 +6,7 @@ disk.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import operator
@@ -13,6 +14,7 @@ import os
 import re
 import sqlite3
 import threading
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -39,6 +41,9 @@ SORTS = {
 MOST_ROWS = 500
 """Of one page."""
 _ALL = "1"
+_APPLICATION = 0x466F7267
+"""What SQLite notes in a database of ours."""
+_KEPT_S = 30 * 24 * 3600.0
 _BATCH_BYTES = 2_000_000
 _SHOWN = [field.name for field in fields(Digest) if field.name != "text"]
 _values = operator.attrgetter(*_SHOWN)
@@ -90,8 +95,8 @@ class Query:
 class EpisodeIndex:
     """The episodes of one file, found through SQLite.
 
-    The index lies beside the file as ``.episodes.index``, or where that folder cannot be written in the cache folder.
-    It can be deleted at any time.
+    The index lies in the cache folder: folders of runs may be a stranger's, and nothing is written there, nor is a
+    database read that lies there. It can be deleted at any time; one that nobody has opened for a month is.
 
     Args:
         log: ``episodes.jsonl``; it may be missing so far.
@@ -99,13 +104,12 @@ class EpisodeIndex:
 
     def __init__(self, log: Path) -> None:
         self.log = log
-        beside = log.with_name(".episodes.index")
-        if os.access(beside if beside.exists() else log.parent, os.W_OK):
-            self.file = beside
-        else:
-            folder = cache_folder() / "viewer"
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self.file = folder / f"{hashlib.sha256(str(log.absolute()).encode()).hexdigest()[:24]}.index"
+        folder = cache_folder() / "viewer"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.file = folder / f"{hashlib.sha256(str(log.absolute()).encode()).hexdigest()[:24]}.index"
+        if self.file.exists():
+            os.utime(self.file)
+        _forget_old(folder)
         self._writing = threading.Lock()
 
     def update(self, stop: threading.Event | None = None) -> int:
@@ -205,8 +209,19 @@ class EpisodeIndex:
         db.execute("PRAGMA journal_mode = WAL")  # readers never wait for the indexing
         db.execute("PRAGMA synchronous = OFF")  # it can be made anew
         if db.execute("PRAGMA user_version").fetchone()[0] != FORMAT:
+            owner = db.execute("PRAGMA application_id").fetchone()[0]
+            if owner != _APPLICATION and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                raise sqlite3.DatabaseError("it is a database of another program")
             _start_anew(db)
         return db
+
+
+def _forget_old(folder: Path) -> None:
+    """Delete indexes that nobody has opened for a month."""
+    for file in folder.glob("*.index*"):
+        with contextlib.suppress(OSError):  # another viewer was first
+            if file.stat().st_mtime < time.time() - _KEPT_S:
+                file.unlink()
 
 
 def _start_anew(db: sqlite3.Connection) -> None:
@@ -216,6 +231,7 @@ def _start_anew(db: sqlite3.Connection) -> None:
         db.execute(f"DROP TABLE IF EXISTS {name}")
     for statement in _TABLES.split(";"):
         db.execute(statement)
+    db.execute(f"PRAGMA application_id = {_APPLICATION}")
     db.execute(f"PRAGMA user_version = {FORMAT}")
     db.commit()
 
@@ -243,7 +259,7 @@ def _take_batch(db: sqlite3.Connection, file: Any) -> int | None:
         line += 1
         try:
             found = digest(json.loads(raw)) if raw.strip() else None
-        except ValueError as cause:
+        except (ValueError, RecursionError) as cause:
             problems.append((line, _why(raw, cause)))
             found = None
         if found is not None:
@@ -270,13 +286,13 @@ def _whole_lines(file: Any, num_bytes: int) -> Iterator[bytes]:
         if not raw.endswith(b"\n"):
             try:
                 json.loads(raw)
-            except ValueError:
+            except (ValueError, RecursionError):
                 return
         read += len(raw)
         yield raw
 
 
-def _why(raw: bytes, cause: ValueError) -> str:
+def _why(raw: bytes, cause: Exception) -> str:
     if isinstance(cause, (json.JSONDecodeError, UnicodeDecodeError)):
         return "it is not JSON; the process that wrote it was killed, or the file was damaged"
     return f"it is {cause}; another version may have written it"

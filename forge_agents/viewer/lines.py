@@ -46,7 +46,7 @@ class Lines:
         ended = raw.endswith(b"\n")
         try:
             row = json.loads(raw) if raw.strip() else None
-        except ValueError:
+        except (ValueError, RecursionError):
             if not ended:
                 return False
             row = None

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from forge_agents._plain_files import check_plain_files, is_small
 from forge_agents.errors import RunFolderError, did_you_mean
 from forge_agents.viewer.episode import finite, shown_episode
 from forge_agents.viewer.index import EpisodeIndex
@@ -190,7 +191,10 @@ def find_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
             raise RunFolderError(
                 f"{path} is no folder; give the out_dir of a run.{did_you_mean(path.name, siblings)}"
             )
-        inside = [path] if _is_run(path) else sorted(child for child in path.iterdir() if _is_run(child))
+        try:
+            inside = [path] if _is_run(path) else sorted(child for child in path.iterdir() if _is_run(child))
+        except OSError as cause:
+            raise RunFolderError(f"{path} cannot be read: {cause}") from cause
         if not inside:
             raise RunFolderError(
                 f"{path} holds no run: neither it nor a folder in it has one of {', '.join(_FILES)}; give the out_dir "
@@ -211,7 +215,10 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 
 def _is_run(folder: Path) -> bool:
-    return folder.is_dir() and (
+    if not folder.is_dir():
+        return False
+    check_plain_files(folder)
+    return (
         any((folder / name).is_file() for name in _FILES) or any(_is_board(file) for file in folder.glob("*.json"))
     )
 
@@ -225,15 +232,16 @@ def _is_board(file: Path) -> bool:
 def _json(file: Path) -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8", errors="replace"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
 def _yaml(file: Path) -> Any:
     try:
-        return yaml.safe_load(file.read_text(encoding="utf-8", errors="replace"))
-    except yaml.YAMLError:
+        found = yaml.safe_load(file.read_text(encoding="utf-8", errors="replace"))
+    except (yaml.YAMLError, ValueError, RecursionError):
         return None
+    return found if is_small(found) else None  # aliases of aliases make a terabyte of a kilobyte
 
 
 def _thinned(rows: Sequence[T]) -> list[T]:

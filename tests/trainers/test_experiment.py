@@ -1,5 +1,6 @@
 import asyncio
 import json
+import os
 import random
 import shutil
 import threading
@@ -265,3 +266,24 @@ def test_a_damaged_reward_is_told(tmp_path):
         saved_reward(tmp_path)
     shutil.rmtree(tmp_path / "step-000001")
     assert saved_reward(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        {"step": 1, "policies": ["../../elsewhere"]},
+        {"step": 1, "policies": ["/elsewhere"]},
+        {"step": 1, "policies": ["hero"], "files": {"../../secret": [6, 0]}},
+        {"step": 1, "policies": ["hero"], "files": {"hero/pipe": [6, 0]}},
+        {"step": 1, "policies": ["hero"], "score": "best"},
+    ],
+)
+def test_a_mark_that_leads_out_of_its_folder_is_damaged(tmp_path, mark):
+    folder = tmp_path / "checkpoints" / "step-000001"
+    (folder / "hero").mkdir(parents=True)
+    os.mkfifo(folder / "hero" / "pipe")
+    (folder / "experiment.json").write_text(json.dumps(mark))
+    kept = Checkpoints(tmp_path / "checkpoints", keep=1)
+    assert kept.best() is None
+    with pytest.raises(RunFolderError):
+        kept.policies(folder)

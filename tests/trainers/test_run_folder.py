@@ -81,3 +81,13 @@ def test_a_file_that_cannot_be_written_ends_the_run_with_the_reason(tmp_path):
     with pytest.raises(RunFolderError, match=r"metrics\.jsonl cannot be written.*goes on from the newest checkpoint"):
         run.log(0, {"x": 1.0})
     run.close()
+
+
+@pytest.mark.parametrize("name", [".lock", "config.yaml", ".config.yaml.draft", "metrics.jsonl", "reward.png"])
+def test_a_folder_with_links_is_not_written_through_them(tmp_path, name):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "run" / name).symlink_to(tmp_path / "mine")
+    with pytest.raises(RunFolderError, match="is a link"):
+        RunFolder(tmp_path / "run", {"a": 1})
+    assert (tmp_path / "mine").read_text() == "mine"

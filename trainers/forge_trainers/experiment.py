@@ -16,12 +16,13 @@ import shutil
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from zipfile import BadZipFile
 
 import numpy as np
 
+from forge_agents._plain_files import check_plain_file, check_plain_files
 from forge_agents.errors import ActorDiedError, ForgeError, RunFolderError, StallError
 from forge_agents.rollout import all_or_first_error
 
@@ -58,11 +59,17 @@ class _Mark:
     @classmethod
     def read(cls, folder: Path) -> _Mark:
         """Raises ValueError where the file does not say what it should."""
+        check_plain_files(folder)
         found = json.loads((folder / _MARK).read_text())
         try:
-            return cls(**{**found, "step": int(found["step"]), "policies": list(found["policies"])})
-        except (KeyError, TypeError) as cause:
+            mark = cls(**{**found, "step": int(found["step"]), "policies": [str(name) for name in found["policies"]]})
+            odd = [name for name in (*mark.policies, *mark.files) if not _stays(name)]  # both are opened below
+            math.isfinite(mark.score or 0.0)
+        except (KeyError, TypeError, RecursionError) as cause:
             raise ValueError(f"{_MARK} is damaged: {cause!r}") from cause
+        if odd:
+            raise ValueError(f"{_MARK} is damaged: {odd[0][:80]!r} does not stay in the folder")
+        return mark
 
 
 class ProcessRandomness:
@@ -326,10 +333,16 @@ def _checked(folder: Path) -> _Mark:
 
 def _size_and_crc(file: Path) -> list[int]:
     crc = size = 0
+    check_plain_file(file)
     with file.open("rb") as stream:
         while chunk := stream.read(_CHUNK_BYTES):
             crc, size = zlib.crc32(chunk, crc), size + len(chunk)
     return [size, crc]
+
+
+def _stays(name: str) -> bool:
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
 
 
 def _known(score: float | None) -> float | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from forge_agents._plain_files import check_plain_files
 from forge_agents.errors import RunFolderError
 from forge_trainers.experiment import Checkpoints
 from forge_trainers.learner_config import LearnerConfig
@@ -38,6 +39,7 @@ def export_checkpoint(
     from forge_trainers.learner_core import LearnerCore
 
     folder = Path(run)
+    check_plain_files(folder)
     policies, kept = _policies(folder), Checkpoints(folder / "checkpoints", keep=1)
     chosen = _chosen(kept, checkpoint, folder)
     target = Path(out) if out else folder / f"export-{chosen.name}"

@@ -22,12 +22,14 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.tensor import DTensor
 
 from forge_agents.errors import RunFolderError
+from forge_trainers.checkpoint_reader import Planner, Reader
 
 _log = logging.getLogger(__name__)
+_NONSENSE = (AssertionError, AttributeError, IndexError, KeyError, TypeError)
+"""What PyTorch raises over metadata that nobody can have written."""
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".safetensors.index.json", ".bin.index.json")
 
 
@@ -117,7 +119,7 @@ def _unwritable(folder: Path, error: object) -> RunFolderError:
 
 
 def load(state: dict[str, Any], folder: Path, *, optional: Collection[str] = ()) -> dict[str, Any]:
-    """Read a checkpoint into the tensors of `state`.
+    """Read a checkpoint into the tensors of `state`. Nothing that it holds is run, whoever wrote it.
 
     Args:
         state: As `Writer.start` was given it; its tensors are overwritten.
@@ -133,12 +135,15 @@ def load(state: dict[str, Any], folder: Path, *, optional: Collection[str] = ())
     if not (folder / ".metadata").is_file():
         raise RunFolderError(f"{folder} holds no complete checkpoint; choose another, or start without one")
     try:
-        stored = {str(name).partition(".")[0] for name in FileSystemReader(folder).read_metadata().state_dict_metadata}
+        reader = Reader(folder)
+        stored = {str(name).partition(".")[0] for name in reader.read_metadata().state_dict_metadata}
         wanted = {name: value for name, value in state.items() if name in stored or name not in optional}
         if left := sorted(state.keys() - wanted.keys()):
             _log.warning("%s holds no %s; the run goes on with what it has", folder, ", ".join(left))
-        state_dict_loader.load(wanted, checkpoint_id=str(folder))
-    except (CheckpointException, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        state_dict_loader.load(wanted, storage_reader=reader, planner=Planner())
+    except pickle.UnpicklingError as error:
+        raise RunFolderError(f"{folder} is refused: {error}. Nothing in it was run; ask who made it") from error
+    except (CheckpointException, OSError, RuntimeError, ValueError, EOFError, *_NONSENSE) as error:
         raise RunFolderError(f"{folder} does not fit this model ({error}); was it saved by another one?") from error
     return state | wanted
 

@@ -270,6 +270,8 @@ class LeaguePlay:
         self.standings.load_state_dict(state)
         self._loaded = ""
         for one in self.standings.opponents:
+            if Path(one.name).name != one.name:
+                raise ValueError(f"the league's {one.name[:80]!r} is no name of a snapshot")
             if one.version > 0 and not (self._snapshots / one.name).is_dir():
                 raise ValueError(f"snapshot {self._snapshots / one.name} of the league is missing")
 

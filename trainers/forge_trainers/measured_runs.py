@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from forge_agents._plain_files import check_plain_files
 from forge_agents.errors import RunFolderError
 from forge_trainers.cores import share_cores
 from forge_trainers.run_folder import read_rows
@@ -123,6 +124,7 @@ def read_run(folder: str | os.PathLike[str], *, cores: float | None = None, skip
         RunFolderError: A file is missing, or there are not enough steps or episodes.
     """
     path = Path(folder)
+    check_plain_files(path)
     files = {name: path / name for name in ("config.yaml", "metrics.jsonl", "episodes.jsonl")}
     for file in files.values():
         if not file.is_file():

@@ -17,6 +17,7 @@ from typing import IO, Any
 
 import yaml
 
+from forge_agents._plain_files import check_plain_files
 from forge_agents.errors import RunFolderError
 from forge_agents.types import Episode
 from forge_trainers.plots import draw_curve
@@ -35,7 +36,7 @@ class RunFolder:
         log_to: Where curves go beside ``metrics.jsonl``.
 
     Raises:
-        RunFolderError: The folder cannot be written, or another process trains in it.
+        RunFolderError: The folder cannot be written, holds links, or another process trains in it.
         MissingExtraError: The tracker is not installed.
     """
 
@@ -43,6 +44,7 @@ class RunFolder:
         self, path: str | os.PathLike[str], config: Mapping[str, Any], *, log_to: Tracker = "tensorboard"
     ) -> None:
         self.path = Path(path)
+        check_plain_files(self.path)  # what is written below would follow a link that somebody else has put there
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock: IO[str] = (self.path / ".lock").open("a")

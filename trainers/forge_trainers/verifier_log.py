@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from forge_agents._plain_files import check_plain_files
 from forge_agents.errors import RunFolderError
 from forge_trainers.experiment import saved_reward
 from forge_trainers.run_folder import read_rows
@@ -35,6 +36,7 @@ def verifier_history(folder: str | os.PathLike[str]) -> list[Snapshot]:
     from forge_verifiers.report_evidence import Evidence
 
     path = Path(folder)
+    check_plain_files(path)
     if not (path / "config.yaml").exists():
         raise RunFolderError(f"{path} is no run folder: it has no config.yaml; give the out_dir of a training run")
     if not (path / _LOG).exists():

@@ -17,6 +17,14 @@ sys.path[:0] = [HERE] if HERE not in sys.path else []
 from viewer_runs import Server, episode, metrics, write_lines  # noqa: E402
 
 
+@pytest.fixture(autouse=True)
+def index_folder(tmp_path_factory, monkeypatch) -> Path:
+    """Where indexes go: not to the cache of whoever runs the tests."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setattr("forge_agents.viewer.index.cache_folder", lambda: folder)
+    return folder / "viewer"
+
+
 @pytest.fixture
 def run_folder(tmp_path) -> Path:
     """A training run of three steps with six episodes, one of which failed."""

@@ -1,4 +1,8 @@
 import json
+import os
+import sqlite3
+import time
+from contextlib import closing
 
 import pytest
 from viewer_runs import episode, record, write_lines
@@ -150,7 +154,7 @@ def test_a_missing_file_is_an_empty_list(tmp_path):
 
 def test_a_damaged_index_says_what_to_delete(index):
     index.file.write_bytes(b"not a database" * 100)
-    with pytest.raises(RunFolderError, match=r"\.episodes\.index cannot be used .*delete it"):
+    with pytest.raises(RunFolderError, match=r"\.index cannot be used .*delete it"):
         index.find(Query())
 
 
@@ -160,13 +164,37 @@ def test_an_index_of_another_format_is_made_anew(index, monkeypatch):
     assert len(numbers(index)) == 6
 
 
-def test_a_folder_that_cannot_be_written_has_its_index_in_the_cache(run_folder, tmp_path, monkeypatch):
-    monkeypatch.setenv("FORGE_AGENTS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("os.access", lambda path, mode: False)
+def test_the_index_lies_in_the_cache_and_the_run_folder_stays_as_it_was(run_folder, index_folder):
+    other = sqlite3.connect(run_folder.parent / "other.db")
+    with other:
+        other.execute("CREATE TABLE precious (x)")
+        other.execute("INSERT INTO precious VALUES (42)")
+    (run_folder / ".episodes.index").symlink_to(run_folder.parent / "other.db")
+    before = sorted(path.name for path in run_folder.iterdir())
     index = EpisodeIndex(run_folder / "episodes.jsonl")
-    assert index.file.parent == tmp_path / "cache" / "viewer"
-    assert index.update() == 6
-    assert sorted(path.name for path in run_folder.iterdir()) == ["config.yaml", "episodes.jsonl", "metrics.jsonl"]
+    assert index.file.parent == index_folder and index.update() == 6
+    assert sorted(path.name for path in run_folder.iterdir()) == before
+    assert other.execute("SELECT x FROM precious").fetchall() == [(42,)]
+
+
+def test_a_database_of_another_program_is_never_made_anew(run_folder):
+    index = EpisodeIndex(run_folder / "episodes.jsonl")
+    with closing(sqlite3.connect(index.file)) as other, other:
+        other.execute("CREATE TABLE precious (x)")
+    with pytest.raises(RunFolderError, match="another program"):
+        index.update()
+    with closing(sqlite3.connect(index.file)) as other:
+        assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("precious",)]
+
+
+def test_indexes_that_nobody_has_opened_for_a_month_are_deleted(run_folder, index_folder):
+    EpisodeIndex(run_folder / "episodes.jsonl").update()
+    old, new = index_folder / "old.index", index_folder / "new.index"
+    for file, age_s in ((old, 40 * 24 * 3600), (new, 0)):
+        file.touch()
+        os.utime(file, (time.time() - age_s,) * 2)
+    assert EpisodeIndex(run_folder / "episodes.jsonl").find(Query())["total"] == 6
+    assert new.exists() and not old.exists()
 
 
 @pytest.mark.parametrize("wrong", [{"sort": "n; DROP TABLE episodes"}, {"offset": -1}, {"limit": 501}, {"limit": -1}])

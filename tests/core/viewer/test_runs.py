@@ -1,11 +1,13 @@
 import json
 import math
+import os
 
 import pytest
 from viewer_runs import episode, metrics, record, write_lines
 
 from forge_agents.errors import RunFolderError
 from forge_agents.viewer import save_page
+from forge_agents.viewer.index import Query
 from forge_agents.viewer.runs import MOST_POINTS, Run, find_runs
 
 
@@ -58,9 +60,7 @@ def test_damaged_metrics_are_told_and_the_rest_is_shown(run_folder):
     with (run_folder / "metrics.jsonl").open("a") as file:
         file.write('broken\n{"no": "step"}\n{"step": 9, "reward/mean": NaN}\n{"step": 10, "rew')
     run = only(run_folder)
-    assert run.status()["problems"] == [
-        "line 4 of metrics.jsonl is left out: it is not JSON; the file was damaged"
-    ]
+    assert run.status()["problems"] == ["line 4 of metrics.jsonl is left out: it is not JSON; the file was damaged"]
     assert run.metrics()["step"] == [0, 1, 2, 9]
     assert run.metrics()["series"]["reward/mean"][-1] is None
     (run_folder / "config.yaml").write_text("a: [1")
@@ -163,3 +163,35 @@ def test_trouble_with_the_index_is_a_problem_of_the_run(run_folder):
     run.look()
     (problem,) = run.status()["problems"]
     assert "delete it" in problem and run.status()["steps"] == 3
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "episodes.jsonl", "board.json", ".episodes.index"])
+@pytest.mark.parametrize("kind", ["link", "pipe", "link to nowhere"])
+def test_a_folder_whose_files_are_links_or_pipes_is_refused(run_folder, tmp_path, name, kind):
+    (tmp_path / "secret").write_text("token: s3cret\n")
+    (run_folder / name).unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(run_folder / name)  # to open it would wait for ever
+    else:
+        (run_folder / name).symlink_to(tmp_path / ("secret" if kind == "link" else "nothing"))
+    with pytest.raises(RunFolderError, match=f"{name} is (a link|no file)"):
+        find_runs([run_folder])
+    (run_folder / name).unlink()
+    (tmp_path / "disk").mkdir()
+    (run_folder / "checkpoints").symlink_to(tmp_path / "disk")  # as people do
+    assert len(find_runs([run_folder])) == 1 or name != "board.json"
+
+
+def test_settings_of_aliases_of_aliases_and_rows_nested_without_end_are_problems_not_crashes(run_folder):
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+    (run_folder / "config.yaml").write_text("\n".join(lines))
+    deep = "[" * 200_000
+    for name in ("metrics.jsonl", "episodes.jsonl"):
+        with (run_folder / name).open("a") as file:
+            file.write(f'{{"step": {deep}\n')
+    run = only(run_folder)
+    run.look()
+    assert run.settings() == {} and len(run.metrics()["step"]) == 3
+    assert "config.yaml holds no settings" in " ".join(run.status()["problems"])
+    assert run.index.find(Query())["total"] == 6

@@ -1,0 +1,54 @@
+"""Folders that a stranger may have made: their files are files.
+
+In: a folder. Out: nothing, or an error. Waits for the disk.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from forge_agents.errors import RunFolderError
+
+
+def check_plain_files(folder: str | os.PathLike[str]) -> None:
+    """Refuse a folder of which an entry is a link to a file, or a pipe, a socket or a device; it may be missing.
+
+    Whoever reads or writes through such an entry reads, shows or overwrites what lies elsewhere, or waits for ever.
+    Links to folders, as people make them to larger disks, may stay.
+
+    Raises:
+        RunFolderError: Names the entry.
+    """
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return  # whoever opens it says why it cannot be
+    for entry in entries:
+        if not (entry.is_dir() or entry.is_file(follow_symlinks=False)):
+            what = "a link" if entry.is_symlink() else "no file"
+            raise RunFolderError(
+                f"{entry.path} is {what}; a run's folder holds plain files: remove it, or put a copy there"
+            )
+
+
+def check_plain_file(path: Path) -> None:
+    """The same of one file.
+
+    Raises:
+        RunFolderError: Names it.
+    """
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise RunFolderError(f"{path} is a link, or no file; a run's folder holds plain files")
+
+
+def is_small(value: Any, most: int = 100_000) -> bool:
+    """Whether a value read from YAML has at most `most` parts, each counted as often as it is referred to."""
+    waiting, seen = [value], 0
+    while waiting and seen <= most:
+        part = waiting.pop()
+        seen += 1
+        waiting += part.values() if isinstance(part, dict) else part if isinstance(part, list | tuple | set) else ()
+    return seen <= most

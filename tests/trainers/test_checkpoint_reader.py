@@ -1,0 +1,113 @@
+"""Checkpoints of strangers: what they ask to be run is not run."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import pickletools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint import state_dict_saver
+from torch.distributed.checkpoint.metadata import MetadataIndex
+
+from forge_agents.errors import RunFolderError
+from forge_trainers import learner_files
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed")
+
+
+class Touch:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.system, (f"touch {self.file}",))
+
+
+def state(value: Any = 7) -> dict[str, Any]:
+    numbers = {"steps": value, "groups": [{"lr": 0.5, "betas": (0.9, 0.99)}]}
+    return {"model": {"w": torch.ones(3, dtype=torch.bfloat16)}, "numbers": numbers}
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    state_dict_saver.save(state(), checkpoint_id=str(tmp_path / "step"), no_dist=True)
+    return tmp_path / "step"
+
+
+def rewritten(folder: Path, change: Any) -> None:
+    """Change what ``.metadata`` says."""
+    found = pickle.loads((folder / ".metadata").read_bytes())
+    change(found)
+    (folder / ".metadata").write_bytes(pickle.dumps(found))
+
+
+def test_what_was_saved_is_read(saved: Path) -> None:
+    wanted = state(0)
+    wanted["model"]["w"].zero_()
+    found = learner_files.load(wanted, saved)
+    assert found["numbers"] == state()["numbers"] and found["model"]["w"].tolist() == [1, 1, 1]
+
+
+def test_metadata_that_asks_for_a_call_is_refused(saved: Path, tmp_path: Path) -> None:
+    (saved / ".metadata").write_bytes(pickle.dumps(Touch(tmp_path / "mark")))
+    pickle.loads((saved / ".metadata").read_bytes())  # this is how PyTorch reads it
+    assert (tmp_path / "mark").exists()
+    (tmp_path / "mark").unlink()
+    with pytest.raises(RunFolderError, match=r"is refused: .* asks for \w+\.system"):
+        learner_files.load(state(), saved)
+    assert not (tmp_path / "mark").exists()
+
+
+def test_a_call_hidden_in_the_metadata_or_in_a_value_is_refused(saved: Path, tmp_path: Path) -> None:
+    rewritten(saved, lambda found: setattr(found, "planner_data", Touch(tmp_path / "mark")))
+    with pytest.raises(RunFolderError, match="is refused"):
+        learner_files.load(state(), saved)
+    state_dict_saver.save(state(Touch(tmp_path / "mark")), checkpoint_id=str(tmp_path / "value"), no_dist=True)
+    with pytest.raises(RunFolderError, match="does not fit"):
+        learner_files.load(state(), tmp_path / "value")
+    assert not (tmp_path / "mark").exists()
+
+
+def test_metadata_that_changes_a_class_is_refused(saved: Path) -> None:
+    name = f"{MetadataIndex.__module__}\n{MetadataIndex.__qualname__}\n".encode()
+    poison = b"\x80\x02c" + name + b"N}X\x06\x00\x00\x00poisonK\x01s\x86b."  # a class, its state, BUILD
+    assert [op.name for op, *_ in pickletools.genops(poison)][-2:] == ["BUILD", "STOP"]
+    (saved / ".metadata").write_bytes(poison)
+    with pytest.raises(RunFolderError, match="changes a class"):
+        learner_files.load(state(), saved)
+    assert not hasattr(MetadataIndex, "poison")
+
+
+@pytest.mark.parametrize("name", ["../secret", "/dev/zero", "link", "pipe"])
+def test_metadata_that_leads_out_of_the_folder_is_refused(saved: Path, tmp_path: Path, name: str) -> None:
+    (file,) = saved.glob("*.distcp")
+    file.rename(tmp_path / "secret")
+    (saved / "link").symlink_to(tmp_path / "secret")
+    os.mkfifo(saved / "pipe")  # to open it would wait for ever
+
+    def lead(found: Any) -> None:
+        for place in found.storage_data.values():
+            place.relative_path = name
+
+    rewritten(saved, lead)
+    with pytest.raises(RunFolderError, match="no file of this folder"):
+        learner_files.load(state(), saved)
+
+
+def test_nonsense_is_an_error_that_names_the_folder(saved: Path) -> None:
+    for change in (
+        lambda found: setattr(found, "storage_data", None),
+        lambda found: setattr(found, "state_dict_metadata", {"model.w": None, "numbers.steps": 3}),
+        lambda found: found.storage_data.clear(),
+    ):
+        kept = (saved / ".metadata").read_bytes()
+        rewritten(saved, change)
+        with pytest.raises(RunFolderError, match="step"):
+            learner_files.load(state(), saved)
+        (saved / ".metadata").write_bytes(kept)
