@@ -36,6 +36,7 @@ def run(staleness, seed, asked, *, lr=2e-5):
         return json.loads(saved.read_text())
     config = fa.GRPOConfig(
         seed=seed,
+        refills=0,  # every arm plays as much
         max_staleness=staleness,
         learner=fa.LearnerConfig(lr=lr, warmup_steps=2),
         engine=fa.EngineConfig(max_model_len=256, enforce_eager=True),

@@ -46,6 +46,7 @@ def run(kind, share, seed, asked, *, control=False):
         return json.loads(saved.read_text())
     config = fa.GRPOConfig(
         seed=seed,
+        refills=0,  # every arm plays as much
         learner=fa.LearnerConfig(lr=lr, warmup_steps=2),
         engine=fa.EngineConfig(max_model_len=256, enforce_eager=True),
         groups_per_step=asked.groups,

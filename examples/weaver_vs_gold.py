@@ -118,6 +118,7 @@ def run(arm, seed, folder, single, asked):
     solver = fa.Policy(asked.model, name="solver", sampling=fa.Sampling(temperature=1.0, max_tokens=16))
     config = fa.GRPOConfig(
         seed=seed,
+        refills=0,  # every arm plays as much
         learner=fa.LearnerConfig(lr=3e-5, warmup_steps=2),
         engine=fa.EngineConfig(max_model_len=256),
         eval_every=asked.eval_every,

@@ -46,6 +46,7 @@ def config(**changes):
         "group_size": 8,
         "groups_per_step": 4,
         "checkpoint_every": 2,
+        "refills": 0,
         "seed": 1,
         "learner": fa.LearnerConfig(lr=3e-3, threads=1, compute_dtype="float32"),
         "engine": fa.EngineConfig(enforce_eager=True, kv_cache_gb=0.1, max_model_len=256, threads=1),

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from forge_agents.errors import StallError
 from forge_agents.policy import Policy
@@ -13,6 +14,8 @@ from forge_trainers.columns import Columns
 from forge_trainers.config import GRPOConfig
 from forge_trainers.credit import Baselines, Credit
 from forge_trainers.judging import EnvTurnReward, env_reward, judge, lessons_from, mean_and_ci, summarise
+from forge_trainers.learner_config import LearnerConfig
+from forge_trainers.learner_core import LearnerCore
 from forge_trainers.trainer import GRPOTrainer
 
 
@@ -288,6 +291,60 @@ def test_groups_that_teach_nothing_are_replaced(tmp_path):
         assert asked == wanted
         assert lessons_from(found, Credit(), {"hero"}).counts["used"] == (3 if refills == 9 else 1)
         assert len(found) == 3 + 2 * len(wanted)
+
+
+@pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "rloo"])
+@pytest.mark.parametrize("denominator", [None, "sampled", "used"])
+def test_flat_groups_count_in_the_denominator_where_the_loss_or_the_config_says_so(loss, denominator):
+    """One group of two teaches; a flat one of two, of three tokens a sibling, does not."""
+    flat = group((1, 0), (1, 0), seed=1)
+    longer = dataclasses.replace(turn("a", 0, 1), response_ids=(3, 3, 3), logprobs=(-1.0,) * 3)
+    trajectories = {"a": Trajectory(agent="a", policy="hero", turns=(longer,))}
+    flat = dataclasses.replace(
+        flat, episodes=tuple(dataclasses.replace(e, trajectories=e.trajectories | trajectories) for e in flat.episodes)
+    )
+    config = GRPOConfig(learner=LearnerConfig(loss=loss), denominator=denominator)
+    items = judged([group((0, 0), (1, 0)), flat])
+    whole = lessons_from(items, config.credit_rule, {"hero"})
+    found = lessons_from(items, config.credit_rule, {"hero"}, size_of=config.size_of)
+    counts_all = denominator == "sampled" or (denominator is None and loss != "dapo")
+    share = (2 / 8 if loss == "dapo" else 1 / 2) if counts_all else 1.0
+    assert [s.advantages[-1] for s in found.samples["hero"]] == pytest.approx(
+        [share * s.advantages[-1] for s in whole.samples["hero"]]
+    )
+    assert found.shares == ({"hero": share} if counts_all else {}) and found.advantages == whole.advantages
+    assert found.counts == whole.counts
+
+
+def test_a_learner_that_gets_flat_groups_takes_the_same_step(tiny_llama, random_batch):
+    """Published GRPO: the batch with the flat groups in it, whose advantages are 0."""
+    whole, without = random_batch(groups=4), random_batch(groups=4)
+    keep = whole["samples"]["group"] < 3
+    starts, lengths = whole["samples"]["start"].tolist(), whole["samples"]["length"].tolist()
+    flat = [range(s, s + n) for s, n, kept in zip(starts, lengths, keep.tolist(), strict=True) if not kept]
+    for places in flat:
+        whole["tokens"]["advantages"][list(places)] = 0.0
+    tokens = without["tokens"][torch.tensor([p for p in range(len(whole["tokens"])) if not any(p in f for f in flat)])]
+    tokens["advantages"] *= float(keep.sum()) / len(keep)
+    samples = without["samples"][keep]
+    samples["start"] = samples["length"].cumsum(0) - samples["length"]
+    without["tokens"], without["samples"] = tokens, samples
+    config = LearnerConfig(model=str(tiny_llama), compute_dtype="float32", threads=1, lr=0.0, loss="grpo")
+    one, other = LearnerCore(config).train_step(whole), LearnerCore(config).train_step(without)
+    assert other["loss"] == pytest.approx(one["loss"], rel=1e-5) and other["grad_norm"] == pytest.approx(
+        one["grad_norm"], rel=1e-5
+    )
+
+
+def test_dapo_refills_by_default():
+    assert GRPOConfig().max_refills == 3 and GRPOConfig(refills=0).max_refills == 0
+    assert {name: GRPOConfig(learner=LearnerConfig(loss=name)).max_refills for name in ("grpo", "gspo", "rloo")} == {
+        "grpo": 0,
+        "gspo": 0,
+        "rloo": 0,
+    }
+    with pytest.raises(ValueError, match="denominator='all' must be one of"):
+        GRPOConfig(denominator="all")
 
 
 def test_columns_are_credited_apart_and_added():

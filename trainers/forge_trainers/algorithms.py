@@ -25,6 +25,10 @@ Reduction: TypeAlias = Literal["token", "sequence_mean", "sequence_sum", "consta
 each sequence, then over sequences. ``sequence_sum``: sum over each sequence, mean over sequences. ``constant``: the
 same, divided by `LearnerConfig.length_constant`."""
 
+Denominator: TypeAlias = Literal["sampled", "used"]
+"""Which trajectories count in that mean. ``sampled``: also those that teach nothing because siblings earn the same, so
+that a step of few lessons is a small one. ``used``: those that teach."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
@@ -82,12 +86,21 @@ class Loss:
     """How rewards become its advantages where `GRPOConfig` sets no credit."""
     correction: Correction = field(default_factory=Correction)
     """What is done about samples of another policy where `LearnerConfig` says nothing."""
+    denominator: Denominator = "used"
+    """Which trajectories count in its mean where `GRPOConfig` says nothing."""
+    refills: int = 0
+    """Times a step replaces groups that teach nothing where `GRPOConfig` says nothing."""
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
             raise ValueError(f"loss name {self.name!r} must be a word of letters, digits and underscores")
         if self.reduction not in get_args(Reduction):
             raise ValueError(f"reduction={self.reduction!r} of loss {self.name!r} must be one of {get_args(Reduction)}")
+        if self.denominator not in get_args(Denominator) or self.refills < 0:
+            raise ValueError(
+                f"denominator={self.denominator!r}, refills={self.refills} of loss {self.name!r}: one of "
+                f"{get_args(Denominator)}, and at least 0"
+            )
         if not (0 <= self.clip[0] <= 1 and self.clip[1] >= 0):
             raise ValueError(f"clip={self.clip} of loss {self.name!r} must lie in [0, 1] and [0, inf]")
 
@@ -103,6 +116,8 @@ def register_loss(
     sequence_ratio: bool = False,
     credit: Credit | None = None,
     correction: Correction | None = None,
+    denominator: Denominator = "used",
+    refills: int = 0,
 ) -> Callable[[LossFunction], LossFunction]:
     """Give a policy loss a name that `LearnerConfig` knows.
 
@@ -115,6 +130,8 @@ def register_loss(
         sequence_ratio: Whether it reads `TokenInputs.sequence_log_ratio_S`.
         credit: The advantages it is published with; None is GRPO's.
         correction: What it does about samples of another policy; None: its ratio is taken to the sampler.
+        denominator: See `Denominator`.
+        refills: Times a step replaces groups that teach nothing.
 
     Raises:
         ValueError: The name is taken by another function, or an argument is out of range.
@@ -130,6 +147,8 @@ def register_loss(
                 sequence_ratio=sequence_ratio,
                 credit=credit or Credit(),
                 correction=correction or Correction(),
+                denominator=denominator,
+                refills=refills,
             )
         )
         return function
@@ -177,21 +196,24 @@ def clipped_surrogate(ratio_S: torch.Tensor, inputs: TokenInputs) -> TokenLoss:
     return TokenLoss(-plain_S.minimum(limited_S), (limited_S < plain_S).float())
 
 
-@register_loss("grpo", reduction="sequence_mean", clip=(0.2, 0.2))
+@register_loss("grpo", reduction="sequence_mean", clip=(0.2, 0.2), denominator="sampled")
 def grpo(inputs: TokenInputs) -> TokenLoss:
     """``1/G sum_i 1/|o_i| sum_t -min(r A, clip(r) A)`` (GRPO, arXiv 2402.03300, eq. 3)."""
     return clipped_surrogate(inputs.log_ratio_S.exp(), inputs)
 
 
-@register_loss("dr_grpo", reduction="constant", clip=(0.2, 0.2), credit=Credit(scale="none"))
+@register_loss("dr_grpo", reduction="constant", clip=(0.2, 0.2), credit=Credit(scale="none"), denominator="sampled")
 def dr_grpo(inputs: TokenInputs) -> TokenLoss:
     """``1/G sum_i 1/C sum_t -min(r A, clip(r) A)`` with a constant C and ``A = R - mean(R)`` (arXiv 2503.20783)."""
     return clipped_surrogate(inputs.log_ratio_S.exp(), inputs)
 
 
-@register_loss("dapo", reduction="token", clip=(0.2, 0.28))
+@register_loss("dapo", reduction="token", clip=(0.2, 0.28), refills=3)
 def dapo(inputs: TokenInputs) -> TokenLoss:
-    """``1/sum_i |o_i| sum_i sum_t -min(r A, clip(r, 1 - low, 1 + high) A)`` (DAPO, arXiv 2503.14476, eq. 8)."""
+    """``1/sum_i |o_i| sum_i sum_t -min(r A, clip(r, 1 - low, 1 + high) A)`` (DAPO, arXiv 2503.14476, eq. 8).
+
+    Departure: groups that teach nothing are replaced at most three times a step (eq. 11 goes on until none is left).
+    """
     return clipped_surrogate(inputs.log_ratio_S.exp(), inputs)
 
 
@@ -201,6 +223,7 @@ def dapo(inputs: TokenInputs) -> TokenLoss:
     clip=(3e-4, 4e-4),
     sequence_ratio=True,
     correction=Correction(how="truncate", level="geometric", high=2.0),
+    denominator="sampled",
 )
 def gspo(inputs: TokenInputs) -> TokenLoss:
     """``1/G sum_i -min(s_i A, clip(s_i) A)``, ``s_i = exp(1/|o_i| sum_t log r)`` (GSPO, arXiv 2507.18071, eq. 5 and 7).
@@ -228,7 +251,11 @@ def cispo(inputs: TokenInputs) -> TokenLoss:
 
 
 @register_loss(
-    "rloo", reduction="sequence_sum", clip=(1.0, float("inf")), credit=Credit(baseline="leave_one_out", scale="none")
+    "rloo",
+    reduction="sequence_sum",
+    clip=(1.0, float("inf")),
+    credit=Credit(baseline="leave_one_out", scale="none"),
+    denominator="sampled",
 )
 def rloo(inputs: TokenInputs) -> TokenLoss:
     """``1/G sum_i -(R_i - mean of the others' R) log p(o_i)``: REINFORCE (RLOO, arXiv 2402.14740).

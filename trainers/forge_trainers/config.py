@@ -6,15 +6,17 @@ In: what a user sets. Out: checked, frozen dataclasses. Waits for nothing.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from forge_agents.errors import did_you_mean
 from forge_agents.hosts import Hosts
 from forge_agents.policy import AnyPolicy, Endpoint, Human, Policy, Random, Seats
 from forge_agents.serving.config import EngineConfig
-from forge_trainers.algorithms import find_loss
+from forge_agents.types import Trajectory
+from forge_trainers.algorithms import Denominator, find_loss
 from forge_trainers.credit import Credit
 from forge_trainers.league import League, LeagueConfig
 from forge_trainers.learner_config import LearnerConfig
@@ -30,9 +32,13 @@ class GRPOConfig:
     """Siblings per group: episodes with one seed. At least 2 where `credit` compares them with each other."""
     groups_per_step: int = 8
     """Groups, so seeds, per optimiser step."""
-    refills: int = 0
+    refills: int | None = None
     """Times a step may replace groups that teach nothing, and failed ones, by groups with other seeds, played on the
-    present weights (DAPO's dynamic sampling, arXiv 2503.14476, eq. 11). 0 learns from what is left."""
+    present weights (DAPO's dynamic sampling, arXiv 2503.14476, eq. 11). 0 learns from what is left. None: as the
+    learner's loss brings it, 3 for "dapo" and 0 for the others."""
+    denominator: Denominator | None = None
+    """Which trajectories count in the mean that a loss is: "sampled", also those of groups whose siblings earn the same
+    (GRPO as published), or "used", those that teach. None: as the learner's loss brings it."""
     credit: Credit | None = None
     """How rewards become advantages. None: as the learner's loss was published; else it is given whole."""
     learner: LearnerConfig = field(default_factory=LearnerConfig)
@@ -110,8 +116,10 @@ class GRPOConfig:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.denominator not in (None, *get_args(Denominator)):
+            raise ValueError(f"denominator={self.denominator!r} must be one of {get_args(Denominator)}, or None")
         for name in ("refills", "max_staleness", "eval_every", "keep_episodes", "max_respawns"):
-            if getattr(self, name) < 0:
+            if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
         if self.exploitability_samples < 0 or (self.exploitability_samples and not self.eval_every):
             raise ValueError(
@@ -130,6 +138,24 @@ class GRPOConfig:
     def credit_rule(self) -> Credit:
         """`credit`, or that of the learner's loss."""
         return self.credit or find_loss(self.learner.loss).credit
+
+    @property
+    def max_refills(self) -> int:
+        """`refills`, or those of the learner's loss."""
+        return find_loss(self.learner.loss).refills if self.refills is None else self.refills
+
+    @property
+    def size_of(self) -> Callable[[Trajectory], int] | None:
+        """What a trajectory that teaches nothing adds to the denominator of the learner's loss; None: nothing."""
+        rule = self.denominator or find_loss(self.learner.loss).denominator
+        return self._size if rule == "sampled" else None
+
+    def _size(self, trajectory: Trajectory) -> int:
+        """Tokens or sequences."""
+        tokens = [len(turn.response_ids) for turn in trajectory.turns]
+        if find_loss(self.learner.loss).reduction == "token":
+            return sum(tokens)
+        return sum(map(bool, tokens)) if self.learner.sequence == "turn" else int(any(tokens))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -99,6 +99,7 @@ def settings(config: DemoConfig, lr: float | None = None) -> GRPOConfig:
         learner=learner if lr is None else replace(learner, lr=lr),
         engine=config.engine,
         checkpoint_every=20,
+        refills=0,  # the control plays as much
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -198,6 +198,8 @@ class Lessons:
     baselines all the same, as in DAPO's overlong filtering (arXiv 2503.14476, section 3.4)."""
     bad_logprobs: Mapping[str, float] = field(default_factory=dict)
     """By policy: share of the sampled tokens that are masked because their log-probability is none."""
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """By policy: share of the loss's denominator that `samples` make up; their advantages are multiplied with it."""
 
 
 def lessons_from(
@@ -207,6 +209,7 @@ def lessons_from(
     baselines: Baselines | None = None,
     *,
     room: Mapping[str, int] | None = None,
+    size_of: Callable[[Trajectory], int] | None = None,
 ) -> Lessons:
     """Turn rewards into advantages and cut trajectories into samples.
 
@@ -219,6 +222,8 @@ def lessons_from(
         trainable: Policies that learn.
         baselines: Running means that `credit` may keep, brought up to date.
         room: Tokens of the longest sample that each policy's learner takes; a policy that is absent has no limit.
+        size_of: What a trajectory adds to the denominator of the loss, where those that teach nothing count, too. A
+            learner divides by what it gets, so samples are made smaller instead. None: only what teaches counts.
     """
     from forge_trainers.packing import samples_from
 
@@ -247,6 +252,7 @@ def lessons_from(
     samples: dict[str, list[Sample]] = {}
     sampled: Counter[str] = Counter()
     bad: Counter[str] = Counter()
+    sizes: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}  # of what teaches, and of what does not
     used: set[int] = set()
     overlong: list[int] = []
     learned: dict[tuple[int, int], dict[str, Sequence[float]]] = {}
@@ -256,6 +262,8 @@ def lessons_from(
         number = next(iter(scored.values()))[at].seed
         advantages = np.sum(known, axis=0).tolist() if known else []
         cut = samples_from(trajectory, advantages, group=number, number=at) if known else []
+        if size_of is not None:
+            sizes[bool(known)][trajectory.policy] += size_of(trajectory)
         limit = (room or {}).get(trajectory.policy, math.inf)
         overlong += [number for sample in cut if len(sample.token_ids) > limit]
         bad[trajectory.policy] += sum(sample.bad_logprobs for sample in cut)
@@ -264,15 +272,23 @@ def lessons_from(
             samples.setdefault(trajectory.policy, []).extend(kept)
             learned.setdefault((number, siblings[at]), {})[trajectory.agent] = advantages
             used.add(number)
+    shares = {name: taught / (taught + sizes[False][name]) for name, taught in sizes[True].items() if taught}
     lost = len({*overlong} - used)
     counts.update(used=len(used), too_long=lost, flat=len(usable) - len(used) - lost)
     return Lessons(
-        samples=samples,
+        samples={name: _scaled(own, shares.get(name, 1.0)) for name, own in samples.items()},
         counts=dict(counts),
         advantages=learned,
         too_long=len(overlong),
         bad_logprobs={name: bad[name] / number for name, number in sampled.items() if number},
+        shares=shares,
     )
+
+
+def _scaled(samples: Sequence[Sample], share: float) -> Sequence[Sample]:
+    if share == 1.0:
+        return samples
+    return [replace(sample, advantage=tuple(share * own for own in sample.advantages)) for sample in samples]
 
 
 def _scored(item: JudgedGroup, agent: str, number: int, column: str) -> list[Scored]:
@@ -331,10 +347,15 @@ def rewards_by(
     return found
 
 
-def group_spread(judged: Sequence[JudgedGroup]) -> dict[str, float]:
+def group_spread(judged: Sequence[JudgedGroup], wanted: int) -> dict[str, float]:
     """How much siblings differ: what there is to learn from.
 
+    Args:
+        judged: Groups of a step, its refills included.
+        wanted: Groups of a step without refills.
+
     Returns:
+        ``groups/refilled``, how many more were played because others taught nothing;
         ``groups/reward_std``, the mean over groups and agents of the standard deviation of siblings' rewards; NaN where
         every group failed or abstained.
     """
@@ -344,7 +365,8 @@ def group_spread(judged: Sequence[JudgedGroup]) -> dict[str, float]:
         for rewards in item.rewards.values()
         if not item.group.failed and not np.isnan(rewards).any()
     ]
-    return {"groups/reward_std": float(np.mean(spreads)) if spreads else float("nan")}
+    spread = float(np.mean(spreads)) if spreads else float("nan")
+    return {"groups/reward_std": spread, "groups/refilled": float(len(judged) - wanted)}
 
 
 def rates(groups: Sequence[EpisodeGroup], seconds: float) -> dict[str, float]:

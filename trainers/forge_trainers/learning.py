@@ -62,6 +62,8 @@ async def learn(
                 raise _with_batch(error, name, batches[name], config, step=step, folder=folder) from None
         prefix = "learner" if len(learners) == 1 else f"learner/{name}"
         metrics |= {f"{prefix}/{key}": float(value) for key, value in result.items()}
+        if name in lessons.shares:
+            metrics[f"{prefix}/denominator_share"] = lessons.shares[name]
     return metrics
 
 

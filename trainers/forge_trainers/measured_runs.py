@@ -18,6 +18,7 @@ import yaml
 
 from forge_agents._plain_files import check_plain_files
 from forge_agents.errors import RunFolderError
+from forge_trainers.algorithms import find_loss
 from forge_trainers.cores import share_cores
 from forge_trainers.run_folder import read_rows
 from forge_trainers.simulation import Plan
@@ -101,7 +102,7 @@ def plan_of(
         max_num_seqs=engine["max_num_seqs"],
         affine=engine.get("routing", "prefix") == "prefix",
         max_live_episodes=trainer["max_live_episodes"],
-        refills=trainer["refills"],
+        refills=find_loss(learner["loss"]).refills if trainer["refills"] is None else trainer["refills"],
         max_tokens_per_microbatch=learner["max_tokens_per_microbatch"],
         share_prefixes=not on_gpu if share is None else share,
         learner_ranks=trainer["learner_procs"],

@@ -231,11 +231,9 @@ class GRPOTrainer:
                     await self._while_played(playing, f"collection of step {step}")
                     watch.lap("collect")
                     items = await stack.unless_a_learner_dies(batch.judged)
-                    lessons = lessons_from(
-                        items, self.config.credit_rule, stack.learners.keys(), self._baselines, room=stack.room
-                    )
+                    lessons = self._lessons(items, stack, self._baselines)
                     watch.lap("judge")
-                    metrics = summarise(self._lineup.measured(items), stack.learners) | group_spread(items)
+                    metrics = summarise(self._lineup.measured(items), stack.learners) | group_spread(items, size)
                     metrics |= await self._learned(step, lessons, watch)
                     ending = self._endings.after(step, items, lessons, stack.learners, self._tops(source))
                     metrics |= await self._lineup.learned(step, items, stack)
@@ -260,6 +258,10 @@ class GRPOTrainer:
             await ahead.cancel()
             self._synced = await self._weights.cancel() and self._synced
             await self._checkpoints.settle()
+
+    def _lessons(self, items: Sequence[JudgedGroup], stack: Stack, baselines: Baselines) -> Lessons:
+        rule, size_of = self.config.credit_rule, self.config.size_of
+        return lessons_from(items, rule, stack.learners.keys(), baselines, room=stack.room, size_of=size_of)
 
     async def _learned(self, step: int, lessons: Lessons, watch: Stopwatch) -> dict[str, float]:
         """Learn, and send the weights on their way."""
@@ -305,7 +307,7 @@ class GRPOTrainer:
     ) -> list[JudgedGroup]:
         """Scored groups, and those that replace the ones that teach nothing."""
         config, judged = self.config, await judge(groups, self.reward, timeout_s=self.config.stage_timeout_s)
-        for refill in range(1, config.refills + 1):
+        for refill in range(1, config.max_refills + 1):
             found = lessons_from(judged, config.credit_rule, trainable, room=self._running.room)
             missing = config.groups_per_step - found.counts["used"]
             if not missing or nothing_played(judged, trainable):
