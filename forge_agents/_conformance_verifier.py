@@ -33,7 +33,8 @@ def check_verifier(
 
     The checks: name, family and cost; one float32 score per trajectory, in [0, 1] or NaN, also for none at all; the
     same scores when asked again and when the order changes; every gold trajectory scores above every wrong one, and 1
-    where the verifier says that it is `exact`.
+    where the verifier says that it is `exact`. Where it has a method ``extracted``, as rules that read answers do, the
+    report tells what it read.
 
     Args:
         verifier: What is checked. It is asked about all trajectories together, so one that compares siblings can be
@@ -51,7 +52,7 @@ def check_verifier(
     if not golds or not wrongs:
         raise ValueError(f"{len(golds)} gold and {len(wrongs)} wrong trajectories arrived; send at least one of each")
     everything = [*golds, *wrongs]
-    checks: dict[str, Callable[[], None]] = {
+    checks: dict[str, Callable[[], str | None]] = {
         "declared": lambda: _declared(verifier),
         "shape and range": lambda: _shape_and_range(verifier, everything),
         "no trajectories": lambda: _shape_and_range(verifier, []),
@@ -66,15 +67,15 @@ def check_verifier(
     return report
 
 
-def _run(check: str, call: Callable[[], None]) -> Finding:
+def _run(check: str, call: Callable[[], str | None]) -> Finding:
     try:
-        call()
+        seen = call() or ""
     except _BreachError as broken:
         return Finding(check=check, ok=False, message=str(broken), fix=broken.fix)
     except Exception as error:  # noqa: BLE001  # whatever a verifier raises is a finding about it
         fix = "mend what raises; return NaN for a trajectory that cannot be judged"
         return Finding(check=check, ok=False, message=f"{type(error).__name__}: {error}", fix=fix)
-    return Finding(check=check, ok=True)
+    return Finding(check=check, ok=True, message=seen)
 
 
 def _declared(verifier: Any) -> None:
@@ -115,11 +116,22 @@ def _order(verifier: Any, trajectories: Sequence[Trajectory]) -> None:
         raise _BreachError(f"{forward} and, asked in reverse, {backward}", "let the order of trajectories not matter")
 
 
-def _gold(verifier: Any, trajectories: Sequence[Trajectory], num_gold: int) -> None:
+def _gold(verifier: Any, trajectories: Sequence[Trajectory], num_gold: int) -> str:
     scores = _ask(verifier, trajectories)
+    read = _read(verifier, trajectories, num_gold)
     gold, wrong = float(scores[:num_gold].min()), float(scores[num_gold:].max())  # NaN where one abstains
     if getattr(verifier, "exact", False) and not gold >= 1 - 1e-4:
-        raise _BreachError(f"a gold answer scores {gold:.4g}", "score it 1, or say that it only grades: exact=False")
+        seen = f"a gold answer scores {gold:.4g}{read}"
+        raise _BreachError(seen, "score it 1, or say that it only grades: exact=False")
     if not gold > wrong + 1e-4:
-        seen = f"a gold answer scores {gold:.4g} and a wrong answer scores {wrong:.4g}"
+        seen = f"a gold answer scores {gold:.4g} and a wrong answer scores {wrong:.4g}{read}"
         raise _BreachError(seen, "score what is wrong lower than what is right")
+    return read.removeprefix("; ")
+
+
+def _read(verifier: Any, trajectories: Sequence[Trajectory], num_gold: int) -> str:
+    """The answers that a verifier which reads them found in the texts."""
+    if not hasattr(verifier, "extracted"):
+        return ""
+    read = [repr(verifier.extracted(trajectory))[:60] for trajectory in trajectories]
+    return f"; read {', '.join(read[:num_gold])} as gold and {', '.join(read[num_gold:])} as wrong"

@@ -20,7 +20,6 @@ from forge_verifiers import (
     ScoreError,
     SelfConsistency,
 )
-from forge_verifiers.rules import last_number
 
 
 def said(*actions, answer=None, agent="a", seed=0, reward=0.0):
@@ -58,14 +57,6 @@ def test_every_verifier_scores_its_gold_answer_one_and_a_wrong_one_lower(case):
 def test_missing_gold_and_missing_turns_abstain(verifier):
     scores = verifier.score([said("4"), said(answer="4"), said("4", answer=["5", "4"])])
     assert np.isnan(scores).tolist() == [True, True, False] and scores[2] == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [("a 3, b -4", -4), ("10-4", 4), ("1e3", 1000), (".5", 0.5), ("x", None), ("1e999", None), ("\u22122", -2)],
-)
-def test_the_last_number_is_read(text, number):
-    assert last_number(text) == number
 
 
 def test_a_pattern_that_backtracks_without_end_fails_the_text():

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from forge_verifiers.ensemble_report import EnsembleReport, Snapshot, VerifierReport
     from forge_verifiers.judge import Judge, JudgeUsage
     from forge_verifiers.judge_answers import Pairs, Reasoned, Scale, YesNo
-    from forge_verifiers.maths import MathEqual
+    from forge_verifiers.maths import MathEqual, Numeric
     from forge_verifiers.outcome import EnvReward
     from forge_verifiers.pessimism import LowerBound, SoftMinimum
     from forge_verifiers.reward_model import RewardModel
-    from forge_verifiers.rules import Exact, Format, JsonSchema, Language, Length, Numeric, Regex, Repetition
+    from forge_verifiers.rules import Exact, Format, JsonSchema, Language, Length, Regex, Repetition
     from forge_verifiers.turns import PerTurn
     from forge_verifiers.unit_tests import UnitTests
     from forge_verifiers.verifier import (
@@ -63,7 +63,7 @@ _HOME = {
     "Length": "rules",
     "LowerBound": "pessimism",
     "MathEqual": "maths",
-    "Numeric": "rules",
+    "Numeric": "maths",
     "Pairs": "judge_answers",
     "PerTurn": "turns",
     "Prior": "combiners.priors",

@@ -1,19 +1,43 @@
-"""What an agent finally answered, and what it should have answered.
+r"""What an agent finally answered, and what it should have answered. Every rule that reads answers reads them here.
 
-In: a trajectory. Out: texts; None where there is nothing to judge. Waits for nothing.
+In: a trajectory, or a text. Out: texts; None where there is nothing to judge. Waits for nothing; the work is bounded.
+
+A text is read in three ways, the first that fits:
+
+1. *Marked*: ``\boxed{}``, ``<answer></answer>``, ``#### 42``, "the answer is ...", "**Answer:** ...", "42 is the
+   answer". The last mark counts, unless what follows takes it back ("Wait, no: 13") or doubts it ("or maybe 42").
+2. *Said*: a short statement, "I think it's 42", or what a sentence ends in, "6 times 7 is 42".
+3. *Found*: the last value of the last sentence that holds one.
+
+What was read is never searched again: of "3-5" nobody may pick the 5, of "41 or 42" neither. What is denied, as in
+"it is not 42", is no answer.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
 from forge_agents.types import Trajectory
 
 MAX_CHARS = 20_000
 """Longer texts are judged by their last characters: answers come last, and no text may cost unbounded time."""
+_MAX_VALUE = 1_000
+_MAX_MARKS = 20
+_NEAR = 300  # characters after a mark within which a correction begins
 
-_TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
-_PHRASE = re.compile(r"(?:final answer|answer)(?: is)?[ \t]*[:=][ \t]*([^\n]+)", re.IGNORECASE)
+
+class Stated(NamedTuple):
+    """The final answer of a text."""
+
+    given: str
+    """All that was marked as the answer, else the whole text."""
+    value: str
+    """The answer itself, without markup, lead-in and remarks; empty where there is none, or it is only denied."""
+    how: Literal["marked", "said", "found"]
+    """How it was read. What was merely found is trusted by rules for numbers only."""
 
 
 def last_action(trajectory: Trajectory) -> str | None:
@@ -24,45 +48,423 @@ def last_action(trajectory: Trajectory) -> str | None:
 
 
 def golds(trajectory: Trajectory, key: str) -> tuple[str, ...] | None:
-    """The accepted answers in ``info[key]``, a value or a list of alternatives; None where there is none."""
+    """The accepted answers in ``info[key]``, a value or a list of alternatives; None where there is none.
+
+    Of a gold answer that is a whole solution, as in GSM8K and MATH, only what is marked as the answer counts.
+    """
     value = trajectory.info.get(key)
     if value is None:
         return None
     values = value if isinstance(value, list | tuple) else [value]
-    return tuple(str(v) for v in values) or None
+    return tuple(_gold(str(v)) for v in values) or None
+
+
+def _gold(text: str) -> str:
+    if text.isalnum():
+        return text
+    read = stated(text)
+    return read.value if read.how == "marked" else text.strip()
 
 
 def final_answer(text: str) -> str:
-    r"""The answer within a text: the last ``\boxed{}``, ``<answer></answer>`` or ``Answer: ...``, else all of it."""
-    boxed = _last_boxed(text)
-    if boxed is not None:
-        return boxed
-    if "</" in text:
-        tags = _TAG.findall(text)
-        if tags:
-            return str(tags[-1]).strip()
-    if ":" in text or "=" in text:
-        phrases = _PHRASE.findall(text)
-        if phrases:
-            return str(phrases[-1]).strip().removesuffix(".")
-    return text.strip()
-
-
-def _last_boxed(text: str) -> str | None:
-    start = text.rfind("\\boxed{")
-    if start < 0:
-        return None
-    depth, begin = 0, start + len("\\boxed{")
-    for at in range(begin, len(text)):
-        if text[at] == "{":
-            depth += 1
-        elif text[at] == "}":
-            if depth == 0:
-                return text[begin:at].strip()
-            depth -= 1
-    return None
+    """The final answer in a text, `Stated.value`; empty where there is none."""
+    return stated(text).value
 
 
 def folded(text: str) -> str:
-    """Case, runs of white space and a closing full stop do not matter."""
+    """Case, runs of white space, a closing full stop and the kind of minus sign do not matter."""
+    if not text.isascii():
+        text = text.replace("\u2212", "-")
     return " ".join(text.split()).casefold().removesuffix(".")
+
+
+def same_text(read: Stated, gold: str) -> bool:
+    """Whether an answer is the gold answer letter by letter, as `folded` has it."""
+    wanted = folded(gold)
+    return (read.how != "found" and folded(read.value) == wanted) or folded(read.given) == wanted
+
+
+# Marks.
+
+_BOX = re.compile(r"\\+f?boxe?d?\s*\{|\\.|[{}]", re.DOTALL)
+_TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
+_HASHES = re.compile(r"^####[ \t]*([^\s#][^\n]*)", re.MULTILINE)
+_LINK = re.compile(
+    r"s?\b[*_`\"')\]]*[^\n.:=?!;\uff1a]{0,60}?"
+    r"(?:[ *_]*([:=\uff1a])[*_]*|\s(?:is|are|was|be|equals|comes to)\b(?:\s*(:))?)\s*(?:\n[\s>]*)?"
+)
+_TITLE = re.compile(r"[#>*_ \t]*(?:(?:the|final)\s+)*a", re.IGNORECASE)
+_TITLE_END = re.compile(r"[*_: \t]*\n[\s>]*")
+_REVERSED = re.compile(r"\b(?:is|are|was)\s+(?:the|my|our)\s+(?:[a-z]+\s+){0,2}[aA]$")
+_BOXED = re.compile(r"(?:\}|</answer>)[\s$.*]*$")
+_DOUBTED = re.compile(
+    r"(?:(?:n['\u2019]t|not|never)\s+(?:think|believe|say|claim|suppose|mean)|doubt|\bif|whether|unless)\b"
+    r"[^,.;\n]{0,20}$",
+    re.IGNORECASE,
+)
+_INSTEAD = re.compile(r"not\s.{1,300}?,?\s+but\s+(?:rather\s+)?", re.DOTALL)
+_NOT = re.compile(r"n['\u2019]t\b|\b(?:not|never|cannot)\b", re.IGNORECASE)
+_CORRECTED = re.compile(
+    r"\b(?:wait|hold on|no(?=\s*[,:.!;\u2014])|actually|sorry|correction|scratch that|i mean(?:t)?|rather|make that"
+    r"|oops|on second thought|let me (?:correct|redo|recompute))\b",
+    re.IGNORECASE,
+)
+_DOUBTING = re.compile(
+    r"\W*(?:or|maybe|perhaps|possibly|alternatively"
+    r"|(?:(?:but|though|and)\s+)?(?:(?:it|that)\s+)?(?:could|might|may)(?:\s+also)?\s+be)\b",
+    re.IGNORECASE,
+)
+_SENTENCE = re.compile(r"(?<!\b[A-Z][a-z])(?<!\.[A-Za-z])[.!?](?=[\s*_\"$]|$)|\u3002|\n|</")
+_BLOCK = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]", re.DOTALL)
+
+
+class _Mark(NamedTuple):
+    start: int
+    content: int
+    """Where the content begins."""
+    end: int
+    text: str
+    is_strong: bool
+    """Whether the mark says where the answer ends."""
+
+
+@lru_cache(maxsize=2048)  # all rules of an ensemble read the same texts
+def stated(text: str) -> Stated:
+    """Reads the final answer of a text."""
+    if "</think>" in text and (spoken := text.rpartition("</think>")[2].strip()):
+        text = spoken
+    denied: str | None = None
+    for mark in reversed(_marks(text)[-_MAX_MARKS:]):
+        if mark.is_strong:
+            return _reconsidered(Stated(mark.text.strip(), _inside(mark.text), "marked"), text[mark.end :])
+        value, length, is_denied = _phrase(text, mark)
+        rest = text[mark.content + length :]
+        if is_denied:
+            if denied is None and (read := _unmarked(rest)).value and _RUN.search(read.value):
+                return read._replace(how="marked")
+            denied = value
+        elif value and value == denied:
+            return Stated(value, "", "marked")
+        elif value and (_STARTS.match(value) or mark.text == "title" or not _RUN.search(text[: mark.start])):
+            line = _SENTENCE.split(text[mark.content : mark.content + _MAX_VALUE], maxsplit=1)[0]
+            return _reconsidered(Stated(_clean(line), value, "marked"), rest)
+    return _unmarked(text) if denied is None else Stated(text, "", "marked")
+
+
+def _inside(text: str) -> str:
+    """The value within a box or a tag, which may hold marks again: ``<answer>The answer is 42</answer>``."""
+    if len(text) <= _MAX_VALUE and ("\\box" in text or "nswer" in text or "NSWER" in text):
+        inner = stated(text)
+        if inner.how == "marked":
+            return inner.value
+    value = _bare(text)
+    return f"{value}!" if text.rstrip().endswith("!") and value[-1:].isdigit() else value  # \boxed{5!}
+
+
+def _marks(text: str) -> list[_Mark]:
+    """All marks by where they begin. Boxes and tags that only "and" or "or" parts are one; outer ones hide inner."""
+    outer: list[_Mark] = []
+    for mark in sorted([*_boxes(text), *_tags(text), *_hashes(text)]):
+        last = outer[-1] if outer else None
+        if last is None or mark.start >= last.end:
+            if last is not None and _JOINED.fullmatch(text, last.end, mark.start):
+                between = text[last.end : mark.start].strip(" $")
+                outer[-1] = last._replace(end=mark.end, text=f"{last.text} {between} {mark.text}")
+            else:
+                outer.append(mark)
+    for phrase in _phrases(text):
+        line_end = text.find("\n", phrase.content)
+        line_end = len(text) if line_end < 0 else line_end
+        if not any(phrase.content <= s.start <= line_end or s.start <= phrase.start < s.end for s in outer):
+            outer.append(phrase)
+    return sorted(outer) if len(outer) > 1 else outer
+
+
+def _phrases(text: str) -> list[_Mark]:
+    """The last of these: "The answer is", "Answer:", a line that is the title "Answer", "... is the answer"."""
+    found: list[_Mark] = []
+    end = len(text)
+    while len(found) < _MAX_MARKS and (at := max(text.rfind("nswer", 0, end), text.rfind("NSWER", 0, end))) > 0:
+        end, head = at, text[max(0, at - 60) : at]
+        if head[-1] not in "aA" or head[-2:-1].isalpha():
+            continue
+        link = _LINK.match(text, at + 5)
+        title = _TITLE.fullmatch(head.rpartition("\n")[2]) and _TITLE_END.match(text, at + 5)
+        if title:
+            found.append(_Mark(at - 1, title.end(), title.end(), "title", False))
+        elif link:  # "final" and a colon make words an answer, too: "Final answer: Paris"
+            kind = "title" if link[1] or link[2] or head[-7:-2].lower() == "final" else "phrase"
+            found.append(_Mark(at - 1, link.end(), link.end(), kind, False))
+        if (reversed_ := _REVERSED.search(head)) and not _BOXED.search(head[: reversed_.start()]):
+            start = at - len(head) + reversed_.start()
+            found.append(_Mark(start, start, at + 5, "reversed", False))
+    return found
+
+
+def _boxes(text: str) -> Iterator[_Mark]:
+    opened: list[re.Match[str] | None] = []
+    for m in _BOX.finditer(text) if "\\box" in text or "\\fbox" in text else ():
+        if m[0] == "}":
+            start = opened.pop() if opened else None
+            if start is not None:
+                yield _Mark(start.start(), start.end(), m.end(), text[start.end() : m.start()], True)
+        elif m[0] == "{" or "box" in m[0]:
+            opened.append(m if len(m[0]) > 1 else None)
+
+
+def _tags(text: str) -> Iterator[_Mark]:
+    opened: re.Match[str] | None = None
+    for tag in _TAG.finditer(text) if "</" in text else ():
+        if tag[1] and opened:
+            yield _Mark(opened.start(), opened.end(), tag.end(), text[opened.end() : tag.start()], True)
+        opened = None if tag[1] else tag
+
+
+def _hashes(text: str) -> Iterator[_Mark]:
+    for m in _HASHES.finditer(text) if "####" in text else ():
+        if m.end() >= len(text.rstrip()) or _STARTS.match(m[1]):  # other lines of this kind are headings
+            yield _Mark(m.start(), m.start(1), m.end(), m[1], True)
+
+
+def _phrase(text: str, mark: _Mark) -> tuple[str, int, bool]:
+    """The value after "the answer is"; how many characters it takes; whether it is denied or doubted."""
+    if mark.text == "reversed":
+        clause = _SENTENCE.split(text[max(0, mark.start - 200) : mark.start])[-1]
+        read = _sentence(clause)
+        return (read[0] if read else "", mark.end - mark.start, False)
+    content = text[mark.content : mark.content + _MAX_VALUE]
+    if content.isascii() and content.isalnum() and not _NOT.search(text, mark.start, mark.content):
+        return content, len(content), False
+    block = _BLOCK.match(content)
+    if block:
+        return _bare(block[1] or block[2]), block.end(), False
+    end = _SENTENCE.search(content)
+    said = content[: end.start()] if end else content
+    lead = _lead(said)
+    if (instead := _INSTEAD.match(lead)) and _STARTS.match(lead, instead.end()):
+        return _bare(_cut(lead[instead.end() :])), len(said), False
+    if (negated := re.match(r"(?:\w+ly\s+)?(?:not|neither)\s+", lead)) and _STARTS.match(lead, negated.end()):
+        run = _RUN.search(lead)
+        return (run[0], said.find(run[0]) + len(run[0]), True) if run else ("", 0, True)
+    doubted = _NOT.search(text, mark.start, mark.content) or _DOUBTED.search(text[: mark.start][-60:])
+    said = _cut(said) if _STARTS.match(_lead(_clean(said))) else said
+    value = _bare(said)
+    if not _STARTS.match(value) and (read := _sentence(said)) and read[1] == "said":  # Answer: The volume is 120
+        value = read[0]
+    return value, len(said), bool(doubted)
+
+
+def _reconsidered(read: Stated, rest: str) -> Stated:
+    """The answer in the light of what follows it."""
+    if not rest or rest.isspace():
+        return read
+    corrected = _CORRECTED.search(rest, 0, _NEAR)
+    if corrected:
+        again = _unmarked(rest[corrected.end() :])
+        if again.value and _STARTS.match(again.value):
+            return again._replace(how="marked")
+    doubting = _DOUBTING.match(rest)
+    if doubting:
+        sentence = _SENTENCE.split(rest[doubting.end() : doubting.end() + 200], maxsplit=1)[0]
+        if other := _RUN.search(sentence):
+            return Stated(read.given, f"{read.value} or {other[0]}", read.how)
+    return read
+
+
+# Statements without a mark.
+
+_STARTS = re.compile(
+    r"(?:[-+\u2212\u2013\u00b1(\[{|]|\\[({\[]|\\left\b)*\s*(?:\\?[$\u20ac\u00a3]\s*)?[-+\u2212]?"
+    r"(?:\.?\d|\\(?!text|math|[()\[\]{}])[A-Za-z]|[\u221a\u03c0\u221e]|(?:sqrt|pi|log|ln|sin|cos|tan|exp)\b"
+    r"|[A-Za-z](?:\([a-z]\))?\s*[=<>^+*/\u2264\u2265\u2208]|[a-z]\s*\\|\(?[A-J]\)?(?![\w'\u2019]))"
+)
+_RUN = re.compile(
+    r"\$\$?(?=\S)[^$\n]+?(?<=\S)\$\$?(?!\d)|\\\([^\n]+?\\\)|\\\[[^\n]+?\\\]"
+    r"|(?:(?<![A-Za-z0-9_.)}])[-+\u2212\u00b1])?\\?[$\u20ac\u00a3]?"
+    r"(?:(?<![A-Za-z0-9_.])(?:\d|\.\d)|\\(?:[dt]?frac|sqrt|pi|binom|infty)|[\u03c0\u221a\u221e])"
+    r"(?:[^\s,;:!?]|[,:](?=\d)|(?<=[\d)}])\s+[-+*/\u00d7\u00b7\u00f7^\u2212]\s+(?=[\d(\\]))*"
+    r"(?:\s?%|\s+(?:percent|dollars|euros|cents|[kcm]?m|[km]?g|k?m/h|mph|ft|lbs?|inches|feet|miles|hours|minutes"
+    r"|seconds|days|weeks)\b)?"
+)
+_HEDGE = re.compile(r"\b(?:or|maybe|perhaps|possibly|either|alternatively|could|might)\b", re.IGNORECASE)
+_BETWEEN = re.compile(r"\bbetween[\s*$]*$", re.IGNORECASE)
+_JOINED = re.compile(
+    r"(?:[\s$,;]|\\q?quad|\\[,; ])*(?:,|\band\b|\bor\b|\bto\b|\\text\{\s*(?:and|or)\s*\})(?:[\s$]|\\q?quad|\\[,; ])*"
+)
+_COPULA = re.compile(
+    r"(?:\b(?:is|are|was|were|be|equals?|equal to|gives?|makes?|leaves?|gets?|got|ha(?:s|ve)|totals?|yields?|becomes?"
+    r"|comes? to|obtain|find)\b(?:\s+(?:that|us|you|me))?|['\u2019]s\b|[=\u2248\u2192\u21d2]|(?<=[A-Za-z*)])\s*:)"
+    r"[\s*_]*(?:(?:exactly|about|now|only|just|the number)\s+)?"
+)
+_CLAUSE = re.compile(r"[,;]|\b(?:but|and|so|which|it(?=['\u2019]s|\sis))\b")
+_BOUND = re.compile(  # "more than 5" is not 5
+    r"\b(?:(?:more|less|fewer|greater|larger|smaller|other) than|at (?:least|most)|up to|over|under|above|below)\s+$",
+    re.IGNORECASE,
+)
+_REMARK = re.compile(
+    r"[,;:]?\s*(?:\u2014|\s-\s(?=[A-Za-z])|(?<![\\A-Za-z])(?:because|since|which|so|as|after|given|is|are|was"
+    r"|were|but|instead|rather|hence|therefore|thus|due|using|from|in (?:total|all|the)|altogether|left|now|remaining"
+    r"|correct|right|I|we|you|it|this|that|there|they|he|she|not|the|with|than|each)\b"
+    r"|\s\((?!base|mod|maybe|perhaps|possibly)(?:[A-Za-z]{3}|i\.e|e\.g)).*",
+    re.DOTALL,
+)
+_CHOICE = re.compile(r"\(?([A-J])\)\s+\S.*", re.DOTALL)
+_EITHER = re.compile(r",?\s+\(?or\s+([^()]+)\)?$")  # "1/2 (or 0.5)"
+_LEAD = re.compile(
+    r"(?:(?:so|thus|therefore|hence|then|well|ok|okay|sure|hmm+|and|or|finally|oh|ah|overall|in (?:conclusion|short)"
+    r"|clearly|probably|maybe|perhaps|definitely|certainly|indeed|just|simply|exactly|precisely|about|around|approximately"
+    r"|roughly|nearly|equal to|either|obviously|of course|option|choice)\b,?:?|(?:yes|no)[,:]"
+    r"|i(?:['\u2019](?:m|d|ve))?\s+(?:[a-z]+\s+)?(?:think|believe|guess|say|get|got|found|find|reckon|sure|have|see"
+    r"|calculated)\b(?:\s+that)?,?:?|(?:we|you)\s+(?:can\s+)?(?:get|have|find|obtain|see)\b(?:\s+that)?,?:?"
+    r"|(?:it|that|this|there|they|which|here)(?:['\u2019](?:s|re)|\s+(?:is|are|was|equals|gives|makes|leaves"
+    r"|(?:would|should|must|will|could|might|may|has to)\s+be))\b:?"
+    r"|the\s+(?:(?:correct|final|right)\s+)?(?:number|value|fraction|result|total|sum|product|integer|option|choice"
+    r"|letter|solution)(?:\s+(?:is|are|was|equals))?\b:?)[\s*_]+",
+    re.IGNORECASE,
+)
+_FOREIGN = re.compile(  # a word that no formula holds
+    r"(?<![\\A-Za-z])(?!(?:(?:arc)?(?:sin|cos|tan)h?|exp|abs|mod|and|max|min|log|sqrt|infinity)\b)"
+    r"(?:[A-Za-z]{4,}|(?=[A-Za-z]?[AEIOUaeiou])[A-Za-z]{3}|[Tt]he|[Ii][sft]|[Tt]o|[Oo]f|[Ww]e|[Hh]e|[Ss]o|no|[Aa][st]"
+    r"|[Bb][ye]|my|why|try|[\u0400-\u04ff\u3040-\u9fff])(?![A-Za-z])"
+)
+_TEXT = re.compile(r"\\(?:text|math|begin|end|mbox)[a-z]*\s*\{[^{}]*\}")
+_BOLD = re.compile(r"(?<![\w)])\*\*(?=\S)((?:[^*\n]|\*(?!\*)|(?<=[\w)])\*\*(?=[\w(]))+)(?<=\S)\*\*(?![\w(])")
+_OPEN = re.compile(r"^\$(?!\s?\d)|(?<!\d)(?<!\d\s)\$$")
+_PAIRS = [(sign, sign) for sign in ("$$", "$", "**", "*", "__", "_", "```", "`", '"', "'")]
+_PAIRS += [("\\(", "\\)"), ("\\[", "\\]"), ("\u201c", "\u201d")]
+
+
+def _unmarked(text: str) -> Stated:
+    """Reads a text without a mark."""
+    clean = _clean(text)
+    if clean.isascii() and clean.isalnum():
+        return Stated(text, clean, "said")
+    tail = clean[-4 * _MAX_VALUE :]
+    if not _RUN.search(tail):
+        lines = clean.splitlines()
+        is_short = len(lines) == 1 or (lines and len(lines[-1].split()) <= 5)
+        return Stated(text, _bare(lines[-1] if is_short else clean), "said")
+    if ("\n" not in clean or "\\begin" in clean) and _is_expression(lead := _lead(clean)):
+        return Stated(text, _bare(lead), "said")
+    sentences: list[str] = []
+    for sentence in filter(str.strip, _SENTENCE.split(tail)):
+        if sentences and _DOUBTING.match(sentence):  # "It is 41. Or 42."
+            sentences[-1] += ", or" + sentence
+        else:
+            sentences.append(sentence)
+    for sentence in reversed(sentences):
+        read = _sentence(sentence)
+        if read is not None:
+            return Stated(text, *read)
+    return Stated(text, "", "found")
+
+
+def _sentence(text: str) -> tuple[str, Literal["said", "found"]] | None:
+    """The value that a sentence states; None where it holds none, or only a denied one."""
+    text = _lead(_clean(text[-_MAX_VALUE:]).lstrip(" ,:;."))
+    runs = list(_RUN.finditer(text))
+    corrected = _CORRECTED.search(text, runs[0].end()) if runs else None
+    if corrected and (again := _sentence(text[corrected.end() :])):
+        return again
+    if _is_expression(text) and (runs or _STARTS.match(text)):
+        return _bare(text), "said"
+    at, value = _said(text)
+    how: Literal["said", "found"] = "said" if value else "found"
+    if not value:
+        last = next((run for run in reversed(runs) if not _is_denied(text[: run.start()])), None)
+        if last is None:
+            return None
+        at, value = last.start(), _balanced(last[0])
+        if bound := _BOUND.search(text, 0, at):
+            at, value = bound.start(), bound[0] + value
+    before = next((run for run in reversed(runs) if run.end() <= at), None)
+    if before:  # "maybe 41, maybe 42": neither
+        between = text[before.end() : at]
+        if _HEDGE.search(between) or _JOINED.fullmatch(between) or _BETWEEN.search(text, 0, before.start()):
+            value = text[before.start() : at] + value
+    return _bare(value), how
+
+
+def _said(text: str) -> tuple[int, str]:
+    """Where the value behind "is", "gives" or "=" stands, and what it is; else one that the sentence begins with."""
+    at, value = 0, ""
+    for copula in _COPULA.finditer(text):
+        end = copula.end()
+        if _STARTS.match(text, end) and not _is_denied(text[: copula.start()]) and (said := _cut(text[end:])):
+            at, value = end, said
+            if _is_expression(said):
+                return at, value
+    if _STARTS.match(text):  # "42 is 6 times 7", "42 apples are left"
+        return 0, _cut(text)
+    return at, value
+
+
+def _is_denied(before: str) -> bool:
+    return _NOT.search(_CLAUSE.split(before)[-1]) is not None
+
+
+def _is_expression(text: str) -> bool:
+    return len(text) <= _MAX_VALUE and not _FOREIGN.search(_TEXT.sub("", text) if "\\" in text else text)
+
+
+def _cut(text: str) -> str:
+    """A value without the remarks behind it."""
+    found = _REMARK.search(text)
+    return text[: found.start()] if found else text
+
+
+def _balanced(text: str) -> str:
+    opened, closed = (sum(map(text.count, signs)) for signs in ("([", ")]"))
+    return text[:-1] if opened < closed and text.endswith((")", "]")) else text
+
+
+def _lead(text: str) -> str:
+    """The text without "so", "I think it's" and their like before the value."""
+    text = text.lstrip()
+    while found := _LEAD.match(text):
+        text = text[found.end() :]
+    return text
+
+
+def _clean(text: str) -> str:
+    """The text without white space, closing punctuation and markup around it."""
+    text = text.strip()
+    if text.isalnum():
+        return text
+    if "**" in text:
+        text = _BOLD.sub(r"\1", text)
+    for _ in range(6):
+        before = text
+        text = text.strip().rstrip(",;:!?\u3002").strip()
+        if text.endswith(".") and not text.endswith("..."):
+            text = text[:-1].rstrip()
+        text = text.rstrip("\u2026")
+        if text.count("$") == 1:
+            text = _OPEN.sub("", text)
+        for sign in ("**", "*"):  # "**Answer: 42**"
+            if text.endswith(sign) and text.count(sign) == 1:
+                text = text.removesuffix(sign)
+        for opening, closing in _PAIRS:
+            inner = text[len(opening) : -len(closing)]
+            if inner and text == opening + inner + closing and opening not in inner:
+                text = inner
+                break
+        if text == before:
+            break
+    return text
+
+
+def _bare(text: str) -> str:
+    """A marked or said value without markup and lead-in; of a sum and its result, the result."""
+    text = _clean(text)
+    if len(text) > _MAX_VALUE or text.isalnum():
+        return text
+    text = _EITHER.sub(r" or \1", _clean(_lead(text)))
+    if choice := _CHOICE.fullmatch(text):
+        return choice[1]
+    if ("=" in text or "\u2248" in text or "\\approx" in text) and not re.search(
+        r"[<>!]|(?<![\\A-Za-z])[A-Za-z]", _TEXT.sub("", text)
+    ):
+        left, _, _ = text.replace("\\approx", "\u2248").partition("\u2248")
+        text = (left or text).rpartition("=")[2].strip()  # 6 * 7 = 42
+    return text

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from forge_agents.types import Trajectory
-from forge_verifiers.answers import final_answer, folded, last_action
+from forge_verifiers.answers import folded, last_action, stated
+from forge_verifiers.maths_expression import literal
 from forge_verifiers.verifier import Composable, Cost, Scores, group_ids
 
 
@@ -36,11 +37,11 @@ class SelfConsistency(Composable):
     graded: bool = False
     """Whether the score is the share of siblings with the same answer, instead of 0 or 1."""
     extract: Callable[[Trajectory], str | None] | None = None
-    """The answer that votes; by default the final answer of the last action, case and white space aside."""
+    """The answer that votes; by default the final answer of the last action, see `answers`."""
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
         """Agreement with the majority, float32 [n]."""
-        answers = [self._answer(t) for t in trajectories]
+        answers = [self.extracted(t) for t in trajectories]
         members: defaultdict[int, list[int]] = defaultdict(list)
         for at, group in enumerate(group_ids(trajectories).tolist()):
             members[group].append(at)
@@ -56,8 +57,17 @@ class SelfConsistency(Composable):
                 scores[at] = count / len(rows) if self.graded else (count == most) / tied
         return scores
 
-    def _answer(self, trajectory: Trajectory) -> str | None:
+    def extracted(self, trajectory: Trajectory) -> str | None:
+        """The answer that votes; "42", "42.0" and "It is 42." are one."""
         if self.extract is not None:
             return self.extract(trajectory)
         text = last_action(trajectory)
-        return None if text is None else folded(final_answer(text))
+        if text is None:
+            return None
+        read = stated(text)
+        if read.how == "found":
+            return folded(read.given)
+        digits = literal(read.value)
+        if digits is None:
+            return folded(read.value)
+        return f"{float(digits):.15g}" if len(digits) < 16 else digits

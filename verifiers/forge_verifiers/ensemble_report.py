@@ -51,6 +51,8 @@ class VerifierReport:
     """Trajectories whose score was remembered or given to an equal one, so that nobody was asked."""
     skipped: int = 0
     """Trajectories about which it was not asked because cheaper verifiers had decided them."""
+    note: str = ""
+    """Why it abstains, where it counts that: gold answers that it cannot read; empty where there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,6 +94,39 @@ def read_expression(text: str) -> Node:
     return node
 
 
+_GROUPED = re.compile(r"([-+]?\d{1,3}(?:([,' \u00a0\u202f\u2009]|\{,\}|\\[,!]|,\\!)\d{3})(?:\2\d{3})*)(?:([.,])(\d+))?")
+_DOTTED = re.compile(r"([-+]?\d{1,3}(?:(?:\.\d{3}){2,}|(?:\.\d{3})+(?=,)))(?:,(\d+))?")
+_LITERAL = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?")
+_COMMA = re.compile(r"[-+]?(?:\d{2,}|0),\d+|[-+]?\d,\d{2,}")
+
+
+def literal(text: str) -> str | None:
+    """A number in digits as Python writes it; None for anything else, and where a comma may part two numbers.
+
+    Thousands may be set off by commas, apostrophes and narrow or plain spaces, in English or European style:
+    ``1,234.5``, ``1 234,5``, ``1.234,5``.
+    """
+    if not text.isascii():
+        text = text.replace("\u2212", "-")
+    if _LITERAL.fullmatch(text):
+        return text
+    grouped = _GROUPED.fullmatch(text)
+    if grouped and grouped[2] != grouped[3] and not grouped[1].lstrip("+-").startswith("0"):
+        whole = grouped[1].replace(grouped[2], "")
+        return f"{whole}.{grouped[4]}" if grouped[4] else whole
+    dotted = _DOTTED.fullmatch(text)
+    if dotted:
+        return dotted[1].replace(".", "") + (f".{dotted[2]}" if dotted[2] else "")
+    return None
+
+
+def decimal_comma(text: str) -> str | None:
+    """The literal that ``3,14`` is where a single number is expected; None where it is none, or thousands."""
+    if not text.isascii():
+        text = text.replace("\u2212", "-")
+    return text.replace(",", ".") if _COMMA.fullmatch(text) and literal(text) is None else None
+
+
 def number_node(text: str) -> Node:
     """The leaf of a literal such as ``12``, ``.5`` or ``1.5e3``."""
     mantissa, _, exponent = text.lower().partition("e")

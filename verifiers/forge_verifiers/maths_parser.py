@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
-from forge_verifiers.maths_expression import CALLS, Node, NotMathsError, read_expression, variables
+from forge_verifiers.maths_expression import CALLS, Node, NotMathsError, literal, read_expression, variables
 from forge_verifiers.maths_units import Unit, read_unit
 
 MAX_CHARS = 1_000
@@ -62,7 +62,7 @@ _COMMANDS = {
         ("approx", "≈"),
         ("emptyset varnothing", r"\{\}"),
         ("degree", "°"),
-        ("( )", ""),
+        ("( ) angle", ""),
     )
     for name in names.split()
 } | {" ": " "}
@@ -72,7 +72,7 @@ _SIGNS = str.maketrans(
     | {"≥": ">=", "≠": "!=", "∅": r"\{\}", "²": "^2", "³": "^3", "\u00a0": " "}
 )
 _DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?")
-_THIN = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\,)(?=\d{3}(?!\d))")  # 12{,}500
+_THIN = re.compile(r"(?<=\d)(?:\s?\{,\s?\}\s?|,\\!\s?|\\,)(?=\d{3}(?!\d))")  # 12{,}500
 _SPELLED: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\*\*"), "^"),
     (re.compile(r"=([^≈]*)≈.*"), r"=\1"),  # x = 1/3, which is about 0.33
@@ -88,6 +88,10 @@ _MIXED = re.compile(
     r"(?<![\d.^_/{}])(\d+)(?:\s*\\frac\s*(?:\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}|(\d)(\d))|\s+(\d+)\s*/\s*(\d+))(?![\d.])"
 )
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_COMMA_BEFORE_UNIT = re.compile(  # 3,5 km; two numbers have one unit each
+    r"^([-+\u2212]?\d+),(\d{1,2}|\d{4,})(?=\s?(?:\\?%|[€£]|(?:[ckm]?m|[km]?g|[hls]|percent|euros?)\b))"
+    r"|^([-+\u2212]?[€£]\s?\d+),(\d\d)$"
+)
 _MATRIX = re.compile(
     r"(?:\\left\s*[(\[]\s*)?\\(begin)\{(?:[pbB]?matrix|array)\}(?:\{[clr|]*\})?"
     r"|\\end\{(?:[pbB]?matrix|array)\}(?:\s*\\right\s*[)\]])?"
@@ -134,7 +138,12 @@ def _clean(text: str) -> str:
         text = text[2:-2].rstrip().rstrip(".,")
     if text.isascii() and text.isalnum():
         return text
+    if digits := literal(text):
+        return digits
+    text = _COMMA_BEFORE_UNIT.sub(lambda m: f"{m[1] or m[3]}.{m[2] or m[4]}", text)
     text = _THIN.sub("", text)
+    if "\\\\" in text and "\\begin" not in text:  # escaped twice
+        text = text.replace("\\\\", "\\")
     if "\\" in text:
         text = _DEGREES.sub("°", _WRAPPED.sub(r" \1 ", text))
         if "\\begin" in text:
@@ -223,7 +232,9 @@ class _Structure:
 
     def relation(self, sides: list[str], level: int) -> Answer:
         texts, signs = [text.strip() for text in sides[::2]], [{"=<": "<=", "=>": ">="}.get(s, s) for s in sides[1::2]]
-        if {*signs} == {"="} and _NAME.fullmatch(texts[0]):  # x = 2 + 3 = 5
+        if {*signs} == {"="}:
+            texts, signs = [texts[0], texts[-1]], ["="]  # AB = 2 + 3 = 5
+        if signs == ["="] and _NAME.fullmatch(texts[0]):  # x = 2 + 3 = 5
             right = self.single(texts[-1], level + 1)
             if right.kind != "value" or texts[0].startswith("("):
                 return replace(right, name=right.name or "".join(texts[0].split()))  # (x, y) = (1, 2)

@@ -64,6 +64,11 @@ def equal(left: Node, right: Node, tolerance: float) -> bool:
     return compared >= (_MIN_POINTS if names else 1)
 
 
+def number_of(node: Node) -> Value | None:
+    """The value of an expression without variables; None where it has none."""
+    return None if variables(node) else _value(node, {})
+
+
 def proportional(left: Node, right: Node, tolerance: float, *, positive: bool = False) -> bool:
     """Whether ``left = c * right`` for a constant c other than 0, or above 0."""
     first: tuple[Value, Value] | None = None

@@ -124,6 +124,7 @@ class Panel:
                 fpr=float(fpr[k]),
                 weight=float(weight[k]),
                 last_error=self.last_errors[k],
+                note=str(getattr(v, "unread", "")),
                 **dict(zip(COUNTS, self.counts[:, k].tolist(), strict=True)),
             )
             for k, v in enumerate(self.verifiers)

@@ -44,7 +44,7 @@ def summary(report: EnsembleReport) -> str:
 
 
 def as_text(report: EnsembleReport) -> str:
-    """The report as fixed-width text: one verifier per line, then the whole, then failures."""
+    """The report as fixed-width text: one verifier per line, then the whole, then failures and notes."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -67,6 +67,7 @@ def as_text(report: EnsembleReport) -> str:
         for v in report.verifiers
         if v.last_error
     ]
+    failures += [f"{printable(v.name, _LONGEST)}: {printable(v.note)}" for v in report.verifiers if v.note]
     lines = [line.rstrip() for line in out.getvalue().rstrip().splitlines()]
     alarms = [f"the reward may be hacked: {printable(alarm)}" for alarm in report.alarms]
     return "\n".join([*lines, "", summary(report), *alarms, *failures])

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,20 +18,17 @@ from typing import Any, Literal, NoReturn
 
 from forge_agents.errors import MissingExtraError
 from forge_agents.types import Trajectory, total_tokens
-from forge_verifiers.answers import final_answer, folded, golds, last_action
+from forge_verifiers.answers import golds, last_action, same_text, stated
 from forge_verifiers.verifier import TrajectoryRule
 
-_NUMBER = re.compile(r"(?<![\w.])[-+\u2212]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,4})?")
-_TAIL_CHARS = 4_000
 _FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exact(TrajectoryRule):
-    r"""The final answer equals the gold answer, case, white space and a closing full stop aside.
+    """The final answer is the gold answer as text; case, white space and a closing full stop aside.
 
-    The final answer is the last ``\boxed{}``, ``<answer></answer>`` or ``Answer: ...`` of the last action, else all
-    of it.
+    What the final answer is, `answers` says: "It is Paris.", "**Paris**" and "Paris" agree.
     """
 
     exact = True
@@ -45,51 +41,13 @@ class Exact(TrajectoryRule):
         text, wanted = last_action(trajectory), golds(trajectory, self.answer_key)
         if text is None or wanted is None:
             return None
-        answer = folded(final_answer(text))
-        return float(any(answer == folded(gold) for gold in wanted))
+        read = stated(text)
+        return float(any(same_text(read, gold) for gold in wanted))
 
-
-@dataclass(frozen=True, kw_only=True)
-class Numeric(TrajectoryRule):
-    """The last number of the last action equals the gold number; ``1,234.5`` and ``1e3`` are read."""
-
-    exact = True
-    name: str = "numeric"
-    answer_key: str = "answer"
-    """Where the gold number lies in `Trajectory.info`."""
-    tolerance: float = 1e-6
-    """Greatest difference that counts as equal, relative to the gold number, and absolute below 1."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.tolerance < math.inf:
-            raise ValueError(f"tolerance={self.tolerance} of {self.name!r} must be finite and not negative")
-
-    def grade(self, trajectory: Trajectory) -> float | None:
-        """1 where they are equal, else 0.
-
-        Raises:
-            ValueError: the gold answer holds no number.
-        """
-        text, wanted = last_action(trajectory), golds(trajectory, self.answer_key)
-        if text is None or wanted is None:
-            return None
-        number = last_number(text)
-        return float(number is not None and any(self._equal(number, gold) for gold in wanted))
-
-    def _equal(self, number: float, gold: str) -> bool:
-        value = last_number(gold)
-        if value is None:
-            raise ValueError(f"verifier {self.name!r}: gold answer {gold[:60]!r} holds no number")
-        return abs(number - value) <= self.tolerance * max(1.0, abs(value))
-
-
-def last_number(text: str) -> float | None:
-    """The last number in a text; None where there is none, or none that is finite."""
-    found = _NUMBER.findall(text[-_TAIL_CHARS:])
-    if not found:
-        return None
-    value = float(found[-1].replace(",", "").replace("\u2212", "-"))
-    return value if math.isfinite(value) else None
+    def extracted(self, trajectory: Trajectory) -> str | None:
+        """The answer that is compared; all of the text is, too."""
+        text = last_action(trajectory)
+        return None if text is None else stated(text).value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,203 @@
+import logging
+import pickle
+import runpy
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge_agents.testing import check_verifier
+from forge_agents.types import Trajectory, Turn
+from forge_verifiers import Ensemble, Exact, MathEqual, Numeric, SelfConsistency, maths_sandbox
+from forge_verifiers.answers import MAX_CHARS, final_answer, stated
+
+STYLES = runpy.run_path(str(Path(__file__).with_name("answer_styles.py")))
+STATED, UNDECIDED, WRITINGS, cases, ours = (
+    STYLES[name] for name in ("STATED", "UNDECIDED", "WRITINGS", "cases", "ours")
+)
+GUIDE = Path(__file__).parents[2] / "docs" / "verifiers.md"
+
+
+def said(text, answer=None, seed=0):
+    turn = Turn(agent="a", index=0, observation="", action=text, reward=0.0)
+    info = {} if answer is None else {"answer": answer}
+    return Trajectory(agent="a", policy="p", turns=(turn,), env_id="t", seed=seed, info=info)
+
+
+RULES = (Exact(), Numeric(), MathEqual(fallback_s=0))
+
+
+def scores(text, answer):
+    return [float(rule.score([said(text, answer)])[0]) for rule in RULES]
+
+
+def rows_of_the_guide():
+    """The table in the guide: a text, ``\\n`` for a new line, and what is read."""
+    table = GUIDE.read_text(encoding="utf-8").partition("| text | read |\n|---|---|\n")[2].partition("\n\n")[0]
+    return [
+        tuple(cell.strip().strip("`").replace(r"\n", "\n") for cell in line.strip("| ").split(" | "))
+        for line in table.splitlines()
+    ]
+
+
+@pytest.mark.parametrize(("text", "read"), rows_of_the_guide())
+def test_the_guide_says_what_is_read(text, read):
+    assert final_answer(text) == ("" if read == "(nothing)" else read)
+
+
+def test_the_table_of_the_guide_is_there():
+    assert len(rows_of_the_guide()) >= 20
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("The answer is 42.", "**Answer:** 42", "#### 42", "The answer is **42**.", "I think it's 42", "It is 42"),
+        *("**42**", r"\boxed{42}", "<answer>42</answer>", "42", "42.", "6 times 7 is 42.", "The answer is $42$."),
+        "### Answer\n\n42",
+    ],
+)
+def test_every_rule_that_reads_answers_reads_the_same(text):
+    assert scores(text, "42") == [1, 1, 1] and scores(text, "41") == [0, 0, 0]
+    assert SelfConsistency().score([said(text), said("42"), said("7")]).tolist() == [1, 1, 0]
+
+
+@pytest.mark.parametrize(("text", "gold", "is_right"), WRITINGS)
+def test_other_writings_of_an_answer_are_told_from_other_answers(text, gold, is_right):
+    numeric, maths = scores(text, gold)[1:]
+    assert maths == is_right
+    assert numeric == is_right or np.isnan(numeric)  # the gold answer is no number
+
+
+def test_all_styles_of_all_kinds_are_read_and_the_guide_has_the_numbers():
+    pytest.importorskip("reasoning_gym")
+    rows = list(dict.fromkeys(cases()))
+    assert not [case for case in rows if ours(case) is not case.is_right]
+    right, wrong = (sum(case.is_right is kind for case in rows) for kind in (True, False))
+    line = next(line for line in GUIDE.read_text(encoding="utf-8").splitlines() if line.startswith("| all |"))
+    assert right > 2_000 and f"{right:,} of {right:,}" in line and f"0 of {wrong:,}" in line
+
+
+# Letters, digits and signs of the numbers that a gold answer may be, and of another one.
+numbers = st.one_of(
+    st.integers(-(10**9), 10**9).map(str),
+    st.integers(1000, 10**9).map("{:,}".format),
+    st.decimals(-1000, 1000, places=3, allow_nan=False).map(str),
+    st.fractions(-50, 50, max_denominator=60).map(str),
+)
+
+
+@given(numbers, numbers, st.sampled_from(STATED))
+def test_a_number_stated_in_any_style_is_right_and_another_one_is_not(gold, other, style):
+    text = style.format(g=gold, gt=gold, w=other, wt=other)
+    assert scores(text, gold) == [1, 1, 1]
+    if not MathEqual().score([said(gold, other)])[0]:
+        assert scores(text, other) == [0, 0, 0]
+
+
+@given(numbers, numbers, st.sampled_from(UNDECIDED))
+def test_a_text_that_decides_for_neither_or_denies_is_wrong(gold, other, style):
+    if not MathEqual().score([said(gold, other)])[0] and not MathEqual().score([said(other, gold)])[0]:
+        text = style.format(g=gold, gt=gold, w=other, wt=other)
+        assert scores(text, gold) == [0, 0, 0]
+
+
+@given(st.text(alphabet="0123456789 answeritobxd{}<>/\\.,:;*$#\n-=", max_size=200))
+def test_no_text_makes_the_reader_raise(text):
+    read = stated(text)
+    assert len(read.value) <= len(text) + 4 and read.how in {"marked", "said", "found"}
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        *(r"\boxed{", "<answer>", "answer is ", "Answer: ", "nswer", "1 or ", "it is 1. ", "no, ", "so ", "(", "$1$ "),
+        *("**a ", "= 1 ", "the answer is not 1 but ", r"\boxed{1} or ", "I doubt the answer is 1. ", "1 + "),
+        *("#### 1\n", "x" * 50 + " 1 ", "wait 1 ", "it is not 1 ", "42 is the answer "),
+    ],
+)
+def test_the_cost_of_hostile_texts_grows_with_their_length_only(unit):
+    def seconds(length):
+        text = (unit * length)[:length]
+        taken = []
+        for _ in range(3):
+            start = time.process_time()
+            stated.__wrapped__(text)
+            stated.__wrapped__(text + "}" * 1000)
+            taken.append(time.process_time() - start)
+        return min(taken)
+
+    assert seconds(MAX_CHARS) < 10 * seconds(MAX_CHARS // 4) + 0.01  # 4 times as long; 16 where it were quadratic
+
+
+def test_a_gold_answer_may_be_a_whole_solution():
+    assert scores("72", "48/2 = 24 clips in May, 48 + 24 = 72 in all.\n#### 72") == [1, 1, 1]
+    assert scores("3", r"It is 1 + 2, so $\boxed{3}$.") == [1, 1, 1]
+    assert Exact().score(
+        [said("Move disk 2 to peg 3", "Move disk 2 to peg 3"), said("3", "Move disk 2 to peg 3")]
+    ).tolist() == [1, 0]
+
+
+def test_numbers_found_in_prose_do_not_vote_and_are_no_exact_answer():
+    moves = [said("Move disk 1 to peg 3"), said("Move disk 2 to peg 3")]
+    assert SelfConsistency().score(moves).tolist() == [0.5, 0.5]
+    assert scores("Paris has 2 airports", "2") == [0, 1, 1]
+
+
+def test_a_gold_answer_that_is_no_number_makes_numeric_abstain_and_is_reported(caplog):
+    rule = Numeric()
+    with caplog.at_level(logging.WARNING):
+        assert np.isnan(rule.score([said("42", "Thursday"), said("42", "x + 1")])).all()
+        assert rule.score([said("42", ["Thursday", "42"])]).tolist() == [1]
+    assert rule.unread.abstained == 2 and len(caplog.records) == 1
+    ensemble = Ensemble([rule, Exact()])
+    ensemble.score([said("42", "Thursday")])
+    assert "gold answers of 3 trajectories cannot be read, such as 'Thursday'" in ensemble.report().table()
+    assert str(pickle.loads(pickle.dumps(rule)).unread) == str(rule.unread)
+
+
+SUM = r"\sum_{k=1}^{10} k"
+
+
+def test_without_math_verify_an_unread_gold_answer_is_a_counted_abstention(monkeypatch):
+    monkeypatch.setattr(maths_sandbox.importlib.util, "find_spec", lambda name: None)
+    rule = MathEqual()
+    got = rule.score([said("The answer is 54.", SUM + " + 0"), said(SUM + " + 0", SUM + " + 0"), said("4", "4")])
+    assert np.isnan(got[0]) and got[1:].tolist() == [1, 1]
+    assert rule.unread.abstained == 1 and "pip install 'math-verify" in str(rule.unread)
+
+
+def test_an_unread_gold_answer_is_compared_by_math_verify_shut_in_a_sandbox():
+    pytest.importorskip("math_verify")
+    rule = MathEqual()
+    verdicts = []
+    hostile = "__import__('os').system('touch stolen')"
+    texts = ["The answer is 55.", "It is 54.", "<answer>9^{9^{9}}</answer>", f"<answer>{hostile}</answer>"]
+    thread = threading.Thread(target=lambda: verdicts.extend(rule.score([said(text, SUM) for text in texts]).tolist()))
+    thread.start()
+    thread.join(timeout=60)
+    assert verdicts == [1, 0, 0, 0] and rule.unread.compared == 4
+    assert not Path("stolen").exists()
+
+
+def test_math_verify_is_given_up_at_its_deadline():
+    pytest.importorskip("math_verify")
+    start = time.monotonic()
+    found, why = maths_sandbox.compare([("1", r"\sum_{k=1}^{9} k"), ("x", r"\int_0^{1} e^{-x^2} dx")], limit_s=0.05)
+    assert not found and "wall_s" in why and time.monotonic() - start < 30
+
+
+def test_check_verifier_tells_what_was_read():
+    report = check_verifier(Numeric(), said("so it is 42.", 42), said("3-5", 42))
+    assert "read '42' as gold and '3-5' as wrong" in str(report)
+
+
+def test_the_speed_of_the_reader_is_printed():
+    texts = [f"{'so the keeper climbed the stairs at night ' * 12}. Answer: {k}" for k in range(2000)]
+    start = time.process_time()
+    assert [final_answer(text) for text in texts] == [str(k) for k in range(2000)]
+    print(f"{len(texts) / (time.process_time() - start):,.0f} texts a second")  # noqa: T201  # shown by pytest -s
