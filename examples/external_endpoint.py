@@ -1,6 +1,6 @@
 """A model behind an OpenAI-compatible server takes a seat, within a budget; nothing is served or trained here.
 
-    python examples/external_endpoint.py --url http://127.0.0.1:8000/v1 --model rival-7b [--key-variable RIVAL_KEY]
+    python examples/external_endpoint.py --endpoint http://127.0.0.1:8000/v1 --model rival-7b [--key-variable RIVAL_KEY]
 
 plays Kuhn poker against random play, from both seats on the same seeds. vLLM, SGLang, llama.cpp, Ollama and the hosted
 services speak this protocol. What fails is told and costs its episode.
@@ -34,14 +34,14 @@ def play(rival, episodes):
 
 def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", default="http://127.0.0.1:8000/v1")
+    parser.add_argument("--endpoint", "--url", default="http://127.0.0.1:8000/v1")
     parser.add_argument("--model", required=True, help="what the server calls it")
     parser.add_argument("--key-variable", default="", help="environment variable that holds the key")
     parser.add_argument("--episodes", type=int, default=20, help="seeds, each played from both seats")
     parser.add_argument("--max-tokens", type=int, default=100_000, help="budget of the whole run")
     args = parser.parse_args(words)
     rival = fa.Endpoint(
-        args.url,
+        args.endpoint,
         args.model,
         name="rival",
         api_key_env=args.key_variable,

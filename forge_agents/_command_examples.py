@@ -50,10 +50,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "view": (
         "forge-agents view runs/guess",
         "forge-agents view runs/first runs/second",
-        "forge-agents view runs/guess --static guess.html --episodes 50",
+        "forge-agents view runs/guess --out guess.html --episodes 50",
         "on another machine: ssh -L 8765:127.0.0.1:8765 HOST, then open the address that view printed there",
     ),
-    "new-env": ("forge-agents new-env word-duel", "forge-agents new-env word-duel --into projects"),
+    "new-env": ("forge-agents new-env word-duel", "forge-agents new-env word-duel --out projects"),
     "download": ("forge-agents download Qwen/Qwen3-0.6B", "forge-agents download Qwen/Qwen3-0.6B --ignore '*.bin'"),
     "completion": (
         'bash: eval "$(forge-agents completion bash)" in ~/.bashrc',

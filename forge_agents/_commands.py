@@ -262,18 +262,18 @@ def verifiers(words: Sequence[str]) -> int:
 
 
 def view(words: Sequence[str]) -> int:
-    """Look at runs in a browser: forge-agents view RUN [RUN ...] [--port 8765] [--static PAGE.html]"""
+    """Look at runs in a browser: forge-agents view RUN [RUN ...] [--port 8765] [--out PAGE.html]"""
     from forge_agents import viewer
 
     parser = _parser("view", view)
     parser.add_argument("runs", nargs="+", type=str, help="Folders of runs and benchmarks, or folders of such folders.")
     parser.add_argument("--port", type=int, help="On 127.0.0.1; default: 8765, or another where that is in use.")
     parser.add_argument("--browser", action="store_true", help="Open the page in this machine's browser.")
-    parser.add_argument("--static", type=str, default="", help="Write one HTML file to share instead of serving.")
+    parser.add_argument("--out", type=str, default="", help="Write one HTML file to share instead of serving.")
     parser.add_argument("--episodes", type=int, default=200, help="Newest episodes of each run in that file.")
     chosen = parser.parse_args(list(words))
-    if chosen.static:
-        print(f"page   {viewer.save_page(chosen.runs, chosen.static, episodes=chosen.episodes)}")
+    if chosen.out:
+        print(f"page   {viewer.save_page(chosen.runs, chosen.out, episodes=chosen.episodes)}")
     else:
         viewer.serve_page(chosen.runs, port=chosen.port, browser=chosen.browser)
     return 0
@@ -295,14 +295,14 @@ def serve(words: Sequence[str]) -> int:
 
 
 def new_env(words: Sequence[str]) -> int:
-    """Write a project with a two-seat game and its test: forge-agents new-env NAME [--into FOLDER]"""
+    """Write a project with a two-seat game and its test: forge-agents new-env NAME [--out FOLDER]"""
     from forge_agents.new_env import create
 
     parser = _parser("new-env", new_env)
     parser.add_argument("name", type=str, help="Name of the project, such as word-duel.")
-    parser.add_argument("--into", type=str, default=".", help="Where its folder is made.")
+    parser.add_argument("--out", type=str, default=".", help="Where its folder is made.")
     chosen = parser.parse_args(list(words))
-    root = create(chosen.name, chosen.into)
+    root = create(chosen.name, chosen.out)
     print(f"wrote {root}\nnext   cd {root} && pip install -e . && pytest")
     return 0
 

@@ -28,6 +28,10 @@ class _Formatter(DefaultHelpFormatter):
         return text if text.startswith("examples:\n") else super()._fill_text(text, width, indent)
 
 
+_ONCE = {"--into": "--out", "--static": "--out"}
+"""Flags by what they are called now."""
+
+
 class Parser(ArgumentParser):
     """A parser whose errors name the nearest known keys.
 
@@ -46,7 +50,15 @@ class Parser(ArgumentParser):
         """As jsonargparse's; where the shell asks, words are completed instead."""
         if completion.asked():
             completion.offer_values(self)
-        return super().parse_args(*args, **kwargs)
+        named = [[self._named(word) for word in words] if isinstance(words, list) else words for words in args]
+        return super().parse_args(*named, **kwargs)
+
+    def _named(self, word: str) -> str:
+        """``--out`` is what a command writes, whatever its option is called here or was called before."""
+        flag, equals, value = word.partition("=")
+        known = self._option_string_actions
+        flag = _ONCE.get(flag, flag) if flag not in known else flag
+        return ("--out_dir" if flag == "--out" not in known and "--out_dir" in known else flag) + equals + value
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Exit with status 2 and a message that says what to write instead."""

@@ -4,6 +4,8 @@ import pytest
 import yaml
 
 import forge_agents as fa
+from forge_agents import cli
+from forge_agents.bench.config import BenchConfig
 from forge_agents.config import parse
 
 RUN = {
@@ -99,3 +101,15 @@ def test_every_example_is_a_valid_run(file):
     env = fa.make(run.env, **run.env_args)
     assert env.possible_agents and run.policies and run.steps > 0
     env.close()
+
+
+@pytest.mark.parametrize("flag", [["--out", "runs/mine"], ["--out=runs/mine"], ["--out_dir", "runs/mine"]])
+def test_what_a_command_writes_is_out_everywhere(config, flag):
+    assert read(config(), *flag).out_dir == "runs/mine"
+    assert parse(BenchConfig, flag, prog="forge-agents bench", description="d").out_dir == "runs/mine"
+
+
+@pytest.mark.parametrize("flag", ["--out", "--into"])
+def test_what_was_called_otherwise_is_still_understood(flag, tmp_path):
+    assert cli.main(["new-env", f"once-{flag.strip('-')}", flag, str(tmp_path)]) == 0
+    assert (tmp_path / f"once-{flag.strip('-')}").is_dir()

@@ -99,10 +99,10 @@ def test_the_script_of_the_benchmark_knows_what_it_claims(load_example, seen, ac
 def test_the_endpoint_plays_both_seats_and_a_failure_is_told(load_example, serve_chat, capsys):
     module = load_example("external_endpoint")
     server = serve_chat(lambda request: "bet")
-    module.main(["--url", server.url, "--model", "stub", "--episodes", "2"])
+    module.main(["--endpoint", server.url, "--model", "stub", "--episodes", "2"])
     assert "4 episodes, 0 failed" in capsys.readouterr().out and len(server.requests) >= 4
     down = serve_chat(lambda request: (403, {"error": "no such key"}))
-    module.main(["--url", down.url, "--model", "stub", "--episodes", "1"])
+    module.main(["--endpoint", down.url, "--model", "stub", "--episodes", "1"])
     assert "0 episodes, 2 failed, the first because" in capsys.readouterr().out
 
 

@@ -21,7 +21,7 @@ def run(*words, cwd, **variables):
 
 
 def test_a_new_project_installs_is_found_and_passes_its_test(tmp_path, capsys):
-    assert cli.main(["new-env", "word-duel", "--into", str(tmp_path)]) == 0
+    assert cli.main(["new-env", "word-duel", "--out", str(tmp_path)]) == 0
     assert f"wrote {tmp_path / 'word-duel'}" in capsys.readouterr().out
     project, site = tmp_path / "word-duel", tmp_path / "site"
     run("-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path, cwd=project)
