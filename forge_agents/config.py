@@ -50,8 +50,9 @@ class Parser(ArgumentParser):
         """As jsonargparse's; where the shell asks, words are completed instead."""
         if completion.asked():
             completion.offer_values(self)
-        named = [[self._named(word) for word in words] if isinstance(words, list) else words for words in args]
-        return super().parse_args(*named, **kwargs)
+        if args and isinstance(args[0], list):
+            args = ([self._named(word) for word in args[0]], *args[1:])
+        return super().parse_args(*args, **kwargs)
 
     def _named(self, word: str) -> str:
         """``--out`` is what a command writes, whatever its option is called here or was called before."""
