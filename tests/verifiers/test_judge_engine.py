@@ -1,0 +1,43 @@
+"""What an engine is asked for a judge, on a fake of it."""
+
+import asyncio
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from forge_agents.types import Completion
+from forge_verifiers.chat import Question
+from forge_verifiers.chat_engine import EngineChat
+
+TEXTS = {1: "yes", 2: "no", 3: "The"}
+
+
+class FakeEngine:
+    """Would say "The"; under choices it must say "yes"."""
+
+    max_model_len = 100
+
+    def __init__(self, free):
+        self.free = free
+
+    async def generate(self, prompt_ids, sampling, *, choices=(), json_schema=None, top_logprobs=0, timeout_s):
+        shares = {1: 0.8, 2: 0.2} if choices else self.free
+        logprobs = {token: math.log(share) for token, share in shares.items()}
+        best = max(shares, key=shares.get)
+        return Completion(
+            token_ids=(best,), logprobs=(logprobs[best],), finish_reason="stop", versions=(), top_logprobs=(logprobs,)
+        )
+
+
+@pytest.mark.parametrize(
+    ("free", "mass"), [({3: 1.0}, 0.0), ({3: 0.9, 1: 0.06, 2: 0.04}, 0.1), ({1: 0.9, 2: 0.1}, 1.0)]
+)
+def test_the_mass_of_the_choices_is_what_the_model_gave_them_unasked(free, mass):
+    chat = EngineChat("m", None, name="judge", timeout_s=1.0, start_timeout_s=1.0)
+    chat._engine = FakeEngine(free)
+    chat._renderer = SimpleNamespace(start=lambda *_: (9,), text=lambda ids: "".join(TEXTS[token] for token in ids))
+    question = Question(instructions="", text="?", choices=("yes", "no"), schema={}, max_tokens=4)
+    reply = asyncio.run(chat.ask(question))
+    assert reply.text == "yes" and reply.shares == {"yes": pytest.approx(0.8), "no": pytest.approx(0.2)}
+    assert reply.mass == pytest.approx(mass)
