@@ -91,17 +91,20 @@ def test_chat_models_read_the_conversation_in_their_template(tiny_chat_classifie
     np.testing.assert_allclose(last, logits[:1].sigmoid().numpy(), atol=1e-4)
 
 
-def test_long_conversations_lose_their_beginning_and_are_counted(tiny_bert):
+def test_long_conversations_lose_their_middle_and_are_counted(tiny_bert):
     folder = tiny_bert(labels=1)
-    ends = [said(("x" * 60 + "end", "same")), said(("y" * 100 + "x" * 60 + "end", "same")), PLAYED[0]]
+    told = ("Task: 1", "Task: 1" + "y" * 100, "Task: 2")
+    ends = [said((f"{text}{'x' * 60}end", "same")) for text in told]
     model = RewardModel(folder, max_tokens=32)
     scores = model.score(ends)
     assert scores[0] == pytest.approx(scores[1], abs=1e-6)
-    kept = logits_of(folder, [("x" * (32 - 3 - 3 - 4) + "end", "same")])[0, 0].sigmoid()  # three tokens are special
+    kept = logits_of(folder, [("Task: 1" + "x" * 15 + "end", "same")])[0, 0].sigmoid()  # and three special tokens
     assert scores[0] == pytest.approx(float(kept), abs=1e-5)
-    assert (model.usage.texts, model.usage.truncated) == (3, 2)
+    assert abs(scores[2] - scores[0]) > 1e-4  # the task was read
+    model.score([PLAYED[0]])
+    assert (model.usage.texts, model.usage.truncated) == (4, 3)
     own = RewardModel(folder)  # the model's own limit, 64
-    assert np.isfinite(own.score(ends)).all() and own.usage.truncated == 2
+    assert np.isfinite(own.score(ends)).all() and own.usage.truncated == 3
 
 
 def test_texts_of_like_length_share_batches(tiny_bert):

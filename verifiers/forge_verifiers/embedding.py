@@ -36,7 +36,7 @@ class EmbeddingSimilarity(Composable):
         answer_key: Where the reference lies in `Trajectory.info`: a text, or a list of alternatives.
         extract: The text that is compared, or None to abstain; by default the whole last action.
         floor: Cosine that scores 0, in [-1, 1); encoders rarely give unlike texts less than 0.2 to 0.7.
-        max_tokens: Longer texts lose their beginning; `usage` counts them.
+        max_tokens: Longer texts lose their middle; `usage` counts them.
         batch_tokens: Tokens of one forward pass, padding included.
         threads: CPU threads of this process while it reads; None leaves torch's number.
         device: Where the model lives, in torch's words.

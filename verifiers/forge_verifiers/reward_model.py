@@ -38,7 +38,7 @@ class RewardModel(Composable):
         scale: Steepness; positive.
         offset: The logit that scores 0.5.
         view: ``"trajectory"``, the whole conversation, or ``"answer"``, its last turn.
-        max_tokens: Longer conversations lose their beginning; `usage` counts them.
+        max_tokens: Longer conversations lose their middle; `usage` counts them.
         batch_tokens: Tokens of one forward pass, padding included.
         threads: CPU threads of this process while it reads; None leaves torch's number.
         device: Where the model lives, in torch's words.

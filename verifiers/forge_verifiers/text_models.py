@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 Text: TypeAlias = str | tuple[str, str]
 """A text, or two that the tokenizer joins its own way."""
+_HEAD = 4
+"""A text that is too long keeps the first quarter of the limit, and of its end the rest."""
 _NO_LIMIT = 1_000_000
 """Tokenizers without a limit of their own say a number far beyond this."""
 
@@ -28,7 +30,7 @@ class TextModelUsage:
     texts: int = 0
     """Read; equal texts of one call are read once."""
     truncated: int = 0
-    """Of these, longer than the limit: their beginning was left out."""
+    """Of these, longer than the limit: their middle was left out."""
     batches: int = 0
 
 
@@ -38,7 +40,7 @@ class TextModel:
     Args:
         auto_class: Class of transformers that loads it.
         model: A local folder, a built-in name or a hub id.
-        max_tokens: Longer texts lose their beginning; the model's own limit holds, too.
+        max_tokens: Longer texts lose their middle; the model's own limit holds, too.
         batch_tokens: Tokens of a batch, padding included; texts of like length share a batch.
         threads: CPU threads of this process while the model reads; None leaves torch's number.
         device: Where the model lives, in torch's words.
@@ -123,7 +125,7 @@ class TextModel:
 
         folder = models.resolve(self._name)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        tokenizer.padding_side, tokenizer.truncation_side = "right", "left"
+        tokenizer.padding_side = "right"
         model, loading = getattr(transformers, self._auto_class).from_pretrained(
             folder, local_files_only=True, use_safetensors=True, dtype="auto", output_loading_info=True
         )
@@ -149,14 +151,15 @@ class TextModel:
         if tokenizer.model_max_length > _NO_LIMIT:
             limit = min(limit, getattr(model.config, "max_position_embeddings", limit))
 
-        def encode(text: Text, **options: Any) -> dict[str, list[int]]:
+        def encode(text: Text) -> dict[str, list[int]]:
             both = (text,) if isinstance(text, str) else text
-            return dict(tokenizer(*both, add_special_tokens=special_tokens, verbose=False, **options))
+            return dict(tokenizer(*both, add_special_tokens=special_tokens, verbose=False))
 
         encoded = [encode(text) for text in texts]
         long = [at for at, ids in enumerate(encoded) if len(ids["input_ids"]) > limit]
-        for at in long:
-            encoded[at] = encode(texts[at], truncation=True, max_length=limit)
+        head = limit // _HEAD
+        for at in long:  # the task stands at the beginning and the conclusion at the end
+            encoded[at] = {key: [*row[:head], *row[head - limit :]] for key, row in encoded[at].items()}
         return encoded, len(long)
 
 
