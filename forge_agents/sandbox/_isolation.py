@@ -27,80 +27,47 @@ _ANY_NAMESPACE = _NEW_NAMESPACES | 0x02000000 | 0x00000080  # also CGROUP and TI
 _NOSUID, _NODEV, _NOEXEC, _RDONLY, _REMOUNT, _BIND, _REC, _PRIVATE = 2, 4, 8, 1, 32, 4096, 16384, 1 << 18
 _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV, _ATTR_NOEXEC = 1, 2, 4, 8
 
-# Name -> number on x86_64, aarch64; -1 where an architecture lacks it.
-_DENIED = {
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "pidfd_getfd": (438, 438),
-    "kcmp": (312, 272),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "open_tree": (428, 428),
-    "move_mount": (429, 429),
-    "fsopen": (430, 430),
-    "fsconfig": (431, 431),
-    "fsmount": (432, 432),
-    "fspick": (433, 433),
-    "mount_setattr": (442, 442),
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "mknod": (133, -1),
-    "mknodat": (259, 33),
-    "memfd_create": (319, 279),
-    "memfd_secret": (447, 447),
-    "shmget": (29, 194),
-    "shmat": (30, 196),
-    "semget": (64, 190),
-    "msgget": (68, 186),
-    "mq_open": (240, 180),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "keyctl": (250, 219),
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282),
-    "io_uring_setup": (425, 425),
-    "fanotify_init": (300, 262),
-    "open_by_handle_at": (304, 265),
-    "init_module": (175, 105),
-    "finit_module": (313, 273),
-    "kexec_load": (246, 104),
-    "reboot": (169, 142),
-    "swapon": (167, 224),
-    "acct": (163, 89),
-    "quotactl": (179, 60),
-    "syslog": (103, 116),
-    "personality": (135, 92),
-    "sethostname": (170, 161),
-}
-# Landlock does not cover these, so they are denied where files of the host are in sight.
-_DENIED_ON_HOST_FILES = {
-    "chmod": (90, -1),
-    "fchmod": (91, 52),
-    "fchmodat": (268, 53),
-    "fchmodat2": (452, 452),
-    "chown": (92, -1),
-    "fchown": (93, 55),
-    "lchown": (94, -1),
-    "fchownat": (260, 54),
-    "utime": (132, -1),
-    "utimes": (235, -1),
-    "futimesat": (261, -1),
-    "utimensat": (280, 88),
-    "setxattr": (188, 5),
-    "lsetxattr": (189, 6),
-    "fsetxattr": (190, 7),
-    "removexattr": (197, 14),
-    "lremovexattr": (198, 15),
-    "fremovexattr": (199, 16),
-    "setxattrat": (463, 463),
-    "removexattrat": (466, 466),
-    "file_setattr": (469, 469),
-}
-_CLONE, _CLONE3, _SOCKET = (56, 220), (435, 435), (41, 198)
+# Name, number on x86_64, number on aarch64 (none: that architecture lacks it). What Python's standard library, libc
+# and threads call, and what a program may reasonably ask of files and of itself. No call of the kernel that is not here
+# exists for a program: so no ptrace, mounts, namespaces, keys, BPF, io_uring, user faults, modules, or what comes next.
+_ALLOWED = """
+read:0:63 write:1:64 open:2 openat:257:56 close:3:57 stat:4 fstat:5:80 lstat:6 newfstatat:262:79 statx:332:291 poll:7
+ppoll:271:73 lseek:8:62 mmap:9:222 mprotect:10:226 munmap:11:215 brk:12:214 mremap:25:216 msync:26:227 mincore:27:232
+madvise:28:233 mlock:149:228 munlock:150:229 pread64:17:67 pwrite64:18:68 preadv:295:69 pwritev:296:70 preadv2:327:286
+pwritev2:328:287 readv:19:65 writev:20:66 access:21 faccessat:269:48 faccessat2:439:439 pipe:22 pipe2:293:59 select:23
+pselect6:270:72 dup:32:23 dup2:33 dup3:292:24 ioctl:16:29 fcntl:72:25 flock:73:32 fsync:74:82 fdatasync:75:83
+truncate:76:45 ftruncate:77:46 fallocate:285:47 fadvise64:221:223 getdents64:217:61 getcwd:79:17 chdir:80:49
+fchdir:81:50 rename:82 renameat:264:38 renameat2:316:276 mkdir:83 mkdirat:258:34 rmdir:84 creat:85 link:86
+linkat:265:37 unlink:87 unlinkat:263:35 symlink:88 symlinkat:266:36 readlink:89 readlinkat:267:78 umask:95:166
+sendfile:40:71 splice:275:76 tee:276:77 copy_file_range:326:285 close_range:436:436 statfs:137:43 fstatfs:138:44
+sync:162:81 syncfs:306:267 getxattr:191:8 lgetxattr:192:9 fgetxattr:193:10 listxattr:194:11 llistxattr:195:12
+flistxattr:196:13 inotify_init:253 inotify_init1:294:26 inotify_add_watch:254:27 inotify_rm_watch:255:28
+epoll_create:213 epoll_create1:291:20 epoll_ctl:233:21 epoll_wait:232 epoll_pwait:281:22 eventfd:284 eventfd2:290:19
+signalfd4:289:74 timerfd_create:283:85 timerfd_settime:286:86 timerfd_gettime:287:87 fork:57 vfork:58 execve:59:221
+exit:60:93 exit_group:231:94 wait4:61:260 waitid:247:95 kill:62:129 tkill:200:130 tgkill:234:131 pidfd_open:434:434
+pidfd_send_signal:424:424 getpid:39:172 getppid:110:173 gettid:186:178 getpgid:121:155 setpgid:109:154 getpgrp:111
+setsid:112:157 getsid:124:156 set_tid_address:218:96 set_robust_list:273:99 get_robust_list:274:100 futex:202:98
+futex_waitv:449:449 membarrier:324:283 rseq:334:293 restart_syscall:219:128 sched_yield:24:124
+sched_getaffinity:204:123 sched_getparam:143:121 sched_getscheduler:145:120 sched_get_priority_max:146:125
+sched_get_priority_min:147:126 sched_rr_get_interval:148:127 getpriority:140:141 getrlimit:97:163 setrlimit:160:164
+getrusage:98:165 times:100:153 sysinfo:99:179 uname:63:160 getcpu:309:168 prctl:157:167 arch_prctl:158 getuid:102:174
+geteuid:107:175 getgid:104:176 getegid:108:177 getgroups:115:158 getresuid:118:148 getresgid:120:150
+clock_gettime:228:113 clock_getres:229:114 clock_nanosleep:230:115 nanosleep:35:101 gettimeofday:96:169 time:201
+alarm:37 setitimer:38:103 getitimer:36:102 timer_create:222:107 timer_settime:223:110 timer_gettime:224:108
+timer_getoverrun:225:109 timer_delete:226:111 rt_sigaction:13:134 rt_sigprocmask:14:135 rt_sigreturn:15:139
+rt_sigpending:127:136 rt_sigtimedwait:128:137 rt_sigqueueinfo:129:138 rt_sigsuspend:130:133 sigaltstack:131:132
+pause:34 getrandom:318:278 sendto:44:206 recvfrom:45:207 sendmsg:46:211 recvmsg:47:212 sendmmsg:307:269
+recvmmsg:299:243 shutdown:48:210 getsockname:51:204 getpeername:52:205 getsockopt:55:209 setsockopt:54:208
+pkey_alloc:330:289 pkey_free:331:290 pkey_mprotect:329:288 map_shadow_stack:453:453
+"""
+# These reach what lies outside where files and processes of the host are in sight; Landlock does not cover them.
+_ALLOWED_IN_NAMESPACES = """
+chmod:90 fchmod:91:52 fchmodat:268:53 fchmodat2:452:452 utime:132 utimes:235 futimesat:261 utimensat:280:88
+setxattr:188:5 lsetxattr:189:6 fsetxattr:190:7 removexattr:197:14 lremovexattr:198:15 fremovexattr:199:16 chown:92
+fchown:93:55 lchown:94 fchownat:260:54 sched_setaffinity:203:122 sched_setparam:142:118 sched_setscheduler:144:119
+setpriority:141:140
+"""
+_CLONE, _SOCKET, _SOCKETPAIR, _PRLIMIT = (56, 220), (41, 198), (53, 199), (302, 261)
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
 
@@ -248,32 +215,46 @@ def drop_privileges(user: int | None) -> None:
     _check(_libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(NO_NEW_PRIVS)")
 
 
-def filter_system_calls(*, host_files: bool) -> None:
-    """Refuse calls that no ordinary program needs, new namespaces, and sockets other than local ones.
+def filter_system_calls(*, namespaces: bool) -> None:
+    """Allow the calls that ordinary programs need; any other does not exist for this process and its children.
 
-    Nothing is filtered on processors whose call numbers are not known here.
+    There are no sockets but pairs of streams, which are connected to each other and to nothing else: sockets of the
+    file system lie in no network namespace. Nothing is filtered on processors whose call numbers are not known here.
 
     Args:
-        host_files: Whether files of the host are in sight: then their modes, owners and times are kept, too.
+        namespaces: Whether the process has files and processes of its own; else modes, owners, times and priorities,
+            which it could change outside, stay as they are.
     """
     if os.uname().machine not in _ARCHITECTURES:
         return
     column, architecture = _ARCHITECTURES[os.uname().machine]
-    load, equal, at_least, any_bit, back = 0x20, 0x15, 0x35, 0x45, 0x06
+    load, equal, at_least, above, any_bit, bits, back = 0x20, 0x15, 0x35, 0x25, 0x45, 0x54, 0x06
     kill, allow, refuse, unknown = 0x80000000, 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
+    first, second = (load, 0, 0, 16), (load, 0, 0, 24)  # arguments; the kernel reads the low halves of these
     code = [(load, 0, 0, 4), (equal, 1, 0, architecture), (back, 0, 0, kill), (load, 0, 0, 0)]
-    code += [(at_least, 0, 1, 0x40000000), (back, 0, 0, refuse)]  # the 32-bit calls of x86_64
-    for numbers in [*_DENIED.values(), *(_DENIED_ON_HOST_FILES.values() if host_files else ())]:
-        if numbers[column] >= 0:
-            code += [(equal, 0, 1, numbers[column]), (back, 0, 0, refuse)]
-    code += [(equal, 0, 1, _CLONE3[column]), (back, 0, 0, unknown)]  # its flags are out of reach; libc then uses clone
-    code += [(equal, 0, 4, _CLONE[column]), (load, 0, 0, 16), (any_bit, 0, 1, _ANY_NAMESPACE & ~0xFF)]
+    code += [(at_least, 0, 1, 0x40000000), (back, 0, 0, unknown)]  # the 32-bit calls of x86_64
+    code += [(equal, 0, 4, _CLONE[column]), first, (any_bit, 0, 1, _ANY_NAMESPACE & ~0xFF)]
     code += [(back, 0, 0, refuse), (back, 0, 0, allow)]
-    code += [(equal, 0, 4, _SOCKET[column]), (load, 0, 0, 16), (equal, 0, 1, 1), (back, 0, 0, allow)]
-    code += [(back, 0, 0, refuse), (back, 0, 0, allow)]
+    code += [(equal, 0, 1, _SOCKET[column]), (back, 0, 0, refuse)]
+    code += [(equal, 0, 7, _SOCKETPAIR[column]), first, (equal, 0, 4, 1)]  # of the local family
+    code += [second, (bits, 0, 0, 0xF), (equal, 0, 1, 1), (back, 0, 0, allow), (back, 0, 0, refuse)]
+    code += [(equal, 0, 4, _PRLIMIT[column]), first, (equal, 0, 1, 0), (back, 0, 0, allow), (back, 0, 0, refuse)]
+    for low, high in _ranges(_ALLOWED + (_ALLOWED_IN_NAMESPACES if namespaces else ""), column):
+        code += [(at_least, 0, 2, low), (above, 1, 0, high), (back, 0, 0, allow)]
+    code += [(back, 0, 0, unknown)]  # libc knows what to do then, as on an older kernel
     program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in code))
     pointer = struct.pack("@HP", len(code), ctypes.addressof(program))
     _check(_libc.prctl(_SECCOMP, 2, pointer, 0, 0), "prctl(SECCOMP)")
+
+
+def _ranges(calls: str, column: int) -> list[tuple[int, int]]:
+    """First and last of numbers that follow each other."""
+    found: list[tuple[int, int]] = []
+    entries = (call.split(":")[1:] for call in calls.split())
+    for number in sorted(int(entry[column]) for entry in entries if len(entry) > column):
+        low = found.pop()[0] if found and found[-1][1] == number - 1 else number
+        found.append((low, number))
+    return found
 
 
 def landlock_version() -> int:

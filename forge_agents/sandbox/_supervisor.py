@@ -143,7 +143,7 @@ class Run:
             isolation.lock_files(
                 [*readable, self._program_path(), "/dev/null", "/dev/zero", "/dev/urandom"], [self.box]
             )
-        isolation.filter_system_calls(host_files=not self.strong)
+        isolation.filter_system_calls(namespaces=self.strong)
         isolation.default_signals()
         environment = {
             **os.environ,  # what the interpreter needs to start, no more: our own environment is not inherited

@@ -56,8 +56,7 @@ def test_links_and_odd_names_are_left_behind():
     box = Workspace()
     box.run(
         "import os\nos.symlink('/program.py', 'link'); os.symlink('/usr', 'folder')\n"
-        "open(b'\\xff', 'w'); os.mkdir('empty'); open('plain', 'w').write('p'); os.chmod('plain', 0)\n"
-        "import socket; socket.socket(socket.AF_UNIX).bind('socket')"
+        "open(b'\\xff', 'w'); os.mkdir('empty'); open('plain', 'w').write('p'); os.chmod('plain', 0)"
     )
     assert box.files == {"plain": b"p"}
     assert not use(box, "read_file", path="link").ok

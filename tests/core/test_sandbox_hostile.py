@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -47,6 +48,9 @@ REACH = {
     "datagram, as for names": "socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', PORT))",
     "listening": "s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen()",
     "abstract local socket of the host": "socket.socket(socket.AF_UNIX).connect(chr(0) + TOKEN)",
+    "path socket of the host": "socket.socket(socket.AF_UNIX).connect(SOCKET)",
+    "path socket by a pair": "socket.socketpair(type=socket.SOCK_DGRAM)[0].sendto(b'x', LETTERBOX)",
+    "limits of another process": "import resource; resource.prlimit(PARENT, resource.RLIMIT_CORE)",
     "netlink": "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)",
     "write to a known path": "open(SECRET_FOLDER + '/written', 'w')",
     "write to the program": "open(__file__, 'a')",
@@ -92,9 +96,20 @@ def outside(tmp_path_factory):
     folder = tmp_path_factory.mktemp("outside")
     folder.joinpath("secret").write_text("s")
     token = f"forge-{uuid.uuid4().hex}"
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as local:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.socket(socket.AF_UNIX) as local,
+        socket.socket(socket.AF_UNIX) as placed,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as letterbox,
+        tempfile.TemporaryDirectory() as short,  # addresses have 107 bytes
+    ):
         local.bind(f"\0{token}")
+        placed.bind(f"{short}/socket")
+        letterbox.bind(f"{short}/letterbox")
+        for path in (short, f"{short}/socket", f"{short}/letterbox"):
+            Path(path).chmod(0o777)  # so that nothing but the sandbox keeps a program from it
         local.listen(8)
+        placed.listen(8)
         yield {
             "SECRET": str(folder / "secret"),
             "SECRET_FOLDER": str(folder),
@@ -102,6 +117,8 @@ def outside(tmp_path_factory):
             "PARENT": os.getpid(),
             "PORT": server.getsockname()[1],
             "TOKEN": token,
+            "SOCKET": f"{short}/socket",
+            "LETTERBOX": f"{short}/letterbox",
             "CLONE": 56 if X86 else 220,
             "ADD_KEY": 248 if X86 else 217,
         }
@@ -135,6 +152,100 @@ def test_the_same_program_reaches_it_unshut(name, outside, tmp_path_factory):
         check=False,
     )
     assert "REACHED" in done.stdout, done
+
+
+# ---- the same where namespaces are not allowed
+
+HOST = [name for name in REACH if "socket" in name or "connection" in name]
+HELD_WEAKLY = [
+    *HOST, "datagram, as for names", "listening", "netlink", "limits of another process", "debugging", "chroot",
+    "memory of a process", "namespaces of its own", "device node", "key ring", "anonymous memory file", "environment",
+    "System V shared memory", "message queue", "becoming root", "new privileges by exec", "raising limits",
+]  # fmt: skip
+
+
+@pytest.fixture(params=["with namespaces", "without"])
+def box(request, monkeypatch):
+    if request.param == "without":
+        monkeypatch.setattr("forge_agents.sandbox.sandbox._why_no_namespaces", lambda: "unshare: not permitted")
+    anybodys = "/usr/bin/python3" if ROOT and Path("/usr/bin/python3").exists() else ""
+    return Sandbox(limits=LIMITS, allow_weaker=True, python=anybodys)
+
+
+@pytest.mark.parametrize("box", ["without"], indirect=True)
+def test_what_the_kernels_calls_reach_is_out_of_reach_without_namespaces(box, outside):
+    attempts = [f"try:\n    {REACH[name]}\n    print({name!r})\nexcept BaseException: pass\n" for name in HELD_WEAKLY]
+    names = "".join(f"{key} = {value!r}\n" for key, value in outside.items())
+    result = box.run(f"{PRELUDE}{names}{''.join(attempts)}print('end')")
+    assert result.stdout == "end\n", result
+
+
+CALLS = {  # on x86_64
+    "ptrace": 101, "mount": 165, "chroot": 161, "unshare": 272, "setns": 308, "bpf": 321, "userfaultfd": 323,
+    "io_uring_setup": 425, "io_uring_enter": 426, "keyctl": 250, "add_key": 248, "perf_event_open": 298,
+    "memfd_create": 319, "process_vm_readv": 310, "open_by_handle_at": 304, "name_to_handle_at": 303, "connect": 42,
+    "accept": 43, "bind": 49, "listen": 50, "accept4": 288, "modify_ldt": 154, "init_module": 175, "kexec_load": 246,
+    "pidfd_getfd": 438, "execveat": 322, "personality": 135, "move_pages": 279, "vmsplice": 278, "mknod": 133,
+    "reboot": 169, "shmget": 29, "iopl": 172, "quotactl": 179, "open_tree": 428, "clone3": 435,
+    "x32 getpid": 0x40000027, "one of tomorrow": 999,
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not X86, reason="the numbers are those of x86_64")
+def test_calls_that_no_ordinary_program_needs_do_not_exist(box):
+    program = (
+        f"{PRELUDE}assert libc.syscall(39) == os.getpid()\nfor name, number in {CALLS!r}.items():\n"
+        "    made = libc.syscall(number, 0, 0, 0, 0, 0, 0)\n"
+        "    if (made, ctypes.get_errno()) != (-1, 38): print(name, made, ctypes.get_errno())\nprint('end')"
+    )
+    assert box.run(program).stdout == "end\n"
+
+
+@pytest.mark.skipif(not X86, reason="only x86_64 has another set of calls")
+def test_the_calls_of_32_bits_end_the_program(box):
+    code = b"\xb8\x14\x00\x00\x00\xcd\x80\xc3"  # getpid by int 0x80, where all sockets have one number
+    program = (
+        f"import ctypes, mmap\npage = mmap.mmap(-1, 4096, prot=7)\npage.write({code!r})\n"
+        "address = ctypes.addressof(ctypes.c_char.from_buffer(page))\n"
+        "print('start', flush=True); print(ctypes.CFUNCTYPE(ctypes.c_int)(address)())"
+    )
+    result = box.run(program)
+    assert result.stdout == "start\n" and result.exit_code in (-signal.SIGSYS, -signal.SIGSEGV), result
+
+
+ORDINARY = """
+import array, asyncio, bz2, concurrent.futures, gzip, hashlib, json, lzma, mmap, os, random, select, selectors, shutil
+import signal, socket, sqlite3, subprocess, sys, tempfile, threading, time, zipfile
+with tempfile.TemporaryDirectory(dir='.') as folder:
+    db = sqlite3.connect(folder + '/db')
+    with db: db.execute('CREATE TABLE t (x)'); db.execute('INSERT INTO t VALUES (1)')
+    assert db.execute('SELECT x FROM t').fetchone() == (1,)
+    with zipfile.ZipFile(folder + '/z', 'w') as file: file.writestr('a', 'b' * 999)
+    for module in (gzip, bz2, lzma):
+        with module.open(folder + '/c', 'wb') as file: file.write(b'x' * 9999)
+    shutil.copyfile(folder + '/z', folder + '/y'); os.replace(folder + '/y', folder + '/x'); os.statvfs('.')
+    os.symlink('x', folder + '/l'); os.link(folder + '/x', folder + '/h'); os.truncate(folder + '/x', 3)
+    with open(folder + '/x', 'r+b') as file: mmap.mmap(file.fileno(), 3)[:]; os.fsync(file.fileno())
+async def both():
+    reader = await asyncio.create_subprocess_exec(sys.executable, '-S', '-c', 'print(6)', stdout=-1)
+    return (await reader.communicate())[0], await asyncio.to_thread(time.sleep, 0.001)
+assert asyncio.run(both())[0] == b'6\\n'
+assert subprocess.run([sys.executable, '-S', '-c', 'print(7)'], capture_output=True).stdout == b'7\\n'
+one, other = socket.socketpair(); one.sendall(b'ping'); assert other.recv(4) == b'ping'; one.close(); other.close()
+with concurrent.futures.ThreadPoolExecutor(4) as pool: assert sum(pool.map(abs, range(-9, 0))) == 45
+signal.signal(signal.SIGALRM, lambda *_: None); signal.setitimer(signal.ITIMER_REAL, 0.01); signal.pause()
+pid = os.fork()
+if pid == 0: os._exit(3)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+select.epoll().close(); os.urandom(8); random.SystemRandom().random(); os.getloadavg; os.times(); os.uname()
+os.sched_getaffinity(0); os.cpu_count(); hashlib.scrypt(b'x', salt=b'y', n=2, r=8, p=1)
+print('fine')
+"""
+
+
+def test_ordinary_programs_miss_nothing(box):
+    result = box.run(ORDINARY)
+    assert result.stdout == "fine\n" and result.stderr == "", result
 
 
 # ---- using too much
@@ -193,8 +304,10 @@ LIMITED = {
     ),
     "memory": ("x = bytearray(200 << 20); print('all')", "memory_mb", 100, 400, "MemoryError"),
     "memory of many processes": (
-        ("import os, time\nfor _ in range(4):\n    if os.fork() == 0:\n        x = bytearray(b'x' * (30 << 20))\n"
-        "        time.sleep(0.5); os._exit(0)\nfor _ in range(4): os.wait()\nprint('all')"),
+        (
+            "import os, time\nfor _ in range(4):\n    if os.fork() == 0:\n        x = bytearray(b'x' * (30 << 20))\n"
+            "        time.sleep(0.5); os._exit(0)\nfor _ in range(4): os.wait()\nprint('all')"
+        ),
         "memory_mb",
         100,
         400,
@@ -239,10 +352,14 @@ def test_a_limit_holds_and_nothing_else_does(name):
     "program",
     [
         "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
-        ("import threading\ndef f():\n    while True:\n        try: threading.Thread(target=f).start()\n"
-        "        except RuntimeError: pass\nf()"),
-        ("import os\nwhile True:\n    try:\n        if os.fork(): os._exit(0) if os.getpid() != 2 else None\n"
-        "    except OSError: pass"),
+        (
+            "import threading\ndef f():\n    while True:\n        try: threading.Thread(target=f).start()\n"
+            "        except RuntimeError: pass\nf()"
+        ),
+        (
+            "import os\nwhile True:\n    try:\n        if os.fork(): os._exit(0) if os.getpid() != 2 else None\n"
+            "    except OSError: pass"
+        ),
     ],
     ids=["fork bomb", "thread bomb", "forks that hand over"],
 )
@@ -348,4 +465,4 @@ def test_files_of_the_host_are_not_owned_by_the_program():
 
 
 def test_the_supervisor_is_no_process_that_the_program_can_name():
-    assert Sandbox(limits=LIMITS).run('import os; print(os.getppid(), os.getpid())').stdout == '1 2\n'
+    assert Sandbox(limits=LIMITS).run("import os; print(os.getppid(), os.getpid())").stdout == "1 2\n"
