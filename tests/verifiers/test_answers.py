@@ -73,6 +73,42 @@ def test_other_writings_of_an_answer_are_told_from_other_answers(text, gold, is_
     assert numeric == is_right or np.isnan(numeric)  # the gold answer is no number
 
 
+@pytest.mark.parametrize(
+    ("text", "right", "wrong"),
+    [
+        ("42\n\nExplanation: multiply 6 by 7.", "42", "7"),
+        ('{"answer": "42"}', "42", "41"),
+        (r"\boxed{\text{B}}", "B", "A"),
+        ("The answer is 42? No, 41.", "41", "42"),
+        ("The answer is 12. Oh wait. 13.", "13", "12"),
+        ("The answer is 12. Hmm, that's wrong. It should be 13.", "13", "12"),
+        ("The answer is 12, no wait, 13", "13", "12"),
+        ("The answer is Paris because it is big.", "Paris", "big"),
+        ("Answer: Chapter 7", "Chapter 7", "Chapter 8"),
+        ("First answer: 3\nSecond answer: 5", "5", "3"),
+        ("The answer is 42.\n\n(Checked: 6*7=42)", "42", "6"),
+        ("The answer is B) Rome", "B", "A"),
+        ("I'm torn between 41 and 42", "I'm torn between 41 and 42", "42"),
+        ("\u041e\u0442\u0432\u0435\u0442: 42", "42", "41"),
+    ],
+)
+def test_texts_that_are_easily_misread(text, right, wrong):
+    for rule in RULES:
+        scored = [rule.score([said(text, gold)])[0] for gold in (right, wrong)]
+        assert not np.nan_to_num(scored[1]) and (scored[0] == 1 or (np.isnan(scored[0]) and isinstance(rule, Numeric)))
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        *(("\u00bd", 0.5), ("2\u00bd", 2.5), ("minus 42", -42), ("Answer: forty-two (42)", 42), ("It's 42\u00b0.", 42)),
+        *(("A total of 42 apples.", 42), ("The answer is 5! = 120.", 120), ("7 = 3 + 4", 7), ("P(A) = 1/4", 0.25)),
+    ],
+)
+def test_numbers_are_read_in_odd_clothes(text, number):
+    assert Numeric().score([said(text, number), said(text, number + 1), said(text, -number)]).tolist() == [1, 0, 0]
+
+
 def test_all_styles_of_all_kinds_are_read_and_the_guide_has_the_numbers():
     pytest.importorskip("reasoning_gym")
     rows = list(dict.fromkeys(cases()))

@@ -63,7 +63,7 @@ def _gold(text: str) -> str:
     if text.isalnum():
         return text
     read = stated(text)
-    return read.value if read.how == "marked" else text.strip()
+    return read.value if read.how == "marked" else read.given.strip()
 
 
 def final_answer(text: str) -> str:
@@ -103,10 +103,12 @@ _DOUBTED = re.compile(
     re.IGNORECASE,
 )
 _INSTEAD = re.compile(r"not\s.{1,300}?,?\s+but\s+(?:rather\s+)?", re.DOTALL)
+_NEGATED = re.compile(r"(?:\w+ly\s+)?(?:not|neither)\s+")
 _NOT = re.compile(r"n['\u2019]t\b|\b(?:not|never|cannot)\b", re.IGNORECASE)
 _CORRECTED = re.compile(
     r"\b(?:wait|hold on|no(?=\s*[,:.!;\u2014])|actually|sorry|correction|scratch that|i mean(?:t)?|rather|make that"
-    r"|oops|on second thought|let me (?:correct|redo|recompute))\b",
+    r"|oops|hmm+|on second thought|that(?:['\u2019]s| is) (?:wrong|incorrect|not right)"
+    r"|let me (?:correct|redo|recompute))\b",
     re.IGNORECASE,
 )
 _DOUBTING = re.compile(
@@ -114,7 +116,7 @@ _DOUBTING = re.compile(
     r"|(?:(?:but|though|and)\s+)?(?:(?:it|that)\s+)?(?:could|might|may)(?:\s+also)?\s+be)\b",
     re.IGNORECASE,
 )
-_SENTENCE = re.compile(r"(?<!\b[A-Z][a-z])(?<!\.[A-Za-z])[.!?](?=[\s*_\"$]|$)|\u3002|\n|</")
+_SENTENCE = re.compile(r"(?<!\b[A-Z][a-z])(?<!\.[A-Za-z])[.!?](?=[\s*_\"$]|$)(?!\s*=)|\u3002|\n|</")
 _BLOCK = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]", re.DOTALL)
 
 
@@ -137,17 +139,15 @@ def stated(text: str) -> Stated:
     for mark in reversed(_marks(text)[-_MAX_MARKS:]):
         if mark.is_strong:
             return _reconsidered(Stated(mark.text.strip(), _inside(mark.text), "marked"), text[mark.end :])
-        value, length, is_denied = _phrase(text, mark)
-        rest = text[mark.content + length :]
+        read, end, is_denied = _phrase(text, mark)
         if is_denied:
-            if denied is None and (read := _unmarked(rest)).value and _RUN.search(read.value):
-                return read._replace(how="marked")
-            denied = value
-        elif value and value == denied:
-            return Stated(value, "", "marked")
-        elif value and (_STARTS.match(value) or mark.text == "title" or not _RUN.search(text[: mark.start])):
-            line = _SENTENCE.split(text[mark.content : mark.content + _MAX_VALUE], maxsplit=1)[0]
-            return _reconsidered(Stated(_clean(line), value, "marked"), rest)
+            if denied is None and (other := _unmarked(text[end:])).value and _RUN.search(other.value):
+                return other._replace(how="marked")
+            denied = read.value
+        elif read.value and read.value == denied:
+            return read._replace(value="")
+        elif read.value and (_STARTS.match(read.value) or mark.text == "title" or not _RUN.search(text[: mark.start])):
+            return _reconsidered(read, text[end:])
     return _unmarked(text) if denied is None else Stated(text, "", "marked")
 
 
@@ -226,32 +226,34 @@ def _hashes(text: str) -> Iterator[_Mark]:
             yield _Mark(m.start(), m.start(1), m.end(), m[1], True)
 
 
-def _phrase(text: str, mark: _Mark) -> tuple[str, int, bool]:
-    """The value after "the answer is"; how many characters it takes; whether it is denied or doubted."""
+def _phrase(text: str, mark: _Mark) -> tuple[Stated, int, bool]:
+    """What a phrase states; where that ends; whether it is denied or doubted."""
     if mark.text == "reversed":
-        clause = _SENTENCE.split(text[max(0, mark.start - 200) : mark.start])[-1]
-        read = _sentence(clause)
-        return (read[0] if read else "", mark.end - mark.start, False)
+        said = _SENTENCE.split(text[max(0, mark.start - 200) : mark.start])[-1]
+        read = _sentence(said)
+        return Stated(said.strip(), read[0] if read else "", "marked"), mark.end, False
     content = text[mark.content : mark.content + _MAX_VALUE]
     if content.isascii() and content.isalnum() and not _NOT.search(text, mark.start, mark.content):
-        return content, len(content), False
-    block = _BLOCK.match(content)
-    if block:
-        return _bare(block[1] or block[2]), block.end(), False
-    end = _SENTENCE.search(content)
-    said = content[: end.start()] if end else content
-    lead = _lead(said)
+        return Stated(content, content, "marked"), mark.content + len(content), False
+    if block := _BLOCK.match(content):
+        return Stated(block[0], _bare(block[1] or block[2]), "marked"), mark.content + block.end(), False
+    said = _SENTENCE.split(content, maxsplit=1)[0]
+    given, lead = _clean(said), _lead(said)
     if (instead := _INSTEAD.match(lead)) and _STARTS.match(lead, instead.end()):
-        return _bare(_cut(lead[instead.end() :])), len(said), False
-    if (negated := re.match(r"(?:\w+ly\s+)?(?:not|neither)\s+", lead)) and _STARTS.match(lead, negated.end()):
-        run = _RUN.search(lead)
-        return (run[0], said.find(run[0]) + len(run[0]), True) if run else ("", 0, True)
-    doubted = _NOT.search(text, mark.start, mark.content) or _DOUBTED.search(text[: mark.start][-60:])
-    said = _cut(said) if _STARTS.match(_lead(_clean(said))) else said
+        value = _bare(_cut(lead[instead.end() :]))
+        return Stated(given, value, "marked"), mark.content + len(said), False
+    if (negated := _NEGATED.match(lead)) and _STARTS.match(lead, negated.end()):
+        value = run[0] if (run := _RUN.search(lead)) else ""
+        return Stated(given, value, "marked"), mark.content + said.find(value) + len(value), True
+    if (corrected := _CORRECTED.search(said)) and corrected.start() > 0:  # what follows is looked at later
+        said = said[: corrected.start()]
+    said = _cut(said) if _STARTS.match(_lead(_clean(said))) else _REASON.split(said, maxsplit=1)[0]
     value = _bare(said)
-    if not _STARTS.match(value) and (read := _sentence(said)) and read[1] == "said":  # Answer: The volume is 120
-        value = read[0]
-    return value, len(said), bool(doubted)
+    how: Literal["marked", "found"] = "marked"
+    if not _STARTS.match(value) and (read := _sentence(said)):  # Answer: The volume is 120
+        value, how = read[0], "found" if read[1] == "found" else "marked"
+    doubted = _NOT.search(text, mark.start, mark.content) or _DOUBTED.search(text[: mark.start][-60:])
+    return Stated(given, value, how), mark.content + len(said), doubted is not None
 
 
 def _reconsidered(read: Stated, rest: str) -> Stated:
@@ -275,13 +277,13 @@ def _reconsidered(read: Stated, rest: str) -> Stated:
 
 _STARTS = re.compile(
     r"(?:[-+\u2212\u2013\u00b1(\[{|]|\\[({\[]|\\left\b)*\s*(?:\\?[$\u20ac\u00a3]\s*)?[-+\u2212]?"
-    r"(?:\.?\d|\\(?!text|math|[()\[\]{}])[A-Za-z]|[\u221a\u03c0\u221e]|(?:sqrt|pi|log|ln|sin|cos|tan|exp)\b"
-    r"|[A-Za-z](?:\([a-z]\))?\s*[=<>^+*/\u2264\u2265\u2208]|[a-z]\s*\\|\(?[A-J]\)?(?![\w'\u2019]))"
+    r"(?:\.?\d|\\(?!text|math|[()\[\]{}])[A-Za-z]|[\u221a\u03c0\u221e\u00bc-\u00be\u2153\u2154]|(?:sqrt|pi|log|ln|sin|cos|tan|exp)\b"
+    r"|[A-Za-z](?:\([a-z]\))?\s*[=<>^+*/\u2264\u2265\u2208]|[a-z]\s*\\|\(?[A-J]\)?(?![\w'\u2019]|\s+(?!because|since|as\b|is\b)[a-z]))"
 )
 _RUN = re.compile(
     r"\$\$?(?=\S)[^$\n]+?(?<=\S)\$\$?(?!\d)|\\\([^\n]+?\\\)|\\\[[^\n]+?\\\]"
     r"|(?:(?<![A-Za-z0-9_.)}])[-+\u2212\u00b1])?\\?[$\u20ac\u00a3]?"
-    r"(?:(?<![A-Za-z0-9_.])(?:\d|\.\d)|\\(?:[dt]?frac|sqrt|pi|binom|infty)|[\u03c0\u221a\u221e])"
+    r"(?:(?<![A-Za-z0-9_.])(?:\d|\.\d)|\\(?:[dt]?frac|sqrt|pi|binom|infty)|[\u03c0\u221a\u221e\u00bc-\u00be\u2153\u2154])"
     r"(?:[^\s,;:!?]|[,:](?=\d)|(?<=[\d)}])\s+[-+*/\u00d7\u00b7\u00f7^\u2212]\s+(?=[\d(\\]))*"
     r"(?:\s?%|\s+(?:percent|dollars|euros|cents|[kcm]?m|[km]?g|k?m/h|mph|ft|lbs?|inches|feet|miles|hours|minutes"
     r"|seconds|days|weeks)\b)?"
@@ -293,27 +295,31 @@ _JOINED = re.compile(
 )
 _COPULA = re.compile(
     r"(?:\b(?:is|are|was|were|be|equals?|equal to|gives?|makes?|leaves?|gets?|got|ha(?:s|ve)|totals?|yields?|becomes?"
-    r"|comes? to|obtain|find)\b(?:\s+(?:that|us|you|me))?|['\u2019]s\b|[=\u2248\u2192\u21d2]|(?<=[A-Za-z*)])\s*:)"
+    r"|comes? to|obtain|find)\b(?:\s+(?:that|us|you|me))?|['\u2019]s\b|[=\u2248\u2192\u21d2]|(?<![\d\s(])\s*:)"
     r"[\s*_]*(?:(?:exactly|about|now|only|just|the number)\s+)?"
 )
 _CLAUSE = re.compile(r"[,;]|\b(?:but|and|so|which|it(?=['\u2019]s|\sis))\b")
 _BOUND = re.compile(  # "more than 5" is not 5
-    r"\b(?:(?:more|less|fewer|greater|larger|smaller|other) than|at (?:least|most)|up to|over|under|above|below)\s+$",
+    r"\b(?:(?:more|less|fewer|greater|larger|smaller|other) than|at (?:least|most)|up to|over|under|above"
+    r"|below|minus|negative)\s+$",
     re.IGNORECASE,
 )
 _REMARK = re.compile(
-    r"[,;:]?\s*(?:\u2014|\s-\s(?=[A-Za-z])|(?<![\\A-Za-z])(?:because|since|which|so|as|after|given|is|are|was"
+    r"[,;:]?\s*(?:\u2014|\s-\s(?=[A-Za-z])|;\s+(?=[A-Za-z]{2})|(?<![\\A-Za-z])(?:because|since|which|so|as|after|given|is|are|was"
     r"|were|but|instead|rather|hence|therefore|thus|due|using|from|in (?:total|all|the)|altogether|left|now|remaining"
     r"|correct|right|I|we|you|it|this|that|there|they|he|she|not|the|with|than|each)\b"
     r"|\s\((?!base|mod|maybe|perhaps|possibly)(?:[A-Za-z]{3}|i\.e|e\.g)).*",
     re.DOTALL,
 )
+_HEAD = re.compile(r"^(?:[\s,:;!?\u2014]|\.(?!\d))+")
+_REASON = re.compile(r",?\s+(?:because|since)\b")
+_EXPLAINED = re.compile(r"(?<=\S)\s*\n[\s*_#]*(?:Explanation|Reasoning|Justification|Verification|Note)\b")
 _CHOICE = re.compile(r"\(?([A-J])\)\s+\S.*", re.DOTALL)
 _EITHER = re.compile(r",?\s+\(?or\s+([^()]+)\)?$")  # "1/2 (or 0.5)"
 _LEAD = re.compile(
     r"(?:(?:so|thus|therefore|hence|then|well|ok|okay|sure|hmm+|and|or|finally|oh|ah|overall|in (?:conclusion|short)"
-    r"|clearly|probably|maybe|perhaps|definitely|certainly|indeed|just|simply|exactly|precisely|about|around|approximately"
-    r"|roughly|nearly|equal to|either|obviously|of course|option|choice)\b,?:?|(?:yes|no)[,:]"
+    r"|actually|clearly|probably|maybe|perhaps|definitely|certainly|indeed|just|simply|exactly|precisely|about|around|approximately"
+    r"|roughly|nearly|equal to|either|obviously|of course|option|choice)\b,?:?|(?:yes|no)[,:]|a:"
     r"|i(?:['\u2019](?:m|d|ve))?\s+(?:[a-z]+\s+)?(?:think|believe|guess|say|get|got|found|find|reckon|sure|have|see"
     r"|calculated)\b(?:\s+that)?,?:?|(?:we|you)\s+(?:can\s+)?(?:get|have|find|obtain|see)\b(?:\s+that)?,?:?"
     r"|(?:it|that|this|there|they|which|here)(?:['\u2019](?:s|re)|\s+(?:is|are|was|equals|gives|makes|leaves"
@@ -328,6 +334,7 @@ _FOREIGN = re.compile(  # a word that no formula holds
     r"|[Bb][ye]|my|why|try|[\u0400-\u04ff\u3040-\u9fff])(?![A-Za-z])"
 )
 _TEXT = re.compile(r"\\(?:text|math|begin|end|mbox)[a-z]*\s*\{[^{}]*\}")
+_WRAPPED = re.compile(r"\\(?:text|math|m)(?:bf|it|rm|tt|normal|box)?\s*\{([^{}]*)\}")
 _BOLD = re.compile(r"(?<![\w)])\*\*(?=\S)((?:[^*\n]|\*(?!\*)|(?<=[\w)])\*\*(?=[\w(]))+)(?<=\S)\*\*(?![\w(])")
 _OPEN = re.compile(r"^\$(?!\s?\d)|(?<!\d)(?<!\d\s)\$$")
 _PAIRS = [(sign, sign) for sign in ("$$", "$", "**", "*", "__", "_", "```", "`", '"', "'")]
@@ -336,7 +343,7 @@ _PAIRS += [("\\(", "\\)"), ("\\[", "\\]"), ("\u201c", "\u201d")]
 
 def _unmarked(text: str) -> Stated:
     """Reads a text without a mark."""
-    clean = _clean(text)
+    clean = _clean(_EXPLAINED.split(_HEAD.sub("", text), maxsplit=1)[0])
     if clean.isascii() and clean.isalnum():
         return Stated(text, clean, "said")
     tail = clean[-4 * _MAX_VALUE :]
@@ -361,7 +368,7 @@ def _unmarked(text: str) -> Stated:
 
 def _sentence(text: str) -> tuple[str, Literal["said", "found"]] | None:
     """The value that a sentence states; None where it holds none, or only a denied one."""
-    text = _lead(_clean(text[-_MAX_VALUE:]).lstrip(" ,:;."))
+    text = _lead(_clean(_HEAD.sub("", text[-_MAX_VALUE:])))
     runs = list(_RUN.finditer(text))
     corrected = _CORRECTED.search(text, runs[0].end()) if runs else None
     if corrected and (again := _sentence(text[corrected.end() :])):
@@ -414,8 +421,10 @@ def _cut(text: str) -> str:
 
 
 def _balanced(text: str) -> str:
-    opened, closed = (sum(map(text.count, signs)) for signs in ("([", ")]"))
-    return text[:-1] if opened < closed and text.endswith((")", "]")) else text
+    if not text.endswith((")", "]", "}")):
+        return text
+    opened, closed = (sum(map(text.count, signs)) for signs in ("([{", ")]}"))
+    return text[:-1] if opened < closed else text
 
 
 def _lead(text: str) -> str:
@@ -435,7 +444,7 @@ def _clean(text: str) -> str:
         text = _BOLD.sub(r"\1", text)
     for _ in range(6):
         before = text
-        text = text.strip().rstrip(",;:!?\u3002").strip()
+        text = _balanced(text.strip().rstrip(",;:!?\u3002").strip())
         if text.endswith(".") and not text.endswith("..."):
             text = text[:-1].rstrip()
         text = text.rstrip("\u2026")
@@ -444,6 +453,8 @@ def _clean(text: str) -> str:
         for sign in ("**", "*"):  # "**Answer: 42**"
             if text.endswith(sign) and text.count(sign) == 1:
                 text = text.removesuffix(sign)
+        if text.startswith("\\") and (wrapped := _WRAPPED.fullmatch(text)):
+            text = wrapped[1]
         for opening, closing in _PAIRS:
             inner = text[len(opening) : -len(closing)]
             if inner and text == opening + inner + closing and opening not in inner:
@@ -463,7 +474,7 @@ def _bare(text: str) -> str:
     if choice := _CHOICE.fullmatch(text):
         return choice[1]
     if ("=" in text or "\u2248" in text or "\\approx" in text) and not re.search(
-        r"[<>!]|(?<![\\A-Za-z])[A-Za-z]", _TEXT.sub("", text)
+        r"[<>]|!=|(?<![\\A-Za-z])[A-Za-z]", _TEXT.sub("", text)
     ):
         left, _, _ = text.replace("\\approx", "\u2248").partition("\u2248")
         text = (left or text).rpartition("=")[2].strip()  # 6 * 7 = 42

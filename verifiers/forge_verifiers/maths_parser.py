@@ -69,12 +69,13 @@ _COMMANDS = {
 _COMMAND = re.compile(r"\\([A-Za-z]+|[;:,! ()])")
 _SIGNS = str.maketrans(
     {"\u00d7": "*", "\u00b7": "*", "÷": "/", "\u2212": "-", "\u2013": "-", "π": r"\pi ", "√": r"\sqrt ", "≤": "<="}
-    | {"≥": ">=", "≠": "!=", "∅": r"\{\}", "²": "^2", "³": "^3", "\u00a0": " "}
+    | {"≥": ">=", "≠": "!=", "∅": r"\{\}", "²": "^2", "³": "^3", "½": " 1/2", "¼": " 1/4", "¾": " 3/4", "\u00a0": " "}
 )
 _DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?")
 _THIN = re.compile(r"(?<=\d)(?:\s?\{,\s?\}\s?|,\\!\s?|\\,)(?=\d{3}(?!\d))")  # 12{,}500
 _SPELLED: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\*\*"), "^"),
+    (re.compile(r"(?<![A-Za-z])(?:minus|negative)\s+(?=\d)"), "-"),
     (re.compile(r"=([^≈]*)≈.*"), r"=\1"),  # x = 1/3, which is about 0.33
     (re.compile(r"(?<=\S)\s*≈"), "="),
     (re.compile(r"^\s*(?:[A-Za-z]\s*∈|≈)"), ""),
