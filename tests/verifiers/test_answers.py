@@ -184,7 +184,7 @@ def test_numbers_found_in_prose_do_not_vote_and_are_no_exact_answer():
     assert scores("Paris has 2 airports", "2") == [0, 1, 1]
 
 
-def test_a_gold_answer_that_is_no_number_makes_numeric_abstain_and_is_reported(caplog):
+def test_a_gold_answer_that_is_no_number_makes_numeric_abstain_and_is_reported(caplog, tmp_path):
     rule = Numeric()
     with caplog.at_level(logging.WARNING):
         assert np.isnan(rule.score([said("42", "Thursday"), said("42", "x + 1")])).all()
@@ -193,6 +193,7 @@ def test_a_gold_answer_that_is_no_number_makes_numeric_abstain_and_is_reported(c
     ensemble = Ensemble([rule, Exact()])
     ensemble.score([said("42", "Thursday")])
     assert "gold answers of 3 trajectories cannot be read, such as 'Thursday'" in ensemble.report().table()
+    assert "gold answers of 3" in ensemble.report().html(tmp_path / "page.html").read_text(encoding="utf-8")
     assert str(pickle.loads(pickle.dumps(rule)).unread) == str(rule.unread)
 
 

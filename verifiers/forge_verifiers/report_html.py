@@ -89,7 +89,10 @@ def _table(report: EnsembleReport) -> str:
     heads = "".join(f"<th>{title}</th>" for title in _COLUMNS)
     rows = "\n".join(_row(k, verifier) for k, verifier in enumerate(report.verifiers, 1))
     failures = "".join(
-        f"<li><b>{_safe(v.name)}</b>: {_safe(v.last_error)}</li>" for v in report.verifiers if v.last_error
+        f"<li><b>{_safe(v.name)}</b>: {_safe(text)}</li>"
+        for v in report.verifiers
+        for text in (v.last_error, v.note)
+        if text
     )
     return (
         "<h2>Verifiers</h2>\n<div class=scroll><table><thead><tr><th></th><th class=text>verifier</th>"
@@ -99,7 +102,7 @@ def _table(report: EnsembleReport) -> str:
         " and marked. Weight is the share of its own evidence that counts: copies share one weight. A dash: this"
         " combiner does not estimate it. Scored, abstained and failed count trajectories, errors and timeouts calls."
         " Verdicts are spared where an equal trajectory was judged before or a cascade had no need of them.</p>"
-        + (f"\n<p>Last failures</p><ul>{failures}</ul>" if failures else "")
+        + (f"\n<p>Last failures, and why verifiers abstain</p><ul>{failures}</ul>" if failures else "")
     )
 
 
