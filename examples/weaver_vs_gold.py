@@ -1,17 +1,20 @@
 """Can weak verifiers replace gold labels? The same GRPO run under four rewards, three seeds each.
 
-A 135M model learns to add. Eight weak verifiers judge its answers; none of them adds, and each alone is often wrong.
+A 135M model learns to add. Eight weak verifiers judge its answers: the same model under three prompts, agreement and
+likeness of siblings, a test that is often wrong, form and length. None of them adds, and each alone is often wrong.
 The arms differ in the reward only: (a) the best single verifier, chosen with gold labels, (b) the plain mean of all,
 (c) our ensemble, which sees no label, (d) the gold answer. All are measured by gold on held-out seeds.
 
     python examples/weaver_vs_gold.py [--seeds 0 1 2] [--steps 20] [--out runs/weaver]
 
-took about an hour on two CPU cores that did other work too, and writes ``weaver_vs_gold.png``. Finished runs are not
+takes some two hours on two CPU cores, mostly for the judges, and writes ``weaver_vs_gold.png``. Finished runs are not
 repeated.
 """
 
 import argparse
+import functools
 import json
+import random
 import re
 from pathlib import Path
 
@@ -21,7 +24,17 @@ from rich.table import Table
 
 import forge_agents as fa
 from forge_trainers.plots import draw_arms
-from forge_verifiers import Ensemble, EnvReward, Rule, SelfConsistency
+from forge_verifiers import (
+    EmbeddingSimilarity,
+    Ensemble,
+    EnvReward,
+    Judge,
+    Length,
+    Regex,
+    Rule,
+    Scale,
+    SelfConsistency,
+)
 
 ARMS = {"single": "(a) best single verifier", "mean": "(b) plain mean", "ours": "(c) ensemble, no labels",
         "gold": "(d) gold answers"}  # fmt: skip
@@ -51,38 +64,35 @@ def last_integer(text):
     return int(found[-1]) if found else None
 
 
-def number_rule(name, family, grade):
-    """A verifier of the number that was answered, given a and b; abstains where there is none."""
-
-    def judge(trajectory):
-        number = last_integer(trajectory.turns[-1].action)
-        return None if number is None else grade(number, trajectory.info["a"], trajectory.info["b"])
-
-    return Rule(judge, name=name, family=family)
+def noisy_test(trajectory):
+    """A test that expects a wrong answer in three questions of ten, and lets pass what is two off."""
+    number, a, b = last_integer(trajectory.turns[-1].action), trajectory.info["a"], trajectory.info["b"]
+    luck = random.Random(1000 * a + b)
+    expected = a + b + (luck.choice([-10, -3, 3, 10]) if luck.random() < 0.3 else 0)
+    return number is not None and abs(number - expected) <= 2
 
 
-def text_rule(name, family, grade):
-    """A verifier of how the answer is written."""
-    return Rule(lambda t: grade(t.turns[-1].action, t.info["a"], t.info["b"]), name=name, family=family)
-
-
-def weak_verifiers():
-    """Eight honest but weak judges. Those of a family err together: both look at the size, or at the style."""
+@functools.cache
+def weak_verifiers(model):
+    """Eight weak judges such as anybody has. None adds; the three judges share one engine, and their errors."""
+    engine = fa.EngineConfig(max_model_len=2048)
+    judge = functools.partial(Judge, max_chars=400, seed=0)
+    correct = judge(model, "The answer is the correct result of the task.", name="judge: correct", engine=engine)
     return [
-        number_rule("parity", None, lambda n, a, b: n % 2 == (a % 2 + b % 2) % 2),
-        number_rule("threes", None, lambda n, a, b: n % 3 == (a % 3 + b % 3) % 3),
-        number_rule("size", "magnitude", lambda n, a, b: max(a, b) < n <= 2 * max(a, b)),
-        number_rule("rough", "magnitude", lambda n, a, b: abs(n - 10 * round(a / 10) - 10 * round(b / 10)) <= 6),
-        text_rule("shows both", "style", lambda text, a, b: str(a) in text and str(b) in text),
-        text_rule("sentence", "style", lambda text, a, b: text[:1].isupper()),
-        text_rule("talks", "style", lambda text, a, b: len(text.split()) >= 5),
+        correct,
+        judge(correct, "A strict teacher who calculates it herself accepts the answer.", name="judge: teacher"),
+        judge(correct, "The number in the answer is right.", answer=Scale(), name="judge: marks"),
         SelfConsistency(extract=lambda t: str(last_integer(t.turns[-1].action) or "")),
+        EmbeddingSimilarity(model, against="group", floor=0.5, threads=1, name="embedding"),
+        Rule(noisy_test, name="noisy test"),
+        Regex(pattern=r"\D*\d{1,9}\D*", full=True, name="one number"),
+        Length(high=6, slack=6, unit="words", name="brief"),
     ]
 
 
-def reward_of(arm, single):
+def reward_of(arm, single, model):
     """The reward of an arm; `single` names the verifier of (a)."""
-    verifiers = weak_verifiers()
+    verifiers = weak_verifiers(model)
     if arm == "gold":
         return EnvReward()
     if arm == "single":
@@ -97,12 +107,12 @@ def auroc(scores, gold):
     return float(np.mean((right[:, None] > wrong) + 0.5 * (right[:, None] == wrong)))
 
 
-def survey(episodes):
+def survey(episodes, model):
     """AUROC, and accuracy at 0.5, of every verifier that can judge one answer alone."""
     trajectories = [episode.trajectories["solver"] for episode in episodes if episode.error is None]
     gold = np.array([t.reward for t in trajectories])
     found = {}
-    for verifier in weak_verifiers():
+    for verifier in weak_verifiers(model):
         scores = verifier.score(trajectories)
         if not np.isnan(scores).all():
             right = float(np.mean((np.nan_to_num(scores) > 0.5) == (gold > 0.5)))
@@ -125,13 +135,16 @@ def run(arm, seed, folder, single, asked):
         eval_episodes=asked.episodes,
         checkpoint_every=asked.steps,
     )
-    with fa.GRPOTrainer(solver, reward=reward_of(arm, single), config=config, out_dir=folder) as trainer:
+    with fa.GRPOTrainer(solver, reward=reward_of(arm, single, asked.model), config=config, out_dir=folder) as trainer:
         before = trainer.evaluate(Sums, episodes=asked.episodes)
         rows = trainer.fit(Sums, steps=asked.steps).metrics
         after = trainer.evaluate(Sums, episodes=4 * asked.episodes)
     curve = [[0, before.reward]] + [[row["step"] + 1, row["eval/reward"]] for row in rows if "eval/reward" in row]
     result = {"arm": arm, "seed": seed, "before": before.reward, "after": after.reward, "ci": after.ci}
-    result |= {"curve": curve, "survey_before": survey(before.episodes), "survey_after": survey(after.episodes)}
+    result |= {"curve": curve}
+    if arm == "gold":
+        result |= {"survey_before": survey(before.episodes, asked.model)}
+        result |= {"survey_after": survey(after.episodes[: asked.episodes], asked.model)}
     saved.write_text(json.dumps(result))
     return result
 

@@ -20,19 +20,36 @@ def test_the_environment_of_the_experiment_keeps_the_contract(weaver):
     assert fa.check_env(weaver.Sums).ok
 
 
-def test_every_weak_verifier_is_fooled_by_some_wrong_answer_or_rejects_the_right_one(weaver):
-    right, fooling = answered("15"), {"parity": "13", "threes": "12", "size": "14", "rough": "14"}
-    for verifier in weaver.weak_verifiers():
-        if verifier.name in fooling:
-            wrong = answered(fooling[verifier.name])
-            assert verifier.score([wrong])[0] > 0.5, verifier.name
-        elif verifier.name != "self_consistency":
-            assert verifier.score([right])[0] == 0, verifier.name
-    assert len({v.family for v in weaver.weak_verifiers() if v.family}) == 2
+def test_no_verifier_knows_the_sum_and_all_that_read_the_answer_pass_wrong_ones(weaver):
+    """Whatever passes the right answer passes wrong ones as well, alone and all together, in most questions."""
+    own = [v for v in weaver.weak_verifiers("m") if v.cost == "cheap" and not v.sees_groups]
+    for a in range(1, 21):
+        for b in range(1, 21):
+            rows = [answered(str(n), a, b) for n in range(70)]
+            scores = np.prod([v.score(rows) for v in own], axis=0)
+            best = np.flatnonzero(scores == scores.max())
+            assert len(best) >= 5 or a + b not in best
+
+
+def test_the_noisy_test_is_often_wrong(weaver):
+    pairs = [(a, b) for a in range(1, 21) for b in range(1, 21)]
+    right = np.mean([weaver.noisy_test(answered(f"It is {a + b}.", a, b)) for a, b in pairs])
+    near = np.mean([weaver.noisy_test(answered(str(a + b + 1), a, b)) for a, b in pairs])
+    assert 0.6 < right < 0.8 and 0.6 < near < 0.8
+    assert not weaver.noisy_test(answered("no number"))
+
+
+def test_there_are_eight_and_the_judges_share_one_model(weaver):
+    verifiers = weaver.weak_verifiers("m")
+    judges = [v for v in verifiers if v.name.startswith("judge")]
+    assert len(verifiers) == 8 and len(judges) == 3
+    assert len({id(judge._conversation) for judge in judges}) == 1
+    assert weaver.weak_verifiers("m") is verifiers  # so that runs of one study share the engine
 
 
 def test_arms_differ_in_the_reward_and_auroc_counts_ties_half(weaver):
     batch = [answered("15"), answered("14"), answered("none")]
-    assert weaver.reward_of("single", "parity").score(batch)[:2].tolist() == [1, 0]
-    assert weaver.reward_of("ours", "parity").name == "ensemble"
+    assert weaver.reward_of("single", "one number", "m").score(batch).tolist() == [1, 1, 0]
+    assert weaver.reward_of("ours", "brief", "m").name == "ensemble"
+    assert weaver.reward_of("gold", None, "m").name == "env_reward"
     assert weaver.auroc(np.array([0.9, 0.5, np.nan, 0.5]), np.array([1, 1, 0, 0])) == pytest.approx(0.875)

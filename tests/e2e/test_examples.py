@@ -42,7 +42,7 @@ SAYS = {
     "algorithms": ["DAPO with refills"],
 }
 """What those say that have words of their own for it."""
-SURVEY = {"parity": {"auroc": 0.5, "accuracy": 0.5}}
+SURVEY = {"brief": {"auroc": 0.5, "accuracy": 0.5}}
 GOLD = {"arm": "gold", "seed": 0, "before": 0.0, "after": 0.5, "ci": 0.1, "curve": [[0, 0.0], [1, 0.5]],
         "survey_before": SURVEY, "survey_after": SURVEY}  # fmt: skip
 

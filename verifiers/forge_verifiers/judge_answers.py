@@ -15,7 +15,8 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from forge_verifiers.verifier import Cost
 
 LEAST_MASS = 0.01
-"""A choice among answers that were all unlikely says nothing: the model was about to write something else."""
+"""A choice among answers that were all unlikely says nothing: the model was about to write something else. A model of
+135M parameters gives yes and no together 0.3 to 0.4, marks 0.04 to 0.1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
