@@ -14,7 +14,9 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 from forge_agents.errors import ForgeError, MissingExtraError
 from forge_agents.tools import Tool
@@ -46,6 +48,8 @@ def mcp_tools(
 
     A call that fails, is late or finds the server gone is an error text for the model, as with any tool; the results
     of a server's tools are text, other content is named only. Deep copies of an environment share the connection.
+    Errors name the program and its script, or the host, and hold nothing else of the command or address, of `env` and
+    of `headers`, for tokens may stand there and errors become prompts and stored episodes.
 
     Args:
         server: The address of a server (streamable HTTP), such as ``"http://127.0.0.1:8000/mcp"``, or the command that
@@ -60,17 +64,16 @@ def mcp_tools(
         The server's tools.
 
     Raises:
-        McpServerError: The server did not start, connect or answer in time. The message names it.
+        McpServerError: The server did not start, connect or answer in time. The message names its program or host.
         MissingExtraError: The package ``mcp`` is missing.
     """
-    name = server if isinstance(server, str) else " ".join(server)
-    if not name:
+    if not server or not server[0]:
         raise ValueError("server is empty; pass an address or a command")
     try:
         import mcp  # noqa: F401  # a missing package is said here, not in the thread
     except ImportError as error:
         raise MissingExtraError("MCP tools need the package mcp; pip install 'forge-agents-rl[mcp]'") from error
-    connection = _Connection(name)
+    connection = _Connection(_public_name(server), _not_public(server, {**(env or {}), **(headers or {})}))
     try:
         yield connection.open(lambda: _client(server, env, headers), connect_s, call_s)
     finally:
@@ -98,8 +101,8 @@ async def _client(
 class _Connection:
     """One client in one thread. The client is opened and closed by one task, as its cancel scopes ask."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, hidden: Sequence[str]) -> None:
+        self._name, self._hidden = name, hidden
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"mcp {name}", daemon=True)
         self._thread.start()
@@ -123,10 +126,12 @@ class _Connection:
                 await self._stop.wait()
         except BaseException as error:  # noqa: BLE001  # carried to the thread that connects
             if not ready.done():
-                why = f"gave no answer within {connect_s:g} s" if isinstance(error, TimeoutError) else _said(error)
-                failure = McpServerError(f"MCP server {self._name!r}: {why}; start it by hand to see what it says")
-                failure.__cause__ = error
-                ready.set_exception(failure)
+                late = isinstance(error, TimeoutError)
+                why = f"gave no answer within {connect_s:g} s" if late else self._said(error)
+                # without its cause: a traceback would show what the message does not
+                ready.set_exception(
+                    McpServerError(f"MCP server {self._name!r}: {why}; start it by hand to see what it says")
+                )
 
     def _tool(self, client: Client, tool: Any, call_s: float) -> Tool:
         def call(**arguments: Any) -> str:
@@ -149,8 +154,17 @@ class _Connection:
         except TimeoutError as late:
             future.cancel()
             raise ValueError(f"the MCP server {self._name!r} gave no result within {timeout_s:g} s") from late
-        except Exception as error:
-            raise ValueError(f"the MCP server {self._name!r}: {_said(error)}") from error
+        except Exception as error:  # noqa: BLE001  # whatever the library raises; without it as a cause, as above
+            raise ValueError(f"the MCP server {self._name!r}: {self._said(error)}") from None
+
+    def _said(self, error: BaseException) -> str:
+        """What went wrong, from within the groups that task groups raise, without what must not be told."""
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        said = str(error)
+        for text in self._hidden:
+            said = said.replace(text, "***")
+        return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
@@ -178,8 +192,21 @@ def _text(result: CallToolResult) -> str:
     return "\n".join(block.text if block.type == "text" else f"[{block.type}]" for block in result.content)
 
 
-def _said(error: BaseException) -> str:
-    """What went wrong, from within the groups that task groups raise."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+def _public_name(server: str | Sequence[str]) -> str:
+    """The host of an address; of a command the program and, where it is one, the script: ``python server.py``."""
+    if isinstance(server, str):
+        parts = urlsplit(server)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+    script = next((Path(part).name for part in server[1:2] if Path(part).is_file()), "")
+    return f"{Path(server[0]).name} {script}".rstrip()
+
+
+def _not_public(server: str | Sequence[str], values: Mapping[str, str]) -> list[str]:
+    """Texts that errors must not hold, longest first: all that was given, but for program, script and host."""
+    texts = {*values.values(), *(word for value in values.values() for word in value.split())}
+    if isinstance(server, str):
+        parts = urlsplit(server)
+        texts |= {server, parts.path.strip("/"), parts.query, parts.netloc.rpartition("@")[0], parts.fragment}
+    else:
+        texts |= {str(Path(server[0]).parent), *server[1:], *(part.partition("=")[2] for part in server[1:])}
+    return sorted((text for text in texts if len(text) > 3), key=len, reverse=True)

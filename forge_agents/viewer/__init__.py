@@ -5,12 +5,15 @@ In: folders of runs. Out: a page on loopback until Ctrl-C, or one HTML file. Wai
 
 from __future__ import annotations
 
+import contextlib
+import html
 import os
 import secrets
 import socket
+import tempfile
 import threading
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from forge_agents.viewer.page import write_page
@@ -57,16 +60,30 @@ def serve_page(
     watcher.start()
     say(f"{len(found)} run{'s' if len(found) > 1 else ''}: {', '.join(run.name for run in found)}")
     say(f"open   {url}\nstop   Ctrl-C")
-    if browser:
-        webbrowser.open(url)
-    try:
-        uvicorn.Server(settings).run(sockets=[listening])
-    except KeyboardInterrupt:
-        say("")
-    finally:
-        stop.set()
-        listening.close()
-        watcher.join(timeout=30)
+    with _door(url) if browser else contextlib.nullcontext() as door:
+        if door:
+            webbrowser.open(door)
+        try:
+            uvicorn.Server(settings).run(sockets=[listening])
+        except KeyboardInterrupt:
+            say("")
+        finally:
+            stop.set()
+            listening.close()
+            watcher.join(timeout=30)
+
+
+@contextlib.contextmanager
+def _door(url: str) -> Iterator[str]:
+    """The address of a file that leads to `url` and that only this user can read: command lines are everybody's."""
+    with tempfile.TemporaryDirectory(prefix="forge-view-") as folder:
+        file = Path(folder) / "open.html"
+        file.touch(mode=0o600)
+        file.write_text(
+            '<!doctype html><meta charset="utf-8"><meta name="referrer" content="no-referrer">'
+            f'<meta http-equiv="refresh" content="0; url={html.escape(url, quote=True)}"><title>runs</title>'
+        )
+        yield file.as_uri()
 
 
 def save_page(runs: Sequence[str | os.PathLike[str]], target: str | os.PathLike[str], *, episodes: int = 200) -> Path:

@@ -5,6 +5,8 @@ import signal
 import sys
 import threading
 import time
+import traceback
+from pathlib import Path
 
 import pytest
 
@@ -141,9 +143,40 @@ def test_a_server_that_died_is_text_for_the_model(script):
 )
 def test_a_server_that_is_not_there_is_an_error_that_names_it(server):
     before = set(threading.enumerate())
-    with pytest.raises(McpServerError, match=server if isinstance(server, str) else server[0]), mcp_tools(server):
+    name = "http://127.0.0.1:9'" if isinstance(server, str) else Path(server[0]).name
+    with pytest.raises(McpServerError, match=name), mcp_tools(server):
         pass
     assert set(threading.enumerate()) <= before
+
+
+SECRET = "s3cret-token"
+
+
+@pytest.mark.parametrize(
+    ("server", "more"),
+    [
+        (["no-such-program", "--token", SECRET], {}),
+        ([f"/no/such/{SECRET}/program"], {}),
+        ([sys.executable, "-c", "import sys; sys.exit(sys.argv)", f"--token={SECRET}"], {}),
+        ([sys.executable, "-c", "import sys; sys.exit(3)"], {"env": {"TOKEN": SECRET}}),
+        (f"http://127.0.0.1:9/{SECRET}/mcp?key={SECRET}", {"headers": {"Authorization": f"Bearer {SECRET}"}}),
+        (f"http://user:{SECRET}@127.0.0.1:9/mcp", {}),
+        (f"nonsense://{SECRET}@127.0.0.1/mcp", {}),
+    ],
+)
+def test_errors_hold_no_tokens(server, more):
+    with pytest.raises(McpServerError) as failure, mcp_tools(server, **more):
+        pass
+    assert SECRET not in "".join(traceback.format_exception(failure.value, chain=True))
+    assert "127.0.0.1" in str(failure.value) or "program" in str(failure.value) or "python" in str(failure.value)
+
+
+def test_what_a_model_is_told_of_a_server_that_died_holds_no_tokens(script):
+    with mcp_tools([sys.executable, str(script), "--token", SECRET], call_s=2.0) as tools:
+        os.kill(int(run_tool(tools, call("pid")).content), signal.SIGKILL)
+        for _ in range(2):
+            told = run_tool(tools, call("add", a=1))
+            assert not told.ok and "shelf.py" in told.content and SECRET not in told.content
 
 
 def test_a_server_that_says_nothing_is_given_up():

@@ -3,11 +3,14 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from viewer_runs import TOKEN, episode, metrics, write_lines
 
 from forge_agents import cli
+from forge_agents.viewer import serve_page
 
 
 @pytest.fixture
@@ -146,3 +149,20 @@ def test_the_command_tells_what_is_wrong(tmp_path, run_folder, capsys):
 def test_a_port_in_use_is_told(server, run_folder, capsys):
     assert cli.main(["view", str(run_folder), "--port", str(server.port)]) == 1
     assert f"port {server.port} cannot be used" in capsys.readouterr().err
+
+
+def test_the_token_is_on_no_command_line_of_a_browser(run_folder, monkeypatch):
+    opened, said = [], []
+
+    def look(address):
+        file = Path(urlsplit(address).path)
+        opened.append((address, file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777, file.read_text()))
+
+    monkeypatch.setattr("webbrowser.open", look)
+    monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: None)
+    serve_page([run_folder], port=0, browser=True, say=said.append)
+    ((address, mode, folder_mode, page),) = opened
+    url = re.search(r"open +(\S+)", "\n".join(said))[1]
+    assert address.startswith("file://") and urlsplit(url).path.strip("/") not in address
+    assert (mode, folder_mode) == (0o600, 0o700) and f"url={url}" in page
+    assert not Path(urlsplit(address).path).exists()
