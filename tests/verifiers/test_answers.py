@@ -197,6 +197,12 @@ def test_a_gold_answer_that_is_no_number_makes_numeric_abstain_and_is_reported(c
     assert str(pickle.loads(pickle.dumps(rule)).unread) == str(rule.unread)
 
 
+def test_whole_numbers_are_equal_exactly_unless_the_tolerance_says_more():
+    near = [said("999999", 1000000), said("12345678901234567", 12345678901234568), said("0.333333", "1/3")]
+    assert Numeric().score(near).tolist() == [0, 0, 1]
+    assert Numeric(tolerance=0.01).score([*near, said("101", 100), said("102", 100)]).tolist() == [1, 1, 1, 1, 0]
+
+
 SUM = r"\sum_{k=1}^{10} k"
 
 

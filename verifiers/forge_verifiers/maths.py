@@ -11,8 +11,9 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -26,6 +27,10 @@ from forge_verifiers.maths_values import equal, number_of, proportional
 from forge_verifiers.verifier import Scores, TrajectoryRule
 
 _LOG = logging.getLogger(__name__)
+
+
+_Number: TypeAlias = tuple[Fraction | float, Unit | None]
+_ROUNDING = 1e-6  # a tolerance up to here forgives rounding only, which whole numbers need not
 
 
 class UnreadGolds:
@@ -78,7 +83,8 @@ class Numeric(TrajectoryRule):
     answer_key: str = "answer"
     """Where the gold number lies in `Trajectory.info`."""
     tolerance: float = 1e-6
-    """Greatest difference that counts as equal, relative to the gold number, and absolute below 1."""
+    """Greatest difference that counts as equal, relative to the gold number, and absolute below 1. Up to 1e-6 it is for
+    rounding: two whole numbers must be the same."""
     unread: UnreadGolds = field(default_factory=UnreadGolds, init=False, repr=False, compare=False)
     """Gold answers that are no number."""
 
@@ -103,25 +109,28 @@ class Numeric(TrajectoryRule):
         """The answer that is compared."""
         return _extracted(trajectory)
 
-    def _equal(self, answer: tuple[float, Unit | None], gold: tuple[float, Unit | None]) -> bool:
+    def _equal(self, answer: _Number, gold: _Number) -> bool:
         (a, unit_a), (b, unit_b) = answer, gold
         if unit_a is not None and unit_b is not None:
-            pairs = (
-                [(a * float(unit_a.factor), b * float(unit_b.factor))] if unit_a.dimension == unit_b.dimension else []
-            )
-        else:
-            pairs = [(a, b)]
-            if PERCENT in {unit_a, unit_b}:
-                pairs.append((a / 100 if unit_a else a, b / 100 if unit_b else b))
-        return any(abs(x - y) <= self.tolerance * max(1.0, abs(y)) for x, y in pairs)
+            return unit_a.dimension == unit_b.dimension and self._close(a * unit_a.factor, b * unit_b.factor)
+        if PERCENT in {unit_a, unit_b} and self._close(a / 100 if unit_a else a, b / 100 if unit_b else b):
+            return True
+        return self._close(a, b)
+
+    def _close(self, a: Fraction | float, b: Fraction | float) -> bool:
+        if a == b:
+            return True
+        if self.tolerance <= _ROUNDING and all(isinstance(x, Fraction) and x.denominator == 1 for x in (a, b)):
+            return False
+        return abs(float(a) - float(b)) <= self.tolerance * max(1.0, abs(float(b)))
 
 
 @lru_cache(maxsize=8192)
-def _number(text: str) -> tuple[float, Unit | None] | None:
+def _number(text: str) -> _Number | None:
     """A text that is one real number, and its unit; None for anything else."""
     digits = literal(text) or decimal_comma(text)
     if digits is not None:
-        return (float(digits), None) if math.isfinite(float(digits)) else None
+        return (Fraction(digits), None) if math.isfinite(float(digits)) else None
     try:
         answer = parse_answer(text)
     except NotMathsError:
@@ -133,7 +142,9 @@ def _number(text: str) -> tuple[float, Unit | None] | None:
         number = complex(math.nan if value is None else value)
     except OverflowError:
         return None
-    return (number.real, answer.unit) if math.isfinite(number.real) and number.imag == 0 else None
+    if not (math.isfinite(number.real) and number.imag == 0):
+        return None
+    return (value if isinstance(value, Fraction) else number.real), answer.unit
 
 
 @dataclass(frozen=True, kw_only=True)
