@@ -301,7 +301,8 @@ _COPULA = re.compile(
 _CLAUSE = re.compile(r"[,;]|\b(?:but|and|so|which|it(?=['\u2019]s|\sis))\b")
 _BOUND = re.compile(  # "more than 5" is not 5
     r"\b(?:(?:more|less|fewer|greater|larger|smaller|other) than|at (?:least|most)|up to|over|under|above"
-    r"|below|minus|negative)\s+$",
+    r"|below|minus|negative|twice|half|double|triple|(?:half|third|quarter|square|cube|root|sum|product|quotient) of"
+    r"|(?:one|two|three)[\s-](?:halves|thirds?|quarters?|fifths?) of)\s+(?:the\s+)?$",
     re.IGNORECASE,
 )
 _REMARK = re.compile(
