@@ -12,12 +12,16 @@ from typing import Any
 
 from forge_agents.errors import RunFolderError
 
+_OURS = (".yaml", ".json", ".jsonl", ".npz", ".png", ".draft", ".lock")
+"""Ends of the names that runs and benchmarks read and write."""
+
 
 def check_plain_files(folder: str | os.PathLike[str]) -> None:
-    """Refuse a folder of which an entry is a link to a file, or a pipe, a socket or a device; it may be missing.
+    """Refuse a folder in which a name of ours is a link to a file, or a pipe, a socket or a device.
 
     Whoever reads or writes through such an entry reads, shows or overwrites what lies elsewhere, or waits for ever.
-    Links to folders, as people make them to larger disks, may stay.
+    Links to folders, as people make them to larger disks, may stay, and so may what we never open. The folder may be
+    missing.
 
     Raises:
         RunFolderError: Names the entry.
@@ -27,7 +31,7 @@ def check_plain_files(folder: str | os.PathLike[str]) -> None:
     except OSError:
         return  # whoever opens it says why it cannot be
     for entry in entries:
-        if not (entry.is_dir() or entry.is_file(follow_symlinks=False)):
+        if entry.name.endswith(_OURS) and not (entry.is_dir() or entry.is_file(follow_symlinks=False)):
             what = "a link" if entry.is_symlink() else "no file"
             raise RunFolderError(
                 f"{entry.path} is {what}; a run's folder holds plain files: remove it, or put a copy there"

@@ -191,15 +191,14 @@ def find_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
             raise RunFolderError(
                 f"{path} is no folder; give the out_dir of a run.{did_you_mean(path.name, siblings)}"
             )
-        try:
-            inside = [path] if _is_run(path) else sorted(child for child in path.iterdir() if _is_run(child))
-        except OSError as cause:
-            raise RunFolderError(f"{path} cannot be read: {cause}") from cause
+        inside = [path] if _is_run(path) else sorted(child for child in path.iterdir() if _is_run(child))
         if not inside:
             raise RunFolderError(
                 f"{path} holds no run: neither it nor a folder in it has one of {', '.join(_FILES)}; give the out_dir "
                 "of a training run or a benchmark"
             )
+        for folder in inside:
+            check_plain_files(folder)
         folders += [folder for folder in inside if folder not in folders]
     names = _names([folder.absolute() for folder in folders])
     return [Run(folder, name=name, number=at) for at, (folder, name) in enumerate(zip(folders, names, strict=True))]
@@ -215,11 +214,9 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 
 def _is_run(folder: Path) -> bool:
-    if not folder.is_dir():
-        return False
-    check_plain_files(folder)
-    return (
-        any((folder / name).is_file() for name in _FILES) or any(_is_board(file) for file in folder.glob("*.json"))
+    return folder.is_dir() and (
+        any((folder / name).is_file() for name in _FILES)
+        or any(file.is_file() and _is_board(file) for file in folder.glob("*.json"))
     )
 
 
