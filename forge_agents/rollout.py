@@ -330,9 +330,11 @@ async def _guard(where: Where, env: PlayableEnv | None, call: Callable[..., Any]
     try:
         off_loop = getattr(env, "off_loop", None)
         return call(*args, **kwargs) if off_loop is None else await off_loop(call, *args, **kwargs)
-    except (_FailureError, *_MISTAKES):
+    except _FailureError:
         raise
     except (Exception, SystemExit) as cause:  # environments are user code: any failure is the episode's, not the run's
+        if where == "make" and isinstance(cause, _MISTAKES):
+            raise
         raise _FailureError(where, cause) from cause
 
 

@@ -127,7 +127,7 @@ class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
 
         A `reset` waits for a free worker first, so that episodes that wait hold no thread.
         """
-        if self._worker is None and call.__name__ == "reset":  # of a wrapper, too; nothing else begins an episode
+        if self._worker is None and getattr(call, "__name__", "") == "reset":  # a wrapper's, too; all else is played
             self._worker = await pool().borrow_async(str(self))
         if self._worker is not None and self._worker.busy:  # with a call that was cancelled and holds its thread
             return call(*args, **kwargs)  # which can only be a close, and that kills

@@ -308,7 +308,7 @@ def _pass_at_k(records: Iterable[Record], player: str) -> dict[int, Interval]:
         held = _seats(record, player)
         if held:
             task = record.seed, tuple(record.lineup.values())
-            right.setdefault(task, []).append(all(seat.success for seat in held))
+            right.setdefault(task, []).append(all(seat.success for seat in held) and not _given_away(record, player))
     most = max(map(len, right.values()), default=1)
     if most < 2:
         return {}

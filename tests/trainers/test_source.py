@@ -1,14 +1,18 @@
 """Which environments a run plays, and who sits in their seats."""
 
 import asyncio
+import contextlib
 from types import SimpleNamespace
 
 import pytest
 
 import forge_agents as fa
 from forge_trainers.config import GRPOConfig
+from forge_trainers.credit import Credit
+from forge_trainers.judging import env_reward, judge, lessons_from, summarise
 from forge_trainers.lineup import lineup_of
 from forge_trainers.source import HELD_OUT_FROM, Source
+from forge_trainers.trainer import GRPOTrainer
 
 GAMES = {"forge/AlphabetSort-v0": 1.0, "forge/Relay-v0": 1.0, "forge/KuhnPoker-v0": 2.0}
 SEATS = {
@@ -61,3 +65,50 @@ def test_one_of_a_runs_environments_may_be_evaluated_alone(tmp_path):
         lineup.declared(alone)
     with pytest.raises(ValueError, match="seat 'asker' has no policy"):
         lineup.declared({"forge/Relay-v0": ("asker", "answerer")}, part=True)
+
+
+@pytest.mark.parametrize("where", ["make", "reset", "step", "close"])
+def test_groups_of_an_environment_that_breaks_are_dropped_and_counted(where):
+    class Coin(fa.TurnEnv):
+        possible_agents = ["a"]
+        made = 0
+
+        def __init__(self):
+            super().__init__()
+            Coin.made += 1
+            self.broken = where == "close" or Coin.made > 5  # one is asked for its seats, the first group has four
+            self.breaks("make")
+
+        def breaks(self, place):
+            if self.broken and place == where:
+                raise RuntimeError("boom")
+
+        def setup(self, rng):
+            self.breaks("reset")
+
+        def instructions(self, agent):
+            return ""
+
+        def observe_text(self, agent):
+            return ""
+
+        def act(self, agent, action):
+            self.breaks("step")
+            return fa.Outcome(rewards={agent: 1.0}, done=True)
+
+        def close(self):
+            self.breaks("close")
+
+    async def run():
+        source = Source(Coin)
+        trainer = SimpleNamespace(config=GRPOConfig(), _live=None, _tell_failure=lambda *_: None)
+        play = GRPOTrainer._group(trainer, source, 4, "0")
+        groups = [await play(task, fa.Scripted(lambda seen: "x"), {}) for task in source.tasks(0, 0, 2)]
+        return await judge(groups, env_reward, timeout_s=5.0)
+
+    with pytest.warns(RuntimeWarning, match="boom") if where == "close" else contextlib.nullcontext():
+        judged = asyncio.run(run())
+    counts = lessons_from(judged, Credit(), {"scripted"}).counts
+    assert (counts["failed"], counts["flat"]) == ((0, 2) if where == "close" else (1, 1))
+    assert judged[0].rewards["a"].tolist() == [1.0] * 4 and summarise(judged)["reward/mean"] == 1.0
+    assert Coin.made == (9 if where == "close" else 1 + 4 + 8), "what failed was played again in a fresh environment"
