@@ -3,7 +3,8 @@
 In: names, shapes and dtypes. Out: records that travel through the store. Waits for nothing.
 
 Keys of weights ``W``: ``W.index`` says which versions exist, ``W.slotK.head`` how version K's bytes are laid out,
-``W.slotK.rankR`` holds the bytes that rank R packed. The index changes last, so a version exists as a whole or not.
+``W.slotK.rankR.partP`` holds part P of the bytes that rank R packed. The index changes last, so a version exists as a
+whole or not.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from dataclasses import dataclass
 
 ALIGN_BYTES = 64
 """Tensors begin on cache lines."""
+PART_BYTES = 1 << 27
+"""What travels at once. The store answers between two parts, however large the model is, so that a busy one is told
+from a dead one: at the slowest transport, messages at 0.1 GB/s, a part takes 1.3 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +40,18 @@ class Layout:
     pieces: Mapping[str, Piece]
     rank_bytes: tuple[int, ...]
     """Size of each rank's buffer."""
+    part_bytes: int
+    """Size of each part of a buffer but the last."""
+
+    def parts(self, rank: int) -> list[tuple[int, int]]:
+        """Where the parts of a rank's buffer begin and end, in bytes."""
+        size = self.rank_bytes[rank]
+        return [(start, min(start + self.part_bytes, size)) for start in range(0, size, self.part_bytes)]
+
+    @property
+    def most_parts(self) -> int:
+        """Parts of the largest buffer."""
+        return max(len(self.parts(rank)) for rank in range(len(self.rank_bytes)))
 
     @property
     def num_bytes(self) -> int:
@@ -85,4 +101,4 @@ def lay_out(tensors: Sequence[tuple[str, tuple[int, ...], str, int]], num_ranks:
         num_bytes = math.prod(shape) * item_bytes
         pieces[name] = Piece(rank=rank, offset=ends[rank], shape=shape, dtype=dtype, num_bytes=num_bytes)
         ends[rank] += -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES
-    return Layout(pieces=pieces, rank_bytes=tuple(max(end, 1) for end in ends))
+    return Layout(pieces=pieces, rank_bytes=tuple(max(end, 1) for end in ends), part_bytes=PART_BYTES)

@@ -57,9 +57,9 @@ class Segment:
         """What to send to a process of the same place."""
         return SegmentHandle(pid=os.getpid(), fd=self._fd, inode=self.inode, num_bytes=self._num_bytes)
 
-    def tensor(self) -> torch.Tensor:
-        """Flat uint8 view of all pages; keeps the segment open."""
-        bytes_B = self._bytes_B.view(-1)
+    def tensor(self, start: int = 0, end: int | None = None) -> torch.Tensor:
+        """Flat uint8 view of all pages, or of the bytes from `start` to `end`; keeps the segment open."""
+        bytes_B = self._bytes_B[start:end]
         setattr(bytes_B, _ATTRIBUTE, self)
         return bytes_B
 
@@ -102,8 +102,14 @@ def _available_bytes() -> int:
 _opened: WeakValueDictionary[int, Segment] = WeakValueDictionary()
 
 
-def open_segment(handle: SegmentHandle) -> torch.Tensor:
-    """Map another process's segment; the same segment is mapped once.
+def part_of(tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:
+    """Elements `start` to `end` of a flat tensor, without a copy; a segment's part is offered as such."""
+    segment = segment_of(tensor)
+    return tensor[start:end] if segment is None else segment.tensor(start, end)
+
+
+def open_segment(handle: SegmentHandle, start: int = 0, end: int | None = None) -> torch.Tensor:
+    """Map another process's segment, of which the bytes from `start` to `end` are wanted; it is mapped once.
 
     Raises:
         SegmentGoneError: It is not there any more.
@@ -120,10 +126,10 @@ def open_segment(handle: SegmentHandle) -> torch.Tensor:
             raise SegmentGoneError(f"process {handle.pid} has closed its segment")
         segment = Segment(fd, handle.num_bytes)
         _opened[segment.inode] = segment
-    return segment.tensor()
+    return segment.tensor(start, end)
 
 
 def segment_of(tensor: torch.Tensor) -> Segment | None:
-    """The segment behind exactly this tensor object; None for private memory."""
+    """The segment behind exactly this tensor object, which came from `Segment.tensor`; None for private memory."""
     segment: Segment | None = getattr(tensor, _ATTRIBUTE, None)
     return segment

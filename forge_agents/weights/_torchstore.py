@@ -59,6 +59,7 @@ if IS_0_1:
 
         def __init__(self) -> None:
             self.handle: SegmentHandle | None = None
+            self.part = (0, 0)
             self.value: torch.Tensor | None = None
             self.reader_place = place()
 
@@ -71,13 +72,14 @@ if IS_0_1:
                 return
             segment = segment_of(tensor)
             if segment is not None and self.reader_place == place():
-                self.handle = segment.handle
-            else:
-                self.value = tensor.detach()  # without the segment, which must not travel
+                self.handle, start = segment.handle, int(tensor.storage_offset())
+                self.part = (start, start + tensor.numel())
+            else:  # without the segment, which must not travel, and without the memory around a part
+                self.value = tensor.detach().clone()
 
         async def read_into(self, tensor: torch.Tensor | None = None) -> torch.Tensor | None:
             """Runs where the tensor goes: in the volume on put, in the client on get."""
-            source = open_segment(self.handle) if self.handle is not None else self.value
+            source = open_segment(self.handle, *self.part) if self.handle is not None else self.value
             if tensor is None or source is None:
                 return source
             return tensor.copy_(source)
@@ -85,7 +87,7 @@ if IS_0_1:
         def update(self, other_buffer: SharedBuffer) -> None:
             """Take over what the volume filled in."""
             super().update(other_buffer)
-            self.handle, self.value = other_buffer.handle, other_buffer.value
+            self.handle, self.part, self.value = other_buffer.handle, other_buffer.part, other_buffer.value
 
     Controller: Any = type(
         "Controller",

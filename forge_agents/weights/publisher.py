@@ -35,7 +35,8 @@ class Publisher:
         slots: Versions kept, at least 2: readers of the last one are not disturbed while the next is written. More are
             for readers that take longer than the time between two versions.
         dtype: Floating tensors are cast to it; None means bfloat16. Others travel as they are.
-        timeout_s: Deadline of each wait for the store or the other ranks; None: the store's `silence_s`.
+        timeout_s: Deadline of each wait for the store, in which one part of the bytes travels at most, and for other
+            ranks beside that; None: the store's `silence_s`.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Publisher:
         buffer_B = self._buffer(slot, layout.rank_bytes[rank])
         self._pack(state_dict, layout, rank, buffer_B)
         packed = time.perf_counter()
-        await self._together(self._put(client, f"slot{slot}.rank{rank}", buffer_B), world)
+        await self._together(self._put_parts(client, slot, layout, rank, buffer_B), world, waits=layout.most_parts)
         entry = self._enter(client, slot, layout, index.with_version(version, slot)) if rank == 0 else _nothing()
         await self._together(entry, world)  # on return the version exists for every rank
         return {"pack_s": packed - started, "put_s": time.perf_counter() - packed, "bytes": float(layout.num_bytes)}
@@ -147,14 +148,24 @@ class Publisher:
                 if piece.rank == rank:
                     view_of(buffer_B, piece).copy_(whole)
 
+    async def _put_parts(self, client: Any, slot: int, layout: Layout, rank: int, buffer_B: torch.Tensor) -> None:
+        from forge_agents.weights import _segments
+
+        for number, (start, end) in enumerate(layout.parts(rank)):
+            part_B = _segments.part_of(buffer_B, start, end)
+            await self._put(client, f"slot{slot}.rank{rank}.part{number}", part_B)
+
     async def _put(self, client: Any, key: str, value: object) -> None:
         await self._wait(client.put(f"{self.weights_name}.{key}", value), f"put of {self.weights_name}.{key}")
 
     async def _wait(self, call: Any, what: str) -> Any:
         return await mesh.with_deadline(call, self._timeout_s, who=self._ref.name, what=what)
 
-    async def _together(self, work: Awaitable[T], world: int) -> T:
-        """What this rank's `work` gives; where one rank fails all raise, so that none waits for it in a collective."""
+    async def _together(self, work: Awaitable[T], world: int, *, waits: int = 1) -> T:
+        """What this rank's `work` gives; where one rank fails all raise, so that none waits for it in a collective.
+
+        `waits`: how often a rank may wait for the store in it.
+        """
         import torch.distributed as dist
 
         result: Any = None
@@ -167,7 +178,7 @@ class Publisher:
             errors = [RuntimeError(f"{type(error).__name__}: {error}")]
         if world > 1:
             if dist.get_backend() == "gloo":  # names the ranks that stall
-                dist.monitored_barrier(timeout=timedelta(seconds=self._timeout_s))
+                dist.monitored_barrier(timeout=timedelta(seconds=self._timeout_s * (1 + waits)))
             own, errors = errors[0], [None] * world
             dist.all_gather_object(errors, own)
         for failure in errors:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     import torch
 
 _RETRY_S = 0.005
+_ATTEMPTS = 3
+"""At least, however long each takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +50,8 @@ class Subscriber:
     Args:
         ref: The store.
         weights_name: As the publisher calls them.
-        timeout_s: Deadline of each fetch, without the time in `apply`; None: the store's `silence_s`.
+        timeout_s: Deadline of each wait for the store, in which one part of the bytes travels at most; None: the
+            store's `silence_s`.
     """
 
     def __init__(self, ref: WeightStoreRef, weights_name: str, *, timeout_s: float | None = None) -> None:
@@ -81,7 +85,7 @@ class Subscriber:
             started = time.perf_counter()
             client = await self._ref.client()
             deadline = time.monotonic() + self._timeout_s
-            while True:
+            for attempt in itertools.count(1):
                 index = await self._index(client)
                 wanted, slot = self._choose(index, version)
                 if wanted == have():
@@ -89,10 +93,10 @@ class Subscriber:
                 tensors = await self._read(client, slot)
                 if tensors is not None and (wanted, slot) in (await self._index(client)).versions:
                     break
-                if time.monotonic() > deadline:
+                if time.monotonic() > deadline and attempt >= _ATTEMPTS:
                     raise StallError(
                         f"weights {self.weights_name!r} change faster than they can be read: no stable version in "
-                        f"{self._timeout_s:g} s; publish less often or with more slots"
+                        f"{attempt} attempts and {self._timeout_s:g} s; publish less often or with more slots"
                     )
                 await asyncio.sleep(_RETRY_S)
             applying = time.perf_counter()
@@ -135,32 +139,31 @@ class Subscriber:
 
     async def _read(self, client: Any, slot: int) -> Mapping[str, torch.Tensor] | None:
         """Private copies of a slot's tensors; None where they vanished meanwhile."""
-        from forge_agents.weights._segments import SegmentGoneError
+        from forge_agents.weights import _segments
 
         try:
             layout: Layout = await self._get(client, f"slot{slot}.head")
             for rank, num_bytes in enumerate(layout.rank_bytes):
-                source_B = await self._get(client, f"slot{slot}.rank{rank}")
-                if source_B.numel() != num_bytes:
-                    return None
-                await self._copy(slot, rank, source_B)
-        except (KeyError, SegmentGoneError):
+                private_B = self._memory(rank, num_bytes)
+                for number, (start, end) in enumerate(layout.parts(rank)):
+                    source_B = await self._get(client, f"slot{slot}.rank{rank}.part{number}")
+                    if source_B.numel() != end - start:
+                        return None
+                    if _segments.segment_of(source_B) is not None:
+                        self._mapped[slot, rank] = source_B  # keeps the pages mapped for the next time
+                    # in a thread, because the actor answers others meanwhile
+                    await asyncio.to_thread(private_B[start:end].copy_, source_B)
+        except (KeyError, _segments.SegmentGoneError):
             return None
         return {name: view_of(self._private[piece.rank], piece) for name, piece in layout.pieces.items()}
 
-    async def _copy(self, slot: int, rank: int, source_B: torch.Tensor) -> None:
+    def _memory(self, rank: int, num_bytes: int) -> torch.Tensor:
         import torch
 
-        from forge_agents.weights import _segments
-
-        if _segments.segment_of(source_B) is None:  # came in a message: private already
-            self._private[rank] = source_B
-            return
-        self._mapped[slot, rank] = source_B  # keeps the pages mapped for the next time
         private_B = self._private.get(rank)
-        if private_B is None or private_B.numel() != source_B.numel():
-            private_B = self._private[rank] = torch.empty_like(source_B)
-        await asyncio.to_thread(private_B.copy_, source_B)  # the actor answers others meanwhile
+        if private_B is None or private_B.numel() != num_bytes:
+            private_B = self._private[rank] = torch.empty(num_bytes, dtype=torch.uint8)
+        return private_B
 
     async def _get(self, client: Any, key: str) -> Any:
         return await self._wait(client.get(f"{self.weights_name}.{key}"), f"get of {self.weights_name}.{key}")

@@ -9,12 +9,15 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_agents._places import place
+from forge_agents.errors import StallError
+from forge_agents.weights import _layout
 from forge_agents.weights._layout import ALIGN_BYTES, Index, lay_out
 
 shapes = st.lists(st.integers(0, 7), max_size=3).map(tuple)
@@ -136,3 +139,74 @@ def test_pages_that_cannot_be_had_are_reported_not_touched() -> None:
     from forge_agents.weights import _segments
 
     assert _segments.try_create(1 << 60) is None
+
+
+class SlowStore:
+    """A store elsewhere, and its client: each part that it moves takes a while."""
+
+    name, place, silence_s = "weights", "elsewhere", 0.3
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.part_s = 0.1
+
+    async def client(self) -> SlowStore:
+        return self
+
+    async def exists(self, key: str) -> bool:
+        return key in self.values
+
+    async def put(self, key: str, value: Any) -> None:
+        await asyncio.sleep(self.part_s if "part" in key else 0)
+        self.values[key] = value.clone() if "part" in key else value
+
+    async def get(self, key: str) -> Any:
+        await asyncio.sleep(self.part_s if "part" in key else 0)
+        return self.values[key]
+
+
+def test_a_transfer_may_take_many_times_the_silence_of_a_dead_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from forge_agents.weights import Publisher, Subscriber
+
+    monkeypatch.setattr(_layout, "PART_BYTES", 1 << 10)
+    sent = {"a": torch.arange(2500, dtype=torch.int16), "b": torch.randn(70)}
+    got: dict[str, Any] = {}
+
+    async def main() -> None:
+        store: Any = SlowStore()
+        publisher, subscriber = Publisher(store, "hero", dtype=torch.float32), Subscriber(store, "hero")
+        found = await publisher.publish(sent, 1)
+        assert found["put_s"] > 0.5  # six parts
+        assert [len(v) for k, v in store.values.items() if "part" in k][:-1] == [1 << 10] * 5
+        result = await subscriber.fetch(lambda tensors, _: got.update({n: t.clone() for n, t in tensors.items()}))
+        assert result.version == 1 and result.seconds > 0.5
+        store.part_s = 60.0
+        with pytest.raises(StallError, match=r"weights did not finish put of hero\.slot1\.rank0\.part0 within 0\.3 s"):
+            await publisher.publish(sent, 2)
+        with pytest.raises(StallError, match=r"weights did not finish get of hero\.slot0\.rank0\.part0"):
+            await subscriber.fetch(lambda tensors, version: None)
+
+    asyncio.run(main())
+    assert all(torch.equal(got[name], value) for name, value in sent.items())
+
+
+def test_a_part_of_a_segment_travels_as_its_place() -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("torchstore")
+    from forge_agents.weights import _segments, _torchstore
+
+    segment = _segments.try_create(100)
+    assert segment is not None
+    whole_B = segment.tensor()
+    whole_B.copy_(torch.arange(100, dtype=torch.uint8))
+    part_B = _segments.part_of(whole_B, 30, 50)
+    assert _segments.segment_of(part_B) is segment and part_B.tolist() == list(range(30, 50))
+    assert _segments.segment_of(_segments.part_of(torch.zeros(9), 2, 4)) is None
+    for reader in (place(), "another machine"):
+        buffer = _torchstore.SharedBuffer()
+        buffer.reader_place = reader
+        asyncio.run(buffer.write_from(part_B))
+        message = pickle.dumps(buffer)
+        assert asyncio.run(pickle.loads(message).read_into()).tolist() == list(range(30, 50))
+    assert buffer.value is not None and buffer.value.untyped_storage().nbytes() == 20  # not the memory around it

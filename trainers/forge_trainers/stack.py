@@ -222,7 +222,7 @@ class Stack:
 
         async def carry(name: str) -> None:
             async def by(store: WeightStore) -> None:
-                version = await self.learners[name].publish()
+                version = await self.learners[name].publish(timeout_s=self.config.stage_timeout_s)
                 busy.discard(name)
                 if not busy:
                     published()
@@ -275,7 +275,7 @@ class Stack:
             for learner in tuple(self.learners.values()):
                 with contextlib.suppress(ActorDiedError, StallError):  # lost: the next one publishes here
                     await learner.use_store(store.ref, timeout_s=self.config.stage_timeout_s)  # it may be learning
-                    await learner.publish()
+                    await learner.publish(timeout_s=self.config.stage_timeout_s)
             for engine in self.engines.values():
                 await engine.use_store(store.ref)
             self.faults.recovered(fault)
