@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import itertools
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -85,7 +84,9 @@ class Subscriber:
             started = time.perf_counter()
             client = await self._ref.client()
             deadline = time.monotonic() + self._timeout_s
-            for attempt in itertools.count(1):
+            attempt = 0
+            while True:
+                attempt += 1
                 index = await self._index(client)
                 wanted, slot = self._choose(index, version)
                 if wanted == have():

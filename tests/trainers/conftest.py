@@ -65,8 +65,8 @@ class HereLearner:
     async def start_save(self, folder: Path, **_: Any) -> None:
         self.core.start_save(folder)
 
-    async def finish_save(self, **_: Any) -> None:
-        self.core.finish_save()
+    async def finish_save(self, **_: Any) -> dict[str, list[int]]:
+        return self.core.finish_save()
 
     async def load(self, folder: Path, **_: Any) -> int:
         return self.core.load(folder)

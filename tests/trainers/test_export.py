@@ -66,7 +66,7 @@ def test_what_cannot_be_exported_is_told(run: Path, tmp_path: Path) -> None:
         export_checkpoint(tmp_path / "nothing")
     mark = run / "checkpoints/step-000001/experiment.json"
     mark.write_text(json.dumps({**json.loads(mark.read_text()), "files": {"hero/__0_0.distcp": [1, 1]}}))
-    with pytest.raises(RunFolderError, match="is damaged: hero/__0_0.distcp has size and CRC-32"):
+    with pytest.raises(RunFolderError, match="is damaged: hero/__0_0.distcp has [0-9]+ bytes, 1 were written"):
         export_checkpoint(run)
     (run / "config.yaml").write_text("env: x")
     with pytest.raises(RunFolderError, match="names no policies"):

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from forge_agents.errors import ModelNotFoundError, RunFolderError
 from forge_agents.types import EpisodeBatch
-from forge_trainers import learner_files
+from forge_trainers import checksums, learner_files
 from forge_trainers._parallel import check_degrees
 from forge_trainers.learner_config import LearnerConfig
 from forge_trainers.learner_core import LearnerCore
@@ -112,6 +112,37 @@ def test_microbatches_add_up_to_one_big_batch(tiny_llama: Path, random_batch: Ba
     one, many = big.train_step(batch), small.train_step(batch)
     for name in ("loss", "grad_norm", "ratio_mean", "entropy", "logprob_gap_max"):
         assert many[name] == pytest.approx(one[name], rel=1e-5)
+
+
+def test_a_checkpoint_knows_the_sums_of_its_files_without_reading_them(
+    tiny_llama: Path, random_batch: Batches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(checksums, "CHUNK_BYTES", 100_000)
+    core = LearnerCore(config(tiny_llama))
+    core.train_step(random_batch())
+    before = bytes_read()
+    core.start_save(tmp_path / "step-1")
+    sums = core.finish_save()
+    files = {path.name: path for path in (tmp_path / "step-1").iterdir()}
+    written = sum(path.stat().st_size for path in files.values())
+    assert bytes_read() - before < 0.05 * written
+    assert sums.keys() == files.keys() and max(map(len, sums.values())) > 40
+    for name, path in files.items():
+        own = checksums.Sums()
+        own.add(path.read_bytes())
+        assert sums[name] == own.all
+    assert checksums.damaged(tmp_path / "step-1", sums, chunk_bytes=100_000) == ""
+    (file,) = (tmp_path / "step-1").glob("*.distcp")
+    content = bytearray(file.read_bytes())
+    content[250_000] ^= 1
+    file.write_bytes(content)
+    found = checksums.damaged(tmp_path / "step-1", sums, chunk_bytes=100_000)
+    assert found.startswith(f"{file.name} has CRC-32 ") and "from byte 200000 on" in found
+
+
+def bytes_read() -> int:
+    """By this process so far, from files and elsewhere."""
+    return int(Path("/proc/self/io").read_text().split()[1])
 
 
 def test_a_sample_longer_than_a_microbatch_is_computed_by_itself(tiny_llama: Path, random_batch: Batches):

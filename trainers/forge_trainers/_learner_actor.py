@@ -85,9 +85,9 @@ class LearnerActor(Actor):
         await self._compute(lambda: self._core(whose).start_save(folder))
 
     @concurrent_endpoint
-    async def finish_save(self, whose: str) -> None:
+    async def finish_save(self, whose: str) -> dict[str, list[int]]:
         """`LearnerCore.finish_save`, beside whatever is computed."""
-        await asyncio.to_thread(self._core(whose).finish_save)
+        return await asyncio.to_thread(self._core(whose).finish_save)
 
     @concurrent_endpoint
     async def load(self, whose: str, folder: str) -> int:

@@ -7,13 +7,13 @@ for the learners; training goes on while files are written.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 import math
 import os
 import random
 import shutil
-import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
@@ -22,9 +22,11 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from forge_agents._plain_files import check_plain_file, check_plain_files
+from forge_agents._plain_files import check_plain_files
 from forge_agents.errors import ActorDiedError, ForgeError, RunFolderError, StallError
+from forge_agents.mesh import with_deadline
 from forge_agents.rollout import all_or_first_error
+from forge_trainers.checksums import CHUNK_BYTES, Sums, damaged
 
 if TYPE_CHECKING:
     from forge_trainers.learner import Learner
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _MARK = "experiment.json"
 _REWARD = "reward"
-_CHUNK_BYTES = 1 << 22
 
 
 @runtime_checkable
@@ -54,7 +55,9 @@ class _Mark:
     score: float | None = None
     """Mean held-out reward of these weights; None where it was not measured."""
     files: dict[str, list[int]] = field(default_factory=dict)
-    """Size in bytes and CRC-32 of every other file, by path."""
+    """Size in bytes and CRC-32 of every chunk of every other file, by path."""
+    chunk_bytes: int = 0
+    """Size of a chunk; 0: the whole file is one."""
 
     @classmethod
     def read(cls, folder: Path) -> _Mark:
@@ -205,7 +208,8 @@ class Checkpoints:
         damaged: dict[Path, BaseException] = {}
         for folder in self.complete():
             try:
-                mark = await asyncio.to_thread(_checked, folder)
+                checking = asyncio.to_thread(_checked, folder)
+                mark = await with_deadline(checking, self._timeout_s, who=str(folder), what="the check of its sums")
                 if mark.policies == sorted(learners):
                     await self._load(folder, learners)
             except (StallError, ActorDiedError):
@@ -234,14 +238,21 @@ class Checkpoints:
             for old in self._folder.glob(".draft-*"):
                 shutil.rmtree(old, ignore_errors=True)
             draft.mkdir(parents=True)
+            sums: dict[str, list[int]] = {}
             for name, part in self._parts.items():
-                np.savez(draft / f"{name}.npz", allow_pickle=False, **part.state_dict())
+                sums[f"{name}.npz"] = _save_arrays(draft / f"{name}.npz", part.state_dict())
             await all_or_first_error(
                 learner.start_save(draft / name, timeout_s=self._timeout_s) for name, learner in learners.items()
             )
             taken.set()
-            await all_or_first_error(learner.finish_save(timeout_s=self._timeout_s) for learner in learners.values())
-            mark = _Mark(step=step, policies=sorted(learners), score=_known(score))
+            written = await all_or_first_error(
+                learner.finish_save(timeout_s=self._timeout_s) for learner in learners.values()
+            )
+            for learner, own in zip(learners, written, strict=True):
+                sums |= {f"{learner}/{name}": found for name, found in own.items()}
+            mark = _Mark(
+                step=step, policies=sorted(learners), score=_known(score), files=sums, chunk_bytes=CHUNK_BYTES
+            )
             await asyncio.to_thread(_put_in_place, draft, final, mark)
             for old in self._to_forget():
                 shutil.rmtree(old, ignore_errors=True)
@@ -308,9 +319,8 @@ def _arrays(file: Path) -> dict[str, np.ndarray] | None:
 
 def _put_in_place(draft: Path, final: Path, mark: _Mark) -> None:
     """Give a draft its mark and its name; a power cut leaves the whole of it or no mark."""
-    files = {str(path.relative_to(draft)): _size_and_crc(path) for path in sorted(draft.rglob("*")) if path.is_file()}
     with (draft / _MARK).open("w") as file:
-        json.dump({**asdict(mark), "files": files}, file)
+        json.dump(asdict(mark), file)
         file.flush()
         os.fsync(file.fileno())
     shutil.rmtree(final, ignore_errors=True)
@@ -324,20 +334,22 @@ def _checked(folder: Path) -> _Mark:
         ValueError, OSError: They are not.
     """
     mark = _Mark.read(folder)
-    for name, written in mark.files.items():
-        found = _size_and_crc(folder / name)
-        if found != written:
-            raise ValueError(f"{name} has size and CRC-32 {found}, it was written with {written}")
+    try:
+        wrong = damaged(folder, mark.files, chunk_bytes=mark.chunk_bytes)
+    except TypeError as cause:
+        raise ValueError(f"{_MARK} is damaged: {cause!r}") from cause
+    if wrong:
+        raise ValueError(wrong)
     return mark
 
 
-def _size_and_crc(file: Path) -> list[int]:
-    crc = size = 0
-    check_plain_file(file)
-    with file.open("rb") as stream:
-        while chunk := stream.read(_CHUNK_BYTES):
-            crc, size = zlib.crc32(chunk, crc), size + len(chunk)
-    return [size, crc]
+def _save_arrays(file: Path, state: Mapping[str, np.ndarray]) -> list[int]:
+    """Write `state` as ``np.savez`` does. Returns the file's sums."""
+    whole, sums = io.BytesIO(), Sums()
+    np.savez(whole, allow_pickle=False, **state)
+    sums.add(whole.getbuffer())
+    file.write_bytes(whole.getbuffer())
+    return sums.all
 
 
 def _stays(name: str) -> bool:

@@ -193,9 +193,14 @@ class Learner:
         """Begin to write a checkpoint of the present state; the learner may be used meanwhile."""
         await self._call("start_save", _absolute(folder), timeout_s=timeout_s)
 
-    async def finish_save(self, *, timeout_s: float = 600.0) -> None:
-        """Wait for the checkpoint that `start_save` began. Raises RunFolderError where it cannot be written."""
-        await self._call("finish_save", timeout_s=timeout_s)
+    async def finish_save(self, *, timeout_s: float = 600.0) -> dict[str, list[int]]:
+        """Wait for the checkpoint that `start_save` began. Raises RunFolderError where it cannot be written.
+
+        Returns:
+            Size and CRCs of its files, by name; see `forge_trainers.checksums`.
+        """
+        by_rank: list[dict[str, list[int]]] = await self._call("finish_save", timeout_s=timeout_s)
+        return {name: sums for own in by_rank for name, sums in own.items()}
 
     async def load(self, folder: str | Path, *, timeout_s: float = 600.0) -> int:
         """Continue from a checkpoint. Returns its version."""

@@ -202,9 +202,13 @@ class LearnerCore:
         """Begin to `save` the state as it is now, on a thread; `train_step` waits for it before it changes weights."""
         self._writer.start(self._state(), Path(folder))
 
-    def finish_save(self) -> None:
-        """Wait for what `start_save` began; it may be called from another thread. Raises what `save` raises."""
-        self._writer.finish()
+    def finish_save(self) -> dict[str, list[int]]:
+        """Wait for what `start_save` began; it may be called from another thread. Raises what `save` raises.
+
+        Returns:
+            Size and CRCs of the files that this rank wrote, by name; see `forge_trainers.checksums`.
+        """
+        return self._writer.finish()
 
     def load(self, folder: str | Path) -> int:
         """Continue from a checkpoint that `save` wrote, bit for bit.

@@ -6,12 +6,15 @@ a thread of its own.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import os
 import pickle
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +25,72 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.tensor import DTensor
 
 from forge_agents.errors import RunFolderError
 from forge_trainers.checkpoint_reader import Planner, Reader
+from forge_trainers.checksums import Sums
 
 _log = logging.getLogger(__name__)
 _NONSENSE = (AssertionError, AttributeError, IndexError, KeyError, TypeError)
 """What PyTorch raises over metadata that nobody can have written."""
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".safetensors.index.json", ".bin.index.json")
+
+
+class _Stream(io.RawIOBase):
+    """What is written to it goes to `file`, and into `sums`."""
+
+    def __init__(self, file: io.IOBase, sums: Sums) -> None:
+        self._file, self._sums = file, sums
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._file.write(data)  # type: ignore[attr-defined]  # every binary stream has it
+        self._sums.add(data)
+        return memoryview(data).nbytes
+
+    def tell(self) -> int:
+        return self._sums.size
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+
+class _SummingFileSystem(FileSystem):
+    def __init__(self) -> None:
+        self.sums: dict[str, Sums] = {}
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        with super().create_stream(path, mode) as file:
+            if mode != "wb":
+                yield file
+                return
+            sums = self.sums[Path(path).name] = Sums()
+            yield _Stream(file, sums)
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        super().rename(path, new_path)
+        self.sums[Path(new_path).name] = self.sums.pop(Path(path).name)
+
+
+class _Writer(FileSystemWriter):
+    """PyTorch's writer of distributed checkpoints, which remembers the sums of what it has written."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.fs = self._summing = _SummingFileSystem()
+
+    @property
+    def sums(self) -> dict[str, list[int]]:
+        """Size and CRCs by file name."""
+        return {name: sums.all for name, sums in self._summing.sums.items()}
 
 
 def optimizer_state(optimizers: Any) -> dict[str, Any]:
@@ -57,7 +117,7 @@ class Writer:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._group: dist.ProcessGroup | None = None
-        self._under_way: Future[None] | None = None
+        self._under_way: Future[dict[str, list[int]]] | None = None
 
     def start(self, state: dict[str, Any], folder: Path) -> None:
         """Begin to write `state` to `folder` with torch's distributed checkpoint. All ranks call it together.
@@ -89,20 +149,25 @@ class Writer:
         if self._under_way is not None:
             self._under_way.exception()
 
-    def finish(self) -> None:
+    def finish(self) -> dict[str, list[int]]:
         """Wait for what `start` began; on the first rank, the folder is in place then.
+
+        Returns:
+            Size and CRCs of the files that this rank wrote, by name; see `forge_trainers.checksums`.
 
         Raises:
             RunFolderError: It could not be written; what `folder` held before is still there.
         """
-        if self._under_way is not None:
-            self._under_way.result()
+        return {} if self._under_way is None else self._under_way.result()
 
 
-def _write(state: dict[str, Any], unfinished: Path, folder: Path, group: dist.ProcessGroup) -> None:
+def _write(
+    state: dict[str, Any], unfinished: Path, folder: Path, group: dist.ProcessGroup
+) -> dict[str, list[int]]:
+    writer = _Writer(unfinished)
     failure: list[str | None] = [None]
     try:
-        state_dict_saver.save(state, checkpoint_id=str(unfinished), process_group=group)
+        state_dict_saver.save(state, storage_writer=writer, process_group=group)
         if _is_first_rank():
             _put_in_place(unfinished, folder)
     except CheckpointException as error:  # every rank hears of it
@@ -112,6 +177,7 @@ def _write(state: dict[str, Any], unfinished: Path, folder: Path, group: dist.Pr
     dist.broadcast_object_list(failure, group_src=0, group=group)
     if failure[0] is not None:
         raise _unwritable(folder, failure[0])
+    return writer.sums
 
 
 def _unwritable(folder: Path, error: object) -> RunFolderError:
