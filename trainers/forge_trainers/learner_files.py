@@ -48,7 +48,7 @@ class _Stream(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        self._file.write(data)  # type: ignore[attr-defined]  # every binary stream has it
+        self._file.write(data)
         self._sums.add(data)
         return memoryview(data).nbytes
 
