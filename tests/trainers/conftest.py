@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from forge_trainers import offline
 from forge_trainers.learner_config import LearnerConfig
 from forge_trainers.learner_core import LearnerCore
 from forge_trainers.packing import Sample, pack
+
+HERE = str(Path(__file__).parent)
+sys.path[:0] = [HERE] if HERE not in sys.path else []
 
 VOCAB = 256
 

@@ -4,14 +4,14 @@ import asyncio
 import dataclasses
 import json
 from types import SimpleNamespace
-from typing import ClassVar
 
 import numpy as np
 import pytest
+from fake_stack import TEAM, Duel, Stack, group
 
 import forge_agents as fa
 from forge_agents.errors import EmptyBatchError
-from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory, Turn, VersionSpan
+from forge_agents.types import EpisodeError, EpisodeGroup
 from forge_agents.viewer.digest import digest
 from forge_trainers.columns import Columns
 from forge_trainers.credit import Credit
@@ -19,99 +19,6 @@ from forge_trainers.endings import Endings, most_of, where_it_failed
 from forge_trainers.judging import EnvTurnReward, env_reward, judge, lessons_from
 from forge_trainers.source import Source
 from forge_trainers.trainer import GRPOTrainer
-
-TEAM = fa.Policy("m", name="team")
-
-
-def episode(*rewards, env_id="t", seed=0, error=None, sampled=True, end="terminated", turns=True):
-    """One seat a reward; the first is the team's, the others' are a rival's."""
-
-    def one(at, reward):
-        own = at == 0 and sampled
-        turn = Turn(
-            agent=f"p{at}",
-            index=at,
-            observation="o",
-            action="x",
-            reward=reward,
-            policy="team" if at == 0 else "rival",
-            prompt_ids=(1, 2),
-            response_ids=(3,) if own else (),
-            logprobs=(-1.0,) if own else (),
-            versions=(VersionSpan(version=0, start=0, end=1),) if own else (),
-        )
-        return Trajectory(agent=turn.agent, policy=turn.policy, turns=(turn,) if turns else (), env_id=env_id)
-
-    return Episode(
-        env_id=env_id,
-        seed=seed,
-        error=error,
-        end_reason=end,
-        trajectories={f"p{at}": one(at, reward) for at, reward in enumerate(rewards)},
-    )
-
-
-def group(*rewards, seed=0, env_id="t", **options):
-    """Siblings that earn `rewards`; a rival earns the opposite."""
-    siblings = tuple(episode(r, -r, env_id=env_id, seed=seed, **options) for r in rewards)
-    return EpisodeGroup(env_id=env_id, seed=seed, episodes=siblings)
-
-
-class Learner:
-    name, version, busy_s = "learner", 0, 0.0
-
-    async def set_total_steps(self, total):
-        pass
-
-    async def train_step(self, batch, **_):
-        return {"logprob_gap_mean": 0.0}
-
-    async def start_save(self, folder, **_):
-        folder.mkdir()
-
-    async def finish_save(self, **_):
-        return {}
-
-    async def load(self, folder, **_):
-        pass
-
-    async def export(self, folder, **_):
-        folder.mkdir(parents=True, exist_ok=True)
-
-
-class Stack:
-    """A stack without processes."""
-
-    room: ClassVar = {}
-    answers = 0
-
-    def __init__(self):
-        self.learners, self.faults = {"team": Learner()}, SimpleNamespace(all=())
-
-    def busy_s(self):
-        return {}
-
-    async def start_learners(self):
-        pass
-
-    async def unless_a_learner_dies(self, work):
-        return await work
-
-    async def sync(self, published):
-        published()
-
-    async def bury_learners(self, error):
-        return False
-
-    async def stop(self):
-        pass
-
-
-class Duel(fa.TurnEnv):
-    possible_agents = ["p0", "p1"]
-
-
-Duel.__name__ = "t"  # its id in the groups here
 
 
 def trainer(folder, played, **settings):

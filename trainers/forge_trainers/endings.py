@@ -47,9 +47,9 @@ class Endings:
         self._patience = patience
         self._seen: dict[Seat, tuple[float, float]] = {}
         """Lowest and highest reward of the whole run."""
-        self.restart()
+        self.begin()
 
-    def restart(self) -> None:
+    def begin(self) -> None:
         """Begin a session: steps without a lesson are counted from here."""
         self._steps = self._episodes = self._lost = 0
         self._levels: dict[Seat, Counter[float]] = {}
@@ -76,7 +76,7 @@ class Endings:
             return Ending(kind="broken", reason=f"step {step + 1}: {reason}")
         taught = bool(lessons.samples)
         if taught:
-            self.restart()
+            self.begin()
         else:
             self._steps += 1
             self._lost += lessons.counts["too_long"]

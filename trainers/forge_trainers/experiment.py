@@ -100,6 +100,63 @@ class ProcessRandomness:
         np.random.set_state(("MT19937", state["numpy"], place, has_normal, cached))  # noqa: NPY002
 
 
+class Evidence:
+    """The state of a reward after the last step that was learned from, whatever it has judged ahead since.
+
+    Steps that were judged ahead are played and judged again after a resume, so their evidence must not be saved; and
+    nobody may read a state that a judging thread is changing.
+
+    Args:
+        reward: Any; without a state there is nothing to do.
+    """
+
+    def __init__(self, reward: object) -> None:
+        self._reward = reward if isinstance(reward, Stateful) else None
+        self._judged: dict[int, dict[str, np.ndarray]] = {}
+        self._learned: dict[str, np.ndarray] | None = None
+        self._ahead: set[int] = set()
+
+    @property
+    def any(self) -> bool:
+        """Whether the reward has a state."""
+        return self._reward is not None
+
+    def begin(self) -> None:
+        """Begin a session: what was judged and never learned from is forgotten."""
+        if self._ahead and self._learned is not None and self._reward is not None:
+            self._reward.load_state_dict(self._learned)
+        self._judged, self._ahead = {}, set()
+
+    def judging(self, step: int) -> None:
+        """The groups of `step` are about to be judged."""
+        if not self._ahead:
+            self._learned = self._state()
+        self._ahead.add(step)
+
+    def judged(self, step: int) -> None:
+        """They have been, and those of the next are not yet."""
+        self._judged[step] = self._state()
+
+    def settle(self, step: int) -> None:
+        """`step` has been learned from."""
+        self._ahead.discard(step)
+        self._learned = self._judged.pop(step, self._learned)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """As after the last step that was learned from."""
+        return self._state() if self._learned is None or not self._ahead else self._learned
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continue from `state_dict`."""
+        self._judged, self._learned, self._ahead = {}, None, set()
+        if self._reward is not None:
+            self._reward.load_state_dict(state)
+
+    def _state(self) -> dict[str, np.ndarray]:
+        """A copy: what is learned later must not change it."""
+        return {} if self._reward is None else {k: np.array(v) for k, v in self._reward.state_dict().items()}
+
+
 class Checkpoints:
     """The newest checkpoints of a run, and its best.
 
@@ -123,6 +180,7 @@ class Checkpoints:
         self._folder, self._keep, self._keep_best, self._timeout_s = folder, keep, keep_best, timeout_s
         self._parts = {name: part for name, part in (parts or {}).items() if isinstance(part, Stateful)}
         self._writing: asyncio.Task[None] | None = None
+        self._first: dict[str, dict[str, np.ndarray]] = {}
 
     def any(self) -> bool:
         """Whether there is a complete checkpoint."""
@@ -199,6 +257,8 @@ class Checkpoints:
     async def restore(self, learners: Mapping[str, Learner]) -> int:
         """Load the newest checkpoint that loads; newer, damaged ones are renamed ``damaged-NNNNNN``.
 
+        Where there is none, parts are as they were when this was called first.
+
         Returns:
             The step to continue from; 0 where there is none.
 
@@ -228,6 +288,9 @@ class Checkpoints:
             return mark.step
         if damaged:
             raise ForgeError("no checkpoint loads: " + "; ".join(f"{path}: {why}" for path, why in damaged.items()))
+        for name, state in self._first.items():
+            self._parts[name].load_state_dict(state)
+        self._first = {name: {k: np.array(v) for k, v in p.state_dict().items()} for name, p in self._parts.items()}
         return 0
 
     async def _write(

@@ -7,9 +7,11 @@ are the caller's.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
+
+import numpy as np
 
 G = TypeVar("G")
 J = TypeVar("J")
@@ -26,6 +28,54 @@ def window(staleness: int) -> tuple[int, int]:
     """
     late = min(1, max(0, staleness - 1))
     return staleness - late, late
+
+
+Key: TypeAlias = tuple[int, int]
+"""A step, and the number of a group within it."""
+
+
+class Taken:
+    """Which groups batches have taken: where slow groups may come late, not only those of the steps before.
+
+    What a batch takes counts once its step is learned from; a run that goes on elsewhere plays the rest.
+    """
+
+    def __init__(self) -> None:
+        self.early: frozenset[Key] = frozenset()
+        """Taken, of steps that are not learned from yet."""
+        self.owed: frozenset[Key] = frozenset()
+        """Not taken, of steps that are."""
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what was taken and never learned from."""
+        self._newest = self.early, self.owed
+        self._by_step: dict[int, tuple[frozenset[Key], frozenset[Key]]] = {}
+
+    def missing(self, step: int, size: int) -> list[int]:
+        """Numbers of the groups of `step` that are to be played, of `size`."""
+        owed = [number for at, number in sorted(self.owed) if at == step]
+        return owed or [number for number in range(size) if (step, number) not in self.early]
+
+    def take(self, step: int, keys: Collection[Key], size: int) -> None:
+        """The batch of `step` is made of the groups `keys`."""
+        early, owed = self._newest
+        due = owed | ({(step, number) for number in range(size)} - early)
+        self._newest = frozenset(key for key in early.union(keys) if key[0] > step), due.difference(keys)
+        self._by_step[step] = self._newest
+
+    def settle(self, step: int) -> None:
+        """`step` has been learned from."""
+        self.early, self.owed = self._by_step.pop(step, (self.early, self.owed))
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """int64 ``[groups, 2]`` each, for a checkpoint."""
+        return {name: np.array(sorted(getattr(self, name)), np.int64).reshape(-1, 2) for name in ("early", "owed")}
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continue from `state_dict`."""
+        self.early, self.owed = (frozenset((int(a), int(n)) for a, n in state[name]) for name in ("early", "owed"))
+        self.begin()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +104,7 @@ class Ahead(Generic[G, J]):
         staleness: Versions that a sample may lie behind; with 0 a step's batch is its own groups, in order.
         steps: Steps of the run; none at or past it is started.
         size: Groups of a step.
+        taken: What batches before have taken, brought up to date; `collect` plays what it says is missing.
     """
 
     def __init__(
@@ -64,8 +115,10 @@ class Ahead(Generic[G, J]):
         staleness: int,
         steps: int,
         size: int,
+        taken: Taken | None = None,
     ) -> None:
         self._collect, self._judge, self._steps, self._size = collect, judge, steps, size
+        self._book = taken or Taken()
         self._ahead, self._late = window(staleness)
         self._collecting: dict[int, asyncio.Task[object]] = {}
         self._batches: dict[int, Batch[G, J]] = {}
@@ -77,9 +130,11 @@ class Ahead(Generic[G, J]):
 
     def batch(self, step: int) -> Batch[G, J]:
         """What `step` learns from; starts all that may start now. The learner has finished every step before."""
+        if not self._next:
+            for at in sorted({at for at, _ in self._book.owed}):
+                self._start(at)
         for at in range(max(step, self._next), min(step + self._ahead + 1, self._steps)):
-            task = self._collecting[at] = asyncio.ensure_future(self._collect(at, self._putter(at)))
-            task.add_done_callback(lambda _: self._news.set())
+            self._start(at)
             before = self._batches.get(at - 1)
             collected = asyncio.ensure_future(self._taken(at, before))
             judged = asyncio.ensure_future(self._judged(at, collected, before))
@@ -95,6 +150,10 @@ class Ahead(Generic[G, J]):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _start(self, step: int) -> None:
+        task = self._collecting[step] = asyncio.ensure_future(self._collect(step, self._putter(step)))
+        task.add_done_callback(lambda _: self._news.set())
 
     def _putter(self, step: int) -> Put[G]:
         def put(number: int, group: G) -> None:
@@ -118,7 +177,9 @@ class Ahead(Generic[G, J]):
                 )
             self._news.clear()
             await self._news.wait()
-        return [self._played.pop(key) for key in sorted(self._played)[: self._size]]
+        keys = sorted(self._played)[: self._size]
+        self._book.take(step, keys, self._size)
+        return [self._played.pop(key) for key in keys]
 
     async def _judged(self, step: int, collected: asyncio.Task[list[G]], before: Batch[G, J] | None) -> J:
         groups = await _result(collected)

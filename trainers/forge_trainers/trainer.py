@@ -30,7 +30,7 @@ from forge_trainers.config import GRPOConfig
 from forge_trainers.credit import Baselines
 from forge_trainers.display import Display
 from forge_trainers.endings import Ending, Endings, most_of, nothing_played, where_it_failed
-from forge_trainers.experiment import Checkpoints, ProcessRandomness
+from forge_trainers.experiment import Checkpoints, Evidence, ProcessRandomness
 from forge_trainers.judging import (
     JudgedGroup,
     Lessons,
@@ -48,7 +48,7 @@ from forge_trainers.league import League
 from forge_trainers.learning import learn
 from forge_trainers.lineup import PlayGroup, check_trainable, lineup_of
 from forge_trainers.loop import Interrupt, LoopRunner, Stopwatch
-from forge_trainers.overlap import Ahead, Behind, Put
+from forge_trainers.overlap import Ahead, Behind, Put, Taken
 from forge_trainers.run_folder import RunFolder
 from forge_trainers.source import EnvLike, Source, Task
 from forge_trainers.stack import Stack
@@ -123,6 +123,7 @@ class GRPOTrainer:
         self._stack: Stack | None = None
         self._live = asyncio.Semaphore(self.config.max_live_episodes)
         self._weights, self._synced = Behind(), True
+        self._evidence, self._taken = Evidence(self.reward), Taken()
         self._baselines, self._endings = Baselines(), Endings(self.config.max_empty_steps)
         self._say: Callable[[str], None] = _log.warning
         self._checkpoints = Checkpoints(
@@ -130,7 +131,8 @@ class GRPOTrainer:
             keep=self.config.keep_checkpoints,
             keep_best=self.config.keep_best,
             parts={
-                "reward": self.reward,
+                "reward": self._evidence if self._evidence.any else None,
+                "taken": self._taken,
                 "baselines": self._baselines,
                 "endings": self._endings,
                 "league": self._lineup,
@@ -204,18 +206,11 @@ class GRPOTrainer:
 
     async def _session(self, source: Source, steps: int, run: RunFolder) -> FitResult:
         """Train to the end, or to a learner's."""
-
-        async def judged(step: int, groups: list[EpisodeGroup]) -> list[JudgedGroup]:
-            found = await self._judged(source, step, groups, self._running.learners)
-            run.keep_verifiers(step, self.reward)
-            return found
-
-        staleness, size = self.config.max_staleness, self.config.groups_per_step
+        size = self.config.groups_per_step
         ending: Ending | None = None
-        self._endings.restart()
-        ahead: Ahead[EpisodeGroup, list[JudgedGroup]] = Ahead(
-            lambda step, put: self._collect(source, step, put), judged, staleness=staleness, steps=steps, size=size
-        )
+        for kept in (self._endings, self._evidence, self._taken):
+            kept.begin()
+        ahead = self._ahead(source, steps, run)
         try:
             stack = await self._started(source, learn=True)
             first = self._next_step or 0
@@ -259,6 +254,22 @@ class GRPOTrainer:
             self._synced = await self._weights.cancel() and self._synced
             await self._checkpoints.settle()
 
+    def _ahead(self, source: Source, steps: int, run: RunFolder) -> Ahead[EpisodeGroup, list[JudgedGroup]]:
+        """Collects and judges the run's groups."""
+        staleness, size = self.config.max_staleness, self.config.groups_per_step
+
+        async def judged(step: int, groups: list[EpisodeGroup]) -> list[JudgedGroup]:
+            self._evidence.judging(step)
+            found = await self._judged(source, step, groups, self._running.learners)
+            self._evidence.judged(step)
+            run.keep_verifiers(step, self.reward)
+            return found
+
+        async def collected(step: int, put: Put[EpisodeGroup]) -> None:
+            await self._collect(source, step, put, only=self._taken.missing(step, size))
+
+        return Ahead(collected, judged, staleness=staleness, steps=steps, size=size, taken=self._taken)
+
     def _lessons(self, items: Sequence[JudgedGroup], stack: Stack, baselines: Baselines) -> Lessons:
         rule, size_of = self.config.credit_rule, self.config.size_of
         return lessons_from(items, rule, stack.learners.keys(), baselines, room=stack.room, size_of=size_of)
@@ -271,6 +282,8 @@ class GRPOTrainer:
         if self.config.max_staleness == 0:
             await self._weights.done()
         watch.lap("sync")
+        self._evidence.settle(step)
+        self._taken.settle(step)
         self._next_step = step + 1
         return metrics
 
@@ -318,12 +331,22 @@ class GRPOTrainer:
         return judged
 
     async def _collect(
-        self, source: Source, step: int, put: Put[EpisodeGroup] | None = None, *, count: int = 0, refill: int = 0
+        self,
+        source: Source,
+        step: int,
+        put: Put[EpisodeGroup] | None = None,
+        *,
+        count: int = 0,
+        refill: int = 0,
+        only: Collection[int] | None = None,
     ) -> list[EpisodeGroup]:
-        """Play groups of one step: all, or `count` of its refill. `put` hears of each when it ends."""
+        """Play groups of one step: all, or `only` some, or `count` of its refill. `put` hears of each when it ends."""
         config = self.config
         await self._weights.done()
         tasks = source.tasks(config.seed, step, count or config.groups_per_step, refill=refill)
+        tasks = [task for task in tasks if only is None or task.number in only]
+        if not tasks:
+            return []
         where = f"{config.seed}/{step}/{refill}"  # a resumed run samples what it would have
         group = self._group(source, config.group_size, where, put)
         return await self._lineup.play(tasks, group, self._running, step=step, refill=refill)

@@ -1,0 +1,102 @@
+"""A trainer's stack without processes, and groups to learn from."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import ClassVar
+
+import forge_agents as fa
+from forge_agents.types import Episode, EpisodeGroup, Trajectory, Turn, VersionSpan
+
+TEAM = fa.Policy("m", name="team")
+
+
+def episode(*rewards, env_id="t", seed=0, error=None, sampled=True, end="terminated", turns=True):
+    """One seat a reward; the first is the team's, the others' are a rival's."""
+
+    def one(at, reward):
+        own = at == 0 and sampled
+        turn = Turn(
+            agent=f"p{at}",
+            index=at,
+            observation="o",
+            action="x",
+            reward=reward,
+            policy="team" if at == 0 else "rival",
+            prompt_ids=(1, 2),
+            response_ids=(3,) if own else (),
+            logprobs=(-1.0,) if own else (),
+            versions=(VersionSpan(version=0, start=0, end=1),) if own else (),
+        )
+        return Trajectory(agent=turn.agent, policy=turn.policy, turns=(turn,) if turns else (), env_id=env_id)
+
+    return Episode(
+        env_id=env_id,
+        seed=seed,
+        error=error,
+        end_reason=end,
+        trajectories={f"p{at}": one(at, reward) for at, reward in enumerate(rewards)},
+    )
+
+
+def group(*rewards, seed=0, env_id="t", **options):
+    """Siblings that earn `rewards`; a rival earns the opposite."""
+    siblings = tuple(episode(r, -r, env_id=env_id, seed=seed, **options) for r in rewards)
+    return EpisodeGroup(env_id=env_id, seed=seed, episodes=siblings)
+
+
+class Learner:
+    name, version, busy_s = "learner", 0, 0.0
+
+    async def set_total_steps(self, total):
+        pass
+
+    async def train_step(self, batch, **_):
+        return {"logprob_gap_mean": 0.0}
+
+    async def start_save(self, folder, **_):
+        folder.mkdir()
+
+    async def finish_save(self, **_):
+        return {}
+
+    async def load(self, folder, **_):
+        pass
+
+    async def export(self, folder, **_):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+class Stack:
+    """A stack without processes."""
+
+    room: ClassVar = {}
+    answers = 0
+
+    def __init__(self):
+        self.learners, self.faults = {"team": Learner()}, SimpleNamespace(all=())
+
+    def busy_s(self):
+        return {}
+
+    async def start_learners(self):
+        pass
+
+    async def unless_a_learner_dies(self, work):
+        return await work
+
+    async def sync(self, published):
+        published()
+
+    async def bury_learners(self, error):
+        return False
+
+    async def stop(self):
+        pass
+
+
+class Duel(fa.TurnEnv):
+    possible_agents = ["p0", "p1"]
+
+
+Duel.__name__ = "t"  # its id in the groups here

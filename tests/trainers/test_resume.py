@@ -1,0 +1,183 @@
+"""A run that judges ahead, killed and resumed: every group is played, judged and learned from once."""
+
+import asyncio
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from fake_stack import TEAM, Duel, Stack, group
+
+import forge_agents as fa
+from forge_trainers.experiment import Checkpoints, Evidence
+from forge_trainers.overlap import Ahead, Taken
+from forge_trainers.trainer import GRPOTrainer
+
+STEPS, SIZE = 9, 3
+
+
+class KillError(Exception):
+    pass
+
+
+def of(step, number):
+    """A group whose rewards say which it is."""
+    name = (step * SIZE + number + 1) / 100
+    return group(name, name / 2, seed=step * SIZE + number)
+
+
+def run(folder, *, staleness, killed_in=None, slow=()):
+    """Train, to the end or until the learner of a step dies; returns the ensemble and what each step learned from.
+
+    Args:
+        slow: Groups that end when their step has been learned from.
+    """
+    learned = []
+
+    class Played(GRPOTrainer):
+        async def _collect(self, source, step, put=None, *, only=None, **_):
+            async def one(number):
+                await asyncio.sleep(0.001)
+                if (step, number) in slow:
+                    await done[step].wait()
+                put(number, of(step, number))
+
+            await asyncio.gather(*(one(number) for number in only))
+
+    class Learns(Stack):
+        def __init__(self):
+            super().__init__()
+            self.learners["team"].train_step = self.train_step
+
+        async def train_step(self, batch, **_):
+            await asyncio.sleep(0.03)  # judging goes on meanwhile
+            if len(learned) + first == killed_in:
+                raise KillError
+            return {"logprob_gap_mean": 0.0}
+
+    rules = [fa.Rule(lambda t, power=power: abs(t.reward) ** power, name=f"r{power}") for power in (1, 2, 3)]
+    ensemble = fa.Ensemble(rules, max_rows=10_000)
+    config = fa.GRPOConfig(
+        groups_per_step=SIZE, checkpoint_every=3, max_staleness=staleness, refills=0, keep_episodes=99
+    )
+    trainer = Played({"p0": TEAM, "p1": fa.Random(name="rival")}, ensemble, config, folder)
+    trainer._stack = Learns()
+    log, first = trainer._log, max([int(p.name[5:]) for p in folder.glob("checkpoints/step-*")], default=0)
+
+    done = [asyncio.Event() for _ in range(STEPS)]
+    for event in done[:first]:
+        event.set()
+
+    def logged(run, step, items, *rest):
+        learned.append([(i.group.seed // SIZE, i.group.seed % SIZE) for i in items])
+        log(run, step, items, *rest)
+        done[step].set()
+
+    trainer._log = logged
+    if killed_in is None:
+        trainer.fit(Duel, steps=STEPS)
+    else:
+        with pytest.raises(KillError):
+            trainer.fit(Duel, steps=STEPS)
+    trainer.close()
+    return ensemble, learned
+
+
+def flat(steps):
+    return list(itertools.chain.from_iterable(steps))
+
+
+def rows(ensemble):
+    """The window's scores in the order of the groups that they are of."""
+    scores = ensemble.state_dict()["window/scores"]
+    return scores[np.lexsort(scores.T)]
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_the_ensemble_of_a_killed_and_resumed_run_has_every_row_once(tmp_path, staleness):
+    slow = {(2, 1), (5, 0)} if staleness == 2 else ()
+    whole, steps = run(tmp_path / "whole", staleness=staleness, slow=slow)
+    every = [(step, number) for step in range(STEPS) for number in range(SIZE)]
+    assert sorted(flat(steps)) == every
+    _, before = run(tmp_path / "killed", staleness=staleness, killed_in=4, slow=slow)
+    resumed, after = run(tmp_path / "killed", staleness=staleness, slow=slow)
+    assert sorted(flat(before[:3] + after)) == every, "none is learned from twice, none left out"
+    if staleness == 2:  # the slow group is late, and one of the next step took its place
+        assert (2, 1) not in flat(before[:3]) and (3, 0) in before[2] and (2, 1) in after[0]
+    np.testing.assert_allclose(rows(resumed), rows(whole))
+
+
+def test_what_is_judged_ahead_is_not_saved_and_forgotten_by_the_next_session():
+    class Counts:
+        seen = 0
+
+        def state_dict(self):
+            return {"seen": np.array(self.seen)}
+
+        def load_state_dict(self, state):
+            self.seen = int(state["seen"])
+
+    reward = Counts()
+    evidence = Evidence(reward)
+    for step in (0, 1):
+        evidence.judging(step)
+        reward.seen += 1
+        evidence.judged(step)
+    evidence.settle(0)
+    evidence.judging(2)
+    reward.seen += 1
+    assert evidence.state_dict() == {"seen": 1}
+    evidence.settle(1)
+    assert evidence.state_dict() == {"seen": 2}
+    evidence.begin()
+    assert reward.seen == 2
+    reward.seen += 5  # told between two calls of fit
+    assert evidence.state_dict() == {"seen": 7}
+    evidence.begin()
+    assert reward.seen == 7
+    assert not Evidence(len).any and Evidence(len).state_dict() == {}
+
+
+def test_a_restart_without_a_checkpoint_begins_with_what_the_reward_knew_at_first(tmp_path):
+    reward = fa.Ensemble([fa.Rule(lambda t: t.reward, name=name) for name in "abc"])
+    checkpoints = Checkpoints(tmp_path, keep=1, parts={"reward": Evidence(reward)})
+    assert asyncio.run(checkpoints.restore({"team": SimpleNamespace()})) == 0
+    reward([episode.trajectories["p0"] for episode in of(0, 0).episodes])
+    assert len(rows(reward)) == 2
+    assert asyncio.run(checkpoints.restore({"team": SimpleNamespace()})) == 0
+    assert len(rows(reward)) == 0
+
+
+def test_groups_that_were_taken_early_and_those_that_are_owed_survive_a_checkpoint():
+    taken = Taken()
+    taken.take(0, [(0, 0), (1, 2)], 2)  # of (0, 0), (0, 1)
+    taken.take(1, [(0, 1), (1, 0)], 2)
+    assert taken.state_dict()["early"].shape == (0, 2), "nothing is learned from yet"
+    taken.settle(0)
+    again = Taken()
+    again.load_state_dict(taken.state_dict())
+    assert (again.early, again.owed) == ({(1, 2)}, {(0, 1)})
+    assert again.missing(0, 2) == [1] and again.missing(1, 3) == [0, 1] and again.missing(2, 3) == [0, 1, 2]
+
+    played = []
+
+    async def collect(step, put):
+        for number in again.missing(step, 2):
+            played.append((step, number))
+            put(number, (step, number))
+
+    async def judge(step, groups):
+        return groups
+
+    async def rest():
+        ahead = Ahead(collect, judge, staleness=2, steps=3, size=2, taken=again)
+        found = []
+        for step in (1, 2):
+            found.append(await ahead.batch(step).judged)
+            again.settle(step)
+        return found
+
+    again.early = frozenset({(1, 1)})
+    again.begin()
+    assert asyncio.run(rest()) == [[(0, 1), (1, 0)], [(2, 0), (2, 1)]]
+    assert played == [(0, 1), (1, 0), (2, 0), (2, 1)] and not again.early | again.owed
