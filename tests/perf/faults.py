@@ -293,6 +293,7 @@ def _child(name: str, folder: Path) -> None:
     config = fa.GRPOConfig(
         group_size=SIBLINGS,
         groups_per_step=GROUPS,
+        refills=0,
         keep_episodes=GROUPS * SIBLINGS,
         checkpoint_every=2,
         eval_every=2,
