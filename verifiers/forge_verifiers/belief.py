@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from forge_agents.errors import UnknownIdError, did_you_mean
 from forge_verifiers import combiners
-from forge_verifiers.combiners import Combiner, CombinerReport, Prior, Symbolic
+from forge_verifiers.combiners import Combiner, CombinerReport, Prior
 from forge_verifiers.combiners.base import logit, sigmoid
 from forge_verifiers.pessimism import LowerBound, Pessimism, SoftMinimum
 from forge_verifiers.verifier import Verifier
@@ -118,7 +118,7 @@ def rewards(
 ) -> tuple[Floats, Floats | None]:
     """What each response earns, float64 [n], and the standard deviation [n] of its posterior where it is estimated."""
     posterior = believe(scores, groups, asked)
-    noise = combiner.uncertainty(scores, groups, asked) if isinstance(combiner, Symbolic) else None
+    noise = combiner.uncertainty(scores, groups, asked) if combiner.has_uncertainty else None
     if isinstance(pessimism, LowerBound) and noise is not None:
         return pessimism(posterior, noise), noise
     if isinstance(pessimism, SoftMinimum):

@@ -19,8 +19,8 @@ from forge_verifiers.alarms import Alarm, HackingAlarm, Watch, disagreement, mea
 from forge_verifiers.belief import Belief, combiner_for, rewards, witnesses
 from forge_verifiers.calls import Caller
 from forge_verifiers.cascade import Cascade
+from forge_verifiers import combiners
 from forge_verifiers.combiners import Prior
-from forge_verifiers.combiners.symbolic import Symbolic
 from forge_verifiers.composition import dearest, load_nested, nested_state
 from forge_verifiers.ensemble_report import EnsembleReport
 from forge_verifiers.panel import Answers, Panel
@@ -94,7 +94,7 @@ class Ensemble(Composable):
         self.learning = True
         """Whether `score` learns; False freezes the parameters, for evaluation."""
         self._combiner = combiner_for(self.verifiers, combine, anchors=anchors, priors=priors)
-        if isinstance(pessimism, LowerBound) and combine != Symbolic.name:
+        if isinstance(pessimism, LowerBound) and not combiners.kind(combine).has_uncertainty:
             raise ValueError(f"LowerBound needs an uncertainty, which {combine!r} has none of; use combine='default'")
         self._window = ScoreWindow(num_verifiers=len(self.verifiers), max_rows=max_rows, forget=forget)
         self._timeout_s = timeout_s

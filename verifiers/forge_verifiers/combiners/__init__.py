@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from forge_agents.errors import UnknownIdError, did_you_mean
 from forge_verifiers.combiners.base import Combiner, CombinerReport, NotFittedError
 from forge_verifiers.combiners.dawid_skene import DawidSkene
+from forge_verifiers.combiners.default import Symbolic
 from forge_verifiers.combiners.logistic import Logistic
 from forge_verifiers.combiners.mean import Majority, Mean
 from forge_verifiers.combiners.priors import Prior
-from forge_verifiers.combiners.symbolic import Symbolic
 from forge_verifiers.combiners.weaver import Weaver
 
 __all__ = [
@@ -25,17 +26,56 @@ __all__ = [
     "Symbolic",
     "Weaver",
     "get",
+    "kind",
     "names",
+    "register",
 ]
 
-_KINDS: dict[str, type[Combiner]] = {
-    kind.name: kind for kind in (Mean, Majority, Logistic, DawidSkene, Weaver, Symbolic)
-}
+_KINDS: dict[str, type[Combiner]] = {}
+
+_Kind = TypeVar("_Kind", bound=type[Combiner])
+
+
+def register(kind: _Kind) -> _Kind:
+    """Makes a combiner available by its ``name``, here and as ``combine=`` of an ensemble.
+
+    A decorator of a `Combiner`. Registering the same class (by its qualified name) again replaces the earlier one, so
+    notebook cells can be run twice.
+
+    Raises:
+        TypeError: no class derived from `Combiner`.
+        ValueError: it has no name, or the name is taken by another class.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, Combiner)):
+        raise TypeError(f"{kind!r} is no combiner; register a class derived from forge_verifiers.combiners.Combiner")
+    name = getattr(kind, "name", "")
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"{kind.__name__} has no name; give it name: ClassVar[str]")
+    known = _KINDS.get(name, kind)
+    if (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__):
+        raise ValueError(f"the combiner {name!r} is {known.__module__}.{known.__qualname__}; choose another name")
+    _KINDS[name] = kind
+    return kind
+
+
+for _kind in (Mean, Majority, Logistic, DawidSkene, Weaver, Symbolic):
+    register(_kind)
 
 
 def names() -> tuple[str, ...]:
     """Names that `get` knows."""
     return tuple(_KINDS)
+
+
+def kind(name: str) -> type[Combiner]:
+    """The class of this name.
+
+    Raises:
+        UnknownIdError: no combiner has this name.
+    """
+    if name not in _KINDS:
+        raise UnknownIdError(f"no combiner is called {name!r}; known: {', '.join(_KINDS)}.{did_you_mean(name, _KINDS)}")
+    return _KINDS[name]
 
 
 def get(
@@ -47,20 +87,21 @@ def get(
     """A fresh, unfitted combiner.
 
     Args:
-        name: "mean", "majority", "logistic", "dawid-skene", "weaver" or "default" (`Symbolic`).
+        name: "mean", "majority", "logistic", "dawid-skene", "weaver", "default" (`Symbolic`), or one registered.
         families: one label per verifier (None = unrelated), or {column: label}. "logistic", "dawid-skene" and
             "weaver" are kept as published and use neither families nor anchors.
         anchors: columns of verifiers known to be better than the rest.
-        priors: what is known of verifiers beforehand, by column; "default" only.
+        priors: what is known of verifiers beforehand, by column; for combiners whose `takes_priors` is True.
 
     Raises:
         UnknownIdError: no combiner has this name.
         ValueError: priors for a combiner that takes none.
     """
-    if name not in _KINDS:
-        raise UnknownIdError(f"no combiner is called {name!r}; known: {', '.join(_KINDS)}.{did_you_mean(name, _KINDS)}")
-    if name == Symbolic.name:
-        return Symbolic(families=families, anchors=anchors, priors=priors)
-    if priors:
+    wanted: Any = kind(name)
+    if not priors:
+        made: Combiner = wanted(families=families, anchors=anchors)
+        return made
+    if not wanted.takes_priors:
         raise ValueError(f"the {name!r} combiner takes no priors; use {Symbolic.name!r}, or leave priors out")
-    return _KINDS[name](families=families, anchors=anchors)
+    made = wanted(families=families, anchors=anchors, priors=priors)
+    return made

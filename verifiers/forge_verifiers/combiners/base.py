@@ -21,6 +21,10 @@ Ints = NDArray[np.intp]
 Bools = NDArray[np.bool_]
 
 
+_CAMP, _CAMP_AGREES = 1.4, 0.3
+"""How much more, and at least how much, verifiers of one camp correlate."""
+
+
 class NotFittedError(ForgeError, RuntimeError):
     """A combiner was asked for probabilities before `fit` or `load_state_dict`."""
 
@@ -41,6 +45,9 @@ class CombinerReport:
     """Estimated share of correct responses, in [0, 1]."""
     effective_number: float
     """How many independent verifiers the ensemble is worth, at most the number that vary."""
+    camps: Ints
+    """[m] 1 or 2 where verifiers form two camps that agree within much more than with each other, as correlated reward
+    models and a judge may; all 0 where they do not. No statistic tells which camp is right."""
 
     def table(self, names: Sequence[str] | None = None) -> str:
         """The report as fixed-width text, one verifier per line."""
@@ -52,7 +59,18 @@ class CombinerReport:
         for name, tpr, fpr, weight in zip(labels, self.tpr, self.fpr, self.weight, strict=True):
             lines.append(f"{name:<{width}}  {tpr:5.3f}  {fpr:5.3f}   {weight:5.3f}")
         lines.append(f"class balance {self.class_balance:.3f}, effective number {self.effective_number:.2f}")
+        lines += self.notes(labels)
         return "\n".join(lines)
+
+    def notes(self, names: Sequence[str]) -> list[str]:
+        """What a reader must know besides the numbers, in sentences; `names` [m]."""
+        sides = [[name for name, camp in zip(names, self.camps, strict=True) if camp == k] for k in (1, 2)]
+        if not all(sides):
+            return []
+        return [
+            f"two camps disagree: {', '.join(sides[0])} and {', '.join(sides[1])}; scores do not tell which is right: "
+            "declare families, or an anchor or a few labels"
+        ]
 
 
 def sigmoid(logits: Floats) -> Floats:
@@ -152,6 +170,31 @@ def anchor_mask(anchors: Sequence[int] | None, m: int) -> NDArray[np.bool_]:
     return mask
 
 
+def correlations(x: Floats, heard: NDArray[np.floating]) -> Floats:
+    """Correlations [s, s] of centred `x` [s, n] over the columns heard of both, shrunk by c / (c + 5) for c of these."""
+    common, power = (heard @ heard.T).astype(np.float64), (x * x) @ heard.T.astype(np.float64)
+    return np.asarray(x @ x.T / np.sqrt(np.maximum(power * power.T, 1e-9)) * common / (common + 5.0))
+
+
+def camps(scores: Floats) -> Ints:
+    """1 and 2 for the verifiers of two camps, 0 where there are none; see `CombinerReport.camps`."""
+    present = ~np.isnan(scores.T)
+    x = np.where(present, scores.T, 0.0)
+    x = np.where(present, x - (x.sum(axis=1) / np.maximum(present.sum(axis=1), 1))[:, None], 0.0)
+    strength, found = np.abs(correlations(x, present.astype(np.float64))), np.zeros(len(x), np.intp)
+    alive = np.flatnonzero(np.diag(strength) > 0.5)
+    strength = strength[np.ix_(alive, alive)] * (1 - np.eye(len(alive)))
+    if len(alive) < 4:
+        return found
+    second = np.linalg.eigh(strength)[1][:, -2] > 0
+    sides = [np.flatnonzero(second), np.flatnonzero(~second)]
+    if min(map(len, sides)) >= 2:
+        within = [strength[np.ix_(k, k)].sum() / (len(k) * (len(k) - 1)) for k in sides]
+        if min(within) > max(_CAMP * strength[np.ix_(*sides)].mean(), _CAMP_AGREES):
+            found[alive] = np.where(second == second[0], 1, 2)
+    return found
+
+
 class Combiner(ABC):
     """Turns the scores of weak verifiers into P(correct), with scikit-learn's habits.
 
@@ -162,6 +205,10 @@ class Combiner(ABC):
     """
 
     name: ClassVar[str]
+    has_uncertainty: ClassVar[bool] = False
+    """Whether `uncertainty` answers."""
+    takes_priors: ClassVar[bool] = False
+    """Whether the constructor takes ``priors``."""
 
     def __init__(
         self,
@@ -198,7 +245,7 @@ class Combiner(ABC):
         mask = check_asked(asked, matrix)
         matrix = np.where(mask, matrix, np.nan)
         fitted = self._fit(matrix, check_groups(groups, n), check_labels(labels, n), mask)
-        self._fitted = {**fitted, "num_verifiers": np.array(m)}
+        self._fitted = {**fitted, "num_verifiers": np.array(m), "camps": camps(matrix)}
         return self
 
     def predict_proba(
@@ -220,6 +267,23 @@ class Combiner(ABC):
         matrix = check_scores(scores, num_verifiers=int(fitted["num_verifiers"]))
         index, mask = check_groups(groups, len(matrix)), check_asked(asked, matrix)
         return self._predict(np.where(mask, matrix, np.nan), index, mask) if len(matrix) else np.zeros(0)
+
+    def uncertainty(self, scores: ArrayLike, groups: ArrayLike | None = None, asked: ArrayLike | None = None) -> Floats:
+        """Standard deviation [n] of `predict_proba`, of combiners whose `has_uncertainty` is True; arguments as there.
+
+        It does not cover what no data can tell: that what verifiers agree on is not correctness.
+
+        Raises:
+            TypeError: this combiner does not know how sure it is.
+            NotFittedError: before `fit`.
+            ValueError: as `predict_proba`.
+        """
+        if not self.has_uncertainty:
+            raise TypeError(f"the {self.name!r} combiner does not know how sure it is; take one whose has_uncertainty")
+        fitted = self._parameters()
+        matrix = check_scores(scores, num_verifiers=int(fitted["num_verifiers"]))
+        index, mask = check_groups(groups, len(matrix)), check_asked(asked, matrix)
+        return self._uncertainty(np.where(mask, matrix, np.nan), index, mask) if len(matrix) else np.zeros(0)
 
     def fit_predict(
         self,
@@ -244,6 +308,7 @@ class Combiner(ABC):
             weight=weight,
             class_balance=float(fitted.get("class_balance", np.array(np.nan))),
             effective_number=float(fitted.get("effective_number", np.array(np.count_nonzero(weight)))),
+            camps=fitted.get("camps", np.zeros(m, np.intp)).copy(),
         )
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
@@ -271,3 +336,6 @@ class Combiner(ABC):
 
     @abstractmethod
     def _predict(self, scores: Floats, groups: Ints | None, asked: Bools) -> Floats: ...
+
+    def _uncertainty(self, scores: Floats, groups: Ints | None, asked: Bools) -> Floats:
+        raise NotImplementedError

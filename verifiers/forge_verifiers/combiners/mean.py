@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from forge_verifiers.combiners.base import Bools, Combiner, Floats, Ints, anchor_mask, family_index
 
-_ANCHOR_WEIGHT = 3.0
+ANCHOR_WEIGHT = 3.0
 
 
 def score_range(scores: Floats) -> tuple[Floats, Floats]:
@@ -33,7 +33,8 @@ def min_max(scores: Floats, low: Floats, high: Floats) -> Floats:
 class Mean(Combiner):
     """Mean of min-max normalised scores; abstentions are left out; 0.5 where all abstain.
 
-    Declared families weigh as much as one verifier each; an anchor weighs three times.
+    Declared families weigh as much as one verifier each; an anchor weighs three times. Where some were not asked, the
+    mean of the others is brought to the level of all, so that leaving out a strict verifier does not raise it.
     """
 
     name: ClassVar[str] = "mean"
@@ -42,16 +43,26 @@ class Mean(Combiner):
         m = scores.shape[1]
         family = family_index(self.families, m)
         weight = np.ones(m) if family is None else 1.0 / np.bincount(family)[family]
-        weight = np.where(anchor_mask(self.anchors, m), _ANCHOR_WEIGHT * weight, weight)
+        weight = np.where(anchor_mask(self.anchors, m), ANCHOR_WEIGHT * weight, weight)
         low, high = score_range(scores)
         fitted = {"low": low, "high": high, "weight": weight}
         fitted["effective_number"] = np.array(weight.sum() ** 2 / (weight**2).sum())
-        fitted["class_balance"] = np.array(_weighted_mean(self._read(scores, low, high), weight).mean())
+        read = self._read(scores, low, high)
+        fitted["class_balance"] = np.array(_weighted_mean(read, weight).mean())
+        spoken = ~np.isnan(read)
+        fitted["level"] = np.where(spoken, read, 0.0).sum(axis=0) / np.maximum(spoken.sum(axis=0), 1)
+        fitted["level"] = np.where(spoken.any(axis=0), fitted["level"], float(fitted["class_balance"]))
         return fitted
 
     def _predict(self, scores: Floats, groups: Ints | None, asked: Bools) -> Floats:
         fitted = self._parameters()
-        return _weighted_mean(self._read(scores, fitted["low"], fitted["high"]), fitted["weight"])
+        weight, level = fitted["weight"], fitted["level"]
+        mean = _weighted_mean(self._read(scores, fitted["low"], fitted["high"]), weight)
+        if asked.all():
+            return mean
+        mass = asked @ weight
+        lift = weight @ level / weight.sum() - asked @ (weight * level) / np.maximum(mass, 1e-9)
+        return np.clip(np.where(mass > 0, mean + lift, weight @ level / weight.sum()), 0.0, 1.0)
 
     def _read(self, scores: Floats, low: Floats, high: Floats) -> Floats:
         return min_max(scores, low, high)

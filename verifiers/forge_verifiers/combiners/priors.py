@@ -1,6 +1,6 @@
 """What a user knows of a verifier beforehand.
 
-In: rates and how sure of them one is. Out: pseudo-counts of symbols per class [m, NUM_SYMBOLS]. Waits for nothing.
+In: rates and how sure of them one is. Out: rows of each class that count as seen. Waits for nothing.
 """
 
 from __future__ import annotations
@@ -13,13 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forge_verifiers.combiners.base import Floats
-from forge_verifiers.combiners.symbols import MAX_BINS, NUM_SYMBOLS, count
+from forge_verifiers.combiners.latent import NUM_SYMBOLS
 
 YES = 0.5
 """A score above it says yes."""
-_HALF_TRUST = 30.0
-"""Rows at which a told loading counts as much as the seen one: correlations alone mislead where verifiers depend on
-each other, so that they count for little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,45 +44,16 @@ class Prior:
         return cls(tpr=accuracy, fpr=1.0 - accuracy, strength=strength)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """Priors in the language of EM. m verifiers."""
-
-    right: Floats
-    """[m, NUM_SYMBOLS] pseudo-counts given Y = 1; rows without a prior are 0."""
-    wrong: Floats
-    """Likewise given Y = 0."""
-    loading: Floats
-    """[m] correlation with the truth at even odds; 0 without a prior."""
-    trust: Floats
-    """[m] in [0, 1): how far the told loading replaces the seen one at the start."""
-
-    def added_to(self, right: Floats, wrong: Floats) -> tuple[Floats, Floats]:
-        """Other pseudo-counts [m, NUM_SYMBOLS] per class and these."""
-        return right + self.right, wrong + self.wrong
-
-    def blended(self, loading: Floats) -> Floats:
-        """Loadings [m] in which told ones replace seen ones as far as they are trusted."""
-        return np.where(self.trust > 0, self.trust * self.loading + (1 - self.trust) * loading, loading)
-
-
-def told(priors: Mapping[int, Prior], scores: Floats, codes: NDArray[np.int32]) -> Told | None:
-    """Priors as pseudo-counts, spread within yes and no as the verifier's scores [n, m] are; None without any."""
-    if not priors:
-        return None
-    m, counts = len(codes), count(codes)
-    right, wrong = np.zeros((m, NUM_SYMBOLS)), np.zeros((m, NUM_SYMBOLS))
-    loading, trust = np.zeros(m), np.zeros(m)
+def told_rows(priors: Mapping[int, Prior], scores: Floats, codes: NDArray[np.int32]) -> Floats:
+    """Rows [2, 2m, NUM_SYMBOLS] by class, wrong first, spread within yes and no as the scores [n, m] are."""
+    rows, m = np.zeros((2, len(codes), NUM_SYMBOLS)), scores.shape[1]
     for k, prior in priors.items():
-        saying_yes = codes[k][scores[:, k] > YES] - k * NUM_SYMBOLS
-        yes = np.bincount(saying_yes, minlength=NUM_SYMBOLS).astype(np.float64)
-        no = counts[k] - yes
-        no[MAX_BINS] = 0.0
-        if not (yes.sum() and no.sum()):
-            continue  # a verifier that never varies says nothing, however good
-        right[k] = prior.strength * (prior.tpr * yes / yes.sum() + (1 - prior.tpr) * no / no.sum())
-        wrong[k] = prior.strength * (prior.fpr * yes / yes.sum() + (1 - prior.fpr) * no / no.sum())
-        rate = (prior.tpr + prior.fpr) / 2
-        loading[k] = (prior.tpr - prior.fpr) / 2 / np.sqrt(rate * (1 - rate))
-        trust[k] = prior.strength / (prior.strength + _HALF_TRUST)
-    return Told(right=right, wrong=wrong, loading=loading, trust=trust)
+        if k not in range(m):
+            raise ValueError(f"priors name verifier {k!r}; expected column numbers 0 to {m - 1}")
+        symbols = codes[k] - k * NUM_SYMBOLS
+        yes = np.bincount(symbols[scores[:, k] > YES], minlength=NUM_SYMBOLS)
+        no = np.bincount(symbols[scores[:, k] <= YES], minlength=NUM_SYMBOLS)
+        if yes.any() and no.any():  # a verifier that never varies says nothing, however good
+            for y, rate in enumerate((prior.fpr, prior.tpr)):
+                rows[y, k] = prior.strength * (rate * yes / yes.sum() + (1 - rate) * no / no.sum())
+    return rows

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from forge_verifiers.combiners.base import Bools, Combiner, Floats, Ints
 from forge_verifiers.combiners.dawid_skene import naive_bayes
 from forge_verifiers.combiners.mean import min_max, score_range
-from forge_verifiers.combiners.structure import class_balance_from_moments
 
 _MIDDLE = (0.2, 0.8)
 
@@ -85,6 +84,31 @@ def match_second_moments(votes: Floats, pi: float, *, sweeps: int = 500, toleran
         if np.abs(d - before).max() < tolerance:
             break
     return np.asarray(-d if d.sum() < 0 else d)
+
+
+def class_balance_from_moments(votes: Floats) -> float:
+    """P(Y = 1) from third moments of binary votes [n, m]; 0.5 with fewer than three verifiers that vary.
+
+    Over distinct verifiers E[e2] = pi (1 - pi) e2(d) and E[e3] = pi (1 - pi)(1 - 2 pi) e3(d), with e2 and e3 the
+    elementary symmetric polynomials of the centred votes and of d (after Jaffe, Nadler and Kluger 2015); their ratio
+    gives (1 - 2 pi) / sqrt(pi (1 - pi)). Shrunk to one half by 100 rows' worth.
+    """
+    parts = votes[:, votes.std(axis=0) > 1e-6] - votes.mean(axis=0)[votes.std(axis=0) > 1e-6]
+    n, m = parts.shape
+    if m < 3:
+        return 0.5
+    seen, model = _second_and_third(parts).mean(axis=1), _second_and_third(match_second_moments(parts, 0.5)[None])[:, 0]
+    if seen[0] <= 1e-9 or min(model) <= 1e-12:
+        return 0.5
+    skew = seen[1] / seen[0] ** 1.5 * model[0] ** 1.5 / model[1]
+    pi = float(np.clip((1.0 - skew / np.sqrt(4.0 + skew**2)) / 2.0, 0.05, 0.95))
+    return float(0.5 + (pi - 0.5) * n / (n + 100.0))
+
+
+def _second_and_third(parts: Floats) -> Floats:
+    """Elementary symmetric polynomials e2 and e3, [2, n], of the rows of `parts` [n, m], by Newton's identities."""
+    p1, p2, p3 = ((parts**k).sum(axis=1) for k in (1, 2, 3))
+    return np.stack([(p1**2 - p2) / 2, (p1**3 - 3 * p1 * p2 + 2 * p3) / 6])
 
 
 def _threshold(unit: Floats, graded: NDArray[np.bool_], labels: Floats | None) -> float:
