@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forge_agents.types import Trajectory
+from forge_verifiers import combiners
 from forge_verifiers.alarms import Alarm, HackingAlarm, Watch, disagreement, mean_scores, sibling_spread
 from forge_verifiers.belief import Belief, combiner_for, rewards, witnesses
 from forge_verifiers.calls import Caller
 from forge_verifiers.cascade import Cascade
-from forge_verifiers import combiners
 from forge_verifiers.combiners import Prior
 from forge_verifiers.composition import dearest, load_nested, nested_state
 from forge_verifiers.ensemble_report import EnsembleReport

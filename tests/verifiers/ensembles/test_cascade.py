@@ -48,7 +48,7 @@ def test_the_dear_judge_is_asked_where_it_matters_and_the_fit_stays_unbiased():
 
     votes[votes[:, :4].sum(axis=1) != 2, 4] = np.nan  # without a sample it is heard on undecided rows only
     naive = combiners.get("default").fit(votes, np.array([t.seed for t in seen])).report()
-    assert tpr - naive.tpr[4] > 0.2 and naive.fpr[4] - fpr > 0.2
+    assert tpr - naive.tpr[4] > 0.1 and naive.fpr[4] - fpr > 0.1
 
     share = row.skipped / len(seen)
     assert row.skipped == len(seen) - len(asked) and share > 0.3

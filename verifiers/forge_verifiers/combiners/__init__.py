@@ -46,7 +46,8 @@ def register(kind: _Kind) -> _Kind:
         TypeError: no class derived from `Combiner`.
         ValueError: it has no name, or the name is taken by another class.
     """
-    if not (isinstance(kind, type) and issubclass(kind, Combiner)):
+    anything: Any = kind
+    if not (isinstance(anything, type) and issubclass(anything, Combiner)):
         raise TypeError(f"{kind!r} is no combiner; register a class derived from forge_verifiers.combiners.Combiner")
     name = getattr(kind, "name", "")
     if not isinstance(name, str) or not name:
@@ -103,5 +104,5 @@ def get(
         return made
     if not wanted.takes_priors:
         raise ValueError(f"the {name!r} combiner takes no priors; use {Symbolic.name!r}, or leave priors out")
-    made = wanted(families=families, anchors=anchors, priors=priors)
-    return made
+    told: Combiner = wanted(families=families, anchors=anchors, priors=priors)
+    return told

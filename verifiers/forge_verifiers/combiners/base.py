@@ -67,9 +67,9 @@ class CombinerReport:
         sides = [[name for name, camp in zip(names, self.camps, strict=True) if camp == k] for k in (1, 2)]
         if not all(sides):
             return []
+        camps = " and ".join(", ".join(side) for side in sides)
         return [
-            f"two camps disagree: {', '.join(sides[0])} and {', '.join(sides[1])}; scores do not tell which is right: "
-            "declare families, or an anchor or a few labels"
+            f"two camps disagree, {camps}; scores do not tell which is right; declare families, or an anchor"
         ]
 
 
@@ -171,7 +171,7 @@ def anchor_mask(anchors: Sequence[int] | None, m: int) -> NDArray[np.bool_]:
 
 
 def correlations(x: Floats, heard: NDArray[np.floating]) -> Floats:
-    """Correlations [s, s] of centred `x` [s, n] over the columns heard of both, shrunk by c / (c + 5) for c of these."""
+    """Correlations [s, s] of centred `x` [s, n] over the c columns heard of both, shrunk by c / (c + 5)."""
     common, power = (heard @ heard.T).astype(np.float64), (x * x) @ heard.T.astype(np.float64)
     return np.asarray(x @ x.T / np.sqrt(np.maximum(power * power.T, 1e-9)) * common / (common + 5.0))
 

@@ -31,7 +31,7 @@ from forge_verifiers.combiners.priors import Prior, told_rows
 
 _LOG = logging.getLogger(__name__)
 _CHUNK, _MIN_GROUPS, _PROMPT_ROUNDS = 16384, 20, 4
-_START_SLOPE, _MEAN_SLOPE = 3.0, 1.33
+_START_SLOPE, _LEAST_SHARED = 3.0, 0.25
 _BETTER, _SETTLING, _HALF_TRUST = 20.0, 20.0, 30.0
 
 
@@ -82,15 +82,13 @@ class Symbolic(Combiner):
         voice[heard] = side * weight[heard] * np.where(data.anchors[: len(heard)], ANCHOR_WEIGHT, 1.0)
         low, high = score_range(scores)
         centre = np.nan_to_num(np.nanmean(np.vstack([min_max(scores, low, high), np.full(m, 0.5)]), axis=0))
-        fitted = {
-            **{"edges": edges, "sources": sources, "low": low, "high": high, "centre": centre, "voice": voice},
-            **{"table": fit.table, "variance": fit.variance, "kinship": fit.kinship, "prompts": np.array(fit.prompts)},
-            **{"weight": weight, "tpr": tpr, "fpr": fpr, "class_balance": np.array(fit.prompts.mean)},
-            "effective_number": np.array(weight.sum()),
-            "mean_share": np.array(self._mean_share(data, fit, weight[heard])),
-        }
-        fitted["mean_spread"] = np.array(max(float(_mean(fitted, scores).std()), 1e-3))
-        return fitted
+        mean = {"low": low, "high": high, "centre": centre, "voice": voice}
+        mean["mean_slope"] = np.array(_slope(data, kinship, side) / max(float(_mean(mean, scores).std()), 1e-3))
+        mean["mean_share"] = np.array(self._mean_share(data, fit, weight[heard]))
+        learned = {"edges": edges, "sources": sources, "table": fit.table, "variance": fit.variance}
+        learned |= {"kinship": fit.kinship, "prompts": np.array(fit.prompts), "weight": weight, "tpr": tpr, "fpr": fpr}
+        numbers = {"class_balance": np.array(fit.prompts.mean), "effective_number": np.array(weight.sum())}
+        return {**mean, **learned, **numbers}
 
     def _data(
         self, scores: Floats, codes: latent.Codes, groups: Ints | None, labels: Floats
@@ -170,7 +168,7 @@ class Symbolic(Combiner):
         for _ in range(_PROMPT_ROUNDS if groups is not None and np.isfinite(prompts.strength) else 0):
             log_odds, _ = prompts.log_odds(sums[0], sigmoid(log_odds), groups)
         moderated = sigmoid(log_odds / np.sqrt(1.0 + np.pi / 8.0 * sums[1]))
-        mean = _MEAN_SLOPE * _mean(fitted, scores) / float(fitted["mean_spread"])
+        mean = float(fitted["mean_slope"]) * _mean(fitted, scores)
         return moderated, sigmoid(mean + logit(prompts.mean)), sums[1]
 
 
@@ -183,7 +181,22 @@ def _only(codes: latent.Codes, sources: Ints) -> latent.Codes:
 def _mean(fitted: Mapping[str, NDArray[Any]], scores: Floats) -> Floats:
     """Mean [n] of min-max scores around each verifier's own: who is not heard moves nothing."""
     above = min_max(scores, fitted["low"], fitted["high"]) - fitted["centre"]
-    return np.nan_to_num(above) @ fitted["voice"] / np.maximum(~np.isnan(above) @ np.abs(fitted["voice"]), 1e-9)
+    heard = np.maximum(~np.isnan(above) @ np.abs(fitted["voice"]), 1e-9)
+    return np.asarray(np.nan_to_num(above) @ fitted["voice"] / heard)
+
+
+def _slope(data: latent.Data, kinship: Floats, side: Floats) -> float:
+    """Log-odds of Y per standard deviation of the mean, for classes of equal spread.
+
+    Its squared correlation with the truth is put at what unrelated verifiers correlate with each other, a fourth at
+    least.
+    """
+    first = slice(0, len(kinship))
+    strangers = (1.0 - kinship) / np.outer(kinship.sum(axis=1), kinship.sum(axis=1))
+    agreement = correlations(data.x[first], data.heard[first]) * np.outer(side, side)
+    shared = float((strangers * agreement).sum() / max(float(strangers.sum()), 1e-9))
+    shared = float(np.clip(shared, _LEAST_SHARED, 0.9))
+    return float(2.0 * np.sqrt(shared) / (1.0 - shared))
 
 
 def _one_voice_a_block(data: latent.Data, balance: float) -> Floats:

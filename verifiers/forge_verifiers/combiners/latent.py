@@ -49,9 +49,9 @@ class Prompts(NamedTuple):
         liking = np.bincount(groups, evidence - q * self.right - (1 - q) * self.wrong) * self.taste / crowd
         own = evidence - 0.5 * liking[groups]
         each = np.log(_GRID * np.exp(np.minimum(own, 40.0).astype(np.float32)) + 1 - _GRID) / crowd[groups]
-        whole = np.stack([np.bincount(groups, row) for row in each])
-        whole += (self.mean * self.strength - 1) * np.log(_GRID)
-        whole += ((1 - self.mean) * self.strength - 1) * np.log1p(-_GRID)
+        alpha, beta = self.mean * self.strength, (1 - self.mean) * self.strength
+        before = (alpha - 1) * np.log(_GRID) + (beta - 1) * np.log1p(-_GRID)
+        whole = np.stack([np.bincount(groups, row) for row in each]) + before
         left = (whole[:, groups] - each).astype(np.float32)
         rest, rates = (normal(np.exp(x - x.max(axis=0)).T) for x in (left, whole))
         mean = float((rates @ _GRID).mean())
@@ -147,7 +147,8 @@ def expectation_maximisation(data: Data, start: Floats) -> Fit:
     posterior: NDArray[np.floating] = np.broadcast_to(q, data.codes.shape)
     prompts = Prompts(strength=np.inf if data.groups is None else 4.0)
     kinship = np.eye(len(data.codes))
-    for step in range(_ROUNDS):
+    step = 0
+    while True:
         # Each source's classes are brought to the sizes that the whole posterior gives them.
         right, size = data.heard @ (rows * q), counts.sum(axis=1)
         with_1 = count(data.codes, posterior * rows)
@@ -165,9 +166,11 @@ def expectation_maximisation(data: Data, start: Floats) -> Fit:
         mean = float((rows @ q + 1.0) / (rows.sum() + 2.0))
         prompts = _prompts(data.groups, evidence, q, prompts._replace(mean=mean), taste=step > _SETTLE)
         log_odds, strength = prompts.log_odds(evidence, q, data.groups)
-        log_odds, prompts = np.where(known, 24.0 * data.labels - 12.0, log_odds), prompts._replace(strength=strength)
+        log_odds = np.where(known, 24.0 * data.labels - 12.0, log_odds)
+        prompts = prompts._replace(strength=strength)
         before, q = q, sigmoid(log_odds)
-        if step > _SILENT and np.abs(q - before).max() < _TOLERANCE:
+        step += 1
+        if step == _ROUNDS or (step > _SILENT + 1 and np.abs(q - before).max() < _TOLERANCE):
             break
         posterior = np.where(known, q, _without(log_odds, (found - np.eye(len(found))) @ shared))
     variance = np.where(data.counts > 0, (1.0 / (both + 1.0)).sum(axis=0), 0.0)
@@ -205,7 +208,7 @@ def _kinship(data: Data, e: Singles, q: Floats) -> Floats:
     kinship[data.family[:, None] == data.family] = 1.0
     kinship[data.anchors | data.anchors[:, None]] = 0.0
     np.fill_diagonal(kinship, 1.0)
-    return kinship
+    return np.asarray(kinship)
 
 
 def _without(log_odds: Floats, evidence: NDArray[np.floating]) -> Singles:

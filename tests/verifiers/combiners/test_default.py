@@ -62,10 +62,11 @@ def test_graded_scores_of_any_scale_beat_the_mean() -> None:
     assert calibration_error(y, p) < 0.08
 
 
-def test_any_increasing_map_of_a_score_gives_the_same_answer() -> None:
+def test_any_increasing_map_of_a_score_gives_nearly_the_same_answer() -> None:
     s, g, _ = graded(1, prompts=60)
     twisted = np.sign(s) * np.abs(s) ** 3 * 7 - 2
-    np.testing.assert_allclose(default(twisted, g), default(s, g), atol=1e-6)
+    p, mean = ([combiners.get(name).fit_predict(x, g) for x in (s, twisted)] for name in ("default", "mean"))
+    assert np.abs(p[0] - p[1]).max() < 0.06 < 0.2 < np.abs(mean[0] - mean[1]).max()
 
 
 def test_inverted_verifiers_are_recognised_not_obeyed() -> None:
