@@ -26,8 +26,20 @@ _LEAST_EDGE = 0.1
 """TPR less FPR of a verifier that is believed better than chance."""
 
 
+def families_of(verifiers: Sequence[Verifier]) -> tuple[str | None, ...]:
+    """The family of each verifier: the one it was given, else its likeness where another one has it, too."""
+    given = [v.family for v in verifiers]
+    alike = [getattr(v, "likeness", None) if own is None else None for own, v in zip(given, verifiers, strict=True)]
+    return tuple(own or (like if alike.count(like) > 1 else None) for own, like in zip(given, alike, strict=True))
+
+
 def combiner_for(
-    verifiers: Sequence[Verifier], combine: str, *, anchors: Sequence[str], priors: Mapping[str, Prior]
+    verifiers: Sequence[Verifier],
+    combine: str,
+    *,
+    families: Sequence[str | None],
+    anchors: Sequence[str],
+    priors: Mapping[str, Prior],
 ) -> Combiner:
     """A fresh combiner that knows the verifiers' families, anchors and priors.
 
@@ -40,7 +52,6 @@ def combiner_for(
         for name in named:
             if name not in names:
                 raise UnknownIdError(f"{what} {name!r} is none of {', '.join(names)}.{did_you_mean(name, names)}")
-    families = [v.family for v in verifiers]
     return combiners.get(
         combine,
         families=families if any(f is not None for f in families) else None,

@@ -117,6 +117,8 @@ class Sum(Nested):
         self.name = name or " + ".join(v.name if w == 1 else f"{w:g}*{v.name}" for w, v in terms)
         families = {v.family for _, v in terms}
         self.family = families.pop() if len(families) == 1 else None
+        likenesses = {getattr(v, "likeness", None) for _, v in terms}
+        self.likeness = likenesses.pop() if len(likenesses) == 1 else None
         self.cost = dearest([v for _, v in terms])
         self.sees_groups = any_sees_groups([v for _, v in terms])
 
@@ -190,7 +192,7 @@ class Gate(Nested):
             raise ValueError(f"threshold={threshold} of a Gate must lie in (0, 1]; at 0 everything passes")
         self.check, self.then, self.threshold = check, then, threshold
         self.name = name or f"{check.name} -> {then.name}"
-        self.family = then.family
+        self.family, self.likeness = then.family, getattr(then, "likeness", None)
         self.cost = dearest([check, then])
         self.sees_groups = any_sees_groups([check, then])
 
@@ -224,6 +226,7 @@ class Seat(Nested):
         self.agent, self.verifier = agent, verifier
         self.name = name or f"{agent}:{verifier.name}"
         self.family, self.cost = verifier.family, verifier.cost
+        self.likeness = getattr(verifier, "likeness", None)
         self.sees_groups = any_sees_groups([verifier])
 
     def parts(self) -> Mapping[str, Verifier]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from forge_agents.types import Trajectory
 from forge_verifiers import combiners
 from forge_verifiers.alarms import Alarm, HackingAlarm, Watch, disagreement, mean_scores, sibling_spread
-from forge_verifiers.belief import Belief, combiner_for, rewards, witnesses
+from forge_verifiers.belief import Belief, combiner_for, families_of, rewards, witnesses
 from forge_verifiers.calls import Caller
 from forge_verifiers.cascade import Cascade
 from forge_verifiers.combiners import Prior
@@ -41,7 +41,9 @@ class Ensemble(Composable):
     on which all abstain gets NaN.
 
     Args:
-        verifiers: The judges; names unique. Their families are passed on to the combiner.
+        verifiers: The judges; names unique. Verifiers of one ``family`` are one source to the combiner. Of those that
+            were given none, reward models are a family, and judges on one model, and checks of one gold answer; a
+            family of its own keeps a verifier apart.
         combine: Name of a combiner (see `combiners.get`).
         anchors: Names of verifiers known to be better than the rest.
         refit_every: Calls of `score` between two fits; the first call always fits.
@@ -93,7 +95,9 @@ class Ensemble(Composable):
         self.cascade, self.pessimism = cascade, pessimism
         self.learning = True
         """Whether `score` learns; False freezes the parameters, for evaluation."""
-        self._combiner = combiner_for(self.verifiers, combine, anchors=anchors, priors=priors)
+        self.families = families_of(self.verifiers)
+        """[m] What the combiner takes for one source each: families as given, or found by likeness; None = its own."""
+        self._combiner = combiner_for(self.verifiers, combine, families=self.families, anchors=anchors, priors=priors)
         if isinstance(pessimism, LowerBound) and not combiners.kind(combine).has_uncertainty:
             raise ValueError(f"LowerBound needs an uncertainty, which {combine!r} has none of; use combine='default'")
         self._window = ScoreWindow(num_verifiers=len(self.verifiers), max_rows=max_rows, forget=forget)
@@ -156,7 +160,7 @@ class Ensemble(Composable):
             answers.scores[heard],
             groups[heard],
             answers.asked[heard],
-            families=[v.family for v in self.verifiers],
+            families=self.families,
             pessimism=self.pessimism,
         )
         scores[heard] = reward
@@ -182,7 +186,8 @@ class Ensemble(Composable):
             window_rows=len(self._window.groups),
             class_balance=math.nan if fitted is None else fitted.class_balance,
             effective_number=math.nan if fitted is None else fitted.effective_number,
-            verifiers=self._panel.report(fitted),
+            verifiers=self._panel.report(fitted, self.families),
+            notes=() if fitted is None else tuple(fitted.notes([v.name for v in self.verifiers])),
             alarms=tuple(alarm.evidence for alarm in self.alarms),
             evidence=self._evidence(),
         )
@@ -195,7 +200,7 @@ class Ensemble(Composable):
             groups=self._window.groups,
             labels=self._window.labels,
             asked=self._window.asked,
-            families=[v.family for v in self.verifiers],
+            families=self.families,
             combiner=self._combiner.state_dict(),
         )
 

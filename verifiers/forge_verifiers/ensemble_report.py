@@ -26,6 +26,7 @@ class VerifierReport:
 
     name: str
     family: str | None
+    """The one it was given, or that the ensemble found by likeness; None = unrelated to the others."""
     cost: Cost
     accuracy: float
     """Estimated P(its verdict is right), in [0, 1]; NaN before the first fit or where the combiner estimates none."""
@@ -72,6 +73,8 @@ class EnsembleReport:
     verifiers: tuple[VerifierReport, ...]
     alarms: Sequence[str] = ()
     """Suspicions of reward hacking so far, with their evidence."""
+    notes: Sequence[str] = ()
+    """What the combiner found besides the numbers, such as two camps of verifiers that disagree."""
     evidence: Evidence | None = field(default=None, compare=False, repr=False)
     """The score rows of the last fit; None before it, and where only the numbers were kept."""
 

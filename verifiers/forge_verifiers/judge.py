@@ -99,7 +99,7 @@ class Judge(Composable):
         seed: Of the codes of the fences and of who meets whom in `Pairs`. None draws anew for each judge; with a number
             equal texts get equal questions in every run, so that a resumed run repeats its scores.
         name: What reports call it.
-        family: Judges on the same model share causes of error: give them one family.
+        family: What it shares causes of error with; in an `Ensemble` by default all judges on its model.
 
     Raises:
         ValueError: The rubric is empty, or a number is out of range.
@@ -122,6 +122,7 @@ class Judge(Composable):
         family: str | None = None,
     ) -> None:
         self.name, self.family = name, family
+        self.likeness = model.likeness if isinstance(model, Judge) else f"judges on {_served(model)}"
         self.answer: Answer = YesNo() if answer is None else answer
         self.cost = self.answer.cost
         self.view: View = view
@@ -325,6 +326,10 @@ class Judge(Composable):
                 len(replies),
                 nonsense[0].text[:80],
             )
+
+
+def _served(model: str | Policy | Endpoint) -> str:
+    return f"{model.model} at {model.url}" if isinstance(model, Endpoint) else _name_of(model)
 
 
 def _name_of(model: str | Policy) -> str:

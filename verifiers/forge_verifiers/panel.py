@@ -107,7 +107,7 @@ class Panel:
             self._hear(wanted, trajectories, keys, scores, asked)
         return Answers(scores=scores, asked=asked, verified=verified)
 
-    def report(self, fitted: CombinerReport | None) -> tuple[VerifierReport, ...]:
+    def report(self, fitted: CombinerReport | None, families: Sequence[str | None]) -> tuple[VerifierReport, ...]:
         """Counts and failures of every verifier and what the combiner believes of it; NaN without a fit."""
         tpr = fpr = weight = np.full(len(self.verifiers), math.nan)
         balance = math.nan
@@ -117,7 +117,7 @@ class Panel:
         return tuple(
             VerifierReport(
                 name=v.name,
-                family=v.family,
+                family=families[k],
                 cost=v.cost,
                 accuracy=float(accuracy[k]),
                 tpr=float(tpr[k]),

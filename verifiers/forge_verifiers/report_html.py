@@ -71,10 +71,12 @@ def _head(report: EnsembleReport) -> str:
         "effective verifiers": f"{number(report.effective_number, 2)} of {len(report.verifiers)}",
         "verdicts spared": f"{report.spared:.0%}",
     }
+    notes = "".join(f"<p class=note>{_safe(note)}</p>" for note in report.notes)
     cards = "".join(f"<div><dt>{_safe(name)}</dt><dd>{_safe(value)}</dd></div>" for name, value in facts.items())
     return (
         f"<h1>{_safe(f'Verifiers of {report.name}')}</h1>\n"
-        f"<p class=lead>What the ensemble has learned about whom to trust.</p>\n<dl>{cards}</dl>{_alarms(report)}"
+        "<p class=lead>What the ensemble has learned about whom to trust.</p>\n"
+        f"<dl>{cards}</dl>{notes}{_alarms(report)}"
     )
 
 

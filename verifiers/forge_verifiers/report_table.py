@@ -70,4 +70,5 @@ def as_text(report: EnsembleReport) -> str:
     failures += [f"{printable(v.name, _LONGEST)}: {printable(v.note)}" for v in report.verifiers if v.note]
     lines = [line.rstrip() for line in out.getvalue().rstrip().splitlines()]
     alarms = [f"the reward may be hacked: {printable(alarm)}" for alarm in report.alarms]
-    return "\n".join([*lines, "", summary(report), *alarms, *failures])
+    notes = [printable(note) for note in report.notes]
+    return "\n".join([*lines, "", summary(report), *notes, *alarms, *failures])

@@ -53,6 +53,8 @@ class RewardModel(Composable):
 
     cost: Cost = "model"
 
+    likeness = "reward models"
+
     def __init__(
         self,
         model: str | Path,

@@ -32,6 +32,7 @@ class PerTurn(Nested):
         self.verifier = verifier
         self.name = name or f"{verifier.name} per turn"
         self.family, self.cost = verifier.family, verifier.cost
+        self.likeness = getattr(verifier, "likeness", None)
         self.sees_groups = any_sees_groups([verifier])
 
     def parts(self) -> Mapping[str, Verifier]:

@@ -81,6 +81,9 @@ class Composable:
     sees_groups: bool = False
     """Whether the score of a trajectory depends on others: on its siblings in the call, or on what was learned before.
     Such scores are never remembered, and a cascade asks about whole groups."""
+    likeness: str | None = None
+    """What it has in common with others that err as it does, such as a model: an `Ensemble` makes a family of verifiers
+    of one likeness that were given none. None: nothing that the verifier knows of."""
     exact: bool = False
     """Whether what is certainly right scores 1, as checks do and grades do not; `check_verifier` holds it to that."""
 
@@ -183,6 +186,12 @@ class TrajectoryRule(Composable):
     """Verifiers of one family share a cause of error."""
     cost: Cost = "cheap"
     """What a score costs."""
+
+    @property
+    def likeness(self) -> str | None:  # type: ignore[override]
+        """Checks against the same gold answer read, and misread, the same answer."""
+        key = getattr(self, "answer_key", None)
+        return f"answer in info[{key!r}]" if self.exact and key is not None else None
 
     @abstractmethod
     def grade(self, trajectory: Trajectory) -> float | bool | None:

@@ -66,7 +66,8 @@ def test_any_increasing_map_of_a_score_gives_nearly_the_same_answer() -> None:
     s, g, _ = graded(1, prompts=60)
     twisted = np.sign(s) * np.abs(s) ** 3 * 7 - 2
     p, mean = ([combiners.get(name).fit_predict(x, g) for x in (s, twisted)] for name in ("default", "mean"))
-    assert np.abs(p[0] - p[1]).max() < 0.06 < 0.2 < np.abs(mean[0] - mean[1]).max()
+    assert np.abs(p[0] - p[1]).max() < 0.06
+    assert np.abs(mean[0] - mean[1]).max() > 0.12
 
 
 def test_inverted_verifiers_are_recognised_not_obeyed() -> None:

@@ -68,9 +68,7 @@ class CombinerReport:
         if not all(sides):
             return []
         camps = " and ".join(", ".join(side) for side in sides)
-        return [
-            f"two camps disagree, {camps}; scores do not tell which is right; declare families, or an anchor"
-        ]
+        return [f"two camps disagree, {camps}; which is right, only an anchor or labels can tell"]
 
 
 def sigmoid(logits: Floats) -> Floats:

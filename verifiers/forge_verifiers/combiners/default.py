@@ -32,7 +32,7 @@ from forge_verifiers.combiners.priors import Prior, told_rows
 _LOG = logging.getLogger(__name__)
 _CHUNK, _MIN_GROUPS, _PROMPT_ROUNDS = 16384, 20, 4
 _START_SLOPE, _LEAST_SHARED = 3.0, 0.25
-_BETTER, _SETTLING, _HALF_TRUST = 20.0, 20.0, 30.0
+_BETTER, _SETTLING, _HALF_TRUST, _FEW = 20.0, 20.0, 30.0, 5.0
 
 
 class Symbolic(Combiner):
@@ -78,13 +78,14 @@ class Symbolic(Combiner):
         weight, tpr, fpr, voice = np.zeros(m), np.full(m, np.nan), np.full(m, np.nan), np.zeros(m)
         weight[heard] = 1.0 / kinship.sum(axis=1)
         fpr[heard], tpr[heard] = _telling_cut(fit.rates[:, : len(heard)])
-        side = np.where(data.x[: len(heard)] @ (fit.q - fit.q.mean()) < 0, -1.0, 1.0)
+        share = self._mean_share(data, fit, weight[heard])
+        turned = (share < 1.0) & (data.x[: len(heard)] @ (fit.q - fit.q.mean()) < 0)
+        side = np.where(turned, -1.0, 1.0)
         voice[heard] = side * weight[heard] * np.where(data.anchors[: len(heard)], ANCHOR_WEIGHT, 1.0)
         low, high = score_range(scores)
         centre = np.nan_to_num(np.nanmean(np.vstack([min_max(scores, low, high), np.full(m, 0.5)]), axis=0))
-        mean = {"low": low, "high": high, "centre": centre, "voice": voice}
+        mean = {"low": low, "high": high, "centre": centre, "voice": voice, "mean_share": np.array(share)}
         mean["mean_slope"] = np.array(_slope(data, kinship, side) / max(float(_mean(mean, scores).std()), 1e-3))
-        mean["mean_share"] = np.array(self._mean_share(data, fit, weight[heard]))
         learned = {"edges": edges, "sources": sources, "table": fit.table, "variance": fit.variance}
         learned |= {"kinship": fit.kinship, "prompts": np.array(fit.prompts), "weight": weight, "tpr": tpr, "fpr": fpr}
         numbers = {"class_balance": np.array(fit.prompts.mean), "effective_number": np.array(weight.sum())}
@@ -124,7 +125,7 @@ class Symbolic(Combiner):
         if data.anchors.any() or data.told.any() or _BETTER * fit.gain >= most:
             return fit
         rival = latent.expectation_maximisation(data, np.clip(simple, 0.02, 0.98))
-        return rival if rival.gain > _BETTER * fit.gain else fit
+        return rival if rival.gain > _BETTER * max(fit.gain, 0.0) else fit
 
     def _mean_share(self, data: latent.Data, fit: latent.Fit, weight: Floats) -> float:
         """Share in [0, 1] of the posterior that the mean keeps; labels and priors take it back as they grow."""
@@ -139,7 +140,8 @@ class Symbolic(Combiner):
                 self._said = True
             return settled
         lost = max(0.0, 1.0 - float(weight.sum()) / num_sources)
-        return float(settled * np.sqrt(lost) * min(1.0, 4.0 / weight.sum()))
+        sure = (1.0 - np.sqrt(lost) * min(1.0, _FEW / weight.sum())) * fit.gain**2 / (fit.gain**2 + fit.chance**2)
+        return float(settled * (1.0 - sure))
 
     def _predict(self, scores: Floats, groups: Ints | None, asked: Bools) -> Floats:
         learned, mean, _ = self._posteriors(scores, groups, asked)

@@ -84,7 +84,8 @@ class Fit(NamedTuple):
     variance: Floats  # [s, S] of `table`
     kinship: Floats  # [s, s] correlation of errors beyond chance, in [0, 1]
     prompts: Prompts
-    gain: float  # nats by which the other sources predict a source's symbol, summed over independent ones
+    gain: float  # nats by which the other sources predict a source's symbol, less `chance`; over independent ones
+    chance: float  # nats that as many free rates gain of nothing (Akaike 1974)
 
 
 def quantile_edges(scores: Floats) -> Floats:
@@ -174,8 +175,8 @@ def expectation_maximisation(data: Data, start: Floats) -> Fit:
             break
         posterior = np.where(known, q, _without(log_odds, (found - np.eye(len(found))) @ shared))
     variance = np.where(data.counts > 0, (1.0 / (both + 1.0)).sum(axis=0), 0.0)
-    gain = _gain(data, _without(log_odds, kinship @ shared), kinship)
-    return Fit(q, rates, table, variance, kinship, prompts, gain)
+    gain, chance = _gain(data, _without(log_odds, kinship @ shared), kinship)
+    return Fit(q, rates, table, variance, kinship, prompts, gain - chance, chance)
 
 
 def normal(weights: Floats) -> Floats:
@@ -228,10 +229,11 @@ def _prompts(groups: Ints | None, evidence: Floats, q: Floats, prompts: Prompts,
     return prompts._replace(right=right, wrong=wrong, taste=share)
 
 
-def _gain(data: Data, posterior: Singles, kinship: Floats) -> float:
+def _gain(data: Data, posterior: Singles, kinship: Floats) -> tuple[float, float]:
     chance, c1 = normal(data.counts), count(data.codes, posterior)
     p1, p0 = (normal(c + 3.0 * chance).ravel()[data.codes] for c in (c1, data.counts - c1))
     ratio = (posterior * p1 + (1 - posterior) * p0) / np.maximum(chance.ravel()[data.codes], 1e-12)
     nats = np.log(np.where(data.heard > 0, np.maximum(ratio, 1e-12), 1.0)).sum(axis=1)
     alone = ~data.silence / np.maximum(kinship[:, ~data.silence].sum(axis=1), 1.0)
-    return float(alone @ (nats / np.maximum(data.heard.sum(axis=1), 1.0)))
+    rows, free = np.maximum(data.heard.sum(axis=1), 1.0), (data.counts > 0).sum(axis=1) - 1
+    return float(alone @ (nats / rows)), float(alone @ (free / (rows + 2 * _PRIOR_ROWS)))
