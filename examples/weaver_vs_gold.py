@@ -12,6 +12,7 @@ repeated.
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import random
@@ -160,6 +161,12 @@ def main(words=None):
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--out", type=Path, default=Path("runs/weaver"), help="folder of the runs")
     asked = parser.parse_args(words)
+    with contextlib.closing(weak_verifiers(asked.model)[0]):  # the judges' engine serves all runs
+        study(asked)
+
+
+def study(asked):
+    """All runs, one after the other; prints and draws what came of them."""
     results = [run("gold", seed, asked.out / f"gold-{seed}", None, asked) for seed in asked.seeds]
     found = results[0]["survey_before"]
     single = max(found, key=lambda name: found[name]["auroc"])
