@@ -128,7 +128,6 @@ def test_failed_rows_keep_their_places_in_what_is_made_of_a_verifier():
     assert list(assessed(Ensemble([flaky, dead]), rows).failed) == [9]
 
 
-@pytest.mark.xfail(reason="the default combiner's fit does not look at asked yet", strict=False)
 def test_an_outage_teaches_nothing():
     """For half of the run a judge is down, and just then the policy is bad: its silence comes with wrong answers."""
     down = []
