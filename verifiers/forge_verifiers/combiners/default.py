@@ -202,7 +202,7 @@ def _slope(data: latent.Data, kinship: Floats, side: Floats) -> float:
 
 
 def _one_voice_a_block(data: latent.Data, balance: float) -> Floats:
-    """P(Y = 1) [n] with mean `balance`: ranks weighted by 1 / (sum of squared correlations), signs by the eigenvector.
+    """P(Y = 1) [n] with mean `balance`: ranks weighted by 1 / (sum of squared correlations), contradicted ones turned.
 
     Told loadings replace what correlations say as far as the priors are trusted; anchors together weigh as much as all
     others.
@@ -211,12 +211,15 @@ def _one_voice_a_block(data: latent.Data, balance: float) -> Floats:
     correlation = correlations(data.x, data.heard)
     weight = ~data.silence / np.maximum(np.where(related, 1.0, correlation**2).sum(axis=1), 1.0)
     kernel = np.where(related, 0.0, correlation) * np.sqrt(np.outer(weight, weight))
-    vector = np.linalg.eigh(kernel)[1][:, -1] if len(kernel) else np.zeros(0)
     strength = data.told.sum(axis=(0, 2)) / 2
     told = ((data.told[1] - data.told[0]) * latent.mid_ranks(data.counts)).sum(axis=1) / np.maximum(2 * strength, 1e-9)
-    upright = np.where(strength > 0, told, 1.0) + len(vector) * data.anchors
-    vector = vector if vector @ upright >= 0 else -vector
-    weight = np.where(vector < -0.1 * np.abs(vector).max(initial=0.0), -weight, weight)
+    side = np.where((told < 0) & ~data.anchors, -1.0, 1.0)
+    for _ in side:  # turns round, one after the other, whom the others contradict most; at first all are upright
+        agrees = np.where(data.anchors | (strength > 0), 0.0, side * (kernel @ side))
+        if not agrees.min(initial=0.0) < -0.1 * np.abs(kernel @ side).max(initial=0.0):
+            break
+        side[agrees.argmin()] *= -1.0
+    weight = side * weight
     rest = np.abs(weight[~data.anchors]).sum() / max(int(data.anchors.sum()), 1)
     weight = np.where(data.anchors, np.maximum(np.abs(weight), rest), weight)
     sure = strength * told / (_HALF_TRUST + strength)

@@ -33,8 +33,8 @@ def min_max(scores: Floats, low: Floats, high: Floats) -> Floats:
 class Mean(Combiner):
     """Mean of min-max normalised scores; abstentions are left out; 0.5 where all abstain.
 
-    Declared families weigh as much as one verifier each; an anchor weighs three times. Where some were not asked, the
-    mean of the others is brought to the level of all, so that leaving out a strict verifier does not raise it.
+    Declared families weigh as much as one verifier each; an anchor weighs three times. One that was not asked
+    counts with its usual score, so that leaving out a strict verifier raises nothing.
     """
 
     name: ClassVar[str] = "mean"
@@ -56,13 +56,8 @@ class Mean(Combiner):
 
     def _predict(self, scores: Floats, groups: Ints | None, asked: Bools) -> Floats:
         fitted = self._parameters()
-        weight, level = fitted["weight"], fitted["level"]
-        mean = _weighted_mean(self._read(scores, fitted["low"], fitted["high"]), weight)
-        if asked.all():
-            return mean
-        mass = asked @ weight
-        lift = weight @ level / weight.sum() - asked @ (weight * level) / np.maximum(mass, 1e-9)
-        return np.clip(np.where(mass > 0, mean + lift, weight @ level / weight.sum()), 0.0, 1.0)
+        read = self._read(scores, fitted["low"], fitted["high"])
+        return _weighted_mean(np.where(asked, read, fitted["level"]), fitted["weight"])
 
     def _read(self, scores: Floats, low: Floats, high: Floats) -> Floats:
         return min_max(scores, low, high)

@@ -1,0 +1,68 @@
+"""Posteriors compare within who was asked; a failed or spared call moves nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from forge_verifiers import combiners
+
+from .regimes import Case  # noqa: TID252 (tests are no installed package)
+
+
+def strict_first(lenient: int) -> Case:
+    """A verifier that says yes to few right answers and to no wrong one, and lenient ones that say yes to most."""
+    rng = np.random.default_rng([31, lenient])
+    y = rng.integers(0, 2, 2000)
+    u = rng.random((2000, 1 + lenient))
+    yes = np.where(y[:, None] == 1, np.r_[0.5, np.full(lenient, 0.95)], np.r_[0.02, np.full(lenient, 0.45)])
+    return (u < yes).astype(float), np.arange(2000) // 8, y.astype(np.intp)
+
+
+@pytest.mark.parametrize("name", ["mean", "default"])
+@pytest.mark.parametrize("lenient", [1, 4])
+def test_leaving_out_a_strict_verifier_does_not_raise_the_level(name: str, lenient: int) -> None:
+    s, g, _ = strict_first(lenient)
+    model = combiners.get(name).fit(s, g)
+    asked = np.ones(s.shape, bool)
+    asked[:, 0] = False
+    whole, part = model.predict_proba(s, g), model.predict_proba(s, g, asked)
+    assert abs(part.mean() - whole.mean()) < 0.03
+    some = np.where((np.arange(len(s)) % 2 == 0)[:, None], True, asked)
+    mixed = model.predict_proba(s, g, some)
+    np.testing.assert_allclose(mixed[some.all(axis=1)].mean(), mixed[~some.all(axis=1)].mean(), atol=0.06)
+
+
+def test_the_mean_of_rows_that_nobody_was_asked_about_is_the_usual_one() -> None:
+    s, g, _ = strict_first(3)
+    model = combiners.get("mean").fit(s, g)
+    nobody = np.zeros((1, 4), bool)
+    np.testing.assert_allclose(model.predict_proba(s[:1], asked=nobody), model.predict_proba(s).mean(), atol=0.02)
+
+
+def test_a_failure_teaches_silence_nothing_and_an_abstention_does() -> None:
+    rng = np.random.default_rng(5)
+    y = rng.integers(0, 2, 3000)
+    s = np.where(rng.random((3000, 5)) < 0.8, y[:, None], 1 - y[:, None]).astype(float)
+    quiet = rng.random(3000) < np.where(y == 1, 0.1, 0.6)
+    s[quiet, 4] = np.nan
+    spoken = np.where(np.isnan(s), 0.5, s)[:1]
+    spoken[0, 4] = np.nan
+    asked = ~np.isnan(s)
+    told, failed = combiners.get("default").fit(s), combiners.get("default").fit(s, asked=asked)
+    out = np.array([[True, True, True, True, False]])
+    assert failed.predict_proba(spoken) == pytest.approx(failed.predict_proba(spoken, asked=out), abs=1e-6)
+    assert told.predict_proba(spoken)[0] < told.predict_proba(spoken, asked=out)[0] - 0.1
+
+
+def test_random_partial_panels_cost_no_calibration() -> None:
+    rng = np.random.default_rng(6)
+    y = rng.integers(0, 2, 3000)
+    s = np.where(rng.random((3000, 7)) < [0.9, 0.85, 0.8, 0.8, 0.75, 0.7, 0.7], y[:, None], 1 - y[:, None]).astype(
+        float
+    )
+    asked = rng.random(s.shape) < 0.35
+    p = combiners.get("default").fit_predict(s, asked=asked)
+    bins = np.minimum((p * 10).astype(int), 9)
+    error = np.abs(np.bincount(bins, y, 10) - np.bincount(bins, p, 10)).sum() / len(y)
+    assert error < 0.04 and np.mean((p > 0.5) == y) > 0.82
