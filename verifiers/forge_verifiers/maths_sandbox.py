@@ -17,7 +17,7 @@ from pathlib import Path
 
 from forge_agents.sandbox import Sandbox, SandboxError, SandboxLimits, SandboxUnavailable
 
-MISSING = "math-verify is not installed; pip install 'math-verify[antlr4_13_2]'"
+MISSING = "math-verify is not installed; pip install 'forge-agents-rl[maths]'"
 _MEMORY_MB = 2048
 _MAX_REMEMBERED = 8192
 _MAX_PAIRS = 512
