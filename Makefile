@@ -1,6 +1,8 @@
 # One command each: `make demo`, `make test`. The first call creates .venv; later calls start at once.
 SHELL := /bin/sh
 KIND ?= $(if $(filter 1,$(CUDA)),gpu,cpu)
+# Test files that run at the same time; most use one thread, and each end-to-end test some 3 GB.
+WORKERS ?= 2
 export KIND PYTHON TORCH_INDEX
 
 BIN := .venv/bin
@@ -14,6 +16,7 @@ help:  ## Say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "CUDA=1            install requirements/gpu.txt instead of cpu.txt"
+	@echo "WORKERS=2         test files that \`make test\` runs at the same time"
 	@echo "PYTHON=...        the Python for .venv (default: the first of python3.11, 3.12, 3.13, python3 that fits)"
 	@echo "TORCH_INDEX=URL   one more wheel index, e.g. PyTorch's for CPU builds"
 
@@ -21,7 +24,7 @@ demo: $(STAMP)  ## Train two agents end to end (ten minutes on two cores)
 	$(BIN)/forge-agents demo
 
 test: $(STAMP)  ## Run the whole test suite
-	$(BIN)/pytest -q --durations=25 tests
+	$(BIN)/pytest -q --durations=25 --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder tests
 
 perf: $(STAMP)  ## Measure every stage; JSON lines
 	$(BIN)/python tests/perf/run.py

@@ -30,7 +30,8 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ[SESSION_VARIABLE] = secrets.token_hex(8)  # children inherit it, grandchildren too
+if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker has the mark of the session that started it
+    os.environ[SESSION_VARIABLE] = secrets.token_hex(8)  # children inherit it, grandchildren too
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell ignores Ctrl-C for what it starts with "&"
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -177,8 +178,16 @@ def serve_chat() -> Iterator[Callable[..., ChatServer]]:
         server.server_close()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, so that none is left for the end when workers share them."""
+    items.sort(key=lambda item: "e2e" not in item.path.parts)
+
+
+@pytest.hookimpl(trylast=True)  # after xdist has ended its workers
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A test run that leaves processes behind has failed, and cleans up after itself."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
     deadline = time.monotonic() + 15
     while (left := _left_behind()) and time.monotonic() < deadline:
         time.sleep(0.2)

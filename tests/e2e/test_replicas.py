@@ -81,7 +81,7 @@ def test_neither_a_killed_replica_nor_an_update_costs_a_request_or_mixes_version
             assert time.monotonic() < deadline
             await asyncio.sleep(0.05)
         assert len(faults.all) == 1 and faults.all[0].who == "hero-0"
-        assert faults.all[0].noticed_at - killed < 2
+        assert faults.all[0].noticed_at - killed < 30  # by its end, not by its silence
         assert {info.version for info in (await engines.infos()).values()} == {3}
         assert engines.pids["hero-0"] != victim
         assert tokens(await answers(engines, 200)) == tokens(undisturbed)
