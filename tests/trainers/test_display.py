@@ -48,6 +48,14 @@ def test_a_terminal_gets_a_bar(shown):
     assert "\x1b[" in said and "2/2" in said and "━" in said
 
 
+def test_a_narrow_terminal_shows_the_step_and_every_metric(shown, monkeypatch):
+    every = {key: 1.0 for _, key, _ in display._SHOWN}
+    for key, value in every.items():
+        monkeypatch.setitem(ROW, key, value)
+    said = " ".join(shown(force_terminal=True, no_color=True, _environ={"TERM": "xterm"}).split())  # lines joined
+    assert "2/2" in said and all(label in said for label, key, _ in display._SHOWN if key in every)
+
+
 def test_rewards_of_several_policies_stand_beside_their_mean(monkeypatch, capsys):
     row = {"reward/mean": 0.0, "reward/a": 0.5, "reward/b": -0.5}
     for policies, told in ((["a", "b"], "reward 0.000  a 0.500  b -0.500"), (["a"], "reward 0.000\n")):

@@ -10,6 +10,7 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 _SHOWN = (
     ("reward", "reward/mean", "{:.3f}"),
@@ -50,10 +51,10 @@ class Display:
         if self._console.is_interactive:  # a terminal that is not dumb
             self._progress = Progress(
                 TextColumn("[bold]{task.description}"),
-                BarColumn(),
+                BarColumn(bar_width=20),
                 MofNCompleteColumn(),
                 TimeRemainingColumn(),
-                TextColumn("{task.fields[metrics]}"),
+                TextColumn("{task.fields[metrics]}", table_column=Column()),  # wraps; others keep their width
                 console=self._console,
             )
             self._task = self._progress.add_task(title, total=total, completed=done, metrics="")
