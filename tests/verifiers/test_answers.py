@@ -122,6 +122,21 @@ def test_all_styles_of_all_kinds_are_read_and_the_guide_has_the_numbers():
     assert right > 2_000 and f"{right:,} of {right:,}" in line and f"0 of {wrong:,}" in line
 
 
+def test_solutions_that_end_without_a_mark_are_read():
+    """Solutions of GSM8K in other numbers, without their "#### 42"; math-verify reads 395 of 400, too."""
+    pytest.importorskip("reasoning_gym")
+    from reasoning_gym import create_dataset
+
+    from forge_envs.adapters.contained import Randomness
+
+    with Randomness(0).contained():
+        entries = list(create_dataset("gsm_symbolic", seed=3, size=400))
+    ends = [entry["metadata"]["answer_cot"].partition("####")[0].strip().rpartition("\n")[2] for entry in entries]
+    for rule in (MathEqual(fallback_s=0), Numeric()):
+        assert sum(rule.score([said(text, e["answer"])])[0] for text, e in zip(ends, entries, strict=True)) >= 394
+        assert not any(rule.score([said(text, e["answer"] + "7")])[0] for text, e in zip(ends, entries, strict=True))
+
+
 # Letters, digits and signs of the numbers that a gold answer may be, and of another one.
 numbers = st.one_of(
     st.integers(-(10**9), 10**9).map(str),

@@ -81,6 +81,12 @@ def folded(text: str) -> str:
 def same_text(read: Stated, gold: str) -> bool:
     """Whether an answer is the gold answer letter by letter, as `folded` has it."""
     wanted = folded(gold)
+    if wanted in _POLAR and read.how != "marked" and folded(read.value) not in _POLAR:  # "No, 15 is not prime."
+        polar = _POLAR_FIRST.match(read.given)
+        if polar is None and not _NOT.search(read.given):
+            polar = _POLAR_LAST.search(read.given)
+        if polar:
+            return polar[1].lower() == wanted
     return (read.how != "found" and folded(read.value) == wanted) or folded(read.given) == wanted
 
 
@@ -93,6 +99,8 @@ _LINK = re.compile(
     r"s?\b[*_`\"')\]]*[^\n.:=?!;\uff1a]{0,60}?"
     r"(?:[ *_]*([:=\uff1a])[*_]*|\s(?:is|are|was|be|equals|comes to)\b(?:\s*(:))?)\s*(?:\n[\s>]*)?"
 )
+_TOKEN = re.compile(r"<\|\w+\|>")  # <|im_end|>
+_ALIGNED = re.compile(r"\\begin\{((?:align|gather|equation|split)\w*\*?)\}(.{0,4000}?)\\end\{\1\}", re.DOTALL)
 _TITLE = re.compile(r"[#>*_ \t]*(?:(?:the|final)\s+)*a", re.IGNORECASE)
 _TITLE_END = re.compile(r"[*_: \t]*\n[\s>]*")
 _REVERSED = re.compile(r"\b(?:is|are|was)\s+(?:the|my|our)\s+(?:[a-z]+\s+){0,2}[aA]$")
@@ -135,6 +143,10 @@ def stated(text: str) -> Stated:
     """Reads the final answer of a text."""
     if "</think>" in text and (spoken := text.rpartition("</think>")[2].strip()):
         text = spoken
+    if "<|" in text:
+        text = _TOKEN.sub("\n", text)
+    if "\\begin{" in text:
+        text = _ALIGNED.sub(lambda m: m[2].replace("&", "").replace("\\\\", "\n"), text)
     denied: str | None = None
     for mark in reversed(_marks(text)[-_MAX_MARKS:]):
         if mark.is_strong:
@@ -284,14 +296,16 @@ _RUN = re.compile(
     r"\$\$?(?=\S)[^$\n]+?(?<=\S)\$\$?(?!\d)|\\\([^\n]+?\\\)|\\\[[^\n]+?\\\]"
     r"|(?:(?<![A-Za-z0-9_.)}])[-+\u2212\u00b1])?\\?[$\u20ac\u00a3]?"
     r"(?:(?<![A-Za-z0-9_.])(?:\d|\.\d)|\\(?:[dt]?frac|sqrt|pi|binom|infty)|[\u03c0\u221a\u221e\u00bc-\u00be\u2153\u2154])"
-    r"(?:[^\s,;:!?]|[,:](?=\d)|(?<=[\d)}])\s+[-+*/\u00d7\u00b7\u00f7^\u2212]\s+(?=[\d(\\]))*"
-    r"(?:\s?%|\s+(?:percent|dollars|euros|cents|[kcm]?m|[km]?g|k?m/h|mph|ft|lbs?|inches|feet|miles|hours|minutes"
-    r"|seconds|days|weeks)\b)?"
+    r"(?:[^\s,;:!?]|[,:](?=\d)|(?<=[\d)}])\s+[-+*/x\u00d7\u00b7\u00f7^\u2212]\s+(?=[\d(\\]))*"
+    r"(?:\s(?:dozen|hundred|thousand|million|billion)\b)?"
+    r"(?:\s?%|\s?[AaPp]\.?[Mm]\b|\s+(?:percent|dollars|euros|cents|[kcm]?m|[km]?g|k?m/h|mph|ft|lbs?|inches|feet|miles"
+    r"|hours|minutes|seconds|days|weeks)\b)?"
 )
 _HEDGE = re.compile(r"\b(?:or|maybe|perhaps|possibly|either|alternatively|could|might)\b", re.IGNORECASE)
+_COMPUTED = re.compile(r"\d[^=]*=\s*$")  # "half as many, or 0.5 * 100 = 50"
 _BETWEEN = re.compile(r"\bbetween[\s*$]*$", re.IGNORECASE)
 _JOINED = re.compile(
-    r"(?:[\s$,;]|\\q?quad|\\[,; ])*(?:,|\band\b|\bor\b|\bto\b|\\text\{\s*(?:and|or)\s*\})(?:[\s$]|\\q?quad|\\[,; ])*"
+    r"(?:[\s$,;]|\\q?quad|\\[,;) ])*(?:,|\band\b|\bor\b|\bto\b|\\text\{\s*(?:and|or)\s*\})(?:[\s$]|\\q?quad|\\[,;( ])*"
 )
 _COPULA = re.compile(
     r"(?:\b(?:is|are|was|were|be|equals?|equal to|gives?|makes?|leaves?|gets?|got|ha(?:s|ve)|totals?|yields?|becomes?"
@@ -306,16 +320,36 @@ _BOUND = re.compile(  # "more than 5" is not 5
     re.IGNORECASE,
 )
 _REMARK = re.compile(
-    r"[,;:]?\s*(?:\u2014|\s-\s(?=[A-Za-z])|;\s+(?=[A-Za-z]{2})|(?<![\\A-Za-z])(?:because|since|which|so|as|after|given|is|are|was"
-    r"|were|but|instead|rather|hence|therefore|thus|due|using|from|in (?:total|all|the)|altogether|left|now|remaining"
-    r"|correct|right|I|we|you|it|this|that|there|they|he|she|not|the|with|than|each)\b"
-    r"|\s\((?!base|mod|maybe|perhaps|possibly)(?:[A-Za-z]{3}|i\.e|e\.g)).*",
+    r"[,;:]?\s*(?:\u2014|,\s+and\s+(?:the|s?he|it|they|we|you|this|that)\b|\s+of\s+(?:(?:the|them|all|his|her|its|their"
+    r"|our|my|your|each|these|those)\b|[a-z]+\s+and\s+[a-z])|\s-\s(?=[A-Za-z])|;\s+(?=[A-Za-z]{2})"
+    r"|(?<![\\A-Za-z])(?:because|since|which|so|as|after|given|is|are|was|were|but|instead|rather|hence|therefore"
+    r"|thus|due|using|from|in (?:total|all|the)|altogether|left|now|remaining|correct|right|I|we|you|it|this|that|there|they|he"
+    r"|she|not|the|with|than|each|assuming|provided|while|for)\b|(?<=%)\s+of\b"
+    r"|\s\((?!base|mod|maybe|perhaps|possibly)(?:(?:\d+\s+)?[A-Za-z]{3}|i\.e|e\.g)).*",
     re.DOTALL,
 )
 _HEAD = re.compile(r"^(?:[\s,:;!?\u2014]|\.(?!\d))+")
 _REASON = re.compile(r",?\s+(?:because|since)\b")
 _EXPLAINED = re.compile(r"(?<=\S)\s*\n[\s*_#]*(?:Explanation|Reasoning|Justification|Verification|Note)\b")
-_CHOICE = re.compile(r"\(?([A-J])\)\s+\S.*", re.DOTALL)
+_LETTER = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
+_COUNTED = re.compile(r"(?<=\d)\s+(?!sin|cos|tan|log|sqrt|mod)[a-z]{2,}\b|(?<=\d)\s*x(?=\s*\$?\d)")  # 6 kg, 2 x 3
+_CHOICE = re.compile(
+    r"(?:\\text\w*\{)?(?:\(?([A-J])\)\}?[\s\\]+\S|([A-J])\.\s+\S|\(?([A-J])\)?\s+(?:is|would be)\s+(?:the\s+)?"
+    r"(?:correct|right|true|best)\b).*",
+    re.DOTALL,
+)
+_ROUNDED = re.compile(
+    r"(?<=\S),?\s+\(?(?:or|which is|i\.e\.)?,?\s*(?:approximately|approx\.?|about|roughly|\u2248)\s.*", re.DOTALL
+)
+_POLAR = frozenset({"yes", "no", "true", "false"})
+_POLAR_FIRST = re.compile(r"\W{0,4}(yes|no|true|false)\W{0,3}(?:[,.!:;\u2014]|$)", re.IGNORECASE)
+_POLAR_LAST = re.compile(r"\bis\s\W{0,4}(true|false)\W{0,4}$", re.IGNORECASE)
+_GIVEN = re.compile(r"(?:since|because|as|if|when|given|for)\b", re.IGNORECASE)
+_HENCE = re.compile(
+    r"[,;.$]?\s+(?:and\s+)?(?:so|therefore|thus|hence|meaning|which means|and(?=\s+(?:the|s?he|it|they)\b))\b,?\s+"
+    r"(?:that\s+)?",
+    re.IGNORECASE,
+)
 _EITHER = re.compile(r",?\s+\(?or\s+([^()]+)\)?$")  # "1/2 (or 0.5)"
 _LEAD = re.compile(
     r"(?:(?:so|thus|therefore|hence|then|well|ok|okay|sure|hmm+|and|or|finally|oh|ah|overall|in (?:conclusion|short)"
@@ -338,6 +372,7 @@ _TEXT = re.compile(r"\\(?:text|math|begin|end|mbox)[a-z]*\s*\{[^{}]*\}")
 _WRAPPED = re.compile(r"\\(?:text|math|m)(?:bf|it|rm|tt|normal|box)?\s*\{([^{}]*)\}")
 _BOLD = re.compile(r"(?<![\w)])\*\*(?=\S)((?:[^*\n]|\*(?!\*)|(?<=[\w)])\*\*(?=[\w(]))+)(?<=\S)\*\*(?![\w(])")
 _OPEN = re.compile(r"^\$(?!\s?\d)|(?<!\d)(?<!\d\s)\$$")
+_ORNAMENTS = "\u2026\u2705\u2713\u2714\ufe0f" + "".join(map(chr, range(0x1F300, 0x1F700)))
 _PAIRS = [(sign, sign) for sign in ("$$", "$", "**", "*", "__", "_", "```", "`", '"', "'")]
 _PAIRS += [("\\(", "\\)"), ("\\[", "\\]"), ("\u201c", "\u201d")]
 
@@ -376,6 +411,10 @@ def _sentence(text: str) -> tuple[str, Literal["said", "found"]] | None:
         return again
     if _is_expression(text) and (runs or _STARTS.match(text)):
         return _bare(text), "said"
+    clauses = [clause.end() for clause in _HENCE.finditer(text)]
+    if clauses and _said(rest := text[clauses[-1] :], stated_only=True)[1]:  # Mary is 10, so John is 15
+        text = rest
+        runs = list(_RUN.finditer(text))
     at, value = _said(text)
     how: Literal["said", "found"] = "said" if value else "found"
     if not value:
@@ -388,21 +427,31 @@ def _sentence(text: str) -> tuple[str, Literal["said", "found"]] | None:
     before = next((run for run in reversed(runs) if run.end() <= at), None)
     if before:  # "maybe 41, maybe 42": neither
         between = text[before.end() : at]
-        if _HEDGE.search(between) or _JOINED.fullmatch(between) or _BETWEEN.search(text, 0, before.start()):
+        if (
+            (_HEDGE.search(between) and not _COMPUTED.search(between))
+            or _JOINED.fullmatch(between)
+            or _BETWEEN.search(text, 0, before.start())
+        ):
             value = text[before.start() : at] + value
     return _bare(value), how
 
 
-def _said(text: str) -> tuple[int, str]:
-    """Where the value behind "is", "gives" or "=" stands, and what it is; else one that the sentence begins with."""
+def _said(text: str, *, stated_only: bool = False) -> tuple[int, str]:
+    """Where the value behind "is", "gives" or "=" stands, and what it is; else one that the sentence begins with.
+
+    Args:
+        stated_only: whether a value that the sentence only begins with is none.
+    """
     at, value = 0, ""
+    is_given = _GIVEN.match(text)  # "Since x is 2, y is 4"
     for copula in _COPULA.finditer(text):
         end = copula.end()
         if _STARTS.match(text, end) and not _is_denied(text[: copula.start()]) and (said := _cut(text[end:])):
             at, value = end, said
-            if _is_expression(said):
+            if _is_expression(said) and not is_given:
                 return at, value
-    if _STARTS.match(text):  # "42 is 6 times 7", "42 apples are left"
+    is_sum = value != "" and "=" in text[:at].rstrip()[-1:]
+    if _STARTS.match(text) and not stated_only and not is_sum:  # "42 is 6 times 7", "42 apples are left"
         return 0, _cut(text)
     return at, value
 
@@ -448,12 +497,12 @@ def _clean(text: str) -> str:
         text = _balanced(text.strip().rstrip(",;:!?\u3002").strip())
         if text.endswith(".") and not text.endswith("..."):
             text = text[:-1].rstrip()
-        text = text.rstrip("\u2026")
+        text = text.rstrip(_ORNAMENTS)
         if text.count("$") == 1:
             text = _OPEN.sub("", text)
         for sign in ("**", "*"):  # "**Answer: 42**"
-            if text.endswith(sign) and text.count(sign) == 1:
-                text = text.removesuffix(sign)
+            if text.count(sign) == 1 and (text.endswith(sign) or (text.startswith(sign) and not text.startswith("* "))):
+                text = text.removesuffix(sign).removeprefix(sign)
         if text.startswith("\\") and (wrapped := _WRAPPED.fullmatch(text)):
             text = wrapped[1]
         for opening, closing in _PAIRS:
@@ -473,10 +522,12 @@ def _bare(text: str) -> str:
         return text
     text = _EITHER.sub(r" or \1", _clean(_lead(text)))
     if choice := _CHOICE.fullmatch(text):
-        return choice[1]
-    if ("=" in text or "\u2248" in text or "\\approx" in text) and not re.search(
-        r"[<>]|!=|(?<![\\A-Za-z])[A-Za-z]", _TEXT.sub("", text)
-    ):
+        return str(choice[choice.lastindex or 0])
+    if _STARTS.match(text):
+        text = _ROUNDED.sub("", text)
+    if ("=" in text or "\u2248" in text or "\\approx" in text) and not re.search("[<>]|!=", text):
         left, _, _ = text.replace("\\approx", "\u2248").partition("\u2248")
-        text = (left or text).rpartition("=")[2].strip()  # 6 * 7 = 42
+        sum_, _, result = (left or text).rpartition("=")
+        if not _LETTER.search(_TEXT.sub("", _COUNTED.sub("", sum_ or result))):  # 6 * 7 = 42, 6 kg + 7 kg = 13 kg
+            text = result.strip()
     return text

@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -266,7 +266,22 @@ def _parsed_equal(answer: str, gold: str, tolerance: float) -> bool:
         return False
     if left.is_words and right.is_words:
         return False
-    return _same(_as_asked(left, right), _as_asked(right, left), tolerance)
+    left, right = _as_asked(left, right), _as_asked(right, left)
+    return _same(left, right, tolerance) or any(
+        (values := _in_order(one)) is not None and other.kind == "()" and _same(values, other, tolerance)
+        for one, other in ((left, right), (right, left))
+    )
+
+
+def _in_order(answer: Answer) -> Answer | None:
+    """``y = 3, x = 2`` as (2, 3); None where it is no list of different names and their values."""
+    if answer.kind != "set" or not all(part.kind == "=" and _names(*part.parts) for part in answer.parts):
+        return None
+    if all(names := [solved(part) for part in answer.parts]):
+        if len({*names}) < len(names):
+            return None
+        answer = replace(answer, parts=tuple(sorted(answer.parts, key=solved)))
+    return replace(answer, kind="()", parts=tuple(part.parts[1] for part in answer.parts), name="")
 
 
 def _as_asked(answer: Answer, other: Answer) -> Answer:

@@ -69,12 +69,16 @@ _COMMANDS = {
 _COMMAND = re.compile(r"\\([A-Za-z]+|[;:,! ()])")
 _SIGNS = str.maketrans(
     {"\u00d7": "*", "\u00b7": "*", "÷": "/", "\u2212": "-", "\u2013": "-", "π": r"\pi ", "√": r"\sqrt ", "≤": "<="}
-    | {"≥": ">=", "≠": "!=", "∅": r"\{\}", "²": "^2", "³": "^3", "½": " 1/2", "¼": " 1/4", "¾": " 3/4", "\u00a0": " "}
+    | {"≥": ">=", "≠": "!=", "∅": r"\{\}", "½": " 1/2", "¼": " 1/4", "¾": " 3/4", "\u00a0": " "}
 )
+_RAISED = re.compile("[\u207b]?[\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+")
+_LOWER = str.maketrans("\u207b\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079", "-0123456789")
 _DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?")
 _THIN = re.compile(r"(?<=\d)(?:\s?\{,\s?\}\s?|,\\!\s?|\\,)(?=\d{3}(?!\d))")  # 12{,}500
 _SPELLED: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\*\*"), "^"),
+    (re.compile(r"(?<=\d)\s+out\s+of\s+(?=\d)"), "/"),
+    (re.compile(r"(?<=\d)\s*x\s*(?=10\s*\^)"), "*"),
     (re.compile(r"(?<![A-Za-z])(?:minus|negative)\s+(?=\d)"), "-"),
     (re.compile(r"=([^≈]*)≈.*"), r"=\1"),  # x = 1/3, which is about 0.33
     (re.compile(r"(?<=\S)\s*≈"), "="),
@@ -98,6 +102,7 @@ _MATRIX = re.compile(
     r"|\\end\{(?:[pbB]?matrix|array)\}(?:\s*\\right\s*[)\]])?"
 )
 _MONEY = re.compile(r"^\s*([-+]?)\s*\\?([$€£])\s*(?=[\d.])")
+_REMARKED = re.compile(r"(?<=\d)\s+[A-Za-z]{2}[A-Za-z\s]*$")
 _COUNTED = re.compile(
     r"((?:[^A-Za-z\\%$€£¢°]|\\(?:frac|sqrt|pi|binom)(?![A-Za-z]))*)((?:\\[$%]|[A-Za-z%$€£¢°])[^\\=]*)"
 )
@@ -151,7 +156,7 @@ def _clean(text: str) -> str:
             text = _MATRIX.sub(lambda m: "⟦" if m[1] else "⟧", text).replace("\\\\", ";")
         text = _COMMAND.sub(lambda m: _COMMANDS.get(m[1], m[0]), _REPEATING.sub(_unrepeated, text))
     if not text.isascii():
-        text = text.translate(_SIGNS)
+        text = _RAISED.sub(lambda m: f"^{{{m[0].translate(_LOWER)}}}", text).translate(_SIGNS)
     for pattern, spelling in _SPELLED:
         text = pattern.sub(spelling, text)
     text = _SCALED.sub(lambda m: f"*{_SCALES[m[1]]}", _MIXED.sub(_unmixed, text)).replace("~", " ").strip()
@@ -305,7 +310,8 @@ def _counted(text: str) -> tuple[str, Unit | None]:
     text = text.strip()
     money = _MONEY.match(text)
     if money:
-        return money[1] + text[money.end() :], read_unit(money[2], spaced=True)
+        amount, _ = _counted(text[money.end() :])  # $18 per day, $18 dollars
+        return money[1] + _REMARKED.sub("", amount), read_unit(money[2], spaced=True)
     if text[-1:].isdigit() and text[-2:-1] != "^":
         return text, None
     counted = _COUNTED.fullmatch(text)

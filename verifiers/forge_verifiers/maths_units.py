@@ -94,6 +94,8 @@ def _own(text: str) -> Unit | None:
     words = [word.lower().rstrip(".") for word in text.split()]
     if not re.fullmatch(r"[a-z]{3,}|[a-z.]{2,} [a-z. ]+|[a-z]\.[a-z]", " ".join(words)):
         return None
-    if any(word in _RESERVED for word in words) or not re.search("[aeiou]", words[0]):  # "xyz" is a product
+    if any(word in _RESERVED for word in words) and words != ["times"]:
+        return None
+    if not re.search("[aeiou]", words[0]):  # "xyz" is a product
         return None
     return Unit(dimension=((" ".join(words).removesuffix("s"), 1),))
