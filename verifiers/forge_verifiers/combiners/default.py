@@ -32,7 +32,7 @@ from forge_verifiers.combiners.priors import Prior, told_rows
 _LOG = logging.getLogger(__name__)
 _CHUNK, _MIN_GROUPS, _PROMPT_ROUNDS = 16384, 20, 4
 _START_SLOPE, _LEAST_SHARED = 3.0, 0.25
-_BETTER, _SETTLING, _HALF_TRUST, _FEW = 20.0, 20.0, 30.0, 5.0
+_BETTER, _SETTLING, _HALF_TRUST, _FEW = 10.0, 20.0, 30.0, 5.0
 
 
 class Symbolic(Combiner):
@@ -43,7 +43,7 @@ class Symbolic(Combiner):
     * EM starts with one voice for every block of correlated verifiers. P(symbol | Y) of a source is counted with a
       posterior that leaves out its relatives, so that a block of copies cannot elect itself the truth; what relatives
       say counts once. Good verifiers agree because they are right, which looks like a block: a second start, Dawid
-      and Skene's posterior, replaces the first where the sources then predict each other twenty times better.
+      and Skene's posterior, replaces the first where the sources then predict each other ten times better.
     * The share of correct responses varies by prompt; siblings inform each other's prior.
     * Dependence that no declared family explains leaves open which block is right: the mean, one voice a block, keeps
       a share of the posterior; all of it where fewer than three families are declared, or nothing predicts anything.
