@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import logging
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,12 +16,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 from forge_agents.bench.exploitability import GameTree, InformationSet, Table, exploitability
-from forge_agents.errors import ForgeError
+from forge_agents.errors import ForgeError, LateAnswerError
 from forge_agents.players import Served, seed_of
 from forge_agents.policy import Policy, Sampling
 from forge_agents.rollout import all_or_first_error
 from forge_agents.types import Completion
 
+_log = logging.getLogger(__name__)
 _MOST_LOGPROBS = 20
 """What an engine reports at each place at most."""
 _LIVE_ANSWERS = 256
@@ -43,7 +45,7 @@ class ModelStrategy:
     """Probability of every legal action at every information set; at one where no answer was legal, all alike."""
     illegal: float
     """Share of answers that were no legal action, the mean over information sets; 0 where the engine allows no others.
-    `table` is of the legal ones."""
+    `table` is of the legal ones. Answers that came too late, or that no context was left for, count in neither."""
 
 
 async def model_strategy(tree: GameTree | str, policy: Policy, served: Served, *, samples: int = 0) -> ModelStrategy:
@@ -103,10 +105,19 @@ async def exploited(
     found = {}
     for name, policy in policies.items():
         suffix = f"/{name}" if len(policies) > 1 else ""
-        games = [await model_exploitability(_tree(env_id), policy, served[name], samples=samples) for env_id in env_ids]
+        games = [await _measured(_tree(env_id), policy, served[name], samples) for env_id in env_ids]
         for what, values in zip(("exploitability", "illegal"), zip(*games, strict=True), strict=True):
             found[f"eval/{what}{suffix}"] = math.fsum(values) / len(values)
     return found
+
+
+async def _measured(game: GameTree, policy: Policy, served: Served, samples: int) -> tuple[float, float]:
+    """`model_exploitability`, NaN where the model has answered nothing: a measurement must not end a training."""
+    try:
+        return await model_exploitability(game, policy, served, samples=samples)
+    except LateAnswerError as error:
+        _log.warning("%s", error)
+        return math.nan, math.nan
 
 
 _tree = functools.cache(GameTree)
@@ -164,7 +175,8 @@ _Given: TypeAlias = dict[tuple[str, tuple[tuple[str, str], ...], str], list[_Ans
 async def _sampled(game: GameTree, policy: Policy, served: Served, samples: int) -> ModelStrategy:
     given: _Given = {}
     table: dict[InformationSet, Mapping[str, float]] = {}
-    illegal = []
+    illegal: list[float] = []
+    missing = 0
     depth, live = 0, asyncio.Semaphore(_LIVE_ANSWERS)
     while due := [place for place in game.places if len(place.past) == depth]:
         prompts = [_prompts(game, place, served, given) for place in due]
@@ -174,10 +186,21 @@ async def _sampled(game: GameTree, policy: Policy, served: Served, samples: int)
         for place, answers in zip(due, await all_or_first_error(asked), strict=True):
             given[place.agent, place.past, place.observation] = answers
             counts = Counter(answer.action for answer in answers)
-            legal = samples - counts[""]
+            legal = len(answers) - counts[""]
             table[place] = {move: counts[move] / legal if legal else 1 / len(place.legal) for move in place.legal}
-            illegal.append(counts[""] / samples)
+            missing += samples - len(answers)
+            illegal += [counts[""] / len(answers)] if answers else []
         depth += 1
+    if missing:
+        _log.warning(
+            "%s gave %d of %d free answers too late, or had no context left for them; its strategy is that of the "
+            "others: raise engine.answer_timeout_s or engine.max_model_len",
+            policy.name,
+            missing,
+            samples * len(table),
+        )
+    if not illegal:
+        raise LateAnswerError(f"{policy.name} gave none of {missing} free answers, so nothing is known of its play")
     return ModelStrategy(table=table, illegal=math.fsum(illegal) / len(illegal))
 
 
@@ -206,9 +229,16 @@ async def _ask(
     engine: Any = served.engine
     asked = [prompts[number % len(prompts)] for number in range(samples)]
 
-    async def answer(number: int) -> Completion:
+    async def answer(number: int) -> Completion | None:
+        room = engine.max_model_len - len(asked[number])
+        if room < 1:
+            return None
+        sampling = replace(policy.sampling, max_tokens=min(policy.sampling.max_tokens, room))
         async with live:
-            done: Completion = await engine.generate(asked[number], policy.sampling, seed=seed_of(f"{where}/{number}"))
+            try:
+                done: Completion = await engine.generate(asked[number], sampling, seed=seed_of(f"{where}/{number}"))
+            except LateAnswerError:
+                return None
         return done
 
     done = await all_or_first_error(map(answer, range(samples)))
@@ -216,6 +246,7 @@ async def _ask(
     return [
         _Answer(prompt, one.token_ids, meaning(served.renderer.text(one.token_ids)))
         for prompt, one in zip(asked, done, strict=True)
+        if one is not None
     ]
 
 

@@ -28,6 +28,7 @@ def test_no_more_threads_than_cores_compute_at_the_same_time(cores, engines, ran
         ({"overlap": True, "ranks": 0}, (None, None)),
         ({"overlap": True, "engines": 2, "ranks": 4}, (2, 1)),
         ({"engines": 2}, (4, None)),
+        ({"engines": 0}, (None, None)),  # nobody in any seat is a model
         ({"ranks": 3}, (None, 2)),
     ],
 )

@@ -10,12 +10,12 @@ ROW = {"reward/mean": 0.5, "learner/kl": 0.01, "time/step_s": 2.0}
 def shown(monkeypatch, tmp_path):
     """``shown(**options)`` runs two steps on a console with these options and returns what was written."""
 
-    def run(**options):
+    def run(line="a line", **options):
         file = (tmp_path / "said").open("w+")
         console = Console(file=file, width=100, **options)
         monkeypatch.setattr(display, "Console", lambda: console)
         with display.Display("train", 2) as live:
-            live.say("a line")
+            live.say(line)
             for step in range(2):
                 live.step(step, ROW)
         file.seek(0)
@@ -67,3 +67,8 @@ def test_rewards_of_several_policies_stand_beside_their_mean(monkeypatch, capsys
 def test_no_colour_leaves_the_bar(shown):
     said = shown(force_terminal=True, no_color=True, _environ={"TERM": "xterm"})
     assert "━" in said and "\x1b[3" not in said.replace("\x1b[3A", "")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_line_is_no_markup_and_no_command_to_the_terminal(shown, terminal):
+    assert r"[/INST] [bold]x \x1b]0;title" in shown("[/INST] [bold]x \x1b]0;title", force_terminal=terminal)

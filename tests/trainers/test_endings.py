@@ -191,7 +191,12 @@ def test_the_advice_fits_the_cause(tmp_path, groups, advice, capsys):
 
 
 def judged(groups):
-    items = asyncio.run(judge(groups, env_reward, timeout_s=5))
+    def reward(trajectories):
+        """The environment's; it abstains from 9."""
+        found = env_reward(trajectories)
+        return np.where(found == 9, np.nan, found)
+
+    items = asyncio.run(judge(groups, reward, timeout_s=5))
     return items, lessons_from(items, Credit(), {"team"})
 
 
@@ -207,6 +212,8 @@ def watch(steps, *, patience=3, tops=None):
 
 FULL = [group(*(1.0,) * 8, seed=n) for n in range(8)]
 HALF = [group(*(0.5,) * 8, seed=n) for n in range(8)]
+DOUBLE = [group(*(2.0,) * 8, seed=n) for n in range(8)]
+UNSURE = [group(*(9.0,) * 8, seed=n) for n in range(8)]
 MIXED = [group(*(1.0, 0.0) * 4)]
 
 
@@ -215,11 +222,15 @@ MIXED = [group(*(1.0, 0.0) * 4)]
     [
         ([FULL] * 9, {"t": None}, ("solved", 3)),  # never anything else than the full mark
         ([FULL] * 9, {"t": 1.0}, ("solved", 3)),
+        ([[group(2.0, 0.0)], *[DOUBLE] * 9], {"t": None}, ("plateau", 4)),
+        ([[group(2.0, 0.0)], *[DOUBLE] * 9], {"t": 2.0}, ("solved", 4)),
+        ([[*FULL, *UNSURE[:1]]] * 9, {"t": 1.0}, ("solved", 3)),  # one that nobody could judge
+        ([[*FULL[:1], *UNSURE]] * 60, {"t": 1.0}, ("flat", 3)),  # most could not be judged
         ([FULL] * 9, {"t": 2.0}, ("flat", 3)),  # the environment pays more
         ([HALF] * 9, {"t": None}, ("flat", 3)),  # never anything else, and less than 1
         ([HALF] * 9, {"t": 0.5}, ("solved", 3)),
         ([MIXED, *[HALF] * 9], {"t": None}, ("flat", 4)),  # more has been earned
-        ([[group(0.5, 0.0)], *[HALF] * 9], {"t": None}, ("solved", 4)),  # the highest seen
+        ([[group(0.5, 0.0)], *[HALF] * 9], {"t": None}, ("plateau", 4)),  # the highest seen, and nobody knows
         ([*[[group(1.0, 1.0)]] * 31, MIXED, *[[group(1.0, 1.0)]] * 31], {"t": 1.0}, (None, 63)),  # a task of small p
         ([[group(1.0, 1.0)]] * 40, {"t": 1.0}, ("solved", 32)),  # few episodes a step: proof takes longer
         ([FULL] * 9, {"t": None, "other": None}, (None, 9)),  # another environment was not drawn yet
@@ -263,7 +274,7 @@ def test_what_was_earned_is_known_after_a_resume():
     second.load_state_dict(first.state_dict())
     items, lessons = judged(HALF)
     found = [second.after(n, items, lessons, {"team"}, {"t": None}) for n in range(3)]
-    assert found[:2] == [None, None] and found[2].kind == "solved"
+    assert found[:2] == [None, None] and found[2].kind == "plateau"
     Endings(1).load_state_dict(Endings(1).state_dict())
 
 
@@ -282,3 +293,35 @@ def test_the_most_that_a_reward_can_be():
 def test_a_failure_names_the_users_code_not_a_librarys():
     assert where_it_failed(BROKEN).endswith("at /home/me/my_env.py:12 in act")
     assert where_it_failed(EpisodeError(where="reward", kind="ValueError", message="nan")) == "reward: ValueError: nan"
+
+
+def test_a_plateau_that_nobody_calls_the_top_ends_well_and_says_so(tmp_path):
+    def played(step):
+        return [group(*((0.0, 0.4) * 2 if step == 0 else (0.4,) * 4), seed=10 * step + n) for n in range(4)]
+
+    with trainer(tmp_path, played, max_empty_steps=4) as run:
+        result = run.fit(Duel, steps=200)
+    assert result.steps == 5 and result.export.is_dir()
+    assert result.reason.startswith("plateau: all 64 episodes of the last 4 steps earned the highest reward seen")
+    assert "max_reward" in result.reason and "solved" not in result.reason
+    assert ending_of(tmp_path)["ending"] == "plateau"
+
+
+def test_what_the_reason_counts_was_judged():
+    endings = Endings(1)
+    items, lessons = judged([*FULL, *UNSURE[:2]])
+    found = endings.after(0, items, lessons, {"team"}, {"t": 1.0})
+    assert found.reason.startswith("solved: all 64 episodes of the last 1 steps (16 more have no reward) earned")
+
+
+def test_an_environments_words_are_shown_and_steer_nothing(tmp_path, capsys):
+    """Its error has what rich takes for a closing tag without an opening one, and what clears a terminal."""
+    words = EpisodeError(where="step", kind="KeyError", message="'[/INST]' [bold]\x1b[2J")
+
+    def played(step):
+        broken = [group(0.0, 1.0, error=words, end="error")] if step == 0 else []
+        return [*broken, *(group(0.0, 1.0, seed=n) for n in range(4 - len(broken)))]
+
+    with trainer(tmp_path, played) as run:
+        assert run.fit(Duel, steps=2).steps == 2
+    assert "step: KeyError: '[/INST]' [bold]\\x1b[2J. Its trace" in capsys.readouterr().out

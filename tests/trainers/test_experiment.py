@@ -79,6 +79,7 @@ def test_the_best_stays_beside_the_newest_and_the_newest_is_restored(tmp_path):
     assert checkpoints.best() == tmp_path / "step-000003"
     assert checkpoints.is_best(0.95) and not checkpoints.is_best(0.8) and not checkpoints.is_best(None)
     assert not Checkpoints(tmp_path, keep=1).is_best(0.95)
+    assert not checkpoints.is_best(float("nan"))
     assert restore(tmp_path) == (5, 5)
 
 
@@ -291,3 +292,9 @@ def test_a_mark_that_leads_out_of_its_folder_is_damaged(tmp_path, mark):
     assert kept.best() is None
     with pytest.raises(RunFolderError):
         kept.policies(folder)
+
+
+def test_a_score_of_zero_is_better_than_one_below(tmp_path):
+    save(tmp_path, 1, 2, keep=2, scores={1: 0.0, 2: -1.0})
+    checkpoints = Checkpoints(tmp_path, keep=2, keep_best=True)
+    assert not checkpoints.is_best(-0.5) and checkpoints.is_best(0.0)

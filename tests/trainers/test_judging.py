@@ -122,7 +122,10 @@ def test_one_abstention_drops_the_whole_group():
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [(lambda ts: np.zeros(1), r"shape \(1,\) for 4 trajectories"), (lambda ts: np.full(len(ts), np.inf), "infinite")],
+    [
+        (lambda ts: np.zeros(1), r"shape \(1,\) for 4 trajectories"),
+        (lambda ts: np.zeros((len(ts), 1)), r"shape \(4, 1\)"),
+    ],
 )
 def test_a_reward_of_the_wrong_form_is_refused(wrong, said):
     with pytest.raises(ValueError, match=said):
@@ -412,3 +415,28 @@ def test_siblings_that_lack_a_seat_keep_their_places():
     assert lessons.counts["failed"] == 1 and not lessons.samples
     (item,) = judged([EpisodeGroup(env_id="t", seed=0, episodes=(whole, alone))], EnvTurnReward())
     assert lessons_from([item], Credit(), {"rival"}).counts["abstained"] == 1
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, 1e39])
+def test_an_infinite_score_is_an_abstention_told_and_counted(bad, caplog):
+    """Late in a long run one overflow costs its group."""
+
+    def overflows(trajectories):
+        return np.array([bad, *range(1, len(trajectories) - 1), np.nan])
+
+    items = judged([group((0, 0), (1, 1)), group((0, 0), (1, 1), seed=1), group((0, 0), (1, 1), seed=2)], overflows)
+    lessons = lessons_from(items, Credit(), {"hero"})
+    assert lessons.counts == {"used": 2, "abstained": 1, "failed": 0, "flat": 0, "too_long": 0}
+    assert "reward overflows returned 1 infinite scores" in caplog.text
+    items = judged([group((0, 0), (1, 1))], Assessing(turns=lambda t: [bad if t.reward == 0 else 1.0]))
+    assert np.isnan(items[0].turns["a"][0]).all()
+    assert sum(lessons_from(items, Credit(), {"hero"}).counts.values()) == 1
+
+
+def test_samples_without_room_count_in_no_denominator():
+    """One group teaches, one is flat, one is too long: a sample is divided by the four that are left."""
+    items = judged([group((0, 0), (1, 0)), group((1, 0), (1, 0), seed=1), group((0, 0), (1, 0), seed=2)])
+    items[2] = with_turn(items[2], [0, 1], prompt_ids=(1, 2, 4))
+    size_of = GRPOConfig(learner=LearnerConfig(loss="grpo")).size_of
+    found = lessons_from(items, Credit(), {"hero"}, room={"hero": 3}, size_of=size_of)
+    assert found.counts["too_long"] == 1 and found.shares == {"hero": 2 / 4}

@@ -304,3 +304,19 @@ def test_a_policy_that_has_not_changed_is_no_new_opponent(tmp_path):
     league, learner = League(fa.League(HERO, snapshot_every=1), fa.GRPOConfig(), tmp_path), Learner()
     asyncio.run(league.learned(0, [], SimpleNamespace(learners={"hero": learner})))
     assert [one.name for one in league.standings.opponents] == ["hero-000000"]
+
+
+def test_an_evaluation_meets_every_anchor_from_every_seat_in_every_environment(tmp_path):
+    """Environments, anchors and seats must not take turns in step: two of each would be two of eight games."""
+    anchors = (RANDOM, fa.Random(name="other"))
+    league = League(fa.League(HERO, anchors=anchors), fa.GRPOConfig(), tmp_path)
+    games = Counter()
+
+    async def play(task, seats, served):
+        games[task.env_id, *(seats[agent].name for agent in AGENTS)] += 1
+        return group(episode(tuple(seats[agent].name for agent in AGENTS), (1, -1)))
+
+    tasks = [Task(env_id=f"duel-{i % 2}", seed=i, agents=AGENTS, number=i) for i in range(16)]
+    asyncio.run(league.rehearse(tasks, play, SimpleNamespace(served={"hero": "engine"})))
+    names = [pair for anchor in ("random", "other") for pair in (("hero", anchor), (anchor, "hero"))]
+    assert games == {(f"duel-{n}", *pair): 2 for n in range(2) for pair in names}

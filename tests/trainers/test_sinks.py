@@ -147,3 +147,13 @@ def test_wandb_itself_takes_the_curves_without_a_network(tmp_path):
     subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, env=words, check=True, timeout=100)
     (file,) = tmp_path.glob("real/wandb/offline-run-*/run-*.wandb")
     assert b"reward/mean" in file.read_bytes()
+
+
+def test_event_files_that_cannot_be_written_cost_their_curve_and_not_the_run(tmp_path, caplog):
+    run = RunFolder(tmp_path, {}, log_to="tensorboard")
+    (tmp_path / "tensorboard").write_text("in the way")
+    for step in range(2):
+        run.log(step, {"reward/mean": 0.5})
+    run.close()
+    assert [row["step"] for row in run.metrics()] == [0, 1]
+    assert "tensorboard did not take step 0" in caplog.text

@@ -83,7 +83,8 @@ class GRPOConfig:
     masked. More end the run. In [0, 1]."""
     max_empty_steps: int = 5
     """Steps in a row without one group to learn from, after which the run ends, saved and exported, with the reason:
-    well where every episode earns the most there is, with an `EmptyBatchError` elsewhere."""
+    well where every episode earns the most there is or the highest that was seen, with an `EmptyBatchError`
+    elsewhere."""
     seed: int = 0
     """Of environments, sampling and initialisation. Training seeds lie below 2**31, held-out seeds above."""
     start_timeout_s: float = 600.0

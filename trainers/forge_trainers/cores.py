@@ -20,13 +20,13 @@ def share_cores(cores: int, *, engines: int, ranks: int, overlap: bool) -> tuple
 
     Args:
         cores: Of the host.
-        engines: All replicas of all engines.
+        engines: All replicas of all engines; 0 where no model plays.
         ranks: All ranks of all learners; 0 where nothing learns.
         overlap: Engines compute while learners do.
     """
     half = cores // 2
     for_engines, for_learners = (half, cores - half) if overlap and ranks else (cores, cores)
-    shares = max(1, for_engines // engines), max(1, for_learners // max(1, ranks))
+    shares = max(1, for_engines // max(1, engines)), max(1, for_learners // max(1, ranks))
     return shares[0] if shares[0] < cores else None, shares[1] if shares[1] < cores else None
 
 

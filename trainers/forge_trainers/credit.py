@@ -190,7 +190,7 @@ class Credit:
                     mine = found[i] = np.zeros(len(values[i]))
                 mine[t] = advantage
         if self.scale == "batch_std":
-            found = self._scaled(scored, found)
+            found = self._scaled(scored, found, values)
         return [None if own is None else self._spread(one, own) for one, own in zip(scored, found, strict=True)]
 
     def _values(self, one: Scored) -> np.ndarray:
@@ -229,12 +229,14 @@ class Credit:
             return False
         return bool(rewards.std(ddof=1) < self.noise_multiple * np.sqrt(np.mean(np.square(noise, dtype=np.float64))))
 
-    def _scaled(self, scored: Sequence[Scored], found: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
-        """Divided by the standard deviation over the step, of all or of the role."""
+    def _scaled(
+        self, scored: Sequence[Scored], found: Sequence[np.ndarray | None], compared: Sequence[np.ndarray]
+    ) -> list[np.ndarray | None]:
+        """Divided by the standard deviation over the step, of all or of the role; turns without a score are no part."""
         pools: dict[str, list[np.ndarray]] = {}
-        for one, own in zip(scored, found, strict=True):
+        for one, own, values in zip(scored, found, compared, strict=True):
             if own is not None:
-                pools.setdefault(one.role if "role" in self.by else "", []).append(own)
+                pools.setdefault(one.role if "role" in self.by else "", []).append(own[~np.isnan(values)])
         spreads = {name: float(np.concatenate(pool).std()) for name, pool in pools.items()}
         scaled: list[np.ndarray | None] = []
         for one, own in zip(scored, found, strict=True):

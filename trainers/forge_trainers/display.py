@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
+from forge_agents.terminal import visible
+
 _SHOWN = (
     ("reward", "reward/mean", "{:.3f}"),
     ("held-out", "eval/reward", "{:.3f}"),
@@ -54,7 +56,8 @@ class Display:
                 BarColumn(bar_width=20),
                 MofNCompleteColumn(),
                 TimeRemainingColumn(),
-                TextColumn("{task.fields[metrics]}", table_column=Column()),  # wraps; others keep their width
+                # wraps; others keep their width
+                TextColumn("{task.fields[metrics]}", markup=False, table_column=Column()),
                 console=self._console,
             )
             self._task = self._progress.add_task(title, total=total, completed=done, metrics="")
@@ -66,11 +69,14 @@ class Display:
         if self._progress is not None:
             self._progress.update(self._task, completed=step + 1, metrics=text)
         else:
-            self._console.print(f"{self._title} {step + 1}/{self._total}  {text}", highlight=False, soft_wrap=True)
+            self._print(f"{self._title} {step + 1}/{self._total}  {text}")
 
     def say(self, text: str) -> None:
-        """A line above the bar."""
-        self._console.print(text, highlight=False, soft_wrap=True)
+        """A line above the bar, as it is: environments and models may have written some of it."""
+        self._print(visible(text))
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Display:
         if self._progress is not None:

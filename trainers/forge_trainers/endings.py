@@ -29,11 +29,17 @@ episodes would have earned less."""
 class Ending:
     """Why a run ends before its steps are done."""
 
-    kind: Literal["solved", "flat", "broken"]
-    """``solved``: every episode earns the most there is. ``flat``: siblings earn the same, or no group counts, for
-    other reasons. ``broken``: a step in which every episode failed, or nothing was sampled."""
+    kind: Literal["solved", "plateau", "flat", "broken"]
+    """``solved``: every episode earns the most there is. ``plateau``: every episode earns the highest reward that was
+    seen, and nobody knows whether more can be earned. ``flat``: siblings earn the same, or no group counts, for other
+    reasons. ``broken``: a step in which every episode failed, or nothing was sampled."""
     reason: str
     """What was seen and what to do about it."""
+
+    @property
+    def well(self) -> bool:
+        """Whether the run did what it could."""
+        return self.kind in ("solved", "plateau")
 
 
 class Endings:
@@ -51,7 +57,7 @@ class Endings:
 
     def begin(self) -> None:
         """Begin a session: steps without a lesson are counted from here."""
-        self._steps = self._episodes = self._lost = 0
+        self._steps = self._episodes = self._lost = self._abstained = 0
         self._levels: dict[Seat, Counter[float]] = {}
         """Of those steps, groups by the reward of their best sibling."""
 
@@ -83,10 +89,14 @@ class Endings:
         for item in judged:
             if item.group.failed:
                 continue
-            self._episodes += 0 if taught else len(item.group.episodes)
-            own = {trajectory.agent for trajectory in item.group.trajectories if trajectory.policy in trained}
-            for agent, rewards in item.rewards.items():
-                if agent in own and not np.isnan(rewards).any():
+            agents = {trajectory.agent for trajectory in item.group.trajectories if trajectory.policy in trained}
+            own = {agent: rewards for agent, rewards in item.rewards.items() if agent in agents}
+            known = not any(np.isnan(rewards).any() for rewards in own.values())
+            if not taught:
+                self._episodes += known * len(item.group.episodes)
+                self._abstained += (not known) * len(item.group.episodes)
+            for agent, rewards in own.items():
+                if not np.isnan(rewards).any():
                     self._note((item.group.env_id, agent), rewards, taught)
         return None if taught or self._steps < self._patience else self._ended(lessons, tops)
 
@@ -103,12 +113,12 @@ class Endings:
         if (
             self._levels
             and not self._lost
+            and self._abstained < self._episodes
             and all(_reaches(min(levels), self._top(seat, tops.get(seat[0]))) for seat, levels in self._levels.items())
         ):
             if self._episodes < _PROOF:
                 return None
-            reason = f"solved: all {self._episodes} episodes of the last {self._steps} steps earned the most there is"
-            return Ending(kind="solved", reason=f"{reason}: {told}")
+            return self._at_the_top(tops, told)
         counts = lessons.counts
         advice = {
             "flat": "Siblings earn the same, so there is nothing to compare: change the difficulty, the temperature or "
@@ -125,10 +135,24 @@ class Endings:
             + advice[cause],
         )
 
-    def _top(self, seat: Seat, known: float | None) -> float:
-        """The most that a seat can earn: what is known, else the highest it earned once it has also earned less.
+    def _at_the_top(self, tops: Mapping[str, float | None], told: str) -> Ending:
+        """Solved where the most there is is known, or is 1 by all that was seen: the full mark of most rewards."""
+        unjudged = f" ({self._abstained} more have no reward)" if self._abstained else ""
+        all_of_them = f"all {self._episodes} episodes of the last {self._steps} steps{unjudged} earned"
+        unknown = [seat for seat in self._levels if tops.get(seat[0]) is None]
+        if all(_reaches(self._seen[seat][1], 1.0) and _reaches(1.0, self._seen[seat][1]) for seat in unknown):
+            return Ending(kind="solved", reason=f"solved: {all_of_them} the most there is: {told}")
+        return Ending(
+            kind="plateau",
+            reason=f"plateau: {all_of_them} the highest reward seen: {told}. Nobody knows whether it is the most there "
+            "is: say so with max_reward of the environment or the reward; if more can be earned, change the "
+            "difficulty, the temperature or group_size",
+        )
 
-        A reward that never moved is at its top from 1 on, the full mark of most rewards.
+    def _top(self, seat: Seat, known: float | None) -> float:
+        """Where a seat stops earning more: at what is known, else the highest it earned once it has also earned less.
+
+        A reward that never moved is at its top from 1 on.
         """
         if known is not None:
             return known

@@ -210,8 +210,8 @@ class Checkpoints:
         """Whether a checkpoint with `score` would be kept as the best."""
         if score is None or not self._keep_best:
             return False
-        best = self.best()
-        return best is None or score >= (_Mark.read(best).score or -math.inf)
+        scores = [mark.score for mark in self._marks().values() if mark.score is not None]
+        return score >= max(scores, default=-math.inf)
 
     async def start(self, step: int, learners: Mapping[str, Learner], *, score: float | None = None) -> None:
         """Take the state after `step` steps, and begin to write it.

@@ -6,6 +6,7 @@ group that teaches nothing. Waits for the reward, in a thread, with a deadline.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,6 +23,8 @@ from forge_trainers.credit import Baselines, Credit, Scored
 
 if TYPE_CHECKING:
     from forge_trainers.packing import Sample
+
+_log = logging.getLogger(__name__)
 
 Reward: TypeAlias = Callable[[Sequence[Trajectory]], np.ndarray]
 """Trajectories to float32 ``[n]``; NaN where it cannot tell. Any verifier is one.
@@ -164,21 +167,33 @@ def _call(reward: Reward, trajectories: Sequence[Trajectory], name: str) -> _Ass
         return _Assessed(scores=_checked(reward(trajectories), trajectories, name))
     found = assess(trajectories)
     noise = None if found.noise is None else np.asarray(found.noise, np.float32)
-    turns = None if found.turns is None else [np.asarray(own, np.float32) for own in found.turns]
+    turns = None if found.turns is None else [_finite(own) for own in found.turns]
     if turns is not None and [len(own) for own in turns] != [len(t.turns) for t in trajectories]:
         raise ValueError(f"reward {name} scored other turns than it was shown; return one score per turn")
     return _Assessed(scores=_checked(found.scores, trajectories, name), noise=noise, turns=turns)
 
 
 def _checked(returned: Any, trajectories: Sequence[Trajectory], name: str) -> np.ndarray:
-    scores = np.asarray(returned, dtype=np.float32)
+    scores = _finite(returned)
     if scores.shape != (len(trajectories),):
         raise ValueError(
             f"reward {name} returned shape {scores.shape} for {len(trajectories)} trajectories; return one number each"
         )
-    if np.isinf(scores).any():
-        raise ValueError(f"reward {name} returned an infinite score; return finite numbers, or NaN to abstain")
+    if lost := int(np.isnan(scores).sum() - np.isnan(np.asarray(returned, np.float64)).sum()):
+        _log.warning(
+            "reward %s returned %d infinite scores; they count as abstentions, and their groups in groups/abstained. "
+            "Return finite numbers, or NaN to abstain",
+            name,
+            lost,
+        )
     return scores
+
+
+def _finite(values: Any) -> np.ndarray:
+    """float32, NaN in the place of infinities: one score that overflows costs its group, not the run."""
+    with np.errstate(over="ignore"):
+        found = np.asarray(values, np.float32)
+    return np.where(np.isinf(found), np.float32(np.nan), found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,8 +277,6 @@ def lessons_from(
         number = next(iter(scored.values()))[at].seed
         advantages = np.sum(known, axis=0).tolist() if known else []
         cut = samples_from(trajectory, advantages, group=number, number=at) if known else []
-        if size_of is not None:
-            sizes[bool(known)][trajectory.policy] += size_of(trajectory)
         limit = (room or {}).get(trajectory.policy, math.inf)
         overlong += [number for sample in cut if len(sample.token_ids) > limit]
         bad[trajectory.policy] += sum(sample.bad_logprobs for sample in cut)
@@ -272,6 +285,8 @@ def lessons_from(
             samples.setdefault(trajectory.policy, []).extend(kept)
             learned.setdefault((number, siblings[at]), {})[trajectory.agent] = advantages
             used.add(number)
+        if size_of is not None and (kept or not known):  # what is dropped for its length counts nowhere
+            sizes[bool(known)][trajectory.policy] += size_of(trajectory)
     shares = {name: taught / (taught + sizes[False][name]) for name, taught in sizes[True].items() if taught}
     lost = len({*overlong} - used)
     counts.update(used=len(used), too_long=lost, flat=len(usable) - len(used) - lost)

@@ -164,7 +164,8 @@ def results_of(groups: Iterable[EpisodeGroup], policy: str) -> dict[str, list[fl
     """What `policy` got of its games, by opponent: 1 a win, 0.5 a draw, 0 a loss.
 
     The environment's reward decides: the mean over the policy's seats against that over the others. Games against
-    itself, and those that failed, are left out.
+    itself, and those that failed, are left out. A forfeit counts as it is paid: left out, a rival that always forfeits
+    would seem unbeaten and be met most often.
     """
     found: dict[str, list[float]] = {}
     for group in groups:

@@ -10,6 +10,7 @@ import asyncio
 import json
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -225,9 +226,15 @@ class LeaguePlay:
             return await self._play(tasks, matches, group, stack)
 
     async def rehearse(self, tasks: Sequence[Task], group: PlayGroup, stack: Stack) -> list[EpisodeGroup]:
-        """As in `Lineup`: against the anchors, or else the start model."""
+        """As in `Lineup`: against the anchors, or else the start model, all of them in every environment."""
+        met: Counter[str] = Counter()
+        places = []
+        for task in tasks:
+            places.append(met[task.env_id])
+            met[task.env_id] += 1
         async with self._one_at_a_time:
-            matches = evaluation_matches(self._league, tasks[0].agents, len(tasks))
+            each = evaluation_matches(self._league, tasks[0].agents, max(met.values()))
+            matches = [each[place] for place in places]
             return await self._play(tasks, matches, group, stack)
 
     def measured(self, judged: Sequence[JudgedGroup]) -> Sequence[JudgedGroup]:

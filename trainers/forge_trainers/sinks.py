@@ -60,7 +60,7 @@ def open_sink(tracker: Tracker, folder: Path, config: Mapping[str, Any]) -> Sink
         MissingExtraError: The tracker's package is not installed; the message names the command that installs it.
     """
     if tracker == "tensorboard":
-        return _TensorBoard(folder)
+        return _Forgiving(tracker, _TensorBoard(folder))
     if importlib.util.find_spec(tracker) is None:
         raise MissingExtraError(f"log_to={tracker} needs a package: pip install '{DISTRIBUTION}[{tracker}]'")
     return _Forgiving(tracker, (_WandB if tracker == "wandb" else _MLflow)(folder, config))

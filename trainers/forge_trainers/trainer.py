@@ -72,7 +72,8 @@ class FitResult:
     curve: Path | None
     """``reward.png``, or of supervised fine-tuning ``loss.png``."""
     reason: str = ""
-    """Why the run was over before its steps were done, such as ``solved: ...``; empty where all were done."""
+    """Why the run was over before its steps were done: ``solved: ...``, or ``plateau: ...`` where every episode earned
+    the highest reward that was seen and nobody knows whether more can be earned. Empty where all were done."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,8 +154,8 @@ class GRPOTrainer:
             env_args: Arguments of the environment.
 
         Returns:
-            What was done. Where nothing is left to learn because every episode earns the most there is, the run is over
-            before its steps are, saved and exported, and the result has the reason.
+            What was done. Where nothing is left to learn because every episode earns the most there is, or the highest
+            that was seen, the run is over before its steps are, saved and exported, and the result has the reason.
 
         Raises:
             EmptyBatchError: `max_empty_steps` in a row had no group to learn from, or one in which every episode failed
@@ -234,7 +235,7 @@ class GRPOTrainer:
                     metrics |= await self._lineup.learned(step, items, stack)
                     metrics |= watch.times | rates([item.group for item in items], watch.total_s)
                     over = ending is not None or step + 1 == steps
-                    if ending is None or ending.kind == "solved":
+                    if ending is None or ending.well:
                         metrics |= await stack.unless_a_learner_dies(self._evaluation(source, step, over))
                     self._log(run, step, items, lessons, metrics)
                     display.step(step, metrics)
@@ -374,7 +375,7 @@ class GRPOTrainer:
 
             trained = {name: self._models(source)[name] for name in self._running.learners}
             asking = exploited(source.env_ids, trained, self._running.served, samples=samples)
-            found |= await with_deadline(asking, self.config.stage_timeout_s, who="engines", what="exploitability")
+            found |= await self._while_played(asking, "exploitability")
         return found
 
     async def _evaluate(self, source: Source, episodes: int, reward: Reward) -> EvalResult:

@@ -12,7 +12,7 @@ import forge_agents as fa
 from forge_agents.bench import runner
 from forge_agents.bench.exploitability import GameTree, InformationSet, exploitability
 from forge_agents.bench.model_strategy import exploited, model_exploitability, model_strategy
-from forge_agents.errors import ForgeError
+from forge_agents.errors import ForgeError, LateAnswerError
 from forge_agents.players import Served
 from forge_agents.rendering import Renderer
 from forge_agents.types import Completion
@@ -279,3 +279,31 @@ def test_what_a_killed_benchmark_has_measured_is_kept(monkeypatch, renderer, tin
     report = play()
     assert started == [{"first", "second"}, {"second"}] and report.timing["played"] == 0
     assert set(report.exploitability[KUHN]) == {"first", "second"}
+
+
+class Slow(Engine):
+    """Gives every `nth` free answer too late."""
+
+    nth = 4
+
+    async def generate(self, prompt_ids, sampling, **options):
+        assert len(prompt_ids) + sampling.max_tokens <= self.max_model_len
+        if not next(self.asked) % self.nth:
+            raise LateAnswerError("too late")
+        return await super().generate(prompt_ids, sampling, **options)
+
+
+def test_a_late_answer_costs_itself_and_is_told(kuhn, renderer, caplog):
+    served = Served(Slow(renderer, equilibrium), renderer)
+    found = asyncio.run(model_strategy(kuhn, POLICY, served, samples=200))
+    assert found.illegal == 0 and exploitability(kuhn, found.table) == pytest.approx(0, abs=0.06)
+    assert "hero gave 600 of 2400 free answers too late" in caplog.text
+
+
+def test_a_probe_that_hears_nothing_measures_nothing_and_ends_nothing(renderer, caplog):
+    late, full = Slow(renderer, equilibrium), Engine(renderer, equilibrium)
+    late.nth, full.max_model_len = 1, 8
+    for engine in (late, full):
+        found = asyncio.run(exploited([KUHN], {"hero": POLICY}, {"hero": Served(engine, renderer)}, samples=3))
+        assert all(math.isnan(value) for value in found.values())
+    assert caplog.text.count("hero gave none of 36 free answers") == 2
