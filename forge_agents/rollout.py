@@ -196,7 +196,7 @@ async def _play_turns(env: AECEnv[str, Any, Any], sit: Sit, max_turns: int) -> E
             seat.hear(news)
             truncated |= news.truncated
             if news.terminated or news.truncated:
-                await _guard("step", env, _step, env, None, told)
+                await _tell(sit, await _guard("step", env, _step, env, None, told))
                 continue
             if index >= max_turns:
                 end = "turn_limit"
@@ -208,7 +208,7 @@ async def _play_turns(env: AECEnv[str, Any, Any], sit: Sit, max_turns: int) -> E
                 break
             seat.drafts.append(_Draft(index, observation, decision))
             index += 1
-            await _guard("step", env, _step, env, decision.action, told)
+            await _tell(sit, await _guard("step", env, _step, env, decision.action, told))
             await asyncio.sleep(0)  # scripted players never yield; thousands of episodes share the loop
     except _FailureError:
         with contextlib.suppress(_FailureError):  # the first failure is the episode's
@@ -235,12 +235,34 @@ def _look(
     return agent, str(observation), news, info
 
 
-def _step(env: AECEnv[str, Any, Any], action: str | None, told: dict[str, float]) -> None:
-    """An account is emptied when its agent acts; in PettingZoo's conversion of parallel ones only after the round."""
+def _step(env: AECEnv[str, Any, Any], action: str | None, told: dict[str, float]) -> dict[str, _News]:
+    """Play; an account is emptied when its agent acts, in PettingZoo's conversion of parallel ones after the round.
+
+    Returns:
+        What those are owed who are not in any more, and so have no turn to hear it: who left in this step, however it
+        did, and who left before and is paid all the same.
+    """
+    before, acting = list(env.agents), env.agent_selection
     env.step(action)
     for agent in list(told):
         if env.rewards.get(agent) or env._cumulative_rewards.get(agent) != told[agent]:
             del told[agent]
+    owed = {agent: reward for agent, reward in env.rewards.items() if reward and agent not in before}
+    for agent in before:
+        if agent not in env.agents and not (action is None and agent == acting) and agent not in told:
+            owed[agent] = env._cumulative_rewards.get(agent, 0.0)
+    return {
+        agent: _News.of(
+            agent, reward, env.terminations.get(agent, True), env.truncations.get(agent), env.infos.get(agent, {})
+        )
+        for agent, reward in owed.items()
+        if agent not in env.agents
+    }
+
+
+async def _tell(sit: Sit, owed: Mapping[str, _News]) -> None:
+    for agent, news in owed.items():
+        (await sit(agent)).hear(news)
 
 
 async def _settle(env: AECEnv[str, Any, Any], sit: Sit, told: Mapping[str, float]) -> None:
@@ -258,8 +280,7 @@ async def _settle(env: AECEnv[str, Any, Any], sit: Sit, told: Mapping[str, float
             for agent in env.agents
         }
 
-    for agent, news in (await _guard("reward", env, owed)).items():
-        (await sit(agent)).hear(news)
+    await _tell(sit, await _guard("reward", env, owed))
 
 
 async def _play_rounds(

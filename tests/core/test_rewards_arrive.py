@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pettingzoo import ParallelEnv
 from pettingzoo.utils import BaseWrapper
 from pettingzoo.utils.conversions import parallel_to_aec
 
@@ -185,3 +186,44 @@ def test_a_cut_off_pays_the_last_decision_of_each_seat_and_the_trajectory_of_a_s
     ]
     assert episode.trajectories["house"].early_reward == -3.0
     assert episode.rewards == {"a": 3.0, "b": 0.0, "house": -3.0}
+
+
+class Estate(ParallelEnv):
+    """Three rounds; "b" leaves after the first and is paid in each all the same."""
+
+    metadata = {"name": "estate_v0"}
+    possible_agents = ["a", "b"]
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.round = ["a", "b"], 0
+        return dict.fromkeys(self.agents, ""), {agent: {} for agent in self.agents}
+
+    def step(self, actions):
+        self.round += 1
+        acting, self.agents = self.agents, ["a"] if self.round < 3 else []
+        left = {agent: agent not in self.agents for agent in acting}
+        seen, infos = dict.fromkeys(acting, ""), {agent: {} for agent in acting}
+        return seen, {"a": 1.0, "b": 2.0}, left, dict.fromkeys(acting, False), infos
+
+
+@pytest.mark.parametrize("how", ["rounds", "turns"])
+def test_who_left_is_paid_all_the_same(how):
+    env = Estate() if how == "rounds" else parallel_to_aec(Estate())
+    episode = asyncio.run(play(env, dict.fromkeys(Estate.possible_agents, fa.Random()), seed=1))
+    assert episode.error is None and episode.rewards == {"a": 3.0, "b": 6.0}
+
+
+class Abrupt(Bank):
+    """Empties the list of its agents with the last decision, so that nobody has a turn to hear of it."""
+
+    def step(self, action):
+        super().step(action)
+        if self.num_turns == 3:
+            self.terminations = dict.fromkeys(self.agents, True)
+            self.agents = []
+
+
+def test_a_game_that_is_over_at_once_has_paid_its_last_turns():
+    episode = asyncio.run(play(Abrupt(), dict.fromkeys(Bank.possible_agents, fa.Random()), seed=1))
+    assert episode.end_reason == "terminated" and episode.rewards == {"a": 3.0, "b": 0.0, "house": -3.0}
+    assert episode.turns[-1].terminated

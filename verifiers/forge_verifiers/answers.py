@@ -323,8 +323,8 @@ _REMARK = re.compile(
     r"[,;:]?\s*(?:\u2014|,\s+and\s+(?:the|s?he|it|they|we|you|this|that)\b|\s+of\s+(?:(?:the|them|all|his|her|its|their"
     r"|our|my|your|each|these|those)\b|[a-z]+\s+and\s+[a-z])|\s-\s(?=[A-Za-z])|;\s+(?=[A-Za-z]{2})"
     r"|(?<![\\A-Za-z])(?:because|since|which|so|as|after|given|is|are|was|were|but|instead|rather|hence|therefore"
-    r"|thus|due|using|from|in (?:total|all|the)|altogether|left|now|remaining|correct|right|I|we|you|it|this|that|there|they|he"
-    r"|she|not|the|with|than|each|assuming|provided|while|for)\b|(?<=%)\s+of\b"
+    r"|thus|due|using|from|in (?:total|all|the)|altogether|left|now|remaining|correct|right|I|we|you|it|this|that|there"
+    r"|they|he|she|not|the|with|than|each|assuming|provided|while|for)\b|(?<=%)\s+of\b"
     r"|\s\((?!base|mod|maybe|perhaps|possibly)(?:(?:\d+\s+)?[A-Za-z]{3}|i\.e|e\.g)).*",
     re.DOTALL,
 )
