@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar
 
+import numpy as np
 from pettingzoo import AECEnv, ParallelEnv
 
 from forge_agents._text_game import hook
@@ -375,7 +376,19 @@ def _instructions(env: PlayableEnv, agent: str) -> str:
 
 
 def _json_safe(info: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(json.loads(json.dumps(dict(info), default=str))) if info else {}
+    """Plain values; NumPy's numbers and truth values stay what they are, for anybody would take "False" for true."""
+    return {str(name): _as_json(value) for name, value in info.items()}
+
+
+def _as_json(value: Any) -> Any:
+    try:
+        return json.loads(json.dumps(value, default=_plain))
+    except (TypeError, ValueError):  # keys that JSON does not have, or a value that holds itself
+        return str(value)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic | np.ndarray) and value.size == 1 else str(value)
 
 
 def _trajectory(agent: str, seat: _Seat, env_id: str, seed: int) -> Trajectory:

@@ -1,5 +1,6 @@
 import asyncio
 
+import numpy as np
 import pytest
 
 import forge_agents as fa
@@ -129,6 +130,35 @@ def test_an_environment_that_raises_is_data(where):
 
 def fa_seats(action):
     return {"a": fa.Scripted(lambda o: action), "b": fa.Scripted(lambda o: action)}
+
+
+def test_infos_keep_the_truth_values_and_numbers_of_numpy():
+    told = {"illegal": np.False_, "success": np.True_, "depth": np.int64(3), "seen": {(0, 1): 2}, (1, 2): "cell"}
+
+    class Told(fa.TurnEnv):
+        possible_agents = ("a",)
+
+        def setup(self, rng):
+            pass
+
+        def instructions(self, agent):
+            return ""
+
+        def observe_text(self, agent):
+            return ""
+
+        def act(self, agent, action):
+            return fa.Outcome(rewards={"a": 1.0}, done=True, info={"a": told})
+
+    episode = asyncio.run(play(Told(), {"a": fa.Random()}, seed=1))
+    assert episode.error is None
+    assert episode.trajectories["a"].info == {
+        "illegal": False,
+        "success": True,
+        "depth": 3,
+        "seen": "{(0, 1): 2}",
+        "(1, 2)": "cell",
+    }
 
 
 def test_nan_reward_is_an_error_of_the_episode():

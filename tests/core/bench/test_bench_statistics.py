@@ -106,6 +106,14 @@ def test_a_difference_uses_common_seeds_only_and_is_antisymmetric():
     assert math.isnan(difference(one, {1: 0.0}).p_value)
 
 
+def test_what_differs_by_rounding_only_is_equal():
+    one, two = dict.fromkeys(range(20), 0.1 + 0.2), dict.fromkeys(range(20), 0.3)
+    found = difference(one, two)
+    assert found.p_value == 1 and (found.interval.value, found.interval.low) == (0, 0)
+    assert mean([*one.values(), *two.values()]).low == pytest.approx(0.3)
+    assert difference({0: 1e-9, 1: 1e-9}, {0: 0.0, 1: 0.0}).interval.value == 1e-9
+
+
 def test_holm_by_hand():
     assert holm([0.01, 0.04, math.nan, 0.03]) == pytest.approx([0.03, 0.06, math.nan, 0.06], nan_ok=True)
     assert holm([0.9, 0.8]) == [1.0, 1.0] and holm([]) == []
