@@ -19,6 +19,7 @@ from forge_trainers.endings import Endings, most_of, where_it_failed
 from forge_trainers.judging import EnvTurnReward, env_reward, judge, lessons_from
 from forge_trainers.source import Source
 from forge_trainers.trainer import GRPOTrainer
+from forge_verifiers.rules import Exact
 
 
 def trainer(folder, played, **settings):
@@ -279,10 +280,12 @@ def test_what_was_earned_is_known_after_a_resume():
 
 
 def test_the_most_that_a_reward_can_be():
-    verifier = fa.Rule(lambda t: True, name="yes")
+    verifier = Exact()
     assert most_of(env_reward, 3.0) == most_of(EnvTurnReward(), 3.0) == 3.0
     assert most_of(verifier, 3.0) == 1.0 and most_of(0.25 * verifier, None) == 0.25
     assert most_of(lambda ts: np.ones(len(ts)), 3.0) is None and most_of(Columns({"a": verifier}), 3.0) is None
+    graded = fa.Rule(lambda t: 0.9, name="graded")
+    assert most_of(graded, 3.0) is None and most_of(0.5 * verifier + 0.5 * graded, 3.0) is None
 
     class Scored:
         max_reward = 7
@@ -325,3 +328,20 @@ def test_an_environments_words_are_shown_and_steer_nothing(tmp_path, capsys):
     with trainer(tmp_path, played) as run:
         assert run.fit(Duel, steps=2).steps == 2
     assert "step: KeyError: '[/INST]' [bold]\\x1b[2J. Its trace" in capsys.readouterr().out
+
+
+def test_a_run_on_a_reward_that_never_gives_its_highest_score_ends_well(tmp_path):
+    """A judge of answers that have become the same says 0.93 of each, and will never say 1."""
+    sure = fa.Rule(lambda t: 0.93 if t.reward else 0.1, name="judge")
+
+    def played(step):
+        return [group(*((0.0, 1.0) * 2 if step == 0 else (1.0,) * 4), seed=10 * step + n) for n in range(4)]
+
+    with trainer(tmp_path, played, reward=sure, max_empty_steps=4) as run:
+        assert run.fit(Duel, steps=200).reason.startswith("plateau: all 64 episodes")
+
+
+@pytest.mark.parametrize(("most", "known"), [(3, 3.0), (2.5, 2.5), (np.float32(2), 2.0), ("much", None), (print, None)])
+def test_what_an_environment_calls_max_reward_counts_where_it_is_a_number(most, known):
+    kind = type("t", (Duel,), {"max_reward": most})
+    assert Source(kind).max_reward == {"t": known}

@@ -214,7 +214,7 @@ def test_the_mean_reward_is_that_of_trained_policies():
     found = summarise(judged([group((-1, 1), (-1, 1), (0, 0))]), {"hero"})
     assert found["reward/mean"] == found["reward/hero"] == found["reward/a"] == pytest.approx(-2 / 3)
     assert found["reward/b"] == pytest.approx(2 / 3) and "reward/rival" not in found
-    both = summarise(judged([group((-1, 1), (-1, 1))]), {"hero", "rival"})
+    both = summarise(judged([group((-1, 1), (-1, 1)), group((-1, 1), (-1, 1), seed=1)]), {"hero", "rival"})
     assert (both["reward/mean"], both["reward/hero"], both["reward/rival"]) == (0.0, -1.0, 1.0)
     assert both["reward_ci/hero"] == 0.0
 
@@ -244,6 +244,26 @@ def test_confidence_interval_is_students():
     assert half == pytest.approx(3.182446 * 1.2909944 / 2, rel=1e-6)
     assert mean_and_ci([1.0]) == (1.0, float("inf"))
     assert np.isnan(mean_and_ci([])[0])
+
+
+def test_siblings_are_no_evidence_apart():
+    """Eight times the same game is one game; of 64 independent games each counts."""
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(400):
+        difficulty = rng.beta(0.5, 0.5, size=8)
+        wins = (rng.random((8, 8)) < difficulty[:, None]).astype(float)
+        mean, half = mean_and_ci(wins.ravel().tolist(), np.repeat(range(8), 8).tolist())
+        covered += abs(mean - 0.5) <= half
+    assert 0.91 < covered / 400 < 0.98, "taken as 64 it is 0.6"
+    apart = [3.0, 1.0, 4.0]
+    assert mean_and_ci(apart, [7, 8, 9]) == pytest.approx(mean_and_ci(apart))
+    items = judged([group((0, 0), (0, 0), (0, 0)), group((1, 0), (1, 0), (1, 0), seed=1)])
+    found = summarise(items, {"hero"})
+    assert found["reward/mean"] == 0.5
+    for name in ("reward/ci", "reward_ci/hero", "reward_ci/a"):
+        assert found[name] == pytest.approx(mean_and_ci([0.0, 1.0])[1]), name
+    assert summarise(items[:1], {"hero"})["reward/ci"] == np.inf
 
 
 def test_samples_know_their_trajectory_and_turns():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_trainers.overlap import Ahead, Behind, window
+from forge_trainers.overlap import Ahead, Behind, Taken, window
 
 
 def batches_of(staleness, playing, loading, judging=None):
@@ -282,3 +282,23 @@ def test_the_caller_goes_on_when_the_work_lets_go_and_not_before():
 
     asyncio.run(asyncio.wait_for(main(), 10))
     assert order == ["published", "caller", "loaded"]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 6])
+def test_a_run_that_goes_on_with_another_number_of_groups_gets_its_batches(size):
+    """A checkpoint of steps of 4 groups: one group of step 4 is owed, one of step 5 was taken early."""
+    taken = Taken()
+    taken.load_state_dict({"owed": np.array([(4, 3)]), "early": np.array([(5, 0)])})
+
+    async def collect(step, put):
+        for number in taken.missing(step, size):
+            if number < size:  # a step has no other tasks
+                put(number, (step, number))
+
+    async def train():
+        ahead = Ahead(collect, as_they_are, staleness=0, steps=7, size=size, taken=taken)
+        return [await asyncio.wait_for(ahead.batch(step).judged, 10) for step in (5, 6)]
+
+    first, second = asyncio.run(train())
+    assert len(first) == len(second) == size and ((4, 3) in first) == (size > 3)
+    assert second == [(6, number) for number in range(size)]

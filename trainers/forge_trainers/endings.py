@@ -185,7 +185,8 @@ def _reaches(reward: float, top: float) -> bool:
 def most_of(reward: Any, env_top: float | None) -> float | None:
     """The most that `reward` can be where the environment pays at most `env_top`; None where nobody knows.
 
-    Verifiers score at most 1, weighted ones the sum of their weights; any other reward may say it in ``max_reward``.
+    Exact verifiers give 1, weighted ones the sum of their weights. One that only grades, such as a judge or an ensemble,
+    may never give its highest score. Any other reward may say it in ``max_reward``.
     """
     from forge_verifiers.composition import terms_of
     from forge_verifiers.verifier import Verifier
@@ -194,7 +195,9 @@ def most_of(reward: Any, env_top: float | None) -> float | None:
         return env_top
     if (own := getattr(reward, "max_reward", None)) is not None:
         return float(own)
-    return min(1.0, sum(weight for weight, _ in terms_of(reward))) if isinstance(reward, Verifier) else None
+    terms = terms_of(reward) if isinstance(reward, Verifier) else ()
+    exact = bool(terms) and all(getattr(verifier, "exact", False) for _, verifier in terms)
+    return min(1.0, sum(weight for weight, _ in terms)) if exact else None
 
 
 def nothing_played(judged: Sequence[JudgedGroup], trained: Collection[str]) -> str | None:

@@ -329,14 +329,14 @@ def summarise(judged: Sequence[JudgedGroup], trained: Collection[str] = ()) -> d
         trained: Policies whose seats count; none counts all seats.
 
     Returns:
-        ``reward/mean`` over episodes of the mean over the seats of trained policies, its 95 % half-width ``reward/ci``,
-        and by agent and by trained policy ``reward/NAME`` and ``reward_ci/NAME``; the policy's where both have one
-        name.
+        ``reward/mean`` over episodes of the mean over the seats of trained policies, its 95 % half-width ``reward/ci``
+        as of a sample of seeds, and by agent and by trained policy ``reward/NAME`` and ``reward_ci/NAME``; the policy's
+        where both have one name.
     """
-    episodes = list(rewards_by(judged, "episode", trained).values())
-    mean, half_width = mean_and_ci([float(np.mean(rewards)) for rewards in episodes])
+    episodes = rewards_by(judged, "episode", trained).values()
+    mean, half_width = mean_and_ci([float(np.mean(own)) for own, _ in episodes], [group for _, (group, *_) in episodes])
     named = {**rewards_by(judged, "agent"), **(rewards_by(judged, "policy", trained) if trained else {})}
-    found = {name: mean_and_ci(rewards) for name, rewards in named.items()}
+    found = {name: mean_and_ci(*own) for name, own in named.items()}
     return {
         "reward/mean": mean,
         "reward/ci": half_width,
@@ -347,9 +347,12 @@ def summarise(judged: Sequence[JudgedGroup], trained: Collection[str] = ()) -> d
 
 def rewards_by(
     judged: Sequence[JudgedGroup], what: Literal["agent", "policy", "episode"], trained: Collection[str] = ()
-) -> dict[str, list[float]]:
-    """Rewards by agent, policy or episode, of trained policies or of all; without failures and abstentions."""
-    found: dict[str, list[float]] = {}
+) -> dict[str, tuple[list[float], list[int]]]:
+    """Rewards by agent, policy or episode, of trained policies or of all, each with the number of its group.
+
+    Failures and abstentions are left out.
+    """
+    found: dict[str, tuple[list[float], list[int]]] = {}
     for number, item in enumerate(judged):
         for index, episode in enumerate(item.group.episodes):
             for agent, reward in {} if episode.error is not None else item.episode_rewards(index).items():
@@ -358,7 +361,9 @@ def rewards_by(
                 policy = episode.trajectories[agent].policy
                 if not trained or policy in trained:
                     key = {"agent": agent, "policy": policy, "episode": f"{number}/{index}"}[what]
-                    found.setdefault(key, []).append(reward)
+                    rewards, groups = found.setdefault(key, ([], []))
+                    rewards.append(reward)
+                    groups.append(number)
     return found
 
 
@@ -404,16 +409,24 @@ def rates(groups: Sequence[EpisodeGroup], seconds: float) -> dict[str, float]:
     }
 
 
-def mean_and_ci(values: Sequence[float]) -> tuple[float, float]:
+def mean_and_ci(values: Sequence[float], groups: Sequence[int] | None = None) -> tuple[float, float]:
     """Mean and the half-width of its 95 % confidence interval, by Student's t.
 
-    Without values both are NaN; with one the half-width is infinite.
+    Values of one group share a seed and are no evidence apart: each group's deviation counts as one (the
+    cluster-robust variance of a mean, Liang and Zeger 1986).
+
+    Args:
+        values: What the mean is of. Without any both results are NaN.
+        groups: The group of each; None: each is its own. With one group the half-width is infinite.
     """
     from scipy.stats import t
 
     if not len(values):
         return float("nan"), float("nan")
-    if len(values) == 1:
-        return float(values[0]), float("inf")
-    spread = np.std(values, ddof=1) / np.sqrt(len(values))
-    return float(np.mean(values)), float(t.ppf(0.975, len(values) - 1) * spread)
+    mean = float(np.mean(values))
+    _, place = np.unique(range(len(values)) if groups is None else groups, return_inverse=True)
+    deviations = np.bincount(place, weights=np.asarray(values, np.float64) - mean)
+    if (num := len(deviations)) == 1:
+        return mean, float("inf")
+    spread = np.sqrt(num / (num - 1) * np.square(deviations).sum()) / len(values)
+    return mean, float(t.ppf(0.975, num - 1) * spread)

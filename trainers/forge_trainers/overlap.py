@@ -52,6 +52,12 @@ class Taken:
         self._newest = self.early, self.owed
         self._by_step: dict[int, tuple[frozenset[Key], frozenset[Key]]] = {}
 
+    def fit(self, size: int) -> None:
+        """A step has `size` groups from here on; where it had more, and any of those counts, all is forgotten."""
+        if any(number >= size for _, number in self.early | self.owed):
+            self.early = self.owed = frozenset()
+            self.begin()
+
     def missing(self, step: int, size: int) -> list[int]:
         """Numbers of the groups of `step` that are to be played, of `size`."""
         owed = [number for at, number in sorted(self.owed) if at == step]
@@ -131,6 +137,7 @@ class Ahead(Generic[G, J]):
     def batch(self, step: int) -> Batch[G, J]:
         """What `step` learns from; starts all that may start now. The learner has finished every step before."""
         if not self._next:
+            self._book.fit(self._size)
             for at in sorted({at for at, _ in self._book.owed}):
                 self._start(at)
         for at in range(max(step, self._next), min(step + self._ahead + 1, self._steps)):

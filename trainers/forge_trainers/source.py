@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -114,7 +115,7 @@ class Source:
         def make() -> AECEnv[str, Any, Any]:
             env = self.make(name)
             most = getattr(env, "max_reward", None)
-            self.max_reward[name] = None if most is None else float(most)
+            self.max_reward[name] = float(most) if isinstance(most, Real) else None  # others may mean something else
             return env
 
         return make

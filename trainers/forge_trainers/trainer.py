@@ -391,9 +391,9 @@ class GRPOTrainer:
         return EvalResult(
             reward=summary["reward/mean"],
             ci=summary["reward/ci"],
-            by_agent={seat: mean_and_ci(found)[0] for seat, found in rewards_by(measured, "agent").items()},
+            by_agent={seat: mean_and_ci(*found)[0] for seat, found in rewards_by(measured, "agent").items()},
             by_policy={
-                name: mean_and_ci(found)[0] for name, found in rewards_by(measured, "policy").items() if name in trained
+                name: mean_and_ci(*found)[0] for name, found in rewards_by(measured, "policy").items() if name in trained
             },
             episodes=tuple(episode for group in groups for episode in group.episodes),
             failed=sum(len(group.failed) for group in groups),
