@@ -185,8 +185,8 @@ def _reaches(reward: float, top: float) -> bool:
 def most_of(reward: Any, env_top: float | None) -> float | None:
     """The most that `reward` can be where the environment pays at most `env_top`; None where nobody knows.
 
-    Exact verifiers give 1, weighted ones the sum of their weights. One that only grades, such as a judge or an ensemble,
-    may never give its highest score. Any other reward may say it in ``max_reward``.
+    Exact verifiers give 1, weighted ones the sum of their weights. One that only grades, such as a judge or an
+    ensemble, may never give its highest score. Any other reward may say it in ``max_reward``.
     """
     from forge_verifiers.composition import terms_of
     from forge_verifiers.verifier import Verifier

@@ -387,14 +387,12 @@ class GRPOTrainer:
         judged = await judge(groups, reward, timeout_s=self.config.stage_timeout_s)
         trained = [name for name, policy in self._models(source, part=True).items() if policy.trainable]
         measured = self._lineup.measured(judged)
-        summary = summarise(measured, trained)
+        summary, by_policy = summarise(measured, trained), rewards_by(measured, "policy")
         return EvalResult(
             reward=summary["reward/mean"],
             ci=summary["reward/ci"],
             by_agent={seat: mean_and_ci(*found)[0] for seat, found in rewards_by(measured, "agent").items()},
-            by_policy={
-                name: mean_and_ci(*found)[0] for name, found in rewards_by(measured, "policy").items() if name in trained
-            },
+            by_policy={name: mean_and_ci(*found)[0] for name, found in by_policy.items() if name in trained},
             episodes=tuple(episode for group in groups for episode in group.episodes),
             failed=sum(len(group.failed) for group in groups),
         )
