@@ -137,6 +137,23 @@ def test_solutions_that_end_without_a_mark_are_read():
         assert not any(rule.score([said(text, e["answer"] + "7")])[0] for text, e in zip(ends, entries, strict=True))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("The final answer is #### 300", "So the rope is 300 cm long. #### 300", "#### 300 #### 300", "x\n### 300"),
+        *("3 m = 300 cm", "The answer is 3 m = 300 cm.", "3 m * 100 cm/m = 300 cm", "3*100=<<3*100=300>>300"),
+        *("1 m is 100 cm, so it is 300 cm long.", "So it is 3*100=<<3*100=300>>300 cm."),
+    ],
+)
+def test_lengths_are_worked_out_as_models_do(text):
+    assert scores(text, "#### 300")[1:] == [1, 1] and scores(text, "#### 100")[1:] == [0, 0]
+
+
+@pytest.mark.parametrize("text", ["2x = 300", "3m = 300", "3m = 300s", "a + b = 300"])
+def test_an_equation_in_letters_is_not_its_right_side(text):
+    assert scores(text, "300")[1:] == [0, 0]
+
+
 # Letters, digits and signs of the numbers that a gold answer may be, and of another one.
 numbers = st.one_of(
     st.integers(-(10**9), 10**9).map(str),

@@ -94,11 +94,12 @@ def same_text(read: Stated, gold: str) -> bool:
 
 _BOX = re.compile(r"\\+f?boxe?d?\s*\{|\\.|[{}]", re.DOTALL)
 _TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
-_HASHES = re.compile(r"^####[ \t]*([^\s#][^\n]*)", re.MULTILINE)
+_HASHES = re.compile(r"(?:^|(?<=\s))####[ \t]*([^\s#](?:(?!\s####)[^\n])*)", re.MULTILINE)
 _LINK = re.compile(
     r"s?\b[*_`\"')\]]*[^\n.:=?!;\uff1a]{0,60}?"
     r"(?:[ *_]*([:=\uff1a])[*_]*|\s(?:is|are|was|be|equals|comes to)\b(?:\s*(:))?)\s*(?:\n[\s>]*)?"
 )
+_CALCULATED = re.compile(r"<<[^<>\n]*>>")  # 3*100=<<3*100=300>>300, as GSM8K has it
 _TOKEN = re.compile(r"<\|\w+\|>")  # <|im_end|>
 _ALIGNED = re.compile(r"\\begin\{((?:align|gather|equation|split)\w*\*?)\}(.{0,4000}?)\\end\{\1\}", re.DOTALL)
 _TITLE = re.compile(r"[#>*_ \t]*(?:(?:the|final)\s+)*a", re.IGNORECASE)
@@ -143,6 +144,8 @@ def stated(text: str) -> Stated:
     """Reads the final answer of a text."""
     if "</think>" in text and (spoken := text.rpartition("</think>")[2].strip()):
         text = spoken
+    if "<<" in text:
+        text = _CALCULATED.sub("", text)
     if "<|" in text:
         text = _TOKEN.sub("\n", text)
     if "\\begin{" in text:
@@ -324,15 +327,16 @@ _REMARK = re.compile(
     r"|our|my|your|each|these|those)\b|[a-z]+\s+and\s+[a-z])|\s-\s(?=[A-Za-z])|;\s+(?=[A-Za-z]{2})"
     r"|(?<![\\A-Za-z])(?:because|since|which|so|as|after|given|is|are|was|were|but|instead|rather|hence|therefore"
     r"|thus|due|using|from|in (?:total|all|the)|altogether|left|now|remaining|correct|right|I|we|you|it|this|that|there"
-    r"|they|he|she|not|the|with|than|each|assuming|provided|while|for)\b|(?<=%)\s+of\b"
+    r"|they|he|she|not|the|with|than|each|assuming|provided|while|for|long|wide|tall|high|deep)\b|(?<=%)\s+of\b"
     r"|\s\((?!base|mod|maybe|perhaps|possibly)(?:(?:\d+\s+)?[A-Za-z]{3}|i\.e|e\.g)).*",
     re.DOTALL,
 )
-_HEAD = re.compile(r"^(?:[\s,:;!?\u2014]|\.(?!\d))+")
+_HEAD = re.compile(r"^(?:[\s,:;!?\u2014]|\.(?!\d)|#+[ \t])+")
 _REASON = re.compile(r",?\s+(?:because|since)\b")
 _EXPLAINED = re.compile(r"(?<=\S)\s*\n[\s*_#]*(?:Explanation|Reasoning|Justification|Verification|Note)\b")
 _LETTER = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
 _COUNTED = re.compile(r"(?<=\d)\s+(?!sin|cos|tan|log|sqrt|mod)[a-z]{2,}\b|(?<=\d)\s*x(?=\s*\$?\d)")  # 6 kg, 2 x 3
+_MEASURED = re.compile(r"(?<=\d)(?:\s[mghsl]|\s?(?:[kcm]m|[km]g|[km]l|min))(?![A-Za-z])(?:/[a-z]+)?")  # 3 m * 100 cm/m
 _CHOICE = re.compile(
     r"(?:\\text\w*\{)?(?:\(?([A-J])\)\}?[\s\\]+\S|([A-J])\.\s+\S|\(?([A-J])\)?\s+(?:is|would be)\s+(?:the\s+)?"
     r"(?:correct|right|true|best)\b).*",
@@ -528,6 +532,9 @@ def _bare(text: str) -> str:
     if ("=" in text or "\u2248" in text or "\\approx" in text) and not re.search("[<>]|!=", text):
         left, _, _ = text.replace("\\approx", "\u2248").partition("\u2248")
         sum_, _, result = (left or text).rpartition("=")
-        if not _LETTER.search(_TEXT.sub("", _COUNTED.sub("", sum_ or result))):  # 6 * 7 = 42, 6 kg + 7 kg = 13 kg
+        sum_ = sum_ or result
+        if _LETTER.search(result):  # 3 m = 300 cm, but of 3m = 300 m may be what is sought
+            sum_ = _MEASURED.sub("", sum_)
+        if not _LETTER.search(_TEXT.sub("", _COUNTED.sub("", sum_))):  # 6 * 7 = 42, 6 kg + 7 kg = 13 kg
             text = result.strip()
     return text
