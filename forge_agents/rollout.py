@@ -15,13 +15,13 @@ import time
 import traceback
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from pettingzoo import AECEnv, ParallelEnv
 
-from forge_agents._text_game import hook
+from forge_agents._text_game import hook, writable
 from forge_agents.errors import (
     ActorDiedError,
     ArgumentError,
@@ -233,7 +233,7 @@ def _look(
     observation, reward, terminated, truncated, info = env.last()
     news = _News.of(agent, 0.0 if agent in told else reward, terminated, truncated, info)
     told.setdefault(agent, news.reward)
-    return agent, str(observation), news, info
+    return agent, writable(str(observation)), news, info
 
 
 def _step(env: AECEnv[str, Any, Any], action: str | None, told: dict[str, float]) -> dict[str, _News]:
@@ -318,7 +318,7 @@ Views: TypeAlias = dict[str, tuple[str, Mapping[str, Any]]]
 
 
 def _views(env: ParallelEnv[str, Any, Any], observations: Mapping[str, Any], infos: Mapping[str, Any]) -> Views:
-    return {agent: (str(observations[agent]), infos.get(agent, {})) for agent in env.agents}
+    return {agent: (writable(str(observations[agent])), infos.get(agent, {})) for agent in env.agents}
 
 
 def _round(
@@ -340,7 +340,8 @@ def _cut_off(seats: Iterable[_Seat]) -> None:
 async def _decide(seat: _Seat, observation: str, info: Mapping[str, Any]) -> Decision:
     """A player's decision; its failure becomes data, a dead engine or a spent budget does not."""
     try:
-        return await seat.player.decide(observation, info)
+        decision = await seat.player.decide(observation, info)
+        return replace(decision, action=writable(decision.action))  # half an emoji, from an endpoint
     except (ContextFullError, ActorDiedError, BudgetError, StallError):
         raise
     except Exception as cause:  # a player is user code: any failure is the episode's, not the run's
@@ -372,7 +373,7 @@ def _finite(reward: Any, agent: str) -> float:
 
 def _instructions(env: PlayableEnv, agent: str) -> str:
     tell = hook(env, "instructions")
-    return "" if tell is None else str(tell(agent))
+    return "" if tell is None else writable(str(tell(agent)))
 
 
 def _json_safe(info: Mapping[str, Any]) -> dict[str, Any]:

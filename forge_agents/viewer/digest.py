@@ -5,11 +5,14 @@ In: one row of ``episodes.jsonl``, of a training run or a benchmark. Out: a `Dig
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from forge_agents._text_game import writable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +50,9 @@ def digest(row: Any) -> Digest:
         ValueError: It is no episode of a form that is known here.
     """
     try:
-        if "trajectories" in row:
-            return _of_episode(row)
-        if "lineup" in row:
-            return _of_record(row)
+        if "trajectories" in row or "lineup" in row:
+            found = _of_episode(row) if "trajectories" in row else _of_record(row)
+            return _storable(found)
     except (KeyError, TypeError, ValueError, AttributeError) as cause:
         raise ValueError(f"an episode with a damaged field ({type(cause).__name__}: {cause})") from cause
     raise ValueError("neither an episode of a training run nor a record of a benchmark")
@@ -58,13 +60,27 @@ def digest(row: Any) -> Digest:
 
 def number(value: Any) -> float | None:
     """`value` as a finite float; None where it is missing, NaN or infinite."""
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+    try:
+        return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+    except OverflowError:  # an int of 400 digits
+        return None
 
 
 def total_reward(trajectory: Mapping[str, Any]) -> float:
     """What the environment gave an agent in all."""
     earned = (number(turn.get("reward")) or 0.0 for turn in trajectory["turns"])
     return math.fsum((number(trajectory.get("early_reward")) or 0.0, *earned))
+
+
+def _storable(found: Digest) -> Digest:
+    """The digest as SQLite takes it: text that can be written, integers of 64 bits."""
+    fields: dict[str, Any] = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+    for name, value in fields.items():
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ValueError(f"{name} has {value.bit_length()} bits")
+        if isinstance(value, str):
+            fields[name] = writable(value)
+    return Digest(**fields)
 
 
 def _of_episode(row: Mapping[str, Any]) -> Digest:

@@ -104,10 +104,12 @@ def _calls(action: str, count: int) -> list[dict[str, Any]]:
     return found or [{"name": "", "arguments": {}}]
 
 
-def finite(value: Any) -> Any:
-    """`value` with NaN and infinities as None, so that it is JSON for browsers too."""
+def finite(value: Any, depth: int = 50) -> Any:
+    """`value` with NaN and infinities as None, so that it is JSON for browsers too; cut off below `depth` levels."""
+    if depth == 0:
+        return "..."
     if isinstance(value, Mapping):
-        return {str(key): finite(item) for key, item in value.items()}
+        return {str(key): finite(item, depth - 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
+        return [finite(item, depth - 1) for item in value]
     return number(value) if isinstance(value, float) else value

@@ -161,6 +161,32 @@ def test_infos_keep_the_truth_values_and_numbers_of_numpy():
     }
 
 
+def test_text_that_cannot_be_written_is_mended_where_it_arrives():
+    class Half(fa.TurnEnv):
+        possible_agents = ("a",)
+
+        def setup(self, rng):
+            pass
+
+        def instructions(self, agent):
+            return "i \ud83d"
+
+        def observe_text(self, agent):
+            return "o"
+
+        def observe(self, agent):
+            return "o \ud83d"
+
+        def act(self, agent, action):
+            return fa.Outcome(done=True)
+
+    seen = []
+    episode = asyncio.run(play(Half(), {"a": fa.Scripted(lambda o: seen.append(o) or "x \ud83d")}, seed=1))
+    trajectory = episode.trajectories["a"]
+    told = trajectory.instructions, trajectory.turns[0].observation, trajectory.turns[0].action
+    assert (seen, told) == (["o \ufffd"], ("i \ufffd", "o \ufffd", "x \ufffd"))
+
+
 def test_nan_reward_is_an_error_of_the_episode():
     class Nan(Count):
         def act(self, agent, action):

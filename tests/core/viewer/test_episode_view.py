@@ -1,3 +1,4 @@
+import functools
 import math
 
 import pytest
@@ -45,6 +46,7 @@ def test_what_is_not_a_number_is_none():
     assert [agent["trained"] for agent in shown["agents"]] == [None, 0.5]
     assert [turn["advantage"] for turn in shown["turns"]] == [None, None, None, None]
     assert shown["trained"] == 0.5
+    assert "..." in str(finite(functools.reduce(lambda inside, _: [inside], range(900), 1)))
     assert finite({"a": [math.nan, 1, {"b": -math.inf}], 3: "x"}) == {"a": [None, 1, {"b": None}], "3": "x"}
 
 

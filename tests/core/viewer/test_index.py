@@ -129,6 +129,19 @@ def test_damaged_and_foreign_lines_are_told_and_the_rest_is_kept(tmp_path):
     assert [row["seed"] for row in index.find(Query(sort="oldest"))["rows"]] == [7, 8, 7, 9]
 
 
+def test_one_odd_episode_does_not_hide_the_others(tmp_path):
+    """Half an emoji, as endpoints cut answers off, and numbers that no database holds."""
+    odd = [episode(words="a \ud83d"), episode(), episode(seed=2**64), episode(step=10**30)]
+    odd[1]["trajectories"]["a"]["turns"][1]["reward"] = 10**400
+    index = EpisodeIndex(write_lines(tmp_path / "episodes.jsonl", [episode(), *odd, episode(seed=8)]))
+    assert index.update() == 4
+    assert [problem.split(" is left out: ")[0] for problem in index.status()["problems"]] == [
+        "line 4 of episodes.jsonl",
+        "line 5 of episodes.jsonl",
+    ]
+    assert [row["seed"] for row in index.find(Query(sort="oldest"))["rows"]] == [7, 7, 7, 8]
+
+
 def test_a_file_of_nothing_but_rubbish_is_read_once(tmp_path):
     log = tmp_path / "episodes.jsonl"
     log.write_text("rubbish\n" * 7)
