@@ -345,3 +345,38 @@ def test_a_run_on_a_reward_that_never_gives_its_highest_score_ends_well(tmp_path
 def test_what_an_environment_calls_max_reward_counts_where_it_is_a_number(most, known):
     kind = type("t", (Duel,), {"max_reward": most})
     assert Source(kind).max_reward == {"t": known}
+
+
+def unlucky(step):
+    """One seed a step, of which every third is one that the environment does not survive."""
+    return [group(0.0, 1.0, seed=step, **({"error": BROKEN, "end": "error"} if step % 3 == 2 else {}))]
+
+
+def test_a_run_of_one_group_a_step_survives_a_seed_that_fails(tmp_path, capsys):
+    with trainer(tmp_path, unlucky, groups_per_step=1) as run:
+        assert run.fit(Duel, steps=9).steps == 9
+    assert capsys.readouterr().out.count("used 0  flat 0  failed 1") == 3
+
+
+def test_a_run_that_breaks_on_its_way_ends_after_the_steps_that_it_waits(tmp_path):
+    def played(step):
+        return [group(0.0, 1.0, seed=n, **({"error": BROKEN, "end": "error"} if step > 1 else {})) for n in range(4)]
+
+    with trainer(tmp_path, played, max_empty_steps=3) as run, pytest.raises(EmptyBatchError, match=r"step 5: all 8"):
+        run.fit(Duel, steps=50)
+    assert ending_of(tmp_path)["ending"] == "broken"
+    with trainer(tmp_path, played, max_empty_steps=3) as again, pytest.raises(EmptyBatchError, match=r"step 6: all 8"):
+        again.fit(Duel, steps=50)  # nothing has been played in this session
+
+
+def test_held_out_episodes_that_fail_are_counted(tmp_path):
+    async def rehearse(tasks, play, stack):
+        return [group(1.0, seed=n, **({"error": BROKEN, "end": "error"} if n else {})) for n in range(4)]
+
+    def played(step):
+        return [group(0.0, 1.0, seed=n) for n in range(4)]
+
+    with trainer(tmp_path, played, eval_every=1, eval_episodes=4) as run:
+        run._lineup.rehearse = rehearse
+        (row,) = run.fit(Duel, steps=1).metrics
+    assert (row["eval/reward"], row["eval/failed"]) == (1.0, 3.0)

@@ -29,6 +29,7 @@ _SHOWN = (
     ("s/step", "time/step_s", "{:.1f}"),
 )
 _SHOWN_IF_ANY = (
+    ("held-out failed", "eval/failed", "{:.0f}"),
     ("too long", "dropped/too_long", "{:.0f}"),
     ("bad logprobs", "dropped/bad_logprobs", "{:.2%}"),
 )

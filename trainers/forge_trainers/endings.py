@@ -32,7 +32,8 @@ class Ending:
     kind: Literal["solved", "plateau", "flat", "broken"]
     """``solved``: every episode earns the most there is. ``plateau``: every episode earns the highest reward that was
     seen, and nobody knows whether more can be earned. ``flat``: siblings earn the same, or no group counts, for other
-    reasons. ``broken``: a step in which every episode failed, or nothing was sampled."""
+    reasons. ``broken``: every episode failed, or nothing was sampled, in the first step of a session or in as many in a
+    row as are waited for."""
     reason: str
     """What was seen and what to do about it."""
 
@@ -57,6 +58,7 @@ class Endings:
 
     def begin(self) -> None:
         """Begin a session: steps without a lesson are counted from here."""
+        self._played, self._unplayed = False, 0
         self._steps = self._episodes = self._lost = self._abstained = 0
         self._levels: dict[Seat, Counter[float]] = {}
         """Of those steps, groups by the reward of their best sibling."""
@@ -78,14 +80,18 @@ class Endings:
             trained: Policies that learn.
             tops: Of every environment that may be drawn, the most that its reward can be; None where nobody knows.
         """
-        if (reason := nothing_played(judged, trained)) is not None:
-            return Ending(kind="broken", reason=f"step {step + 1}: {reason}")
-        taught = bool(lessons.samples)
+        reason, taught = nothing_played(judged, trained), bool(lessons.samples)
+        if reason is not None:
+            self._unplayed += 1
+            if not self._played or self._unplayed >= self._patience:  # later a step of few seeds may just be unlucky
+                return Ending(kind="broken", reason=f"step {step + 1}: {reason}")
         if taught:
             self.begin()
         else:
             self._steps += 1
             self._lost += lessons.counts["too_long"]
+        if reason is None:
+            self._played, self._unplayed = True, 0
         for item in judged:
             if item.group.failed:
                 continue

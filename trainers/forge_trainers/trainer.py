@@ -158,8 +158,9 @@ class GRPOTrainer:
             that was seen, the run is over before its steps are, saved and exported, and the result has the reason.
 
         Raises:
-            EmptyBatchError: `max_empty_steps` in a row had no group to learn from, or one in which every episode failed
-                or nothing was sampled. The run is saved before; another call goes on with new seeds.
+            EmptyBatchError: `max_empty_steps` in a row had no group to learn from; or in the first step, or that many
+                in a row, every episode failed or nothing was sampled. The run is saved before; another call goes on
+                with new seeds.
             DivergedError: A loss or gradient is not finite; the batch is kept in ``failed-batches``.
             MismatchError: Sampler and learner do not hold the same model; the batch is kept there too.
             KeyboardInterrupt: Ctrl-C; the step was finished and saved before.
@@ -368,7 +369,7 @@ class GRPOTrainer:
         if not every or ((step + 1) % every and not over):
             return {}
         result = await self._evaluate(source, self.config.eval_episodes, env_reward)
-        found = {"eval/reward": result.reward, "eval/ci": result.ci}
+        found = {"eval/reward": result.reward, "eval/ci": result.ci, "eval/failed": float(result.failed)}
         found |= {f"eval/reward/{name}": reward for name, reward in result.by_policy.items()}
         if samples := self.config.exploitability_samples:
             from forge_agents.bench.model_strategy import exploited
