@@ -257,6 +257,17 @@ WRITINGS = [
     ("No, 15 is not prime.", "no", True),
     ("The statement is true.", "True", True),
     ("It is not so that the statement is true.", "True", False),
+    # Dates, scores and times are no sums.
+    ("The date is 2020-01-05.", "2020-01-05", True),
+    ("The date is 2020-02-04.", "2020-01-05", False),
+    ("2015", "2020-01-04", False),
+    ("The answer is 05/01/2021.", "5/1/2021", True),
+    ("The answer is 02/02/2021.", "01/01/2021", False),
+    ("The score was 3-2.", "3-2", True),
+    ("The score was 2-1.", "3-2", False),
+    ("It arrives at 03:30.", "3:30", True),
+    ("It arrives at 4:40.", "3:30", False),
+    ("The ratio is 5:10.", "1:2", True),
 ]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -97,7 +98,7 @@ class Numeric(TrajectoryRule):
         text, wanted = last_action(trajectory), golds(trajectory, self.answer_key)
         if text is None or wanted is None:
             return None
-        numbers = [number for gold in wanted if (number := _number(gold))]
+        numbers = [number for gold in wanted if not _fields(gold) and (number := _number(gold))]
         if not numbers:
             self.unread.add(self.name, wanted[0], compared=False, reason="not a number")
             return None
@@ -249,6 +250,9 @@ def _texts_equal(answer: str, gold: str, tolerance: float) -> bool:
     text = plain_text(answer)
     if text and text == plain_text(gold):
         return True
+    fields, said = _fields(gold), _fields(answer)
+    if fields and (said or fields[0] != ":"):  # 3:30 may be a ratio
+        return fields == said
     for one, other in ((answer, gold), (gold, answer)):  # 3,14 is a number beside 3.14, beside "3, 14" it is a list
         if (digits := decimal_comma(one.strip())) and "." in (literal(other.strip()) or ""):
             return _texts_equal(digits, other, tolerance)
@@ -257,6 +261,18 @@ def _texts_equal(answer: str, gold: str, tolerance: float) -> bool:
                 answer, gold, tolerance
             )
     return _parsed_equal(answer, gold, tolerance)
+
+
+_FIELDS = re.compile(r"\d+(?:-\d+)+|\d+/\d+/\d+|\d{1,2}:[0-5]\d(?::[0-5]\d)?")
+
+
+def _fields(text: str) -> tuple[str | int, ...]:
+    """The sign and the numbers of a date, a score, a range or a time of day, of which nobody takes the difference."""
+    text = text.strip("$ ").replace("\u2013", "-").replace("\u2212", "-")
+    if not _FIELDS.fullmatch(text):
+        return ()
+    sign = text.lstrip("0123456789")[0]
+    return sign, *map(int, text.split(sign))
 
 
 def _parsed_equal(answer: str, gold: str, tolerance: float) -> bool:
