@@ -33,9 +33,10 @@ def test_a_pipe_gets_plain_lines(shown):
 
 
 def test_what_was_dropped_is_shown(shown, monkeypatch):
+    monkeypatch.setitem(ROW, "groups/abstained", 2.0)
     monkeypatch.setitem(ROW, "dropped/too_long", 3.0)
     monkeypatch.setitem(ROW, "dropped/bad_logprobs", 0.0)
-    assert shown(force_terminal=False).splitlines()[-1].endswith("s/step 2.0  too long 3")
+    assert shown(force_terminal=False).splitlines()[-1].endswith("s/step 2.0  abstained 2  too long 3")
 
 
 def test_a_dumb_terminal_gets_the_same(shown):

@@ -238,6 +238,15 @@ def test_a_policy_that_is_called_like_a_seat_goes_first():
     assert (found["reward/a"], found["reward/b"]) == (5.0, 3.0)
 
 
+@pytest.mark.parametrize("returned", [["good", "bad"], {"a": 1.0}, [[1.0], [1.0, 2.0]]])
+def test_a_reward_that_returns_no_numbers_is_told_what_it_returned(returned):
+    def praise(trajectories):
+        return returned
+
+    with pytest.raises(ValueError, match="reward praise returned .*for 2 trajectories; return one number each"):
+        judged([group((0, 0))], praise)
+
+
 def test_confidence_interval_is_students():
     mean, half = mean_and_ci([1.0, 2.0, 3.0, 4.0])
     assert mean == 2.5

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import reprlib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -174,7 +175,13 @@ def _call(reward: Reward, trajectories: Sequence[Trajectory], name: str) -> _Ass
 
 
 def _checked(returned: Any, trajectories: Sequence[Trajectory], name: str) -> np.ndarray:
-    scores = _finite(returned)
+    try:
+        scores = _finite(returned)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"reward {name} returned {reprlib.repr(returned)} for {len(trajectories)} trajectories; "
+            "return one number each"
+        ) from None
     if scores.shape != (len(trajectories),):
         raise ValueError(
             f"reward {name} returned shape {scores.shape} for {len(trajectories)} trajectories; return one number each"
