@@ -279,8 +279,9 @@ def _adjusted(compared: Iterable[tuple[str, str, str, Difference]]) -> list[Pair
 def _games(records: Iterable[Record]) -> Iterable[Game]:
     """One game for every deal that two players met in: who earned more over all its line-ups has won.
 
-    The line-ups of a deal count together, because a good hand is no merit: with seats swapped, both had it. A deal of
-    which an episode is missing, failed, or was ended by somebody's illegal decision, is no game.
+    The line-ups of a deal count together, because a good hand or seat is no merit: with seats swapped, both had it. A
+    deal without swapped seats, or of which an episode is missing, failed, or was ended by somebody's illegal decision,
+    is no game.
     """
     deals: dict[tuple[int, int, frozenset[str]], list[Record]] = {}
     for record in records:
@@ -296,7 +297,10 @@ def _games(records: Iterable[Record]) -> Iterable[Game]:
             record.error or any(seat.forfeit for seat in record.seats.values()) for record in played
         )
         held = [[seat.reward for record in played for seat in _seats(record, name)] for name in (first, second)]
-        if not spoilt and all(held):  # a seat that took no part has no record
+        places = [
+            {seat for record in played for seat, by in record.lineup.items() if by == name} for name in (first, second)
+        ]
+        if not spoilt and places[0] == places[1] and all(held):  # a seat that took no part has no record
             mine, other = map(_mean, held)
             yield Game(seed, first, second, 0.5 if math.isclose(mine, other, abs_tol=1e-9) else float(mine > other))
 

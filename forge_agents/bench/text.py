@@ -252,6 +252,16 @@ def warnings(report: Report) -> list[str]:
     failed = [record for record in report.records if record.error]
     if failed:
         found.append(f"{len(failed)} episodes failed and count in no mean; the first: {failed[0].error}")
+    fixed = [
+        world.id
+        for world in report.worlds
+        if world.kind in ("competitive", "mixed") and len(report.players) > 1 and not report.settings["swap_seats"]
+    ]
+    if fixed:
+        found.append(
+            f"SEATS ARE NOT SWAPPED in {', '.join(fixed)}: differences between players there may be those between "
+            "their seats, so nobody is rated by them"
+        )
     for where, pairs in (("Over all environments", s.overall_pairs), ("In single environments", s.pairs)):
         told = _told_apart(pairs)
         if told.startswith("NO PAIR"):

@@ -49,7 +49,11 @@ def test_a_rivals_forfeit_is_neither_a_win_nor_a_success():
     summary = summarise(paid, [TWO], ("one", "two"))
     one, two = summary.cells
     assert one.success.value == 0 and two.forfeit.value == 1 and not summary.ratings
-    won = [record(seed, HERE, {"x": 1.0, "y": -1.0}, success=True) for seed in range(8)]
+    won = [
+        record(seed, lineup, {seat: 1.0 if name == "one" else -1.0 for seat, name in lineup.items()}, success=True)
+        for seed in range(8)
+        for lineup in (HERE, THERE)
+    ]
     earned = summarise(won, [TWO], ("one", "two"))
     assert earned.cells[0].success.value == 1 and earned.ratings["one"].games == 8
 
@@ -77,3 +81,11 @@ def test_a_whole_suite_can_tell_players_apart_that_no_environment_can():
     (pair,) = summary.overall_pairs
     assert pair.env == "" and pair.reward.value == 1 and pair.reward.n == 20 and pair.p_adjusted < 0.001
     assert summary.overall["one"].low > 0.8 and summary.overall["two"].high < 0.2
+
+
+def test_without_swapped_seats_a_seat_is_not_taken_for_skill(tmp_path):
+    players = {"one": fa.Random(), "two": fa.Random(seed=1)}
+    fixed = fa.benchmark(players, TOE, episodes=8, swap_seats=False, out_dir=tmp_path, progress=False)
+    assert not fixed.summary.ratings and f"SEATS ARE NOT SWAPPED in {TOE}" in fixed.markdown()
+    both = fa.benchmark(players, TOE, episodes=8, out_dir=tmp_path, progress=False)
+    assert both.summary.ratings and "NOT SWAPPED" not in both.markdown()
