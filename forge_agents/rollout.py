@@ -45,6 +45,10 @@ _MISTAKES = (ArgumentError, MissingExtraError, UnknownIdError)
 """What a caller got wrong: no episode can be played, so these are nobody's data."""
 
 
+_MAX_ARRAY = 64
+"""Longer arrays in infos, such as masks, are kept as NumPy abbreviates them."""
+
+
 class _FailureError(Exception):
     """Carries an environment's or player's exception to the one place where it becomes data."""
 
@@ -389,7 +393,11 @@ def _as_json(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic | np.ndarray) and value.size == 1 else str(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray) and value.size <= _MAX_ARRAY:
+        return value.tolist()
+    return sorted(value, key=str) if isinstance(value, set | frozenset) else str(value)
 
 
 def _trajectory(agent: str, seat: _Seat, env_id: str, seed: int) -> Trajectory:

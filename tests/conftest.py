@@ -19,8 +19,9 @@ from typing import Any
 import hypothesis
 import pytest
 
-# The suite draws the same examples every time; `pytest --hypothesis-profile=default` searches for new ones.
-hypothesis.settings.register_profile("repeatable", derandomize=True)
+# The suite draws the same examples every time, however long a busy machine takes over one;
+# `pytest --hypothesis-profile=default` searches for new ones.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
 
 SESSION_VARIABLE = "FORGE_AGENTS_TEST_SESSION"

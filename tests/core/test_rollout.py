@@ -133,7 +133,8 @@ def fa_seats(action):
 
 
 def test_infos_keep_the_truth_values_and_numbers_of_numpy():
-    told = {"illegal": np.False_, "success": np.True_, "depth": np.int64(3), "seen": {(0, 1): 2}, (1, 2): "cell"}
+    told = {"illegal": np.False_, "success": np.True_, "depth": np.int64(3), "answers": np.array(["5", "6"])}
+    told |= {"either": {2, 1}, "seen": {(0, 1): 2}, (1, 2): "cell"}
 
     class Told(fa.TurnEnv):
         possible_agents = ("a",)
@@ -156,6 +157,8 @@ def test_infos_keep_the_truth_values_and_numbers_of_numpy():
         "illegal": False,
         "success": True,
         "depth": 3,
+        "answers": ["5", "6"],
+        "either": [1, 2],
         "seen": "{(0, 1): 2}",
         "(1, 2)": "cell",
     }

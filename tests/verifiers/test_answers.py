@@ -1,4 +1,5 @@
 import logging
+import math
 import pickle
 import runpy
 import threading
@@ -212,6 +213,17 @@ def test_a_gold_answer_may_be_a_whole_solution():
     assert Exact().score(
         [said("Move disk 2 to peg 3", "Move disk 2 to peg 3"), said("3", "Move disk 2 to peg 3")]
     ).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("missing", [None, math.nan, np.float64("nan"), "", " ", [""], [], [None, math.nan]])
+def test_a_missing_gold_answer_is_none_whatever_stands_in_its_place(missing):
+    for text in ("5", "", "I do not know."):
+        assert all(rule.grade(said(text, missing)) is None for rule in (Exact(), Numeric(), MathEqual()))
+
+
+@pytest.mark.parametrize("several", [["5", None], ("6", "5"), {"5"}, np.array(["6", "5"]), np.array([5])])
+def test_gold_answers_may_be_several_of_any_kind(several):
+    assert [rule.grade(said("5", several)) for rule in (Exact(), Numeric(), MathEqual())] == [1, 1, 1]
 
 
 def test_numbers_found_in_prose_do_not_vote_and_are_no_exact_answer():

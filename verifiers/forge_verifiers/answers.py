@@ -15,10 +15,13 @@ What was read is never searched again: of "3-5" nobody may pick the 5, of "41 or
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Literal, NamedTuple
+
+import numpy as np
 
 from forge_agents.types import Trajectory
 
@@ -48,15 +51,20 @@ def last_action(trajectory: Trajectory) -> str | None:
 
 
 def golds(trajectory: Trajectory, key: str) -> tuple[str, ...] | None:
-    """The accepted answers in ``info[key]``, a value or a list of alternatives; None where there is none.
+    """The accepted answers in ``info[key]``, a value or several alternatives; None where there is none.
 
-    Of a gold answer that is a whole solution, as in GSM8K and MATH, only what is marked as the answer counts.
+    What data sets put in place of a missing answer (None, NaN, blank text) is none. Of a gold answer that is a whole
+    solution, as in GSM8K and MATH, only what is marked as the answer counts.
     """
     value = trajectory.info.get(key)
-    if value is None:
-        return None
-    values = value if isinstance(value, list | tuple) else [value]
-    return tuple(_gold(str(v)) for v in values) or None
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    values = value if isinstance(value, list | tuple | set | frozenset) else [value]
+    return tuple(_gold(str(v)) for v in values if not _is_missing(v)) or None
+
+
+def _is_missing(value: object) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value)) or not str(value).strip()
 
 
 def _gold(text: str) -> str:
