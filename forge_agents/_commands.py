@@ -60,10 +60,11 @@ def evaluate(words: Sequence[str]) -> int:
     with fa.GRPOTrainer(run.seated, run.load_reward(), run.trainer, run.out_dir, run.mesh) as trainer:
         result = trainer.evaluate(run.env, episodes=run.trainer.eval_episodes, env_args=run.env_args)
     print(f"reward {result.reward:.4f} +/- {result.ci:.4f} (95 %)")
-    print(f"{len(result.episodes)} episodes, {result.failed} failed")
+    said_nothing = f", {result.abstained} without a reward" if result.abstained else ""
+    print(f"{len(result.episodes)} episodes, {result.failed} failed{said_nothing}")
     for name, reward in {**result.by_agent, **result.by_policy}.items():
         print(f"  {name}: {reward:.4f}")
-    return 0
+    return int(result.failed == len(result.episodes))  # nothing was measured
 
 
 def export(words: Sequence[str]) -> int:

@@ -10,6 +10,7 @@ import pytest
 from fake_stack import TEAM, Duel, Stack, group
 
 import forge_agents as fa
+from forge_agents import cli
 from forge_agents.errors import EmptyBatchError
 from forge_agents.types import EpisodeError, EpisodeGroup
 from forge_agents.viewer.digest import digest
@@ -380,3 +381,40 @@ def test_held_out_episodes_that_fail_are_counted(tmp_path):
         run._lineup.rehearse = rehearse
         (row,) = run.fit(Duel, steps=1).metrics
     assert (row["eval/reward"], row["eval/failed"]) == (1.0, 3.0)
+
+
+@pytest.mark.parametrize(("failed", "status"), [(0, 0), (3, 0), (4, 1)])
+def test_an_evaluation_counts_what_is_in_no_mean_and_fails_where_nothing_is(
+    failed, status, tmp_path, monkeypatch, capsys
+):
+    """The reward abstains from p0's 9 in one episode, which says nothing of how the team plays."""
+
+    async def rehearse(tasks, play, stack):
+        rewards = (9.0, 0.0, 1.0, 0.5)
+        broken = {"error": BROKEN, "end": "error"}
+        return [group(reward, seed=n, **(broken if n < failed else {})) for n, reward in enumerate(rewards)]
+
+    def unsure(trajectories):
+        return np.array([np.nan if t.reward == 9 else t.reward for t in trajectories])
+
+    run = trainer(tmp_path, lambda step: [])
+    run._lineup.rehearse = rehearse
+    result = run.evaluate(Duel, episodes=4, reward=unsure)
+    assert (result.failed, result.abstained) == (failed, 1 if failed == 0 else 0)
+    assert np.isnan(result.reward) if failed == 4 else result.reward == 0.5
+
+    class Given:
+        def __init__(self, *_):
+            pass
+
+        def __enter__(self):
+            return SimpleNamespace(evaluate=lambda *_, **__: result)
+
+        def __exit__(self, *_):
+            pass
+
+    monkeypatch.setattr(fa, "GRPOTrainer", Given, raising=False)
+    (tmp_path / "run.yaml").write_text("env: forge/KuhnPoker-v0\npolicies: {hero: {model: m}}\n")
+    assert cli.main(["eval", str(tmp_path / "run.yaml")]) == status
+    told = f"4 episodes, {failed} failed" + (", 1 without a reward" if failed == 0 else "")
+    assert told in capsys.readouterr().out.splitlines()

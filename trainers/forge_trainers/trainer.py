@@ -19,6 +19,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from forge_agents.errors import ActorDiedError, ArgumentError, EmptyBatchError, NotReadyError, StallError
 from forge_agents.hosts import Hosts
 from forge_agents.mesh import while_it_goes_on, with_deadline
@@ -90,6 +92,8 @@ class EvalResult:
     episodes: Sequence[Episode]
     failed: int
     """Episodes that ended in an error; they count in no mean."""
+    abstained: int = 0
+    """Others in which the reward said nothing of a seat that counts; that seat counts in no mean."""
 
 
 class GRPOTrainer:
@@ -396,6 +400,15 @@ class GRPOTrainer:
             by_policy={name: mean_and_ci(*found)[0] for name, found in by_policy.items() if name in trained},
             episodes=tuple(episode for group in groups for episode in group.episodes),
             failed=sum(len(group.failed) for group in groups),
+            abstained=sum(
+                any(
+                    np.isnan(reward) and (not trained or episode.trajectories[agent].policy in trained)
+                    for agent, reward in item.episode_rewards(at).items()
+                )
+                for item in measured
+                for at, episode in enumerate(item.group.episodes)
+                if episode.error is None
+            ),
         )
 
     async def _export(self, folder: Path) -> Path:
