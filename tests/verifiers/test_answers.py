@@ -226,6 +226,17 @@ def test_gold_answers_may_be_several_of_any_kind(several):
     assert [rule.grade(said("5", several)) for rule in (Exact(), Numeric(), MathEqual())] == [1, 1, 1]
 
 
+def test_siblings_agree_in_other_words_and_writings():
+    def votes(*texts):
+        return SelfConsistency().score([said(text) for text in texts]).tolist()
+
+    assert votes("So Janet makes $18 every day.", r"\boxed{18}", "18 dollars", "It is $18.00", "20") == [1, 1, 1, 1, 0]
+    assert votes("1/2", "0.5", r"\frac{1}{2}", "0.4", "0.4") == [1, 1, 1, 0, 0]
+    assert votes("5 km", "5000 m", "5 m") == [1, 1, 0]
+    own = SelfConsistency(extract=lambda t: t.turns[-1].action)
+    assert own.score([said("1/2"), said("0.5")]).tolist() == [0.5, 0.5]
+
+
 def test_numbers_found_in_prose_do_not_vote_and_are_no_exact_answer():
     moves = [said("Move disk 1 to peg 3"), said("Move disk 2 to peg 3")]
     assert SelfConsistency().score(moves).tolist() == [0.5, 0.5]

@@ -14,8 +14,12 @@ import numpy as np
 
 from forge_agents.types import Trajectory
 from forge_verifiers.answers import folded, last_action, stated
+from forge_verifiers.maths import maths_equal
 from forge_verifiers.maths_expression import literal
 from forge_verifiers.verifier import Composable, Cost, Scores, group_ids
+
+_MAX_LEADING = 16
+"""Answers that each other one is compared with, so that a group of siblings who all differ costs little."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,15 +54,19 @@ class SelfConsistency(Composable):
             votes = Counter(answer for at in rows if (answer := answers[at]))
             if len(rows) < 2 or not votes:
                 continue
+            same = _as_one(votes) if self.extract is None else {}
+            for answer, other in same.items():
+                votes[other] += votes.pop(answer)
             most = max(votes.values())
             tied = sum(count == most for count in votes.values())
             for at in rows:
-                count = votes.get(answers[at] or "", 0)
+                answer = answers[at] or ""
+                count = votes.get(same.get(answer, answer), 0)
                 scores[at] = count / len(rows) if self.graded else (count == most) / tied
         return scores
 
     def extracted(self, trajectory: Trajectory) -> str | None:
-        """The answer that votes; "42", "42.0" and "It is 42." are one."""
+        """The answer that votes; "42", "42.0" and "It is 42." are one, and "$42" or "84/2" are counted with them."""
         if self.extract is not None:
             return self.extract(trajectory)
         text = last_action(trajectory)
@@ -71,3 +79,16 @@ class SelfConsistency(Composable):
         if digits is None:
             return folded(read.value)
         return f"{float(digits):.15g}" if len(digits) < 16 else digits
+
+
+def _as_one(votes: Counter[str]) -> dict[str, str]:
+    """Of answers that are equal as mathematics, those given less often and the one that stands for them."""
+    same: dict[str, str] = {}
+    leading: list[str] = []
+    for answer in sorted(votes, key=lambda answer: (-votes[answer], answer)):
+        equal = next((other for other in leading[:_MAX_LEADING] if maths_equal(answer, other)), None)
+        if equal is None:
+            leading.append(answer)
+        else:
+            same[answer] = equal
+    return same
