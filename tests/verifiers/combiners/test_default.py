@@ -103,6 +103,20 @@ def test_five_correlated_models_do_not_outvote_a_better_judge() -> None:
         assert best_of(y, tagged, g) >= best_of(y, mean, g)
 
 
+@pytest.mark.parametrize("families", [None, [None, None, "kin", "kin"]])
+def test_an_anchor_and_its_copy_are_one_witness(families) -> None:
+    """Their agreement must not prove the anchor right: two equals contradict it."""
+    for seed in (0, 1):
+        rng = np.random.default_rng(seed)
+        y = (rng.random(400) < 0.5).astype(np.intp)
+        s = np.where(rng.random((400, 3)) < 0.75, y[:, None], 1 - y[:, None]).astype(float)
+        s = np.column_stack([s, s[:, 2]])
+        model = combiners.get("default", families=families, anchors=[2]).fit(s)
+        p = model.predict_proba(s)
+        assert accuracy(y, p) > accuracy(y, s[:, 2]) + 0.02 and calibration_error(y, p) < 0.12
+        assert model.report().effective_number < 3.3
+
+
 def test_a_prompts_siblings_inform_its_prior() -> None:
     s, g, y = graded(2, quirk=0.0)
     weak = s[:, :5]

@@ -207,7 +207,6 @@ def _kinship(data: Data, e: Singles, q: Floats) -> Floats:
     spread = np.sqrt(np.maximum(np.diag(within), 1e-9))
     kinship = np.clip(within / np.outer(spread, spread) - 2.0 / np.sqrt(n) - 8.0 / n, 0.0, 1.0)
     kinship[data.family[:, None] == data.family] = 1.0
-    kinship[data.anchors | data.anchors[:, None]] = 0.0
     np.fill_diagonal(kinship, 1.0)
     return np.asarray(kinship)
 
