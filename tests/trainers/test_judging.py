@@ -16,7 +16,7 @@ from forge_trainers.credit import Baselines, Credit
 from forge_trainers.judging import EnvTurnReward, env_reward, judge, lessons_from, mean_and_ci, summarise
 from forge_trainers.learner_config import LearnerConfig
 from forge_trainers.learner_core import LearnerCore
-from forge_trainers.trainer import GRPOTrainer
+from forge_trainers.trainer import EvalResult, GRPOTrainer
 
 
 def turn(agent, index, reward, policy="hero"):
@@ -245,6 +245,12 @@ def test_a_reward_that_returns_no_numbers_is_told_what_it_returned(returned):
 
     with pytest.raises(ValueError, match="reward praise returned .*for 2 trajectories; return one number each"):
         judged([group((0, 0))], praise)
+
+
+def test_a_printed_result_is_a_line_and_not_its_episodes():
+    episodes = group((0, 1), (2, 3)).episodes
+    result = EvalResult(reward=0.5, ci=0.1, by_agent={"a": 1.0}, by_policy={}, episodes=episodes, failed=0)
+    assert "reward=0.5" in str(result) and len(str(result)) < 200
 
 
 def test_confidence_interval_is_students():

@@ -89,7 +89,7 @@ class EvalResult:
     by_agent: dict[str, float]
     by_policy: dict[str, float]
     """Of trainable policies."""
-    episodes: Sequence[Episode]
+    episodes: Sequence[Episode] = dataclasses.field(repr=False)  # a page each
     failed: int
     """Episodes that ended in an error; they count in no mean."""
     abstained: int = 0
