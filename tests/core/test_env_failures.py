@@ -67,9 +67,7 @@ class Turns(Broken, fa.TurnEnv):
         told = super().last(observe)
         odd = {"reward": None, "nan": float("nan"), "text": "much"}
         reward = odd.get(self.where, told[1]) if self.said == 2 else told[1]
-        info = {"self": self.infos} if self.said == 2 and self.where == "info" else told[4]
-        if self.where == "info":
-            self.infos["loop"] = self.infos
+        info = {"odd": OddError()} if self.said == 2 and self.where == "info" else told[4]
         return told[0], reward, told[2], told[3], info
 
 
