@@ -46,7 +46,7 @@ def test_a_person_watches_the_demo(tiny_llama, tmp_path):
         sys.executable,
         ["-m", "forge_agents.cli", *words],
         cwd=str(tmp_path),
-        env={**os.environ, "TERM": "xterm-256color"},
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "100"},  # whoever runs the tests may have set others
         dimensions=(40, 100),
         encoding="utf-8",
         timeout=240,
