@@ -189,12 +189,16 @@ def _place(path: str, target: str) -> None:
 
 
 def set_limits(limits: dict[str, int]) -> None:
-    """Soft and hard limits by their names in `resource`, e.g. ``{"RLIMIT_CORE": 0}``; never above what was allowed."""
+    """Soft and hard limits by their names in `resource`, e.g. ``{"RLIMIT_CORE": 0}``; never above what was allowed.
+
+    The hard one of processor time is a second later, so that the kernel ends a program by SIGXCPU, which says why.
+    """
     for name, value in limits.items():
         kind = getattr(resource, name)
         hard = resource.getrlimit(kind)[1]
-        bounded = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(kind, (bounded, bounded))
+        most = value + (name == "RLIMIT_CPU")
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (min(value, most), most))
 
 
 def drop_privileges(user: int | None) -> None:

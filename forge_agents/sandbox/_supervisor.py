@@ -304,8 +304,9 @@ class Run:
 
     def _reply(self, wall_s: float) -> dict[str, Any]:
         code = None if self.status is None else os.waitstatus_to_exitcode(self.status)
-        # The kernel ends it by ticks, of which a busy machine counts more than were used.
-        if not self.limit and code in (-_SIGXCPU, -_SIGKILL) and self.cpu_s >= self.limits["cpu_s"] * 0.5:
+        # SIGXCPU is proof: the kernel counts by ticks, on a busy machine more of them than were used.
+        spent = code == -_SIGXCPU or (code == -_SIGKILL and self.cpu_s >= self.limits["cpu_s"] * 0.9)
+        if spent and not self.limit:
             self.limit = "cpu_s"
         files = self._collect() if self.request["collect"] else {}
         return {

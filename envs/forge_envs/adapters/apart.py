@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 SCORE_S = 10.0
@@ -24,7 +25,8 @@ START_S = 120.0
 """To import reasoning-gym and sympy, which takes two seconds on an idle machine."""
 MEMORY_MB = 4096
 """Address space, most of which the libraries only reserve."""
-_COMMAND = (sys.executable, "-c", "from forge_envs.adapters.apart import serve; serve()")
+_PROGRAM = "from forge_envs.adapters import apart, reasoning_gym; apart.serve(reasoning_gym.scored_here)"
+_COMMAND = (sys.executable, "-c", _PROGRAM)
 _KEPT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH")
 
 
@@ -84,10 +86,8 @@ def scored_apart(dataset: Any, entry: dict[str, Any], answer: str) -> tuple[floa
     return _scorer.ask(dataset, entry, answer)
 
 
-def serve() -> None:
-    """Answer questions on standard input until it ends: the other side of `scored_apart`."""
-    from forge_envs.adapters.reasoning_gym import scored_here
-
+def serve(score: Callable[[Any, dict[str, Any], str], tuple[float, dict[str, str]]]) -> None:
+    """Answer questions on standard input with `score` until it ends: the other side of `scored_apart`."""
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the library prints is no reply
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MB << 20, MEMORY_MB << 20))
@@ -95,7 +95,7 @@ def serve() -> None:
     while size := sys.stdin.buffer.read(8):
         question = pickle.loads(sys.stdin.buffer.read(int.from_bytes(size, "big")))  # noqa: S301  # from our own parent
         signal.setitimer(signal.ITIMER_REAL, SCORE_S)  # not handled: it ends the process, whatever it computes
-        reply = scored_here(*question)
+        reply = score(*question)
         signal.setitimer(signal.ITIMER_REAL, 0)
         replies.write(json.dumps(reply).encode() + b"\n")
         replies.flush()
