@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 import forge_agents as fa
-from forge_trainers.plots import draw_arms
+from forge_trainers.records.plots import draw_arms
 
 ENV_ID = "forge/AlphabetSort-v0"
 ENV_ARGS = {"num_names": 3, "num_added": 1, "turns": 2}

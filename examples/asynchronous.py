@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import forge_agents as fa
-from forge_trainers.plots import draw_arms
+from forge_trainers.records.plots import draw_arms
 
 ENV_ID = "forge/Relay-v0"
 ENV_ARGS = {"max_number": 9, "tool": False}

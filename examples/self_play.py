@@ -20,7 +20,7 @@ from rich.table import Table
 
 import forge_agents as fa
 from forge_agents.bench import GameTree, exploitability, uniform
-from forge_trainers.plots import draw_arms
+from forge_trainers.records.plots import draw_arms
 
 GAME = "forge/KuhnPoker-v0"
 CREDIT = fa.Credit(by=("seed", "role"), scale="none")

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 import forge_agents as fa
-from forge_trainers.plots import draw_arms
+from forge_trainers.records.plots import draw_arms
 from forge_verifiers import (
     EmbeddingSimilarity,
     Ensemble,

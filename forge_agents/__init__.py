@@ -12,32 +12,32 @@ if TYPE_CHECKING:
     from forge_agents.bench.limits import BenchLimits
     from forge_agents.bench.report import Report
     from forge_agents.bench.runner import benchmark
-    from forge_agents.env import Outcome, TurnEnv
-    from forge_agents.hosts import Hosts
-    from forge_agents.parallel_env import ParallelTurnEnv
+    from forge_agents.envs.env import Outcome, TurnEnv
+    from forge_agents.envs.parallel_env import ParallelTurnEnv
+    from forge_agents.envs.registry import EnvSpec, list_envs, list_suites, make, register, register_suite, spec, suite
+    from forge_agents.envs.wrapping import wrap
     from forge_agents.policy import AnyPolicy, Endpoint, Human, LoRA, Policy, Random, Sampling, Scripted, Seats
-    from forge_agents.registry import EnvSpec, list_envs, list_suites, make, register, register_suite, spec, suite
+    from forge_agents.runtime.hosts import Hosts
     from forge_agents.sandbox import Sandbox, SandboxLimits
     from forge_agents.serving.config import EngineConfig
     from forge_agents.testing import check_env, check_verifier
-    from forge_agents.tool_env import ToolEnv
     from forge_agents.tools import Tool, tool
+    from forge_agents.tools.env import ToolEnv
     from forge_agents.types import Episode, EpisodeBatch, EpisodeGroup, Message, Trajectory, Turn
-    from forge_agents.wrapping import wrap
-    from forge_trainers.algorithms import Correction, list_losses, register_loss
-    from forge_trainers.columns import Columns
-    from forge_trainers.config import GRPOConfig, RunConfig
-    from forge_trainers.credit import Credit, Overlong
     from forge_trainers.demo import DemoConfig, demo
-    from forge_trainers.dpo import DPOTrainer
-    from forge_trainers.export import export_checkpoint
-    from forge_trainers.league import League
-    from forge_trainers.learner_config import LearnerConfig
-    from forge_trainers.sft import SFTEval, SFTTrainer
-    from forge_trainers.sft_config import DPOConfig, SFTConfig, SFTRunConfig, WarmStart
-    from forge_trainers.simulate import Hardware, Prediction, simulate
-    from forge_trainers.trainer import EvalResult, FitResult, GRPOTrainer
-    from forge_trainers.verifier_log import verifier_history
+    from forge_trainers.forecast.simulate import Hardware, Prediction, simulate
+    from forge_trainers.learner.config import LearnerConfig
+    from forge_trainers.losses.registry import Correction, list_losses, register_loss
+    from forge_trainers.offline.config import DPOConfig, SFTConfig, SFTRunConfig, WarmStart
+    from forge_trainers.offline.dpo import DPOTrainer
+    from forge_trainers.offline.sft import SFTEval, SFTTrainer
+    from forge_trainers.records.verifier_log import verifier_history
+    from forge_trainers.rl.columns import Columns
+    from forge_trainers.rl.config import GRPOConfig, RunConfig
+    from forge_trainers.rl.credit import Credit, Overlong
+    from forge_trainers.rl.trainer import EvalResult, FitResult, GRPOTrainer
+    from forge_trainers.run.export import export_checkpoint
+    from forge_trainers.selfplay.league import League
     from forge_verifiers import Ensemble, EnvReward, Gate, Rule, Seat, SelfConsistency, Verifier
 
 __version__ = "0.1.0"
@@ -46,9 +46,9 @@ _HOME = {
     "forge_agents.bench.limits": ("BenchLimits",),
     "forge_agents.bench.report": ("Report",),
     "forge_agents.bench.runner": ("benchmark",),
-    "forge_agents.env": ("Outcome", "TurnEnv"),
-    "forge_agents.hosts": ("Hosts",),
-    "forge_agents.parallel_env": ("ParallelTurnEnv",),
+    "forge_agents.envs.env": ("Outcome", "TurnEnv"),
+    "forge_agents.runtime.hosts": ("Hosts",),
+    "forge_agents.envs.parallel_env": ("ParallelTurnEnv",),
     "forge_agents.policy": (
         "AnyPolicy",
         "Endpoint",
@@ -60,7 +60,7 @@ _HOME = {
         "Scripted",
         "Seats",
     ),
-    "forge_agents.registry": (
+    "forge_agents.envs.registry": (
         "EnvSpec",
         "list_envs",
         "list_suites",
@@ -73,24 +73,24 @@ _HOME = {
     "forge_agents.sandbox": ("Sandbox", "SandboxLimits"),
     "forge_agents.serving.config": ("EngineConfig",),
     "forge_agents.testing": ("check_env", "check_verifier"),
-    "forge_agents.tool_env": ("ToolEnv",),
+    "forge_agents.tools.env": ("ToolEnv",),
     "forge_agents.tools": ("Tool", "tool"),
     "forge_agents.types": ("Episode", "EpisodeBatch", "EpisodeGroup", "Message", "Trajectory", "Turn"),
-    "forge_agents.wrapping": ("wrap",),
-    "forge_trainers.algorithms": ("Correction", "list_losses", "register_loss"),
-    "forge_trainers.columns": ("Columns",),
-    "forge_trainers.config": ("GRPOConfig", "RunConfig"),
-    "forge_trainers.credit": ("Credit", "Overlong"),
+    "forge_agents.envs.wrapping": ("wrap",),
+    "forge_trainers.losses.registry": ("Correction", "list_losses", "register_loss"),
+    "forge_trainers.rl.columns": ("Columns",),
+    "forge_trainers.rl.config": ("GRPOConfig", "RunConfig"),
+    "forge_trainers.rl.credit": ("Credit", "Overlong"),
     "forge_trainers.demo": ("DemoConfig", "demo"),
-    "forge_trainers.export": ("export_checkpoint",),
-    "forge_trainers.dpo": ("DPOTrainer",),
-    "forge_trainers.league": ("League",),
-    "forge_trainers.learner_config": ("LearnerConfig",),
-    "forge_trainers.sft": ("SFTEval", "SFTTrainer"),
-    "forge_trainers.sft_config": ("DPOConfig", "SFTConfig", "SFTRunConfig", "WarmStart"),
-    "forge_trainers.simulate": ("Hardware", "Prediction", "simulate"),
-    "forge_trainers.trainer": ("EvalResult", "FitResult", "GRPOTrainer"),
-    "forge_trainers.verifier_log": ("verifier_history",),
+    "forge_trainers.run.export": ("export_checkpoint",),
+    "forge_trainers.offline.dpo": ("DPOTrainer",),
+    "forge_trainers.selfplay.league": ("League",),
+    "forge_trainers.learner.config": ("LearnerConfig",),
+    "forge_trainers.offline.sft": ("SFTEval", "SFTTrainer"),
+    "forge_trainers.offline.config": ("DPOConfig", "SFTConfig", "SFTRunConfig", "WarmStart"),
+    "forge_trainers.forecast.simulate": ("Hardware", "Prediction", "simulate"),
+    "forge_trainers.rl.trainer": ("EvalResult", "FitResult", "GRPOTrainer"),
+    "forge_trainers.records.verifier_log": ("verifier_history",),
     "forge_verifiers": ("Ensemble", "EnvReward", "Gate", "Rule", "Seat", "SelfConsistency", "Verifier"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

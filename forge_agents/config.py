@@ -12,8 +12,8 @@ from typing import Any, NoReturn, TypeVar
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_settings
 
-from forge_agents import completion
-from forge_agents._command_examples import EXAMPLES
+from forge_agents.cli import completion
+from forge_agents.cli.examples import EXAMPLES
 from forge_agents.errors import did_you_mean
 
 T = TypeVar("T")

@@ -1,7 +1,7 @@
 """Who sits in a seat: language models, endpoints, people, random and scripted players.
 
 In: what a user declares. Out: `seat_policies`, which answers who decides for an agent. Waits for nothing: declaring a
-policy loads no weights; `forge_agents.players` brings it to life.
+policy loads no weights; `forge_agents.rollout.players` brings it to life.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ EpisodeBatch: TypeAlias = "TensorDict"
     ``start`` and ``length`` int64, its span in ``tokens``; ``group`` int64, equal for siblings, whose common first
     tokens may be computed once; ``trajectory`` int64, equal for samples of one trajectory.
 
-Built by `forge_trainers.packing.pack`.
+Built by `forge_trainers.batch.packing.pack`.
 """
 
 

@@ -90,7 +90,7 @@ def _worlds_of_the_test() -> Iterator[None]:
     sys.path[:] = before
     for name in ("my_world", "my_reward"):
         sys.modules.pop(name, None)
-    if registry := sys.modules.get("forge_agents.registry"):
+    if registry := sys.modules.get("forge_agents.envs.registry"):
         for own in [id_ for id_ in registry._specs if id_.startswith("my/")]:
             del registry._specs[own]
 

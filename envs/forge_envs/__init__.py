@@ -6,18 +6,18 @@ In: nothing. Out: ids in the registry, and suites. Waits for nothing.
 from __future__ import annotations
 
 import forge_envs.adapters  # noqa: F401  # offers the namespaces of other libraries
-from forge_agents.registry import register, register_suite
+from forge_agents.envs.registry import register, register_suite
 
 register(
     "forge/KuhnPoker-v0",
-    entry_point="forge_envs.kuhn_poker:KuhnPoker",
+    entry_point="forge_envs.games.kuhn_poker:KuhnPoker",
     max_turns=3,
     tags=("2p", "zero-sum", "hidden-information"),
 )
-register("forge/Relay-v0", entry_point="forge_envs.relay:Relay", tags=("2p", "cooperative", "tool"))
+register("forge/Relay-v0", entry_point="forge_envs.teams.relay:Relay", tags=("2p", "cooperative", "tool"))
 register(
     "forge/ToolRelay-v0",  # a Relay in which a small model calls the calculator now and then, untrained
-    entry_point="forge_envs.relay:Relay",
+    entry_point="forge_envs.teams.relay:Relay",
     tags=("2p", "cooperative", "tool"),
     max_number=99,
     tool_format="plain",
@@ -26,36 +26,44 @@ register(
     question="Question: 2 + 3\nAnswer: CALL calculator(2 + 3)\n"
     "Question: 7 + 4\nAnswer: CALL calculator(7 + 4)\nQuestion: {a} {op} {b}\nAnswer:",
 )
-register("forge/AlphabetSort-v0", entry_point="forge_envs.alphabet_sort:AlphabetSort", tags=("1p", "multi-turn"))
+register("forge/AlphabetSort-v0", entry_point="forge_envs.games.alphabet_sort:AlphabetSort", tags=("1p", "multi-turn"))
 register(
     "forge/LeducPoker-v0",
-    entry_point="forge_envs.leduc_poker:LeducPoker",
+    entry_point="forge_envs.games.leduc_poker:LeducPoker",
     max_turns=8,
     tags=("2p", "zero-sum", "hidden-information"),
 )
-register("forge/TreasureHunt-v0", entry_point="forge_envs.treasure_hunt:TreasureHunt", tags=("2p", "cooperative"))
+register("forge/TreasureHunt-v0", entry_point="forge_envs.teams.treasure_hunt:TreasureHunt", tags=("2p", "cooperative"))
 register(
     "forge/Negotiation-v0",
-    entry_point="forge_envs.negotiation:Negotiation",
+    entry_point="forge_envs.teams.negotiation:Negotiation",
     tags=("2p", "mixed-motive", "hidden-information"),
 )
-register("forge/Debate-v0", entry_point="forge_envs.debate:Debate", tags=("3p", "mixed-motive", "hidden-information"))
+register(
+    "forge/Debate-v0",
+    entry_point="forge_envs.teams.debate:Debate",
+    tags=("3p", "mixed-motive", "hidden-information"),
+)
 register(
     "forge/TicTacToe-v0",
-    entry_point="forge_envs.classic_games:tic_tac_toe",
+    entry_point="forge_envs.games.classic_games:tic_tac_toe",
     max_turns=9,
     tags=("2p", "zero-sum", "board", "pettingzoo"),
 )
 register(
     "forge/ConnectFour-v0",
-    entry_point="forge_envs.classic_games:connect_four",
+    entry_point="forge_envs.games.classic_games:connect_four",
     max_turns=42,
     tags=("2p", "zero-sum", "board", "pettingzoo"),
 )
-register("forge/Shop-v0", entry_point="forge_envs.shop:Shop", tags=("3p", "cooperative", "hidden-information", "tool"))
+register(
+    "forge/Shop-v0",
+    entry_point="forge_envs.teams.shop:Shop",
+    tags=("3p", "cooperative", "hidden-information", "tool"),
+)
 register(
     "forge/SoftwareTeam-v0",
-    entry_point="forge_envs.software_team:SoftwareTeam",
+    entry_point="forge_envs.teams.software_team:SoftwareTeam",
     tags=("3p", "cooperative", "hidden-information", "tool"),
     isolation="process",  # it runs code, which takes its time
 )

@@ -17,7 +17,7 @@ port=26600
 nodes=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))
 for node in "${nodes[@]}"; do
     srun --overlap --nodes=1 --ntasks=1 --nodelist="$node" \
-        "$bin/python" -m forge_agents.host_process --address "tcp://$node:$port@tcp://0.0.0.0:$port" &
+        "$bin/python" -m forge_agents.runtime.host_process --address "tcp://$node:$port@tcp://0.0.0.0:$port" &
 done
 
 "$bin/forge-agents" train examples/slurm/train.yaml \

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from forge_agents.bench.entrants import named_players
 from forge_agents.bench.limits import BenchLimits
+from forge_agents.envs.registry import suite_defaults
 from forge_agents.policy import AnyPolicy, Endpoint, Sampling
-from forge_agents.registry import suite_defaults
 from forge_agents.serving.config import EngineConfig
 
 

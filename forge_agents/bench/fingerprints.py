@@ -21,8 +21,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from forge_agents.envs.registry import EnvSpec
 from forge_agents.policy import AnyPolicy, Endpoint, Policy, Random, Scripted
-from forge_agents.registry import EnvSpec
 from forge_agents.serving.config import EngineConfig
 
 _PACKAGES = (
@@ -65,7 +65,7 @@ def player_facts(player: AnyPolicy, engine: EngineConfig | None = None) -> dict[
     engine = engine or EngineConfig()
     facts: dict[str, Any] = {"type": type(player).__name__}
     if isinstance(player, Policy):
-        from forge_agents import models
+        from forge_agents.models import resolve as models
 
         folder = models.resolve(player.model)
         facts |= {

@@ -10,8 +10,8 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING
 
-from forge_agents._page import standalone_page
 from forge_agents.bench.text import Section, headline, origins, printable, sections, warnings
+from forge_agents.page import standalone_page
 
 if TYPE_CHECKING:
     from forge_agents.bench.report import Report

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from forge_agents._plain_files import check_plain_files
 from forge_agents.errors import RunFolderError
+from forge_agents.files import check_plain_files
 from forge_agents.types import Episode, Trajectory
 
 _GOOD = ("win", "solved")

@@ -18,7 +18,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
-from forge_agents import registry
 from forge_agents.bench.costs import cost_of, priced
 from forge_agents.bench.entrants import named_players
 from forge_agents.bench.exploits import Exploits, ModelExploits, known_exploits
@@ -28,12 +27,13 @@ from forge_agents.bench.progress import Progress
 from forge_agents.bench.records import EpisodeLog, Record, tokens_of
 from forge_agents.bench.report import Report
 from forge_agents.bench.schedule import Match, SuiteLike, World, matches, seeds_of, suite_ids, worlds_of
+from forge_agents.envs import registry
+from forge_agents.envs.suites import SuiteDefaults
 from forge_agents.errors import BudgetError
-from forge_agents.players import Generator, Served
 from forge_agents.policy import AnyPolicy, Human, Policy, Random, Sampling
-from forge_agents.rollout import Rollout, all_or_first_error
+from forge_agents.rollout.players import Generator, Served
+from forge_agents.rollout.rollout import Rollout, all_or_first_error
 from forge_agents.serving.config import EngineConfig
-from forge_agents.suites import SuiteDefaults
 from forge_agents.types import Completion, Episode
 
 T = TypeVar("T")

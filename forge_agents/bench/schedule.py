@@ -14,8 +14,8 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from forge_agents import registry
-from forge_agents.rollout import seats_of
+from forge_agents.envs import registry
+from forge_agents.rollout.rollout import seats_of
 
 Kind: TypeAlias = Literal["single", "cooperative", "competitive", "mixed"]
 """One seat; seats with one goal; seats against each other; something between."""

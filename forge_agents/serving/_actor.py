@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge_agents._monarch import Actor, concurrent_endpoint
+from forge_agents.runtime._monarch import Actor, concurrent_endpoint
 from forge_agents.serving import _vllm
 from forge_agents.serving._loop import EngineThread
 from forge_agents.serving._wire import Answer, EngineInfo, Facts, Request

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge_agents import models
+from forge_agents.models import resolve as models
 from forge_agents.policy import LoRA
 from forge_agents.serving._wire import Request
 from forge_agents.types import Completion, FinishReason, VersionSpan

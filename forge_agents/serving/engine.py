@@ -13,15 +13,16 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from forge_agents import _waits, mesh
 from forge_agents.errors import ActorDiedError, LateAnswerError, StallError
+from forge_agents.runtime import mesh
+from forge_agents.runtime import waits as _waits
 from forge_agents.serving import _vllm
 from forge_agents.serving._wire import Answer, EngineInfo, Facts, Request
 from forge_agents.types import Completion
 
 if TYPE_CHECKING:
-    from forge_agents._monarch import ProcMesh
-    from forge_agents._pulse import Pulse
+    from forge_agents.runtime._monarch import ProcMesh
+    from forge_agents.runtime.pulse import Pulse
     from forge_agents.serving.config import EngineConfig
     from forge_agents.weights.store import WeightStoreRef
 
@@ -111,7 +112,7 @@ class Engine:
             Exception: What vLLM raised.
         """
         # Monarch loads here, not when this module is imported
-        from forge_agents._pulse import Pulse
+        from forge_agents.runtime.pulse import Pulse
         from forge_agents.serving._actor import EngineActor
 
         _vllm.expected_shapes(config.model)  # a half-written model is cheaper to find here

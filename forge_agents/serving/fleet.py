@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge_agents import mesh, models
-from forge_agents.faults import Faults
-from forge_agents.players import Served
+from forge_agents.models import resolve as models
 from forge_agents.policy import LoRA, Policy
-from forge_agents.rendering import Renderer
+from forge_agents.rollout.players import Served
+from forge_agents.rollout.rendering import Renderer
+from forge_agents.runtime import mesh
+from forge_agents.runtime.faults import Faults
 from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.engine import SILENCE_S
 from forge_agents.serving.replicas import Replicas

@@ -9,16 +9,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from forge_agents._conformance import ConformanceError, ConformanceReport, Finding, check_env
-    from forge_agents._conformance_verifier import check_verifier
+    from forge_agents.envs.conformance.env import ConformanceError, ConformanceReport, Finding, check_env
+    from forge_agents.envs.conformance.verifier import check_verifier
     from forge_agents.testing._tiny_model import tiny_model
 
 _MODULE_OF = {
-    "ConformanceError": "forge_agents._conformance",
-    "ConformanceReport": "forge_agents._conformance",
-    "Finding": "forge_agents._conformance",
-    "check_env": "forge_agents._conformance",
-    "check_verifier": "forge_agents._conformance_verifier",
+    "ConformanceError": "forge_agents.envs.conformance.env",
+    "ConformanceReport": "forge_agents.envs.conformance.env",
+    "Finding": "forge_agents.envs.conformance.env",
+    "check_env": "forge_agents.envs.conformance.env",
+    "check_verifier": "forge_agents.envs.conformance.verifier",
     "tiny_model": "forge_agents.testing._tiny_model",
 }
 

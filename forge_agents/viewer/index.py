@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_agents.errors import RunFolderError
-from forge_agents.models import cache_folder
+from forge_agents.models.resolve import cache_folder
 from forge_agents.viewer.digest import Digest, digest
 
 FORMAT = 1

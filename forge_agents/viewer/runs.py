@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import yaml
 
-from forge_agents._plain_files import check_plain_files, is_small
 from forge_agents.errors import RunFolderError, did_you_mean
+from forge_agents.files import check_plain_files, is_small
 from forge_agents.viewer.episode import finite, shown_episode
 from forge_agents.viewer.index import EpisodeIndex
 from forge_agents.viewer.lines import Lines

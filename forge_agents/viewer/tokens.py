@@ -63,7 +63,7 @@ def _installed(model: str) -> list[Path]:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    from forge_agents.models import BUILTIN, resolve
+    from forge_agents.models.resolve import BUILTIN, resolve
 
     if model.casefold() in BUILTIN:
         return [resolve(model) / "tokenizer.json"]

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from forge_agents import mesh
-from forge_agents._places import place
 from forge_agents.errors import ForgeError
+from forge_agents.runtime import mesh
+from forge_agents.runtime.places import place
 from forge_agents.weights._layout import Index, Layout, Piece, lay_out
 from forge_agents.weights.store import WeightStoreRef
 

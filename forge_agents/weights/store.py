@@ -10,11 +10,11 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forge_agents import mesh
+from forge_agents.runtime import mesh
 
 if TYPE_CHECKING:
-    from forge_agents._monarch import ProcMesh
-    from forge_agents._pulse import Pulse
+    from forge_agents.runtime._monarch import ProcMesh
+    from forge_agents.runtime.pulse import Pulse
 
 _counter = itertools.count()
 
@@ -59,7 +59,7 @@ class WeightStore:
             silence_s: Seconds after which a store that does not answer counts as dead.
             timeout_s: Seconds until a start counts as stalled.
         """
-        from forge_agents._pulse import Pulse
+        from forge_agents.runtime.pulse import Pulse
         from forge_agents.weights import _torchstore
 
         volume_mesh = mesh.spawn_procs(name, role="store", threads=1)

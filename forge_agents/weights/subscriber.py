@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forge_agents import mesh
 from forge_agents.errors import StallError, UnknownIdError, did_you_mean
+from forge_agents.runtime import mesh
 from forge_agents.weights._layout import Index, Layout
 from forge_agents.weights.publisher import view_of
 from forge_agents.weights.store import WeightStoreRef

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from forge_agents import cli
+from forge_agents.cli import main as cli
 
 
 def test_help_lists_every_command(capsys):
@@ -58,7 +58,7 @@ def serve_a_folder_without_a_model():
 
 
 def read_tools_without_the_package():
-    from forge_agents.mcp_tools import mcp_tools
+    from forge_agents.tools.mcp import mcp_tools
 
     with mcp_tools("http://127.0.0.1:1/"):
         pass

@@ -4,11 +4,11 @@ import sys
 import pytest
 
 import forge_agents as fa
-from forge_agents.code_tools import Workspace
 from forge_agents.sandbox import Sandbox, SandboxLimits
 from forge_agents.sandbox.sandbox import _why_no_namespaces
-from forge_agents.tool_env import ToolEnv
 from forge_agents.tools import ToolCall, run_tool
+from forge_agents.tools.code import Workspace
+from forge_agents.tools.env import ToolEnv
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or bool(_why_no_namespaces()), reason="needs user namespaces of Linux"

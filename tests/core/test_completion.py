@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from forge_agents import cli
-from forge_agents.completion import SHELLS, script
+from forge_agents.cli import main as cli
+from forge_agents.cli.completion import SHELLS, script
 
 
 def completions(line, tmp_path):
@@ -18,7 +18,7 @@ def completions(line, tmp_path):
         "COMP_LINE": line,
         "COMP_POINT": str(len(line)),
     }
-    subprocess.run([sys.executable, "-m", "forge_agents.cli"], env={**os.environ, **asked}, check=True, timeout=60)
+    subprocess.run([sys.executable, "-m", "forge_agents.cli.main"], env={**os.environ, **asked}, check=True, timeout=60)
     return [word.strip() for word in out.read_text().split("\n")]
 
 
@@ -48,7 +48,7 @@ def test_every_shell_gets_a_script_of_its_own(shell, capsys):
 def test_bash_completes_a_line(tmp_path):
     """The script, run by the shell it is for."""
     program = tmp_path / "forge-agents"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m forge_agents.cli "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m forge_agents.cli.main "$@"\n')
     program.chmod(0o755)
     asked = (
         'eval "$(forge-agents completion bash)"; COMP_LINE="forge-agents lead"; COMP_POINT=17; '

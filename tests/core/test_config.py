@@ -4,8 +4,8 @@ import pytest
 import yaml
 
 import forge_agents as fa
-from forge_agents import cli
 from forge_agents.bench.config import BenchConfig
+from forge_agents.cli import main as cli
 from forge_agents.config import parse
 
 RUN = {

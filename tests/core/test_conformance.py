@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import forge_agents as fa
-from forge_agents import registry
+from forge_agents.envs import registry
 from forge_agents.errors import UnknownIdError
 from forge_agents.testing import ConformanceError, check_env
 

@@ -4,7 +4,8 @@ import sys
 import pytest
 
 import forge_agents as fa
-from forge_agents import cli, registry
+from forge_agents.cli import main as cli
+from forge_agents.envs import registry
 
 
 class Short(fa.TurnEnv):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import forge_agents as fa
-from forge_agents import cli
+from forge_agents.cli import main as cli
 from forge_agents.config import Parser, parse
 
 ROOT = Path(__file__).parents[2]

@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from forge_agents import doctor, models
-from forge_agents.doctor import PROBES, Check, Probe, run_doctor
+from forge_agents.cli import doctor
+from forge_agents.cli.doctor import PROBES, Check, Probe, run_doctor
+from forge_agents.models import resolve as models
 
 PARTS = ("python", "C compiler", "model cache")
 

@@ -11,11 +11,11 @@ from collections import Counter
 import pytest
 
 import forge_agents as fa
-from forge_agents.endpoint import EndpointClient, client_of
 from forge_agents.errors import BudgetError, EndpointError, StallError
-from forge_agents.players import Served
 from forge_agents.policy import declared_policies
-from forge_agents.rollout import Rollout, play
+from forge_agents.rollout.endpoint import EndpointClient, client_of
+from forge_agents.rollout.players import Served
+from forge_agents.rollout.rollout import Rollout, play
 from forge_agents.types import Completion, Message, VersionSpan
 
 KEY = "sk-0123456789SECRET"
@@ -348,7 +348,7 @@ def test_one_client_serves_a_loop_and_closes_with_it(serve_chat):
 
 
 def test_a_trainer_starts_no_engine_for_an_endpoint(tmp_path):
-    from forge_trainers.source import Source
+    from forge_trainers.rl.tasks import Source
 
     hero = fa.Policy("m", name="hero")
     seats = {"p0": hero, "p1": fa.Endpoint("http://127.0.0.1:1/v1", "m")}

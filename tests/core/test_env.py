@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pettingzoo.test import api_test, seed_test
 
 import forge_agents as fa
-from forge_agents.env import Observation, TextSpace, writable
+from forge_agents.envs.env import Observation, TextSpace, writable
 from forge_agents.testing import check_env
 
 

@@ -6,9 +6,9 @@ import pytest
 from pettingzoo.utils.conversions import parallel_to_aec
 
 import forge_agents as fa
+from forge_agents.envs.wrappers import InvalidAction
 from forge_agents.errors import UnknownIdError
-from forge_agents.rollout import Rollout, play, seats_of
-from forge_agents.wrappers import InvalidAction
+from forge_agents.rollout.rollout import Rollout, play, seats_of
 
 
 class OddError(Exception):

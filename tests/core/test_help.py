@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import forge_agents as fa
-from forge_agents import cli
-from forge_agents._command_examples import EXAMPLES
-from forge_trainers.trainer import FitResult
+from forge_agents.cli import main as cli
+from forge_agents.cli.examples import EXAMPLES
+from forge_trainers.rl.trainer import FitResult
 
 
 def help_of(command, capsys):
@@ -80,7 +80,7 @@ def test_training_ends_with_what_comes_next(monkeypatch, tmp_path, capsys):
 
 
 def test_a_pipe_gets_one_whole_line_for_each_environment(capsys):
-    from forge_agents import registry
+    from forge_agents.envs import registry
 
     assert cli.main(["list"]) == 0
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
@@ -89,7 +89,7 @@ def test_a_pipe_gets_one_whole_line_for_each_environment(capsys):
     assert ["forge/KuhnPoker-v0", "2p, zero-sum, hidden-information", "3"] in lines
 
 
-@pytest.mark.parametrize("words", [["-c", "import forge_agents"], ["-m", "forge_agents.cli", "--help"]])
+@pytest.mark.parametrize("words", [["-c", "import forge_agents"], ["-m", "forge_agents.cli.main", "--help"]])
 def test_starting_is_fast(words):
     """It takes no longer than Python with one library that everybody has; processor time, the best of three."""
 

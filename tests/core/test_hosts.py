@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 import forge_agents as fa
-from forge_agents import mesh, workers
-from forge_agents._host_jobs import Job
-from forge_agents._host_layout import Host, Layout
-from forge_agents._warden import HostFacts, visible_gpus
+from forge_agents.envs.workers import env as workers
 from forge_agents.errors import HostError
-from forge_agents.hosts import parse_cores
+from forge_agents.runtime import mesh
+from forge_agents.runtime.hosts import parse_cores
+from forge_agents.runtime.jobs import Job
+from forge_agents.runtime.layout import Host, Layout
+from forge_agents.runtime.warden import HostFacts, visible_gpus
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,11 @@ import pytest
 import yaml
 
 import forge_agents as fa
-from forge_agents import cli, init
+from forge_agents.cli import init
+from forge_agents.cli import main as cli
 from forge_agents.errors import ForgeError
 from forge_agents.policy import Random
-from forge_agents.rollout import Rollout
+from forge_agents.rollout.rollout import Rollout
 
 
 @pytest.fixture(params=sorted(init.TEMPLATES))
@@ -23,7 +24,7 @@ def test_every_template_is_a_world_a_reward_and_settings_that_fit(folder):
     import asyncio
 
     from forge_agents.config import parse
-    from forge_trainers.config import RunConfig
+    from forge_trainers.rl.config import RunConfig
 
     run = parse(RunConfig, ["train.yaml"], prog="forge-agents train", description="")
     assert (folder / "README.md").read_text().count(run.env) >= 1
@@ -74,7 +75,7 @@ def test_the_command_says_what_it_wrote_and_what_comes_next(tmp_path, monkeypatc
 
 def test_an_id_may_name_its_module(tmp_path, monkeypatch):
     (tmp_path / "lone_world.py").write_text(
-        "import forge_agents as fa\nfa.register('lone/Relay-v0', entry_point='forge_envs.relay:Relay')\n"
+        "import forge_agents as fa\nfa.register('lone/Relay-v0', entry_point='forge_envs.teams.relay:Relay')\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from forge_agents.env import Outcome
-from forge_agents.mcp_tools import McpServerError, mcp_tools
-from forge_agents.tool_env import ToolEnv
+from forge_agents.envs.env import Outcome
 from forge_agents.tools import ToolCall, run_tool
+from forge_agents.tools.env import ToolEnv
+from forge_agents.tools.mcp import McpServerError, mcp_tools
 
 pytest.importorskip("mcp")
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from forge_agents import mesh
-from forge_agents._pulse import Pulse
 from forge_agents.errors import ActorDiedError, StallError
+from forge_agents.runtime import mesh
+from forge_agents.runtime.pulse import Pulse
 
 ACTORS = """
 import asyncio, os, signal
-from forge_agents._monarch import Actor, concurrent_endpoint, current_rank
+from forge_agents.runtime._monarch import Actor, concurrent_endpoint, current_rank
 
 class Probe(Actor):
     def __init__(self):

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from forge_agents import models
 from forge_agents.errors import ModelNotFoundError, RunFolderError, StallError
+from forge_agents.models import resolve as models
 from forge_agents.testing._tiny_model import tiny_model
 
 NAME = "smollm2-135m-instruct"
@@ -159,7 +159,7 @@ def test_a_killed_unpacking_leaves_nothing_visible_and_is_done_again(tmp_path: P
 
 
 def test_a_damaged_cache_is_made_again(cache: Path, monkeypatch: pytest.MonkeyPatch):
-    from forge_agents import _gguf
+    from forge_agents.models import gguf as _gguf
 
     monkeypatch.setattr(_gguf, "convert", lambda source, target: tiny_model(target))
     folder = models.resolve(NAME)
@@ -176,7 +176,7 @@ def test_a_cache_that_cannot_be_written_says_what_to_set(tmp_path: Path, monkeyp
 
 
 def test_a_full_disk_leaves_nothing_behind(cache: Path, monkeypatch: pytest.MonkeyPatch):
-    from forge_agents import _gguf
+    from forge_agents.models import gguf as _gguf
 
     def convert(source: Path, target: Path) -> None:
         (target / "config.json").write_text("{}")
@@ -256,7 +256,7 @@ def test_a_half_downloaded_model_names_the_file(hub_cache: Path):
 def test_the_hub_id_of_a_built_in_model_prefers_the_hub_cache(
     hub_cache: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from forge_agents import _gguf
+    from forge_agents.models import gguf as _gguf
 
     monkeypatch.setattr(_gguf, "convert", lambda source, target: tiny_model(target))
     hub_id = models.BUILTIN[NAME].hub_id

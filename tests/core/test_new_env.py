@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from forge_agents import cli
+from forge_agents.cli import main as cli
+from forge_agents.cli.new_env import create
 from forge_agents.errors import ForgeError
-from forge_agents.new_env import create
 
 
 def run(*words, cwd, **variables):
@@ -58,8 +58,8 @@ def test_nothing_is_overwritten(tmp_path):
 
 
 PLUGIN = '''
-from forge_agents.registry import register
-register("{name}/Kuhn-v0", entry_point="forge_envs.kuhn_poker:KuhnPoker")
+from forge_agents.envs.registry import register
+register("{name}/Kuhn-v0", entry_point="forge_envs.games.kuhn_poker:KuhnPoker")
 '''
 
 

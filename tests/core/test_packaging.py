@@ -120,7 +120,7 @@ def test_the_wheel_holds_the_four_packages(tmp_path: Path):
     assert tops == set(PACKAGES)
     assert all(f"{package}/py.typed" in names for package in PACKAGES)
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    for line in ("forge-agents = forge_agents.cli:main", "forge = forge_envs", "forge = forge_verifiers"):
+    for line in ("forge-agents = forge_agents.cli.main:main", "forge = forge_envs", "forge = forge_verifiers"):
         assert line in entry_points
 
 

@@ -7,8 +7,8 @@ from pettingzoo.test import api_test, parallel_api_test, parallel_seed_test, see
 from pettingzoo.utils.conversions import aec_to_parallel, parallel_to_aec, turn_based_aec_to_parallel
 
 import forge_agents as fa
-from forge_agents.players import Served
-from forge_agents.rollout import play
+from forge_agents.rollout.players import Served
+from forge_agents.rollout.rollout import play
 from forge_agents.testing import check_env
 from forge_agents.types import Completion, VersionSpan
 
@@ -270,7 +270,7 @@ def test_limits_and_failures_are_the_episodes():
 
 
 def test_make_gives_the_parallel_environment_itself(monkeypatch):
-    from forge_agents import registry
+    from forge_agents.envs import registry
 
     registry.spec("forge/KuhnPoker-v0")  # the plugins are loaded before the registry is set aside
     monkeypatch.setattr(registry, "_specs", dict(registry._specs))

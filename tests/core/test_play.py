@@ -9,11 +9,12 @@ import pytest
 from rich.console import Console
 
 import forge_agents as fa
-from forge_agents import cli, players
-from forge_agents import play as playing
-from forge_agents._command_examples import EXAMPLES
-from forge_agents.play import PlayConfig
-from forge_agents.terminal import Terminal
+from forge_agents.cli import main as cli
+from forge_agents.cli import play as playing
+from forge_agents.cli.examples import EXAMPLES
+from forge_agents.cli.play import PlayConfig
+from forge_agents.rollout import players
+from forge_agents.rollout.terminal import Terminal
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def typed(monkeypatch):
 
 def command(*words, typed=""):
     return subprocess.run(
-        [sys.executable, "-m", "forge_agents.cli", "play", *words],
+        [sys.executable, "-m", "forge_agents.cli.main", "play", *words],
         input=typed,
         capture_output=True,
         text=True,

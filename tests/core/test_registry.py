@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 import forge_agents as fa
-from forge_agents import registry
+from forge_agents.envs import registry
 from forge_agents.errors import ForgeError, UnknownIdError
 
 
@@ -63,7 +63,7 @@ def test_a_string_entry_point_is_imported_on_make_only():
     assert "t/Late-v0" in fa.list_envs()
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         fa.make("t/Late-v0")
-    fa.register("t/Wrong-v0", entry_point="forge_envs.relay:Rely")
+    fa.register("t/Wrong-v0", entry_point="forge_envs.teams.relay:Rely")
     with pytest.raises(ForgeError, match="Did you mean 'Relay'"):
         fa.make("t/Wrong-v0")
 
@@ -136,7 +136,7 @@ def test_a_turn_limit_needs_an_environment_that_counts():
 
 
 def test_specs_travel():
-    fa.register("t/Guess-v0", entry_point="forge_envs.relay:Relay", max_number=4)
+    fa.register("t/Guess-v0", entry_point="forge_envs.teams.relay:Relay", max_number=4)
     spec = fa.make("t/Guess-v0").spec
     assert pickle.loads(pickle.dumps(spec)) == spec == copy.deepcopy(spec)
     assert len({spec, fa.spec("t/Guess-v0")}) == 1

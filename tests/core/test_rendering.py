@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_agents.rendering import Renderer
+from forge_agents.rollout.rendering import Renderer
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import pytest
 
 from forge_agents.errors import ActorDiedError, RespawnLimitError, StallError, UnknownIdError
-from forge_agents.faults import Faults
 from forge_agents.policy import Sampling
+from forge_agents.runtime.faults import Faults
 from forge_agents.serving import EngineConfig, Replicas
 from forge_agents.serving import replicas as module
 from forge_agents.types import Completion, VersionSpan

@@ -11,10 +11,10 @@ from pettingzoo.utils import BaseWrapper
 from pettingzoo.utils.conversions import parallel_to_aec
 
 import forge_agents as fa
-from forge_agents.players import Served
-from forge_agents.rollout import play
+from forge_agents.envs.wrappers import InvalidAction, TimeLimit
+from forge_agents.rollout.players import Served
+from forge_agents.rollout.rollout import play
 from forge_agents.types import Completion, VersionSpan
-from forge_agents.wrappers import InvalidAction, TimeLimit
 
 SEATS = ("a", "b", "c")
 REWARD = st.integers(-2, 2)

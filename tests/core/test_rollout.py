@@ -5,8 +5,8 @@ import pytest
 
 import forge_agents as fa
 from forge_agents.errors import ActorDiedError, LateAnswerError
-from forge_agents.players import Served
-from forge_agents.rollout import Rollout, play
+from forge_agents.rollout.players import Served
+from forge_agents.rollout.rollout import Rollout, play
 from forge_agents.types import Completion, VersionSpan
 
 

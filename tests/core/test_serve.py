@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from forge_agents import cli
+from forge_agents.cli import main as cli
+from forge_agents.cli.serve import RequireToken, ServeConfig, command, find_model, serve
 from forge_agents.errors import ModelNotFoundError
-from forge_agents.serve import RequireToken, ServeConfig, command, find_model, serve
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_the_server_is_vllms_own_with_our_settings(run):
     assert words[:3] == [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry"]
     assert words[3] == f"--model={run / 'export'}"
     settings = {"host": "127.0.0.1", "served-model-name": "guess", "dtype": "float32", "max-model-len": "256",
-                "kv-cache-memory-bytes": "500000000", "middleware": "forge_agents.serve.RequireToken"}  # fmt: skip
+                "kv-cache-memory-bytes": "500000000", "middleware": "forge_agents.cli.serve.RequireToken"}  # fmt: skip
     assert {f"--{key}={value}" for key, value in settings.items()} < set(words)
     assert "--enforce-eager" in words
     assert words[-1] == "--enable-auto-tool-choice"

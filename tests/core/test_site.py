@@ -59,7 +59,7 @@ def test_the_reference_has_every_public_name(site):
     for package, module in (("forge_agents", fa), ("verifiers/forge_verifiers", forge_verifiers)):
         found = site.documented(package)
         assert sorted(found) == sorted(name for name in module.__all__ if not name.startswith("__"))
-    assert site.documented("forge_agents")["GRPOTrainer"] == "forge_trainers.trainer.GRPOTrainer"
+    assert site.documented("forge_agents")["GRPOTrainer"] == "forge_trainers.rl.trainer.GRPOTrainer"
     assert set(site.documented("trainers/forge_trainers")) == set(forge_trainers.__all__)
 
 
@@ -76,8 +76,8 @@ def test_the_list_of_errors_has_every_class(site):
 
 def test_messages_are_listed_with_what_varies_left_open(site):
     messages = site.raised_messages()
-    assert messages["ValueError"]["forge_trainers.config"][0].startswith("group_size=… gives every advantage 0; set")
-    told = messages["RunFolderError"]["forge_trainers.run_folder"]
+    assert messages["ValueError"]["forge_trainers.rl.config"][0].startswith("group_size=… gives every advantage 0; set")
+    told = messages["RunFolderError"]["forge_trainers.records.run_folder"]
     assert any("another process is training in …" in text for text in told)
 
 
@@ -108,16 +108,16 @@ def test_no_message_that_is_raised_is_missing_from_the_list(site):
 @pytest.mark.parametrize(
     ("name", "module", "told"),
     [
-        ("NotReadyError", "forge_trainers.trainer", "nothing has been trained yet; call fit first"),
-        ("RuntimeError", "forge_agents.env", "…: no episode is running; call reset() before step()"),
-        ("NotImplementedError", "forge_agents._text_game", "… must define instructions(self, agent)"),
-        ("FloatingPointError", "forge_trainers.learner_core", "the loss is … and the gradient norm"),
-        ("BreachError", "forge_agents._conformance_checks", "seed …: no end after … steps"),
-        ("StallError", "forge_agents.mesh", "… did not finish … within … s. Look at"),  # made by a function
-        ("RunFolderError", "forge_trainers.learner_files", "cannot write a checkpoint to …"),
-        ("ForgeError", "forge_trainers.learning", "the checkpoints are as they were, and the next run goes on"),
-        ("ValueError", "forge_trainers.conversations", "… has the keys …; expected …"),
-        ("ValueError", "forge_agents.mcp_tools", "… failed"),  # said where there is no other text
+        ("NotReadyError", "forge_trainers.rl.trainer", "nothing has been trained yet; call fit first"),
+        ("RuntimeError", "forge_agents.envs.env", "…: no episode is running; call reset() before step()"),
+        ("NotImplementedError", "forge_agents.envs._text_game", "… must define instructions(self, agent)"),
+        ("FloatingPointError", "forge_trainers.learner.core", "the loss is … and the gradient norm"),
+        ("BreachError", "forge_agents.envs.conformance.checks", "seed …: no end after … steps"),
+        ("StallError", "forge_agents.runtime.mesh", "… did not finish … within … s. Look at"),  # made by a function
+        ("RunFolderError", "forge_trainers.learner.checkpoint", "cannot write a checkpoint to …"),
+        ("ForgeError", "forge_trainers.rl.update", "the checkpoints are as they were, and the next run goes on"),
+        ("ValueError", "forge_trainers.offline.conversations", "… has the keys …; expected …"),
+        ("ValueError", "forge_agents.tools.mcp", "… failed"),  # said where there is no other text
         ("PermissionError", "forge_agents.sandbox._isolation", "users could not be mapped into the namespace"),
         ("HTTPException", "forge_agents.viewer.app", "there is no run …; there are …"),  # a library's
     ],
@@ -138,6 +138,6 @@ def test_the_site_is_built_strictly_and_asks_no_other_host(tmp_path):
     assert {name: LOADED.findall(text) for name, text in pages.items() if LOADED.search(text)} == {}
     styles = "".join(path.read_text() for path in tmp_path.rglob("*.css"))
     assert re.findall(r"url\(\s*[\"']?(?:https?:)?//[^)]*|@import[^;]*//[^;]*", styles) == []
-    assert "forge_trainers.trainer.GRPOTrainer" in pages["api/forge_agents.html"]
+    assert "forge_trainers.rl.trainer.GRPOTrainer" in pages["api/forge_agents.html"]
     assert 'class="doc doc-heading"' in pages["api/forge_agents.html"]
     assert "gives every advantage 0" in pages["errors.html"]

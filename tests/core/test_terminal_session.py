@@ -19,7 +19,7 @@ def started(tmp_path):
         environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
         child = pexpect.spawn(
             sys.executable,
-            ["-m", "forge_agents.cli", *words],
+            ["-m", "forge_agents.cli.main", *words],
             cwd=str(tmp_path),
             env={**environment, "TERM": "xterm-256color", **variables},
             dimensions=(24, 80),

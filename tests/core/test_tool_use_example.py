@@ -4,7 +4,7 @@ import pytest
 
 import forge_agents as fa
 from forge_agents.policy import Scripted
-from forge_agents.rollout import Rollout
+from forge_agents.rollout.rollout import Rollout
 
 
 @pytest.fixture

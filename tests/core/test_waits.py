@@ -9,9 +9,10 @@ import time
 
 import pytest
 
-from forge_agents import _waits, mesh
-from forge_agents._threads import in_thread
 from forge_agents.errors import StallError
+from forge_agents.runtime import mesh
+from forge_agents.runtime import waits as _waits
+from forge_agents.runtime.threads import in_thread
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_agents._places import place
 from forge_agents.errors import StallError
+from forge_agents.runtime.places import place
 from forge_agents.weights import _layout
 from forge_agents.weights._layout import ALIGN_BYTES, Index, lay_out
 

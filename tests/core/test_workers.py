@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 import forge_agents as fa
-from forge_agents import registry, workers
-from forge_agents._worker_homes import Door, Here, There, obey
-from forge_agents._worker_process import GRACE_S
+from forge_agents.envs import registry
+from forge_agents.envs.workers import env as workers
+from forge_agents.envs.workers._homes import Door, Here, There, obey
+from forge_agents.envs.workers.process import GRACE_S
 from forge_agents.errors import ForgeError, HostError, StallError
-from forge_agents.rollout import Rollout, play
+from forge_agents.rollout.rollout import Rollout, play
 
 MODULE = '''
 import os
@@ -395,13 +396,13 @@ def test_workers_of_another_host_are_bound_to_its_cores():
 
 
 def test_a_host_that_says_nothing_costs_a_deadline_and_no_more_when_it_is_lost(monkeypatch):
-    monkeypatch.setattr("forge_agents._worker_homes.START_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("forge_agents.envs.workers._homes.START_TIMEOUT_S", 0.3)
     ours, theirs = socket.socketpair()
     with theirs, contextlib.closing(Door("127.0.0.1", "127.0.0.1")) as door:
         home = There("mute", door, Connection(ours.detach()), cores=frozenset(), capacity=1)
         with pytest.raises(HostError, match=r"on host mute did not connect to 127\.0\.0\.1:\d+ within 0\.3 s"):
             home.start()
-        monkeypatch.setattr("forge_agents._worker_homes.START_TIMEOUT_S", 30.0)
+        monkeypatch.setattr("forge_agents.envs.workers._homes.START_TIMEOUT_S", 30.0)
         threading.Timer(0.2, home.lose, ["host mute is lost: at last"]).start()
         started_at = time.monotonic()
         for _ in range(2):

@@ -183,7 +183,7 @@ def test_wrapped_environments_pass_pettingzoos_tests_and_ours(make):
 
 
 def test_wrapped_environments_register_like_any_other(monkeypatch):
-    from forge_agents import registry
+    from forge_agents.envs import registry
 
     registry.spec("forge/KuhnPoker-v0")  # the plugins are loaded before the registry is set aside
     monkeypatch.setattr(registry, "_specs", dict(registry._specs))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from forge_agents import mesh
+from forge_agents.runtime import mesh
 
 
 @pytest.fixture(scope="module")

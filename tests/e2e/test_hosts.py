@@ -18,11 +18,12 @@ import numpy as np
 import pytest
 
 import forge_agents as fa
-from forge_agents import mesh, workers
-from forge_agents._places import place
+from forge_agents.envs.workers import env as workers
 from forge_agents.errors import ActorDiedError, HostError, StallError
+from forge_agents.runtime import mesh
+from forge_agents.runtime.places import place
 from forge_agents.types import Trajectory
-from forge_trainers.source import Source
+from forge_trainers.rl.tasks import Source
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -76,7 +77,7 @@ def host_of(pid: int) -> str:
 
 ACTORS = """
 import os
-from forge_agents._monarch import Actor, concurrent_endpoint
+from forge_agents.runtime._monarch import Actor, concurrent_endpoint
 
 class Resident(Actor):
     @concurrent_endpoint
@@ -86,7 +87,7 @@ class Resident(Actor):
 
 
 def test_what_is_on_a_killed_host_is_lost_at_once_and_starts_again_on_another(run: Any, import_actors: Any) -> None:
-    from forge_agents._pulse import Pulse
+    from forge_agents.runtime.pulse import Pulse
 
     resident = import_actors("host_residents", ACTORS).Resident
 
@@ -153,7 +154,7 @@ class Whereabouts(fa.TurnEnv):
 
 
 def test_environments_play_on_hosts_of_their_own_and_after_these_here(run: Any, import_actors: Any) -> None:
-    from forge_agents.rollout import Rollout
+    from forge_agents.rollout.rollout import Rollout
 
     import_actors("host_whereabouts", WHEREABOUTS)
     fa.register("hosts/Whereabouts-v0", entry_point="host_whereabouts:Whereabouts")
@@ -224,7 +225,7 @@ def test_a_host_ends_with_a_controller_that_is_killed(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    host = subprocess.Popen([sys.executable, "-m", "forge_agents.host_process", "--address", address])
+    host = subprocess.Popen([sys.executable, "-m", "forge_agents.runtime.host_process", "--address", address])
     controller = subprocess.Popen([sys.executable, "-c", CONTROLLER, address], stdout=subprocess.PIPE, text=True)
     try:
         assert controller.stdout is not None

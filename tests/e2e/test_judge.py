@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from forge_agents import mesh
-from forge_agents._echo import Echo
+from forge_agents.envs.conformance.echo import Echo
 from forge_agents.policy import Policy
+from forge_agents.runtime import mesh
 from forge_agents.serving import EngineConfig
 from forge_agents.types import Trajectory, Turn
 from forge_verifiers import Judge, Pairs, Reasoned, Scale, YesNo
-from forge_verifiers.judge_text import documents, fence_key, instructions_for, question_of
+from forge_verifiers.judge.text import documents, fence_key, instructions_for, question_of
 
 RUBRIC = "Is it right?"
 SMALL = EngineConfig(enforce_eager=True, kv_cache_gb=0.05, threads=1, max_model_len=2048, max_num_seqs=16)
@@ -34,7 +34,7 @@ def expected_yes(model: Path, judge: Judge, trajectory: Trajectory) -> float:
     """P(yes) among yes and no, from transformers; the tiny model's tokens are bytes."""
     from transformers import AutoModelForCausalLM
 
-    from forge_agents.rendering import Renderer
+    from forge_agents.rollout.rendering import Renderer
 
     (document,), _ = documents(trajectory, "answer", 8000)
     text = question_of(document, judge.answer.ask, key=fence_key(7))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forge_agents import cli
+from forge_agents.cli import main as cli
 
 SMALL = [
     "--trainer.group_size=2",
@@ -44,7 +44,7 @@ def test_a_person_watches_the_demo(tiny_llama, tmp_path):
     words += ["--engine.enforce_eager=true", "--engine.max_model_len=512", "--engine.kv_cache_gb=0.1"]
     child = pexpect.spawn(
         sys.executable,
-        ["-m", "forge_agents.cli", *words],
+        ["-m", "forge_agents.cli.main", *words],
         cwd=str(tmp_path),
         env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "100"},  # whoever runs the tests may have set others
         dimensions=(40, 100),

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from forge_agents.errors import ActorDiedError
-from forge_agents.faults import Faults
 from forge_agents.policy import Sampling
+from forge_agents.runtime.faults import Faults
 from forge_agents.serving import EngineConfig, Replicas
 from forge_agents.types import Completion
 from forge_agents.weights import Publisher, WeightStore

@@ -17,9 +17,9 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from forge_agents.endpoint import ChatReply, EndpointClient
 from forge_agents.errors import EndpointError
 from forge_agents.policy import Endpoint, Sampling
+from forge_agents.rollout.endpoint import ChatReply, EndpointClient
 from forge_agents.types import Message
 
 STARTED_S = 900  # half a minute on an idle machine
@@ -38,7 +38,7 @@ def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     log = tmp_path_factory.mktemp("serve") / "log"
     with log.open("w") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "forge_agents.cli", *words],
+            [sys.executable, "-m", "forge_agents.cli.main", *words],
             env={**os.environ, "MY_TOKEN": TOKEN},
             stdout=file,
             stderr=subprocess.STDOUT,

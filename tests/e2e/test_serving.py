@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from forge_agents import mesh
 from forge_agents.errors import ActorDiedError, StallError, UnknownIdError
 from forge_agents.policy import Sampling
+from forge_agents.runtime import mesh
 from forge_agents.serving import Engine, EngineConfig, _vllm
 from forge_agents.types import Completion, VersionSpan
 from forge_agents.weights import Publisher, WeightStore
@@ -41,7 +41,7 @@ def weights_of(model: Path) -> dict[str, torch.Tensor]:
 
 
 BENCH = """
-from forge_agents._monarch import Actor, endpoint
+from forge_agents.runtime._monarch import Actor, endpoint
 from forge_agents.serving import _vllm
 from forge_agents.serving._wire import Request
 

@@ -3,7 +3,7 @@
 import pytest
 
 import forge_agents as fa
-from forge_agents import models
+from forge_agents.models import resolve as models
 
 pytestmark = pytest.mark.timeout(200)
 

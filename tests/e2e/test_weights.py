@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 import torch
 
-from forge_agents import mesh
 from forge_agents.errors import ActorDiedError, UnknownIdError
+from forge_agents.runtime import mesh
 from forge_agents.weights import FetchResult, Publisher, Subscriber, WeightStore, _layout
 
 WRITERS = """
 import os
 import torch
 import torch.distributed as dist
-from forge_agents._monarch import Actor, current_rank, endpoint
+from forge_agents.runtime._monarch import Actor, current_rank, endpoint
 from forge_agents.weights import Publisher
 
 def filled(version):

@@ -3,7 +3,7 @@
 import pytest
 
 import forge_agents as fa
-from forge_agents import registry
+from forge_agents.envs import registry
 
 pytest.importorskip("pygame")  # PettingZoo's board games import it
 

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from pettingzoo.test import api_test, seed_test
 
 import forge_agents as fa
-from forge_envs.alphabet_sort import NAMES, AlphabetSort, list_similarity, read_names
+from forge_envs.games.alphabet_sort import NAMES, AlphabetSort, list_similarity, read_names
 
 
 def names_of(observation):

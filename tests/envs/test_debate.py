@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import forge_agents as fa
-from forge_envs.debate import Debate
+from forge_envs.teams.debate import Debate
 
 QUESTION = ("Is water wet?", True, "It was touched.")
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import forge_agents as fa
-from forge_envs.negotiation import Negotiation, pareto_frontier, points_of, possible_values, read_offer
+from forge_envs.teams.negotiation import Negotiation, pareto_frontier, points_of, possible_values, read_offer
 
 
 def talks(**kwargs):

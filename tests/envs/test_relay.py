@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from pettingzoo.test import api_test, seed_test
 
 import forge_agents as fa
-from forge_envs.relay import Relay
+from forge_envs.teams.relay import Relay
 
 CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "%s"}}</tool_call>'
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import forge_agents as fa
 from forge_agents.testing import check_env
-from forge_envs.shop import CLERKS_LIMIT, Shop
+from forge_envs.teams.shop import CLERKS_LIMIT, Shop
 
 
 def number(text):

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from forge_agents.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
 from forge_agents.testing import check_env
-from forge_envs.software_tasks import TASKS
-from forge_envs.software_team import SoftwareTeam, code_in
+from forge_envs.teams.software_tasks import TASKS
+from forge_envs.teams.software_team import SoftwareTeam, code_in
 
 
 def runs_code():

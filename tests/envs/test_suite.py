@@ -4,7 +4,7 @@ from subprocess import run
 import pytest
 
 import forge_agents as fa
-from forge_agents import registry
+from forge_agents.envs import registry
 from forge_agents.testing import check_env
 
 CORE = ("forge/KuhnPoker-v0", "forge/Relay-v0", "forge/AlphabetSort-v0")

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import forge_agents as fa
-from forge_envs.treasure_hunt import DIRECTIONS, TreasureHunt
+from forge_envs.teams.treasure_hunt import DIRECTIONS, TreasureHunt
 
 
 def hunt(rocks=(), place=(0, 0), treasure=(0, 3), **kwargs):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from forge_agents.env import Outcome, TurnEnv
+from forge_agents.envs.env import Outcome, TurnEnv
 from forge_agents.types import Trajectory
 
 FLAG = "FORGE_FAULT_FLAG"

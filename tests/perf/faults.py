@@ -267,7 +267,7 @@ class Saboteur:
 
 def _child(name: str, folder: Path) -> None:
     import forge_agents as fa
-    from forge_agents.registry import register
+    from forge_agents.envs.registry import register
     from forge_agents.testing import tiny_model
 
     saboteur = Saboteur(SESSIONS[name], folder)
@@ -326,7 +326,9 @@ def _child(name: str, folder: Path) -> None:
 
 def _sabotage(trainer: Any, saboteur: Saboteur) -> None:
     """Tell the saboteur of each phase as it begins, and note what fails."""
-    from forge_agents import mesh, rollout, workers
+    from forge_agents.envs.workers import env as workers
+    from forge_agents.rollout import rollout
+    from forge_agents.runtime import mesh
 
     step = [0]
 

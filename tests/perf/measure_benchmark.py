@@ -17,8 +17,8 @@ import numpy as np
 from perf_common import PROMPTS, THREADS, Options, Story, goal, in_child, median
 
 if TYPE_CHECKING:
-    from forge_agents.players import Generator, Served
     from forge_agents.policy import Policy
+    from forge_agents.rollout.players import Generator, Served
     from forge_agents.serving import EngineConfig
     from forge_agents.serving._wire import Answer, Request
 

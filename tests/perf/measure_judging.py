@@ -215,10 +215,10 @@ class _Direct:
 
 def _requests(options: Options, seed: int) -> list[Request]:
     """What the judge sends for the same trajectories."""
-    from forge_agents.rendering import Renderer
+    from forge_agents.rollout.rendering import Renderer
     from forge_agents.serving._wire import Request
     from forge_verifiers import YesNo
-    from forge_verifiers.judge_text import documents, fence_key, instructions_for, question_of
+    from forge_verifiers.judge.text import documents, fence_key, instructions_for, question_of
 
     renderer = Renderer.of(Path(options.model))
     form = YesNo()

@@ -70,11 +70,11 @@ def _record(name: str, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_learner(options: Options) -> dict[str, Any]:
-    from forge_trainers._memory import keep_freed_memory
+    from forge_trainers.learner._memory import keep_freed_memory
 
     keep_freed_memory()  # as the learner's actor does; the bare passes profit alike
-    from forge_trainers.learner_config import LearnerConfig
-    from forge_trainers.learner_core import LearnerCore
+    from forge_trainers.learner.config import LearnerConfig
+    from forge_trainers.learner.core import LearnerCore
 
     core = LearnerCore(LearnerConfig(model=options.model))
     return {name: _run(options, core, work.quick() if options.quick else work) for name, work in WORKS.items()}
@@ -104,7 +104,7 @@ def _run(options: Options, core: Any, work: Work) -> dict[str, Any]:
 
 def _waste(core: Any, batch: Any) -> dict[str, float]:
     """Share of positions that ranks would wait for, by the number of data-parallel ranks."""
-    from forge_trainers.microbatches import lay_out
+    from forge_trainers.batch.microbatches import lay_out
 
     def waste(ranks: int) -> float:
         return lay_out(
@@ -123,7 +123,7 @@ def batch_of(work: Work, core: Any, *, share: bool) -> Any:
     """Random tokens; siblings in one group may share their prompt, in groups of one not."""
     import torch
 
-    from forge_trainers.packing import Sample, pack
+    from forge_trainers.batch.packing import Sample, pack
 
     rng = torch.Generator().manual_seed(0)
     vocab = core.model.tok_embeddings.weight.shape[0]
@@ -156,7 +156,7 @@ def batch_of(work: Work, core: Any, *, share: bool) -> Any:
 
 def _bare(core: Any, batch: Any) -> None:
     """TorchTitan's own attention and loss, all samples of a microbatch as one rectangle."""
-    from forge_trainers import _titan as titan  # isort: skip  (sets TorchTitan's device first)
+    from forge_trainers.learner import titan  # isort: skip  (sets TorchTitan's device first)
     from torchtitan.components.loss import CrossEntropyLoss
     from torchtitan.models.common.attention import ScaledDotProductAttention
 
@@ -184,9 +184,9 @@ def _bare(core: Any, batch: Any) -> None:
 
 def _bare_packed(core: Any, batch: Any) -> None:
     """The learner's rows and attention, cross-entropy of the loss tokens."""
-    from forge_trainers import _titan as titan
-    from forge_trainers.attention import plan_attention
-    from forge_trainers.rows import blocks_of, build_row, plan_rows
+    from forge_trainers.batch.layout import blocks_of, build_row, plan_rows
+    from forge_trainers.learner import titan
+    from forge_trainers.learner.attention import plan_attention
 
     from torchtitan.components.loss import CrossEntropyLoss  # isort: skip  (after _titan)
 

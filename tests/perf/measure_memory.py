@@ -54,11 +54,11 @@ def run_full(options: Options) -> dict[str, float]:
 
 
 def _run(options: Options, mode: Literal["none", "selective", "full"]) -> dict[str, float]:
-    from forge_trainers._memory import keep_freed_memory
+    from forge_trainers.learner._memory import keep_freed_memory
 
     keep_freed_memory()  # as the learner's actor does
-    from forge_trainers.learner_config import LearnerConfig
-    from forge_trainers.learner_core import LearnerCore
+    from forge_trainers.learner.config import LearnerConfig
+    from forge_trainers.learner.core import LearnerCore
 
     room = ROOM // 8 if options.quick else ROOM
     work = dataclasses.replace(WORK, siblings=1) if options.quick else WORK

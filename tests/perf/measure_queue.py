@@ -48,9 +48,9 @@ def run(options: Options) -> dict[str, float]:
 
 
 async def _run(options: Options) -> dict[str, float]:
-    from forge_agents import mesh
-    from forge_agents.players import Served
-    from forge_agents.rendering import Renderer
+    from forge_agents.rollout.players import Served
+    from forge_agents.rollout.rendering import Renderer
+    from forge_agents.runtime import mesh
     from forge_agents.serving import Engine, EngineConfig
 
     episodes = 400 if options.quick else 10_000
@@ -86,7 +86,7 @@ async def _run(options: Options) -> dict[str, float]:
 
 async def _play(options: Options, served: Any, episodes: int) -> None:
     """All groups exist at once; `LIVE` episodes play at the same time."""
-    from forge_agents.rollout import Rollout, all_or_first_error
+    from forge_agents.rollout.rollout import Rollout, all_or_first_error
 
     seats, limit = policy(options, NEW_TOKENS), asyncio.Semaphore(LIVE)
 

@@ -64,8 +64,8 @@ class RandomRouter:
 
 
 async def _run(options: Options, replicas: int) -> dict[str, Any]:
-    from forge_agents import mesh
     from forge_agents.policy import Sampling
+    from forge_agents.runtime import mesh
     from forge_agents.serving import EngineConfig, Replicas
     from forge_agents.serving.routing import PrefixAffine
 

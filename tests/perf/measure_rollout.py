@@ -71,7 +71,7 @@ def _config(options: Options) -> EngineConfig:
 
 def _prompts(options: Options) -> list[tuple[int, ...]]:
     """Tokens of what the episodes ask, siblings one after another."""
-    from forge_agents.rendering import Renderer
+    from forge_agents.rollout.rendering import Renderer
 
     renderer = Renderer.of(Path(options.model))
     return [renderer.start("", prompt) for prompt in options.prompts for _ in range(options.siblings)]
@@ -92,9 +92,9 @@ def run_actor(options: Options) -> dict[str, float]:
 
 
 async def _run_actor(options: Options) -> dict[str, float]:
-    from forge_agents import mesh
-    from forge_agents.players import Served
-    from forge_agents.rendering import Renderer
+    from forge_agents.rollout.players import Served
+    from forge_agents.rollout.rendering import Renderer
+    from forge_agents.runtime import mesh
     from forge_agents.serving import Engine
 
     async with mesh.session():

@@ -71,10 +71,10 @@ def run_steps(options: Options) -> dict[str, Any]:
 
 
 async def _run_steps(options: Options) -> dict[str, Any]:
-    from forge_agents import mesh
+    from forge_agents.runtime import mesh
     from forge_agents.serving import EngineConfig
-    from forge_trainers.config import GRPOConfig
-    from forge_trainers.stack import Stack
+    from forge_trainers.rl.config import GRPOConfig
+    from forge_trainers.run.processes import Stack
 
     config = GRPOConfig(
         group_size=options.siblings,
@@ -110,9 +110,9 @@ _NAMES = {"engine": POLICY, "learner": f"{POLICY}-learner", "store": "weights"}
 
 
 async def _step(options: Options, stack: Any, pids: dict[str, int]) -> dict[str, float]:
-    from forge_trainers.credit import Credit
-    from forge_trainers.judging import env_reward, judge, lessons_from
-    from forge_trainers.packing import pack
+    from forge_trainers.batch.packing import pack
+    from forge_trainers.rl.credit import Credit
+    from forge_trainers.rl.rewards import env_reward, judge, lessons_from
 
     clock = StageClock(pids)
     with clock.stage("generate"):

@@ -12,7 +12,7 @@ from typing import Any
 
 from perf_common import Options, goal, in_child
 
-from forge_agents._monarch import Actor, concurrent_endpoint
+from forge_agents.runtime._monarch import Actor, concurrent_endpoint
 
 SLOTS = 2
 """The fewest there may be: the version that is read is the next but one to be written over."""
@@ -119,7 +119,7 @@ def _shared_bytes() -> int:
 
 
 async def _run(fetches: int) -> dict[str, float]:
-    from forge_agents import mesh
+    from forge_agents.runtime import mesh
     from forge_agents.weights import WeightStore
 
     async def ask(who: Any, endpoint: str, *args: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 from perf_common import POLICY, THREADS, Options, goal, in_child, median, policy
 
-from forge_agents._monarch import Actor, concurrent_endpoint
+from forge_agents.runtime._monarch import Actor, concurrent_endpoint
 
 ROUNDS = 5
 WARM_UPS = 4
@@ -108,7 +108,7 @@ def run_moves(options: Options) -> dict[str, float]:
 
 
 async def _run_moves(options: Options) -> dict[str, float]:
-    from forge_agents import mesh
+    from forge_agents.runtime import mesh
     from forge_agents.weights import WeightStore
 
     async def ask(who: Any, endpoint: str, *args: Any) -> Any:
@@ -147,10 +147,10 @@ def run_whole_way(options: Options) -> dict[str, float]:
 
 
 async def _run_whole_way(options: Options) -> dict[str, float]:
-    from forge_agents import mesh
+    from forge_agents.runtime import mesh
     from forge_agents.serving import EngineConfig
-    from forge_trainers.config import GRPOConfig
-    from forge_trainers.stack import Stack
+    from forge_trainers.rl.config import GRPOConfig
+    from forge_trainers.run.processes import Stack
 
     engine = EngineConfig(max_model_len=512, kv_cache_gb=0.5, threads=THREADS, enforce_eager=options.quick)
     async with mesh.session():
@@ -188,7 +188,7 @@ def _warm_ups(options: Options) -> int:
 
 def _small_batch() -> Any:
     """Just enough to learn from, so that the version rises."""
-    from forge_trainers.packing import Sample, pack
+    from forge_trainers.batch.packing import Sample, pack
 
     def sample(advantage: float) -> Sample:
         return Sample(

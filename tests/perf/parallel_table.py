@@ -90,7 +90,7 @@ def main() -> int:
 def measure() -> list[dict[str, Any]]:
     """A row per layout, in order: how far its losses, norms and weights lie from those of its family's first."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    import forge_trainers.learner_core  # noqa: F401  (imported once; the processes are forks)
+    import forge_trainers.learner.core  # noqa: F401  (imported once; the processes are forks)
     from forge_agents.testing._tiny_model import tiny_model
 
     with tempfile.TemporaryDirectory(prefix="forge-parallel-") as folder:
@@ -188,8 +188,8 @@ def _learner(layout: Layout, folder: Path) -> Any:
     """This rank's part of a learner that also tells the gradient's norm in float64."""
     import torch
 
-    from forge_trainers.learner_config import LearnerConfig
-    from forge_trainers.learner_core import LearnerCore
+    from forge_trainers.learner.config import LearnerConfig
+    from forge_trainers.learner.core import LearnerCore
 
     class Measured(LearnerCore):
         def _update(self, *args: Any) -> dict[str, float]:
@@ -212,7 +212,7 @@ def _batch(step: int) -> Any:
     """Groups of siblings with answers of all lengths, from the step's number alone."""
     import torch
 
-    from forge_trainers.packing import Sample, pack
+    from forge_trainers.batch.packing import Sample, pack
 
     rng = torch.Generator().manual_seed(step)
     samples = []

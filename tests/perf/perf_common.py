@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge_agents.env import Outcome, TurnEnv
+from forge_agents.envs.env import Outcome, TurnEnv
 from forge_agents.policy import Policy, Sampling
-from forge_agents.rollout import Rollout, all_or_first_error
+from forge_agents.rollout.rollout import Rollout, all_or_first_error
 
 if TYPE_CHECKING:
-    from forge_agents.players import Served
+    from forge_agents.rollout.players import Served
     from forge_agents.types import EpisodeGroup
 
 RUN_FILE = Path(__file__).with_name("run.py")

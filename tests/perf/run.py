@@ -41,7 +41,7 @@ def main() -> int:
     wanted = asked.measures or list(MEASURES)
     if unknown := [name for name in wanted if name not in MEASURES]:
         parser.error(f"no measure {unknown[0]!r}; known are {', '.join(MEASURES)}")
-    from forge_agents import models
+    from forge_agents.models import resolve as models
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a measure's processes are ended as well
     options = Options(model=str(models.resolve(asked.model)), quick=asked.quick, peers=tuple(asked.peer))

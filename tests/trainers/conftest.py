@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from forge_agents.types import EpisodeBatch
-from forge_trainers import offline
-from forge_trainers.learner_config import LearnerConfig
-from forge_trainers.learner_core import LearnerCore
-from forge_trainers.packing import Sample, pack
+from forge_trainers.batch.packing import Sample, pack
+from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.core import LearnerCore
+from forge_trainers.offline import trainer as offline
 
 HERE = str(Path(__file__).parent)
 sys.path[:0] = [HERE] if HERE not in sys.path else []

@@ -11,9 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-import forge_trainers.algorithms as algorithms
+import forge_trainers.losses.registry as algorithms
 from forge_agents.types import EpisodeBatch
-from forge_trainers.algorithms import (
+from forge_trainers.batch.packing import Sample, pack
+from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.losses.correction import kl_estimate, loss_columns, reduction_weights, sequence_numbers
+from forge_trainers.losses.policy_loss import PolicyLoss
+from forge_trainers.losses.registry import (
     Correction,
     Loss,
     TokenInputs,
@@ -23,12 +27,8 @@ from forge_trainers.algorithms import (
     list_losses,
     register_loss,
 )
-from forge_trainers.config import GRPOConfig
-from forge_trainers.credit import Credit
-from forge_trainers.importance import kl_estimate, loss_columns, reduction_weights, sequence_numbers
-from forge_trainers.learner_config import LearnerConfig
-from forge_trainers.losses import PolicyLoss
-from forge_trainers.packing import Sample, pack
+from forge_trainers.rl.config import GRPOConfig
+from forge_trainers.rl.credit import Credit
 
 VOCAB = 12
 
@@ -428,7 +428,7 @@ def test_a_loss_travels_to_another_process_and_is_registered_there():
 
 
 def test_a_loss_may_be_named_with_its_module():
-    assert find_loss("forge_trainers.algorithms:gspo") is find_loss("gspo")
+    assert find_loss("forge_trainers.losses.registry:gspo") is find_loss("gspo")
     with pytest.raises(ValueError, match="cannot be imported"):
         LearnerConfig(loss="no_such_module_here:mine")
 

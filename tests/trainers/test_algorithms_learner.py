@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from forge_agents import mesh
+from forge_agents.runtime import mesh
 from forge_agents.types import EpisodeBatch
-from forge_trainers import algorithms
-from forge_trainers.algorithms import TokenInputs, TokenLoss, find_loss, register_loss
-from forge_trainers.learner import Learner
-from forge_trainers.learner_config import LearnerConfig
-from forge_trainers.learner_core import LearnerCore
+from forge_trainers.learner.client import Learner
+from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.core import LearnerCore
+from forge_trainers.losses import registry as algorithms
+from forge_trainers.losses.registry import TokenInputs, TokenLoss, find_loss, register_loss
 
 Batches = Callable[..., EpisodeBatch]
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from forge_trainers import attention
-from forge_trainers.attention import attend, plan_attention
-from forge_trainers.rows import Span
+from forge_trainers.batch.layout import Span
+from forge_trainers.learner import attention
+from forge_trainers.learner.attention import attend, plan_attention
 
 
 def layout(*blocks: tuple[int, tuple[int, ...]]) -> list[Span]:

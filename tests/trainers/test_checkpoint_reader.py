@@ -14,7 +14,7 @@ from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from forge_agents.errors import RunFolderError
-from forge_trainers import learner_files
+from forge_trainers.learner import checkpoint as learner_files
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed")
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import forge_agents as fa
-from forge_trainers.cores import share_cores, with_threads
+from forge_trainers.run.threads import share_cores, with_threads
 
 COUNTS = st.integers(1, 9)
 

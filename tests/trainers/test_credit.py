@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_trainers.credit import Baselines, Credit, Overlong, Scored
+from forge_trainers.rl.credit import Baselines, Credit, Overlong, Scored
 
 rewards = st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=16)
 nan = float("nan")

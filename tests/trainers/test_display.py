@@ -1,7 +1,7 @@
 import pytest
 from rich.console import Console
 
-from forge_trainers import display
+from forge_trainers.run import console as display
 
 ROW = {"reward/mean": 0.5, "learner/kl": 0.01, "time/step_s": 2.0}
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import forge_agents as fa
-from forge_agents.rendering import Renderer
+from forge_agents.rollout.rendering import Renderer
 from forge_agents.types import Episode, Trajectory, Turn
-from forge_trainers.learner_config import LearnerConfig
-from forge_trainers.pairs import read_pairs
+from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.offline.pairs import read_pairs
 
 BETA = 0.3
 

@@ -10,17 +10,17 @@ import pytest
 from fake_stack import TEAM, Duel, Stack, group
 
 import forge_agents as fa
-from forge_agents import cli
+from forge_agents.cli import main as cli
 from forge_agents.errors import EmptyBatchError
 from forge_agents.types import EpisodeError, EpisodeGroup
 from forge_agents.viewer.digest import digest
-from forge_trainers.columns import Columns
-from forge_trainers.credit import Credit
-from forge_trainers.endings import Endings, most_of, where_it_failed
-from forge_trainers.judging import EnvTurnReward, env_reward, judge, lessons_from
-from forge_trainers.source import Source
-from forge_trainers.trainer import GRPOTrainer
-from forge_verifiers.rules import Exact
+from forge_trainers.rl.columns import Columns
+from forge_trainers.rl.credit import Credit
+from forge_trainers.rl.endings import Endings, most_of, where_it_failed
+from forge_trainers.rl.rewards import EnvTurnReward, env_reward, judge, lessons_from
+from forge_trainers.rl.tasks import Source
+from forge_trainers.rl.trainer import GRPOTrainer
+from forge_verifiers.rules.text import Exact
 
 
 def trainer(folder, played, **settings):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from forge_agents.errors import ActorDiedError, ForgeError, RunFolderError
-from forge_trainers.checksums import Sums
-from forge_trainers.credit import Baselines
-from forge_trainers.experiment import Checkpoints, ProcessRandomness, saved_reward
+from forge_trainers.learner.checksums import Sums
+from forge_trainers.rl.credit import Baselines
+from forge_trainers.run.checkpoints import Checkpoints, ProcessRandomness, saved_reward
 
 
 class Learner:

@@ -12,12 +12,13 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from forge_agents import LoRA, Policy, cli
+from forge_agents import LoRA, Policy
+from forge_agents.cli import main as cli
 from forge_agents.errors import RunFolderError
 from forge_agents.types import EpisodeBatch
-from forge_trainers.export import export_checkpoint
-from forge_trainers.learner_config import LearnerConfig
-from forge_trainers.learner_core import LearnerCore
+from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.core import LearnerCore
+from forge_trainers.run.export import export_checkpoint
 
 
 @pytest.fixture(scope="module")

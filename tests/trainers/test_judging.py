@@ -10,13 +10,13 @@ import torch
 from forge_agents.errors import StallError
 from forge_agents.policy import Policy
 from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory, Turn, VersionSpan
-from forge_trainers.columns import Columns
-from forge_trainers.config import GRPOConfig
-from forge_trainers.credit import Baselines, Credit
-from forge_trainers.judging import EnvTurnReward, env_reward, judge, lessons_from, mean_and_ci, summarise
-from forge_trainers.learner_config import LearnerConfig
-from forge_trainers.learner_core import LearnerCore
-from forge_trainers.trainer import EvalResult, GRPOTrainer
+from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.core import LearnerCore
+from forge_trainers.rl.columns import Columns
+from forge_trainers.rl.config import GRPOConfig
+from forge_trainers.rl.credit import Baselines, Credit
+from forge_trainers.rl.rewards import EnvTurnReward, env_reward, judge, lessons_from, mean_and_ci, summarise
+from forge_trainers.rl.trainer import EvalResult, GRPOTrainer
 
 
 def turn(agent, index, reward, policy="hero"):

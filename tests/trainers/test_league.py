@@ -13,11 +13,11 @@ import pytest
 import forge_agents as fa
 from forge_agents.config import parse
 from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory, Turn
-from forge_trainers.judging import JudgedGroup, env_reward, judge, lessons_from, summarise
-from forge_trainers.league import LeagueConfig, Match, draw_matches, evaluation_matches, results_of
-from forge_trainers.lineup import LeaguePlay, lineup_of
-from forge_trainers.matchmaking import Standings
-from forge_trainers.source import Task
+from forge_trainers.rl.rewards import JudgedGroup, env_reward, judge, lessons_from, summarise
+from forge_trainers.rl.seating import LeaguePlay, lineup_of
+from forge_trainers.rl.tasks import Task
+from forge_trainers.selfplay.league import LeagueConfig, Match, draw_matches, evaluation_matches, results_of
+from forge_trainers.selfplay.matchmaking import Standings
 
 AGENTS = ("p0", "p1")
 HERO = fa.Policy("some-model", name="hero")

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from forge_agents import mesh
 from forge_agents.errors import ActorDiedError, ModelNotFoundError
+from forge_agents.runtime import mesh
 from forge_agents.types import EpisodeBatch
-from forge_trainers.learner import Learner
-from forge_trainers.learner_config import LearnerConfig
-from forge_trainers.learner_core import LearnerCore
+from forge_trainers.learner.client import Learner
+from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.core import LearnerCore
 
 Batches = Callable[..., EpisodeBatch]
 

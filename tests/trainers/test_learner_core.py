@@ -15,12 +15,13 @@ from safetensors import SafetensorError
 
 from forge_agents.errors import ModelNotFoundError, RunFolderError
 from forge_agents.types import EpisodeBatch
-from forge_trainers import checksums, learner_files
-from forge_trainers._parallel import check_degrees
-from forge_trainers.learner_config import LearnerConfig
-from forge_trainers.learner_core import LearnerCore
-from forge_trainers.model_spec import read_config
-from forge_trainers.rows import blocks_of, build_row
+from forge_trainers.batch.layout import blocks_of, build_row
+from forge_trainers.learner import checkpoint as learner_files
+from forge_trainers.learner import checksums
+from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.core import LearnerCore
+from forge_trainers.learner.model import check_degrees
+from forge_trainers.learner.model_spec import read_config
 
 Batches = Callable[..., EpisodeBatch]
 

@@ -15,14 +15,14 @@ import torch
 
 from forge_agents.errors import DivergedError, MismatchError, RunFolderError
 from forge_agents.types import EpisodeBatch
-from forge_trainers.batch_files import dump_batch, load_batch
-from forge_trainers.config import GRPOConfig
-from forge_trainers.judging import Lessons
-from forge_trainers.learner_config import LearnerConfig
-from forge_trainers.learner_core import LearnerCore
-from forge_trainers.learning import check_gap, learn, staleness
-from forge_trainers.measures import peak_flops, ratio_quantiles
-from forge_trainers.packing import Sample
+from forge_trainers.batch.packing import Sample
+from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.core import LearnerCore
+from forge_trainers.learner.measures import peak_flops, ratio_quantiles
+from forge_trainers.records.batch_files import dump_batch, load_batch
+from forge_trainers.rl.config import GRPOConfig
+from forge_trainers.rl.rewards import Lessons
+from forge_trainers.rl.update import check_gap, learn, staleness
 
 Batches = Callable[..., EpisodeBatch]
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from forge_agents._busy import Busy
-from forge_trainers.loop import Interrupt, LoopRunner, Stopwatch
+from forge_agents.runtime.busy import Busy
+from forge_trainers.run.supervision import Interrupt, LoopRunner, Stopwatch
 
 
 def test_the_first_signal_asks_and_the_second_interrupts():

@@ -13,15 +13,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from forge_agents import mesh
 from forge_agents.config import parse
 from forge_agents.policy import LORA_TARGETS, LoRA, Policy
+from forge_agents.runtime import mesh
 from forge_agents.types import EpisodeBatch
-from forge_trainers.config import RunConfig
-from forge_trainers.learner import Learner
-from forge_trainers.learner_config import LearnerConfig
-from forge_trainers.learner_core import LearnerCore
-from forge_trainers.lora import is_adapter
+from forge_trainers.learner.client import Learner
+from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.core import LearnerCore
+from forge_trainers.learner.lora import is_adapter
+from forge_trainers.rl.config import RunConfig
 
 Batches = Callable[..., EpisodeBatch]
 SMALL = LoRA(rank=4, alpha=8)

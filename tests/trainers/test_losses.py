@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from forge_trainers.learner_config import LearnerConfig
-from forge_trainers.losses import PolicyLoss, token_logprobs
+from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.losses.policy_loss import PolicyLoss, token_logprobs
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

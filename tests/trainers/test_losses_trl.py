@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from forge_trainers.algorithms import TokenInputs, TokenLoss
-from forge_trainers.importance import correction_weights, loss_columns
-from forge_trainers.learner_config import LearnerConfig
-from forge_trainers.losses import PolicyLoss
-from forge_trainers.packing import Sample, pack
+from forge_trainers.batch.packing import Sample, pack
+from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.losses.correction import correction_weights, loss_columns
+from forge_trainers.losses.policy_loss import PolicyLoss
+from forge_trainers.losses.registry import TokenInputs, TokenLoss
 
 VOCAB, LONGEST, PROMPT = 11, 9, 2
 LENGTHS = (9, 1, 4, 7, 2, 5)
@@ -172,7 +172,7 @@ def test_corrections_equal_trls(trl: Any, how: str, level: str):
 
 def test_a_users_loss_equals_trls(trl: Any, monkeypatch: pytest.MonkeyPatch):
     """SAPO (arXiv 2511.20347) as a user would write it."""
-    from forge_trainers import algorithms
+    from forge_trainers.losses import registry as algorithms
 
     monkeypatch.setattr(algorithms, "_losses", dict(algorithms._losses))
 

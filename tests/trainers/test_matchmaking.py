@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_trainers.matchmaking import Standings
+from forge_trainers.selfplay.matchmaking import Standings
 
 RULES = ("latest", "uniform", "pfsp", "pfsp_even", "near")
 

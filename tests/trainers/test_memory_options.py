@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from forge_agents.types import EpisodeBatch
-from forge_trainers import _parallel, attention
-from forge_trainers import _titan as titan
-from forge_trainers.attention import attend
-from forge_trainers.learner_config import LearnerConfig
-from forge_trainers.learner_core import LearnerCore
+from forge_trainers.learner import attention, titan
+from forge_trainers.learner import model as _parallel
+from forge_trainers.learner.attention import attend
+from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.core import LearnerCore
 
 Batches = Callable[..., EpisodeBatch]
 

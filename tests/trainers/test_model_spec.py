@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from forge_agents.errors import ModelNotFoundError
-from forge_trainers._parallel import check_weights
-from forge_trainers.learner_config import LearnerConfig
-from forge_trainers.learner_core import LearnerCore
-from forge_trainers.model_spec import read_config, spec_from_config
+from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.core import LearnerCore
+from forge_trainers.learner.model import check_weights
+from forge_trainers.learner.model_spec import read_config, spec_from_config
 
 
 def changed(folder: Path, **changes: Any) -> dict[str, Any]:

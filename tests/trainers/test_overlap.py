@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_trainers.overlap import Ahead, Behind, Taken, window
+from forge_trainers.rl.pipeline import Ahead, Behind, Taken, window
 
 
 def batches_of(staleness, playing, loading, judging=None):

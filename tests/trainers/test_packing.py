@@ -9,7 +9,7 @@ import torch
 
 from forge_agents.errors import EmptyBatchError
 from forge_agents.types import Trajectory, Turn, VersionSpan
-from forge_trainers.packing import Sample, check_batch, pack, samples_from
+from forge_trainers.batch.packing import Sample, check_batch, pack, samples_from
 
 
 def turn(prompt: tuple[int, ...], response: tuple[int, ...], index: int = 0) -> Turn:

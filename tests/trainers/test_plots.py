@@ -1,6 +1,6 @@
 from matplotlib.figure import Figure
 
-from forge_trainers.plots import draw_arms
+from forge_trainers.records.plots import draw_arms
 
 
 def test_an_arm_is_its_seeds_and_their_mean(tmp_path, monkeypatch):

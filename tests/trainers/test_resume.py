@@ -9,9 +9,9 @@ import pytest
 from fake_stack import TEAM, Duel, Stack, group
 
 import forge_agents as fa
-from forge_trainers.experiment import Checkpoints, Evidence
-from forge_trainers.overlap import Ahead, Taken
-from forge_trainers.trainer import GRPOTrainer
+from forge_trainers.rl.pipeline import Ahead, Taken
+from forge_trainers.rl.trainer import GRPOTrainer
+from forge_trainers.run.checkpoints import Checkpoints, Evidence
 
 STEPS, SIZE = 9, 3
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_trainers.packing import Sample, pack
-from forge_trainers.rows import blocks_of, build_row, plan_rows
+from forge_trainers.batch.layout import blocks_of, build_row, plan_rows
+from forge_trainers.batch.packing import Sample, pack
 
 lengths = st.lists(st.integers(1, 60), min_size=1, max_size=40)
 token = st.integers(0, 2)

@@ -4,7 +4,7 @@ import pytest
 
 from forge_agents.errors import RunFolderError
 from forge_agents.types import Episode, Trajectory
-from forge_trainers.run_folder import RunFolder
+from forge_trainers.records.run_folder import RunFolder
 
 
 def test_metrics_are_kept_by_step_and_nan_is_null(tmp_path):

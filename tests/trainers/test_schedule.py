@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from forge_agents.types import EpisodeBatch
-from forge_trainers.learner_config import LearnerConfig
-from forge_trainers.learner_core import LearnerCore
-from forge_trainers.schedule import Schedule
+from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.core import LearnerCore
+from forge_trainers.learner.schedule import Schedule
 
 
 def optimizer() -> torch.optim.Optimizer:

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import forge_agents as fa
-from forge_agents import cli
+from forge_agents.cli import main as cli
 from forge_agents.errors import RunFolderError
-from forge_agents.rendering import Renderer
-from forge_trainers import offline
-from forge_trainers.learner_config import LearnerConfig
+from forge_agents.rollout.rendering import Renderer
+from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.offline import trainer as offline
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from forge_agents.errors import RunFolderError
-from forge_agents.rendering import Renderer
+from forge_agents.rollout.rendering import Renderer
 from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Message, Trajectory, Turn, VersionSpan
-from forge_trainers.demonstrations import read_demonstrations
-from forge_trainers.run_folder import RunFolder
-from forge_trainers.sft_config import SFTConfig
+from forge_trainers.offline.config import SFTConfig
+from forge_trainers.offline.demonstrations import read_demonstrations
+from forge_trainers.records.run_folder import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -276,7 +276,7 @@ def test_a_reward_of_ones_own_filters_and_nan_reaches_no_bound(read, renderer):
 
 
 def test_the_episodes_of_a_run_are_read_back_whole(read, renderer, tmp_path):
-    from forge_trainers.episode_files import read_episodes
+    from forge_trainers.records.episode_files import read_episodes
 
     failed = episode(renderer, "b", error=EpisodeError(where="step", kind="E", message="m"))
     played = [episode(renderer, "a", reward=0.5), failed]

@@ -9,15 +9,15 @@ import pytest
 import yaml
 
 import forge_agents as fa
-from forge_agents import cli
+from forge_agents.cli import main as cli
 from forge_agents.errors import RunFolderError
-from forge_trainers.config import RunLeague
-from forge_trainers.measured_runs import plan_of, read_run
-from forge_trainers.simulate import _splits, planned
-from forge_trainers.simulated_engine import EngineTimes
-from forge_trainers.simulation import LearnerTimes, SimulatedRun, StageTimes, simulate
-from forge_trainers.stage_times import measure
-from forge_trainers.workload import LearnerWork, TurnShape, Workload, learner_work
+from forge_trainers.forecast.engine import EngineTimes
+from forge_trainers.forecast.measured_runs import plan_of, read_run
+from forge_trainers.forecast.simulate import _splits, planned
+from forge_trainers.forecast.simulation import LearnerTimes, SimulatedRun, StageTimes, simulate
+from forge_trainers.forecast.stage_times import measure
+from forge_trainers.forecast.workload import LearnerWork, TurnShape, Workload, learner_work
+from forge_trainers.rl.config import RunLeague
 
 TRUE = StageTimes(
     engine=EngineTimes(iteration_s=0.05, sequence_s=0.004, prompt_token_s=0.002, cores=2.0),
@@ -364,6 +364,9 @@ def test_the_command_prints_json_and_tables(folders, tmp_path, capsys):
 
 
 def test_the_model_needs_no_torch():
-    code = "import sys, forge_trainers.simulation, forge_trainers.stage_times; print('torch' in sys.modules)"
+    code = (
+        "import sys, forge_trainers.forecast.simulation, forge_trainers.forecast.stage_times; "
+        "print('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "False"

@@ -6,9 +6,9 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_trainers.simulated_engine import Cores, EngineTimes, Replica, Request, SimulatedReplicas
-from forge_trainers.simulation import LearnerTimes, Plan, SimulatedRun, StageTimes, simulate
-from forge_trainers.workload import TurnShape, Workload, learner_work
+from forge_trainers.forecast.engine import Cores, EngineTimes, Replica, Request, SimulatedReplicas
+from forge_trainers.forecast.simulation import LearnerTimes, Plan, SimulatedRun, StageTimes, simulate
+from forge_trainers.forecast.workload import TurnShape, Workload, learner_work
 
 TURN = TurnShape(agent="a", policy="p", prompt_tokens=30, response_tokens=10, common_tokens=30)
 ONE = Workload(groups=[[((TURN,),)]])

@@ -7,10 +7,10 @@ import types
 import pytest
 
 from forge_agents.errors import MissingExtraError
-from forge_trainers import sinks
-from forge_trainers.config import GRPOConfig
-from forge_trainers.run_folder import RunFolder
-from forge_trainers.sft_config import SFTConfig
+from forge_trainers.offline.config import SFTConfig
+from forge_trainers.records import trackers as sinks
+from forge_trainers.records.run_folder import RunFolder
+from forge_trainers.rl.config import GRPOConfig
 
 
 class FakeRun:
@@ -133,7 +133,7 @@ def test_a_tracker_that_nobody_knows_is_refused():
 
 
 PROGRAM = """
-from forge_trainers.run_folder import RunFolder
+from forge_trainers.records.run_folder import RunFolder
 
 run = RunFolder("real", {"trainer": {"seed": 3}}, log_to="wandb")
 run.log(0, {"reward/mean": 0.5})

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 import forge_agents as fa
-from forge_trainers.config import GRPOConfig
-from forge_trainers.credit import Credit
-from forge_trainers.judging import env_reward, judge, lessons_from, summarise
-from forge_trainers.lineup import lineup_of
-from forge_trainers.source import HELD_OUT_FROM, Source
-from forge_trainers.trainer import GRPOTrainer
+from forge_trainers.rl.config import GRPOConfig
+from forge_trainers.rl.credit import Credit
+from forge_trainers.rl.rewards import env_reward, judge, lessons_from, summarise
+from forge_trainers.rl.seating import lineup_of
+from forge_trainers.rl.tasks import HELD_OUT_FROM, Source
+from forge_trainers.rl.trainer import GRPOTrainer
 
 GAMES = {"forge/AlphabetSort-v0": 1.0, "forge/Relay-v0": 1.0, "forge/KuhnPoker-v0": 2.0}
 SEATS = {

@@ -8,8 +8,8 @@ import pytest
 
 from forge_agents.errors import ActorDiedError, StallError
 from forge_agents.policy import Policy
-from forge_trainers.learner_config import LearnerConfig
-from forge_trainers.stack import Stack
+from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.run.processes import Stack
 
 
 class Stores:
@@ -108,7 +108,7 @@ class Slow:
 
 @pytest.mark.parametrize("failing", ["hero", "rival"])
 def test_a_learner_that_started_beside_one_that_failed_is_stopped(monkeypatch, failing):
-    monkeypatch.setattr("forge_trainers.stack.models.resolve", Path)
+    monkeypatch.setattr("forge_trainers.run.processes.models.resolve", Path)
     started, cancelled = [], []
 
     class Failing(Starting):
@@ -141,7 +141,7 @@ def test_a_learner_that_started_beside_one_that_failed_is_stopped(monkeypatch, f
 
 @pytest.mark.parametrize(("limit", "taken"), [(None, 8192), (1024, 1024), (9000, 9000)])
 def test_learners_take_what_their_engine_holds(monkeypatch, caplog, limit, taken):
-    monkeypatch.setattr("forge_trainers.stack.models.resolve", Path)
+    monkeypatch.setattr("forge_trainers.run.processes.models.resolve", Path)
     stack = Starting(8192, max_sample_tokens=limit)
     asyncio.run(stack.start_learners())
     assert [settings.max_sample_tokens for settings in stack.learners.values()] == [taken, taken]

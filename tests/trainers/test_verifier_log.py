@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 import forge_agents as fa
-from forge_agents import cli
+from forge_agents.cli import main as cli
 from forge_agents.errors import RunFolderError
 from forge_agents.types import Trajectory
-from forge_trainers.experiment import Checkpoints
-from forge_trainers.run_folder import RunFolder
+from forge_trainers.records.run_folder import RunFolder
+from forge_trainers.run.checkpoints import Checkpoints
 
 
 def played(seed):

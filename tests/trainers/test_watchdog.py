@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import forge_agents as fa
-from forge_agents import mesh
 from forge_agents.errors import RespawnLimitError, StallError
-from forge_agents.rollout import play
-from forge_trainers.watchdog import LoopGuard, stalls_told
+from forge_agents.rollout.rollout import play
+from forge_agents.runtime import mesh
+from forge_trainers.run.watchdog import LoopGuard, stalls_told
 
 
 class Sleepy(fa.TurnEnv):

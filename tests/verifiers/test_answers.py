@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from forge_agents.testing import check_verifier
 from forge_agents.types import Trajectory, Turn
-from forge_verifiers import Ensemble, Exact, MathEqual, Numeric, SelfConsistency, maths_sandbox
-from forge_verifiers.answers import MAX_CHARS, final_answer, stated
+from forge_verifiers import Ensemble, Exact, MathEqual, Numeric, SelfConsistency
+from forge_verifiers.rules.answers import MAX_CHARS, final_answer, stated
+from forge_verifiers.rules.maths import sandbox as maths_sandbox
 
 STYLES = runpy.run_path(str(Path(__file__).with_name("answer_styles.py")))
 STATED, UNDECIDED, WRITINGS, cases, ours = (

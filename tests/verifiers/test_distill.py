@@ -7,9 +7,9 @@ from forge_agents.testing import check_verifier
 from forge_agents.types import Trajectory, Turn
 from forge_verifiers import Ensemble, Rule
 from forge_verifiers.combiners import NotFittedError
-from forge_verifiers.distill import distill
-from forge_verifiers.distill_features import MEASURES, NUM_HASHED, text_features
-from forge_verifiers.distilled import Distilled
+from forge_verifiers.distill.distill import distill
+from forge_verifiers.distill.distilled import Distilled
+from forge_verifiers.distill.features import MEASURES, NUM_HASHED, text_features
 
 WORDS = [*"abcdefgh", "river", "stone", "blue", "seven", "answer", "maybe", "because", "equals", "then", "wind"]
 

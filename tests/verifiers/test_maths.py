@@ -8,9 +8,9 @@ import sympy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_verifiers.maths import maths_equal
-from forge_verifiers.maths_expression import NotMathsError
-from forge_verifiers.maths_parser import parse_answer
+from forge_verifiers.rules.maths.equal import maths_equal
+from forge_verifiers.rules.maths.expression import NotMathsError
+from forge_verifiers.rules.maths.parser import parse_answer
 
 PAIRS = runpy.run_path(str(Path(__file__).with_name("maths_pairs.py")))["PAIRS"]
 

@@ -9,9 +9,9 @@ import pytest
 from forge_agents.errors import RunFolderError
 from forge_agents.types import Trajectory
 from forge_verifiers import Ensemble, Rule
-from forge_verifiers.ensemble_report import EnsembleReport, Snapshot
-from forge_verifiers.report_evidence import Evidence, unblurred
-from forge_verifiers.report_html import page
+from forge_verifiers.report.data import EnsembleReport, Snapshot
+from forge_verifiers.report.evidence import Evidence, unblurred
+from forge_verifiers.report.html import page
 
 HOSTILE = '</td></html><script>alert("$x$")</script>\x1b[31m\u202e[bold]\nnext'
 
@@ -94,7 +94,7 @@ def test_hostile_names_are_shown_as_text(hostile):
 
 
 def test_pictures_spell_names_instead_of_obeying_them():
-    from forge_verifiers.report_plots import accuracy_figure, labels
+    from forge_verifiers.report.plots import accuracy_figure, labels
 
     ensemble = Ensemble([weak(0, name=r"_$\frac{1}$"), weak(1, name="日本"), weak(2)])
     ensemble.score(played())

@@ -10,7 +10,7 @@ from forge_agents.sandbox.sandbox import _why_no_namespaces
 from forge_agents.testing import check_verifier
 from forge_agents.types import Trajectory, Turn
 from forge_verifiers import ScoreError, UnitTests
-from forge_verifiers.unit_tests import extract_code
+from forge_verifiers.code.unit_tests import extract_code
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or bool(_why_no_namespaces()), reason="needs user namespaces of Linux"

@@ -9,18 +9,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from forge_trainers.learner import Learner
-    from forge_trainers.learner_config import LearnerConfig
-    from forge_trainers.learner_core import LearnerCore
-    from forge_trainers.packing import Sample, pack, samples_from
+    from forge_trainers.batch.packing import Sample, pack, samples_from
+    from forge_trainers.learner.client import Learner
+    from forge_trainers.learner.config import LearnerConfig
+    from forge_trainers.learner.core import LearnerCore
 
 _HOME = {
-    "Learner": "learner",
-    "LearnerConfig": "learner_config",
-    "LearnerCore": "learner_core",
-    "Sample": "packing",
-    "pack": "packing",
-    "samples_from": "packing",
+    "Learner": "learner.client",
+    "LearnerConfig": "learner.config",
+    "LearnerCore": "learner.core",
+    "Sample": "batch.packing",
+    "pack": "batch.packing",
+    "samples_from": "batch.packing",
 }
 
 __all__ = ["Learner", "LearnerConfig", "LearnerCore", "Sample", "pack", "samples_from"]

@@ -15,13 +15,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from forge_agents.hosts import Hosts
 from forge_agents.policy import Policy, Sampling
+from forge_agents.runtime.hosts import Hosts
 from forge_agents.serving.config import EngineConfig
-from forge_trainers.config import GRPOConfig
-from forge_trainers.learner_config import LearnerConfig
-from forge_trainers.plots import draw_curve
-from forge_trainers.trainer import EvalResult, GRPOTrainer
+from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.records.plots import draw_curve
+from forge_trainers.rl.config import GRPOConfig
+from forge_trainers.rl.trainer import EvalResult, GRPOTrainer
 
 ENV_ID = "forge/Relay-v0"
 ENV_ARGS: dict[str, Any] = {"max_number": 9, "tool": False}

@@ -10,26 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forge_verifiers import combiners
-    from forge_verifiers.alarms import Alarm, HackingAlarm, RewardHackingError, RewardHackingWarning
-    from forge_verifiers.cascade import Cascade
+    from forge_verifiers.code.unit_tests import UnitTests
     from forge_verifiers.combiners.priors import Prior
-    from forge_verifiers.composition import Gate, Seat, Sum
-    from forge_verifiers.consistency import SelfConsistency
-    from forge_verifiers.distill import distill
-    from forge_verifiers.distilled import Agreement, Distilled
-    from forge_verifiers.embedding import EmbeddingSimilarity
-    from forge_verifiers.ensemble import Ensemble
-    from forge_verifiers.ensemble_report import EnsembleReport, Snapshot, VerifierReport
-    from forge_verifiers.judge import Judge, JudgeUsage
-    from forge_verifiers.judge_answers import Pairs, Reasoned, Scale, YesNo
-    from forge_verifiers.maths import MathEqual, Numeric
-    from forge_verifiers.outcome import EnvReward
-    from forge_verifiers.pessimism import LowerBound, SoftMinimum
-    from forge_verifiers.reward_model import RewardModel
-    from forge_verifiers.rules import Exact, Format, JsonSchema, Language, Length, Regex, Repetition
-    from forge_verifiers.turns import PerTurn
-    from forge_verifiers.unit_tests import UnitTests
-    from forge_verifiers.verifier import (
+    from forge_verifiers.core.composition import Gate, Seat, Sum
+    from forge_verifiers.core.outcome import EnvReward
+    from forge_verifiers.core.turns import PerTurn
+    from forge_verifiers.core.verifier import (
         Assessment,
         Composable,
         Cost,
@@ -39,55 +25,69 @@ if TYPE_CHECKING:
         checked_scores,
         group_ids,
     )
+    from forge_verifiers.distill.distill import distill
+    from forge_verifiers.distill.distilled import Agreement, Distilled
+    from forge_verifiers.ensemble.alarms import Alarm, HackingAlarm, RewardHackingError, RewardHackingWarning
+    from forge_verifiers.ensemble.cascade import Cascade
+    from forge_verifiers.ensemble.ensemble import Ensemble
+    from forge_verifiers.ensemble.pessimism import LowerBound, SoftMinimum
+    from forge_verifiers.judge.answers import Pairs, Reasoned, Scale, YesNo
+    from forge_verifiers.judge.judge import Judge, JudgeUsage
+    from forge_verifiers.models.embedding import EmbeddingSimilarity
+    from forge_verifiers.models.reward_model import RewardModel
+    from forge_verifiers.report.data import EnsembleReport, Snapshot, VerifierReport
+    from forge_verifiers.rules.consistency import SelfConsistency
+    from forge_verifiers.rules.maths.equal import MathEqual, Numeric
+    from forge_verifiers.rules.text import Exact, Format, JsonSchema, Language, Length, Regex, Repetition
 
 _HOME = {
-    "Agreement": "distilled",
-    "Alarm": "alarms",
-    "Assessment": "verifier",
-    "Cascade": "cascade",
-    "Composable": "verifier",
-    "Cost": "verifier",
-    "Distilled": "distilled",
-    "EmbeddingSimilarity": "embedding",
-    "Ensemble": "ensemble",
-    "EnsembleReport": "ensemble_report",
-    "EnvReward": "outcome",
-    "Exact": "rules",
-    "Format": "rules",
-    "Gate": "composition",
-    "HackingAlarm": "alarms",
-    "JsonSchema": "rules",
-    "Judge": "judge",
-    "JudgeUsage": "judge",
-    "Language": "rules",
-    "Length": "rules",
-    "LowerBound": "pessimism",
-    "MathEqual": "maths",
-    "Numeric": "maths",
-    "Pairs": "judge_answers",
-    "PerTurn": "turns",
+    "Agreement": "distill.distilled",
+    "Alarm": "ensemble.alarms",
+    "Assessment": "core.verifier",
+    "Cascade": "ensemble.cascade",
+    "Composable": "core.verifier",
+    "Cost": "core.verifier",
+    "Distilled": "distill.distilled",
+    "EmbeddingSimilarity": "models.embedding",
+    "Ensemble": "ensemble.ensemble",
+    "EnsembleReport": "report.data",
+    "EnvReward": "core.outcome",
+    "Exact": "rules.text",
+    "Format": "rules.text",
+    "Gate": "core.composition",
+    "HackingAlarm": "ensemble.alarms",
+    "JsonSchema": "rules.text",
+    "Judge": "judge.judge",
+    "JudgeUsage": "judge.judge",
+    "Language": "rules.text",
+    "Length": "rules.text",
+    "LowerBound": "ensemble.pessimism",
+    "MathEqual": "rules.maths.equal",
+    "Numeric": "rules.maths.equal",
+    "Pairs": "judge.answers",
+    "PerTurn": "core.turns",
     "Prior": "combiners.priors",
-    "Reasoned": "judge_answers",
-    "Regex": "rules",
-    "Repetition": "rules",
-    "RewardHackingError": "alarms",
-    "RewardHackingWarning": "alarms",
-    "RewardModel": "reward_model",
-    "Rule": "verifier",
-    "Scale": "judge_answers",
-    "ScoreError": "verifier",
-    "Seat": "composition",
-    "SelfConsistency": "consistency",
-    "Snapshot": "ensemble_report",
-    "SoftMinimum": "pessimism",
-    "Sum": "composition",
-    "UnitTests": "unit_tests",
-    "Verifier": "verifier",
-    "VerifierReport": "ensemble_report",
-    "YesNo": "judge_answers",
-    "checked_scores": "verifier",
-    "distill": "distill",
-    "group_ids": "verifier",
+    "Reasoned": "judge.answers",
+    "Regex": "rules.text",
+    "Repetition": "rules.text",
+    "RewardHackingError": "ensemble.alarms",
+    "RewardHackingWarning": "ensemble.alarms",
+    "RewardModel": "models.reward_model",
+    "Rule": "core.verifier",
+    "Scale": "judge.answers",
+    "ScoreError": "core.verifier",
+    "Seat": "core.composition",
+    "SelfConsistency": "rules.consistency",
+    "Snapshot": "report.data",
+    "SoftMinimum": "ensemble.pessimism",
+    "Sum": "core.composition",
+    "UnitTests": "code.unit_tests",
+    "Verifier": "core.verifier",
+    "VerifierReport": "report.data",
+    "YesNo": "judge.answers",
+    "checked_scores": "core.verifier",
+    "distill": "distill.distill",
+    "group_ids": "core.verifier",
 }
 
 __all__ = [

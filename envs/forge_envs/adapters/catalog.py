@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from forge_agents.registry import register
+from forge_agents.envs.registry import register
 from forge_envs.adapters.excluded import (
     PETTINGZOO_EXCLUDED,
     REASONING_GYM_EXCLUDED,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from forge_agents.env import Outcome, TurnEnv
+from forge_agents.envs.env import Outcome, TurnEnv
 from forge_agents.errors import ArgumentError
 from forge_envs.adapters.contained import Randomness, failure
 

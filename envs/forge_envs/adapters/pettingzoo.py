@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from forge_agents.envs.wrapping import WrappedEnv
 from forge_agents.errors import MissingExtraError
-from forge_agents.wrapping import WrappedEnv
 
 _GO_COLUMNS = "ABCDEFGHJKLMNOPQRSTUVWXYZ"
 

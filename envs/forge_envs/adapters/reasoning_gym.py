@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forge_agents.env import Outcome, TurnEnv
+from forge_agents.envs.env import Outcome, TurnEnv
 from forge_agents.errors import did_you_mean
 from forge_agents.types import Trajectory
 from forge_envs.adapters.apart import scored_apart

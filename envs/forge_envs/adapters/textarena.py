@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from forge_agents.env import Outcome, TurnEnv
+from forge_agents.envs.env import Outcome, TurnEnv
 from forge_envs.adapters.contained import Randomness, failure
 from forge_envs.adapters.excluded import TEXTARENA_PLAYERS
 from forge_envs.adapters.words import WORD_GAMES, words_offered

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from forge_agents.env import Outcome, TurnEnv, writable
+from forge_agents.envs.env import Outcome, TurnEnv, writable
 from forge_agents.errors import did_you_mean
 from forge_agents.tools import FORMATS, Tool, ToolFormat, ToolResult, describe_tools, parse_tool_calls, render_results
 from forge_envs.adapters.contained import Randomness, failure

@@ -35,9 +35,9 @@ def test_the_hash_of_an_environment_covers_the_modules_it_is_made_of(tmp_path, m
 
 
 def test_the_software_teams_tasks_are_part_of_it():
-    import forge_envs.software_team
+    import forge_envs.teams.software_team
 
-    assert "forge_envs.software_tasks" in _sources(forge_envs.software_team)
+    assert "forge_envs.teams.software_tasks" in _sources(forge_envs.teams.software_team)
 
 
 def _helper(seen):

@@ -318,7 +318,7 @@ def test_a_record_survives_json(report):
 
 
 def test_the_commands_write_reports_and_merge_them(tmp_path, capsys):
-    from forge_agents import cli
+    from forge_agents.cli import main as cli
 
     common = ["--suite", SORT, "--episodes", "3"]
     for name, seed in (("a", "random"), ("b", "textwrap:dedent")):

@@ -18,7 +18,7 @@ from forge_agents.bench.fingerprints import player_facts
 from forge_agents.bench.runner import _Seeded
 from forge_agents.bench.schedule import SEEDS_FROM, lineups, seeds_of
 from forge_agents.errors import BudgetError, ModelNotFoundError, RunFolderError, UnknownIdError
-from forge_agents.players import Served
+from forge_agents.rollout.players import Served
 from forge_agents.types import Completion
 
 KUHN = "forge/KuhnPoker-v0"

@@ -1,9 +1,10 @@
 import pytest
 
 import forge_agents as fa
-from forge_agents import cli, registry
 from forge_agents.bench.config import BenchConfig, BenchSampling
-from forge_agents.suites import SuiteDefaults
+from forge_agents.cli import main as cli
+from forge_agents.envs import registry
+from forge_agents.envs.suites import SuiteDefaults
 
 SORT = "forge/AlphabetSort-v0"
 

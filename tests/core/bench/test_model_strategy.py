@@ -13,8 +13,8 @@ from forge_agents.bench import runner
 from forge_agents.bench.exploitability import GameTree, InformationSet, exploitability
 from forge_agents.bench.model_strategy import exploited, model_exploitability, model_strategy
 from forge_agents.errors import ForgeError, LateAnswerError
-from forge_agents.players import Served
-from forge_agents.rendering import Renderer
+from forge_agents.rollout.players import Served
+from forge_agents.rollout.rendering import Renderer
 from forge_agents.types import Completion
 
 KUHN = "forge/KuhnPoker-v0"

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 from viewer_runs import TOKEN, episode, metrics, write_lines
 
-from forge_agents import cli
+from forge_agents.cli import main as cli
 from forge_agents.viewer import serve_page
 
 
@@ -120,7 +120,7 @@ def test_what_a_run_appends_is_seen(server, run_folder):
 
 
 def test_the_command_prints_an_address_and_ends_with_ctrl_c(server, run_folder):
-    command = [sys.executable, "-m", "forge_agents.cli", "view", str(run_folder), "--port", "0"]
+    command = [sys.executable, "-m", "forge_agents.cli.main", "view", str(run_folder), "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         told = "".join(process.stdout.readline() for _ in range(3))

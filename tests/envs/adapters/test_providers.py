@@ -4,7 +4,7 @@ import sys
 import pytest
 
 import forge_agents as fa
-from forge_agents import providers
+from forge_agents.envs import providers
 from forge_agents.errors import UnknownIdError
 
 

@@ -13,7 +13,7 @@ from adapter_play import play
 from hostile_strings import HOSTILE_STRINGS
 
 import forge_agents as fa
-from forge_agents import providers
+from forge_agents.envs import providers
 
 if not providers._found("verifiers"):
     pytest.skip("verifiers is not installed", allow_module_level=True)

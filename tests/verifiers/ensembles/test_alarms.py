@@ -6,7 +6,7 @@ import pytest
 
 from forge_agents.errors import ForgeError
 from forge_verifiers import Ensemble, HackingAlarm, RewardHackingError, RewardHackingWarning
-from forge_verifiers.alarms import Watch, disagreement, sibling_spread
+from forge_verifiers.ensemble.alarms import Watch, disagreement, sibling_spread
 
 from .simulated import judges, played  # noqa: TID252 (tests are no installed package)
 

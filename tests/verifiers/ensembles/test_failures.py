@@ -8,11 +8,11 @@ import pytest
 
 from forge_agents.policy import Endpoint
 from forge_verifiers import Composable, Ensemble, Gate, Judge, PerTurn, Rule, Seat, Sum
-from forge_verifiers.calls import Caller
-from forge_verifiers.chat import Conversation
-from forge_verifiers.composition import assessed
-from forge_verifiers.judge_answers import Reply
-from forge_verifiers.verifier import Assessment, longest_s
+from forge_verifiers.core.composition import assessed
+from forge_verifiers.core.verifier import Assessment, longest_s
+from forge_verifiers.judge.answers import Reply
+from forge_verifiers.judge.calls import Caller
+from forge_verifiers.judge.clients.chat import Conversation
 
 from .simulated import judges, played, truth  # noqa: TID252 (tests are no installed package)
 
@@ -72,7 +72,7 @@ def test_a_judge_that_starts_longer_than_the_ensembles_limit_is_waited_for():
 
 
 def test_one_late_answer_of_64_costs_one_answer(monkeypatch):
-    monkeypatch.setattr("forge_verifiers.chat._SLACK_S", 0.1)
+    monkeypatch.setattr("forge_verifiers.judge.clients.chat._SLACK_S", 0.1)
     with judge_on(FakeModel(late=">>>\n3 5\n<<<")) as late:
         ensemble = Ensemble([*judges(), late], timeout_s=0.2)
         rows = played(0)

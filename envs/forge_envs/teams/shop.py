@@ -1,0 +1,229 @@
+"""A shop: a customer with a private budget, a clerk with stock and offers, a manager who alone may grant discounts.
+
+In: texts: messages, tool calls, ACCEPT or LEAVE. Out: the same reward for all three. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from forge_agents.envs.env import Outcome
+from forge_agents.tools import Tool, ToolFormat, tool
+from forge_agents.tools.env import ToolEnv
+
+GOODS = ("lamp", "chair", "kettle", "clock", "carpet", "mirror", "basket", "radio", "vase", "ladder")
+CLERKS_LIMIT = 10
+"""Largest discount in percent that the clerk may give alone."""
+_DECISION = re.compile(r"\b(ACCEPT|LEAVE)\b")
+_TO_MANAGER = re.compile(r"\s*@?manager\s*[:,]", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What the customer may accept."""
+
+    item: str
+    quantity: int
+    discount: int
+    cents: int
+
+
+class Shop(ToolEnv):
+    """Three seats that share one reward.
+
+    ``customer`` wants so many pieces of one item and has a budget, both private. ``clerk`` looks up prices and stock
+    and makes offers with its tools. Discounts above 10 percent need the approval of ``manager``, who alone knows how
+    much each item bears. The customer and the manager talk to the clerk; a text of the clerk goes to the manager if it
+    begins with "manager:", else to the customer, who then also reads the open offer. The customer ends the episode
+    with the word ACCEPT, where there is an offer, or LEAVE; of both, the first counts.
+
+    One case of four is drawn: the budget covers the full price; a discount of at most 10 percent is needed; a larger
+    one that the item bears is needed; or there is no deal, as the stock is too small or the item bears too little.
+
+    All seats get, at ACCEPT, 1.0 if the offer is what the customer wanted, within its budget, at a discount that the
+    item bears; 0.5 if only the last does not hold; else 0. At LEAVE 1.0 if there was no deal to be had, else 0. An
+    episode that is cut off earns 0. At the end infos hold ``end``, ``deal`` (whether there was one), ``satisfied`` and
+    ``sound``.
+
+    Args:
+        num_goods: Items in the shop, 1 to 10.
+        tool_format: As for `ToolEnv`.
+        max_turns: Decisions, tool calls included, after which the episode is cut off.
+        max_message_chars: Longer messages are cut.
+    """
+
+    possible_agents = ("customer", "clerk", "manager")
+
+    def __init__(
+        self,
+        *,
+        num_goods: int = 5,
+        tool_format: ToolFormat = "hermes",
+        max_turns: int = 24,
+        max_message_chars: int = 400,
+    ) -> None:
+        super().__init__(tool_format=tool_format, max_turns=max_turns)
+        if not 1 <= num_goods <= len(GOODS) or max_message_chars < 1:
+            raise ValueError(
+                f"num_goods={num_goods} must be 1 to {len(GOODS)} and max_message_chars={max_message_chars} at least 1"
+            )
+        self._num_goods, self._max_message_chars = num_goods, max_message_chars
+
+    def setup(self, rng: np.random.Generator) -> None:
+        """Fill the shop and draw a customer."""
+        self.goods = tuple(GOODS[i] for i in rng.permutation(len(GOODS))[: self._num_goods])
+        self.prices = {item: int(rng.integers(10, 100)) for item in self.goods}
+        self.stock_of = {item: int(rng.integers(1, 6)) for item in self.goods}
+        self.bears = {item: int(rng.integers(0, 41)) for item in self.goods}
+        self.wanted = self.goods[int(rng.integers(self._num_goods))]
+        self.quantity = int(rng.integers(1, self.stock_of[self.wanted] + 1))
+        case = int(rng.integers(4))
+        low, high = ((-20, 1), (1, CLERKS_LIMIT + 1), (CLERKS_LIMIT + 1, 41), (CLERKS_LIMIT + 1, 41))[case]
+        needed = int(rng.integers(low, high))
+        if case == 2:
+            self.bears[self.wanted] = int(rng.integers(needed, 41))
+        elif case == 3 and rng.random() < 0.5:
+            self.quantity = self.stock_of[self.wanted] + int(rng.integers(1, 4))
+        elif case == 3:
+            self.bears[self.wanted] = int(rng.integers(0, needed))
+        else:  # a discount that the clerk gives alone is never a loss
+            self.bears[self.wanted] = int(rng.integers(CLERKS_LIMIT, 41))
+        self.deal = case < 3
+        self.budget = self.prices[self.wanted] * self.quantity * (100 - needed)
+        self.offered: Offer | None = None
+        self.approved: dict[str, int] = {}
+        self.inbox = {"customer": self._wish(), "clerk": "", "manager": ""}
+
+    # ---- tools
+
+    @tool
+    def stock(self, item: str) -> str:
+        """Look up the price and the stock of an item."""
+        self._must_exist(item)
+        return f"{item}: {_money(100 * self.prices[item])} each, {self.stock_of[item]} in stock"
+
+    @tool
+    def offer(self, item: str, quantity: int, discount: int = 0) -> str:
+        """Put an offer before the customer, in place of an earlier one.
+
+        Args:
+            item: What is sold.
+            quantity: How many.
+            discount: Percent off the price; above 10 the manager must have approved it.
+        """
+        self._must_exist(item)
+        if not 1 <= quantity <= self.stock_of[item]:
+            raise ValueError(f"there are {self.stock_of[item]} in stock, {quantity} cannot be offered")
+        allowed = max(CLERKS_LIMIT, self.approved.get(item, 0))
+        if not 0 <= discount <= allowed:
+            raise ValueError(f"a discount of {discount} % on {item} is not allowed; without approval 0 to {allowed} is")
+        cents = self.prices[item] * quantity * (100 - discount)
+        self.offered = Offer(item, quantity, discount, cents)
+        return f"Offered: {quantity} x {item} for {_money(cents)}. Now tell the customer."
+
+    @tool
+    def margin(self, item: str) -> str:
+        """Look up the largest discount that an item bears without a loss."""
+        self._must_exist(item)
+        return self._bearing(item)
+
+    @tool
+    def approve(self, item: str, discount: int) -> str:
+        """Allow the clerk to give a discount on an item.
+
+        Args:
+            item: What is sold.
+            discount: The largest discount allowed, in percent.
+        """
+        self._must_exist(item)
+        if not 0 <= discount <= 100:
+            raise ValueError(f"a discount is 0 to 100 percent, not {discount}")
+        self.approved[item] = discount
+        return f"Approved: up to {discount} % on {item}. Now tell the clerk."
+
+    def tools(self, agent: str) -> Sequence[Tool]:
+        """The clerk looks up and offers, the manager knows margins and approves, the customer only talks."""
+        return {"customer": [], "clerk": [self.stock, self.offer], "manager": [self.margin, self.approve]}[agent]
+
+    # ---- the game
+
+    def instructions(self, agent: str) -> str:
+        """The role of a seat, and its tools."""
+        role = {
+            "customer": "You are a customer in a shop. Tell the clerk what you want. Buy only what you came for, "
+            "within your budget. Write ACCEPT to take the offer on the table, or LEAVE if the shop cannot serve you.",
+            "clerk": "You are the clerk of a shop. Serve the customer: look up the stock, then make an offer with your "
+            "tool. You may give up to 10 percent off; ask the manager for more with a text that begins with "
+            '"manager:". All other texts go to the customer.',
+            "manager": "You are the manager of a shop. The clerk asks you for discounts. Approve, with your tool, what "
+            "an item bears and no more, then answer the clerk.",
+        }[agent]
+        return f"{role}\n\n{self.tool_help(agent)}".strip()
+
+    def observe_text(self, agent: str) -> str:
+        """What was last said to a seat."""
+        return self.inbox[agent]
+
+    def secrets(self, agent: str) -> tuple[str, ...]:
+        """The customer's budget, and what the items bear, in the words that their owners read."""
+        budget = () if agent == "customer" else (self._wish(),)
+        return budget if agent == "manager" else (*budget, *map(self._bearing, self.goods))
+
+    def swap_secrets(self, agent: str, rng: np.random.Generator) -> None:
+        """Draw another budget and other margins, where `agent` knows none."""
+        if agent != "customer":
+            self.budget += int(rng.integers(1, 1000))
+        if agent != "manager":
+            self.bears = {item: int(rng.integers(0, 41)) for item in self.goods}
+
+    def act(self, agent: str, action: str) -> Outcome:
+        """A message, or the customer's decision."""
+        message = action.strip()[: self._max_message_chars]
+        if agent == "customer":
+            found = [word for word in _DECISION.findall(action) if word == "LEAVE" or self.offered]
+            if found:
+                return self._end(found[0])
+            self.inbox["clerk"] = f"Customer: {message}"
+            return Outcome(next="clerk")
+        if agent == "manager":
+            self.inbox["clerk"] = f"Manager: {message}"
+            return Outcome(next="clerk")
+        if _TO_MANAGER.match(action):
+            self.inbox["manager"] = f"Clerk: {message}"
+            return Outcome(next="manager")
+        self.inbox["customer"] = f"Clerk: {message}" + self._on_the_table()
+        return Outcome(next="customer")
+
+    def _end(self, decision: str) -> Outcome:
+        bought = self.offered if decision == "ACCEPT" else None
+        satisfied = bought is not None and (
+            (bought.item, bought.quantity) == (self.wanted, self.quantity) and bought.cents <= self.budget
+        )
+        sound = bought is None or bought.discount <= self.bears[bought.item]
+        reward = (1.0 if sound else 0.5) if satisfied else float(bought is None and not self.deal)
+        facts = {"end": decision, "deal": self.deal, "satisfied": satisfied, "sound": sound}
+        seats = self.possible_agents
+        return Outcome(rewards=dict.fromkeys(seats, reward), done=True, info=dict.fromkeys(seats, facts))
+
+    def _wish(self) -> str:
+        return f"You want to buy: {self.quantity} x {self.wanted}. You can spend {_money(self.budget)} in all."
+
+    def _bearing(self, item: str) -> str:
+        return f"{item} bears a discount of at most {self.bears[item]} %"
+
+    def _on_the_table(self) -> str:
+        if self.offered is None:
+            return ""
+        return f"\nOffer: {self.offered.quantity} x {self.offered.item} for {_money(self.offered.cents)}."
+
+    def _must_exist(self, item: str) -> None:
+        if item not in self.prices:
+            raise ValueError(f"the shop has no {item!r}; it sells {', '.join(self.goods)}")
+
+
+def _money(cents: int) -> str:
+    return f"{cents // 100}.{cents % 100:02}"

@@ -1,0 +1,197 @@
+"""A software team: a planner who knows the task, a coder who writes it, a tester who may run it.
+
+In: texts: a plan, Python code, tool calls and reports. Out: the same reward for all three: hidden tests passed. Waits
+for the sandbox in which the code runs, with its deadline.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from forge_agents.envs.env import Outcome
+from forge_agents.sandbox import Sandbox, SandboxLimits, SandboxResult
+from forge_agents.tools import Tool, ToolFormat, tool
+from forge_agents.tools.env import ToolEnv
+from forge_envs.teams.software_tasks import TASKS
+
+MAX_CODE_CHARS = 4000
+_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_SHIP = re.compile(r"\bSHIP\b")
+_HARNESS = """
+import io, json, sys
+out, sys.stdout = sys.stdout, io.StringIO()
+name, tests = json.load(sys.stdin)
+function = getattr(__import__("solution"), name)
+for arguments in tests:
+    try:
+        line = json.dumps(["ok", function(*arguments)])
+    except Exception as error:
+        line = json.dumps(["error", type(error).__name__])
+    print(line, file=out, flush=True)
+"""
+
+
+class SoftwareTeam(ToolEnv):
+    """Three seats that share one reward.
+
+    ``planner`` alone reads what the function must do, and writes a plan. ``coder`` reads the plan and the function's
+    head, and writes the code: the last fenced block of its text, or all of it, cut to 4000 characters. ``tester``
+    reads the code and two examples; its tool runs Python beside the code, which it can import from ``solution``. With
+    the word SHIP it ends the work; any other text is a report, which the coder reads, at most `revisions` times.
+
+    All get the share of `num_tests` hidden tests that the last code passes, 0 to 1, when it is shipped or the
+    revisions are used up. Hidden tests are drawn by the episode's seed and differ from the examples where the task
+    allows; the process that runs the code never holds the right results. An episode that is cut off earns 0. From the
+    start infos hold ``task``; at the end also ``passed``, ``shipped`` and ``why`` (what kept the code from running).
+
+    Args:
+        num_tests: Hidden tests.
+        revisions: Reports after which the code is taken as it is.
+        tool_format: As for `ToolEnv`.
+        max_turns: Decisions, tool calls included, after which the episode is cut off.
+        allow_weaker: Whether to run code where the sandbox cannot hold all it promises; see `forge_agents.sandbox`.
+    """
+
+    possible_agents = ("planner", "coder", "tester")
+
+    def __init__(
+        self,
+        *,
+        num_tests: int = 8,
+        revisions: int = 2,
+        tool_format: ToolFormat = "hermes",
+        max_turns: int = 24,
+        allow_weaker: bool = False,
+    ) -> None:
+        super().__init__(tool_format=tool_format, max_turns=max_turns)
+        if num_tests < 1 or revisions < 0:
+            raise ValueError(f"num_tests={num_tests} must be at least 1 and revisions={revisions} at least 0")
+        self._num_tests, self._revisions = num_tests, revisions
+        limits = SandboxLimits(wall_s=5.0, cpu_s=4, memory_mb=256, processes=4, output_kb=32)
+        self._sandbox = Sandbox(limits=limits, allow_weaker=allow_weaker)
+
+    def setup(self, rng: np.random.Generator) -> None:
+        """Draw a task, its examples and its hidden tests."""
+        self.task = TASKS[int(rng.integers(len(TASKS)))]
+        self.examples = [self.task.test(rng) for _ in range(2)]
+        shown = [arguments for arguments, _ in self.examples]
+        drawn = [self.task.test(rng) for _ in range(4 * self._num_tests)]
+        fresh = [test for test in drawn if test[0] not in shown]
+        self.tests = (fresh + drawn)[: self._num_tests]
+        self.head = f"def {self.task.name}({', '.join(inspect.signature(self.task.solution).parameters)}):"
+        self.description, self.code, self.reports = self.task.description, "", 0
+        self.inbox = {"coder": "", "tester": ""}
+        for agent in self.agents:
+            self.infos[agent] = {"task": self.task.name}
+
+    @tool
+    def python(self, code: str) -> str:
+        """Run a Python program and read what it prints. The coder's code is the module `solution`.
+
+        Args:
+            code: The program, such as: from solution import *; print(1 + 1)
+        """
+        return _told(self._sandbox.run(code, files={"solution.py": self.code.encode()}))
+
+    def tools(self, agent: str) -> Sequence[Tool]:
+        """Only the tester runs code."""
+        return [self.python] if agent == "tester" else []
+
+    def instructions(self, agent: str) -> str:
+        """The role of a seat, and its tools."""
+        role = {
+            "planner": "You plan the work of a software team. You alone know the task: tell the coder all that "
+            "matters.",
+            "coder": "You write Python for a software team. Answer with the whole function in one ```python block.",
+            "tester": "You test the code of a software team. Write SHIP if it is right; else tell the coder what is "
+            "wrong.",
+        }[agent]
+        return f"{role}\n\n{self.tool_help(agent)}".strip()
+
+    def observe_text(self, agent: str) -> str:
+        """What a seat has to work on now."""
+        if agent == "planner":
+            return f"The task: {self.description}\nThe function: {self.head}\nExamples:\n{self._examples()}"
+        return self.inbox[agent]
+
+    def secrets(self, agent: str) -> tuple[str, ...]:
+        """The task, for all but the planner."""
+        return () if agent == "planner" else (self.description,)
+
+    def swap_secrets(self, agent: str, rng: np.random.Generator) -> None:
+        """Draw other hidden tests; but for the planner, another task; for the coder, other examples."""
+        self.tests = [self.task.test(rng) for _ in range(self._num_tests)]
+        if agent != "planner":
+            self.description = TASKS[int(rng.integers(len(TASKS)))].description
+        if agent == "coder":
+            self.examples = [self.task.test(rng) for _ in range(2)]
+
+    def act(self, agent: str, action: str) -> Outcome:
+        """A plan, code, or a report."""
+        if agent == "planner":
+            self.inbox["coder"] = f"Write this function:\n{self.head}\n\nThe plan:\n{action.strip()[:MAX_CODE_CHARS]}"
+            return Outcome(next="coder")
+        if agent == "coder":
+            self.code = code_in(action)
+            self.inbox["tester"] = f"The code:\n{self.code}\n\nExamples:\n{self._examples()}"
+            return Outcome(next="tester")
+        shipped = bool(_SHIP.search(action))
+        if not shipped and self.reports < self._revisions:
+            self.reports += 1
+            self.inbox["coder"] = f"The tester reports:\n{action.strip()[:MAX_CODE_CHARS]}\n\nWrite the function again."
+            return Outcome(next="coder")
+        return self._judged(shipped)
+
+    def _judged(self, shipped: bool) -> Outcome:
+        passed, why = self._hidden_tests()
+        facts = {"passed": passed, "shipped": shipped, "why": why}
+        seats = self.possible_agents
+        rewards = dict.fromkeys(seats, passed / self._num_tests)
+        return Outcome(rewards=rewards, done=True, info=dict.fromkeys(seats, facts))
+
+    def _hidden_tests(self) -> tuple[int, str]:
+        """How many tests the code passes, and what kept it from running."""
+        if not _defines(self.code, self.task.name):
+            return 0, f"no Python that defines {self.task.name}"
+        asked = json.dumps([self.task.name, [arguments for arguments, _ in self.tests]])
+        result = self._sandbox.run(_HARNESS, stdin=asked, files={"solution.py": self.code.encode()})
+        right = [json.dumps(["ok", expected]) for _, expected in self.tests]
+        lines = result.stdout.splitlines()[: len(right)]
+        passed = sum(line == gold for line, gold in zip(lines, right, strict=False))
+        return passed, "" if result.ok else _told(result)[-200:]
+
+    def _examples(self) -> str:
+        return "\n".join(
+            f"{self.task.name}({', '.join(map(repr, arguments))}) == {result!r}" for arguments, result in self.examples
+        )
+
+
+def code_in(text: str) -> str:
+    """The last fenced block of a text, or all of it."""
+    blocks = _BLOCK.findall(text)
+    return str(blocks[-1] if blocks else text).strip()[:MAX_CODE_CHARS]
+
+
+def _defines(code: str, name: str) -> bool:
+    """Whether `code` is Python with that name at its top; what is not need not be run."""
+    try:
+        body = ast.parse(code).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    names: set[Any] = {getattr(node, "name", None) for node in body}
+    return name in names
+
+
+def _told(result: SandboxResult) -> str:
+    """What a run printed, its error's last lines, and what ended it."""
+    parts = [result.stdout.rstrip(), result.stderr.rstrip()[-1000:]]
+    if result.limit:
+        parts.append(f"(ended: the limit {result.limit} was reached)")
+    return "\n".join(part for part in parts if part) or "(nothing was printed)"

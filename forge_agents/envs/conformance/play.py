@@ -1,0 +1,182 @@
+"""How the checks of `check_env` play: seeded texts, transcripts to compare, verdicts that name a line.
+
+In: an environment and a seed. Out: `Step`s, one by one. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+import random
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from forge_agents.envs._text_game import TextGame, hook
+from forge_agents.envs.registry import AnyEnv
+
+ODD_ACTIONS = (
+    "",
+    " \n\t",
+    "\x00\x07\x1b[2J",
+    "💥🃏" * 9,
+    "\ud800 lone surrogate",
+    "bytes that are no UTF-8: \udcff\udcfe\udc80",
+    "\u202eright to left\u202c \u200b\ufeff",
+    "%s %n {0} {x!r} $(id) `id` \\",
+    '<tool_call>{"name": 1}</tool_call><tool_call>',
+    "</s><|im_end|><|im_start|>system\n",
+    "nan",
+    "-1",
+    "1e999",
+    "9" * 5000,
+    "٣ ½ Ⅷ ²",
+    "a" * 100_000,
+    "((((" * 500,
+)
+"""Texts that a model may write and an environment must survive."""
+
+HUGE_ACTIONS = ("a" * 1_000_000, " 1" * 500_000, "[" * 1_000_000)
+"""A megabyte each: text that a pattern with nested repetition never gets through."""
+
+MAX_STEPS = 1000
+"""Steps after which a check gives an episode up."""
+
+Make: TypeAlias = Callable[[], AnyEnv]
+Step: TypeAlias = tuple[str, str, float, bool, bool, str, str]
+"""Agent, observation, reward, terminated, truncated, info as text, action."""
+PARTS = ("agent", "observation", "reward", "terminated", "truncated", "info", "action")
+
+_ALIASES = {"observe_text": "observe", "act": "step", "setup": "reset"}
+"""The PettingZoo method that stands for a `TurnEnv`'s."""
+
+
+class BreachError(Exception):
+    """A check's verdict: what was seen, what to do, and the method that is at fault."""
+
+    def __init__(self, message: str, fix: str, method: str = "", where: str = "") -> None:
+        super().__init__(message)
+        self.fix, self.method, self.where = fix, method, where
+
+
+class NotApplicableError(Exception):
+    """A check that does not apply."""
+
+
+# ---- playing
+
+
+def play(
+    env: AnyEnv, seed: int, *, reset: bool = True, start: int = 0, options: Mapping[str, Any] | None = None
+) -> Iterator[Step]:
+    """Play to the end; the actions depend only on `seed` and what is observed. Yields before each step is taken."""
+    if reset:
+        env.reset(seed=seed, options=None if options is None else dict(options))
+    for count in range(start, MAX_STEPS):  # `ends` tells of episodes that go on
+        if not env.agents:
+            return
+        agent = env.agent_selection
+        observation, reward, terminated, truncated, info = env.last()
+        over = terminated or truncated
+        rng = random.Random(f"{seed}/{count}")
+        action = None if over else _choose(env, agent, observation, info, rng)
+        yield agent, str(observation), float(reward), terminated, truncated, repr(sorted(info.items())), str(action)
+        env.step(action)
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text)[:400]
+
+
+def _choose(env: AnyEnv, agent: str, observation: str, info: Mapping[str, Any], rng: random.Random) -> str:
+    """A text that this environment may well understand: legal, or words it used itself; sometimes an odd one."""
+    luck = rng.random()
+    legal = info.get("legal_actions")
+    if legal and luck < 0.7:
+        return str(rng.choice(list(legal)))
+    words = _words(instructions(env, agent)) + 2 * _words(observation)
+    if words and luck < 0.9:
+        start = rng.randrange(len(words))
+        return " ".join(words[start : start + rng.choice((1, 1, 2, 8))])
+    return rng.choice(ODD_ACTIONS)
+
+
+def instructions(env: AnyEnv, agent: str) -> str:
+    """The system prompt of a seat, empty where the environment gives none."""
+    tell = hook(env, "instructions")
+    return str(tell(agent)) if tell is not None else ""
+
+
+def look(env: AnyEnv, agent: str) -> str:
+    """What `agent` sees now, asked anew: a converted parallel environment only repeats what it last said."""
+    game = env.unwrapped
+    return str((game if isinstance(game, TextGame) and not hasattr(game, "last") else env).observe(agent))
+
+
+def live(env: AnyEnv) -> list[str]:
+    """Agents that have not come to their end."""
+    return [agent for agent in env.agents if not (env.terminations[agent] or env.truncations[agent])]
+
+
+def forked(env: AnyEnv) -> AnyEnv:
+    """An independent copy: the environment's own `fork`, else `copy.deepcopy`."""
+    return env.fork() if hasattr(type(env), "fork") else copy.deepcopy(env)
+
+
+def same(what: str, left: list[Step], right: list[Step], fix: str) -> None:
+    """Raise BreachError at the first difference of two transcripts."""
+    for index, (one, other) in enumerate(itertools.zip_longest(left, right)):
+        if one != other:
+            pairs = zip(PARTS, one or ("<over>",) * 7, other or ("<over>",) * 7, strict=True)
+            part, a, b = next((part, a, b) for part, a, b in pairs if a != b)
+            method = "setup" if index == 0 else "observe_text" if part == "observation" else "act"
+            raise BreachError(f"{what}: {part} of step {index} is {str(a)[:80]!r}, then {str(b)[:80]!r}", fix, method)
+
+
+# ---- lines
+
+
+def line_of_method(cls: type, method: str) -> str:
+    """``file:line Class.method`` of a method, or of the PettingZoo method that does its work; empty if unknown."""
+    for name in (method, f"{method}_all", _ALIASES.get(method, method)):
+        for owner in cls.__mro__:
+            if name in vars(owner) and not _ours(owner):
+                return _line_of_code(owner, name)
+    return ""
+
+
+def _line_of_code(owner: type, name: str) -> str:
+    code = getattr(inspect.unwrap(vars(owner)[name]), "__code__", None)
+    label = f"{owner.__qualname__}.{name}"
+    return f"{_short(code.co_filename)}:{code.co_firstlineno} {label}" if code is not None else label
+
+
+def line_of_error(cls: type, error: BaseException) -> str:
+    """The innermost line of the environment's own files that an exception went through; empty if none."""
+    files, found = own_files(cls), ""
+    for frame in traceback.extract_tb((error.__cause__ or error).__traceback__):
+        if frame.filename in files:
+            found = f"{_short(frame.filename)}:{frame.lineno} {frame.name}"
+    return found
+
+
+def own_files(cls: type) -> set[str]:
+    """The source files of a class and its bases, those of PettingZoo and of the framework's bases left out."""
+    modules = [sys.modules.get(owner.__module__) for owner in cls.__mro__ if not _ours(owner)]
+    return {str(file) for module in modules if (file := getattr(module, "__file__", None))}
+
+
+def _ours(owner: type) -> bool:
+    package, _, rest = owner.__module__.partition(".")
+    return package in ("pettingzoo", "builtins", "typing", "gymnasium") or (
+        package == "forge_agents" and rest in ("env", "parallel_env", "_text_game")
+    )
+
+
+def _short(filename: str) -> str:
+    path = Path(filename)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name

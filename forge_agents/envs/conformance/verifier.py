@@ -1,0 +1,137 @@
+"""Does a verifier keep the contract? Asks it about a gold answer and a wrong one and looks.
+
+In: a verifier, trajectories. Out: a `ConformanceReport`, or `ConformanceError`. Waits for the verifier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from forge_agents.envs.conformance.env import ConformanceError, ConformanceReport, Finding
+from forge_agents.types import Trajectory
+
+_COSTS = ("cheap", "model", "expensive")
+
+
+class _BreachError(Exception):
+    def __init__(self, message: str, fix: str) -> None:
+        super().__init__(message)
+        self.fix = fix
+
+
+def check_verifier(
+    verifier: Any,
+    gold: Trajectory | Sequence[Trajectory],
+    wrong: Trajectory | Sequence[Trajectory],
+    *,
+    raise_on_failure: bool = True,
+) -> ConformanceReport:
+    """Check that a verifier keeps the contract.
+
+    The checks: name, family and cost; one float32 score per trajectory, in [0, 1] or NaN, also for none at all; the
+    same scores when asked again and when the order changes; every gold trajectory scores above every wrong one, and 1
+    where the verifier says that it is `exact`. Where it has a method ``extracted``, as rules that read answers do, the
+    report tells what it read.
+
+    Args:
+        verifier: What is checked. It is asked about all trajectories together, so one that compares siblings can be
+            checked, too.
+        gold: One or more trajectories that are right.
+        wrong: One or more that are wrong.
+        raise_on_failure: Whether a failed check raises.
+
+    Raises:
+        ConformanceError: A check failed; the message lists all findings and how to mend them.
+        ValueError: `gold` or `wrong` is empty.
+    """
+    golds = [gold] if isinstance(gold, Trajectory) else list(gold)
+    wrongs = [wrong] if isinstance(wrong, Trajectory) else list(wrong)
+    if not golds or not wrongs:
+        raise ValueError(f"{len(golds)} gold and {len(wrongs)} wrong trajectories arrived; send at least one of each")
+    everything = [*golds, *wrongs]
+    checks: dict[str, Callable[[], str | None]] = {
+        "declared": lambda: _declared(verifier),
+        "shape and range": lambda: _shape_and_range(verifier, everything),
+        "no trajectories": lambda: _shape_and_range(verifier, []),
+        "repeatable": lambda: _repeatable(verifier, everything),
+        "order": lambda: _order(verifier, everything),
+        "gold": lambda: _gold(verifier, everything, len(golds)),
+    }
+    name = str(getattr(verifier, "name", type(verifier).__name__))
+    report = ConformanceReport(name=name, findings=tuple(_run(check, call) for check, call in checks.items()))
+    if raise_on_failure and not report.ok:
+        raise ConformanceError(report)
+    return report
+
+
+def _run(check: str, call: Callable[[], str | None]) -> Finding:
+    try:
+        seen = call() or ""
+    except _BreachError as broken:
+        return Finding(check=check, ok=False, message=str(broken), fix=broken.fix)
+    except Exception as error:  # noqa: BLE001  # whatever a verifier raises is a finding about it
+        fix = "mend what raises; return NaN for a trajectory that cannot be judged"
+        return Finding(check=check, ok=False, message=f"{type(error).__name__}: {error}", fix=fix)
+    return Finding(check=check, ok=True, message=seen)
+
+
+def _declared(verifier: Any) -> None:
+    name, family, cost = (getattr(verifier, key, "missing") for key in ("name", "family", "cost"))
+    if not isinstance(name, str) or not name or not hasattr(verifier, "name"):
+        raise _BreachError(f"name is {name!r}", "give it an attribute name: a text that is not empty")
+    if not hasattr(verifier, "family") or not (family is None or isinstance(family, str)):
+        raise _BreachError(f"family is {family!r}", "give it an attribute family: a text, or None")
+    if cost not in _COSTS:
+        raise _BreachError(f"cost is {cost!r}", f"give it an attribute cost, one of {', '.join(_COSTS)}")
+
+
+def _ask(verifier: Any, trajectories: Sequence[Trajectory]) -> np.ndarray:
+    return np.asarray(verifier.score(trajectories))
+
+
+def _shape_and_range(verifier: Any, trajectories: Sequence[Trajectory]) -> None:
+    scores = _ask(verifier, trajectories)
+    if scores.shape != (len(trajectories),) or scores.dtype != np.float32:
+        raise _BreachError(
+            f"{scores.dtype} of shape {scores.shape} for {len(trajectories)} trajectories",
+            "return a numpy float32 array with one score per trajectory",
+        )
+    outside = scores[~np.isnan(scores) & ~((scores >= 0) & (scores <= 1))]
+    if len(outside):
+        raise _BreachError(f"a score of {outside[0]}", "scale scores to [0, 1]; NaN abstains")
+
+
+def _repeatable(verifier: Any, trajectories: Sequence[Trajectory]) -> None:
+    first, second = _ask(verifier, trajectories), _ask(verifier, trajectories)
+    if not np.allclose(first, second, atol=1e-4, equal_nan=True):
+        raise _BreachError(f"{first}, then {second}", "let equal trajectories get equal scores")
+
+
+def _order(verifier: Any, trajectories: Sequence[Trajectory]) -> None:
+    forward, backward = _ask(verifier, trajectories), _ask(verifier, trajectories[::-1])[::-1]
+    if not np.allclose(forward, backward, atol=1e-4, equal_nan=True):
+        raise _BreachError(f"{forward} and, asked in reverse, {backward}", "let the order of trajectories not matter")
+
+
+def _gold(verifier: Any, trajectories: Sequence[Trajectory], num_gold: int) -> str:
+    scores = _ask(verifier, trajectories)
+    read = _read(verifier, trajectories, num_gold)
+    gold, wrong = float(scores[:num_gold].min()), float(scores[num_gold:].max())  # NaN where one abstains
+    if getattr(verifier, "exact", False) and not gold >= 1 - 1e-4:
+        seen = f"a gold answer scores {gold:.4g}{read}"
+        raise _BreachError(seen, "score it 1, or say that it only grades: exact=False")
+    if not gold > wrong + 1e-4:
+        seen = f"a gold answer scores {gold:.4g} and a wrong answer scores {wrong:.4g}{read}"
+        raise _BreachError(seen, "score what is wrong lower than what is right")
+    return read.removeprefix("; ")
+
+
+def _read(verifier: Any, trajectories: Sequence[Trajectory], num_gold: int) -> str:
+    """The answers that a verifier which reads them found in the texts."""
+    if not hasattr(verifier, "extracted"):
+        return ""
+    read = [repr(verifier.extracted(trajectory))[:60] for trajectory in trajectories]
+    return f"; read {', '.join(read[:num_gold])} as gold and {', '.join(read[num_gold:])} as wrong"

@@ -1,0 +1,250 @@
+"""Environments in worker processes: for those that are slow, or may crash or hang.
+
+In: the spec of an environment with ``isolation="process"``. Out: `WorkerEnv`, which is played like any other. Waits for
+a free worker and for each of its answers, with deadlines.
+
+This holds crashes, not malice: a worker has every right of this process. Hostile code belongs in the sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+import itertools
+import pickle
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from pettingzoo import AECEnv
+
+from forge_agents.envs.env import Observation
+from forge_agents.envs.registry import EnvSpec
+from forge_agents.envs.workers._homes import START_TIMEOUT_S, Home
+from forge_agents.envs.workers.pool import Pool, Worker, WorkerDiedError, WorkerHungError
+from forge_agents.envs.workers.process import NOT_SHARED, STATE
+from forge_agents.errors import ForgeError
+
+__all__ = ["Pool", "Worker", "WorkerDiedError", "WorkerEnv", "WorkerHungError", "pool", "shutdown", "use"]
+
+T = TypeVar("T")
+
+_slots = itertools.count()
+
+
+class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
+    """An environment that lives in a worker process.
+
+    It has a worker from its first `reset` to its `close`. A call that outlives the spec's `step_timeout_s`, or the end
+    of the process, raises; the worker is replaced, and `reset` starts over in another one. `copy.deepcopy` copies the
+    environment within its worker.
+
+    Raises:
+        ForgeError: The environment's class cannot be imported by another process.
+    """
+
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.max_turns = spec.max_turns
+        self._packed = _packed(spec)
+        self._about = _about(self._packed)
+        self.metadata, self.render_mode = self._about["metadata"], self._about["render_mode"]
+        self.possible_agents = list(self._about["possible_agents"])
+        self.agents: list[str] = []
+        self._worker: Worker | None = None
+        self._slot = -1
+        self._spaces: dict[str, dict[str, Any]] = {}
+        self._seen: Any = None
+
+    def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
+        """Start an episode, in a worker."""
+        if self._worker is None:
+            self._worker = pool().borrow(str(self))
+        if self._slot < 0:
+            slot = next(_slots)
+            self._ask("build", slot, self._packed, timeout_s=START_TIMEOUT_S)
+            self._slot = slot
+            self._worker.holders += 1
+        self._take(self._ask("reset", self._slot, seed, None if options is None else dict(options)))
+
+    def step(self, action: Any) -> None:
+        """Play a decision; None for an agent that is out."""
+        if self._slot < 0:
+            raise RuntimeError(f"{self}: no episode is running; call reset() before step()")
+        self._take(self._ask("step", self._slot, action))
+
+    def observe(self, agent: str) -> Any:
+        """What `agent` sees now."""
+        if self._seen is not None and agent == self.agent_selection:
+            return self._seen
+        return _as_observation(self._ask("call", self._slot, "observe", (agent,), {}))
+
+    def observation_space(self, agent: str) -> Any:
+        """A copy of the environment's own."""
+        return self._space("observation_spaces", agent)
+
+    def action_space(self, agent: str) -> Any:
+        """A copy of the environment's own."""
+        return self._space("action_spaces", agent)
+
+    def render(self) -> Any:
+        """What the environment renders."""
+        return self._ask("call", self._slot, "render", (), {}) if self._slot >= 0 else ""
+
+    def fork(self) -> WorkerEnv:
+        """An independent copy in the same state, in the same worker."""
+        return copy.deepcopy(self)
+
+    def close(self) -> None:
+        """Give the worker back; one that is still at work is killed.
+
+        Raises:
+            WorkerHungError: The environment did not close within its `step_timeout_s`; its process is gone.
+            Exception: What the environment raised; its process is gone, too.
+        """
+        worker, slot = self._worker, self._slot
+        self._worker, self._slot = None, -1
+        if worker is None:
+            return
+        worker.holders -= slot >= 0
+        try:
+            if worker.busy:
+                worker.end()
+            elif worker.alive and slot >= 0:
+                worker.call("close", slot, timeout_s=self.spec.step_timeout_s)
+        except Exception:
+            worker.end()
+            raise
+        finally:
+            if worker.holders <= 0:
+                pool().give_back(worker)
+
+    async def off_loop(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run `call`, which uses this environment, beside the event loop.
+
+        A `reset` waits for a free worker first, so that episodes that wait hold no thread.
+        """
+        if self._worker is None and getattr(call, "__name__", "") == "reset":  # a wrapper's, too; all else is played
+            self._worker = await pool().borrow_async(str(self))
+        if self._worker is not None and self._worker.busy:  # with a call that was cancelled and holds its thread
+            return call(*args, **kwargs)  # which can only be a close, and that kills
+        running = asyncio.get_running_loop().run_in_executor
+        return await running(pool().threads, functools.partial(call, *args, **kwargs))
+
+    def __getattr__(self, name: str) -> Any:
+        about = self.__dict__.get("_about", {})
+        if name in about.get("methods", ()):
+            return functools.partial(self._remote, name)
+        if name.startswith("_") or name in NOT_SHARED or self.__dict__.get("_slot", -1) < 0:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}, or only from reset() on")
+        return self._ask("get", self._slot, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> WorkerEnv:
+        twin = WorkerEnv(self.spec)
+        if self._worker is not None and self._slot >= 0:
+            slot = next(_slots)
+            self._ask("fork", self._slot, slot)
+            twin._worker, twin._slot = self._worker, slot
+            self._worker.holders += 1
+            twin._take({**{name: getattr(self, name) for name in STATE}, "seen": self._seen})
+        return twin
+
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # at the end modules are gone
+        if not finalizing() and self.__dict__.get("_worker") is not None:
+            self.close()
+
+    def __str__(self) -> str:
+        return self.spec.id
+
+    def _space(self, kind: str, agent: str) -> Any:
+        if kind not in self._spaces:
+            self._spaces[kind] = copy.deepcopy(self._about[kind])  # spaces have generators of their own
+        return self._spaces[kind][agent]
+
+    def _remote(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        if self._slot < 0:
+            raise RuntimeError(f"{self}: call reset() before {name}()")
+        if name != "instructions":
+            self._seen = None  # it may have changed what is seen
+        return self._ask("call", self._slot, name, args, kwargs)
+
+    def _ask(self, what: str, *args: Any, timeout_s: float | None = None) -> Any:
+        assert self._worker is not None
+        try:
+            return self._worker.call(what, *args, timeout_s=timeout_s or self.spec.step_timeout_s)
+        except (WorkerDiedError, WorkerHungError):
+            self.agents = []
+            self.close()
+            raise
+
+    def _take(self, state: Mapping[str, Any]) -> None:
+        for name in STATE:
+            value = state[name]
+            setattr(self, name, value.copy() if isinstance(value, (dict, list)) else value)
+        self._seen = _as_observation(state["seen"])
+
+
+def pool() -> Pool:
+    """The workers of this process."""
+    global _pool  # noqa: PLW0603  # processes are the process's
+    if _pool is None:
+        _pool = Pool(homes=_homes)
+    return _pool
+
+
+def use(max_workers: int) -> None:
+    """Replace the pool: its processes end, and episodes that live there fail."""
+    global _pool  # noqa: PLW0603  # processes are the process's
+    shutdown()
+    _pool = Pool(max_workers, homes=_homes)
+
+
+def move(homes: Sequence[Home] = ()) -> None:
+    """Let workers that start from now on run on these hosts; none: on this one."""
+    global _homes  # noqa: PLW0603  # processes are the process's
+    if tuple(homes) != _homes:
+        _homes = tuple(homes)
+        if _pool is not None:
+            _pool.move(homes)
+
+
+def shutdown() -> None:
+    """End all worker processes. The next episode starts new ones."""
+    global _pool  # noqa: PLW0603  # processes are the process's
+    if _pool is not None:
+        _pool.close()
+        _pool = None
+
+
+_pool: Pool | None = None
+_homes: tuple[Home, ...] = ()
+
+
+def _packed(spec: EnvSpec) -> bytes:
+    """The spec for another process, which imports the environment by name."""
+    target = spec.entry_point
+    if not isinstance(target, str):
+        target = f"{getattr(target, '__module__', '__main__')}:{getattr(target, '__qualname__', '<lambda>')}"
+    if target.startswith("__main__:") or "<" in target:
+        raise ForgeError(
+            f"{spec.id} plays in worker processes (isolation='process', or hosts for envs in the mesh), and these "
+            f"cannot import {target}; put the environment into a module and register 'package.module:Class'"
+        )
+    return pickle.dumps(replace(spec, entry_point=target))
+
+
+@functools.lru_cache(maxsize=64)
+def _about(packed: bytes) -> dict[str, Any]:
+    """What the environment is, from a process of its own: asking must not wait for a free worker."""
+    worker = Worker()
+    try:
+        return dict(worker.call("describe", packed, timeout_s=START_TIMEOUT_S))
+    finally:
+        worker.end()
+
+
+def _as_observation(seen: Any) -> Any:
+    return Observation(seen) if isinstance(seen, str) else seen

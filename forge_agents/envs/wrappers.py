@@ -1,0 +1,358 @@
+"""Wrappers of text environments, in PettingZoo's manner: each takes an environment and is one.
+
+In: a turn-based environment (`pettingzoo.AECEnv`). Out: one that differs in a single respect. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, Literal, Self, TypeAlias, TypeVar, cast, get_args
+
+import numpy as np
+from pettingzoo import AECEnv, ParallelEnv
+from pettingzoo.utils import BaseWrapper
+from pettingzoo.utils.conversions import parallel_to_aec
+
+from forge_agents.envs._text_game import hook
+from forge_agents.envs.env import Observation, TextSpace
+from forge_agents.envs.registry import AnyEnv, check_max_turns
+from forge_agents.errors import ForgeError
+
+V = TypeVar("V")
+Policy: TypeAlias = Literal["end", "penalty", "ask"]
+HOOKS = ("instructions", "secrets", "swap_secrets", "legal_actions")
+"""Methods that environments may have beside PettingZoo's; each takes an agent first."""
+
+
+class EnvWrapper(BaseWrapper):  # type: ignore[misc]  # PettingZoo ships no types
+    """An environment that passes everything on to the one inside, `env`.
+
+    Raises:
+        TypeError: What is to be wrapped is no `AECEnv`.
+    """
+
+    env: Any
+    """The environment inside."""
+
+    def __init__(self, env: AnyEnv) -> None:
+        if not isinstance(env, AECEnv):
+            raise TypeError(
+                f"{type(self).__name__} wraps a PettingZoo AECEnv, got {type(env).__name__}; "
+                "pettingzoo.utils.conversions.parallel_to_aec makes one of a ParallelEnv"
+            )
+        super().__init__(env)
+
+    def fork(self) -> Self:
+        """An independent copy in the same state, wrapped alike."""
+        return copy.deepcopy(self)
+
+    def snapshot(self) -> Mapping[str, Any]:
+        """The whole state, also of the environment inside."""
+        return copy.deepcopy(vars(self))
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Go back to a `snapshot`, which can be used any number of times."""
+        self.__dict__ = copy.deepcopy(dict(snapshot))
+
+    def __str__(self) -> str:
+        return str(self.env)
+
+
+class RewardScale(EnvWrapper):
+    """Every reward times `scale`, which is finite and not 0."""
+
+    def __init__(self, env: AnyEnv, scale: float) -> None:
+        super().__init__(env)
+        if not np.isfinite(scale) or scale == 0:
+            raise ValueError(f"reward_scale={scale} of {env} hides every reward; set a finite number other than 0")
+        self.scale = float(scale)
+
+    @property
+    def rewards(self) -> dict[str, float]:
+        """Rewards of the last step, by agent."""
+        return {agent: self.scale * reward for agent, reward in self.env.rewards.items()}
+
+    @property
+    def _cumulative_rewards(self) -> dict[str, float]:
+        return {agent: self.scale * reward for agent, reward in self.env._cumulative_rewards.items()}
+
+
+class ObservationWindow(EnvWrapper):
+    """Only the end of each observation: its last `chars` characters, of its last `messages` lines.
+
+    A cut observation starts with "..." in place of what is missing, within the limit.
+
+    Args:
+        env: What to wrap.
+        chars: Longest observation, at least 4 characters; None for no limit.
+        messages: Most lines that are not blank; None for no limit.
+    """
+
+    def __init__(self, env: AnyEnv, chars: int | None = None, *, messages: int | None = None) -> None:
+        super().__init__(env)
+        if (chars is None and messages is None) or (chars is not None and chars < 4) or (messages or 1) < 1:
+            raise ValueError(
+                f"observation window of {env}: set chars={chars} to at least 4 or messages={messages} to at least 1"
+            )
+        self.chars, self.messages = chars, messages
+        self._spaces = {agent: TextSpace(chars) for agent in env.possible_agents} if chars is not None else None
+
+    def observe(self, agent: str) -> Observation:
+        """The end of what `agent` sees."""
+        text, cut = str(self.env.observe(agent)), False
+        if self.messages is not None:
+            lines = [line for line in text.splitlines() if line.strip()]
+            cut = len(lines) > self.messages
+            text = "\n".join(lines[-self.messages :]) if cut else text
+        if self.chars is not None and len(text) + 3 * cut > self.chars:
+            text, cut = text[-(self.chars - 3) :], True
+        return Observation(f"...{text}" if cut else text)
+
+    def observation_space(self, agent: str) -> TextSpace:
+        """Text of at most `chars` characters."""
+        return cast("TextSpace", self.env.observation_space(agent) if self._spaces is None else self._spaces[agent])
+
+
+class RoleShuffle(EnvWrapper):
+    """Seats change roles: in each episode a permutation says which of the seats inside each agent takes.
+
+    The permutation depends on the episode's seed alone, so the siblings of a group share it, and the game's own random
+    numbers stay as they are. `infos[agent]["role"]` names the seat inside; texts use the names inside, too.
+    """
+
+    def __init__(self, env: AnyEnv) -> None:
+        super().__init__(env)
+        self.possible_agents: list[str] = list(env.possible_agents)
+        self._role: dict[str, str] = {agent: agent for agent in self.possible_agents}
+
+    def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
+        """Start an episode in new roles."""
+        seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else int(seed)
+        order = np.random.default_rng([seed, 0x520135]).permutation(len(self.possible_agents))
+        self._role = {agent: self.possible_agents[i] for agent, i in zip(self.possible_agents, order, strict=True)}
+        self.env.reset(seed=seed, options=options)
+
+    @property
+    def agents(self) -> list[str]:
+        """Who is still in."""
+        inside = set(self.env.agents)
+        return [agent for agent in self.possible_agents if self._role[agent] in inside]
+
+    @property
+    def agent_selection(self) -> str:
+        """Who decides."""
+        return next(agent for agent, role in self._role.items() if role == self.env.agent_selection)
+
+    @property
+    def rewards(self) -> dict[str, float]:
+        """Rewards of the last step, by agent."""
+        return self._outside(self.env.rewards)
+
+    @property
+    def _cumulative_rewards(self) -> dict[str, float]:
+        return self._outside(self.env._cumulative_rewards)
+
+    @property
+    def terminations(self) -> dict[str, bool]:
+        """Whose game is over."""
+        return self._outside(self.env.terminations)
+
+    @property
+    def truncations(self) -> dict[str, bool]:
+        """Whose game was cut off."""
+        return self._outside(self.env.truncations)
+
+    @property
+    def infos(self) -> dict[str, dict[str, Any]]:
+        """Facts by agent, with its role."""
+        found = self._outside(self.env.infos)
+        return {agent: {**info, "role": self._role[agent]} for agent, info in found.items()}
+
+    def observe(self, agent: str) -> Any:
+        """What the agent's role sees."""
+        return self.env.observe(self._role[agent])
+
+    def observation_space(self, agent: str) -> Any:
+        """The space of the agent's role."""
+        return self.env.observation_space(self._role[agent])
+
+    def action_space(self, agent: str) -> Any:
+        """The space of the agent's role."""
+        return self.env.action_space(self._role[agent])
+
+    def __getattr__(self, name: str) -> Any:
+        found = hook(self.env, name) if name in HOOKS else None
+        if found is None:
+            return super().__getattr__(name)
+        return lambda agent, *rest: found(self._role[agent], *rest)
+
+    def _outside(self, inside: Mapping[str, V]) -> dict[str, V]:
+        return {agent: inside[role] for agent, role in self._role.items() if role in inside}
+
+
+class _Ending(EnvWrapper):
+    """A wrapper that can end an episode: it keeps PettingZoo's state itself, a copy of the state inside."""
+
+    def __init__(self, env: AnyEnv) -> None:
+        super().__init__(env)
+        self.agents: list[str] = []
+
+    def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
+        """Start an episode."""
+        self.env.reset(seed=seed, options=options)
+        self._ended_here = False
+        self._skip_agent_selection = None
+        self._mirror()
+
+    def step(self, action: str | None) -> None:
+        """Play a decision; None for an agent that is out."""
+        if not self.agents:
+            raise RuntimeError(f"{self}: no episode is running; call reset() before step()")
+        agent = self.agent_selection
+        if self._ended_here:
+            self._was_dead_step(action)
+        elif self.terminations[agent] or self.truncations[agent]:
+            self.env.step(action)
+            self._mirror()
+        else:
+            self._decide(agent, action)
+
+    def _decide(self, agent: str, action: str | None) -> None:
+        raise NotImplementedError
+
+    def _mirror(self) -> None:
+        env = self.env
+        self.agents, self.agent_selection = list(env.agents), env.agent_selection
+        self.rewards, self._cumulative_rewards = dict(env.rewards), dict(env._cumulative_rewards)
+        self.terminations, self.truncations = dict(env.terminations), dict(env.truncations)
+        self.infos = {agent: dict(info) for agent, info in env.infos.items()}
+
+    def _end(self, *, truncated: bool) -> None:
+        self._ended_here = True
+        (self.truncations if truncated else self.terminations).update(dict.fromkeys(self.agents, True))
+        for info in self.infos.values():
+            info.pop("legal_actions", None)
+        self._deads_step_first()
+
+    def _live(self) -> bool:
+        return not any(self.terminations.values()) and not any(self.truncations.values())
+
+
+class TimeLimit(_Ending):
+    """Truncates an episode after `max_turns` decisions of all agents together.
+
+    `make` uses it for environments that do not count turns themselves.
+    """
+
+    def __init__(self, env: AnyEnv, max_turns: int) -> None:
+        super().__init__(env)
+        check_max_turns(max_turns, str(env))
+        self.max_turns = max_turns
+
+    def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
+        """Start an episode, and the count."""
+        self.num_turns = 0
+        super().reset(seed=seed, options=options)
+
+    def _decide(self, agent: str, action: str | None) -> None:
+        self.env.step(action)
+        self._mirror()
+        self.num_turns += 1
+        if self.num_turns >= self.max_turns and self._live():
+            self._end(truncated=True)
+
+
+class InvalidAction(_Ending):
+    """What an illegal text costs, whatever the environment does about it.
+
+    A text is illegal where the environment says so after it: ``infos[agent]["illegal"]`` is true. The environments of
+    this project and those that `forge_agents.wrap` makes do.
+
+    ``"end"`` ends the episode for everybody; the agent gets `penalty` and the others 0. ``"ask"`` undoes the move
+    (it is tried on a `copy.deepcopy`) and asks the same agent again, `tries` times per decision, and then ends the
+    episode so. ``"penalty"`` does as ``"ask"``, and the agent gets `penalty` each time. The question says what was
+    wrong.
+
+    Args:
+        env: What to wrap.
+        policy: One of the three.
+        tries: How often the agent is asked again, at least 1.
+        penalty: Reward of an illegal text, finite.
+    """
+
+    def __init__(self, env: AnyEnv, policy: Policy = "end", *, tries: int = 2, penalty: float = -1.0) -> None:
+        super().__init__(env)
+        if policy not in get_args(Policy) or tries < 1 or not np.isfinite(penalty):
+            raise ValueError(
+                f"invalid_action={policy!r} of {env} must be one of {', '.join(get_args(Policy))}, tries={tries} at "
+                f"least 1 and penalty={penalty} finite"
+            )
+        self.policy, self.tries, self.penalty = policy, tries, float(penalty)
+
+    def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
+        """Start an episode."""
+        self._asked, self._complaint = 0, ""
+        super().reset(seed=seed, options=options)
+
+    def observe(self, agent: str) -> Observation:
+        """What the agent sees; after an illegal text, what was wrong with it first."""
+        text = str(self.env.observe(agent))
+        if self._complaint and agent == self.agent_selection:
+            text = f"{self._complaint}\n{text}"[: self.env.observation_space(agent).max_length]
+        return Observation(text)
+
+    def _decide(self, agent: str, action: str | None) -> None:
+        listed = self.infos[agent].get("legal_actions") or ()
+        before = self.env if action in listed else copy.deepcopy(self.env)
+        self.env.step(action)
+        why = self.env.infos.get(agent, {}).get("illegal")
+        if not why or action in listed:
+            self._asked, self._complaint = 0, ""
+            self._mirror()
+            return
+        self.env = before
+        again = self.policy != "end" and self._asked < self.tries
+        self._asked += 1
+        reason = why if isinstance(why, str) else f"choose one of: {', '.join(listed)}" if listed else "read the rules"
+        self._complaint = f"That was not a legal action ({reason})." if again else ""
+        self._pay(agent, 0.0 if again and self.policy == "ask" else self.penalty)
+        self.infos[agent]["illegal"] = why
+        if not again:
+            self._end(truncated=False)
+
+    def _pay(self, agent: str, reward: float) -> None:
+        """The reward of a step that the environment inside does not know of."""
+        self._cumulative_rewards[agent] = 0.0
+        self.rewards = {seat: reward if seat == agent else 0.0 for seat in self.agents}
+        self._accumulate_rewards()
+
+
+def turn_based(env: Any) -> AnyEnv:
+    """`env`, or where all decide at once its conversion, in which they do so one by one."""
+    return cast("AnyEnv", parallel_to_aec(env) if isinstance(env, ParallelEnv) else env)
+
+
+def wrapped(env: Any, arguments: Mapping[str, Any]) -> AnyEnv:
+    """`env`, taking turns, in the wrappers that `make` was asked for, innermost first as in `registry.WRAPPERS`.
+
+    Raises:
+        ForgeError: A flag that is neither true nor false.
+        TypeError, ValueError: As the wrapper's own.
+    """
+    shuffle = arguments.get("role_shuffle", False)
+    if not isinstance(shuffle, bool):
+        raise ForgeError(f"role_shuffle={shuffle!r} of {env} must be true or false")
+    env = turn_based(env)
+    env = RoleShuffle(env) if shuffle else env
+    for name, wrapper in _BY_NAME.items():
+        if arguments.get(name) is not None:
+            env = wrapper(env, arguments[name])
+    return env
+
+
+_BY_NAME: dict[str, type[Any]] = {
+    "invalid_action": InvalidAction,
+    "observation_window": ObservationWindow,
+    "reward_scale": RewardScale,
+}

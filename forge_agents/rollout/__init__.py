@@ -1,0 +1,5 @@
+"""Policies act in environments: a seed in, a scored trajectory per seat out. Start at `rollout`.
+
+In: environments and players. Out: episodes of `forge_agents.types`. Waits for: engines, endpoints, people and
+environments, each with a deadline.
+"""

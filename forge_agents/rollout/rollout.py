@@ -1,0 +1,544 @@
+"""Play episodes: any PettingZoo environment, turn-based or simultaneous, whose observations and actions are text.
+
+In: an environment, players, a seed. Out: an `Episode`, always, even when the environment breaks: a failed episode is
+data. Waits for the players' decisions; a player that cannot answer any more (a dead or stalled engine, a spent budget)
+raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import time
+import traceback
+import warnings
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import numpy as np
+from pettingzoo import AECEnv, ParallelEnv
+
+from forge_agents.envs._text_game import hook, writable
+from forge_agents.errors import (
+    ActorDiedError,
+    ArgumentError,
+    BudgetError,
+    MissingExtraError,
+    StallError,
+    UnknownIdError,
+    did_you_mean,
+)
+from forge_agents.policy import AnyPolicy, Seats, seat_policies
+from forge_agents.rollout.players import ContextFullError, Decision, Player, Served, player_for
+from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory, Turn
+
+T = TypeVar("T")
+PlayableEnv: TypeAlias = "AECEnv[str, Any, Any] | ParallelEnv[str, Any, Any]"
+EndReason: TypeAlias = Literal["terminated", "truncated", "turn_limit", "context", "error"]
+Where: TypeAlias = Literal["make", "reset", "observe", "step", "policy", "reward"]
+
+
+_MISTAKES = (ArgumentError, MissingExtraError, UnknownIdError)
+"""What a caller got wrong: no episode can be played, so these are nobody's data."""
+
+
+_MAX_ARRAY = 64
+"""Longer arrays in infos, such as masks, are kept as NumPy abbreviates them."""
+
+
+class _FailureError(Exception):
+    """Carries an environment's or player's exception to the one place where it becomes data."""
+
+    def __init__(self, where: Where, cause: BaseException) -> None:
+        self.where, self.cause = where, cause
+
+    def as_error(self) -> EpisodeError:
+        told = traceback.TracebackException.from_exception(self.cause)  # its text, even where `str` of it raises
+        kind = type(self.cause).__name__
+        return EpisodeError(where=self.where, kind=kind, message=str(told), trace="".join(told.format()))
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A decision whose reward has not arrived in full."""
+
+    index: int
+    observation: str
+    decision: Decision
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _News:
+    """What the environment says to an agent of everything since its last decision."""
+
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+
+    @classmethod
+    def of(cls, agent: str, reward: Any, terminated: Any, truncated: Any, info: Mapping[str, Any]) -> _News:
+        return cls(_finite(reward, agent), bool(terminated), bool(truncated), _json_safe(info))
+
+
+@dataclass(slots=True)
+class _Seat:
+    policy: str
+    player: Player
+    instructions: str
+    drafts: list[_Draft] = field(default_factory=list)
+    early_reward: float = 0.0
+    info: dict[str, Any] = field(default_factory=dict)
+
+    def pay(self, reward: float) -> None:
+        """To the last decision, or to the trajectory where there was none yet."""
+        if self.drafts:
+            self.drafts[-1].reward += reward
+        else:
+            self.early_reward += reward
+
+    def hear(self, news: _News) -> None:
+        self.pay(news.reward)
+        self.info = news.info
+        if self.drafts:
+            draft = self.drafts[-1]
+            draft.terminated, draft.truncated, draft.info = news.terminated, news.truncated, news.info
+
+
+Sit: TypeAlias = Callable[[str], Awaitable[_Seat]]
+"""The seat of an agent, taken when the agent is first met."""
+
+
+async def play(
+    env: PlayableEnv,
+    policies: Mapping[str, AnyPolicy],
+    *,
+    seed: int,
+    env_id: str = "",
+    served: Mapping[str, Served] | None = None,
+    max_turns: int = 1000,
+    draw: str | None = None,
+) -> Episode:
+    """Play one episode to its end.
+
+    Args:
+        env: A PettingZoo environment; it is reset with `seed`. In a parallel one all live agents decide at once.
+        policies: Who decides, by agent.
+        served: Engines of the model policies, by policy name.
+        max_turns: Decisions after which the episode is cut off, whatever the environment says; a round that has begun
+            is played.
+        draw: Names the episode, so that what models sample in it follows from the name and the turn; None samples
+            from the engines' own streams of random numbers.
+
+    Returns:
+        The episode, with a trajectory for every agent that took part. If the environment or a scripted player raised,
+        an endpoint failed or a person left, `error` says so and the turns so far are kept.
+
+    Raises:
+        ActorDiedError, StallError: An engine is gone or does not answer.
+        BudgetError: An endpoint's budget is spent.
+    """
+    started = time.perf_counter()
+    seats: dict[str, _Seat] = {}
+    error: EpisodeError | None = None
+    end: EndReason = "error"
+
+    async def sit(agent: str) -> _Seat:
+        if agent not in seats:
+            if agent not in policies and agent not in env.possible_agents:
+                seen = f"{agent!r} takes part and is not in possible_agents={list(env.possible_agents)}"
+                raise _FailureError("step", ValueError(seen + did_you_mean(str(agent), policies)))
+            instructions = await _guard("observe", env, _instructions, env, agent)
+            player = player_for(
+                policies[agent],
+                agent=agent,
+                episode_seed=seed,
+                instructions=instructions,
+                served=served or {},
+                draw=draw,
+            )
+            seats[agent] = _Seat(policies[agent].name, player, instructions)
+        return seats[agent]
+
+    try:
+        opening = await _guard("reset", env, env.reset, seed=seed)
+        for agent in await _guard("reset", env, lambda: list(env.agents)):
+            await sit(agent)
+        if isinstance(env, ParallelEnv):
+            end = await _play_rounds(env, sit, opening, max_turns)
+        else:
+            end = await _play_turns(env, sit, max_turns)
+    except _FailureError as failed:
+        error = failed.as_error()
+    if end in ("turn_limit", "context"):
+        _cut_off(seats.values())
+    return Episode(
+        env_id=env_id,
+        seed=seed,
+        trajectories={agent: _trajectory(agent, seat, env_id, seed) for agent, seat in seats.items()},
+        error=error,
+        end_reason=end,
+        duration_s=time.perf_counter() - started,
+    )
+
+
+async def _play_turns(env: AECEnv[str, Any, Any], sit: Sit, max_turns: int) -> EndReason:
+    """Step one agent after another until nobody is left, or the episode is cut off; then everybody is paid."""
+    index, truncated = 0, False
+    told: dict[str, float] = {}
+    end: EndReason | None = None
+    try:
+        while (seen := await _guard("observe", env, _look, env, told)) is not None:
+            agent, observation, news, info = seen
+            seat = await sit(agent)
+            seat.hear(news)
+            truncated |= news.truncated
+            if news.terminated or news.truncated:
+                await _tell(sit, await _guard("step", env, _step, env, None, told))
+                continue
+            if index >= max_turns:
+                end = "turn_limit"
+                break
+            try:
+                decision = await _decide(seat, observation, info)
+            except ContextFullError:
+                end = "context"
+                break
+            seat.drafts.append(_Draft(index, observation, decision))
+            index += 1
+            await _tell(sit, await _guard("step", env, _step, env, decision.action, told))
+            await asyncio.sleep(0)  # scripted players never yield; thousands of episodes share the loop
+    except _FailureError:
+        with contextlib.suppress(_FailureError):  # the first failure is the episode's
+            await _settle(env, sit, told)
+        raise
+    await _settle(env, sit, told)
+    return end or ("truncated" if truncated else "terminated")
+
+
+def _look(
+    env: AECEnv[str, Any, Any], told: dict[str, float]
+) -> tuple[str, str, _News, Mapping[str, Any]] | None:
+    """Whose turn it is, what it sees and what it is told; None when nobody is left.
+
+    Args:
+        told: Accounts as they stood when their agents were last told, of those to whom nothing was paid since.
+    """
+    if not env.agents:
+        return None
+    agent = env.agent_selection
+    observation, reward, terminated, truncated, info = env.last()
+    news = _News.of(agent, 0.0 if agent in told else reward, terminated, truncated, info)
+    told.setdefault(agent, news.reward)
+    return agent, writable(str(observation)), news, info
+
+
+def _step(env: AECEnv[str, Any, Any], action: str | None, told: dict[str, float]) -> dict[str, _News]:
+    """Play; an account is emptied when its agent acts, in PettingZoo's conversion of parallel ones after the round.
+
+    Returns:
+        What those are owed who are not in any more, and so have no turn to hear it: who left in this step, however it
+        did, and who left before and is paid all the same.
+    """
+    before, acting = list(env.agents), env.agent_selection
+    env.step(action)
+    for agent in list(told):
+        if env.rewards.get(agent) or env._cumulative_rewards.get(agent) != told[agent]:
+            del told[agent]
+    owed = {agent: reward for agent, reward in env.rewards.items() if reward and agent not in before}
+    for agent in before:
+        if agent not in env.agents and not (action is None and agent == acting) and agent not in told:
+            owed[agent] = env._cumulative_rewards.get(agent, 0.0)
+    return {
+        agent: _News.of(
+            agent, reward, env.terminations.get(agent, True), env.truncations.get(agent), env.infos.get(agent, {})
+        )
+        for agent, reward in owed.items()
+        if agent not in env.agents
+    }
+
+
+async def _tell(sit: Sit, owed: Mapping[str, _News]) -> None:
+    for agent, news in owed.items():
+        (await sit(agent)).hear(news)
+
+
+async def _settle(env: AECEnv[str, Any, Any], sit: Sit, told: Mapping[str, float]) -> None:
+    """Tell everybody who is still in what it would have heard at its next turn."""
+
+    def owed() -> dict[str, _News]:
+        return {
+            agent: _News.of(
+                agent,
+                0.0 if agent in told else env._cumulative_rewards[agent],
+                env.terminations[agent],
+                env.truncations[agent],
+                env.infos[agent],
+            )
+            for agent in env.agents
+        }
+
+    await _tell(sit, await _guard("reward", env, owed))
+
+
+async def _play_rounds(
+    env: ParallelEnv[str, Any, Any], sit: Sit, opening: tuple[Mapping[str, Any], Mapping[str, Any]], max_turns: int
+) -> EndReason:
+    """Step all live agents together, each deciding while the others do, until nobody is left."""
+    index, truncated = 0, False
+    seen = await _guard("reset", env, lambda: _views(env, *opening))
+    while seen:
+        if index >= max_turns:
+            return "turn_limit"
+        seats = {agent: await sit(agent) for agent in seen}
+        try:
+            decided = await all_or_first_error(_decide(seats[agent], *view) for agent, view in seen.items())
+        except ContextFullError:
+            return "context"
+        decisions = dict(zip(seats, decided, strict=True))
+        for agent, seat in seats.items():
+            seat.drafts.append(_Draft(index, seen[agent][0], decisions[agent]))
+            index += 1
+        actions = {agent: decision.action for agent, decision in decisions.items()}
+        news, others, seen = await _guard("step", env, _round, env, actions)
+        for agent, seat in seats.items():
+            seat.hear(news[agent])
+            truncated |= news[agent].truncated
+        for agent, reward in others.items():
+            (await sit(agent)).pay(reward)
+        await asyncio.sleep(0)  # scripted players never yield; thousands of episodes share the loop
+    return "truncated" if truncated else "terminated"
+
+
+Views: TypeAlias = dict[str, tuple[str, Mapping[str, Any]]]
+"""Of those who decide next: what each sees, and its info."""
+
+
+def _views(env: ParallelEnv[str, Any, Any], observations: Mapping[str, Any], infos: Mapping[str, Any]) -> Views:
+    return {agent: (writable(str(observations[agent])), infos.get(agent, {})) for agent in env.agents}
+
+
+def _round(
+    env: ParallelEnv[str, Any, Any], actions: dict[str, str]
+) -> tuple[dict[str, _News], dict[str, float], Views]:
+    """What those who acted are told, what others earn (who left earlier, or join now), and who decides next."""
+    observations, rewards, terminated, truncated, infos = env.step(actions)
+    news = {a: _News.of(a, rewards.get(a, 0.0), terminated[a], truncated[a], infos.get(a, {})) for a in actions}
+    others = {agent: _finite(reward, agent) for agent, reward in rewards.items() if agent not in actions}
+    return news, others, _views(env, observations, infos)
+
+
+def _cut_off(seats: Iterable[_Seat]) -> None:
+    for seat in seats:
+        if seat.drafts and not seat.drafts[-1].terminated:
+            seat.drafts[-1].truncated = True
+
+
+async def _decide(seat: _Seat, observation: str, info: Mapping[str, Any]) -> Decision:
+    """A player's decision; its failure becomes data, a dead engine or a spent budget does not."""
+    try:
+        decision = await seat.player.decide(observation, info)
+        return replace(decision, action=writable(decision.action))  # half an emoji, from an endpoint
+    except (ContextFullError, ActorDiedError, BudgetError, StallError):
+        raise
+    except Exception as cause:  # a player is user code: any failure is the episode's, not the run's
+        raise _FailureError("policy", cause) from cause
+
+
+async def _guard(where: Where, env: PlayableEnv | None, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run environment code, beside the loop where it lives in a worker process; its failure becomes data."""
+    try:
+        off_loop = getattr(env, "off_loop", None)
+        return call(*args, **kwargs) if off_loop is None else await off_loop(call, *args, **kwargs)
+    except _FailureError:
+        raise
+    except (Exception, SystemExit) as cause:  # environments are user code: any failure is the episode's, not the run's
+        if where == "make" and isinstance(cause, _MISTAKES):
+            raise
+        raise _FailureError(where, cause) from cause
+
+
+def _finite(reward: Any, agent: str) -> float:
+    try:
+        value = float(reward)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise _FailureError("reward", ValueError(f"{agent!r} was rewarded with {reward!r}; rewards must be finite"))
+    return value
+
+
+def _instructions(env: PlayableEnv, agent: str) -> str:
+    tell = hook(env, "instructions")
+    return "" if tell is None else writable(str(tell(agent)))
+
+
+def _json_safe(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain values; NumPy's numbers and truth values stay what they are, for anybody would take "False" for true."""
+    return {str(name): _as_json(value) for name, value in info.items()}
+
+
+def _as_json(value: Any) -> Any:
+    try:
+        return json.loads(json.dumps(value, default=_plain))
+    except (TypeError, ValueError):  # keys that JSON does not have, or a value that holds itself
+        return str(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray) and value.size <= _MAX_ARRAY:
+        return value.tolist()
+    return sorted(value, key=str) if isinstance(value, set | frozenset) else str(value)
+
+
+def _trajectory(agent: str, seat: _Seat, env_id: str, seed: int) -> Trajectory:
+    turns = []
+    for draft in seat.drafts:
+        done = draft.decision.completion
+        turns.append(
+            Turn(
+                agent=agent,
+                index=draft.index,
+                observation=draft.observation,
+                action=draft.decision.action,
+                reward=draft.reward,
+                terminated=draft.terminated,
+                truncated=draft.truncated,
+                policy=seat.policy,
+                prompt_ids=draft.decision.prompt_ids,
+                response_ids=done.token_ids if done else (),
+                logprobs=done.logprobs if done else (),
+                versions=done.versions if done else (),
+                finish_reason=done.finish_reason if done else draft.decision.finish_reason,
+                generate_s=draft.decision.generate_s,
+                usage=draft.decision.usage,
+                info=draft.info,
+            )
+        )
+    return Trajectory(
+        agent=agent,
+        policy=seat.policy,
+        turns=tuple(turns),
+        early_reward=seat.early_reward,
+        instructions=seat.instructions,
+        env_id=env_id,
+        seed=seed,
+        info=seat.info,
+    )
+
+
+async def all_or_first_error(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Results in order; at the first exception the rest is cancelled, awaited, and that exception raised."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """Plays groups of siblings, any number at once.
+
+    Every episode is one asyncio task on the caller's loop; models answer in continuous batches, so thousands of live
+    episodes cost little more than their environments.
+    """
+
+    make_env: Callable[[], PlayableEnv]
+    """A fresh environment per episode."""
+    env_id: str
+    seats: Seats
+    served: Mapping[str, Served] = field(default_factory=dict)
+    max_turns: int = 1000
+    retries: int = 1
+    """How often a failed episode is played again, each time in a fresh environment."""
+
+    async def group(
+        self, seed: int, size: int, *, limit: asyncio.Semaphore | None = None, draw: str | None = None
+    ) -> EpisodeGroup:
+        """Play `size` siblings with one seed and the same opponents.
+
+        Args:
+            limit: Bounds how many episodes live at once.
+            draw: Names the group, so that what models sample follows from the name, the sibling and the turn and not
+                from what engines did before; None samples from the engines' own streams of random numbers.
+        """
+        if size < 1:
+            raise ValueError(f"group of {size} episodes is empty; ask for at least 1")
+        limit = limit or asyncio.Semaphore(size)
+        episodes = await all_or_first_error(
+            self._episode(seed, limit, None if draw is None else f"{draw}/{sibling}") for sibling in range(size)
+        )
+        return EpisodeGroup(env_id=self.env_id, seed=seed, episodes=tuple(episodes))
+
+    async def _episode(self, seed: int, limit: asyncio.Semaphore, draw: str | None) -> Episode:
+        async with limit:
+            for attempt in range(self.retries + 1):
+                episode = await self._attempt(seed, None if draw is None else f"{draw}/{attempt}")
+                if episode.error is None or attempt == self.retries:
+                    return episode
+        raise AssertionError("unreachable: the last attempt returns")
+
+    async def _attempt(self, seed: int, draw: str | None) -> Episode:
+        try:
+            env = await _guard("make", None, self.make_env)
+        except _FailureError as failed:
+            error = failed.as_error()
+            return Episode(env_id=self.env_id, seed=seed, trajectories={}, error=error, end_reason="error")
+        try:
+            return await play(
+                env,
+                seat_policies(self.seats, env.possible_agents, seed),
+                seed=seed,
+                env_id=self.env_id,
+                served=self.served,
+                max_turns=self.max_turns,
+                draw=draw,
+            )
+        finally:
+            beside = getattr(env, "off_loop", None)  # closing a worker's environment may take as long as a step
+            await beside(close, env, self.env_id) if beside else close(env, self.env_id)
+
+
+def seats_of(make_env: Callable[[], PlayableEnv], env_id: str, *, tries: int = 2) -> tuple[str, ...]:
+    """The possible agents of an environment, which is made, and closed, to ask it.
+
+    Raises:
+        Exception: What its constructor raised each time.
+    """
+    try:
+        env = make_env()
+        seats = tuple(env.possible_agents)
+    except Exception:
+        if tries <= 1:
+            raise
+        return seats_of(make_env, env_id, tries=tries - 1)
+    close(env, env_id)
+    return seats
+
+
+def close(env: PlayableEnv, env_id: str) -> None:
+    """Close an environment; a failure is a warning, because what was played is whole without it."""
+    try:
+        env.close()
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # environments are user code
+        told = traceback.TracebackException.from_exception(error)
+        at = told.stack[-1]
+        warnings.warn(  # shown once where it is always the same
+            f"{env_id}: close() raised {type(error).__name__}: {told} ({at.filename}:{at.lineno}); the episode counts, "
+            "but what the environment held may be left over",
+            RuntimeWarning,
+            stacklevel=2,
+        )

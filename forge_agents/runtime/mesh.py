@@ -1,0 +1,461 @@
+"""Where processes run: Monarch meshes on the run's hosts, their deadlines and their end.
+
+In: a name, a role, an environment, endpoint calls. Out: process meshes, results, or errors that name who stalled or
+died. Waits for spawned processes and their answers, always with a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import re
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from forge_agents.errors import ActorDiedError, HostError, StallError
+from forge_agents.runtime import deaths as _deaths
+from forge_agents.runtime import processes as _processes
+from forge_agents.runtime import waits as _waits
+from forge_agents.runtime.hosts import Hosts
+from forge_agents.runtime.places import place
+
+if TYPE_CHECKING:
+    from forge_agents.runtime._monarch import ProcMesh
+    from forge_agents.runtime.layout import Layout, Spot
+
+T = TypeVar("T")
+
+_GRACE_S = 2.0
+_log = logging.getLogger(__name__)
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Spawned:
+    """One mesh that this controller started."""
+
+    name: str
+    mesh: ProcMesh
+    """One dimension, ``rank``."""
+    whole: ProcMesh
+    """The same as it was spawned: hosts and the processes of each."""
+    spot: Spot
+    logs: Path
+    """Folder with ``RANK.log`` (what the process printed) and ``RANK.pid``, on the hosts of the processes. Its name
+    marks them."""
+
+
+_spawned: list[_Spawned] = []
+_hosts: list[Layout] = []
+"""The one layout of a run, or none: everything is on this host."""
+_in_trouble: set[str] = set()
+"""Names that stalled or died: their logs outlive them."""
+
+
+def spawn_procs(
+    name: str, *, procs: int = 1, role: str = "", env: Mapping[str, str] | None = None, threads: int | None = None
+) -> ProcMesh:
+    """Start processes, one dimension ``rank`` of size `procs`.
+
+    What they print goes to `log_folder(name)`, so that many processes do not write over each other.
+
+    Args:
+        name: Said in errors and in the log folder's name; any text.
+        procs: Number of processes. Replicas that may die alone need one mesh each: one death ends the calls on a mesh.
+        role: As in `Hosts`, which says on which host; empty is this one.
+        env: Variables that exist before the processes' Python starts.
+        threads: Size of the processes' OpenMP, MKL and OpenBLAS pools; None leaves the libraries' defaults.
+
+    Returns:
+        A Monarch `ProcMesh`; processes start in the background and a failed start shows in the first call.
+
+    Raises:
+        HostError: No host is left for the role.
+    """
+    if procs < 1:
+        raise ValueError(f"procs={procs} for {name!r}; a mesh needs at least one process")
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads={threads} for {name!r}; give at least 1, or None for the default")
+    from forge_agents.runtime._monarch import default_bootstrap_cmd
+    from forge_agents.runtime.warden import MESH_VARIABLE
+
+    spot = _layout().spot(role, procs)
+    logs = _processes.new_log_folder(name)
+    variables = {MESH_VARIABLE: logs.name, **(env or {})}
+    if threads is not None:
+        variables |= dict.fromkeys(_THREAD_VARIABLES, str(threads))
+    if spot.gpus:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(spot.gpus)
+
+    def command(at: Any) -> Any:
+        host = spot.hosts[at["hosts"]].name if spot.elsewhere else ""
+        return default_bootstrap_cmd().with_env({**_processes.variables(host), **variables})
+
+    whole: ProcMesh = spot.machines.spawn_procs(
+        per_host={"rank": spot.each},
+        name=re.sub(r"[^A-Za-z0-9_]+", "_", name) or "procs",
+        bootstrap=functools.partial(_processes.begin, str(logs), spot.cores),
+        bootstrap_command=command,
+    )
+    mesh = whole.flatten("rank") if spot.elsewhere else whole
+    _spawned.append(_Spawned(name=name, mesh=mesh, whole=whole, spot=spot, logs=logs))
+    return mesh
+
+
+async def launch_hosts(config: Hosts, *, paths: Sequence[str | Path] = ()) -> None:
+    """Bring up the hosts on which roles are placed from now on.
+
+    Args:
+        config: Which.
+        paths: Files and folders that all hosts must see.
+
+    Raises:
+        HostError: There are fewer hosts or GPUs than asked for, one cannot be reached, or lacks one of the paths.
+        StallError: A host did not answer in time.
+    """
+    from forge_agents.runtime import _monarch
+    from forge_agents.runtime.layout import Layout
+
+    if busy := [layout.config.kind for layout in _hosts if layout.config.kind != "local"]:
+        raise HostError(
+            f"this process runs on hosts of kind {busy[0]!r} already; close the trainer that has them before another "
+            "one starts"
+        )
+    _hosts.clear()
+    _monarch.on_unhandled_fault(_note_fault)
+    layout = Layout(config, _host)
+    await layout.launch(_processes.variables)
+    _hosts.append(layout)
+    _monarch.leave_quietly()
+    try:
+        checking = layout.check_paths([str(Path(path).absolute()) for path in paths])
+        await with_deadline(checking, config.start_timeout_s, who="hosts", what="look for files")
+    except BaseException:
+        await end_hosts(config)
+        raise
+
+
+async def end_hosts(config: Hosts) -> None:
+    """End the hosts of a `launch_hosts` with this very `config`; without any, nothing happens."""
+    for layout in [layout for layout in _hosts if layout.config is config]:
+        _hosts.remove(layout)
+        await layout.end()
+
+
+async def exchange_addresses(procs: ProcMesh, timeout_s: float, *, who: str) -> None:
+    """Tell the ranks of a mesh what torch.distributed reads from the environment; rank 0's host is the master."""
+    from monarch.spmd import setup_torch_elastic_env_async  # type: ignore[import-untyped,unused-ignore]
+    from monarch.tools.network import AddrType  # type: ignore[import-untyped,unused-ignore]
+
+    by = AddrType.IPv4 if _layout().by_ip else None
+    telling = setup_torch_elastic_env_async(_entry(procs).whole, use_ipaddr=by)
+    await with_deadline(telling, timeout_s, who=who, what="exchange of addresses")
+
+
+def place_of(procs: ProcMesh) -> str:
+    """Who shares memory with a mesh's first process."""
+    first = _entry(procs).spot.hosts[0]
+    return first.facts.place if first.warden is not None and first.facts is not None else place()
+
+
+def on_lost_host(procs: ProcMesh, tell: Callable[[str], None]) -> bool:
+    """Call `tell` with what was seen as soon as a host of the mesh is lost; at once where it is already.
+
+    Returns:
+        Whether the mesh is on other hosts than this one.
+    """
+    spot = _entry(procs).spot
+    if spot.lost:
+        tell(spot.lost)
+    for host in spot.hosts:
+        host.listeners.append(tell)
+    return spot.elsewhere
+
+
+async def with_deadline(awaitable: Awaitable[T], timeout_s: float, *, who: str, what: str) -> T:
+    """Await a Monarch call or any awaitable, at most `timeout_s` seconds.
+
+    Args:
+        awaitable: A coroutine, future or Monarch future.
+        timeout_s: Seconds until the wait counts as a stall.
+        who: The one waited for, by the name it was spawned under where it has one.
+        what: What it should do, as a noun: ``"weight update"``.
+
+    Raises:
+        StallError: The deadline passed. The remote work is not cancelled.
+        ActorDiedError: The actor's process ended.
+        Exception: What the endpoint raised, with the remote traceback as a note.
+    """
+    task = asyncio.ensure_future(_plain(awaitable))
+    try:
+        with _waits.waiting(who, what, timeout_s):
+            await asyncio.wait({task}, timeout=timeout_s)
+        if not task.done():
+            raise _stall(who, what, timeout_s)
+    finally:
+        if not task.done():
+            task.cancel()
+            task.add_done_callback(_forget)
+    error = task.exception()
+    if error is None:
+        return task.result()
+    raise as_local_error(error, who=who, what=what) from None
+
+
+async def while_it_goes_on(
+    awaitable: Awaitable[T], silence_s: float, *, progress: Callable[[], int], who: str, what: str
+) -> T:
+    """As `with_deadline`, for work of any length: it may go on for as long as `progress` changes.
+
+    Args:
+        awaitable: As there.
+        silence_s: Seconds without progress that count as a stall; it is seen before twice as long.
+        progress: Counts whatever is done.
+        who: As there.
+        what: As there.
+    """
+    task, seen = asyncio.ensure_future(_plain(awaitable)), progress()
+    try:
+        while True:
+            try:
+                return await with_deadline(asyncio.shield(task), silence_s, who=who, what=what)
+            except StallError:
+                if task.done() or progress() == seen:
+                    raise
+                seen = progress()
+    finally:
+        if not task.done():
+            task.cancel()
+            task.add_done_callback(_forget)
+
+
+def _stall(who: str, what: str, timeout_s: float) -> StallError:
+    meanwhile = _waits.summary(without=who)
+    error = StallError(
+        f"{who} did not finish {what} within {timeout_s:g} s. Look at {log_advice(who)}; raise the timeout if the "
+        f"work is just slow{'. Waited for meanwhile: ' * bool(meanwhile)}{meanwhile}",
+        who,
+    )
+    error.picture = _waits.picture()
+    return error
+
+
+async def start_all(starts: Iterable[Awaitable[T]], stop: Callable[[T], Awaitable[None]]) -> list[T]:
+    """What `starts` start, all at once; where one fails, what the others have started is stopped, and its error raised.
+
+    Args:
+        starts: Each stops what it began where it fails or is cancelled.
+        stop: Ends what one of them has started.
+    """
+    tasks = [asyncio.ensure_future(start) for start in starts]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(stop(one) for one in ended if not isinstance(one, BaseException)))
+        raise
+
+
+async def call_all(mesh: Any, n: int, endpoint_name: str, *args: Any, timeout_s: float, who: str) -> list[Any]:
+    """Call an endpoint on every rank of an actor mesh; the first failure wins without waiting for the others.
+
+    Monarch's own ``call`` reports only after all ranks have replied, so one rank that fails inside a collective would
+    leave the caller waiting for ranks that wait for it. Each rank is called as a mesh of one: inside the endpoint
+    ``current_rank()`` is 0 everywhere; actors that need their rank take it in their constructor.
+
+    Args:
+        mesh: Actor mesh spawned on a mesh of `spawn_procs`.
+        n: Its number of ranks.
+        endpoint_name: The endpoint to call.
+        args: The same arguments for every rank.
+        timeout_s: Deadline for all ranks together.
+        who: As in `with_deadline`.
+
+    Returns:
+        Results by rank.
+    """
+
+    async def one(rank: int) -> Any:
+        endpoint = getattr(mesh.slice(rank=rank), endpoint_name)
+        return await with_deadline(endpoint.call_one(*args), timeout_s, who=who, what=f"{endpoint_name} (rank {rank})")
+
+    tasks = [asyncio.ensure_future(one(rank)) for rank in range(n)]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            if (error := task.exception()) is not None:
+                raise error
+        return [task.result() for task in tasks]
+    finally:
+        for task in tasks:
+            task.cancel()
+            task.add_done_callback(_forget)
+
+
+def as_local_error(error: BaseException, *, who: str, what: str) -> BaseException:
+    """Turn what Monarch raises into what the user should read: the endpoint's own exception, or `ActorDiedError`."""
+    from forge_agents.runtime._monarch import ActorError, SupervisionError
+
+    if isinstance(error, ActorError):
+        inner = as_local_error(error.exception, who=who, what=what)
+        if not getattr(inner, "__notes__", None):
+            inner.add_note(f"raised by {who} during {what}:\n{error.exception_formatted}")
+        return inner
+    if isinstance(error, SupervisionError):
+        reason = _deaths.named(" ".join(str(error).split()))
+        return ActorDiedError(f"{who} died during {what}: {reason}. Look at {log_advice(who)}", who)
+    if type(error) is RuntimeError and "error spawning" in str(error):  # Monarch's, where the process is gone
+        return ActorDiedError(f"{who} died while it was started. Look at {log_advice(who)}", who)
+    return error
+
+
+async def stop(mesh: ProcMesh, *, timeout_s: float = 10.0) -> None:
+    """End a mesh's processes: asked first, killed after a grace of 2 s. Twice is no error.
+
+    Args:
+        mesh: From `spawn_procs`.
+        timeout_s: Most seconds to wait for Monarch's word that it is over.
+    """
+    entry = _found(mesh)
+    if entry is None:
+        return
+    if not entry.spot.elsewhere and len(ended(mesh)) == entry.spot.each:
+        timeout_s = min(timeout_s, _GRACE_S)  # all are dead already, of which Monarch may never hear
+    _spawned.remove(entry)
+    killer = asyncio.ensure_future(_processes.kill_after(min(_GRACE_S, timeout_s), _pids(entry)))
+    try:
+        if not entry.spot.lost:  # Monarch would wait for a host that does not answer
+            await with_deadline(entry.whole.stop(), timeout_s, who=entry.name, what="stop")
+    except (StallError, RuntimeError) as error:  # RuntimeError: Monarch's, for a mesh that is dead already
+        _log.info("stopping %s: %s", entry.name, error)
+    await killer
+    well = entry.name not in _in_trouble
+    await _sweep(entry, logs=str(entry.logs) if well else "", timeout_s=timeout_s)
+    entry.spot.give_back()
+    if well:
+        shutil.rmtree(entry.logs, ignore_errors=True)
+
+
+async def _sweep(entry: _Spawned, *, logs: str, timeout_s: float) -> None:
+    """Have what is left of a mesh killed on the other hosts that live."""
+    for host in entry.spot.hosts:
+        if host.warden is not None and not host.lost:
+            killing = host.warden.kill.call_one(entry.logs.name, logs)
+            try:
+                await with_deadline(killing, timeout_s, who=host.name, what="stop")
+            except (StallError, ActorDiedError) as error:  # the host is about to be noticed as lost
+                _log.info("stopping %s on %s: %s", entry.name, host, error)
+
+
+async def shutdown_all(*, timeout_s: float = 10.0) -> None:
+    """Stop every mesh that this controller spawned, the latest first, and the hosts."""
+    for entry in reversed(_spawned.copy()):
+        await stop(entry.mesh, timeout_s=timeout_s)
+    for layout in _hosts.copy():
+        await end_hosts(layout.config)
+    with contextlib.suppress(OSError):  # logs of a process that died stay
+        _processes.run_folder().rmdir()
+
+
+@contextlib.asynccontextmanager
+async def session() -> AsyncIterator[None]:
+    """Stop everything spawned inside the block, however it ends."""
+    try:
+        yield
+    finally:
+        await shutdown_all()
+
+
+def pids(mesh: ProcMesh) -> list[int]:
+    """Process ids of a mesh's ranks that have started and run on this machine."""
+    return [pid for s in _spawned if s.mesh is mesh for pid in _pids(s) if _processes.is_ours(pid)]
+
+
+def ended(mesh: ProcMesh) -> list[int]:
+    """Process ids of a mesh's ranks that have started on this machine and run no more."""
+    entry = _found(mesh)
+    if entry is None or entry.spot.elsewhere:
+        return []
+    return [pid for pid in _pids(entry) if not _processes.is_ours(pid)]
+
+
+def death(mesh: ProcMesh, pid: int, status: int | None) -> _deaths.Death:
+    """What is known of the end of one of a mesh's processes.
+
+    Args:
+        mesh: From `spawn_procs`.
+        pid: The process's.
+        status: As `_deaths.death`.
+    """
+    entry = _found(mesh)
+    noted = () if entry is None else entry.logs.glob("*.pid")
+    log = next((path.with_suffix(".log") for path in noted if path.read_text() == str(pid)), None)
+    return _deaths.death(status, log)
+
+
+def log_folder(name: str) -> Path | None:
+    """Folder of what the latest mesh of that name prints, one file a rank; None where none runs."""
+    return next((s.logs for s in reversed(_spawned) if s.name == name), None)
+
+
+def log_advice(who: str) -> str:
+    """Where to read what `who` printed, for an error's text; from now on its logs are kept after it is stopped."""
+    _in_trouble.add(who)
+    entry = next((s for s in reversed(_spawned) if s.name == who), None)
+    if entry is None:
+        return f"the logs in {_processes.run_folder()}"
+    where = f" on {', '.join(map(str, entry.spot.hosts))}" if entry.spot.elsewhere else ""
+    return f"its log in {entry.logs}{where}"
+
+
+def _found(mesh: ProcMesh) -> _Spawned | None:
+    return next((s for s in _spawned if s.mesh is mesh), None)
+
+
+def _entry(mesh: ProcMesh) -> _Spawned:
+    entry = _found(mesh)
+    assert entry is not None
+    return entry
+
+
+def _pids(entry: _Spawned) -> list[int]:
+    return [int(path.read_text()) for path in entry.logs.glob("*.pid")]
+
+
+async def _plain(awaitable: Awaitable[T]) -> T:
+    return await awaitable
+
+
+def _forget(task: asyncio.Future[Any]) -> None:
+    """Take the result of a task nobody waits for, so that asyncio does not report it as lost."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _layout() -> Layout:
+    if not _hosts:
+        from forge_agents.runtime.layout import Layout
+
+        _hosts.append(Layout(Hosts(), _host))
+    return _hosts[-1]
+
+
+@functools.cache
+def _host() -> Any:
+    from forge_agents.runtime import _monarch
+
+    host = _monarch.start_runtime()
+    _monarch.on_unhandled_fault(_note_fault)
+    return host
+
+
+def _note_fault(failure: Any) -> None:
+    """Deaths reach the callers as errors; Monarch's default would end this process as well."""
+    _log.info("a process failed: %s", failure.report())

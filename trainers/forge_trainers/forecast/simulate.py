@@ -1,0 +1,325 @@
+"""Predict what a run takes before its machines are rented: step time, idle shares, staleness, cost.
+
+In: a run's settings, folders of short measured runs, a number of GPUs. Out: a `Prediction`. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge_agents.envs import registry
+from forge_agents.errors import ForgeError
+from forge_agents.runtime.hosts import ENVS
+from forge_trainers.forecast.measured_runs import plan_of, read_run
+from forge_trainers.forecast.simulation import Plan, SimulatedRun
+from forge_trainers.forecast.simulation import simulate as run_steps
+from forge_trainers.forecast.stage_times import Measured, measure
+from forge_trainers.rl.config import RunConfig
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_EVEN = 8
+"""Even parts of the GPUs that are tried for the learner, beside powers of two."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What a run would take. Seconds are means over warm steps."""
+
+    step_s: float
+    """The four stages together, as ``time/step_s``."""
+    collect_s: float
+    judge_s: float
+    learn_s: float
+    sync_s: float
+    engines_idle: float
+    """Share of the time, in [0, 1], mean over all engines."""
+    learner_idle: float
+    staleness: Mapping[int, float]
+    """Share of loss tokens by how many versions they are old."""
+    tokens_per_s: float
+    """Sampled."""
+    steps: int
+    """Of the whole run."""
+    hours: float
+    """The whole run, evaluations included, without starting and checkpoints."""
+    gpus: int
+    """0: the hardware that was measured."""
+    engine_gpus: int
+    learner_gpus: int
+    gpu_hours: float
+    cost: float
+    """`gpu_hours` at the price that was given."""
+    assumptions: Sequence[str]
+    """What was not measured."""
+    splits: Sequence[Prediction] = ()
+    """Every split of the GPUs that was tried, fastest first."""
+
+    def json(self) -> dict[str, Any]:
+        """As plain data; keys of `staleness` are words."""
+        found = dataclasses.asdict(self)
+        for one in (found, *found["splits"]):
+            one["staleness"] = {str(age): share for age, share in one["staleness"].items()}
+        return found
+
+    def table(self) -> Table:
+        """What is said of this prediction."""
+        from rich.table import Table
+
+        rows = {
+            "step": f"{self.step_s:.2f} s",
+            "  collect": f"{self.collect_s:.2f} s",
+            "  judge": f"{self.judge_s:.2f} s",
+            "  learn": f"{self.learn_s:.2f} s",
+            "  sync": f"{self.sync_s:.2f} s",
+            "engines idle": f"{self.engines_idle:.0%}",
+            "learner idle": f"{self.learner_idle:.0%}",
+            "staleness": ", ".join(f"{age}: {share:.0%}" for age, share in self.staleness.items()),
+            "tokens sampled": f"{self.tokens_per_s:,.0f} a second",
+            "the run": f"{self.steps} steps in {self.hours:.2f} hours",
+        }
+        if self.gpus:
+            rows["GPUs"] = f"{self.gpus}: {self.engine_gpus} for engines, {self.learner_gpus} for the learner"
+            rows["cost"] = f"{self.cost:,.2f} for {self.gpu_hours:,.1f} GPU hours"
+        table = Table("what", "predicted", title="prediction")
+        for row in rows.items():
+            table.add_row(*row)
+        return table
+
+    def splits_table(self) -> Table:
+        """A row for each split."""
+        from rich.table import Table
+
+        table = Table("engines", "learner", "step s", "engines idle", "learner idle", "hours", "cost", title="splits")
+        for one in self.splits:
+            counts = (str(one.engine_gpus), str(one.learner_gpus), f"{one.step_s:.2f}")
+            table.add_row(*counts, f"{one.engines_idle:.0%}", f"{one.learner_idle:.0%}", f"{one.hours:.2f}",
+                          f"{one.cost:,.2f}")  # fmt: skip
+        return table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """What the run is to be simulated on."""
+
+    gpus: int = 0
+    """GPUs; 0: the machine that was measured."""
+    learner_gpus: int = 0
+    """How many of them learn; 0: the fastest split."""
+    learner_scaling: float = 0.9
+    """Share of the ideal speed that each doubling of the learner's GPUs keeps."""
+    price_per_gpu_hour: float = 0.0
+    """In any currency."""
+    cores: float | None = None
+    """CPU cores that engines and learner share. None: as many as this machine has where the runs were measured on CPU;
+    with GPUs they share none."""
+
+    def __post_init__(self) -> None:
+        if self.gpus < 0 or not 0 <= self.learner_gpus <= max(0, self.gpus - 1):
+            raise ValueError(
+                f"learner_gpus={self.learner_gpus} of gpus={self.gpus}; engines need at least one, and so does the "
+                "learner. 0 leaves the choice to the simulator"
+            )
+        if not 0.5 <= self.learner_scaling <= 1:
+            raise ValueError(f"learner_scaling={self.learner_scaling}; in [0.5, 1]: at 0.5 more GPUs gain nothing")
+        if not (math.isfinite(self.price_per_gpu_hour) and self.price_per_gpu_hour >= 0):
+            raise ValueError(f"price_per_gpu_hour={self.price_per_gpu_hour} must be finite and at least 0")
+        if self.cores is not None and not self.cores > 0:
+            raise ValueError(f"cores={self.cores} must be above 0")
+
+
+def simulate(
+    run: RunConfig,
+    *,
+    measured: Sequence[str | os.PathLike[str]] = (),
+    hardware: Hardware | None = None,
+    steps: int = 8,
+) -> Prediction:
+    """Predict a run from measured ones.
+
+    Args:
+        run: As ``forge-agents train`` takes it.
+        measured: Folders of short runs of the same environment and policies, at least one with ``max_staleness=0``.
+            Empty: the run's own `out_dir`.
+        hardware: Where it is to run; None: where it was measured.
+        steps: Steps that are looked at, once the first are over.
+
+    Raises:
+        RunFolderError: A folder holds no run, or too short a one.
+        ValueError: The runs are of something else, or the GPUs are too few.
+    """
+    where = hardware or Hardware()
+    if steps < 1:
+        raise ValueError(f"steps={steps} looks at nothing; set at least 1")
+    found = measure([read_run(folder, cores=where.cores) for folder in _folders(run, measured)])
+    base = planned(run, found, where)
+    if not where.gpus:
+        return _predict(run, found, base, where, steps=steps)
+    engines = len(set(base.homes.values()))
+    if where.gpus < engines + 1:
+        raise ValueError(f"gpus={where.gpus}: {engines} engines and a learner need {engines + 1} at least")
+    chosen = [where.learner_gpus] if where.learner_gpus else _splits(where.gpus, engines)
+    tried = [_predict(run, found, _split(base, found, where, k), where, steps=steps, learner_gpus=k) for k in chosen]
+    tried.sort(key=lambda one: (one.hours, one.learner_gpus))
+    return dataclasses.replace(tried[0], splits=tuple(tried))
+
+
+def planned(run: RunConfig, found: Measured, where: Hardware) -> Plan:
+    """The plan of a run on the machine that was measured.
+
+    Raises:
+        ValueError: It has a league, or environment or policies are not those that were measured.
+    """
+    if run.league is not None:
+        raise ValueError("opponents of a league change engines, which is not simulated; leave league out")
+    env_ids = {run.env} if isinstance(run.env, str) else set(run.env)
+    if env_ids != found.env_ids:
+        raise ValueError(
+            f"the measured runs played {', '.join(sorted(found.env_ids))}, this one plays "
+            f"{', '.join(sorted(env_ids))}; how long episodes are is only known of what was played"
+        )
+    seated = set(run.seats.values()) if isinstance(run.seats, dict) else {run.seats}
+    policies = {name: dataclasses.asdict(policy) for name, policy in run.policies.items() if name in seated}
+    if set(policies) != found.policies:
+        raise ValueError(
+            f"the measured runs had the policies {', '.join(sorted(found.policies))}, this one has "
+            f"{', '.join(sorted(policies))}; measure the same"
+        )
+    on_gpu = found.on_gpu or bool(where.gpus)
+    cores = math.inf if on_gpu else float(os.cpu_count() or 1)
+    plan = plan_of(
+        policies,
+        dataclasses.asdict(run.trainer),
+        cores=found.core_share * (cores if where.cores is None else where.cores),
+        on_gpu=on_gpu,
+        isolated=ENVS in run.mesh.counts or any(_isolated(name) for name in env_ids),
+    )
+    if not plan.trained:
+        raise ValueError("no seat holds a trainable policy; there is no learner to simulate")
+    return plan
+
+
+def _isolated(env_id: str) -> bool:
+    try:
+        return registry.spec(env_id).isolation == "process"
+    except ForgeError:  # a class of the user's, not registered here
+        return False
+
+
+def _folders(run: RunConfig, measured: Sequence[str | os.PathLike[str]]) -> Sequence[str | os.PathLike[str]]:
+    if measured:
+        return measured
+    if (Path(run.out_dir) / "metrics.jsonl").is_file():
+        return [run.out_dir]
+    raise ValueError(
+        f"nothing is measured: out_dir={run.out_dir} holds no run. Train a few steps, keep their episodes, and name "
+        "the folder: forge-agents train CONFIG --steps 8 --trainer.max_staleness 0 --trainer.keep_episodes 10000 "
+        "--out_dir runs/measured; then --measured runs/measured"
+    )
+
+
+def _splits(gpus: int, engines: int) -> list[int]:
+    """Numbers of GPUs for the learner that are worth a try: even steps, and powers of two from either end."""
+    most = gpus - engines
+    even = {round(most * share / _EVEN) for share in range(1, _EVEN)}
+    powers = {2**n for n in range(most.bit_length())}
+    return sorted(count for count in even | powers | {gpus - power * engines for power in powers} if 1 <= count <= most)
+
+
+def _split(base: Plan, found: Measured, where: Hardware, learner_gpus: int) -> Plan:
+    """A plan with that many GPUs for the learner and the others for the engines.
+
+    Raises:
+        ValueError: An engine gets none.
+    """
+    replicas = (where.gpus - learner_gpus) // len(set(base.homes.values()))
+    if replicas < 1:
+        raise ValueError(f"learner_gpus={learner_gpus} leaves less than one of {where.gpus} GPUs for each engine")
+    ratio = learner_gpus / found.learner_ranks
+    return dataclasses.replace(
+        base,
+        replicas=replicas,
+        learner_ranks=learner_gpus,
+        learner_speed=ratio ** (1 + math.log2(where.learner_scaling)),
+        engine_threads=math.inf,
+        learner_threads=math.inf,
+    )
+
+
+def _predict(
+    run: RunConfig, found: Measured, plan: Plan, where: Hardware, *, steps: int, learner_gpus: int = 0
+) -> Prediction:
+    warm, seed = plan.max_staleness + 1, run.trainer.seed
+    rows = run_steps(plan, found.stages, found.workload, steps=warm + steps + plan.max_staleness, seed=seed)
+    before, looked_at = rows[warm - 1], rows[warm : warm + steps]
+    spent_s = looked_at[-1].ends_s - before.ends_s
+    evaluated_s = _evaluation_s(run, plan, found)
+    hours = (run.steps * spent_s / steps + evaluated_s) / 3600
+    ages: Counter[int] = Counter()
+    for row in looked_at:
+        ages.update(row.ages)
+    seconds = {name: float(np.mean([getattr(row, name) for row in looked_at])) for name in _STAGES}
+    return Prediction(
+        step_s=seconds["step_s"],
+        collect_s=seconds["collect_s"],
+        judge_s=seconds["judge_s"],
+        learn_s=seconds["learn_s"],
+        sync_s=seconds["sync_s"],
+        engines_idle=_idle([row.engine_busy_s for row in looked_at], spent_s),
+        learner_idle=_idle([row.learner_busy_s for row in looked_at], spent_s),
+        staleness={age: ages[age] / max(1, ages.total()) for age in range(plan.max_staleness + 1)},
+        tokens_per_s=sum(row.tokens for row in looked_at) / spent_s,
+        steps=run.steps,
+        hours=hours,
+        gpus=where.gpus,
+        engine_gpus=where.gpus - learner_gpus,
+        learner_gpus=learner_gpus,
+        gpu_hours=where.gpus * hours,
+        cost=where.gpus * hours * where.price_per_gpu_hour,
+        assumptions=_assumptions(run, found, where),
+    )
+
+
+_STAGES = ("step_s", "collect_s", "judge_s", "learn_s", "sync_s")
+
+
+def _idle(busy_s: Sequence[float], spent_s: float) -> float:
+    return min(1.0, max(0.0, 1 - sum(busy_s) / spent_s))
+
+
+def _evaluation_s(run: RunConfig, plan: Plan, found: Measured) -> float:
+    """Of all evaluations of the run, each with nothing beside it."""
+    every = run.trainer.eval_every
+    if not every:
+        return 0.0
+    own = SimulatedRun(plan, found.stages, found.workload, seed=run.trainer.seed)
+    own.play(own.draw(0, run.trainer.eval_episodes, size=1))
+    return math.ceil(run.steps / every) * own.env.now
+
+
+def _assumptions(run: RunConfig, found: Measured, where: Hardware) -> tuple[str, ...]:
+    told = [
+        "episodes stay as long as they were measured, and as many groups teach something",
+        "nothing fails; starting, checkpoints and logging take no time",
+    ]
+    if where.gpus:
+        told += [
+            "every engine replica is one GPU of the kind that was measured, and engines never run out of cache",
+            f"twice the GPUs make the learner {2 * where.learner_scaling:.2f} times as fast (learner_scaling)",
+            "weights travel as fast as measured, to half of the replicas at a time",
+        ]
+        if not found.on_gpu:
+            told.append("stages were measured on a CPU: a GPU counts as as fast as that host. Measure on one GPU")
+    elif run.trainer.learner_procs != found.learner_ranks:
+        told.append(f"the learner takes as long with {run.trainer.learner_procs} ranks as with {found.learner_ranks}")
+    return tuple(told)

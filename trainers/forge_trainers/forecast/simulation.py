@@ -1,0 +1,400 @@
+"""A training run in simulated time: the trainer's loop over engines, learner and weights that only take time.
+
+In: a plan, seconds of every stage, a workload. Out: what each step took, how old its samples were, how busy the stages
+were. Waits in simulated time only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Generator, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import simpy
+
+from forge_agents.serving.replicas import waves
+from forge_trainers.forecast.engine import Cores, EngineTimes, Process, Replica, Request, SimulatedReplicas
+from forge_trainers.forecast.workload import LearnerWork, Rounds, TurnShape, Workload, learner_work
+from forge_trainers.rl.pipeline import window
+
+_LUCK = 1
+"""Names the random numbers that decide which groups teach something."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerTimes:
+    """Seconds of one optimiser step: fixed, by what is computed, and for each forward pass."""
+
+    step_s: float
+    """Optimiser, packing and the way to the learner."""
+    position_s: float
+    loss_token_s: float = 0.0
+    microbatch_s: float = 0.0
+    cores: float = 1.0
+    """Processor cores it keeps busy meanwhile, on a host without accelerator."""
+    scaling: float = 1.0
+    """On n times as many cores it is n**scaling times as fast."""
+
+    def seconds(self, work: LearnerWork, microbatches: int, speed: float = 1.0) -> float:
+        """Of one step; `speed` is that of all ranks over those that were measured."""
+        computed = self.position_s * work.positions + self.loss_token_s * work.loss_tokens
+        least = self.position_s * work.longest
+        return self.step_s + max(computed / speed, least) + self.microbatch_s * microbatches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes:
+    """Seconds of every stage."""
+
+    engine: EngineTimes
+    learner: LearnerTimes
+    publish_s: float = 0.0
+    """Learner to store."""
+    fetch_s: float = 0.0
+    """Store to one live engine."""
+    judge_s: float = 0.0
+    """One call of the reward."""
+    judge_trajectory_s: float = 0.0
+    """Beside it, each trajectory."""
+    cache_block: int = 0
+    """Tokens of a block of the engines' prefix cache; 0: nothing is cached."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is simulated: settings of a run, and the hardware under it."""
+
+    group_size: int
+    groups_per_step: int
+    max_staleness: int
+    trained: frozenset[str]
+    """Policies that learn."""
+    homes: Mapping[str, str]
+    """The engine of each policy that a model plays, by policy name."""
+    max_tokens: Mapping[str, int]
+    """Of a response, by policy name."""
+    replicas: int = 1
+    """Of each engine."""
+    max_num_seqs: int = 64
+    affine: bool = True
+    """Conversations go back to the replica that holds them."""
+    max_live_episodes: int = 512
+    """Of one step's collection, as in the trainer."""
+    refills: int = 0
+    max_tokens_per_microbatch: int = 2048
+    share_prefixes: bool = True
+    learner_speed: float = 1.0
+    """Of all its ranks together, over those that were measured."""
+    learner_ranks: int = 1
+    cores: float = math.inf
+    """Processor cores that engines and learner share; infinite where they compute on GPUs."""
+    engine_threads: float = math.inf
+    """Cores that one replica may use."""
+    learner_threads: float = math.inf
+    """Cores that all ranks of the learner may use."""
+    isolated: bool = False
+    """Environments run beside the controller, not on its thread."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedStep:
+    """What one step took, as the trainer's stopwatch tells it."""
+
+    collect_s: float
+    judge_s: float
+    learn_s: float
+    sync_s: float
+    ends_s: float
+    """When it ends."""
+    tokens: int
+    """Sampled."""
+    ages: Mapping[int, int]
+    """Loss tokens by how many versions they were old."""
+    engine_busy_s: float
+    """Since the step before; mean over replicas."""
+    learner_busy_s: float
+    """Learning and publishing."""
+
+    @property
+    def step_s(self) -> float:
+        """The stages together."""
+        return self.collect_s + self.judge_s + self.learn_s + self.sync_s
+
+
+@dataclass(slots=True)
+class _Group:
+    """Siblings in play."""
+
+    siblings: Sequence[Rounds]
+    step: int
+    """That they were started for."""
+    done: simpy.Event
+    requests: list[tuple[TurnShape, Request]] = field(default_factory=list)
+
+
+Played: TypeAlias = Mapping[int, Sequence[Sequence[Rounds]]]
+"""Groups by step."""
+
+
+def simulate(
+    plan: Plan, stages: StageTimes, workload: Workload, *, steps: int, seed: int = 0, played: Played | None = None
+) -> tuple[SimulatedStep, ...]:
+    """Run `steps` steps.
+
+    A step's groups and lengths follow from the seed and its number, never from the timing, as in the trainer. The same
+    arguments give the same result.
+
+    Args:
+        plan: Settings and hardware.
+        stages: Seconds.
+        workload: What groups are drawn from.
+        steps: Of the run.
+        seed: Of what is drawn.
+        played: Groups of steps, which are played as they are.
+
+    Raises:
+        ValueError: There is no step to simulate.
+    """
+    if steps < 1:
+        raise ValueError(f"steps={steps} simulates nothing; set at least 1")
+    run = SimulatedRun(plan, stages, workload, seed=seed, played=played)
+    main = run.env.process(run.train(steps))
+    run.env.run(main)
+    return tuple(run.steps)
+
+
+class SimulatedRun:
+    """One run. `forge_trainers.rl.trainer` and `forge_trainers.rl.pipeline.Ahead` have the rules that it repeats.
+
+    Args:
+        plan: Settings and hardware.
+        stages: Seconds.
+        workload: What is played.
+        seed: Of the groups that are drawn.
+        played: As in `simulate`.
+    """
+
+    def __init__(
+        self, plan: Plan, stages: StageTimes, workload: Workload, *, seed: int = 0, played: Played | None = None
+    ) -> None:
+        self.plan, self.stages, self.workload, self._seed = plan, stages, workload, seed
+        self._played = played or {}
+        self.env = simpy.Environment()
+        self.cores = Cores(self.env, plan.cores)
+        self.engines = {home: self._start_engine() for home in sorted(set(plan.homes.values()))}
+        self._controller = simpy.Resource(self.env, 1)
+        self._live = simpy.Resource(self.env, plan.max_live_episodes)
+        self.steps: list[SimulatedStep] = []
+        self.version = 0
+        """Of the learner's weights."""
+        self._learner_busy_s = 0.0
+        self._weights: simpy.Event = self.env.timeout(0)
+        """Their last return; where steps are collected ahead, it goes on while the learner does."""
+        self._waiting: list[_Group] = []
+        """Started, and in no batch yet; oldest first."""
+        self._news = self.env.event()
+        """The next group ends."""
+
+    def _start_engine(self) -> SimulatedReplicas:
+        plan = self.plan
+        replicas = [
+            Replica(
+                self.env,
+                self.cores,
+                self.stages.engine,
+                room=plan.max_num_seqs,
+                threads=plan.engine_threads,
+                block=self.stages.cache_block,
+            )
+            for _ in range(plan.replicas)
+        ]
+        return SimulatedReplicas(replicas, affine=plan.affine, room=plan.max_num_seqs)
+
+    def train(self, steps: int) -> Process:
+        """The loop of `GRPOTrainer.fit`."""
+        ahead, _ = window(self.plan.max_staleness)
+        batches: list[tuple[simpy.Process, simpy.Process]] = []
+        engines_before = learner_before = 0.0
+        for step in range(steps):
+            begun = self.env.now
+            for at in range(len(batches), min(step + ahead + 1, steps)):
+                groups = self._played.get(at) or self.draw(at, self.plan.groups_per_step)
+                self._waiting += self._begin(groups, at)
+                before = batches[-1] if batches else (self.env.timeout(0), self.env.timeout(0))
+                taken = self.env.process(self._taken(at, len(groups), before[0]))
+                batches.append((taken, self.env.process(self._judged(at, taken, before[1]))))
+            collection: list[_Group] = yield batches[step][0]
+            collected = self.env.now
+            used: list[_Group] = yield batches[step][1]
+            judged = self.env.now
+            ages = yield from self._learn(used)
+            learned = self.env.now
+            yield self._weights
+            published = self.env.event()
+            self._weights = self.env.process(self._sync(published))
+            yield published if self.plan.max_staleness else self._weights
+            synced = self.env.now
+            busy = self._engine_busy_s()
+            self.steps.append(
+                SimulatedStep(
+                    collect_s=collected - begun,
+                    judge_s=judged - collected,
+                    learn_s=learned - judged,
+                    sync_s=synced - learned,
+                    ends_s=synced,
+                    tokens=sum(request.response_tokens for group in collection for _, request in group.requests),
+                    ages=ages,
+                    engine_busy_s=busy - engines_before,
+                    learner_busy_s=self._learner_busy_s - learner_before,
+                )
+            )
+            engines_before, learner_before = busy, self._learner_busy_s
+
+    def play(self, groups: Sequence[Sequence[Rounds]]) -> list[tuple[TurnShape, Request]]:
+        """Collect these groups and nothing else. Returns what was asked of engines."""
+        played = self._begin(groups, 0)
+        self.env.run(self.env.all_of([group.done for group in played]))
+        return [asked for group in played for asked in group.requests]
+
+    def draw(self, step: int, count: int, *, refill: int = 0, size: int | None = None) -> list[list[Rounds]]:
+        """Groups of a step or a refill, of `size` siblings or as many as planned."""
+        rng = np.random.default_rng([self._seed, step, refill])
+        return [self.workload.draw(rng, size or self.plan.group_size, self.plan.max_tokens) for _ in range(count)]
+
+    def _begin(self, drawn: Sequence[Sequence[Rounds]], step: int) -> list[_Group]:
+        """Start groups, once the weights that travel have arrived."""
+        groups = [_Group(siblings, step, self.env.event()) for siblings in drawn]
+        self.env.process(self._collect(groups))
+        return groups
+
+    def _collect(self, groups: Sequence[_Group]) -> Process:
+        yield self._weights
+        for group in groups:
+            self.env.process(self._siblings(group))
+
+    def _siblings(self, group: _Group) -> Process:
+        yield self.env.all_of([self.env.process(self._episode(rounds, group)) for rounds in group.siblings])
+        group.done.succeed()
+        news, self._news = self._news, self.env.event()
+        news.succeed()
+
+    def _taken(self, step: int, size: int, before: simpy.Event) -> Generator[simpy.Event, Any, list[_Group]]:
+        """The groups of a step: what is finished, oldest first, and all that may not come later."""
+        yield before
+        _, late = window(self.plan.max_staleness)
+        while True:
+            played = [group for group in self._waiting if group.done.triggered]
+            due = any(group.step <= step - late and not group.done.triggered for group in self._waiting)
+            if not due and len(played) >= size:
+                break
+            yield self._news
+        for group in played[:size]:
+            self._waiting.remove(group)
+        return played[:size]
+
+    def _episode(self, rounds: Rounds, group: _Group) -> Process:
+        name = object()
+        held: dict[str, tuple[Hashable, int]] = {}
+        with self._live.request() as place:
+            yield place
+            for turns in rounds:
+                if len(turns) == 1:
+                    yield from self._turn(turns[0], group, name, held)
+                else:
+                    yield self.env.all_of([self.env.process(self._turn(t, group, name, held)) for t in turns])
+
+    def _turn(self, turn: TurnShape, group: _Group, name: object, held: dict[str, tuple[Hashable, int]]) -> Process:
+        yield from self._think(turn.think_s)
+        home = self.plan.homes.get(turn.policy)
+        if home is None or not turn.response_tokens:
+            yield self.env.timeout(turn.answer_s)
+            return
+        cached: list[tuple[Hashable, int]] = [((id(group), turn.agent), turn.common_tokens)]
+        if turn.continues and turn.agent in held:
+            cached = [held[turn.agent]]
+        conversation = (name, turn.agent)
+        request = Request(self.env.event(), turn.prompt_tokens, turn.response_tokens, cached, conversation)
+        held[turn.agent] = (conversation, turn.prompt_tokens + turn.response_tokens)
+        group.requests.append((turn, request))
+        self.engines[home].ask(request, conversation)
+        yield request.done
+
+    def _think(self, seconds: float) -> Process:
+        if self.plan.isolated:
+            yield self.cores.start(seconds).done
+        elif seconds:
+            with self._controller.request() as place:
+                yield place
+                yield self.cores.start(seconds).done
+
+    def _judge(self, groups: Sequence[_Group]) -> simpy.Event:
+        agents = sum(len({t.agent for turns in r for t in turns}) for group in groups for r in group.siblings)
+        return self.cores.start(self.stages.judge_s + self.stages.judge_trajectory_s * agents).done
+
+    def _judged(
+        self, step: int, taken: simpy.Process, before: simpy.Event
+    ) -> Generator[simpy.Event, Any, list[_Group]]:
+        """Judge, and replace what teaches nothing. Returns the groups that teach something; what was taken grows."""
+        plan, share = self.plan, self.workload.used_share_of(self.plan.group_size)
+        rng = np.random.default_rng([self._seed, step, 0, _LUCK])
+        groups: list[_Group] = yield taken
+        yield before
+        yield self._judge(groups)
+        used = [group for group in groups if rng.random() < share]
+        for refill in range(1, plan.refills + 1):
+            missing = plan.groups_per_step - len(used)
+            if missing <= 0:
+                break
+            more = self._begin(self.draw(step, missing, refill=refill), step)
+            yield self.env.all_of([group.done for group in more])
+            yield self._judge(more)
+            used += [group for group in more if rng.random() < share]
+            groups += more
+        return used
+
+    def _learn(self, used: Sequence[_Group]) -> Generator[simpy.Event, Any, Mapping[int, int]]:
+        """One optimiser step. Returns loss tokens by age."""
+        plan, times = self.plan, self.stages.learner
+        ages: Counter[int] = Counter()
+        for group in used:
+            for turn, request in group.requests:
+                if turn.policy in plan.trained:
+                    for version, tokens in request.versions.items():
+                        ages[self.version - version] += tokens
+        assert all(0 <= age <= plan.max_staleness for age in ages), f"ages {dict(ages)}"
+        room, ranks = plan.max_tokens_per_microbatch, plan.learner_ranks
+        work = LearnerWork()
+        for group in used:
+            work += learner_work(group.siblings, plan.trained, max_tokens=room, share_prefixes=plan.share_prefixes)
+        if not work.loss_tokens:
+            return ages
+        microbatches = math.ceil(work.microbatches(room) / ranks)
+        demand = min(times.cores, plan.learner_threads)
+        seconds = times.seconds(work, microbatches, plan.learner_speed)
+        seconds *= (times.cores / demand) ** times.scaling
+        begun = self.env.now
+        yield self.cores.start(seconds, demand).done
+        self._learner_busy_s += self.env.now - begun
+        self.version += 1
+        return ages
+
+    def _sync(self, published: simpy.Event) -> Process:
+        homes = sorted({home for policy, home in self.plan.homes.items() if policy in self.plan.trained})
+        begun = self.env.now
+        yield self.env.all_of([self.cores.start(self.stages.publish_s).done for _ in homes])
+        self._learner_busy_s += self.env.now - begun
+        version = self.version
+        published.succeed()
+        yield self.env.all_of([self.env.process(self._roll(home, version)) for home in homes])
+
+    def _roll(self, home: str, version: int) -> Process:
+        """New weights for half of the replicas at a time, as `Replicas.load_weights` does."""
+        for wave in waves(self.engines[home].replicas):
+            yield self.env.all_of([replica.update(self.stages.fetch_s, version) for replica in wave])
+
+    def _engine_busy_s(self) -> float:
+        replicas = [replica for engine in self.engines.values() for replica in engine.replicas]
+        return sum(replica.busy_s for replica in replicas) / len(replicas)

@@ -1,0 +1,316 @@
+"""How long each stage takes, from the metrics and episodes of real runs.
+
+In: measured runs. Out: `StageTimes` and a `Workload` for `forge_trainers.forecast.simulation`. Waits for nothing.
+
+What several runs, or several steps, tell apart is fitted by least squares on relative errors with coefficients of at
+least 0. What they do not tell apart is divided as the `_PRIOR...` below say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from forge_agents.serving.replicas import waves
+from forge_trainers.forecast.engine import Counts, EngineTimes, Request
+from forge_trainers.forecast.measured_runs import MeasuredRun
+from forge_trainers.forecast.simulation import LearnerTimes, Plan, SimulatedRun, StageTimes, simulate
+from forge_trainers.forecast.workload import Rounds, TurnShape, Workload
+
+CPU_BLOCK, GPU_BLOCK = 128, 16
+"""Tokens of a block of vLLM's prefix cache."""
+_PRIOR_ENGINE = (1 / 3, 1 / 3, 1 / 3)
+"""Of a collection: iterations, sampled tokens, prompt tokens."""
+_PRIOR_LEARNER = (0.8, 0.2, 0.0)
+"""Of forward and backward passes: positions, loss tokens, passes. A head is a fifth of a small model's work."""
+_PRIOR_SYNC = (0.4, 0.6)
+"""Publish and fetch: as `make perf` measures them."""
+_PRIOR_JUDGE = (0.0, 1.0)
+"""A call and its trajectories."""
+_PRIOR_SPREAD = 1.0
+"""How far a share may well be from its prior."""
+_PASSES = 6
+_SHARE_PRICE = 1e-3
+"""Squared relative error that is borne rather than to believe that more cores are worth nothing."""
+_SHARES = tuple(np.linspace(1.0, 0.5, 11).tolist())
+_SCALINGS = tuple(np.linspace(1.0, 0.0, 6).tolist())
+_SEARCHES = 2
+"""Times that each of two is searched while the other stays."""
+_FIT_ROUNDS = 3
+"""Replays, each with the seconds that the one before gave."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What runs tell of the machine and the episodes."""
+
+    stages: StageTimes
+    workload: Workload
+    env_ids: frozenset[str]
+    on_gpu: bool
+    learner_ranks: int
+    """That the learner's seconds are of."""
+    policies: frozenset[str]
+    core_share: float = 1.0
+    """Of the host's cores that do work as if each were alone, when all are busy: two hardware threads of one core are
+    less than two cores, and memory is shared."""
+
+
+def measure(runs: Sequence[MeasuredRun]) -> Measured:
+    """Fit the stages' seconds.
+
+    Args:
+        runs: At least one synchronous. On a CPU host, asynchronous ones and those with few threads also say how much
+            engine and learner hinder each other.
+
+    Raises:
+        ValueError: No run is synchronous, or the runs are of different environments, devices or numbers of ranks.
+    """
+    alone = [run for run in runs if run.plan.max_staleness == 0]
+    if not alone:
+        raise ValueError(
+            "no measured run has max_staleness=0; in an asynchronous one stages overlap and their times cannot be told "
+            "apart. Measure a few synchronous steps: forge-agents train CONFIG --trainer.max_staleness 0 --steps 6"
+        )
+    for what, values in (
+        ("environments", {", ".join(sorted(run.env_ids)) for run in runs}),
+        ("kinds of device", {"GPU" if run.on_gpu else "CPU" for run in runs}),
+        ("values of learner_procs", {str(run.plan.learner_ranks) for run in runs}),
+    ):
+        if len(values) > 1:
+            raise ValueError(f"measured runs have different {what}: {'; '.join(sorted(values))}; measure them apart")
+    if not _tell_of_cores(runs):
+        return _measured(runs, 1.0, 1.0)[1]
+    found: dict[tuple[float, float], tuple[float, Measured]] = {}
+
+    def price(share: float, scaling: float) -> float:
+        if (share, scaling) not in found:
+            found[share, scaling] = _measured(runs, share, scaling)
+        return found[share, scaling][0] + _SHARE_PRICE * (2 - share - scaling)
+
+    share, scaling = 1.0, 1.0
+    for _ in range(_SEARCHES):
+        scaling = min(_SCALINGS, key=lambda other: price(share, other))
+        share = min(_SHARES, key=lambda other: price(other, scaling))
+    return found[share, scaling][1]
+
+
+def _tell_of_cores(runs: Sequence[MeasuredRun]) -> bool:
+    """Whether engine and learner computed at the same time, or on different numbers of cores."""
+    threads = {(run.plan.engine_threads, run.plan.learner_threads) for run in runs}
+    ahead = any(run.plan.max_staleness > 0 for run in runs)
+    return math.isfinite(runs[0].plan.cores) and (ahead or len(threads) > 1)
+
+
+def _measured(runs: Sequence[MeasuredRun], core_share: float, scaling: float) -> tuple[float, Measured]:
+    """What the runs tell if this is how much more cores are worth, and how wrong step times then are."""
+    runs = [replace(run, plan=replace(run.plan, cores=run.plan.cores * core_share)) for run in runs]
+    alone = [run for run in runs if run.plan.max_staleness == 0]
+    first = alone[0]
+    loads = {run.plan.replicas: float(len(waves(range(run.plan.replicas)))) for run in alone}
+    publish_s, fetch_s = _fit(
+        [((1.0, loads[run.plan.replicas]), row["time/sync_s"]) for run in alone for row in run.rows], _PRIOR_SYNC
+    )
+    judge_s, judge_trajectory_s = _judge_times(alone)
+    stages = StageTimes(
+        engine=EngineTimes(
+            iteration_s=1e-3, sequence_s=1e-4, prompt_token_s=1e-5, cores=_usable(first.plan), scaling=scaling
+        ),
+        learner=_learner_times(alone, scaling),
+        publish_s=publish_s,
+        fetch_s=fetch_s,
+        judge_s=judge_s,
+        judge_trajectory_s=judge_trajectory_s,
+        cache_block=GPU_BLOCK if first.on_gpu else CPU_BLOCK,
+    )
+    found = Measured(
+        stages=replace(stages, engine=_engine_times(alone, stages)),
+        workload=_workload(runs),
+        env_ids=first.env_ids,
+        on_gpu=first.on_gpu,
+        learner_ranks=first.plan.learner_ranks,
+        policies=frozenset(first.plan.homes),
+        core_share=core_share,
+    )
+    return sum(_error(run, found.stages) for run in runs), found
+
+
+def _error(run: MeasuredRun, stages: StageTimes) -> float:
+    """Squared logarithms of predicted over measured seconds: of stages that are alone, else of the step."""
+    cold = int(run.rows[0]["step"])
+    total = cold + len(run.rows)
+    steps = simulate(run.plan, stages, _workload([run]), steps=total, played=run.whole_steps)[cold:]
+    compared = ("collect_s", "learn_s") if run.plan.max_staleness == 0 else ("step_s",)
+    error = 0.0
+    for name in compared:
+        measured = np.mean([row[f"time/{name}"] for row in run.rows])
+        predicted = np.mean([getattr(step, name) for step in steps])
+        error += math.log(max(float(predicted), 1e-9) / max(float(measured), 1e-9)) ** 2 / len(compared)
+    return error
+
+
+def _workload(runs: Sequence[MeasuredRun]) -> Workload:
+    """Episodes of the runs that let responses be longest; the share of groups that taught something, of all."""
+    most = max(sum(run.plan.max_tokens.values()) for run in runs)
+    groups = [group for run in runs if sum(run.plan.max_tokens.values()) == most for group in run.groups]
+    ends: dict[str, list[int]] = {}
+    for turn in _turns(groups):
+        if turn.response_tokens:
+            own = ends.setdefault(turn.policy, [0, 0])
+            own[0] += not turn.cut
+            own[1] += turn.response_tokens
+    outcomes = [group for run in runs for group in run.outcomes]
+    fates = np.sum([_fates(row) for run in runs for row in run.rows], axis=0)
+    told = fates[0] + fates[1] + (0 if outcomes else fates[2])  # where outcomes tell how often siblings are alike
+    return Workload(
+        groups=groups,
+        stop_rates={policy: stops / tokens for policy, (stops, tokens) in ends.items()},
+        used_share=float(fates[0] / told) if told else 1.0,
+        outcomes=outcomes,
+    )
+
+
+def _turns(groups: Sequence[Sequence[Rounds]]) -> Iterator[TurnShape]:
+    return (turn for group in groups for rounds in group for turns in rounds for turn in turns)
+
+
+def _fates(row: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Groups that taught something, those that could not, and those whose siblings were alike."""
+    return row["groups/used"], row["groups/failed"] + row["groups/abstained"], row["groups/flat"]
+
+
+def _learner_times(runs: Sequence[MeasuredRun], scaling: float) -> LearnerTimes:
+    """On as many cores as the run whose learner used most."""
+    own_cores = {run.folder: _learner_cores(run) for run in runs}
+    cores = max(own_cores.values())
+    rows, fixed = [], []
+    for run in runs:
+        faster = (own_cores[run.folder] / cores) ** scaling
+        for row in run.rows:
+            own = _learners(row)
+            if not own["loss_tokens"]:
+                continue
+            passes_s = min(own["forward_backward_s"], row["time/learn_s"])
+            rows.append(((own["positions"], own["loss_tokens"], own["microbatches"]), passes_s * faster))
+            fixed.append((row["time/learn_s"] - passes_s) * faster)
+    if not rows:
+        raise ValueError("no measured step learned anything; see groups/flat and groups/failed in metrics.jsonl")
+    position_s, loss_token_s, microbatch_s = _fit(rows, _PRIOR_LEARNER)
+    return LearnerTimes(
+        step_s=float(np.mean(fixed)),
+        position_s=position_s,
+        loss_token_s=loss_token_s,
+        microbatch_s=microbatch_s,
+        cores=cores,
+        scaling=scaling,
+    )
+
+
+def _learner_cores(run: MeasuredRun) -> float:
+    """That all ranks kept busy, of those that can be used."""
+    learned = [_learners(row) for row in run.rows]
+    shares = [own["cpu_s"] * run.plan.learner_ranks / own["step_s"] for own in learned if own["step_s"] > 0]
+    most = min(_usable(run.plan), run.plan.learner_threads)
+    return min(most, max(0.1, float(np.median(shares)))) if shares else most
+
+
+def _learners(row: Mapping[str, Any]) -> dict[str, float]:
+    """What all learners of a step say, added up."""
+    names = ("positions", "loss_tokens", "microbatches", "forward_backward_s", "cpu_s", "step_s")
+    totals = dict.fromkeys(names, 0.0)
+    for key, value in row.items():
+        group, _, name = key.rpartition("/")
+        if group.startswith("learner") and name in totals:
+            totals[name] += value or 0.0
+    return totals
+
+
+def _judge_times(runs: Sequence[MeasuredRun]) -> tuple[float, ...]:
+    """Of steps without refills, whose play would count as judging."""
+    rows: list[tuple[tuple[float, ...], float]] = []
+    for run in runs:
+        agents = np.mean([len({t.agent for turns in rounds for t in turns}) for g in run.groups for rounds in g])
+        size = run.plan.group_size * float(agents)
+        played = [(sum(_fates(row)), row["time/judge_s"]) for row in run.rows]
+        rows += [((1.0, count * size), judge_s) for count, judge_s in played if count <= run.plan.groups_per_step]
+    return _fit(rows, _PRIOR_JUDGE) if rows else (0.0, 0.0)
+
+
+def _engine_times(runs: Sequence[MeasuredRun], stages: StageTimes) -> EngineTimes:
+    """Replay collections, count iterations and tokens, and fit their seconds; the next replay uses these."""
+    engine = stages.engine
+    for _ in range(_FIT_ROUNDS):
+        rows, weights = [], []
+        for run in runs:
+            for row in run.rows:
+                found = list(_replayed(run, row, replace(stages, engine=engine)))
+                rows += found
+                weights += [1.0, *[1 / math.sqrt(max(1, len(found) - 1))] * (len(found) - 1)]
+        iteration_s, sequence_s, prompt_token_s = _fit(rows, _PRIOR_ENGINE, weights)
+        engine = replace(
+            engine, iteration_s=max(iteration_s, 1e-9), sequence_s=sequence_s, prompt_token_s=prompt_token_s
+        )
+    return engine
+
+
+def _replayed(
+    run: MeasuredRun, row: Mapping[str, Any], stages: StageTimes
+) -> Iterator[tuple[tuple[float, ...], float]]:
+    """What the engine did for the whole collection, and for each response where all were kept, with its seconds."""
+    whole = run.whole_steps.get(row["step"])
+    own = SimulatedRun(run.plan, stages, Workload(groups=run.groups), seed=row["step"])
+    asked = own.play(whole or own.draw(row["step"], run.plan.groups_per_step))
+    _, last = max(asked, key=lambda item: item[1].ended_s)
+    yield _features(last, stages.engine, since=Counts(), begun_s=0.0), row["time/collect_s"]
+    for turn, request in asked if whole else ():
+        yield _features(request, stages.engine, since=request.arrived, begun_s=request.asked_s), turn.answer_s
+
+
+def _features(request: Request, engine: EngineTimes, *, since: Counts, begun_s: float) -> tuple[float, ...]:
+    """Iterations, sampled and prompt tokens, stretched by what the engine did not work, or worked slowly, meanwhile."""
+    counted = (
+        request.ended.iterations - since.iterations,
+        request.ended.sampled_tokens - since.sampled_tokens,
+        request.ended.prompt_tokens - since.prompt_tokens,
+    )
+    seconds = (engine.iteration_s, engine.sequence_s, engine.prompt_token_s)
+    worked_s = sum(count * each_s for count, each_s in zip(counted, seconds, strict=True))
+    stretch = (request.ended_s - begun_s) / worked_s
+    return tuple(count * stretch for count in counted)
+
+
+def _usable(plan: Plan) -> float:
+    """Cores that one process can keep busy; 1 where they do not matter."""
+    return plan.cores if math.isfinite(plan.cores) else 1.0
+
+
+def _fit(
+    rows: Sequence[tuple[tuple[float, ...], float]], prior: Sequence[float], weights: Sequence[float] | None = None
+) -> tuple[float, ...]:
+    """Coefficients of at least 0, by errors relative to what is expected, so that sums come out right.
+
+    Args:
+        rows: What was counted, and the seconds it took.
+        prior: Each one's share of the seconds, where the rows do not tell. It weighs as much as the rows scatter.
+        weights: Of the rows; None: alike.
+    """
+    from scipy.optimize import nnls
+
+    x = np.array([row[0] for row in rows], dtype=float)
+    y = np.array([row[1] for row in rows], dtype=float)
+    weighed = np.ones(len(y)) if weights is None else np.asarray(weights)
+    size, mean_s = np.maximum(x.mean(axis=0), 1e-12), max(float(y.mean()), 1e-9)
+    shares = mean_s * np.asarray(prior)
+    found = shares
+    for _ in range(_PASSES):
+        predicted = (x / size) @ found
+        expected = np.maximum(predicted, 0.02 * mean_s)
+        scatter = math.sqrt(float(np.average(((y - predicted) / expected) ** 2, weights=weighed**2)))
+        scale, believed = weighed / expected, max(scatter, 1e-4) / _PRIOR_SPREAD / mean_s
+        a = np.vstack([(x / size) * scale[:, None], believed * np.eye(x.shape[1])])
+        found, _ = nnls(a, np.concatenate([y * scale, believed * shares]))
+    return tuple((found / size).tolist())

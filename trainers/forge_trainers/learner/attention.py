@@ -1,0 +1,269 @@
+"""Attention over packed rows, with prefixes that several samples share computed once.
+
+In: queries, keys and values of a row and its spans. Out: attention outputs. Waits for nothing.
+
+Axes: T positions of the row, N query heads, K key heads, R = N / K, H head size; b spans computed together (a bucket),
+m queries of the longest span in it, s keys of the longest prefix plus m.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from forge_trainers.batch.layout import Span
+from forge_trainers.learner import titan
+
+_MAX_PADDING = 1.35
+"""A span joins a bucket while padded scores are at most this factor over exact ones..."""
+_FREE_SCORES = 1 << 15
+"""... plus this many scores a head, which cost less than another bucket's calls."""
+_LONG_SPAN = 512
+"""Spans from here on go one by one through PyTorch's fused kernel, which never holds the [m, s] scores."""
+_MAX_SCORES = 1 << 23
+"""Most scores a head that a bucket may hold; bounds its memory (x heads x 2 bytes kept for the backward pass)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Spans of similar size, padded to one batch of scores."""
+
+    query_bm: torch.Tensor
+    """int64 [b * m], row position of each query slot; 0 where padded."""
+    key_bs: torch.Tensor
+    """int64 [b * s], row position of each key slot; 0 where padded."""
+    num_spans: int
+    bias_bms: torch.Tensor
+    """float32 [b, m, s], 0 where the query sees the key and -inf where not. Padded queries see all."""
+    live_bm1: torch.Tensor | None
+    """bool [b, m, 1], False at padded queries; None where there are none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionPlan:
+    """What attends to what in one row; made once, used by every layer."""
+
+    buckets: tuple[Bucket, ...]
+    long_spans: tuple[Span, ...]
+    slot_T: torch.Tensor
+    """int64 [T], where each position's query lies among the slots of all buckets; one past them for long spans."""
+
+
+def plan_attention(spans: Sequence[Span]) -> AttentionPlan:
+    """Sort the spans of a row into buckets.
+
+    Args:
+        spans: They tile the row's T positions.
+    """
+    num_positions = sum(span.length for span in spans)
+    short = sorted((s for s in spans if s.length < _LONG_SPAN), key=lambda s: (s.length + s.prefix_length, s.length))
+    groups: list[list[Span]] = []
+    exact = 0
+    for span in short:
+        own = span.length * (span.length + span.prefix_length)
+        if groups:
+            grown = [*groups[-1], span]
+            m, s = _padded_shape(grown)
+            if m * s * len(grown) <= min(_MAX_PADDING * (exact + own) + _FREE_SCORES, _MAX_SCORES):
+                groups[-1], exact = grown, exact + own
+                continue
+        groups.append([span])
+        exact = own
+    slot_T = torch.full((num_positions,), -1)
+    buckets, num_slots = [], 0
+    for group in groups:
+        buckets.append(_bucket(group))
+        m, _ = _padded_shape(group)
+        for i, span in enumerate(group):
+            slot_T[span.start : span.start + span.length] = num_slots + i * m + torch.arange(span.length)
+        num_slots += len(group) * m
+    return AttentionPlan(
+        buckets=tuple(buckets),
+        long_spans=tuple(span for span in spans if span.length >= _LONG_SPAN),
+        slot_T=torch.where(slot_T < 0, num_slots, slot_T),
+    )
+
+
+def _padded_shape(group: Sequence[Span]) -> tuple[int, int]:
+    m = max(span.length for span in group)
+    return m, max(span.prefix_length for span in group) + m
+
+
+def _bucket(group: Sequence[Span]) -> Bucket:
+    m, s = _padded_shape(group)
+    length_b, start_b, prefix_b, prefix_start_b = (
+        torch.tensor([getattr(span, name) for span in group])[:, None]
+        for name in ("length", "start", "prefix_length", "prefix_start")
+    )
+    query_m, key_s = torch.arange(m)[None], torch.arange(s)[None]
+    live_bm = query_m < length_b
+    own_bs = key_s - prefix_b  # place of a key among the span's own tokens; negative in the prefix
+    position_bs = torch.where(own_bs < 0, prefix_start_b + key_s, start_b + own_bs)
+    exists_bs = own_bs < length_b
+    sees_bms = (own_bs[:, None] <= query_m[..., None]) & exists_bs[:, None]
+    return Bucket(
+        query_bm=torch.where(live_bm, start_b + query_m, 0).flatten(),
+        key_bs=torch.where(exists_bs, position_bs, 0).flatten(),
+        num_spans=len(group),
+        bias_bms=torch.zeros(sees_bms.shape).masked_fill_(~(sees_bms | ~live_bm[..., None]), float("-inf")),
+        live_bm1=None if bool(live_bm.all()) else live_bm[..., None],
+    )
+
+
+class PackedAttention(titan.VarlenAttention):  # type: ignore[misc]  # torchtitan is untyped
+    """TorchTitan inner attention for CPU rows, driven by an `AttentionPlan`.
+
+    Being a ``VarlenAttention`` it is accepted wherever TorchTitan asks for packed documents.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(titan.VarlenAttention.Config):  # type: ignore[misc]  # torchtitan is untyped
+        """As ``VarlenAttention.Config``; sliding windows are refused."""
+
+    def __init__(self, config: Config) -> None:
+        if config.window_size != (-1, 0):
+            raise ValueError(f"window_size={config.window_size} is not supported; only full causal attention, (-1, 0)")
+        titan.Module.__init__(self)  # VarlenAttention's own constructor asks for CUDA kernels
+
+    def forward(
+        self,
+        q_BLNH: torch.Tensor,
+        k_BLNH: torch.Tensor,
+        v_BLNH: torch.Tensor,
+        *,
+        attention_masks: AttentionPlan,
+        scale: float | None = None,
+        **_: Any,
+    ) -> torch.Tensor:
+        """Attend within the spans of one row (B = 1).
+
+        Args:
+            q_BLNH: Queries, [1, T, N, H].
+            k_BLNH: Keys, [1, T, K, H].
+            v_BLNH: Values, [1, T, K, H].
+            attention_masks: The row's plan.
+            scale: Factor on the scores; None: ``H ** -0.5``.
+
+        Returns:
+            [1, T, N, H], the type of `q_BLNH`.
+        """
+        return attend(q_BLNH[0], k_BLNH[0], v_BLNH[0], attention_masks, scale=scale)[None]
+
+
+def attend(
+    q_TNH: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor, plan: AttentionPlan, *, scale: float | None = None
+) -> torch.Tensor:
+    """Causal attention within each span and to its whole prefix.
+
+    Scores and softmax are computed in float32, probabilities times values in the inputs' type.
+
+    Args:
+        q_TNH: Queries, [T, N, H].
+        k_TKH: Keys, [T, K, H]; query head n reads key head ``n // R``.
+        v_TKH: Values, [T, K, H].
+        plan: Made by `plan_attention` for this row.
+        scale: Factor on the scores; None: ``H ** -0.5``.
+
+    Returns:
+        [T, N, H], the type of `q_TNH`.
+    """
+    scale = q_TNH.shape[-1] ** -0.5 if scale is None else scale
+    out_TNH: torch.Tensor = _BucketAttention.apply(q_TNH, k_TKH, v_TKH, plan, scale)  # type: ignore[no-untyped-call]
+    for span in plan.long_spans:
+        out_TNH[span.start : span.start + span.length] = _attend_long(q_TNH, k_TKH, v_TKH, span, scale)
+    return out_TNH
+
+
+def _attend_long(
+    q_TNH: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor, span: Span, scale: float
+) -> torch.Tensor:
+    end = span.start + span.length
+    keys, values, sees = k_TKH[span.start : end], v_TKH[span.start : end], None
+    if span.prefix_length:
+        prefix = slice(span.prefix_start, span.prefix_start + span.prefix_length)
+        keys, values = torch.cat([k_TKH[prefix], keys]), torch.cat([v_TKH[prefix], values])
+        sees = torch.ones(span.length, span.length + span.prefix_length, dtype=torch.bool).tril_(span.prefix_length)
+    out = F.scaled_dot_product_attention(
+        q_TNH[span.start : end].transpose(0, 1)[None], keys.transpose(0, 1)[None], values.transpose(0, 1)[None],
+        attn_mask=sees, is_causal=sees is None, scale=scale, enable_gqa=q_TNH.shape[1] != k_TKH.shape[1],
+    )  # fmt: skip
+    return out[0].transpose(0, 1)
+
+
+class _BucketAttention(torch.autograd.Function):
+    """Softmax attention of all buckets; positions of long spans come out as zeros.
+
+    Written out because PyTorch's fused CPU kernel takes five times as long on short spans, nearly all of it in its
+    backward pass. Query heads that read the same key head are folded into one batch of R * m queries.
+    """
+
+    @staticmethod
+    def forward(  # noqa: PLR0917  (autograd passes them by position)
+        ctx: Any, q_TNH: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor, plan: AttentionPlan, scale: float
+    ) -> torch.Tensor:
+        num_keys = k_TKH.shape[1]
+        probs_of, slots = [], [q_TNH.new_zeros(1, *q_TNH.shape[1:])] if plan.long_spans else []
+        for at, bucket in enumerate(plan.buckets):
+            q, k, v = _fold(q_TNH, bucket.query_bm, bucket, num_keys), *_fold_keys(k_TKH, v_TKH, bucket)
+            probs = _probabilities(q, k, bucket, scale).to(v.dtype)
+            slots.insert(at, _unfold(torch.bmm(probs, v), bucket, q_TNH.shape[1]))
+            probs_of.append(probs)
+        ctx.save_for_backward(q_TNH, k_TKH, v_TKH, *probs_of)
+        ctx.plan, ctx.scale = plan, scale
+        return torch.cat(slots).index_select(0, plan.slot_T)
+
+    @staticmethod
+    def backward(ctx: Any, grad_TNH: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        q_TNH, k_TKH, v_TKH, *probs_of = ctx.saved_tensors
+        plan, num_keys = ctx.plan, k_TKH.shape[1]
+        dk_TKH, dv_TKH = (torch.zeros(x.shape, dtype=torch.float32) for x in (k_TKH, v_TKH))
+        dq_slots = [q_TNH.new_zeros(1, *q_TNH.shape[1:])] if plan.long_spans else []
+        for at, (bucket, probs) in enumerate(zip(plan.buckets, probs_of, strict=True)):
+            q, k, v = _fold(q_TNH, bucket.query_bm, bucket, num_keys), *_fold_keys(k_TKH, v_TKH, bucket)
+            # padded queries read position 0 here, but their probabilities are 0, and so are their gradients
+            grad = _fold(grad_TNH, bucket.query_bm, bucket, num_keys)
+            probs_32 = probs.float()
+            dv = torch.bmm(probs.transpose(1, 2), grad)
+            dscores = torch.bmm(grad, v.transpose(1, 2)).float()
+            # The gradient of a softmax: each p times its dp less the row's mean dp under p.
+            dscores.sub_((dscores * probs_32).sum(-1, keepdim=True)).mul_(probs_32).mul_(ctx.scale)
+            dq_slots.insert(at, _unfold(torch.bmm(dscores, k.float()).to(q.dtype), bucket, q_TNH.shape[1]))
+            dk = torch.bmm(dscores.transpose(1, 2), q.float())
+            # a prefix's keys belong to several spans: their gradients add up, in float32
+            for into, part in ((dk_TKH, dk), (dv_TKH, dv)):
+                into.index_add_(0, bucket.key_bs, _unfold(part.float(), bucket, num_keys))
+        dq_TNH = torch.cat(dq_slots).index_select(0, plan.slot_T)
+        return dq_TNH, dk_TKH.to(k_TKH.dtype), dv_TKH.to(v_TKH.dtype), None, None
+
+
+def _fold(x_TNH: torch.Tensor, slot: torch.Tensor, bucket: Bucket, num_keys: int) -> torch.Tensor:
+    """Gather [T, K * R, H] into [b * K, R * slots, H]."""
+    x = x_TNH.index_select(0, slot).view(bucket.num_spans, -1, num_keys, x_TNH.shape[1] // num_keys, x_TNH.shape[2])
+    return x.permute(0, 2, 3, 1, 4).reshape(bucket.num_spans * num_keys, -1, x_TNH.shape[2])
+
+
+def _fold_keys(k_TKH: torch.Tensor, v_TKH: torch.Tensor, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
+    num_keys = k_TKH.shape[1]
+    return _fold(k_TKH, bucket.key_bs, bucket, num_keys), _fold(v_TKH, bucket.key_bs, bucket, num_keys)
+
+
+def _unfold(x: torch.Tensor, bucket: Bucket, num_heads: int) -> torch.Tensor:
+    """[b * K, R * slots, H] back to [b * slots, heads = K * R, H]."""
+    b, k = bucket.num_spans, x.shape[0] // bucket.num_spans
+    x = x.view(b, k, num_heads // k, -1, x.shape[-1])
+    return x.permute(0, 3, 1, 2, 4).reshape(-1, num_heads, x.shape[-1])
+
+
+def _probabilities(q: torch.Tensor, k: torch.Tensor, bucket: Bucket, scale: float) -> torch.Tensor:
+    """float32 [b * K, R * m, s]; rows of padded queries are 0."""
+    b, m, s = bucket.bias_bms.shape
+    # nothing in place: selective activation checkpointing keeps results of matrix products
+    scores = torch.bmm(q.float() * scale, k.float().transpose(1, 2)).view(b, -1, m, s) + bucket.bias_bms[:, None]
+    probs = torch.softmax(scores, dim=-1)
+    if bucket.live_bm1 is not None:
+        probs = probs * bucket.live_bm1[:, None]
+    return probs.view(q.shape[0], -1, s)

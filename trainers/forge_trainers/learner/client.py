@@ -1,0 +1,249 @@
+"""The controller's side of a learner: start it, feed it batches, get weights out of it.
+
+In: a `LearnerConfig` and `EpisodeBatch`es. Out: metrics, published versions, checkpoints. Waits for the learner's
+processes, each time with a deadline, and raises as soon as one rank fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from forge_agents.errors import ActorDiedError, StallError
+from forge_agents.runtime import mesh
+from forge_agents.runtime.busy import Busy
+from forge_agents.types import EpisodeBatch
+from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.losses.registry import find_loss
+
+if TYPE_CHECKING:
+    import torch
+
+    from forge_agents.runtime._monarch import ProcMesh
+    from forge_agents.runtime.pulse import Pulse
+    from forge_agents.weights import WeightStoreRef
+
+__all__ = ["Learner", "LearnerConfig"]
+
+
+class Learner:
+    """A running learner. Make one with `start`; after an error it can only be stopped."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        whose: str,
+        procs: ProcMesh,
+        actors: Any,
+        world_size: int,
+        max_sample_tokens: int,
+        pulse: Pulse,
+    ) -> None:
+        self.name = name
+        self.world_size = world_size
+        self.max_sample_tokens = max_sample_tokens
+        """Tokens of the longest sample that `train_step` takes."""
+        self.version = 0
+        """Version of the weights: optimiser steps taken since the start model."""
+        self.last_publish: dict[str, float] = {}
+        """Timings of the latest `publish`: ``pack_s``, ``put_s``, and ``bytes``."""
+        self._procs = procs
+        self._actors = actors
+        self._whose = whose
+        self._pulse = pulse
+        self._busy = Busy()
+
+    @classmethod
+    async def start(
+        cls,
+        config: LearnerConfig,
+        *,
+        name: str = "learner",
+        store: WeightStoreRef | None = None,
+        weights_name: str | None = None,
+        world_size: int = 1,
+        silence_s: float = 60.0,
+        timeout_s: float = 600.0,
+    ) -> Learner:
+        """Start the learner's processes and load the model.
+
+        Args:
+            config: Settings; `model` must be a folder.
+            name: Said in errors.
+            store: Where `publish` puts weights; None where it is not called.
+            weights_name: What the published weights are called; None for `name`.
+            world_size: Number of ranks, one process each.
+            silence_s: A rank that says nothing for longer counts as dead, and with it the learner.
+            timeout_s: Deadline of the start.
+
+        Raises:
+            ModelNotFoundError: Model files are missing or half written.
+            ValueError: The model or the parallel degrees are not supported.
+            StallError: The deadline passed.
+            ActorDiedError: A process ended.
+        """
+        whose = weights_name or name
+        started = await cls.start_together(
+            {whose: config}, name=name, store=store, world_size=world_size, silence_s=silence_s, timeout_s=timeout_s
+        )
+        return started[whose]
+
+    @classmethod
+    async def start_together(
+        cls,
+        configs: Mapping[str, LearnerConfig],
+        *,
+        name: str = "learner",
+        store: WeightStoreRef | None = None,
+        world_size: int = 1,
+        silence_s: float = 60.0,
+        timeout_s: float = 600.0,
+    ) -> dict[str, Learner]:
+        """As `start`, for learners in one set of processes: their adapters share one copy of the model.
+
+        Each works as if it were alone; calls that arrive at the same time are done one after the other. One that is
+        stopped, or fails, takes the others with it.
+
+        Args:
+            configs: By what their published weights are called. Several need adapters of one shape on one model.
+            name: Said in errors.
+            store: As in `start`.
+            world_size: As in `start`.
+            silence_s: As in `start`.
+            timeout_s: As in `start`.
+
+        Raises:
+            ValueError: The learners cannot share a model. Otherwise as `start`.
+        """
+        first, *others = configs.values()
+        if others and (first.lora is None or any((c.model, c.lora) != (first.model, first.lora) for c in others)):
+            raise ValueError(
+                f"learners {', '.join(configs)} cannot share a model: each needs a LoRA adapter of one shape on one "
+                "model; start them apart"
+            )
+        # torch and Monarch load here, not when this module is imported
+        from forge_agents.runtime.pulse import Pulse
+        from forge_trainers.learner.actor import LearnerActor
+
+        procs = mesh.spawn_procs(name, procs=world_size, role="learner", threads=first.threads)
+        pulse = Pulse(procs, world_size, name=name, silence_s=silence_s)
+        try:
+            if world_size > 1:
+                await pulse.guard(mesh.exchange_addresses(procs, timeout_s, who=name))
+            losses = [find_loss(config.loss) for config in configs.values()]
+            actors = procs.spawn("learner", LearnerActor, dict(configs), name, store, losses)
+            room, *_ = await pulse.guard(mesh.call_all(actors, world_size, "build", timeout_s=timeout_s, who=name))
+            pulse.started()
+        except BaseException:
+            pulse.end()
+            await mesh.stop(procs)
+            raise
+        return {
+            whose: cls(
+                name,
+                whose=whose,
+                procs=procs,
+                actors=actors,
+                world_size=world_size,
+                max_sample_tokens=room[whose],
+                pulse=pulse,
+            )
+            for whose in configs
+        }
+
+    async def lost(self) -> ActorDiedError | StallError:
+        """Wait until a rank dies or falls silent; returns what was seen of it."""
+        return await self._pulse.lost()
+
+    async def set_total_steps(self, total: int, *, timeout_s: float = 60.0) -> None:
+        """Say how many optimiser steps the run has, for a learning rate that falls; see `LearnerCore`."""
+        await self._call("set_total_steps", total, timeout_s=timeout_s)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which it learned or published, since the start."""
+        return self._busy.seconds
+
+    async def train_step(self, batch: EpisodeBatch, *, timeout_s: float = 1800.0) -> dict[str, float]:
+        """Learn from one batch.
+
+        Returns:
+            The metrics of `LearnerCore.train_step`, from the first rank; peaks of memory are the largest of all.
+        """
+        with self._busy:
+            results = await self._call("train_step", batch, timeout_s=timeout_s)
+        metrics: dict[str, float] = results[0]
+        self.version = int(metrics["version"])
+        peaks = (name for name in metrics if name.startswith("peak_") and name.endswith("_bytes"))
+        return {**metrics, **{name: max(result[name] for result in results) for name in peaks}}
+
+    async def logprobs(self, batch: EpisodeBatch, *, timeout_s: float = 1800.0) -> torch.Tensor:
+        """The current weights' log-probability of every loss token: float32 [T], 0 where masked."""
+        logprobs_T: torch.Tensor = (await self._call("logprobs", batch, timeout_s=timeout_s))[0]
+        return logprobs_T
+
+    async def save(self, folder: str | Path, *, timeout_s: float = 600.0) -> None:
+        """Write a checkpoint, all or nothing; see `LearnerCore.save`."""
+        await self.start_save(folder, timeout_s=timeout_s)
+        await self.finish_save(timeout_s=timeout_s)
+
+    async def start_save(self, folder: str | Path, *, timeout_s: float = 600.0) -> None:
+        """Begin to write a checkpoint of the present state; the learner may be used meanwhile."""
+        await self._call("start_save", _absolute(folder), timeout_s=timeout_s)
+
+    async def finish_save(self, *, timeout_s: float = 600.0) -> dict[str, list[int]]:
+        """Wait for the checkpoint that `start_save` began. Raises RunFolderError where it cannot be written.
+
+        Returns:
+            Size and CRCs of its files, by name; see `forge_trainers.learner.checksums`.
+        """
+        by_rank: list[dict[str, list[int]]] = await self._call("finish_save", timeout_s=timeout_s)
+        return {name: sums for own in by_rank for name, sums in own.items()}
+
+    async def load(self, folder: str | Path, *, timeout_s: float = 600.0) -> int:
+        """Continue from a checkpoint. Returns its version."""
+        self.version = int((await self._call("load", _absolute(folder), timeout_s=timeout_s))[0])
+        return self.version
+
+    async def export(
+        self,
+        folder: str | Path,
+        *,
+        dtype: Literal["bfloat16", "float32"] | None = None,
+        timeout_s: float = 600.0,
+    ) -> None:
+        """Write a Hugging Face model folder; see `LearnerCore.export`."""
+        await self._call("export", _absolute(folder), dtype, timeout_s=timeout_s)
+
+    async def publish(self, *, timeout_s: float = 600.0) -> int:
+        """Put the current weights, or the adapter, into the store; see `LearnerCore.published_state`.
+
+        Returns:
+            Their version.
+        """
+        with self._busy:
+            self.last_publish = (await self._call("publish", timeout_s=timeout_s))[0]
+        return int(self.last_publish["version"])
+
+    async def use_store(self, store: WeightStoreRef, *, timeout_s: float = 60.0) -> None:
+        """From now on publish to `store`, which took the place of one that died."""
+        await self._call("use_store", store, timeout_s=timeout_s)
+
+    async def stop(self, *, timeout_s: float = 10.0) -> None:
+        """End the processes. Twice is no error."""
+        self._pulse.end()
+        await mesh.stop(self._procs, timeout_s=timeout_s)
+
+    async def _call(self, endpoint: str, *args: Any, timeout_s: float) -> list[Any]:
+        """What every rank answers, or at once the end of one."""
+        calling = mesh.call_all(
+            self._actors, self.world_size, endpoint, self._whose, *args, timeout_s=timeout_s, who=self.name
+        )
+        return await self._pulse.guard(calling)
+
+
+def _absolute(folder: str | Path) -> str:
+    """The processes may have another working folder."""
+    return str(Path(folder).absolute())

@@ -1,0 +1,179 @@
+"""How the learner learns: its settings.
+
+In: the user's choices. Out: frozen, checked dataclasses. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from forge_agents.policy import LoRA
+from forge_trainers.losses.registry import Correction, find_loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerConfig:
+    """One learner."""
+
+    model: str = ""
+    """Folder of a Hugging Face model: config.json and safetensors. The trainer fills it in."""
+    lr: float = 1e-6
+    """AdamW's learning rate after warm-up; 0 computes everything and changes nothing."""
+    warmup_steps: int = 0
+    """Optimiser steps over which the learning rate rises linearly to `lr`."""
+    lr_decay: Literal["none", "linear", "cosine", "sqrt"] = "none"
+    """How the learning rate falls towards the end of the run; "none" holds it at `lr`. "sqrt" is one minus the square
+    root of the progress."""
+    lr_decay_share: float = 1.0
+    """Share of the run's steps, its last ones, in which the learning rate falls, above 0 and at most 1; before them it
+    is `lr`. 1: it falls as soon as it has risen."""
+    lr_min_share: float = 0.0
+    """Share of `lr` that it falls to, in [0, 1]; reached one step after the last."""
+    weight_decay: float = 0.0
+    """AdamW's decoupled weight decay."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's moment decay rates."""
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this L2 norm over all parameters."""
+    compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Type of activations and matrix products. Weights, gradients and optimiser state are float32."""
+    reduce_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type in which gradients are added up over ranks. bfloat16 halves what travels and rounds."""
+    max_tokens_per_microbatch: int = 2048
+    """Most positions in one forward pass of one rank. A longer sample gets a pass of its own."""
+    max_sample_tokens: int | None = None
+    """Longest sample, in tokens; a longer one is dropped and counted. None: as long as the engine's conversations, and
+    without an engine as the model's context."""
+    loss: str = "dapo"
+    """Policy loss: "grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_pp" or a registered name;
+    "package.module:name" imports the module first. `forge_trainers.losses.registry` has the equations."""
+    clip_low: float | None = None
+    """The probability ratio's lower bound is 1 minus this, in [0, 1]. None: as the loss was published."""
+    clip_high: float | None = None
+    """The probability ratio's upper bound is 1 plus this, >= 0. None: as the loss was published."""
+    sequence: Literal["trajectory", "turn"] = "trajectory"
+    """What is one sequence to losses and corrections that look at whole ones: all that an agent said in an episode, or
+    one of its turns."""
+    length_constant: int | None = None
+    """Tokens by which Dr. GRPO divides the sum over a sequence. None: `max_tokens_per_microbatch`."""
+    correction: Literal["ratio", "truncate", "mask", "none"] | None = None
+    """What is done about samples of an older or numerically different policy. None: as the loss brings it, or "ratio"
+    where a clip is given, which would bound nothing otherwise. "ratio": the loss's probability ratio is
+    taken to the sampler. Otherwise it is taken to the learner before the step, so it is 1, and each token's loss is
+    multiplied with learner's over sampler's probability, at most `correction_high` ("truncate") or 0 outside
+    `correction_low` to `correction_high` ("mask"), or with nothing ("none")."""
+    correction_level: Literal["token", "sequence", "geometric"] | None = None
+    """Whose probabilities "truncate" and "mask" compare: a token's, its sequence's, or the sequence's geometric mean
+    per token. The last two cost one more forward pass. None: as the loss brings it, else a token's."""
+    correction_low: float | None = None
+    """Lower bound, in [0, 1]. None: as the loss brings it, else 0.5, IcePop's (arXiv 2510.18855)."""
+    correction_high: float | None = None
+    """Upper bound, at least 1; for "truncate" 2 is usual. None: as the loss brings it, else 5, IcePop's."""
+    kl: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the divergence from the frozen start model; `forge_trainers.losses.correction.kl_estimate`."""
+    kl_coef: float = 0.0
+    """Weight of that divergence in the loss; above 0 a second copy of the model is held."""
+    entropy_coef: float = 0.0
+    """Weight of the mean entropy of the loss tokens' distributions, which the loss is lowered by."""
+    temperature: float = 1.0
+    """The sampler's temperature; learner logprobs are taken at the same one. Above 0. The trainer fills it in."""
+    share_prefixes: bool | None = None
+    """Compute the common prompt of siblings once. None: yes on CPU, no on GPU. On GPU it is refused: attention there is
+    TorchTitan's variable-length kernel, which takes no shared keys, and what a sharing one gains is not measured."""
+    loss_chunk_tokens: int = 256
+    """Loss tokens whose logits are held at a time."""
+    lora: LoRA | None = None
+    """Learn an adapter instead of the weights, which are then held in `compute_dtype`. The trainer fills in its
+    policy's."""
+    seed: int = 0
+    """Seed of the process's random numbers."""
+    threads: int | None = None
+    """CPU threads of each rank; None: all cores over the ranks of all learners, half of them where engines compute
+    meanwhile (``max_staleness`` above 0)."""
+    dp_replicate: int = 1
+    """Data-parallel replicas that hold the same shards."""
+    dp_shard: int = -1
+    """Data-parallel ranks over which weights are sharded; -1: all that the other degrees leave."""
+    tp: int = 1
+    """Tensor-parallel ranks; must divide the model's query heads, key heads and vocabulary."""
+    sequence_parallel: bool = True
+    """Tensor-parallel ranks also split the positions between their shared products: less memory for activations."""
+    ep: int = 1
+    """Ranks over which the experts of a mixture are spread, taken from those of `dp_shard` and `tp`; must divide their
+    product and the number of experts."""
+    activation_checkpointing: Literal["none", "selective", "full", "memory_budget"] = "none"
+    """What the backward pass recomputes instead of remembering: nothing, what is cheap and every other matrix product,
+    every block, or what the compiler chooses to stay within `memory_budget`, which needs `compile`."""
+    memory_budget: float = 0.5
+    """Share of the activations' memory that may be used, in [0, 1]: 0 as with "full", 1 as with "none"."""
+    compile: bool = False
+    """Compile each block with torch.compile. Refused on CPU, where every row is of another shape and compiling one
+    takes longer than its step."""
+    cpu_offload: bool = False
+    """Keep weights, gradients and optimiser state in the host's memory and bring each block to the GPU when it is its
+    turn. Refused on CPU, where they are there already."""
+    dump_folder: str = ""
+    """Where TorchTitan writes debugging output; empty: a temporary folder."""
+    collective_timeout_s: float = 300.0
+    """Seconds after which ranks give up on each other."""
+
+    def __post_init__(self) -> None:
+        find_loss(self.loss)
+        for name in ("lr", "weight_decay", "kl_coef", "entropy_coef"):
+            _require(math.isfinite(getattr(self, name)) and getattr(self, name) >= 0, self, name, "finite and >= 0")
+        for name in ("warmup_steps", "max_tokens_per_microbatch", "loss_chunk_tokens", "dp_replicate", "tp", "ep"):
+            least = {"warmup_steps": 0, "max_tokens_per_microbatch": 2}.get(name, 1)
+            _require(getattr(self, name) >= least, self, name, f"at least {least}")
+        _require(self.max_sample_tokens is None or self.max_sample_tokens >= 2, self, "max_sample_tokens", "at least 2")
+        _require(all(0 <= beta < 1 for beta in self.betas), self, "betas", "in [0, 1)")
+        _require(0 < self.lr_decay_share <= 1, self, "lr_decay_share", "above 0 and at most 1")
+        _require(0 <= self.lr_min_share <= 1, self, "lr_min_share", "in [0, 1]")
+        _require(self.max_grad_norm > 0, self, "max_grad_norm", "above 0; inf switches clipping off")
+        _require(self.clip_low is None or 0 <= self.clip_low <= 1, self, "clip_low", "in [0, 1]; 0.2 is usual")
+        _require(self.clip_high is None or self.clip_high >= 0, self, "clip_high", ">= 0; 0.2 is usual")
+        _require(self.length_constant is None or self.length_constant >= 1, self, "length_constant", "at least 1")
+        _require(self.correction_low is None or 0 <= self.correction_low <= 1, self, "correction_low", "in [0, 1]")
+        _require(self.correction_high is None or self.correction_high >= 1, self, "correction_high", "at least 1")
+        for name, words in _WORDS.items():
+            absent = getattr(self, name) is None and name.startswith("correction")
+            _require(absent or getattr(self, name) in words, self, name, f"one of {words}")
+        _require(0 <= self.memory_budget <= 1, self, "memory_budget", "in [0, 1]")
+        if self.activation_checkpointing == "memory_budget" and not self.compile:
+            raise ValueError("activation_checkpointing='memory_budget' is the compiler's choice; set compile=True")
+        _require(0 < self.temperature < math.inf, self, "temperature", "above 0; greedy samples teach nothing")
+        _require(self.dp_shard == -1 or self.dp_shard >= 1, self, "dp_shard", "at least 1, or -1 for all ranks left")
+        _require(self.threads is None or self.threads >= 1, self, "threads", "at least 1, or None")
+        _require(self.collective_timeout_s > 0, self, "collective_timeout_s", "above 0")
+
+    @property
+    def correction_rule(self) -> Correction:
+        """What is done about samples of another policy: the loss's own where nothing else is set."""
+        own = find_loss(self.loss).correction
+        clipped = self.clip_low is not None or self.clip_high is not None
+        how = self.correction or ("ratio" if clipped else own.how)
+        base = own if how == own.how else Correction()
+        return Correction(
+            how=how,
+            level=self.correction_level or base.level,
+            low=base.low if self.correction_low is None else self.correction_low,
+            high=base.high if self.correction_high is None else self.correction_high,
+        )
+
+
+_WORDS = {
+    "sequence": ("trajectory", "turn"),
+    "correction": ("ratio", "truncate", "mask", "none"),
+    "correction_level": ("token", "sequence", "geometric"),
+    "kl": ("k1", "k2", "k3"),
+    "compute_dtype": ("bfloat16", "float32"),
+    "lr_decay": ("none", "linear", "cosine", "sqrt"),
+    "reduce_dtype": ("float32", "bfloat16"),
+    "activation_checkpointing": ("none", "selective", "full", "memory_budget"),
+}
+
+
+def _require(holds: bool, config: LearnerConfig, name: str, wanted: str) -> None:
+    if not holds:
+        raise ValueError(f"{name}={getattr(config, name)!r} of the learner must be {wanted}")

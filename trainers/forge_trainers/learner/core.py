@@ -1,0 +1,406 @@
+"""The learner of one rank, without Monarch: GRPO steps on TorchTitan's parts.
+
+In: `EpisodeBatch`es, the whole batch on every rank. Out: metrics, log-probabilities, weights. Waits for the other
+ranks in collectives.
+
+Axes: T tokens of a batch, S loss tokens of a row, D hidden size.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate
+
+from forge_agents.models import resolve as models
+from forge_agents.types import EpisodeBatch
+from forge_trainers.batch.layout import Row
+from forge_trainers.batch.microbatches import Microbatch, lay_out
+from forge_trainers.batch.packing import check_batch
+from forge_trainers.learner import checkpoint as learner_files
+from forge_trainers.learner import lora, titan
+from forge_trainers.learner import model as _parallel
+from forge_trainers.learner.attention import plan_attention
+from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.measures import flops_per_step, memory, peak_flops, ratio_quantiles
+from forge_trainers.learner.schedule import Schedule
+from forge_trainers.losses.correction import loss_columns
+from forge_trainers.losses.policy_loss import PolicyLoss, logprobs_of
+
+
+class LearnerCore:
+    """Model, optimiser and schedule of one rank.
+
+    Every method is a collective: all ranks call it with the same arguments. It runs in the calling thread and blocks.
+    """
+
+    def __init__(self, config: LearnerConfig, *, base: LearnerCore | None = None) -> None:
+        """Build the model and load the weights in `config.model`.
+
+        Args:
+            config: How to learn.
+            base: A learner of another adapter of the same shape, whose model this one shares; None builds one.
+
+        Raises:
+            ModelNotFoundError: Model files are missing or half written.
+            ValueError: The model is not supported, or the parallel degrees do not fit it or the number of ranks.
+        """
+        if not config.model:
+            raise ValueError("model is empty; give the folder of a Hugging Face model")
+        if config.share_prefixes and titan.DEVICE_TYPE != "cpu":
+            raise ValueError("share_prefixes=True runs on CPU only; leave it None")
+        self.config = config
+        self._share = titan.DEVICE_TYPE == "cpu" if config.share_prefixes is None else config.share_prefixes
+        self._ranks: _parallel.Ranks = _parallel.join_ranks(config) if base is None else base._ranks
+        built: _parallel.Built = _parallel.build_model(config, self._ranks) if base is None else base._built
+        self.model: Any = built.model
+        self._built: _parallel.Built = built
+        self._adapter = None
+        if config.lora is not None:
+            beside = None if base is None else base._adapter
+            self._adapter = lora.Adapter(self.model, seed=config.seed, beside=beside)
+        self._reference = self._start_model() if config.kl_coef > 0 else None
+        self._loss = titan.ChunkedLossWrapper.Config(num_chunks=1, loss_fn=PolicyLoss.Config(learner=config)).build()
+        self._loss.set_lm_head(self.model.lm_head)
+        optimizer = titan.default_adamw(lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
+        optimizer.implementation = "fused"
+        self._optimizers = optimizer.build(model_parts=[self.model])
+        self._schedule = Schedule(config, self._optimizers)
+        self._writer = learner_files.Writer()
+        self.version = 0
+        """Number of optimiser steps taken; the version of the weights."""
+
+    @property
+    def max_sample_tokens(self) -> int:
+        """Tokens of the longest sample that fits: the setting, or less where the model's context is shorter."""
+        return self._built.max_seq_len
+
+    def set_total_steps(self, total: int) -> None:
+        """Say how many optimiser steps the run has, for a learning rate that falls; see `Schedule`."""
+        self._schedule.set_total_steps(total)
+
+    def train_step(self, batch: EpisodeBatch) -> dict[str, float]:
+        """Learn from one batch: all its microbatches, one optimiser step.
+
+        Args:
+            batch: As `forge_trainers.batch.packing.pack` makes it.
+
+        Returns:
+            ``loss``, ``ratio_mean`` (learner over sampler), ``clip_fraction``, ``correction`` (mean weight) and
+            ``corrected_fraction`` (truncated or masked), ``kl`` (to the reference; 0 without one), ``entropy`` (natural
+            units), ``logprob_gap_mean`` and ``logprob_gap_max`` (absolute difference of learner and sampler),
+            ``ratio_p1``, ``ratio_p50`` and ``ratio_p99`` (quantiles over loss tokens, exact over all ranks),
+            ``grad_norm`` (before clipping), ``lr``, ``version`` (after the step), ``tokens``, ``loss_tokens``,
+            ``positions`` (computed by all ranks), ``microbatches``, ``waste`` (share of positions that ranks wait for),
+            ``forward_backward_s``, ``optimizer_s``, ``step_s``, ``cpu_s`` (this rank's), ``tokens_per_s`` (of
+            ``tokens``), ``flops_per_s`` (all ranks'), ``peak_flops_per_s`` (of all ranks' devices), ``mfu`` (the first
+            over the second), ``peak_rss_bytes`` and on an accelerator ``peak_device_bytes`` (this rank's).
+
+        Raises:
+            ValueError: The batch is malformed or does not fit the model, or the learning rate is to fall and
+                `set_total_steps` leaves no step.
+            FloatingPointError: Loss or gradient is not finite; weights are unchanged.
+        """
+        peak = dist.get_world_size() * peak_flops(titan.TORCH_DTYPE_MAP[self.config.compute_dtype])
+        start, cpu_start = time.perf_counter(), time.process_time()
+        self._enter()
+        microbatches, facts = self._plan(batch)
+        columns_T = loss_columns(self.config, batch, lambda: self._logprobs(self.model, batch, microbatches))
+        if self._reference is not None:
+            with lora.switched_off(self._reference):
+                columns_T["reference_logprobs"] = self._logprobs(self._reference, batch, microbatches)
+        num_loss_tokens = float(batch["tokens"]["loss_mask"].sum())
+        if num_loss_tokens == 0:
+            raise ValueError("no token of the batch is in the loss; there is nothing to learn")
+        lr = self._schedule.lr
+        totals: dict[str, torch.Tensor] = {}
+        log_ratio_T = torch.zeros(batch["tokens"]["ids"].shape, device=self._ranks.device)
+        for i, microbatch in enumerate(microbatches):
+            # gradients are reduced once, with the last microbatch
+            self.model.set_requires_gradient_sync(i == len(microbatches) - 1)
+            for name, value in self._forward_backward(batch, microbatch, num_loss_tokens, columns_T).items():
+                join = torch.maximum if name.endswith("/max") else torch.add
+                totals[name] = join(totals[name], value) if name in totals else value
+            token_S = microbatch.row.token_S.to(log_ratio_T.device)
+            log_ratio_T[token_S] = self._loss.loss_fn.take_log_ratios()[: token_S.numel()]
+        metrics = self._reduce(totals)
+        done = time.perf_counter()
+        metrics |= {**self._update(metrics["loss"]), "lr": lr}
+        end = time.perf_counter()
+        num_tokens = int(batch["tokens"]["ids"].numel())
+        flops = flops_per_step(self._built.architecture, self.model, batch["samples"]["length"], facts["positions"])
+        return {
+            **metrics,
+            **ratio_quantiles(self._over_ranks(log_ratio_T), batch["tokens"]["loss_mask"]),
+            **facts,
+            "tokens": float(num_tokens),
+            "loss_tokens": num_loss_tokens,
+            "forward_backward_s": done - start,
+            "optimizer_s": end - done,
+            "step_s": end - start,
+            "cpu_s": time.process_time() - cpu_start,
+            "tokens_per_s": num_tokens / (end - start),
+            "flops_per_s": flops / (end - start),
+            "peak_flops_per_s": peak,
+            "mfu": flops / (end - start) / peak,
+            **memory(),
+        }
+
+    @torch.no_grad()
+    def logprobs(self, batch: EpisodeBatch) -> torch.Tensor:
+        """The current weights' log-probability of every loss token, at the loss's temperature.
+
+        Returns:
+            float32 [T] on CPU, 0 where masked.
+        """
+        self._enter()
+        microbatches, _ = self._plan(batch)
+        return self._logprobs(self.model, batch, microbatches)
+
+    def hf_state_dict(self, *, dtype: torch.dtype) -> dict[str, Any]:
+        """The weights under Hugging Face's names, tied ones once; an adapter is merged into them.
+
+        Returns:
+            Tensors of `dtype`: ``DTensor``s where there are several ranks, else plain; copies, not views.
+        """
+        with torch.no_grad():
+            state = self._whole_state()
+            if self.config.lora is not None:
+                state = lora.merged(state, self.config.lora.alpha / self.config.lora.rank)
+            state = {name: value.to(dtype, copy=True) for name, value in state.items()}
+            state = {name: _parallel.whole_if_experts(value) for name, value in state.items()}
+            converted: dict[str, Any] = self._built.adapter.to_hf(state)
+            # the stacked experts' parts would share one piece of memory
+            return {n: value.clone() if ".experts." in n else value.contiguous() for n, value in converted.items()}
+
+    def published_state(self, *, dtype: torch.dtype) -> dict[str, Any]:
+        """What an engine needs: all weights, as `hf_state_dict`, or the adapter alone, in PEFT's layout."""
+        if self._adapter is None:
+            return self.hf_state_dict(dtype=dtype)
+        with torch.no_grad():
+            adapter = lora.peft_state(self._whole_state(), self._built.adapter)
+            return {name: value.to(dtype) for name, value in adapter.items()}
+
+    def save(self, folder: str | Path) -> None:
+        """Write weights, optimiser, schedule, random state and version to `folder`, all or nothing.
+
+        Args:
+            folder: Replaced if it exists.
+
+        Raises:
+            RunFolderError: The folder cannot be written.
+        """
+        self.start_save(folder)
+        self.finish_save()
+
+    def start_save(self, folder: str | Path) -> None:
+        """Begin to `save` the state as it is now, on a thread; `train_step` waits for it before it changes weights."""
+        self._writer.start(self._state(), Path(folder))
+
+    def finish_save(self) -> dict[str, list[int]]:
+        """Wait for what `start_save` began; it may be called from another thread. Raises what `save` raises.
+
+        Returns:
+            Size and CRCs of the files that this rank wrote, by name; see `forge_trainers.learner.checksums`.
+        """
+        return self._writer.finish()
+
+    def load(self, folder: str | Path) -> int:
+        """Continue from a checkpoint that `save` wrote, bit for bit.
+
+        Any number of ranks and any parallel degrees may load what others saved.
+
+        Returns:
+            The version that was loaded.
+
+        Raises:
+            RunFolderError: There is no complete checkpoint, or it belongs to another model.
+        """
+        self._enter()
+        _parallel.free_unsharded(self.model)
+        self._writer.wait()
+        state = learner_files.load(self._state(), Path(folder), optional=("random",))
+        self.model.load_state_dict(state["model"], strict=self._adapter is None)
+        self._optimizers.load_state_dict(state["optimizer"])
+        self._schedule.load_state_dict(state["schedule"])
+        torch.set_rng_state(state["random"])
+        self.version = int(state["version"])
+        return self.version
+
+    def export(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> Path:
+        """Write a Hugging Face model folder: safetensors, config.json and the tokenizer's files.
+
+        Of an adapter it is the model with the adapter merged; ``adapter/`` in it holds the adapter alone, as PEFT does.
+
+        Args:
+            folder: Appears when complete; an existing one is replaced.
+            dtype: Of the stored weights; None for that of the model trained.
+        """
+        source = Path(self.config.model)
+        dtype = dtype or getattr(torch, models.dtype_of(source))
+        state, adapter = self.hf_state_dict(dtype=dtype), None
+        if self.config.lora is not None:
+            weights = lora.peft_state(self._whole_state(), self._built.adapter)
+            adapter = (weights, lora.peft_config(self.config.lora, self.config.model))
+        return learner_files.export(state, source, Path(folder), dtype=dtype, adapter=adapter)
+
+    def _start_model(self) -> Any:
+        """A frozen model of the start weights: this one where its adapter can be switched off, else a second."""
+        if self._adapter is not None:
+            return self.model
+        return _parallel.build_model(self.config, self._ranks, trainable=False).model
+
+    def _enter(self) -> None:
+        """Put this learner's adapter into the model; another learner of the same model may have worked since."""
+        if self._adapter is not None and self._adapter.enter():
+            _parallel.free_unsharded(self.model)
+
+    def _whole_state(self) -> dict[str, Any]:
+        """The model's tensors by TorchTitan's names, plain where this rank has all of them."""
+        self._enter()
+        return {name: _parallel.plain_if_whole(value) for name, value in self.model.state_dict().items()}
+
+    def _learned(self) -> dict[str, Any]:
+        """What training changes. Of an adapter it is a copy: the next learner of the model takes the place of it."""
+        self._enter()
+        state: dict[str, Any] = self.model.state_dict()
+        if self._adapter is None:
+            return state
+        return {name: value.clone() for name, value in state.items() if lora.is_adapter(name)}
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "model": self._learned(),
+            "optimizer": learner_files.optimizer_state(self._optimizers),
+            "schedule": self._schedule.state_dict(),
+            "random": torch.get_rng_state(),
+            "version": self.version,
+        }
+
+    def _plan(self, batch: EpisodeBatch) -> tuple[Sequence[Microbatch], dict[str, float]]:
+        """Check the batch and lay it out; every rank comes to the same plan."""
+        check_batch(batch, vocab_size=self._built.vocab_size, max_length=self._built.max_seq_len)
+        layout = lay_out(
+            batch,
+            max_tokens=self.config.max_tokens_per_microbatch,
+            chunk_tokens=self.config.loss_chunk_tokens,
+            share_prefixes=self._share,
+            hidden_size=self._built.hidden_size,
+            ranks=self._ranks.dp_size,
+            rank=self._ranks.dp_rank,
+            multiple_of=self._ranks.tp_size,
+        )
+        facts = {"positions": layout.positions, "microbatches": len(layout.microbatches), "waste": layout.waste}
+        return layout.microbatches, {name: float(value) for name, value in facts.items()}
+
+    def _hidden(self, model: Any, row: Row) -> torch.Tensor:
+        positions = row.positions_1L.to(self._ranks.device)
+        masks = (
+            plan_attention(row.spans)
+            if titan.DEVICE_TYPE == "cpu"
+            else titan.create_varlen_metadata_for_document(positions)
+        )
+        tokens = row.token_ids_1L.to(self._ranks.device)
+        hidden_1LD: torch.Tensor = model(tokens, attention_masks=masks, positions=positions)
+        return hidden_1LD
+
+    def _forward_backward(
+        self,
+        batch: EpisodeBatch,
+        microbatch: Microbatch,
+        num_loss_tokens: float,
+        columns_T: dict[str, torch.Tensor] | None = None,
+    ) -> dict[str, torch.Tensor]:
+        row, tokens = microbatch.row, batch["tokens"]
+        device = self._ranks.device
+        token_S, source_S = microbatch.filled()
+        valid_S = torch.arange(token_S.numel()) < row.token_S.numel()
+        columns = {"sampler_logprobs": tokens["logprobs"], "advantages": tokens["advantages"], **(columns_T or {})}
+        inputs = {name: column[token_S][None].to(device) for name, column in columns.items()}
+        self._loss.num_chunks = microbatch.num_chunks
+        with self._ranks.context():
+            hidden_1SD = _select(self._hidden(self.model, row), source_S.to(device))
+            labels_1S = tokens["ids"][token_S][None].to(device)
+            loss, metrics = self._loss(hidden_1SD, labels_1S, num_loss_tokens, valid=valid_S[None].to(device), **inputs)
+            loss.backward()
+        found: dict[str, torch.Tensor] = metrics
+        return found
+
+    @torch.no_grad()
+    def _logprobs(self, model: Any, batch: EpisodeBatch, microbatches: Sequence[Microbatch]) -> torch.Tensor:
+        out_T = torch.zeros(batch["tokens"]["ids"].shape, device=self._ranks.device)
+        for microbatch in microbatches:
+            row = microbatch.row
+            token_S, source_S = microbatch.filled()
+            labels_S = batch["tokens"]["ids"][token_S].to(self._ranks.device)
+            with self._ranks.context():
+                hidden_1SD = _select(self._hidden(model, row), source_S.to(self._ranks.device))
+                size = token_S.numel() // microbatch.num_chunks
+                found = []
+                for start in range(0, labels_S.numel(), size):
+                    chunk = slice(start, start + size)
+                    logits = model.lm_head(hidden_1SD[:, chunk])
+                    found.append(logprobs_of(logits, labels_S[chunk][None], temperature=self.config.temperature)[0])
+            out_T[row.token_S.to(out_T.device)] = torch.cat(found)[: row.token_S.numel()]
+        _parallel.free_unsharded(model)
+        return self._over_ranks(out_T)
+
+    def _over_ranks(self, values_T: torch.Tensor) -> torch.Tensor:
+        """Values of all tokens, on CPU; each token was computed by one data-parallel rank."""
+        if (mesh := self._ranks.loss_mesh) is not None:
+            values_T = titan.dist_utils.dist_sum_tensor(values_T, mesh)
+        return values_T.cpu()
+
+    def _reduce(self, totals: dict[str, torch.Tensor]) -> dict[str, float]:
+        mesh = self._ranks.loss_mesh
+        metrics = {}
+        for name, value in totals.items():
+            over_ranks = titan.dist_utils.dist_max if name.endswith("/max") else titan.dist_utils.dist_sum
+            metrics[_METRICS[name]] = float(over_ranks(value.detach(), mesh))
+        return metrics
+
+    def _update(self, loss: float) -> dict[str, float]:
+        grad_norm = float(
+            titan.dist_utils.clip_grad_norm_(
+                list(self.model.parameters()), self.config.max_grad_norm, foreach=True, ep_enabled=self.config.ep > 1
+            )
+        )
+        if not (math.isfinite(grad_norm) and math.isfinite(loss)):
+            self._optimizers.zero_grad()
+            raise FloatingPointError(
+                f"the loss is {loss:g} and the gradient norm {grad_norm:g} at version {self.version}; the weights are "
+                "unchanged. Lower lr or max_grad_norm, or compute in float32"
+            )
+        self._writer.wait()
+        self._optimizers.step()
+        self._schedule.step()
+        self._optimizers.zero_grad()
+        self.version += 1
+        return {"grad_norm": grad_norm, "version": float(self.version)}
+
+
+_METRICS = {
+    "loss/mean": "loss",
+    "ratio/mean": "ratio_mean",
+    "clip_fraction/mean": "clip_fraction",
+    "correction/mean": "correction",
+    "corrected_fraction/mean": "corrected_fraction",
+    "kl/mean": "kl",
+    "entropy/mean": "entropy",
+    "logprob_gap/mean": "logprob_gap_mean",
+    "logprob_gap/max": "logprob_gap_max",
+}
+
+
+def _select(hidden_1LD: torch.Tensor, source_S: torch.Tensor) -> torch.Tensor:
+    """Hidden states of the positions that predict loss tokens, so that the head computes no others."""
+    if isinstance(hidden_1LD, DTensor):  # tensor parallelism; the last norm's output is replicated
+        mesh = hidden_1LD.device_mesh
+        source_S = DTensor.from_local(source_S, mesh, [Replicate()] * mesh.ndim)
+    return hidden_1LD.index_select(1, source_S)

@@ -1,0 +1,43 @@
+"""The learner's part of `forge-agents doctor`.
+
+In: nothing. Out: a line that says what was seen; an exception is the finding. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+from forge_agents.testing._tiny_model import tiny_model
+
+
+def learner_step() -> str:
+    """One GRPO step of a tiny model on TorchTitan, in this process."""
+    from forge_trainers.batch.packing import Sample, pack
+    from forge_trainers.learner.config import LearnerConfig
+    from forge_trainers.learner.core import LearnerCore
+
+    prompt, responses = tuple(b"hello"), (tuple(b"world"), tuple(b"there"))
+    samples = [
+        Sample(
+            token_ids=prompt + response,
+            loss_mask=(False,) * len(prompt) + (True,) * len(response),
+            logprobs=(0.0,) * len(prompt) + (-5.0,) * len(response),
+            advantage=advantage,
+            versions=(-1,) * len(prompt) + (0,) * len(response),
+            group=0,
+        )
+        for response, advantage in zip(responses, (1.0, -1.0), strict=True)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        model = tiny_model(Path(folder) / "model")
+        started = time.perf_counter()
+        learner = LearnerCore(LearnerConfig(model=str(model), lr=1e-3, threads=1, dump_folder=folder))
+        ready = time.perf_counter()
+        metrics = learner.train_step(pack(samples))
+        done = time.perf_counter()
+    if learner.version != 1:
+        raise RuntimeError(f"the learner's weights are at version {learner.version} after one step; expected 1")
+    norm = next((value for name, value in metrics.items() if "grad_norm" in name), float("nan"))
+    return f"gradient norm {norm:.3g} in {1e3 * (done - ready):.0f} ms, ready after {ready - started:.0f} s"

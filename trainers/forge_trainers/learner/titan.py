@@ -1,0 +1,152 @@
+"""The only door to TorchTitan: every other module takes TorchTitan's names from here.
+
+In: nothing. Out: the TorchTitan 0.3.0 names that the learner uses, and `DEVICE_TYPE`. Waits for nothing.
+Importing this module imports torch and TorchTitan (seconds), so only the learner's process does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+
+import torch._utils
+
+
+def _import_with_the_device_that_exists() -> str:
+    """Import `torchtitan.tools.utils` so that it records the device this machine has.
+
+    TorchTitan reads the accelerator's name at import, falls back to ``"cuda"`` where there is none, and its other
+    modules copy the value. On a machine without accelerator everything would then ask for CUDA.
+
+    Returns:
+        ``"cpu"``, ``"cuda"`` or another torch device type.
+
+    Raises:
+        ImportError: TorchTitan was imported by someone else first and took a device that does not exist.
+    """
+    name = "torchtitan.tools.utils"
+    found: Callable[[], str | None] = torch._utils._get_available_device_type
+    if found() is None and name not in sys.modules:
+        torch._utils._get_available_device_type = lambda: "cpu"
+        try:
+            importlib.import_module(name)
+        finally:
+            torch._utils._get_available_device_type = found
+    device_type = str(importlib.import_module(name).device_type)
+    if found() is None and device_type != "cpu":
+        raise ImportError(
+            f"torchtitan was imported before forge_trainers and chose the device {device_type!r}, which this machine "
+            "does not have; import forge_trainers.learner.titan first"
+        )
+    return device_type
+
+
+DEVICE_TYPE = _import_with_the_device_that_exists()
+"""Torch device type of the learner on this machine: ``"cpu"``, ``"cuda"``, ..."""
+
+# ruff: noqa: E402  (the imports below must follow the device choice above)
+from torchtitan.components.checkpointer.utils import canonical_fqn
+from torchtitan.components.lora import LoRAConverter
+from torchtitan.components.loss import BaseLoss, ChunkedLossWrapper
+from torchtitan.components.optimizer import (
+    LRSchedulersContainer,
+    OptimizersContainer,
+    default_adamw,
+)
+from torchtitan.config import (
+    TORCH_DTYPE_MAP,
+    CommConfig,
+    CompileConfig,
+    DebugConfig,
+    ParallelismConfig,
+    TrainingConfig,
+)
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed import utils as dist_utils
+from torchtitan.distributed.activation_checkpoint import FullAC, MemoryBudgetAC, SelectiveAC
+from torchtitan.distributed.pipeline_parallel import pipeline_llm
+from torchtitan.models.common import (
+    ComplexRoPE,
+    CosSinRoPE,
+    Embedding,
+    Linear,
+    RMSNorm,
+)
+from torchtitan.models.common.attention import (
+    VarlenAttention,
+    create_varlen_metadata_for_document,
+)
+from torchtitan.models.common.config_utils import (
+    make_ffn_config,
+    make_gqa_config,
+    make_moe_config,
+    make_router_config,
+    make_token_dispatcher_config,
+)
+from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
+from torchtitan.models.common.param_init import skip_param_init
+from torchtitan.models.llama3 import (
+    Llama3Model,
+    Llama3StateDictAdapter,
+    Llama3TransformerBlock,
+    parallelize_llama,
+)
+from torchtitan.models.qwen3 import (
+    Qwen3Model,
+    Qwen3StateDictAdapter,
+    Qwen3TransformerBlock,
+    parallelize_qwen3,
+)
+from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan.protocols.module import Module
+from torchtitan.tools import utils as device_utils
+
+__all__ = [
+    "DEVICE_TYPE",
+    "TORCH_DTYPE_MAP",
+    "BaseLoss",
+    "ChunkedLossWrapper",
+    "CommConfig",
+    "CompileConfig",
+    "ComplexRoPE",
+    "CosSinRoPE",
+    "DebugConfig",
+    "Embedding",
+    "FullAC",
+    "GroupedExperts",
+    "LRSchedulersContainer",
+    "Linear",
+    "Llama3Model",
+    "Llama3StateDictAdapter",
+    "Llama3TransformerBlock",
+    "LoRAConverter",
+    "MemoryBudgetAC",
+    "ModelSpec",
+    "Module",
+    "OptimizersContainer",
+    "ParallelDims",
+    "ParallelismConfig",
+    "Qwen3Model",
+    "Qwen3StateDictAdapter",
+    "Qwen3TransformerBlock",
+    "RMSNorm",
+    "RoutedExperts",
+    "SelectiveAC",
+    "TrainingConfig",
+    "VarlenAttention",
+    "canonical_fqn",
+    "create_varlen_metadata_for_document",
+    "default_adamw",
+    "device_utils",
+    "dist_utils",
+    "make_ffn_config",
+    "make_gqa_config",
+    "make_moe_config",
+    "make_router_config",
+    "make_token_dispatcher_config",
+    "parallelize_llama",
+    "parallelize_qwen3",
+    "pipeline_llm",
+    "skip_param_init",
+]

@@ -1,0 +1,4 @@
+"""What is minimised: the registered losses, and the weights that correct for older samples.
+
+In: logprobs, advantages, masks: plain tensors and settings. Out: a loss and its measures. Waits for: nothing.
+"""

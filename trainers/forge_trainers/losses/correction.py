@@ -1,0 +1,156 @@
+"""What a loss needs to know of whole sequences, and how far its samples are off: pure functions on tensors.
+
+In: an `EpisodeBatch` and log-probabilities. Out: weights and log-ratios per token, divergence estimates. Waits for
+nothing.
+
+Axes: T tokens of a batch, S loss tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+import torch
+
+from forge_agents.types import EpisodeBatch
+from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.losses.registry import Reduction, find_loss
+
+MAX_LOG_RATIO = 20.0
+"""exp(20) = 5e8: a ratio beyond it is clipped or a sign of wrong weights, and must not become infinite."""
+
+KL: TypeAlias = Literal["k1", "k2", "k3"]
+
+
+def limited(log_ratio: torch.Tensor) -> torch.Tensor:
+    """Log-ratios within +-`MAX_LOG_RATIO`."""
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def sequence_numbers(batch: EpisodeBatch, unit: Literal["trajectory", "turn"]) -> torch.Tensor:
+    """Which sequence each token belongs to.
+
+    A trajectory that was cut into several samples, because its history was rewritten, is one sequence.
+
+    Args:
+        batch: Checked by `forge_trainers.batch.packing.check_batch`.
+        unit: What a sequence is: an agent's whole trajectory, or one of its turns.
+
+    Returns:
+        int64 [T], from 0 without gaps; -1 where masked.
+    """
+    tokens, samples = batch["tokens"], batch["samples"]
+    mask_T = tokens["loss_mask"]
+    number_T = samples["trajectory"].repeat_interleave(samples["length"])
+    keys = torch.stack([number_T, tokens["turn"] if unit == "turn" else torch.zeros_like(number_T)], dim=1)
+    out_T = torch.full_like(number_T, -1)
+    out_T[mask_T] = torch.unique(keys[mask_T], dim=0, return_inverse=True)[1]
+    return out_T
+
+
+def sequence_sums(values_T: torch.Tensor, sequence_T: torch.Tensor) -> torch.Tensor:
+    """Sum over each token's sequence, computed in float64.
+
+    Returns:
+        float32 [T], the same for all tokens of a sequence; 0 where masked.
+    """
+    mask_T = sequence_T >= 0
+    sums = torch.zeros(int(sequence_T.max()) + 1, dtype=torch.float64)
+    sums.index_add_(0, sequence_T[mask_T], values_T[mask_T].double())
+    out_T = torch.zeros(sequence_T.shape)
+    out_T[mask_T] = sums[sequence_T[mask_T]].float()
+    return out_T
+
+
+def reduction_weights(sequence_T: torch.Tensor, reduction: Reduction, *, constant: float) -> torch.Tensor:
+    """What each token's loss is multiplied with, so that the mean over all loss tokens is the wanted reduction.
+
+    Args:
+        sequence_T: As `sequence_numbers` makes it.
+        reduction: The wanted one.
+        constant: Of the reduction ``constant``, above 0.
+
+    Returns:
+        float32 [T], 0 where masked.
+    """
+    mask_T = sequence_T >= 0
+    ones_T = mask_T.float()
+    if reduction == "token":
+        return ones_T
+    tokens_per_sequence = float(mask_T.sum()) / (int(sequence_T.max()) + 1)
+    if reduction == "sequence_mean":
+        return ones_T * tokens_per_sequence / sequence_sums(ones_T, sequence_T).clamp(min=1.0)
+    return ones_T * tokens_per_sequence / (constant if reduction == "constant" else 1.0)
+
+
+def correction_weights(
+    log_ratio: torch.Tensor, how: Literal["truncate", "mask"], *, low: float, high: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights for tokens that another policy sampled, from ``log(learner / sampler)``.
+
+    ``truncate``: ``min(w, high)`` (truncated importance sampling, TIS: Yao et al. 2025, "Your Efficient RL Framework
+    Secretly Brings You Off-Policy RL Training"); ``mask``: w where ``low <= w <= high``, else 0 (IcePop, arXiv
+    2510.18855).
+
+    Returns:
+        The weights, and 1 where one was truncated or masked, else 0; float32, the shape of `log_ratio`.
+    """
+    weight = limited(log_ratio).exp()
+    if how == "truncate":
+        return weight.clamp(max=high), (weight > high).float()
+    outside = (weight < low) | (weight > high)
+    return weight.masked_fill(outside, 0.0), outside.float()
+
+
+def kl_estimate(logprobs_S: torch.Tensor, reference_S: torch.Tensor, kind: KL) -> torch.Tensor:
+    """Estimate of KL(learner || reference) from tokens of the learner, with ``d = reference - logprob``.
+
+    ``k1 = -d``, ``k2 = d**2 / 2``, ``k3 = exp(d) - 1 - d`` (Schulman 2020; k3 is arXiv 2402.03300, eq. 4). k1 and k3
+    have the right mean, k2 has the right gradient, k3's is that of the divergence the other way round, and k1's own is
+    0 on average (arXiv 2506.09477); so k1 has the value of k1 and the gradient of k2 here.
+
+    Args:
+        logprobs_S: The learner's, float32, with gradient.
+        reference_S: The reference's, float32.
+        kind: Which.
+    """
+    d_S = limited(reference_S - logprobs_S)
+    if kind == "k3":
+        return d_S.exp() - d_S - 1.0
+    k2_S = d_S.square() / 2
+    return k2_S if kind == "k2" else k2_S - k2_S.detach() - d_S.detach()
+
+
+def loss_columns(
+    config: LearnerConfig, batch: EpisodeBatch, logprobs: Callable[[], torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Per-token columns that depend on whole sequences, so that the loss itself can run on chunks.
+
+    Args:
+        config: Which loss, and how it is corrected.
+        batch: The whole one.
+        logprobs: Computes the learner's log-probabilities before the step, float32 [T]; called only where needed.
+
+    Returns:
+        ``weights`` where the reduction is not ``token``; ``sequence_log_ratio`` where the loss asks for it and its
+        ratio is not 1 anyway; ``correction_log_ratio`` where the correction looks at sequences. float32 [T] each.
+    """
+    loss, rule = find_loss(config.loss), config.correction_rule
+    by_sequence = rule.how in ("truncate", "mask") and rule.level != "token"
+    ratio_by_sequence = loss.sequence_ratio and rule.how == "ratio"
+    columns: dict[str, torch.Tensor] = {}
+    if loss.reduction == "token" and not by_sequence and not ratio_by_sequence:
+        return columns
+    sequence_T = sequence_numbers(batch, config.sequence)
+    if loss.reduction != "token":
+        constant = float(config.length_constant or config.max_tokens_per_microbatch)
+        columns["weights"] = reduction_weights(sequence_T, loss.reduction, constant=constant)
+    if by_sequence or ratio_by_sequence:
+        total_T = sequence_sums(logprobs() - batch["tokens"]["logprobs"], sequence_T)
+        mean_T = total_T / sequence_sums(torch.ones_like(total_T), sequence_T).clamp(min=1.0)
+        if ratio_by_sequence:
+            columns["sequence_log_ratio"] = limited(mean_T)
+        if by_sequence:
+            columns["correction_log_ratio"] = mean_T if rule.level == "geometric" else total_T
+    return columns

@@ -1,0 +1,209 @@
+"""From logits to a loss: log-probabilities and entropies, and the TorchTitan loss around the policy loss of a name.
+
+In: logits of the positions that predict loss tokens, the sampler's logprobs, advantages. Out: a loss and metrics.
+Waits for nothing.
+
+Axes: S loss tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate
+
+from forge_trainers.learner import titan
+from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.losses.correction import correction_weights, kl_estimate, limited
+from forge_trainers.losses.registry import TokenInputs, find_loss
+
+_ROWS_AT_ONCE = 16
+"""Rows of logits held in float32 at a time on CPU, so that they stay in its cache."""
+
+
+def token_logprobs(
+    logits_SV: torch.Tensor, labels_S: torch.Tensor, *, temperature: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probability of each label and entropy of each distribution, in float32 whatever the logits' type.
+
+    Args:
+        logits_SV: Any floating type.
+        labels_S: int64, in [0, V).
+        temperature: Logits are divided by it, > 0: what the sampler did.
+
+    Returns:
+        ``logprobs_S`` and ``entropy_S`` (natural units), both float32 and with gradient.
+    """
+    logprobs_S, entropy_S = _TokenLogprobs.apply(logits_SV, labels_S, temperature)  # type: ignore[no-untyped-call]
+    return logprobs_S, entropy_S
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """Log-softmax and gather in blocks of rows, keeping only the logits and one number a row.
+
+    ``cross_entropy`` writes several float32 copies of the [S, V] logits to memory, which costs more than the head's
+    matrix product on a CPU.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits_SV: torch.Tensor, labels_S: torch.Tensor, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        logprobs, entropies, normalizers = [], [], []
+        rows = _rows_at_once(logits_SV)
+        for start in range(0, logits_SV.shape[0], rows):
+            labels = labels_S[start : start + rows]
+            x = _scaled(logits_SV[start : start + rows], temperature)
+            picked = x.gather(1, labels[:, None]).squeeze(1)
+            top = x.amax(1, keepdim=True)
+            weights = torch.exp(x - top)
+            total = weights.sum(1)
+            normalizer = top.squeeze(1) + total.log()
+            logprobs.append(picked - normalizer)
+            # the sum must not see -inf * 0: banned tokens have weight 0
+            entropies.append(normalizer - weights.mul_(x.clamp_(min=-1e30)).sum(1) / total)
+            normalizers.append(normalizer)
+        entropy_S = torch.cat(entropies)
+        ctx.save_for_backward(logits_SV, labels_S, torch.cat(normalizers), entropy_S)
+        ctx.temperature = temperature
+        ctx.set_materialize_grads(False)  # an entropy that is only looked at costs nothing
+        return torch.cat(logprobs), entropy_S
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_S: torch.Tensor | None, entropy_grad_S: torch.Tensor | None
+    ) -> tuple[torch.Tensor, None, None]:
+        logits_SV, labels_S, normalizer_S, entropy_S = ctx.saved_tensors
+        grad_S = torch.zeros_like(normalizer_S) if grad_S is None else grad_S
+        out_SV = torch.empty_like(logits_SV)
+        rows = _rows_at_once(logits_SV)
+        for start in range(0, logits_SV.shape[0], rows):
+            part = slice(start, start + rows)
+            grad = grad_S[part, None] / ctx.temperature
+            x = _scaled(logits_SV[part], ctx.temperature).sub_(normalizer_S[part, None])
+            factor = -grad
+            if entropy_grad_S is not None:  # dH/dx = -p (log p + H); banned tokens have p = 0 and log p = -inf
+                factor = factor - (x.clamp(min=-1e30) + entropy_S[part, None]) * (
+                    entropy_grad_S[part, None] / ctx.temperature
+                )
+            out_SV[part] = x.exp_().mul_(factor).scatter_add_(1, labels_S[part, None], grad)
+        return out_SV, None, None
+
+
+def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """A float32 copy, divided by the temperature."""
+    copy = logits.to(torch.float32, copy=True)
+    return copy if temperature == 1.0 else copy.div_(temperature)
+
+
+def _rows_at_once(logits_SV: torch.Tensor) -> int:
+    return _ROWS_AT_ONCE if logits_SV.device.type == "cpu" else max(1, logits_SV.shape[0])
+
+
+class PolicyLoss(titan.BaseLoss):  # type: ignore[misc]  # torchtitan is untyped
+    """`LearnerConfig.loss` as a TorchTitan loss, to be called on chunks of logits by ``ChunkedLossWrapper``."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(titan.BaseLoss.Config):  # type: ignore[misc]  # torchtitan is untyped
+        """What TorchTitan builds the loss from."""
+
+        learner: LearnerConfig
+
+    def __init__(self, config: Config, *, compile_config: Any = None) -> None:
+        del compile_config
+        self._config, self._rule = config.learner, config.learner.correction_rule
+        self._loss = find_loss(config.learner.loss)
+        self._log_ratios: list[torch.Tensor] = []
+
+    def __call__(
+        self,
+        logits_1SV: torch.Tensor,
+        labels_1S: torch.Tensor,
+        num_loss_tokens: float,
+        *,
+        valid: torch.Tensor,
+        **columns_1S: torch.Tensor,
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Loss of a chunk, already divided by the number of loss tokens in the whole batch.
+
+        Args:
+            logits_1SV: Of the positions before the loss tokens.
+            labels_1S: The loss tokens.
+            num_loss_tokens: In the whole batch, over all ranks and microbatches.
+            valid: bool [1, S], False at positions that only fill up the chunk.
+            columns_1S: float32 [1, S] each: ``sampler_logprobs``, ``advantages``, with a KL term
+                ``reference_logprobs``, and what `forge_trainers.losses.correction.loss_columns` made.
+
+        Returns:
+            The loss, and metrics that add up over chunks (``/mean``) or of which the largest counts (``/max``).
+        """
+        config, column = self._config, {name: value[0] for name, value in columns_1S.items()}
+        logprobs_S, entropy_S = logprobs_of(logits_1SV, labels_1S, temperature=config.temperature)
+        valid_S, now_S, sampler_S = valid[0], logprobs_S.detach(), column["sampler_logprobs"]
+
+        def mean(x_S: torch.Tensor) -> torch.Tensor:
+            return torch.where(valid_S, x_S, 0.0).sum() / num_loss_tokens
+
+        # one optimiser step a batch: the policy before the step is the present one
+        old_S = sampler_S if self._rule.how == "ratio" else now_S
+        loss_S, clipped_S = self._loss.function(
+            TokenInputs(
+                logprobs_S=logprobs_S,
+                log_ratio_S=limited(logprobs_S - old_S),
+                sequence_log_ratio_S=column.get("sequence_log_ratio", torch.zeros_like(now_S)),
+                advantages_S=column["advantages"],
+                clip_low=self._loss.clip[0] if config.clip_low is None else config.clip_low,
+                clip_high=self._loss.clip[1] if config.clip_high is None else config.clip_high,
+            )
+        )
+        correction_S, corrected_S = self._correction(column, now_S)
+        loss_S = loss_S * correction_S
+        kl_S = torch.zeros_like(now_S)
+        if "reference_logprobs" in column:
+            kl_S = kl_estimate(logprobs_S, column["reference_logprobs"], config.kl)
+            loss_S = loss_S + config.kl_coef * kl_S
+        loss = mean(loss_S * column["weights"] if "weights" in column else loss_S)
+        if config.entropy_coef:
+            loss = loss - config.entropy_coef * mean(entropy_S)
+        with torch.no_grad():
+            self._log_ratios.append(now_S - sampler_S)
+            gap_S = torch.where(valid_S, (now_S - sampler_S).abs(), 0.0)
+            metrics = {
+                "loss/mean": loss.detach(),
+                "ratio/mean": mean(limited(now_S - sampler_S).exp()),
+                "clip_fraction/mean": mean(clipped_S),
+                "correction/mean": mean(correction_S),
+                "corrected_fraction/mean": mean(corrected_S),
+                "kl/mean": mean(kl_S),
+                "entropy/mean": mean(entropy_S),
+                "logprob_gap/mean": mean(gap_S),
+                "logprob_gap/max": gap_S.max(),
+            }
+        return loss, metrics
+
+    def take_log_ratios(self) -> torch.Tensor:
+        """Learner's minus sampler's logprobs of the positions of all calls since the last time, in their order."""
+        taken, self._log_ratios = self._log_ratios, []
+        return torch.cat(taken)
+
+    def _correction(self, column: dict[str, torch.Tensor], now_S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weight of each token, and 1 where it was truncated or masked."""
+        rule = self._rule
+        match rule.how:
+            case "truncate" | "mask" as how:
+                log_ratio_S = column.get("correction_log_ratio", now_S - column["sampler_logprobs"])
+                return correction_weights(log_ratio_S, how, low=rule.low, high=rule.high)
+            case _:
+                return torch.ones_like(now_S), torch.zeros_like(now_S)
+
+
+def logprobs_of(
+    logits_1SV: torch.Tensor, labels_1S: torch.Tensor, *, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`token_logprobs` of what ``lm_head`` returned: plain, or sharded over the vocabulary by tensor parallelism."""
+    if isinstance(logits_1SV, DTensor):
+        whole = [Replicate()] * logits_1SV.device_mesh.ndim
+        logits_1SV = logits_1SV.redistribute(placements=whole).to_local()
+    return token_logprobs(logits_1SV[0], labels_1S[0], temperature=temperature)

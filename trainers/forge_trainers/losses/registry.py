@@ -1,0 +1,278 @@
+"""Policy losses by name: GRPO, Dr. GRPO, DAPO, GSPO, CISPO, RLOO, REINFORCE++, and those that users register.
+
+In: log-ratios and advantages of loss tokens. Out: a loss per token. Waits for nothing. Importing it does not import
+torch: the functions use the methods of the tensors they get.
+
+Axes: S loss tokens. r is the ratio of a token's probability to that under the policy it is compared with, A its
+advantage, o a sequence of |o| loss tokens.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
+
+from forge_agents.errors import did_you_mean
+from forge_trainers.rl.credit import Credit
+
+if TYPE_CHECKING:
+    import torch
+
+Reduction: TypeAlias = Literal["token", "sequence_mean", "sequence_sum", "constant"]
+"""How token losses become one number. ``token``: mean over all loss tokens of the batch. ``sequence_mean``: mean over
+each sequence, then over sequences. ``sequence_sum``: sum over each sequence, mean over sequences. ``constant``: the
+same, divided by `LearnerConfig.length_constant`."""
+
+Denominator: TypeAlias = Literal["sampled", "used"]
+"""Which trajectories count in that mean. ``sampled``: also those that teach nothing because siblings earn the same, so
+that a step of few lessons is a small one. ``used``: those that teach."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """What is done about samples of an older or numerically different policy; `LearnerConfig` explains the fields."""
+
+    how: Literal["ratio", "truncate", "mask", "none"] = "ratio"
+    level: Literal["token", "sequence", "geometric"] = "token"
+    low: float = 0.5
+    high: float = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenInputs:
+    """What a policy loss sees of S loss tokens. Tensors are float32 [S]."""
+
+    logprobs_S: torch.Tensor
+    """The learner's, with gradient."""
+    log_ratio_S: torch.Tensor
+    """log r, with gradient, in [-20, 20]. `LearnerConfig.correction` says with what `logprobs_S` are compared."""
+    sequence_log_ratio_S: torch.Tensor
+    """Mean of log r over the token's sequence, without gradient; zeros unless the loss is registered with
+    ``sequence_ratio=True``."""
+    advantages_S: torch.Tensor
+    clip_low: float
+    """The ratio's lower bound is 1 minus this, in [0, 1]."""
+    clip_high: float
+    """The ratio's upper bound is 1 plus this; may be infinite."""
+
+
+class TokenLoss(NamedTuple):
+    """What a policy loss returns, float32 [S] each."""
+
+    loss_S: torch.Tensor
+    """Loss of each token, with gradient, before any reduction."""
+    clipped_S: torch.Tensor
+    """1 where the clip acts, else 0."""
+
+
+LossFunction: TypeAlias = Callable[[TokenInputs], TokenLoss]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """A registered policy loss."""
+
+    name: str
+    function: LossFunction
+    reduction: Reduction = "token"
+    """How its token losses become one number."""
+    clip: tuple[float, float] = (0.2, 0.2)
+    """`clip_low` and `clip_high` where `LearnerConfig` sets none."""
+    sequence_ratio: bool = False
+    """Whether it needs `TokenInputs.sequence_log_ratio_S`, which costs one more forward pass."""
+    credit: Credit = field(default_factory=Credit)
+    """How rewards become its advantages where `GRPOConfig` sets no credit."""
+    correction: Correction = field(default_factory=Correction)
+    """What is done about samples of another policy where `LearnerConfig` says nothing."""
+    denominator: Denominator = "used"
+    """Which trajectories count in its mean where `GRPOConfig` says nothing."""
+    refills: int = 0
+    """Times a step replaces groups that teach nothing where `GRPOConfig` says nothing."""
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise ValueError(f"loss name {self.name!r} must be a word of letters, digits and underscores")
+        if self.reduction not in get_args(Reduction):
+            raise ValueError(f"reduction={self.reduction!r} of loss {self.name!r} must be one of {get_args(Reduction)}")
+        if self.denominator not in get_args(Denominator) or self.refills < 0:
+            raise ValueError(
+                f"denominator={self.denominator!r}, refills={self.refills} of loss {self.name!r}: one of "
+                f"{get_args(Denominator)}, and at least 0"
+            )
+        if not (0 <= self.clip[0] <= 1 and self.clip[1] >= 0):
+            raise ValueError(f"clip={self.clip} of loss {self.name!r} must lie in [0, 1] and [0, inf]")
+
+
+_losses: dict[str, Loss] = {}
+
+
+def register_loss(
+    name: str,
+    *,
+    reduction: Reduction = "token",
+    clip: tuple[float, float] = (0.2, 0.2),
+    sequence_ratio: bool = False,
+    credit: Credit | None = None,
+    correction: Correction | None = None,
+    denominator: Denominator = "used",
+    refills: int = 0,
+) -> Callable[[LossFunction], LossFunction]:
+    """Give a policy loss a name that `LearnerConfig` knows.
+
+    The function must be pure: it is called on chunks of a sequence, in any order, in the learner's processes.
+
+    Args:
+        name: A word. A name may be taken once; registering the same function again is no error.
+        reduction: See `Reduction`.
+        clip: Published clip ranges below and above 1.
+        sequence_ratio: Whether it reads `TokenInputs.sequence_log_ratio_S`.
+        credit: The advantages it is published with; None is GRPO's.
+        correction: What it does about samples of another policy; None: its ratio is taken to the sampler.
+        denominator: See `Denominator`.
+        refills: Times a step replaces groups that teach nothing.
+
+    Raises:
+        ValueError: The name is taken by another function, or an argument is out of range.
+    """
+
+    def register(function: LossFunction) -> LossFunction:
+        add_loss(
+            Loss(
+                name=name,
+                function=function,
+                reduction=reduction,
+                clip=clip,
+                sequence_ratio=sequence_ratio,
+                credit=credit or Credit(),
+                correction=correction or Correction(),
+                denominator=denominator,
+                refills=refills,
+            )
+        )
+        return function
+
+    return register
+
+
+def add_loss(loss: Loss) -> None:
+    """Register `loss`; what `register_loss` does, and how a learner's process gets to know it."""
+    known = _losses.get(loss.name)
+    if known is not None and known.function.__qualname__ != loss.function.__qualname__:
+        raise ValueError(f"loss {loss.name!r} is {known.function.__qualname__} already; choose another name")
+    _losses[loss.name] = loss
+
+
+def find_loss(name: str) -> Loss:
+    """The loss called `name`; ``package.module:name`` imports the module first.
+
+    Raises:
+        ValueError: There is none.
+    """
+    module, _, word = name.rpartition(":")
+    if module and word not in _losses:
+        try:
+            importlib.import_module(module)
+        except ImportError as cause:
+            raise ValueError(f"loss {name!r} cannot be imported ({cause}); write 'package.module:name'") from cause
+    if word not in _losses:
+        raise ValueError(
+            f"loss {name!r} is unknown; known are {', '.join(list_losses())}.{did_you_mean(word, list_losses())} "
+            "Register your own with forge_agents.register_loss"
+        )
+    return _losses[word]
+
+
+def list_losses() -> list[str]:
+    """Names of the registered losses, sorted."""
+    return sorted(_losses)
+
+
+def clipped_surrogate(ratio_S: torch.Tensor, inputs: TokenInputs) -> TokenLoss:
+    """PPO's token loss ``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)`` (arXiv 1707.06347, eq. 7)."""
+    plain_S = ratio_S * inputs.advantages_S
+    limited_S = ratio_S.clamp(1.0 - inputs.clip_low, 1.0 + inputs.clip_high) * inputs.advantages_S
+    return TokenLoss(-plain_S.minimum(limited_S), (limited_S < plain_S).float())
+
+
+@register_loss("grpo", reduction="sequence_mean", clip=(0.2, 0.2), denominator="sampled")
+def grpo(inputs: TokenInputs) -> TokenLoss:
+    """``1/G sum_i 1/|o_i| sum_t -min(r A, clip(r) A)`` (GRPO, arXiv 2402.03300, eq. 3)."""
+    return clipped_surrogate(inputs.log_ratio_S.exp(), inputs)
+
+
+@register_loss("dr_grpo", reduction="constant", clip=(0.2, 0.2), credit=Credit(scale="none"), denominator="sampled")
+def dr_grpo(inputs: TokenInputs) -> TokenLoss:
+    """``1/G sum_i 1/C sum_t -min(r A, clip(r) A)`` with a constant C and ``A = R - mean(R)`` (arXiv 2503.20783)."""
+    return clipped_surrogate(inputs.log_ratio_S.exp(), inputs)
+
+
+@register_loss("dapo", reduction="token", clip=(0.2, 0.28), refills=3)
+def dapo(inputs: TokenInputs) -> TokenLoss:
+    """``1/sum_i |o_i| sum_i sum_t -min(r A, clip(r, 1 - low, 1 + high) A)`` (DAPO, arXiv 2503.14476, eq. 8).
+
+    Departure: groups that teach nothing are replaced at most three times a step (eq. 11 goes on until none is left).
+    """
+    return clipped_surrogate(inputs.log_ratio_S.exp(), inputs)
+
+
+@register_loss(
+    "gspo",
+    reduction="sequence_mean",
+    clip=(3e-4, 4e-4),
+    sequence_ratio=True,
+    correction=Correction(how="truncate", level="geometric", high=2.0),
+    denominator="sampled",
+)
+def gspo(inputs: TokenInputs) -> TokenLoss:
+    """``1/G sum_i -min(s_i A, clip(s_i) A)``, ``s_i = exp(1/|o_i| sum_t log r)`` (GSPO, arXiv 2507.18071, eq. 5 and 7).
+
+    Written token by token (GSPO-token, eq. 13 and 14), ``s_{i,t} = sg[s_i] r / sg[r]``, which has the same value and,
+    where a sequence's tokens share an advantage, the same gradient.
+
+    Departure: the range is meant for several steps on one batch, and rounding in bfloat16 moves s by more. With one
+    step a batch s is therefore taken to the learner, where it is 1, and the loss is multiplied with ``min(s, 2)`` of
+    learner and sampler, which has the gradient of the published loss inside its range.
+    """
+    log_ratio_S = inputs.log_ratio_S
+    return clipped_surrogate((inputs.sequence_log_ratio_S + log_ratio_S - log_ratio_S.detach()).exp(), inputs)
+
+
+@register_loss("cispo", reduction="token", clip=(1.0, 4.0))
+def cispo(inputs: TokenInputs) -> TokenLoss:
+    """``-sg[clip(r, 1 - low, 1 + high)] A log p``: no token loses its gradient (CISPO, arXiv 2506.13585, eq. 4 and 5).
+
+    The upper bound of 5 is ScaleRL's (arXiv 2510.13786); the paper tunes it and, as here, sets none below.
+    """
+    ratio_S = inputs.log_ratio_S.detach().exp()
+    weight_S = ratio_S.clamp(1.0 - inputs.clip_low, 1.0 + inputs.clip_high)
+    return TokenLoss(-weight_S * inputs.advantages_S * inputs.logprobs_S, (weight_S != ratio_S).float())
+
+
+@register_loss(
+    "rloo",
+    reduction="sequence_sum",
+    clip=(1.0, float("inf")),
+    credit=Credit(baseline="leave_one_out", scale="none"),
+    denominator="sampled",
+)
+def rloo(inputs: TokenInputs) -> TokenLoss:
+    """``1/G sum_i -(R_i - mean of the others' R) log p(o_i)``: REINFORCE (RLOO, arXiv 2402.14740).
+
+    Departure: tokens of another policy are weighted with ``sg[r]``, and `clip_low`, `clip_high` may bound it; the paper
+    is on-policy, where r is 1.
+    """
+    return cispo(inputs)
+
+
+@register_loss(
+    "reinforce_pp", reduction="token", clip=(0.2, 0.2), credit=Credit(by=("role",), baseline="mean", scale="std")
+)
+def reinforce_pp(inputs: TokenInputs) -> TokenLoss:
+    """``-min(r A, clip(r) A)`` with A normalised over the whole batch (REINFORCE++, arXiv 2501.03262).
+
+    Departure: the paper subtracts the sum of later k1 terms from the reward; here the divergence is a term of the loss
+    (`LearnerConfig.kl`, of which ``k2`` has the gradient of k1 in the reward of its own token).
+    """
+    return clipped_surrogate(inputs.log_ratio_S.exp(), inputs)

@@ -1,0 +1,125 @@
+"""Settings of supervised fine-tuning and of preference optimisation.
+
+In: what a user sets. Out: checked, frozen dataclasses. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from forge_agents.policy import Policy
+from forge_agents.runtime.hosts import Hosts
+from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.records.trackers import Tracker, check_tracker
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineConfig:
+    """What learning from given data has in common."""
+
+    batch_size: int = 32
+    """Conversations, or pairs of them, per optimiser step."""
+    learner: LearnerConfig = field(default_factory=lambda: LearnerConfig(lr=1e-5))
+    """Optimiser and precision. The trainer sets its loss, correction and temperature."""
+    learner_procs: int = 1
+    """Processes of the learner; more than one shards it."""
+    too_long: Literal["error", "drop"] = "drop"
+    """What happens to a conversation that the model or `learner.max_sample_tokens` has no room for: "drop" leaves it
+    out, counts it and names the first."""
+    eval_share: float = 0.0
+    """Share of the data that is never learned, chosen by `seed`, and measured. In [0, 0.9]."""
+    eval_every: int = 0
+    """Steps between measurements of what is held out; 0 measures after the last step only."""
+    checkpoint_every: int = 100
+    """Steps between checkpoints; the last step is always saved."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints kept on disk."""
+    log_to: Tracker = "tensorboard"
+    """Where curves go beside ``metrics.jsonl``: "tensorboard", "wandb" or "mlflow"."""
+    seed: int = 0
+    """Of the order of the data and of the held-out share."""
+    start_timeout_s: float = 600.0
+    """Deadline for the learner to start."""
+    stage_timeout_s: float = 1800.0
+    """Deadline of each step, measurement and export."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "learner_procs", "checkpoint_every", "keep_checkpoints"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.too_long not in ("error", "drop"):
+            raise ValueError(f"too_long={self.too_long!r} is neither 'error' nor 'drop'")
+        if not 0 <= self.eval_share <= 0.9:
+            raise ValueError(f"eval_share={self.eval_share} is outside [0, 0.9]")
+        if self.eval_every < 0:
+            raise ValueError(f"eval_every={self.eval_every} must be at least 0")
+        for name in ("start_timeout_s", "stage_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be positive: every wait has a deadline")
+        check_tracker(self.log_to)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTConfig(OfflineConfig):
+    """Supervised fine-tuning: cross-entropy of the answers, given what stands before them."""
+
+    min_reward: float | None = None
+    """Of episodes, only trajectories with at least this reward are learned; None sets no bound."""
+    best_per_group: int | None = None
+    """Of trajectories of one agent in episodes with one environment and seed, this many of highest reward are learned;
+    None sets no bound. With `min_reward`: of those that reach it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.best_per_group is not None and self.best_per_group < 1:
+            raise ValueError(f"best_per_group={self.best_per_group} leaves nothing; set at least 1, or None for all")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPOConfig(OfflineConfig):
+    """Direct preference optimisation (arXiv 2305.18290) against the frozen start model."""
+
+    learner: LearnerConfig = field(default_factory=lambda: LearnerConfig(lr=1e-6))
+    """Optimiser and precision. The trainer sets its loss, correction and temperature."""
+    beta: float = 0.1
+    """How closely the policy is held to the start model; above 0."""
+    min_difference: float = 0.0
+    """Of episodes with one environment and seed, an agent's best and worst make a pair where their rewards differ by
+    more than this. At least 0."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.beta < math.inf:
+            raise ValueError(f"beta={self.beta} must be above 0; 0.1 is usual")
+        if not self.min_difference >= 0:
+            raise ValueError(f"min_difference={self.min_difference} must be at least 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmStart:
+    """What a policy learns by imitation before it plays."""
+
+    data: str
+    """A JSONL file of conversations, or the folder of a run, whose episodes are learned."""
+    eval_data: str | None = None
+    """The same, measured and never learned; null takes `trainer.eval_share` of `data`."""
+    epochs: int = 1
+    """Times that every conversation is learned."""
+    steps: int | None = None
+    """Optimiser steps; null takes as many as `epochs` needs."""
+    trainer: SFTConfig = field(default_factory=SFTConfig)
+    """Settings of the trainer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTRunConfig(WarmStart):
+    """One run of supervised fine-tuning, as YAML and flags say it."""
+
+    policy: Policy
+    """The model that learns."""
+    out_dir: str = "runs/sft"
+    """The run's folder; a run in it is continued."""
+    mesh: Hosts = field(default_factory=Hosts)
+    """Where the learner runs."""

@@ -1,0 +1,147 @@
+"""Direct preference optimisation of one policy: `DPOTrainer.fit`.
+
+In: pairs of answers or of episodes. Out: better weights and a run folder. Waits for the learner, each time with a
+deadline.
+
+Axes: n samples of a batch, P pairs, T tokens.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from forge_agents.policy import Policy
+from forge_agents.rollout.rendering import Renderer
+from forge_agents.runtime.hosts import Hosts
+from forge_trainers.learner.client import Learner
+from forge_trainers.offline.config import DPOConfig
+from forge_trainers.offline.demonstrations import Dataset, Gathered
+from forge_trainers.offline.pairs import Pair, read_pairs
+from forge_trainers.offline.trainer import OfflineTrainer, learner_metrics
+
+if TYPE_CHECKING:
+    import torch
+
+    from forge_agents.types import EpisodeBatch
+    from forge_trainers.rl.rewards import Reward
+
+
+class DPOTrainer(OfflineTrainer[Pair]):
+    """Teaches a policy to prefer the better of two answers; see `forge_trainers.offline.pairs.read_pairs` for the data.
+
+    The loss of a pair is ``-log sigmoid(m)``, ``m = beta * (log p(c) / p0(c) - log p(r) / p0(r))`` with the chosen c,
+    the rejected r and the frozen start model p0 (DPO, arXiv 2305.18290, eq. 7). Its gradient is that of
+    ``-beta * sigmoid(-m) * (log p(c) - log p(r))`` with the factor held fixed (section 4), so a step is one pass for m
+    and one for this sum over tokens; p0's log-probabilities are computed once, before the first step of a session.
+
+    Args:
+        policy: The model that learns, and where it starts.
+        config: Settings.
+        out_dir: The run's folder. Where it holds a run already, training continues from its newest checkpoint.
+        mesh: Where the learner runs; None: on this host.
+    """
+
+    title = "dpo"
+
+    def __init__(
+        self,
+        policy: Policy,
+        config: DPOConfig | None = None,
+        out_dir: str | os.PathLike[str] = "runs/dpo",
+        mesh: Hosts | None = None,
+    ) -> None:
+        self.config = config or DPOConfig()
+        super().__init__(policy, self.config, out_dir, mesh)
+        self._start: dict[bytes, tuple[float, float]] = {}
+        """The start model's log-probability of a pair's chosen and rejected streams, by the pair's content."""
+
+    def __enter__(self) -> DPOTrainer:
+        return self
+
+    def _gather(self, dataset: Dataset, renderer: Renderer, room: int, reward: Reward | None) -> Gathered[Pair]:
+        return read_pairs(dataset, renderer, self.config, policy=self.policy.name, room=room, reward=reward)
+
+    def _ready_for(self, items: Sequence[Pair]) -> bool:
+        return all(pair.content in self._start for pair in items)
+
+    async def _look_at_start(self, learner: Learner, items: Sequence[Pair]) -> None:
+        for some in self._batches(items):
+            sums_P2 = await self._sums(learner, some, _packed(some))
+            for pair, (chosen, rejected) in zip(some, sums_P2.tolist(), strict=True):
+                self._start[pair.content] = (chosen, rejected)
+
+    async def _learn(self, learner: Learner, items: Sequence[Pair]) -> dict[str, float]:
+        batch = _packed(items)
+        margin_P = self._margins(items, await self._sums(learner, items, batch))
+        pull_P = self.config.beta * (-margin_P).sigmoid()
+        pair_n, side_n = _owners(items)
+        # the learner divides by the loss tokens of the batch; wanted is the mean over pairs
+        scale = float(batch["tokens"]["loss_mask"].sum()) / len(items)
+        weight_n = scale * pull_P[pair_n] * (1 - 2 * side_n)
+        weight_T = weight_n.float().repeat_interleave(batch["samples"]["length"])
+        batch["tokens"]["advantages"] = weight_T * batch["tokens"]["loss_mask"]
+        found = await learner.train_step(batch, timeout_s=self.config.stage_timeout_s)
+        metrics = {f"train/{name}": value for name, value in _judged(margin_P).items()}
+        return metrics | learner_metrics(found, self.config)
+
+    async def _measure(self, learner: Learner, items: Sequence[Pair]) -> dict[str, float]:
+        import torch
+
+        margins = [
+            self._margins(some, await self._sums(learner, some, _packed(some))) for some in self._batches(items)
+        ]
+        return _judged(torch.cat(margins))
+
+    def _batches(self, items: Sequence[Pair]) -> list[Sequence[Pair]]:
+        size = self.config.batch_size
+        return [items[start : start + size] for start in range(0, len(items), size)]
+
+    async def _sums(self, learner: Learner, items: Sequence[Pair], batch: EpisodeBatch) -> torch.Tensor:
+        """Log-probabilities of the chosen and the rejected answers' tokens, summed: float64 [P, 2]."""
+        import torch
+
+        logprobs_T = await learner.logprobs(batch, timeout_s=self.config.stage_timeout_s)
+        pair_n, side_n = _owners(items)
+        owner_T = (2 * pair_n + side_n).repeat_interleave(batch["samples"]["length"])
+        sums = torch.zeros(2 * len(items), dtype=torch.float64).index_add_(0, owner_T, logprobs_T.double())
+        return sums.view(-1, 2)
+
+    def _margins(self, items: Sequence[Pair], sums_P2: torch.Tensor) -> torch.Tensor:
+        """M of each pair, float64 [P]."""
+        import torch
+
+        gain_P2 = sums_P2 - torch.tensor([self._start[pair.content] for pair in items], dtype=torch.float64)
+        return self.config.beta * (gain_P2[:, 0] - gain_P2[:, 1])
+
+
+def _packed(items: Sequence[Pair]) -> EpisodeBatch:
+    from forge_trainers.batch.packing import pack
+
+    return pack([stream.sample() for pair in items for stream in (*pair.chosen, *pair.rejected)])
+
+
+def _owners(items: Sequence[Pair]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The pair of each sample of `_packed`, and 0 where it is of the chosen side, 1 of the rejected: int64 [n]."""
+    import torch
+
+    owners = [
+        (number, side)
+        for number, pair in enumerate(items)
+        for side, streams in enumerate((pair.chosen, pair.rejected))
+        for _ in streams
+    ]
+    pair_n, side_n = torch.tensor(owners).unbind(1)
+    return pair_n, side_n
+
+
+def _judged(margin_P: torch.Tensor) -> dict[str, float]:
+    """``loss``, ``accuracy`` (share of pairs with a positive margin) and mean ``margin``."""
+    import torch
+
+    return {
+        "loss": float(-torch.nn.functional.logsigmoid(margin_P).mean()),
+        "accuracy": float((margin_P > 0).double().mean()),
+        "margin": float(margin_P.mean()),
+    }

@@ -1,0 +1,116 @@
+"""Supervised fine-tuning of one policy: `SFTTrainer.fit`.
+
+In: conversations or episodes. Out: better weights and a run folder. Waits for the learner, each time with a deadline.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forge_agents.policy import Policy
+from forge_agents.rollout.rendering import Renderer
+from forge_agents.runtime.hosts import Hosts
+from forge_trainers.learner.client import Learner
+from forge_trainers.offline.config import SFTConfig
+from forge_trainers.offline.conversations import Demonstration
+from forge_trainers.offline.demonstrations import Dataset, Gathered, read_demonstrations
+from forge_trainers.offline.trainer import OfflineTrainer, learner_metrics
+
+if TYPE_CHECKING:
+    from forge_trainers.rl.rewards import Reward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SFTEval:
+    """How well the answers of a data set are predicted."""
+
+    loss: float
+    """Mean negative log-probability of a token, in natural units."""
+    perplexity: float
+    """Its exponential."""
+    tokens: int
+    """Tokens of answers that were measured."""
+
+
+class SFTTrainer(OfflineTrainer[Demonstration]):
+    """Teaches a policy to answer as in given conversations or episodes.
+
+    `forge_trainers.offline.demonstrations.Dataset` says which.
+
+    Args:
+        policy: The model that learns.
+        config: Settings.
+        out_dir: The run's folder. Where it holds a run already, training continues from its newest checkpoint.
+        mesh: Where the learner runs; None: on this host.
+
+    The learner starts with the first call that needs it and stops with `close`, at the end of a ``with`` block or of
+    the program.
+    """
+
+    title = "sft"
+
+    def __init__(
+        self,
+        policy: Policy,
+        config: SFTConfig | None = None,
+        out_dir: str | os.PathLike[str] = "runs/sft",
+        mesh: Hosts | None = None,
+    ) -> None:
+        self.config = config or SFTConfig()
+        super().__init__(policy, self.config, out_dir, mesh)
+
+    def evaluate(self, dataset: Dataset, *, reward: Reward | None = None) -> SFTEval:
+        """How well the current weights predict the answers in `dataset`; nothing is learned.
+
+        Args:
+            dataset: As in `fit`; `too_long`, `min_reward` and `best_per_group` of the settings hold here, too.
+            reward: What episodes are filtered by.
+        """
+        items = self._read(dataset, reward).items
+        return self._loop.run(self._evaluate(items))
+
+    def __enter__(self) -> SFTTrainer:
+        return self
+
+    def _gather(
+        self, dataset: Dataset, renderer: Renderer, room: int, reward: Reward | None
+    ) -> Gathered[Demonstration]:
+        return read_demonstrations(
+            dataset, renderer, self.config, policy=self.policy.name, room=room, reward=reward
+        )
+
+    async def _learn(self, learner: Learner, items: Sequence[Demonstration]) -> dict[str, float]:
+        from forge_trainers.batch.packing import pack
+
+        batch = pack([item.sample() for item in items])
+        found = await learner.train_step(batch, timeout_s=self.config.stage_timeout_s)
+        return {"train/loss": float(found["loss"]), **learner_metrics(found, self.config)}
+
+    async def _measure(self, learner: Learner, items: Sequence[Demonstration]) -> dict[str, float]:
+        found = await self._predicted(learner, items)
+        return {"loss": found.loss, "perplexity": found.perplexity}
+
+    async def _evaluate(self, items: Sequence[Demonstration]) -> SFTEval:
+        return await self._predicted(await self._started(items), items)
+
+    async def _predicted(self, learner: Learner, items: Sequence[Demonstration]) -> SFTEval:
+        from forge_trainers.batch.packing import pack
+
+        total, tokens = 0.0, 0
+        for start in range(0, len(items), self.config.batch_size):
+            batch = pack([item.sample() for item in items[start : start + self.config.batch_size]])
+            logprobs_T = await learner.logprobs(batch, timeout_s=self.config.stage_timeout_s)
+            total -= float(logprobs_T.double().sum())
+            tokens += int(batch["tokens"]["loss_mask"].sum())
+        return SFTEval(loss=total / tokens, perplexity=_perplexity(total / tokens), tokens=tokens)
+
+
+def _perplexity(loss: float) -> float:
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf

@@ -1,0 +1,173 @@
+"""Where the curves of a run go beside ``metrics.jsonl``: TensorBoard, Weights & Biases or MLflow.
+
+In: metrics by step. Out: the tracker's own files or its server's. Waits for the tracker, which decides how long; what
+it cannot take is a warning, because ``metrics.jsonl`` has it all.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias, get_args
+
+from forge_agents.envs.providers import DISTRIBUTION
+from forge_agents.errors import MissingExtraError, did_you_mean
+
+_log = logging.getLogger(__name__)
+
+Tracker: TypeAlias = Literal["tensorboard", "wandb", "mlflow"]
+"""Names that `GRPOConfig.log_to` takes."""
+
+PROJECT = "forge-agents"
+"""The project or experiment, where ``WANDB_PROJECT`` or ``MLFLOW_EXPERIMENT_NAME`` say nothing."""
+
+_MLFLOW_BATCH = 100
+"""Parameters that MLflow takes at once."""
+
+
+def check_tracker(tracker: str) -> None:
+    """Raise ValueError unless there is such a tracker."""
+    if tracker not in get_args(Tracker):
+        raise ValueError(
+            f"log_to={tracker!r} is none of {', '.join(get_args(Tracker))}.{did_you_mean(tracker, get_args(Tracker))}"
+        )
+
+
+class Sink(Protocol):
+    """Takes the curves of one run."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One row; of a resumed run, steps may come again."""
+
+    def close(self) -> None:
+        """Nothing more comes in this session."""
+
+
+def open_sink(tracker: Tracker, folder: Path, config: Mapping[str, Any]) -> Sink:
+    """The tracker's sink; a resumed run goes on in its own curves.
+
+    Args:
+        tracker: Where to.
+        folder: The run's folder.
+        config: Settings that the tracker shows beside the curves.
+
+    Raises:
+        MissingExtraError: The tracker's package is not installed; the message names the command that installs it.
+    """
+    if tracker == "tensorboard":
+        return _Forgiving(tracker, _TensorBoard(folder))
+    if importlib.util.find_spec(tracker) is None:
+        raise MissingExtraError(f"log_to={tracker} needs a package: pip install '{DISTRIBUTION}[{tracker}]'")
+    return _Forgiving(tracker, (_WandB if tracker == "wandb" else _MLflow)(folder, config))
+
+
+class _TensorBoard:
+    """Event files in ``FOLDER/tensorboard``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer: Any = None
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(self._folder / "tensorboard"), purge_step=step)
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class _WandB:
+    """A run of Weights & Biases; ``WANDB_MODE=offline`` keeps it in the run's folder."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        import wandb
+
+        mark = folder / "wandb.id"
+        self._run: Any = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=folder.resolve().name,
+            dir=str(folder),
+            config=dict(config),
+            id=mark.read_text() if mark.exists() else None,
+            resume="allow",
+        )
+        mark.write_text(self._run.id)
+        self._run.define_metric("*", step_metric="step")  # its own counter cannot go back when a run is resumed
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log({"step": step, **metrics})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class _MLflow:
+    """A run of MLflow: at ``MLFLOW_TRACKING_URI``, or where MLflow itself would put it."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        self._client = MlflowClient()
+        mark = folder / "mlflow.id"
+        if mark.exists():
+            self._run: str = mark.read_text()
+            self._client.update_run(self._run, status="RUNNING")
+            return
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        found = self._client.get_experiment_by_name(name)
+        experiment = found.experiment_id if found else self._client.create_experiment(name)
+        self._run = self._client.create_run(experiment, run_name=folder.resolve().name).info.run_id
+        mark.write_text(self._run)
+        params = [Param(key, value) for key, value in _flat(config)]
+        for start in range(0, len(params), _MLFLOW_BATCH):
+            self._client.log_batch(self._run, params=params[start : start + _MLFLOW_BATCH])
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now_ms = round(time.time() * 1000)
+        finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+        self._client.log_batch(self._run, metrics=[Metric(name, value, now_ms, step) for name, value in finite.items()])
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
+
+
+class _Forgiving:
+    """A tracker whose failures cost its curves and not the run."""
+
+    def __init__(self, tracker: str, sink: Sink) -> None:
+        self._tracker, self._sink = tracker, sink
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        try:
+            self._sink.log(step, metrics)
+        except Exception as error:  # noqa: BLE001  # a curve is not worth a run; metrics.jsonl has it
+            _log.warning("%s did not take step %d (%s: %s)", self._tracker, step, type(error).__name__, error)
+
+    def close(self) -> None:
+        try:
+            self._sink.close()
+        except Exception as error:  # noqa: BLE001  # the same
+            _log.warning("%s could not be closed (%s: %s)", self._tracker, type(error).__name__, error)
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Settings with dotted keys, as MLflow takes them: values of at most 500 characters."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", str(value)[:500]

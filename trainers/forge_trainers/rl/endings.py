@@ -1,0 +1,254 @@
+"""Sees that a run has nothing left to learn, or never had anything, and says which.
+
+In: the judged groups of each step. Out: an `Ending`, or None while there is more to learn. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from forge_agents.types import EpisodeError
+from forge_trainers.rl.rewards import EnvTurnReward, JudgedGroup, Lessons, env_reward
+
+Seat: TypeAlias = tuple[str, str]
+"""An environment's id and an agent's name."""
+
+_PROOF = 64
+"""Episodes in a row at the top that count as solved. By the rule of three, with 95 % confidence fewer than 3 in 64
+episodes would have earned less."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """Why a run ends before its steps are done."""
+
+    kind: Literal["solved", "plateau", "flat", "broken"]
+    """``solved``: every episode earns the most there is. ``plateau``: every episode earns the highest reward that was
+    seen, and nobody knows whether more can be earned. ``flat``: siblings earn the same, or no group counts, for other
+    reasons. ``broken``: every episode failed, or nothing was sampled, in the first step of a session or in as many in a
+    row as are waited for."""
+    reason: str
+    """What was seen and what to do about it."""
+
+    @property
+    def well(self) -> bool:
+        """Whether the run did what it could."""
+        return self.kind in ("solved", "plateau")
+
+
+class Endings:
+    """Watches the rewards of trained seats.
+
+    Args:
+        patience: Steps in a row without a lesson after which the run ends.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self._patience = patience
+        self._seen: dict[Seat, tuple[float, float]] = {}
+        """Lowest and highest reward of the whole run."""
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a session: steps without a lesson are counted from here."""
+        self._played, self._unplayed = False, 0
+        self._steps = self._episodes = self._lost = self._abstained = 0
+        self._levels: dict[Seat, Counter[float]] = {}
+        """Of those steps, groups by the reward of their best sibling."""
+
+    def after(
+        self,
+        step: int,
+        judged: Sequence[JudgedGroup],
+        lessons: Lessons,
+        trained: Collection[str],
+        tops: Mapping[str, float | None],
+    ) -> Ending | None:
+        """Take note of a step that has been learned from.
+
+        Args:
+            step: Its number.
+            judged: Its groups.
+            lessons: What they taught.
+            trained: Policies that learn.
+            tops: Of every environment that may be drawn, the most that its reward can be; None where nobody knows.
+        """
+        reason, taught = nothing_played(judged, trained), bool(lessons.samples)
+        if reason is not None:
+            self._unplayed += 1
+            if not self._played or self._unplayed >= self._patience:  # later a step of few seeds may just be unlucky
+                return Ending(kind="broken", reason=f"step {step + 1}: {reason}")
+        if taught:
+            self.begin()
+        else:
+            self._steps += 1
+            self._lost += lessons.counts["too_long"]
+        if reason is None:
+            self._played, self._unplayed = True, 0
+        for item in judged:
+            if item.group.failed:
+                continue
+            agents = {trajectory.agent for trajectory in item.group.trajectories if trajectory.policy in trained}
+            own = {agent: rewards for agent, rewards in item.rewards.items() if agent in agents}
+            known = not any(np.isnan(rewards).any() for rewards in own.values())
+            if not taught:
+                self._episodes += known * len(item.group.episodes)
+                self._abstained += (not known) * len(item.group.episodes)
+            for agent, rewards in own.items():
+                if not np.isnan(rewards).any():
+                    self._note((item.group.env_id, agent), rewards, taught)
+        return None if taught or self._steps < self._patience else self._ended(lessons, tops)
+
+    def _note(self, seat: Seat, rewards: np.ndarray, taught: bool) -> None:
+        low, high = self._seen.get(seat, (np.inf, -np.inf))
+        self._seen[seat] = (min(low, float(rewards.min())), max(high, float(rewards.max())))
+        if not taught:
+            self._levels.setdefault(seat, Counter())[round(float(rewards.max()), 6)] += 1
+
+    def _ended(self, lessons: Lessons, tops: Mapping[str, float | None]) -> Ending | None:
+        if self._levels and set(tops) - {env_id for env_id, _ in self._levels}:
+            return None  # an environment that is drawn seldom may have lessons yet
+        told = "; ".join(self._told(seat, tops.get(seat[0])) for seat in self._levels)
+        if (
+            self._levels
+            and not self._lost
+            and self._abstained < self._episodes
+            and all(_reaches(min(levels), self._top(seat, tops.get(seat[0]))) for seat, levels in self._levels.items())
+        ):
+            if self._episodes < _PROOF:
+                return None
+            return self._at_the_top(tops, told)
+        counts = lessons.counts
+        advice = {
+            "flat": "Siblings earn the same, so there is nothing to compare: change the difficulty, the temperature or "
+            "group_size. If this is all that can be earned, say so with the environment's max_reward",
+            "failed": "Episodes fail: see the errors in episodes.jsonl",
+            "too_long": "Samples are longer than the learner takes: raise learner.max_sample_tokens, or end episodes",
+            "abstained": "The reward returned NaN: see what it needs",
+        }
+        cause = max(advice, key=lambda fate: counts[fate])
+        return Ending(
+            kind="flat",
+            reason=f"{self._steps} steps in a row had no group to learn from; groups of the last: {dict(counts)}. "
+            + (f"Best of each group: {told}. " if told else "")
+            + advice[cause],
+        )
+
+    def _at_the_top(self, tops: Mapping[str, float | None], told: str) -> Ending:
+        """Solved where the most there is is known, or is 1 by all that was seen: the full mark of most rewards."""
+        unjudged = f" ({self._abstained} more have no reward)" if self._abstained else ""
+        all_of_them = f"all {self._episodes} episodes of the last {self._steps} steps{unjudged} earned"
+        unknown = [seat for seat in self._levels if tops.get(seat[0]) is None]
+        if all(_reaches(self._seen[seat][1], 1.0) and _reaches(1.0, self._seen[seat][1]) for seat in unknown):
+            return Ending(kind="solved", reason=f"solved: {all_of_them} the most there is: {told}")
+        return Ending(
+            kind="plateau",
+            reason=f"plateau: {all_of_them} the highest reward seen: {told}. Nobody knows whether it is the most there "
+            "is: say so with max_reward of the environment or the reward; if more can be earned, change the "
+            "difficulty, the temperature or group_size",
+        )
+
+    def _top(self, seat: Seat, known: float | None) -> float:
+        """Where a seat stops earning more: at what is known, else the highest it earned once it has also earned less.
+
+        A reward that never moved is at its top from 1 on.
+        """
+        if known is not None:
+            return known
+        low, high = self._seen[seat]
+        return max(high, 1.0) if _reaches(low, high) else high
+
+    def _told(self, seat: Seat, known: float | None) -> str:
+        (env_id, agent), levels = seat, self._levels[seat]
+        shown = [f"{level:g}" if len(levels) == 1 else f"{level:g} ({n})" for level, n in levels.most_common(3)]
+        top = f"of at most {known:g}" if known is not None else f"the highest seen is {self._seen[seat][1]:g}"
+        return f"{agent} of {env_id} {', '.join(shown)}{' and others' if len(levels) > 3 else ''}, {top}"
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Lowest and highest reward by seat, for a checkpoint."""
+        return {
+            "seats": np.array([list(seat) for seat in self._seen], dtype=np.str_).reshape(-1, 2),
+            "seen": np.array(list(self._seen.values()), dtype=np.float64).reshape(-1, 2),
+        }
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continue from `state_dict`."""
+        seats, seen = state["seats"].tolist(), state["seen"].tolist()
+        self._seen = {(e, a): (low, high) for (e, a), (low, high) in zip(seats, seen, strict=True)}
+
+
+def _reaches(reward: float, top: float) -> bool:
+    return reward >= top - 1e-4 * max(1.0, abs(top))
+
+
+def most_of(reward: Any, env_top: float | None) -> float | None:
+    """The most that `reward` can be where the environment pays at most `env_top`; None where nobody knows.
+
+    Exact verifiers give 1, weighted ones the sum of their weights. One that only grades, such as a judge or an
+    ensemble, may never give its highest score. Any other reward may say it in ``max_reward``.
+    """
+    from forge_verifiers.core.composition import terms_of
+    from forge_verifiers.core.verifier import Verifier
+
+    if reward is env_reward or isinstance(reward, EnvTurnReward):
+        return env_top
+    if (own := getattr(reward, "max_reward", None)) is not None:
+        return float(own)
+    terms = terms_of(reward) if isinstance(reward, Verifier) else ()
+    exact = bool(terms) and all(getattr(verifier, "exact", False) for _, verifier in terms)
+    return min(1.0, sum(weight for weight, _ in terms)) if exact else None
+
+
+def nothing_played(judged: Sequence[JudgedGroup], trained: Collection[str]) -> str | None:
+    """Why groups can teach nothing however often they are played; None where they can."""
+    episodes = [episode for item in judged for episode in item.group.episodes]
+    own = [t for episode in episodes for t in episode.trajectories.values() if t.policy in trained]
+    errors = [episode.error for episode in episodes if episode.error is not None]
+    if errors and len(errors) == len(episodes):
+        causes = Counter(f"{error.where}: {error.kind}" for error in errors)
+        blame = (
+            "A player fails; see that its server answers and its settings fit"
+            if causes.most_common(1)[0][0].startswith("policy")
+            else "The environment fails; try `forge-agents check` on it"
+        )
+        return (
+            f"all {len(episodes)} episodes failed ({', '.join(f'{n} in {cause}' for cause, n in causes.items())}). "
+            f"First: {where_it_failed(errors[0])}. {blame}, then run it again"
+        )
+    if any(turn.response_ids for trajectory in own for turn in trajectory.turns):
+        return None
+    if any(episode.error is None and episode.end_reason != "context" and episode.turns for episode in episodes):
+        return None  # games may end before it is a trained seat's turn
+    if not episodes:
+        return None
+    full = [episode for episode in episodes if episode.end_reason == "context"]
+    if not full:
+        return (
+            f"not one token was sampled in {len(episodes)} episodes: no trained policy had a turn. See that the "
+            "environment lets its agents decide and that a trained policy sits in one of its seats"
+        )
+    longest = max((len(t.instructions) for episode in full for t in episode.trajectories.values()), default=0)
+    return (
+        f"not one token was sampled: {len(full)} of {len(episodes)} episodes were out of context before an answer "
+        f"(instructions of up to {longest} characters). Raise engine.max_model_len, or shorten instructions and "
+        "observations"
+    )
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (.+)')
+_FOREIGN = ("site-packages", "dist-packages", "<frozen", sysconfig.get_paths()["stdlib"])
+
+
+def where_it_failed(error: EpisodeError) -> str:
+    """An episode's failure in one line, with the file and line of the user's code if its trace has one."""
+    frames = _FRAME.findall(error.trace)
+    own = [frame for frame in frames if not any(part in frame[0] for part in _FOREIGN)] or frames
+    place = f" at {own[-1][0]}:{own[-1][1]} in {own[-1][2].strip()}" if own else ""
+    return f"{error.where}: {error.kind}: {error.message[:300]}{place}"

@@ -1,0 +1,439 @@
+"""From played groups to what each policy learns from.
+
+In: episode groups, a reward, the credit rule. Out: rewards by role, training samples by policy, and a count of every
+group that teaches nothing. Waits for the reward, in a thread, with a deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import reprlib
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+
+from forge_agents.runtime.mesh import with_deadline
+from forge_agents.runtime.threads import in_thread
+from forge_agents.types import EpisodeGroup, Trajectory, total_tokens
+from forge_trainers.rl.columns import Columns
+from forge_trainers.rl.credit import Baselines, Credit, Scored
+
+if TYPE_CHECKING:
+    from forge_trainers.batch.packing import Sample
+
+_log = logging.getLogger(__name__)
+
+Reward: TypeAlias = Callable[[Sequence[Trajectory]], np.ndarray]
+"""Trajectories to float32 ``[n]``; NaN where it cannot tell. Any verifier is one.
+
+A reward that has a method ``assess`` is asked through it. It returns an object with ``scores``, the same ``[n]``;
+``noise``, None or the standard deviation of each; and ``turns``, None or a score per turn of each trajectory. Every
+verifier of ours has one.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedGroup:
+    """A group and what its agents earned."""
+
+    group: EpisodeGroup
+    rewards: Mapping[str, np.ndarray]
+    """By agent: float32 ``[G]``, NaN where the reward abstained or the agent took no part in the sibling."""
+    noise: Mapping[str, np.ndarray] | None = None
+    """By agent: float32 ``[G]``, the standard deviation of each reward; None where the reward does not know it."""
+    turns: Mapping[str, Sequence[np.ndarray]] | None = None
+    """By agent and sibling: float32 ``[turns]``, NaN where the reward abstained; None where it scores no turns."""
+    columns: Mapping[str, tuple[float, JudgedGroup]] | None = None
+    """Weight and scores of each reward by name, where several are credited apart; `rewards` is then their sum."""
+
+    def episode_rewards(self, index: int) -> dict[str, float]:
+        """Rewards of one sibling, by agent."""
+        return {agent: float(rewards[index]) for agent, rewards in self.rewards.items()}
+
+
+def env_reward(trajectories: Sequence[Trajectory]) -> np.ndarray:
+    """The environment's own total reward of each trajectory."""
+    return np.array([trajectory.reward for trajectory in trajectories], dtype=np.float32)
+
+
+class EnvTurnReward:
+    """The environment's own reward, turn by turn; what arrives before an agent's first turn is in the total alone."""
+
+    name = "env_turn_reward"
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> np.ndarray:
+        """Total rewards, float32 ``[n]``."""
+        return env_reward(trajectories)
+
+    def assess(self, trajectories: Sequence[Trajectory]) -> TurnScores:
+        """Total rewards and those of every turn."""
+        turns = [np.array([turn.reward for turn in t.turns], np.float32) for t in trajectories]
+        return TurnScores(scores=env_reward(trajectories), turns=turns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnScores:
+    """What `EnvTurnReward.assess` returns."""
+
+    scores: np.ndarray
+    """float32 ``[n]``."""
+    turns: Sequence[np.ndarray]
+    """By trajectory, float32 ``[its turns]``."""
+    noise: None = None
+    """Environments are exact."""
+
+
+async def judge(groups: Sequence[EpisodeGroup], reward: Reward, *, timeout_s: float) -> list[JudgedGroup]:
+    """Score every trajectory of `groups` in one call of `reward`, or one of each reward in `Columns`.
+
+    Raises:
+        StallError: The reward did not return in time.
+        TypeError, ValueError: It returned something that is not one number per trajectory.
+    """
+    if isinstance(reward, Columns):
+        found = {name: await judge(groups, part, timeout_s=timeout_s) for name, part in reward.parts().items()}
+        return [
+            _joined({name: (reward.weights[name], items[at]) for name, items in found.items()})
+            for at in range(len(groups))
+        ]
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    name = str(getattr(reward, "name", None) or getattr(reward, "__name__", type(reward).__name__))
+    assessed = await with_deadline(
+        in_thread(_call, reward, trajectories, name, name=f"reward {name}"),
+        timeout_s,
+        who=f"reward {name}",
+        what="scoring",
+    )
+    judged, start = [], 0
+    for group in groups:
+        rows: dict[str, list[int]] = {}  # by agent and sibling; -1 where it did not come to take part
+        for sibling, episode in enumerate(group.episodes):
+            for agent in episode.trajectories:
+                rows.setdefault(agent, [-1] * len(group.episodes))[sibling] = start
+                start += 1
+        judged.append(
+            JudgedGroup(
+                group=group,
+                rewards={agent: _of_siblings(assessed.scores, own) for agent, own in rows.items()},
+                noise=None
+                if assessed.noise is None
+                else {agent: _of_siblings(assessed.noise, own) for agent, own in rows.items()},
+                turns=None
+                if assessed.turns is None
+                else {
+                    agent: [assessed.turns[at] if at >= 0 else np.empty(0, np.float32) for at in own]
+                    for agent, own in rows.items()
+                },
+            )
+        )
+    return judged
+
+
+def _of_siblings(values: np.ndarray, rows: Sequence[int]) -> np.ndarray:
+    """float32 ``[G]``, NaN where there is no row."""
+    return np.where(np.array(rows) < 0, np.float32(np.nan), values[rows])
+
+
+def _joined(columns: Mapping[str, tuple[float, JudgedGroup]]) -> JudgedGroup:
+    """One group with the weighted sum of its rewards."""
+    first = next(iter(columns.values()))[1]
+    return JudgedGroup(
+        group=first.group,
+        rewards={
+            agent: np.stack([weight * item.rewards[agent] for weight, item in columns.values()]).sum(axis=0)
+            for agent in first.rewards
+        },
+        columns=columns,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Assessed:
+    """What a reward said of n trajectories, checked."""
+
+    scores: np.ndarray
+    noise: np.ndarray | None = None
+    turns: Sequence[np.ndarray] | None = None
+
+
+def _call(reward: Reward, trajectories: Sequence[Trajectory], name: str) -> _Assessed:
+    if not trajectories:
+        return _Assessed(scores=np.empty(0, np.float32))
+    assess = getattr(reward, "assess", None)
+    if not callable(assess):
+        return _Assessed(scores=_checked(reward(trajectories), trajectories, name))
+    found = assess(trajectories)
+    noise = None if found.noise is None else np.asarray(found.noise, np.float32)
+    turns = None if found.turns is None else [_finite(own) for own in found.turns]
+    if turns is not None and [len(own) for own in turns] != [len(t.turns) for t in trajectories]:
+        raise ValueError(f"reward {name} scored other turns than it was shown; return one score per turn")
+    return _Assessed(scores=_checked(found.scores, trajectories, name), noise=noise, turns=turns)
+
+
+def _checked(returned: Any, trajectories: Sequence[Trajectory], name: str) -> np.ndarray:
+    try:
+        scores = _finite(returned)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"reward {name} returned {reprlib.repr(returned)} for {len(trajectories)} trajectories; "
+            "return one number each"
+        ) from None
+    if scores.shape != (len(trajectories),):
+        raise ValueError(
+            f"reward {name} returned shape {scores.shape} for {len(trajectories)} trajectories; return one number each"
+        )
+    if lost := int(np.isnan(scores).sum() - np.isnan(np.asarray(returned, np.float64)).sum()):
+        _log.warning(
+            "reward %s returned %d infinite scores; they count as abstentions, and their groups in groups/abstained. "
+            "Return finite numbers, or NaN to abstain",
+            name,
+            lost,
+        )
+    return scores
+
+
+def _finite(values: Any) -> np.ndarray:
+    """float32, NaN in the place of infinities: one score that overflows costs its group, not the run."""
+    with np.errstate(over="ignore"):
+        found = np.asarray(values, np.float32)
+    return np.where(np.isinf(found), np.float32(np.nan), found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lessons:
+    """What a step can learn from."""
+
+    samples: Mapping[str, Sequence[Sample]]
+    """Training samples by policy name; policies without any are absent."""
+    counts: Mapping[str, int]
+    """Groups by fate: ``used``, ``failed`` (an episode kept failing), ``abstained`` (a reward was NaN), ``too_long``
+    (no sample that teaches something fits the learner), ``flat`` (no trained trajectory differed from those it is
+    compared with by more than the noise)."""
+    advantages: Mapping[tuple[int, int], Mapping[str, Sequence[float]]]
+    """By group and sibling, then by agent: one number per turn. Trajectories that teach nothing are absent."""
+    too_long: int = 0
+    """Samples that were dropped because the learner has no room for them. Their rewards count in their siblings'
+    baselines all the same, as in DAPO's overlong filtering (arXiv 2503.14476, section 3.4)."""
+    bad_logprobs: Mapping[str, float] = field(default_factory=dict)
+    """By policy: share of the sampled tokens that are masked because their log-probability is none."""
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """By policy: share of the loss's denominator that `samples` make up; their advantages are multiplied with it."""
+
+
+def lessons_from(
+    judged: Sequence[JudgedGroup],
+    credit: Credit,
+    trainable: Collection[str],
+    baselines: Baselines | None = None,
+    *,
+    room: Mapping[str, int] | None = None,
+    size_of: Callable[[Trajectory], int] | None = None,
+) -> Lessons:
+    """Turn rewards into advantages and cut trajectories into samples.
+
+    A group with a failed episode or an abstained reward is dropped whole: the siblings that remain would be compared
+    against a biased baseline.
+
+    Args:
+        judged: All groups of the step.
+        credit: Who is compared with whom.
+        trainable: Policies that learn.
+        baselines: Running means that `credit` may keep, brought up to date.
+        room: Tokens of the longest sample that each policy's learner takes; a policy that is absent has no limit.
+        size_of: What a trajectory adds to the denominator of the loss, where those that teach nothing count, too. A
+            learner divides by what it gets, so samples are made smaller instead. None: only what teaches counts.
+    """
+    from forge_trainers.batch.packing import samples_from
+
+    counts: Counter[str] = Counter(used=0, failed=0, abstained=0, too_long=0, flat=0)
+    usable: list[int] = []
+    scored: dict[str, list[Scored]] = {}  # by column; one without a name where rewards are not credited apart
+    weights: dict[str, float] = {"": 1.0}
+    trajectories: list[Trajectory] = []
+    siblings: list[int] = []
+    for number, item in enumerate(judged):
+        if item.group.failed:
+            counts["failed"] += 1
+            continue
+        learners = {t.agent for t in item.group.trajectories if t.policy in trainable}
+        trained = [agent for agent in item.rewards if agent in learners]
+        if any(np.isnan(item.rewards[agent]).any() for agent in trained):
+            counts["abstained"] += 1
+            continue
+        usable.append(number)
+        for agent in trained:
+            trajectories += [episode.trajectories[agent] for episode in item.group.episodes]
+            siblings += range(len(item.group.episodes))
+            for name, (weight, column) in (item.columns or {"": (1.0, item)}).items():
+                weights[name] = weight
+                scored.setdefault(name, []).extend(_scored(column, agent, number, name))
+    samples: dict[str, list[Sample]] = {}
+    sampled: Counter[str] = Counter()
+    bad: Counter[str] = Counter()
+    sizes: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}  # of what teaches, and of what does not
+    used: set[int] = set()
+    overlong: list[int] = []
+    learned: dict[tuple[int, int], dict[str, Sequence[float]]] = {}
+    assigned = {name: credit.assign(column, baselines) for name, column in scored.items()}
+    for at, trajectory in enumerate(trajectories):
+        known = [weights[name] * own for name, column in assigned.items() if (own := column[at]) is not None]
+        number = next(iter(scored.values()))[at].seed
+        advantages = np.sum(known, axis=0).tolist() if known else []
+        cut = samples_from(trajectory, advantages, group=number, number=at) if known else []
+        limit = (room or {}).get(trajectory.policy, math.inf)
+        overlong += [number for sample in cut if len(sample.token_ids) > limit]
+        bad[trajectory.policy] += sum(sample.bad_logprobs for sample in cut)
+        sampled[trajectory.policy] += sum(sum(sample.loss_mask) + sample.bad_logprobs for sample in cut)
+        if kept := [sample for sample in cut if len(sample.token_ids) <= limit and any(sample.loss_mask)]:
+            samples.setdefault(trajectory.policy, []).extend(kept)
+            learned.setdefault((number, siblings[at]), {})[trajectory.agent] = advantages
+            used.add(number)
+        if size_of is not None and (kept or not known):  # what is dropped for its length counts nowhere
+            sizes[bool(known)][trajectory.policy] += size_of(trajectory)
+    shares = {name: taught / (taught + sizes[False][name]) for name, taught in sizes[True].items() if taught}
+    lost = len({*overlong} - used)
+    counts.update(used=len(used), too_long=lost, flat=len(usable) - len(used) - lost)
+    return Lessons(
+        samples={name: _scaled(own, shares.get(name, 1.0)) for name, own in samples.items()},
+        counts=dict(counts),
+        advantages=learned,
+        too_long=len(overlong),
+        bad_logprobs={name: bad[name] / number for name, number in sampled.items() if number},
+        shares=shares,
+    )
+
+
+def _scaled(samples: Sequence[Sample], share: float) -> Sequence[Sample]:
+    if share == 1.0:
+        return samples
+    return [replace(sample, advantage=tuple(share * own for own in sample.advantages)) for sample in samples]
+
+
+def _scored(item: JudgedGroup, agent: str, number: int, column: str) -> list[Scored]:
+    """What the siblings of one agent earned, in one column."""
+    return [
+        Scored(
+            seed=number,
+            role="/".join(filter(None, (item.group.env_id, agent, column))),
+            reward=float(item.rewards[agent][at]),
+            response_tokens=[len(turn.response_ids) for turn in episode.trajectories[agent].turns],
+            turns=None if item.turns is None else item.turns[agent][at],
+            noise=None if item.noise is None else float(item.noise[agent][at]),
+        )
+        for at, episode in enumerate(item.group.episodes)
+    ]
+
+
+def summarise(judged: Sequence[JudgedGroup], trained: Collection[str] = ()) -> dict[str, float]:
+    """Reward metrics of a step; failed episodes and abstentions are left out.
+
+    Args:
+        judged: Groups.
+        trained: Policies whose seats count; none counts all seats.
+
+    Returns:
+        ``reward/mean`` over episodes of the mean over the seats of trained policies, its 95 % half-width ``reward/ci``
+        as of a sample of seeds, and by agent and by trained policy ``reward/NAME`` and ``reward_ci/NAME``; the policy's
+        where both have one name.
+    """
+    episodes = rewards_by(judged, "episode", trained).values()
+    mean, half_width = mean_and_ci([float(np.mean(own)) for own, _ in episodes], [group for _, (group, *_) in episodes])
+    named = {**rewards_by(judged, "agent"), **(rewards_by(judged, "policy", trained) if trained else {})}
+    found = {name: mean_and_ci(*own) for name, own in named.items()}
+    return {
+        "reward/mean": mean,
+        "reward/ci": half_width,
+        **{f"reward/{name}": own for name, (own, _) in found.items()},
+        **{f"reward_ci/{name}": width for name, (_, width) in found.items()},
+    }
+
+
+def rewards_by(
+    judged: Sequence[JudgedGroup], what: Literal["agent", "policy", "episode"], trained: Collection[str] = ()
+) -> dict[str, tuple[list[float], list[int]]]:
+    """Rewards by agent, policy or episode, of trained policies or of all, each with the number of its group.
+
+    Failures and abstentions are left out.
+    """
+    found: dict[str, tuple[list[float], list[int]]] = {}
+    for number, item in enumerate(judged):
+        for index, episode in enumerate(item.group.episodes):
+            for agent, reward in {} if episode.error is not None else item.episode_rewards(index).items():
+                if np.isnan(reward):
+                    continue
+                policy = episode.trajectories[agent].policy
+                if not trained or policy in trained:
+                    key = {"agent": agent, "policy": policy, "episode": f"{number}/{index}"}[what]
+                    rewards, groups = found.setdefault(key, ([], []))
+                    rewards.append(reward)
+                    groups.append(number)
+    return found
+
+
+def group_spread(judged: Sequence[JudgedGroup], wanted: int) -> dict[str, float]:
+    """How much siblings differ: what there is to learn from.
+
+    Args:
+        judged: Groups of a step, its refills included.
+        wanted: Groups of a step without refills.
+
+    Returns:
+        ``groups/refilled``, how many more were played because others taught nothing;
+        ``groups/reward_std``, the mean over groups and agents of the standard deviation of siblings' rewards; NaN where
+        every group failed or abstained.
+    """
+    spreads = [
+        float(np.std(rewards))
+        for item in judged
+        for rewards in item.rewards.values()
+        if not item.group.failed and not np.isnan(rewards).any()
+    ]
+    spread = float(np.mean(spreads)) if spreads else float("nan")
+    return {"groups/reward_std": spread, "groups/refilled": float(len(judged) - wanted)}
+
+
+def rates(groups: Sequence[EpisodeGroup], seconds: float) -> dict[str, float]:
+    """Tokens and turns of a step that took `seconds`.
+
+    Returns:
+        ``tokens``, ``tokens_per_s``, ``turns``; over turns the mean ``response_tokens`` and the share ``cut_off``; of
+        episodes the share ``out_of_context``.
+    """
+    turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
+    episodes = [episode for group in groups for episode in group.episodes]
+    tokens = total_tokens(turns)
+    return {
+        "tokens": float(tokens),
+        "tokens_per_s": tokens / seconds,
+        "turns": float(len(turns)),
+        "response_tokens": float(np.mean([len(turn.response_ids) for turn in turns])) if turns else 0.0,
+        "out_of_context": float(np.mean([e.end_reason == "context" for e in episodes])) if episodes else 0.0,
+        "cut_off": float(np.mean([turn.finish_reason == "length" for turn in turns])) if turns else 0.0,
+    }
+
+
+def mean_and_ci(values: Sequence[float], groups: Sequence[int] | None = None) -> tuple[float, float]:
+    """Mean and the half-width of its 95 % confidence interval, by Student's t.
+
+    Values of one group share a seed and are no evidence apart: each group's deviation counts as one (the
+    cluster-robust variance of a mean, Liang and Zeger 1986).
+
+    Args:
+        values: What the mean is of. Without any both results are NaN.
+        groups: The group of each; None: each is its own. With one group the half-width is infinite.
+    """
+    from scipy.stats import t
+
+    if not len(values):
+        return float("nan"), float("nan")
+    mean = float(np.mean(values))
+    _, place = np.unique(range(len(values)) if groups is None else groups, return_inverse=True)
+    deviations = np.bincount(place, weights=np.asarray(values, np.float64) - mean)
+    if (num := len(deviations)) == 1:
+        return mean, float("inf")
+    spread = np.sqrt(num / (num - 1) * np.square(deviations).sum()) / len(values)
+    return mean, float(t.ppf(0.975, num - 1) * spread)

@@ -1,0 +1,377 @@
+"""Who plays whom in a run: the seats as they were given, or a league's games.
+
+In: tasks, a function that plays one group, the running engines. Out: groups. Waits for episodes, for weights that
+travel to the opponents' engine, and for the learner's export of a snapshot, within the deadlines of the caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from zipfile import BadZipFile
+
+import numpy as np
+
+from forge_agents.models import resolve as models
+from forge_agents.policy import AnyPolicy, Policy, Seats, declared_policies, named_apart, players_of
+from forge_agents.rollout.players import Served
+from forge_agents.rollout.rollout import all_or_first_error
+from forge_agents.types import EpisodeGroup
+from forge_trainers.rl.rewards import JudgedGroup
+from forge_trainers.rl.tasks import Task
+from forge_trainers.selfplay.league import (
+    League,
+    Match,
+    draw_matches,
+    evaluation_matches,
+    own_seats,
+    results_of,
+    table,
+)
+from forge_trainers.selfplay.matchmaking import Standings
+
+if TYPE_CHECKING:
+    from forge_agents.weights import Publisher, WeightStore, WeightStoreRef
+    from forge_trainers.rl.config import GRPOConfig
+    from forge_trainers.run.processes import Stack
+
+PlayGroup: TypeAlias = Callable[[Task, Seats, Mapping[str, Served]], Coroutine[Any, Any, EpisodeGroup]]
+"""Plays one group of a task with these seats and engines."""
+
+
+class Lineup(Protocol):
+    """Decides who sits where, and hears what came of it."""
+
+    def declared(self, seats: Mapping[str, tuple[str, ...]], *, part: bool = False) -> dict[str, AnyPolicy]:
+        """Every policy of the run by name; a model among them gets an engine.
+
+        Args:
+            seats: The seats of each environment of the run.
+            part: Environments of which the run has others, too: policies may sit in seats that none of these has.
+        """
+        ...
+
+    def roles(self, seats: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
+        """By policy, the seats that it may sit in."""
+        ...
+
+    def settings(self) -> dict[str, Any]:
+        """What config.yaml says of it beside the policies."""
+        ...
+
+    async def play(
+        self, tasks: Sequence[Task], group: PlayGroup, stack: Stack, *, step: int, refill: int
+    ) -> list[EpisodeGroup]:
+        """The groups of a step, or of its refill."""
+        ...
+
+    async def rehearse(self, tasks: Sequence[Task], group: PlayGroup, stack: Stack) -> list[EpisodeGroup]:
+        """The groups of an evaluation."""
+        ...
+
+    def measured(self, judged: Sequence[JudgedGroup]) -> Sequence[JudgedGroup]:
+        """What the mean reward is taken over."""
+        ...
+
+    async def learned(self, step: int, judged: Sequence[JudgedGroup], stack: Stack) -> dict[str, float]:
+        """Take note of a step that is over. Returns metrics."""
+        ...
+
+
+def check_trainable(models: Mapping[str, Policy]) -> None:
+    """Raises ValueError where a policy that is to learn samples from a distribution that the learner cannot compute."""
+    for name, policy in models.items():
+        if policy.trainable and (policy.sampling.top_p < 1 or policy.sampling.temperature == 0):
+            raise ValueError(
+                f"policy {name!r} samples with top_p={policy.sampling.top_p}, temperature="
+                f"{policy.sampling.temperature}; training needs top_p=1 and a temperature above 0, so that every "
+                "token has a probability under the learner too"
+            )
+        if policy.trainable and policy.constrain_actions:
+            raise ValueError(
+                f"policy {name!r} is trainable and constrains its actions; the sampler's log-probabilities would "
+                "be those of the constrained distribution, which the learner does not compute: set trainable=False "
+                "or constrain_actions=False"
+            )
+
+
+def lineup_of(seats: Seats | League, config: GRPOConfig, folder: Path) -> Lineup:
+    """The line-up of what a user gave the trainer."""
+    return LeaguePlay(seats, config, folder) if isinstance(seats, League) else SeatsPlay(seats)
+
+
+class SeatsPlay:
+    """Seats that stay as they are.
+
+    Raises:
+        ValueError: A policy that is to learn samples in a way that the learner cannot compute.
+    """
+
+    def __init__(self, seats: Seats) -> None:
+        self._seats = seats = named_apart(seats)
+        if isinstance(seats, Mapping):
+            check_trainable({one.name: one for one in seats.values() if isinstance(one, Policy)})
+        elif isinstance(seats, Policy):
+            check_trainable({seats.name: seats})
+
+    def declared(self, seats: Mapping[str, tuple[str, ...]], *, part: bool = False) -> dict[str, AnyPolicy]:
+        """As in `Lineup`."""
+        agents = dict.fromkeys(agent for each in seats.values() for agent in each)
+        if part and isinstance(self._seats, Mapping):
+            agents |= dict.fromkeys(self._seats)
+        players_of(self._seats, tuple(agents))  # refuses a function whose policies nobody can tell apart
+        return declared_policies(self._seats, tuple(agents))
+
+    def roles(self, seats: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
+        """As in `Lineup`."""
+        found: dict[str, list[str]] = {}
+        for agents in seats.values():
+            given = self._seats
+            own = {agent: given[agent] for agent in agents} if isinstance(given, Mapping) else given
+            for agent, policies in players_of(own, agents).items():
+                for name in {policy.name: None for policy in policies}:
+                    if agent not in found.setdefault(name, []):
+                        found[name].append(agent)
+        return found
+
+    def settings(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    async def play(
+        self, tasks: Sequence[Task], group: PlayGroup, stack: Stack, *, step: int, refill: int
+    ) -> list[EpisodeGroup]:
+        """As in `Lineup`."""
+        return await self.rehearse(tasks, group, stack)
+
+    async def rehearse(self, tasks: Sequence[Task], group: PlayGroup, stack: Stack) -> list[EpisodeGroup]:
+        """As in `Lineup`."""
+        given = self._seats
+        return await all_or_first_error(
+            group(task, {a: given[a] for a in task.agents} if isinstance(given, Mapping) else given, stack.served)
+            for task in tasks
+        )
+
+    def measured(self, judged: Sequence[JudgedGroup]) -> Sequence[JudgedGroup]:
+        """All seats."""
+        return judged
+
+    async def learned(self, step: int, judged: Sequence[JudgedGroup], stack: Stack) -> dict[str, float]:
+        """Nothing changes."""
+        return {}
+
+
+class LeaguePlay:
+    """A league at play. Snapshots lie in ``OUT_DIR/league``, the table in ``OUT_DIR/league.json``.
+
+    Snapshots take turns in one engine, so two steps never play at the same time; with `max_staleness` a step still
+    plays while the learner works.
+
+    Args:
+        league: What the user declared.
+        config: Settings of the run.
+        folder: The run's folder.
+    """
+
+    def __init__(self, league: League, config: GRPOConfig, folder: Path) -> None:
+        check_trainable({league.policy.name: league.policy})
+        self._league, self._config, self._folder = league, config, folder
+        self.standings = Standings(
+            anchors=[anchor.name for anchor in league.anchors], start=league.start, pool=league.pool
+        )
+        self._one_at_a_time = asyncio.Lock()
+        self._publisher: Publisher | None = None
+        self._store: WeightStoreRef | None = None
+        """Where the snapshot in the engine came from: another store, in place of one that died, knows nothing of it."""
+        self._loaded, self._loads = league.start, 0  # the engine starts with the start model
+        self._load_s = 0.0
+
+    def declared(self, seats: Mapping[str, tuple[str, ...]], *, part: bool = False) -> dict[str, AnyPolicy]:
+        """The policy, the anchors, and the engine that snapshots take turns in."""
+        league, agents = self._league, next(iter(seats.values()))
+        if len(set(seats.values())) > 1:
+            raise ValueError(f"environments of a league need the same seats, got {dict(seats)}")
+        found: dict[str, AnyPolicy] = {}
+        for player in (league.policy, league.frozen(league.engine), *league.anchors):
+            for name, policy in declared_policies(player, agents).items():
+                if name in found:
+                    raise ValueError(f"two policies of the league are called {name!r}; give each its own name=")
+                found[name] = policy
+        return found
+
+    def roles(self, seats: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
+        """As in `Lineup`: everybody may sit everywhere."""
+        agents = list(next(iter(seats.values())))
+        return dict.fromkeys(self.declared(seats), agents)
+
+    def settings(self) -> dict[str, Any]:
+        """The league."""
+        return {"league": self._league.settings()}
+
+    async def play(
+        self, tasks: Sequence[Task], group: PlayGroup, stack: Stack, *, step: int, refill: int
+    ) -> list[EpisodeGroup]:
+        """As in `Lineup`: opponents are drawn for the step, groups of one snapshot after those of another."""
+        async with self._one_at_a_time:
+            key = (self._config.seed, step, refill)
+            matches = draw_matches(self.standings, self._league, tasks[0].agents, len(tasks), key=key)
+            return await self._play(tasks, matches, group, stack)
+
+    async def rehearse(self, tasks: Sequence[Task], group: PlayGroup, stack: Stack) -> list[EpisodeGroup]:
+        """As in `Lineup`: against the anchors, or else the start model, all of them in every environment."""
+        met: Counter[str] = Counter()
+        places = []
+        for task in tasks:
+            places.append(met[task.env_id])
+            met[task.env_id] += 1
+        async with self._one_at_a_time:
+            each = evaluation_matches(self._league, tasks[0].agents, max(met.values()))
+            matches = [each[place] for place in places]
+            return await self._play(tasks, matches, group, stack)
+
+    def measured(self, judged: Sequence[JudgedGroup]) -> Sequence[JudgedGroup]:
+        """The policy's seats against opponents: the rewards of all seats of a zero-sum game tell nothing."""
+        name = self._league.policy.name
+        own = [(item, own_seats(item.group, name)) for item in judged]
+        return [replace(item, rewards={agent: item.rewards[agent] for agent in seats}) for item, seats in own if seats]
+
+    async def learned(self, step: int, judged: Sequence[JudgedGroup], stack: Stack) -> dict[str, float]:
+        """Count the games, take a snapshot when it is due, write the table."""
+        results = results_of((item.group for item in judged), self._league.policy.name)
+        self.standings.record(results)
+        if (step + 1) % self._league.snapshot_every == 0:
+            await self._snapshot(step, stack)
+        league_table = {"step": step, **table(self.standings, self._league)}
+        draft = self._folder / ".league.json.draft"
+        draft.write_text(json.dumps(league_table, indent=2) + "\n")
+        draft.replace(self._folder / "league.json")
+        games = [score for scores in results.values() for score in scores]
+        load_s, self._load_s = self._load_s, 0.0
+        return {
+            "league/win_rate": float(np.mean(games)) if games else float("nan"),
+            "league/rating": self.standings.mu,
+            "league/rating_sigma": self.standings.sigma,
+            "league/opponents": float(len(self.standings.opponents)),
+            "league/load_s": load_s,
+            **{f"league/win_rate/{name}": float(np.mean(scores)) for name, scores in sorted(results.items())},
+        }
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """The standings, for a checkpoint."""
+        return self.standings.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continue from `state_dict`.
+
+        Raises:
+            ValueError: A snapshot's weights are gone, or it is another league's.
+        """
+        self.standings.load_state_dict(state)
+        self._loaded = ""
+        for one in self.standings.opponents:
+            if Path(one.name).name != one.name:
+                raise ValueError(f"the league's {one.name[:80]!r} is no name of a snapshot")
+            if one.version > 0 and not (self._snapshots / one.name).is_dir():
+                raise ValueError(f"snapshot {self._snapshots / one.name} of the league is missing")
+
+    async def _play(
+        self, tasks: Sequence[Task], matches: Sequence[Match], group: PlayGroup, stack: Stack
+    ) -> list[EpisodeGroup]:
+        """Play every match, snapshot by snapshot, with the first also what needs none. Groups come in tasks' order."""
+        players, policy = self._players, self._league.policy.name
+        snapshots = {one.name: one.version for one in self.standings.opponents if one.version >= 0}
+        turns = list(dict.fromkeys(match.opponent for match in matches if match.opponent in snapshots)) or [""]
+        turns.sort(key=lambda name: name != self._loaded)  # the one that sits in the engine already goes first
+        played: dict[int, EpisodeGroup] = {}
+        for name in turns:
+            served = dict(stack.served)
+            if name:
+                await stack.with_store(partial(self._load, name, snapshots[name], stack))
+                served[name] = served[self._league.engine]
+            due = [
+                (task, {agent: players[who] for agent, who in match.players(task.agents, policy).items()})
+                for task, match in zip(tasks, matches, strict=True)
+                if match.opponent == name or (name == turns[0] and match.opponent not in snapshots)
+            ]
+            groups = await all_or_first_error(group(task, seats, served) for task, seats in due)
+            played |= {task.number: found for (task, _), found in zip(due, groups, strict=True)}
+        return [played[task.number] for task in tasks]
+
+    @property
+    def _players(self) -> dict[str, AnyPolicy]:
+        """All who may sit in a seat, by name."""
+        policy = self._league.policy
+        past = [self._league.frozen(one.name) for one in self.standings.opponents if one.version >= 0]
+        return {player.name: player for player in (policy, *self._league.anchors, *past)}
+
+    async def _load(self, name: str, version: int, stack: Stack, by: WeightStore) -> None:
+        """Put a snapshot's weights into the opponents' engine."""
+        store = by.ref
+        if name == self._loaded and self._store in (None, store):
+            return
+        import torch
+
+        from forge_agents.weights import Publisher
+
+        started = time.perf_counter()
+        folder = self._snapshots / name if version else models.resolve(self._league.policy.model)
+        if self._publisher is None or self._store != store:
+            dtype = getattr(torch, self._config.learner.compute_dtype)
+            self._publisher, self._store = Publisher(store, self._league.engine, dtype=dtype), store
+        tensors = await asyncio.to_thread(_read, folder)
+        self._loaded = ""  # whoever breaks off here leaves it unknown
+        self._loads += 1  # a version of its own: after a restart other weights may have the snapshot's name
+        await self._publisher.publish(tensors, self._loads)
+        await stack.engines[self._league.engine].load_weights(self._loads, timeout_s=self._config.stage_timeout_s)
+        self._loaded = name
+        self._load_s += time.perf_counter() - started
+
+    async def _snapshot(self, step: int, stack: Stack) -> None:
+        """Add the policy as it is, unless it has not changed."""
+        learner = stack.learners[self._league.policy.name]
+        if learner.version <= self.standings.latest.version:
+            return
+        name = self._league.snapshot_name(learner.version)
+        self._loaded = "" if name == self._loaded else self._loaded
+        await learner.export(
+            self._snapshots / name,
+            dtype=self._config.learner.compute_dtype,
+            timeout_s=self._config.stage_timeout_s,
+        )
+        self.standings.add(name, learner.version)
+        await asyncio.to_thread(self._sweep)
+
+    def _sweep(self) -> None:
+        """Delete snapshots that have left and that no checkpoint names."""
+        named = {one.name for one in self.standings.opponents}
+        try:
+            for file in (self._folder / "checkpoints").glob("*/league.npz"):  # drafts, too
+                with np.load(file, allow_pickle=False) as saved:
+                    named |= set(saved["names"].tolist())
+        except (OSError, ValueError, BadZipFile):  # one is being moved or is damaged: next time
+            return
+        for path in self._snapshots.iterdir():
+            if path.name not in named:
+                shutil.rmtree(path)
+
+    @property
+    def _snapshots(self) -> Path:
+        return self._folder / "league"
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """All tensors of a model folder, by their Hugging Face names."""
+    from safetensors.torch import load_file
+
+    tensors: dict[str, Any] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        tensors |= load_file(file)
+    return tensors

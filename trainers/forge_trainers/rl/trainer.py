@@ -1,0 +1,522 @@
+"""GRPO over multi-agent episodes: `GRPOTrainer.fit`.
+
+    collect --> judge --> credit --> learn --> publish
+       ^                                          |
+       +----------- weights, one version newer ---+
+
+In: seats, a reward, an environment. Out: better weights and a run folder. Waits for engines, the reward and learners,
+each stage with a deadline. `max_staleness` lets collecting and judging run ahead of the learner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from forge_agents.errors import ActorDiedError, ArgumentError, EmptyBatchError, NotReadyError, StallError
+from forge_agents.policy import Policy, Seats
+from forge_agents.rollout.players import Served
+from forge_agents.rollout.rollout import Rollout, all_or_first_error
+from forge_agents.runtime.hosts import Hosts
+from forge_agents.runtime.mesh import while_it_goes_on, with_deadline
+from forge_agents.types import Episode, EpisodeGroup
+from forge_trainers.records.run_folder import RunFolder
+from forge_trainers.rl.config import GRPOConfig
+from forge_trainers.rl.credit import Baselines
+from forge_trainers.rl.endings import Ending, Endings, most_of, nothing_played, where_it_failed
+from forge_trainers.rl.pipeline import Ahead, Behind, Put, Taken
+from forge_trainers.rl.rewards import (
+    JudgedGroup,
+    Lessons,
+    Reward,
+    env_reward,
+    group_spread,
+    judge,
+    lessons_from,
+    mean_and_ci,
+    rates,
+    rewards_by,
+    summarise,
+)
+from forge_trainers.rl.seating import PlayGroup, check_trainable, lineup_of
+from forge_trainers.rl.tasks import EnvLike, Source, Task
+from forge_trainers.rl.update import learn
+from forge_trainers.run.checkpoints import Checkpoints, Evidence, ProcessRandomness
+from forge_trainers.run.console import Display
+from forge_trainers.run.processes import Stack
+from forge_trainers.run.supervision import Interrupt, LoopRunner, Stopwatch
+from forge_trainers.run.watchdog import LoopGuard, stalls_told
+from forge_trainers.selfplay.league import League
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FitResult:
+    """What `fit` did."""
+
+    steps: int
+    """Steps of the run so far, earlier sessions included."""
+    metrics: Sequence[dict[str, Any]]
+    """One row per step, as in ``metrics.jsonl``."""
+    out_dir: Path
+    export: Path
+    """Folder with the trained model, or one subfolder per policy where several were trained."""
+    curve: Path | None
+    """``reward.png``, or of supervised fine-tuning ``loss.png``."""
+    reason: str = ""
+    """Why the run was over before its steps were done: ``solved: ...``, or ``plateau: ...`` where every episode earned
+    the highest reward that was seen and nobody knows whether more can be earned. Empty where all were done."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EvalResult:
+    """Reward on held-out seeds."""
+
+    reward: float
+    """Mean over episodes of the mean over the seats of trainable policies; over all seats where there is none."""
+    ci: float
+    """Half-width of its 95 % confidence interval."""
+    by_agent: dict[str, float]
+    by_policy: dict[str, float]
+    """Of trainable policies."""
+    episodes: Sequence[Episode] = dataclasses.field(repr=False)  # a page each
+    failed: int
+    """Episodes that ended in an error; they count in no mean."""
+    abstained: int = 0
+    """Others in which the reward said nothing of a seat that counts; that seat counts in no mean."""
+
+
+class GRPOTrainer:
+    """Trains the trainable policies of a team.
+
+    Args:
+        policies: One policy for all seats, a policy per seat, a function ``(agent, episode_seed) -> policy``, or a
+            league: a policy that plays against its own past.
+        reward: Trajectories to float ``[n]``, NaN where it abstains; None is the environment's own reward.
+        config: Settings.
+        out_dir: The run's folder. Where it holds a run already, training continues from its newest checkpoint.
+        mesh: Where processes run; None: on this host.
+
+    Engines and learners start with the first call that needs them and stop with `close`, at the end of a ``with``
+    block or of the program.
+    """
+
+    def __init__(
+        self,
+        policies: Seats | League,
+        reward: Reward | None = None,
+        config: GRPOConfig | None = None,
+        out_dir: str | os.PathLike[str] = "runs/default",
+        mesh: Hosts | None = None,
+    ) -> None:
+        if reward is not None and not callable(reward):
+            raise ArgumentError(f"reward must be callable (trajectories -> float [n]), got {type(reward).__name__}")
+        self.reward, self.config, self.out_dir = reward or env_reward, config or GRPOConfig(), Path(out_dir)
+        self._hosts = mesh or Hosts()
+        self._lineup = lineup_of(policies, self.config, self.out_dir)
+        self._loop = LoopRunner(self._stop)
+        self._stack: Stack | None = None
+        self._live = asyncio.Semaphore(self.config.max_live_episodes)
+        self._weights, self._synced = Behind(), True
+        self._evidence, self._taken = Evidence(self.reward), Taken()
+        self._baselines, self._endings = Baselines(), Endings(self.config.max_empty_steps)
+        self._say: Callable[[str], None] = _log.warning
+        self._checkpoints = Checkpoints(
+            self.out_dir / "checkpoints",
+            keep=self.config.keep_checkpoints,
+            keep_best=self.config.keep_best,
+            parts={
+                "reward": self._evidence if self._evidence.any else None,
+                "taken": self._taken,
+                "baselines": self._baselines,
+                "endings": self._endings,
+                "league": self._lineup,
+                "random": ProcessRandomness(),
+            },
+            timeout_s=self.config.stage_timeout_s,
+        )
+        self._next_step: int | None = None
+        self._told_failure = False
+
+    def fit(self, env: EnvLike, *, steps: int, env_args: dict[str, Any] | None = None) -> FitResult:
+        """Train until the run has done `steps` optimiser steps, earlier sessions in `out_dir` included.
+
+        Args:
+            env: An id, an environment class, or weights by id.
+            steps: Of the whole run. A learning rate that falls ends with them; a run that is continued with more
+                goes on at the rate of the longer schedule.
+            env_args: Arguments of the environment.
+
+        Returns:
+            What was done. Where nothing is left to learn because every episode earns the most there is, or the highest
+            that was seen, the run is over before its steps are, saved and exported, and the result has the reason.
+
+        Raises:
+            EmptyBatchError: `max_empty_steps` in a row had no group to learn from; or in the first step, or that many
+                in a row, every episode failed or nothing was sampled. The run is saved before; another call goes on
+                with new seeds.
+            DivergedError: A loss or gradient is not finite; the batch is kept in ``failed-batches``.
+            MismatchError: Sampler and learner do not hold the same model; the batch is kept there too.
+            KeyboardInterrupt: Ctrl-C; the step was finished and saved before.
+            SystemExit: SIGTERM, with status 143; the same.
+            RunFolderError: The last checkpoint could not be written; one before it only costs a warning.
+        """
+        if steps < 1:
+            raise ValueError(f"steps={steps} trains nothing; set at least 1")
+        return self._loop.run(self._fit(Source(env, env_args, hosts=self._hosts), steps))
+
+    def evaluate(
+        self, env: EnvLike, *, episodes: int = 64, env_args: dict[str, Any] | None = None, reward: Reward | None = None
+    ) -> EvalResult:
+        """Play `episodes` held-out seeds with the current weights, at the policies' own sampling.
+
+        Args:
+            reward: What is measured; None is the environment's own reward, whatever the trainer learns from.
+        """
+        return self._loop.run(self._evaluate(Source(env, env_args, hosts=self._hosts), episodes, reward or env_reward))
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Export the trained weights in Hugging Face format; one subfolder per policy where several are trained."""
+        return self._loop.run(self._export(Path(folder)))
+
+    def close(self) -> None:
+        """Stop engines and learners."""
+        self._loop.close()
+
+    def __enter__(self) -> GRPOTrainer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    async def _fit(self, source: Source, steps: int) -> FitResult:
+        run = RunFolder(self.out_dir, self._settings(source), log_to=self.config.log_to)
+        with contextlib.closing(run), stalls_told(self.out_dir):
+            while True:
+                try:
+                    return await self._session(source, steps, run)
+                except (ActorDiedError, StallError) as error:
+                    if self._stack is None or not await self._stack.bury_learners(error):
+                        raise
+                    self._next_step = None  # the newest checkpoint says where to go on
+
+    async def _session(self, source: Source, steps: int, run: RunFolder) -> FitResult:
+        """Train to the end, or to a learner's."""
+        size = self.config.groups_per_step
+        ending: Ending | None = None
+        for kept in (self._endings, self._evidence, self._taken):
+            kept.begin()
+        ahead = self._ahead(source, steps, run)
+        try:
+            stack = await self._started(source, learn=True)
+            first = self._next_step or 0
+            await all_or_first_error(learner.set_total_steps(steps) for learner in stack.learners.values())
+            run.rewind(first)
+            guard = LoopGuard(self.config.block_timeout_s)
+            with Display("train", steps, first, stack.learners) as display, Interrupt(display.say) as interrupt, guard:
+                self._tell_roles(display.say, source, stack)
+                for step in range(first, steps):
+                    watch = Stopwatch(stack.busy_s)
+                    batch = ahead.batch(step)
+                    playing = stack.unless_a_learner_dies(batch.collected)
+                    await self._while_played(playing, f"collection of step {step}")
+                    watch.lap("collect")
+                    items = await stack.unless_a_learner_dies(batch.judged)
+                    lessons = self._lessons(items, stack, self._baselines)
+                    watch.lap("judge")
+                    metrics = summarise(self._lineup.measured(items), stack.learners) | group_spread(items, size)
+                    metrics |= await self._learned(step, lessons, watch)
+                    ending = self._endings.after(step, items, lessons, stack.learners, self._tops(source))
+                    metrics |= await self._lineup.learned(step, items, stack)
+                    metrics |= watch.times | rates([item.group for item in items], watch.total_s)
+                    over = ending is not None or step + 1 == steps
+                    if ending is None or ending.well:
+                        metrics |= await stack.unless_a_learner_dies(self._evaluation(source, step, over))
+                    self._log(run, step, items, lessons, metrics)
+                    display.step(step, metrics)
+                    last = over or interrupt.asked
+                    await self._saved(step, last, metrics.get("eval/reward"))
+                    if ending is not None:
+                        display.say(ending.reason)
+                        run.end(step, ending.kind, ending.reason)
+                        break
+                    if last:
+                        interrupt.stop_if_asked(step + 1)
+            await self._weights.done()
+            return await self._result(run, max(first, self._next_step or 0), ending)
+        finally:
+            self._say = _log.warning
+            await ahead.cancel()
+            self._synced = await self._weights.cancel() and self._synced
+            await self._checkpoints.settle()
+
+    def _ahead(self, source: Source, steps: int, run: RunFolder) -> Ahead[EpisodeGroup, list[JudgedGroup]]:
+        """Collects and judges the run's groups."""
+        staleness, size = self.config.max_staleness, self.config.groups_per_step
+
+        async def judged(step: int, groups: list[EpisodeGroup]) -> list[JudgedGroup]:
+            self._evidence.judging(step)
+            found = await self._judged(source, step, groups, self._running.learners)
+            self._evidence.judged(step)
+            run.keep_verifiers(step, self.reward)
+            return found
+
+        async def collected(step: int, put: Put[EpisodeGroup]) -> None:
+            await self._collect(source, step, put, only=self._taken.missing(step, size))
+
+        return Ahead(collected, judged, staleness=staleness, steps=steps, size=size, taken=self._taken)
+
+    def _lessons(self, items: Sequence[JudgedGroup], stack: Stack, baselines: Baselines) -> Lessons:
+        rule, size_of = self.config.credit_rule, self.config.size_of
+        return lessons_from(items, rule, stack.learners.keys(), baselines, room=stack.room, size_of=size_of)
+
+    async def _learned(self, step: int, lessons: Lessons, watch: Stopwatch) -> dict[str, float]:
+        """Learn, and send the weights on their way."""
+        metrics = await learn(lessons, self._running.learners, self.config, step=step, folder=self.out_dir)
+        watch.lap("learn")
+        await self._weights.start(self._sync)
+        if self.config.max_staleness == 0:
+            await self._weights.done()
+        watch.lap("sync")
+        self._evidence.settle(step)
+        self._taken.settle(step)
+        self._next_step = step + 1
+        return metrics
+
+    async def _saved(self, step: int, last: bool, score: float | None) -> None:
+        """Write a checkpoint after `step` where one is due, and all of it where the step is the last."""
+        if last or (step + 1) % self.config.checkpoint_every == 0 or self._checkpoints.is_best(score):
+            await self._checkpoints.start(step + 1, self._running.learners, score=score)
+        if last:
+            await self._checkpoints.finish()
+
+    async def _result(self, run: RunFolder, steps: int, ending: Ending | None) -> FitResult:
+        """Export what was learned, and say how the run ended.
+
+        Raises:
+            EmptyBatchError: Not well.
+        """
+        if ending is not None and ending.kind == "broken":
+            raise EmptyBatchError(ending.reason)
+        export, curve = await self._export(self.out_dir / "export"), run.plot_rewards(self._running.learners)
+        if ending is not None and ending.kind == "flat":
+            raise EmptyBatchError(
+                f"{ending.reason}. What was learned before is in {export}; the same run goes on with new seeds"
+            )
+        reason = "" if ending is None else ending.reason
+        return FitResult(
+            steps=steps, metrics=run.metrics(), out_dir=self.out_dir, export=export, curve=curve, reason=reason
+        )
+
+    def _tops(self, source: Source) -> dict[str, float | None]:
+        return {env_id: most_of(self.reward, source.max_reward[env_id]) for env_id in source.env_ids}
+
+    async def _judged(
+        self, source: Source, step: int, groups: list[EpisodeGroup], trainable: Collection[str]
+    ) -> list[JudgedGroup]:
+        """Scored groups, and those that replace the ones that teach nothing."""
+        config, judged = self.config, await judge(groups, self.reward, timeout_s=self.config.stage_timeout_s)
+        for refill in range(1, config.max_refills + 1):
+            found = lessons_from(judged, config.credit_rule, trainable, room=self._running.room)
+            missing = config.groups_per_step - found.counts["used"]
+            if not missing or nothing_played(judged, trainable):
+                break
+            playing = self._collect(source, step, count=missing, refill=refill)
+            more = await self._while_played(playing, f"refill of step {step}")
+            judged += await judge(more, self.reward, timeout_s=config.stage_timeout_s)
+        return judged
+
+    async def _collect(
+        self,
+        source: Source,
+        step: int,
+        put: Put[EpisodeGroup] | None = None,
+        *,
+        count: int = 0,
+        refill: int = 0,
+        only: Collection[int] | None = None,
+    ) -> list[EpisodeGroup]:
+        """Play groups of one step: all, or `only` some, or `count` of its refill. `put` hears of each when it ends."""
+        config = self.config
+        await self._weights.done()
+        tasks = source.tasks(config.seed, step, count or config.groups_per_step, refill=refill)
+        tasks = [task for task in tasks if only is None or task.number in only]
+        if not tasks:
+            return []
+        where = f"{config.seed}/{step}/{refill}"  # a resumed run samples what it would have
+        group = self._group(source, config.group_size, where, put)
+        return await self._lineup.play(tasks, group, self._running, step=step, refill=refill)
+
+    async def _while_played(self, playing: Awaitable[T], what: str) -> T:
+        """What is played; many long episodes may take long, as long as engines answer."""
+        what = f"{what} (no engine has answered meanwhile: stage_timeout_s)"
+        silence_s = self.config.stage_timeout_s
+        return await while_it_goes_on(
+            playing, silence_s, progress=lambda: self._running.answers, who="episodes", what=what
+        )
+
+    async def _sync(self, published: Callable[[], None] = lambda: None) -> None:
+        await with_deadline(self._running.sync(published), self.config.stage_timeout_s, who="weights", what="return")
+
+    async def _evaluation(self, source: Source, step: int, over: bool) -> dict[str, float]:
+        every = self.config.eval_every
+        if not every or ((step + 1) % every and not over):
+            return {}
+        result = await self._evaluate(source, self.config.eval_episodes, env_reward)
+        found = {"eval/reward": result.reward, "eval/ci": result.ci, "eval/failed": float(result.failed)}
+        found |= {f"eval/reward/{name}": reward for name, reward in result.by_policy.items()}
+        if samples := self.config.exploitability_samples:
+            from forge_agents.bench.model_strategy import exploited
+
+            trained = {name: self._models(source)[name] for name in self._running.learners}
+            asking = exploited(source.env_ids, trained, self._running.served, samples=samples)
+            found |= await self._while_played(asking, "exploitability")
+        return found
+
+    async def _evaluate(self, source: Source, episodes: int, reward: Reward) -> EvalResult:
+        await self._started(source, learn=False)
+        await self._weights.done()
+        group = self._group(source, 1, f"{self.config.seed}/held-out")
+        playing = self._lineup.rehearse(source.held_out(episodes), group, self._running)
+        groups = await self._while_played(playing, "evaluation")
+        judged = await judge(groups, reward, timeout_s=self.config.stage_timeout_s)
+        trained = [name for name, policy in self._models(source, part=True).items() if policy.trainable]
+        measured = self._lineup.measured(judged)
+        summary, by_policy = summarise(measured, trained), rewards_by(measured, "policy")
+        return EvalResult(
+            reward=summary["reward/mean"],
+            ci=summary["reward/ci"],
+            by_agent={seat: mean_and_ci(*found)[0] for seat, found in rewards_by(measured, "agent").items()},
+            by_policy={name: mean_and_ci(*found)[0] for name, found in by_policy.items() if name in trained},
+            episodes=tuple(episode for group in groups for episode in group.episodes),
+            failed=sum(len(group.failed) for group in groups),
+            abstained=sum(
+                any(
+                    np.isnan(reward) and (not trained or episode.trajectories[agent].policy in trained)
+                    for agent, reward in item.episode_rewards(at).items()
+                )
+                for item in measured
+                for at, episode in enumerate(item.group.episodes)
+                if episode.error is None
+            ),
+        )
+
+    async def _export(self, folder: Path) -> Path:
+        learners = self._running.learners
+        if not learners:
+            raise NotReadyError("nothing has been trained yet; call fit first")
+        await all_or_first_error(
+            learner.export(folder if len(learners) == 1 else folder / name, timeout_s=self.config.stage_timeout_s)
+            for name, learner in learners.items()
+        )
+        return folder
+
+    def _group(self, source: Source, size: int, where: str, put: Put[EpisodeGroup] | None = None) -> PlayGroup:
+        """Plays `size` siblings of a task; `where` and the task name what models sample."""
+
+        async def play(task: Task, seats: Seats, served: Mapping[str, Served]) -> EpisodeGroup:
+            rollout = Rollout(
+                make_env=lambda: source.make(task.env_id),
+                env_id=task.env_id,
+                seats=seats,
+                served=served,
+                max_turns=source.max_turns.get(task.env_id) or self.config.max_turns,
+            )
+            group = await rollout.group(task.seed, size, limit=self._live, draw=f"{where}/{task.number}")
+            self._tell_failure(group)
+            if put is not None:
+                put(task.number, group)
+            return group
+
+        return play
+
+    async def _started(self, source: Source, *, learn: bool) -> Stack:
+        """The running stack; where `out_dir` holds a run, with its weights.
+
+        Learners start when something is learned, or has been.
+        """
+        policies = self._models(source, part=not learn)
+        if learn and not any(policy.trainable for policy in policies.values()):
+            raise ValueError("no seat holds a trainable policy; give at least one fa.Policy(..., trainable=True)")
+        if self._stack is None:
+            self._stack = await Stack.start(policies, self.config, folder=self.out_dir, hosts=self._hosts)
+        if self._next_step is None and (learn or self._checkpoints.any()):
+            await self._stack.start_learners()
+            self._next_step = await self._checkpoints.restore(self._stack.learners)
+            if self._next_step or self._stack.faults.all:  # engines may be ahead of a learner that died
+                self._synced = False
+        if not self._synced:
+            await self._sync()
+            self._synced = True
+        return self._stack
+
+    @property
+    def _running(self) -> Stack:
+        if self._stack is None:
+            raise NotReadyError("nothing is running yet; call fit or evaluate first")
+        return self._stack
+
+    def _models(self, source: Source, *, part: bool = False) -> dict[str, Policy]:
+        declared = self._lineup.declared(source.seats, part=part)
+        models = {name: policy for name, policy in declared.items() if isinstance(policy, Policy)}
+        check_trainable(models)
+        return models
+
+    def _settings(self, source: Source) -> dict[str, Any]:
+        return {
+            "env": list(source.env_ids),
+            "policies": {n: dataclasses.asdict(p) for n, p in self._models(source).items()},
+            **self._lineup.settings(),
+            "trainer": dataclasses.asdict(self.config),
+        }
+
+    def _tell_roles(self, say: Callable[[str], None], source: Source, stack: Stack) -> None:
+        """Say who plays which seats, and which of them share a learner; from here on lines go to `say`."""
+        self._say = say
+        for name, agents in self._lineup.roles(source.seats).items():
+            learner = stack.learners.get(name)
+            told = "is not trained" if learner is None else f"is trained by {learner.name}"
+            say(f"{', '.join(agents)}: policy {name} {told}")
+
+    def _tell_failure(self, group: EpisodeGroup) -> None:
+        """Say at once that an episode failed, the first of this trainer's."""
+        if group.failed and not self._told_failure and group.failed[0].error is not None:
+            self._told_failure = True
+            self._say(
+                f"an episode of {group.env_id} failed: {where_it_failed(group.failed[0].error)}. Its trace is in "
+                "episodes.jsonl; more failures are counted"
+            )
+
+    def _log(
+        self, run: RunFolder, step: int, judged: Sequence[JudgedGroup], lessons: Lessons, metrics: dict[str, float]
+    ) -> None:
+        run.log(step, metrics)
+        rows = [
+            (episode, item.episode_rewards(sibling), lessons.advantages.get((number, sibling), {}))
+            for number, item in enumerate(judged)
+            for sibling, episode in enumerate(item.group.episodes)
+        ]
+        rows.sort(key=lambda row: row[0].error is None)  # what failed is worth reading first
+        kept = rows[: self.config.keep_episodes]
+        run.keep_episodes(
+            step,
+            [row[0] for row in kept],
+            [row[1] for row in kept],
+            [row[2] for row in kept],
+            trained=self._running.learners,
+        )
+
+    async def _stop(self) -> None:
+        if self._stack is not None:
+            stack, self._stack = self._stack, None
+            await stack.stop()

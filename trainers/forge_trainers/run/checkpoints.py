@@ -1,0 +1,434 @@
+"""Checkpoints of a whole experiment: every learner, whatever else has learned, and the step to continue from.
+
+In: learners and parts with a state. Out: folders ``step-NNNNNN``, complete once they hold ``experiment.json``. Waits
+for the learners; training goes on while files are written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import math
+import os
+import random
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from zipfile import BadZipFile
+
+import numpy as np
+
+from forge_agents.errors import ActorDiedError, ForgeError, RunFolderError, StallError
+from forge_agents.files import check_plain_files
+from forge_agents.rollout.rollout import all_or_first_error
+from forge_agents.runtime.mesh import with_deadline
+from forge_trainers.learner.checksums import CHUNK_BYTES, Sums, damaged
+
+if TYPE_CHECKING:
+    from forge_trainers.learner.client import Learner
+
+_log = logging.getLogger(__name__)
+_MARK = "experiment.json"
+_REWARD = "reward"
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """What learns or remembers, such as a verifier ensemble: arrays by name, none of them of objects."""
+
+    def state_dict(self) -> Mapping[str, np.ndarray]: ...  # noqa: D102
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None: ...  # noqa: D102
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Mark:
+    """What ``experiment.json`` says of its folder."""
+
+    step: int
+    """Steps done."""
+    policies: list[str]
+    """Names of the learners, sorted."""
+    score: float | None = None
+    """Mean held-out reward of these weights; None where it was not measured."""
+    files: dict[str, list[int]] = field(default_factory=dict)
+    """Size in bytes and CRC-32 of every chunk of every other file, by path."""
+    chunk_bytes: int = 0
+    """Size of a chunk; 0: the whole file is one."""
+
+    @classmethod
+    def read(cls, folder: Path) -> _Mark:
+        """Raises ValueError where the file does not say what it should."""
+        check_plain_files(folder)
+        found = json.loads((folder / _MARK).read_text())
+        try:
+            mark = cls(**{**found, "step": int(found["step"]), "policies": [str(name) for name in found["policies"]]})
+            odd = [name for name in (*mark.policies, *mark.files) if not _stays(name)]  # both are opened below
+            math.isfinite(mark.score or 0.0)
+        except (KeyError, TypeError, RecursionError) as cause:
+            raise ValueError(f"{_MARK} is damaged: {cause!r}") from cause
+        if odd:
+            raise ValueError(f"{_MARK} is damaged: {odd[0][:80]!r} does not stay in the folder")
+        return mark
+
+
+class ProcessRandomness:
+    """The random state of Python and NumPy in this process, for environments and rewards that draw from it."""
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Both generators' states."""
+        _, words, normal = random.getstate()
+        _, keys, place, has_normal, cached = np.random.get_state()  # noqa: NPY002  # the state that others draw from
+        return {
+            "python": np.array(words, dtype=np.uint64),
+            "python_normal": np.array(math.nan if normal is None else normal),
+            "numpy": np.asarray(keys),
+            "numpy_place": np.array([place, has_normal]),
+            "numpy_normal": np.array(cached),
+        }
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continue from `state_dict`."""
+        normal = float(state["python_normal"])
+        words = tuple(int(word) for word in state["python"])
+        place, has_normal = (int(value) for value in state["numpy_place"])
+        cached = float(state["numpy_normal"])
+        random.setstate((3, words, None if math.isnan(normal) else normal))
+        np.random.set_state(("MT19937", state["numpy"], place, has_normal, cached))  # noqa: NPY002
+
+
+class Evidence:
+    """The state of a reward after the last step that was learned from, whatever it has judged ahead since.
+
+    Steps that were judged ahead are played and judged again after a resume, so their evidence must not be saved; and
+    nobody may read a state that a judging thread is changing.
+
+    Args:
+        reward: Any; without a state there is nothing to do.
+    """
+
+    def __init__(self, reward: object) -> None:
+        self._reward = reward if isinstance(reward, Stateful) else None
+        self._judged: dict[int, dict[str, np.ndarray]] = {}
+        self._learned: dict[str, np.ndarray] | None = None
+        self._ahead: set[int] = set()
+
+    @property
+    def any(self) -> bool:
+        """Whether the reward has a state."""
+        return self._reward is not None
+
+    def begin(self) -> None:
+        """Begin a session: what was judged and never learned from is forgotten."""
+        if self._ahead and self._learned is not None and self._reward is not None:
+            self._reward.load_state_dict(self._learned)
+        self._judged, self._ahead = {}, set()
+
+    def judging(self, step: int) -> None:
+        """The groups of `step` are about to be judged."""
+        if not self._ahead:
+            self._learned = self._state()
+        self._ahead.add(step)
+
+    def judged(self, step: int) -> None:
+        """They have been, and those of the next are not yet."""
+        self._judged[step] = self._state()
+
+    def settle(self, step: int) -> None:
+        """`step` has been learned from."""
+        self._ahead.discard(step)
+        self._learned = self._judged.pop(step, self._learned)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """As after the last step that was learned from."""
+        return self._state() if self._learned is None or not self._ahead else self._learned
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continue from `state_dict`."""
+        self._judged, self._learned, self._ahead = {}, None, set()
+        if self._reward is not None:
+            self._reward.load_state_dict(state)
+
+    def _state(self) -> dict[str, np.ndarray]:
+        """A copy: what is learned later must not change it."""
+        return {} if self._reward is None else {k: np.array(v) for k, v in self._reward.state_dict().items()}
+
+
+class Checkpoints:
+    """The newest checkpoints of a run, and its best.
+
+    Args:
+        folder: Where they lie.
+        keep: How many of the newest stay on disk, at least 1.
+        keep_best: Whether the one of highest score stays as well.
+        parts: What is saved and restored beside the learners, by name, where it is `Stateful`.
+        timeout_s: Deadline of writing or reading one.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int,
+        keep_best: bool = False,
+        parts: Mapping[str, object] | None = None,
+        timeout_s: float = 1800.0,
+    ) -> None:
+        self._folder, self._keep, self._keep_best, self._timeout_s = folder, keep, keep_best, timeout_s
+        self._parts = {name: part for name, part in (parts or {}).items() if isinstance(part, Stateful)}
+        self._writing: asyncio.Task[None] | None = None
+        self._first: dict[str, dict[str, np.ndarray]] = {}
+
+    def any(self) -> bool:
+        """Whether there is a complete checkpoint."""
+        return bool(self.complete())
+
+    def best(self) -> Path | None:
+        """The checkpoint of highest score, of equal ones the newest; None where none has a score."""
+        scored = [(mark.score, folder) for folder, mark in self._marks().items() if mark.score is not None]
+        return max(scored)[1] if scored else None
+
+    def complete(self) -> list[Path]:
+        """Complete checkpoints, newest first."""
+        return sorted((mark.parent for mark in self._folder.glob(f"step-*/{_MARK}")), reverse=True)
+
+    def policies(self, folder: Path) -> list[str]:
+        """Names of the learners in a checkpoint; each has a folder there.
+
+        Raises:
+            RunFolderError: Its files are not as they were written.
+        """
+        try:
+            return _checked(folder).policies
+        except (OSError, ValueError) as cause:
+            raise RunFolderError(f"checkpoint {folder} is damaged: {cause}") from cause
+
+    def is_best(self, score: float | None) -> bool:
+        """Whether a checkpoint with `score` would be kept as the best."""
+        if score is None or not self._keep_best:
+            return False
+        scores = [mark.score for mark in self._marks().values() if mark.score is not None]
+        return score >= max(scores, default=-math.inf)
+
+    async def start(self, step: int, learners: Mapping[str, Learner], *, score: float | None = None) -> None:
+        """Take the state after `step` steps, and begin to write it.
+
+        Waits for the checkpoint before, if it is still being written. That it could not be written is a warning here,
+        and the run goes on: this one is the next attempt.
+        """
+        try:
+            await self.finish()
+        except RunFolderError as cause:
+            _log.warning("%s; training goes on", cause)
+        taken = asyncio.Event()
+        self._writing = asyncio.ensure_future(self._write(step, learners, score, taken))
+        begun = asyncio.ensure_future(taken.wait())
+        await asyncio.wait({self._writing, begun}, return_when=asyncio.FIRST_COMPLETED)
+        begun.cancel()
+
+    async def finish(self) -> None:
+        """Wait until what `start` began is on disk.
+
+        Raises:
+            RunFolderError: It could not be written; older ones are untouched.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            await writing
+
+    async def save(self, step: int, learners: Mapping[str, Learner], *, score: float | None = None) -> None:
+        """`start` and `finish`."""
+        await self.start(step, learners, score=score)
+        await self.finish()
+
+    async def settle(self) -> None:
+        """End what is under way, whatever becomes of the run: wait for it, or drop it where the run was cancelled."""
+        task = asyncio.current_task()
+        if self._writing is not None and task is not None and task.cancelling():
+            self._writing.cancel()
+        try:
+            await self.finish()
+        except (ForgeError, asyncio.CancelledError) as cause:
+            _log.warning("the last checkpoint was not finished: %s", cause)
+
+    async def restore(self, learners: Mapping[str, Learner]) -> int:
+        """Load the newest checkpoint that loads; newer, damaged ones are renamed ``damaged-NNNNNN``.
+
+        Where there is none, parts are as they were when this was called first.
+
+        Returns:
+            The step to continue from; 0 where there is none.
+
+        Raises:
+            ForgeError: Checkpoints are there and none of them loads, or they hold other policies.
+        """
+        damaged: dict[Path, BaseException] = {}
+        for folder in self.complete():
+            try:
+                checking = asyncio.to_thread(_checked, folder)
+                mark = await with_deadline(checking, self._timeout_s, who=str(folder), what="the check of its sums")
+                if mark.policies == sorted(learners):
+                    await self._load(folder, learners)
+            except (StallError, ActorDiedError):
+                raise
+            except (OSError, RuntimeError, ValueError, KeyError, EOFError, BadZipFile) as cause:
+                _log.warning("checkpoint %s does not load (%s); trying the one before", folder, cause)
+                damaged[folder] = cause
+                continue
+            if mark.policies != sorted(learners):
+                raise ForgeError(
+                    f"{folder} holds the policies {mark.policies}, this run trains {sorted(learners)}; "
+                    "choose another out_dir"
+                )
+            for newer in damaged:  # the run will come to their steps again
+                newer.replace(_free_name(self._folder / newer.name.replace("step", "damaged")))
+            return mark.step
+        if damaged:
+            raise ForgeError("no checkpoint loads: " + "; ".join(f"{path}: {why}" for path, why in damaged.items()))
+        for name, state in self._first.items():
+            self._parts[name].load_state_dict(state)
+        self._first = {name: {k: np.array(v) for k, v in p.state_dict().items()} for name, p in self._parts.items()}
+        return 0
+
+    async def _write(
+        self, step: int, learners: Mapping[str, Learner], score: float | None, taken: asyncio.Event
+    ) -> None:
+        draft, final = self._folder / f".draft-{step:06d}", self._folder / f"step-{step:06d}"
+        try:
+            for old in self._folder.glob(".draft-*"):
+                shutil.rmtree(old, ignore_errors=True)
+            draft.mkdir(parents=True)
+            sums: dict[str, list[int]] = {}
+            for name, part in self._parts.items():
+                sums[f"{name}.npz"] = _save_arrays(draft / f"{name}.npz", part.state_dict())
+            await all_or_first_error(
+                learner.start_save(draft / name, timeout_s=self._timeout_s) for name, learner in learners.items()
+            )
+            taken.set()
+            written = await all_or_first_error(
+                learner.finish_save(timeout_s=self._timeout_s) for learner in learners.values()
+            )
+            for learner, own in zip(learners, written, strict=True):
+                sums |= {f"{learner}/{name}": found for name, found in own.items()}
+            mark = _Mark(
+                step=step, policies=sorted(learners), score=_known(score), files=sums, chunk_bytes=CHUNK_BYTES
+            )
+            await asyncio.to_thread(_put_in_place, draft, final, mark)
+            for old in self._to_forget():
+                shutil.rmtree(old, ignore_errors=True)
+        except StallError:
+            raise
+        except OSError as cause:
+            shutil.rmtree(draft, ignore_errors=True)
+            kept = next(iter(self.complete()), None)
+            raise RunFolderError(
+                f"the checkpoint of step {step} cannot be written ({cause}); "
+                + (f"the newest is {kept}" if kept else "there is none yet")
+                + ". Make room, or the folder writable"
+            ) from cause
+
+    async def _load(self, folder: Path, learners: Mapping[str, Learner]) -> None:
+        states = {name: _arrays(folder / f"{name}.npz") for name in self._parts}
+        await all_or_first_error(
+            learner.load(folder / name, timeout_s=self._timeout_s) for name, learner in learners.items()
+        )
+        for name, state in states.items():
+            if state is None:
+                _log.warning("checkpoint %s holds no %s, which starts afresh", folder, name)
+            else:
+                self._parts[name].load_state_dict(state)
+
+    def _to_forget(self) -> list[Path]:
+        best = self.best() if self._keep_best else None
+        return [folder for folder in self.complete()[self._keep :] if folder != best]
+
+    def _marks(self) -> dict[Path, _Mark]:
+        """What can be read of the complete checkpoints, newest first."""
+        found = {}
+        for folder in self.complete():
+            try:
+                found[folder] = _Mark.read(folder)
+            except (OSError, ValueError) as cause:
+                _log.warning("checkpoint %s: %s", folder, cause)
+        return found
+
+
+def saved_reward(folder: Path) -> dict[str, np.ndarray]:
+    """What the reward had learned at the newest complete checkpoint in `folder`; empty where nothing was saved.
+
+    Raises:
+        ForgeError: It cannot be read.
+    """
+    files = sorted((mark.with_name(f"{_REWARD}.npz") for mark in folder.glob(f"step-*/{_MARK}")), reverse=True)
+    newest = next((file for file in files if file.exists()), None)
+    if newest is None:
+        return {}
+    try:
+        return _arrays(newest) or {}
+    except (OSError, ValueError, BadZipFile) as cause:
+        raise ForgeError(f"{newest} cannot be read ({cause}); delete that checkpoint") from cause
+
+
+def _arrays(file: Path) -> dict[str, np.ndarray] | None:
+    """What ``np.savez`` wrote; None where there is no such file."""
+    if not file.exists():
+        return None
+    with np.load(file, allow_pickle=False) as saved:
+        return dict(saved)
+
+
+def _put_in_place(draft: Path, final: Path, mark: _Mark) -> None:
+    """Give a draft its mark and its name; a power cut leaves the whole of it or no mark."""
+    with (draft / _MARK).open("w") as file:
+        json.dump(asdict(mark), file)
+        file.flush()
+        os.fsync(file.fileno())
+    shutil.rmtree(final, ignore_errors=True)
+    draft.rename(final)
+
+
+def _checked(folder: Path) -> _Mark:
+    """The mark of a checkpoint whose files are as they were written.
+
+    Raises:
+        ValueError, OSError: They are not.
+    """
+    mark = _Mark.read(folder)
+    try:
+        wrong = damaged(folder, mark.files, chunk_bytes=mark.chunk_bytes)
+    except TypeError as cause:
+        raise ValueError(f"{_MARK} is damaged: {cause!r}") from cause
+    if wrong:
+        raise ValueError(wrong)
+    return mark
+
+
+def _save_arrays(file: Path, state: Mapping[str, np.ndarray]) -> list[int]:
+    """Write `state` as ``np.savez`` does. Returns the file's sums."""
+    whole, sums = io.BytesIO(), Sums()
+    np.savez(whole, allow_pickle=False, **state)
+    sums.add(whole.getbuffer())
+    file.write_bytes(whole.getbuffer())
+    return sums.all
+
+
+def _stays(name: str) -> bool:
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
+
+
+def _known(score: float | None) -> float | None:
+    return score if score is not None and math.isfinite(score) else None
+
+
+def _free_name(path: Path) -> Path:
+    """`path`, or where that is taken, with a number behind."""
+    taken: Any = path
+    number = 1
+    while taken.exists():
+        number += 1
+        taken = path.with_name(f"{path.name}.{number}")
+    return Path(taken)

@@ -1,0 +1,92 @@
+"""The live view of a training run.
+
+In: metrics by step. Out: a progress line in a terminal, one plain line per step elsewhere. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
+
+from forge_agents.rollout.terminal import visible
+
+_SHOWN = (
+    ("reward", "reward/mean", "{:.3f}"),
+    ("held-out", "eval/reward", "{:.3f}"),
+    ("used", "groups/used", "{:.0f}"),
+    ("flat", "groups/flat", "{:.0f}"),
+    ("failed", "groups/failed", "{:.0f}"),
+    ("out of context", "out_of_context", "{:.0%}"),
+    ("loss", "train/loss", "{:.4f}"),
+    ("held-out loss", "eval/loss", "{:.4f}"),
+    ("kl", "learner/kl", "{:.4f}"),
+    ("gap", "learner/logprob_gap_mean", "{:.3f}"),
+    ("tok/s", "tokens_per_s", "{:.0f}"),
+    ("s/step", "time/step_s", "{:.1f}"),
+)
+_SHOWN_IF_ANY = (
+    ("held-out failed", "eval/failed", "{:.0f}"),
+    ("abstained", "groups/abstained", "{:.0f}"),
+    ("too long", "dropped/too_long", "{:.0f}"),
+    ("bad logprobs", "dropped/bad_logprobs", "{:.2%}"),
+)
+
+
+class Display:
+    """Shows step, reward, what became of the groups, KL, tokens per second and the time left.
+
+    Args:
+        title: Said before the bar.
+        total: Steps of the whole run.
+        done: Steps that an earlier session has finished.
+        policies: Whose rewards are shown one by one, where several learn: of a game's two sides the mean says nothing.
+    """
+
+    def __init__(self, title: str, total: int, done: int = 0, policies: Collection[str] = ()) -> None:
+        several = policies if len(policies) > 1 else ()
+        self._shown = (*_SHOWN[:1], *((name, f"reward/{name}", "{:.3f}") for name in several), *_SHOWN[1:])
+        self._console = Console()
+        self._title, self._total = title, total
+        self._progress: Progress | None = None
+        if self._console.is_interactive:  # a terminal that is not dumb
+            self._progress = Progress(
+                TextColumn("[bold]{task.description}"),
+                BarColumn(bar_width=20),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                # wraps; others keep their width
+                TextColumn("{task.fields[metrics]}", markup=False, table_column=Column()),
+                console=self._console,
+            )
+            self._task = self._progress.add_task(title, total=total, completed=done, metrics="")
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show that `step` is done."""
+        shown = [*self._shown, *(one for one in _SHOWN_IF_ANY if metrics.get(one[1]))]
+        text = "  ".join(f"{label} {form.format(metrics[key])}" for label, key, form in shown if key in metrics)
+        if self._progress is not None:
+            self._progress.update(self._task, completed=step + 1, metrics=text)
+        else:
+            self._print(f"{self._title} {step + 1}/{self._total}  {text}")
+
+    def say(self, text: str) -> None:
+        """A line above the bar, as it is: environments and models may have written some of it."""
+        self._print(visible(text))
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> Display:
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()

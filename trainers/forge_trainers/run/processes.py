@@ -1,0 +1,345 @@
+"""The processes of one experiment: the weight store, engines per model policy, a learner per trainable one.
+
+In: policies and settings. Out: running actors that know each other, and others in place of those that died. Waits for
+every start, each with a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from forge_agents.errors import ActorDiedError, RespawnLimitError, StallError
+from forge_agents.models import resolve as models
+from forge_agents.policy import LoRA, Policy
+from forge_agents.rollout.players import Served
+from forge_agents.rollout.rendering import Renderer
+from forge_agents.rollout.rollout import all_or_first_error
+from forge_agents.runtime import mesh
+from forge_agents.runtime import waits as _waits
+from forge_agents.runtime.faults import Fault, Faults
+from forge_agents.runtime.hosts import Hosts
+from forge_agents.serving import Replicas
+from forge_agents.serving.fleet import start_engines
+from forge_agents.serving.replicas import Adapted
+from forge_agents.weights import WeightStore
+from forge_trainers.learner.client import Learner, LearnerConfig
+from forge_trainers.run.threads import with_threads
+
+if TYPE_CHECKING:
+    from forge_trainers.rl.config import GRPOConfig
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+_STORE = "weights"
+
+
+@dataclass(slots=True, kw_only=True)
+class Stack:
+    """Running actors, by policy name.
+
+    Engines that die are replaced by `Replicas`, the store here: learners publish to the new one what they hold. Lost
+    learners are told to the caller, who knows which steps their checkpoints lack.
+    """
+
+    policies: Mapping[str, Policy]
+    config: GRPOConfig
+    folder: Path
+    """Where learners put what they dump."""
+    store: WeightStore
+    engines: Mapping[str, Replicas]
+    """By the name of the first policy that each serves."""
+    homes: Mapping[str, str]
+    """Which engine serves a policy, by policy name."""
+    faults: Faults
+    """Deaths so far, and how many are allowed."""
+    hosts: Hosts
+    renderers: Mapping[str, Renderer]
+    learners: dict[str, Learner] = field(default_factory=dict)
+    """Empty until `start_learners`, and again once one was lost."""
+    _mourned: list[Fault] = field(default_factory=list)
+    _mending: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _mends: set[asyncio.Task[None]] = field(default_factory=set)
+    _store_watch: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(
+        cls, policies: Mapping[str, Policy], config: GRPOConfig, *, folder: Path, hosts: Hosts | None = None
+    ) -> Stack:
+        """Start the hosts, the store and the engines; whatever fails to start stops the rest."""
+        paths = {name: models.resolve(policy.model) for name, policy in policies.items()}
+        renderers = {name: Renderer.of(path) for name, path in paths.items()}
+        homes = _homes(policies, paths)
+        adapters: dict[str, dict[str, LoRA]] = {home: {} for home in homes.values()}
+        for name, policy in policies.items():
+            if policy.lora is not None:
+                adapters[homes[name]][name] = policy.lora
+        faults = Faults(max_respawns=config.max_respawns, file=folder / "faults.jsonl")
+        hosts = hosts or Hosts()
+        if hosts.kind == "local":
+            learners = {_shared_by(name, policy, paths[name]) for name, policy in policies.items() if policy.trainable}
+            config = with_threads(config, engines=len(adapters), learners=len(learners))
+        await _launch(hosts, policies, config, engines=len(adapters), paths=(*paths.values(), folder))
+        try:
+            store = await _start_store(config, faults)
+            engines = await start_engines(
+                {home: paths[home] for home in adapters},
+                replace(
+                    config.engine,
+                    seed=config.seed,
+                    answer_timeout_s=min(config.engine.answer_timeout_s, config.stage_timeout_s / 2),
+                ),
+                adapters=adapters,
+                store=store.ref,
+                faults=faults,
+                silence_s=config.silence_s,
+                timeout_s=config.start_timeout_s,
+            )
+        except BaseException:
+            await mesh.shutdown_all()
+            raise
+        stack = cls(
+            policies=policies,
+            config=config,
+            folder=folder,
+            store=store,
+            engines=engines,
+            homes=homes,
+            faults=faults,
+            hosts=hosts,
+            renderers=renderers,
+        )
+        stack._store_watch = asyncio.ensure_future(stack._watch_store())
+        _waits.report("run", stack.picture)
+        return stack
+
+    def busy_s(self) -> dict[str, float]:
+        """Seconds in which engines and learners had something to do, each the mean over all of them."""
+        engines = [busy_s for engine in self.engines.values() for busy_s in engine.busy_s.values()]
+        learners = [learner.busy_s for learner in self.learners.values()]
+        found = {"engines": engines, "learner": learners}
+        return {name: sum(each) / len(each) for name, each in found.items() if each}
+
+    async def start_learners(self) -> None:
+        """Start a learner for every trainable policy; adapters share one, where they can. Twice is no error.
+
+        Where one fails to start, the others are stopped.
+        """
+        if (ended := self.store.pulse.error) is not None:  # with the learner's host
+            await self._mend_store(self.store, ended)
+        together: dict[object, dict[str, LearnerConfig]] = {}
+        for name, policy in self.policies.items():
+            if policy.trainable and name not in self.learners:
+                settings = self._learner_settings(name)
+                together.setdefault(_shared_by(name, policy, Path(settings.model)), {})[name] = settings
+        for started in await mesh.start_all(map(self._start_learners, together.values()), _stop_learners):
+            self.learners.update(started)
+        while self._mourned:
+            self.faults.recovered(self._mourned.pop())
+
+    @property
+    def room(self) -> dict[str, int]:
+        """Tokens of the longest sample that each policy's learner takes."""
+        return {name: learner.max_sample_tokens for name, learner in self.learners.items()}
+
+    async def unless_a_learner_dies(self, work: Awaitable[T]) -> T:
+        """What `work` gives, or at once the error of a learner that is lost meanwhile."""
+        task = asyncio.ensure_future(work)
+        ends = [asyncio.ensure_future(learner.lost()) for learner in self.learners.values()]
+        try:
+            await asyncio.wait({task, *ends}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise next(end.result() for end in ends if end.done())
+        finally:
+            for one in (task, *ends):
+                one.cancel()
+
+    async def bury_learners(self, error: ActorDiedError | StallError) -> bool:
+        """Stop every learner where `error` is the end of one: the others are ahead of its checkpoint.
+
+        Returns:
+            Whether it was; the caller then starts them again and restores them.
+
+        Raises:
+            RespawnLimitError: No more may be started.
+        """
+        if error.who not in {learner.name for learner in self.learners.values()}:
+            return False
+        self._mourned.append(self.faults.noticed(error.who, error))
+        learners = tuple(self.learners.values())
+        self.learners.clear()
+        await asyncio.gather(*(learner.stop() for learner in learners))
+        return True
+
+    def _learner_settings(self, name: str) -> LearnerConfig:
+        policy, context = self.policies[name], self._engine(name).max_model_len
+        limit = self.config.learner.max_sample_tokens
+        if limit is not None and limit < context:
+            _log.warning(
+                "the engine of %s holds conversations of up to %d tokens, learner.max_sample_tokens=%d: longer ones "
+                "are played and not learned; raise it, lower engine.max_model_len, or limit the episode",
+                name,
+                context,
+                limit,
+            )
+        return replace(
+            self.config.learner,
+            max_sample_tokens=limit or context,
+            model=str(models.resolve(policy.model)),
+            temperature=policy.sampling.temperature,
+            lora=policy.lora,
+            seed=self.config.seed,
+            dump_folder=str(self.folder / "learner" / name),
+        )
+
+    async def _start_learners(self, configs: Mapping[str, LearnerConfig]) -> dict[str, Learner]:
+        name = f"{'-'.join(configs)}-learner"
+
+        def start() -> Coroutine[Any, Any, dict[str, Learner]]:
+            return Learner.start_together(
+                configs,
+                name=name,
+                store=self.store.ref,
+                world_size=self.config.learner_procs,
+                silence_s=self.config.silence_s,
+                timeout_s=self.config.start_timeout_s,
+            )
+
+        return await self.faults.outlive(name, start)
+
+    @property
+    def served(self) -> dict[str, Served]:
+        """What players need of each engine."""
+        return {name: Served(self._engine(name), self.renderers[name]) for name in self.policies}
+
+    async def sync(self, published: Callable[[], None] = lambda: None) -> None:
+        """Carry every learner's weights to its engine. `published` is called when all learners may go on."""
+        busy = set(self.learners)
+
+        async def carry(name: str) -> None:
+            async def by(store: WeightStore) -> None:
+                version = await self.learners[name].publish(timeout_s=self.config.stage_timeout_s)
+                busy.discard(name)
+                if not busy:
+                    published()
+                await self._engine(name).load_weights(version, timeout_s=self.config.stage_timeout_s)
+
+            await self.with_store(by)
+
+        await all_or_first_error(map(carry, self.learners))
+
+    async def with_store(self, work: Callable[[WeightStore], Awaitable[T]]) -> T:
+        """What `work` gives; where the store dies meanwhile, it is done again with the next."""
+        while True:
+            async with self._mending:  # before all know of it, the next one does not count
+                store = self.store
+            try:
+                return await work(store)
+            except (ActorDiedError, StallError) as error:
+                if error.who != store.ref.name:
+                    raise
+                await self._mend_store(store, error)
+
+    def _engine(self, name: str) -> Adapted:
+        """What samples for a policy."""
+        adapter = "" if self.policies[name].lora is None else name
+        return self.engines[self.homes[name]].adapted(adapter)
+
+    async def _watch_store(self) -> None:
+        with contextlib.suppress(RespawnLimitError):  # the next `sync` raises it
+            while True:
+                store = self.store
+                error = await store.pulse.lost()
+                with contextlib.suppress(ActorDiedError, StallError):  # of the next store, or of a learner
+                    await self._mend_store(store, error)
+
+    async def _mend_store(self, broken: WeightStore, cause: ActorDiedError | StallError) -> None:
+        """Put another store in place of `broken`; whoever stops waiting for that does not stop it."""
+        mend = asyncio.ensure_future(self._replace_store(broken, cause))
+        self._mends.add(mend)
+        mend.add_done_callback(self._mends.discard)
+        await asyncio.shield(mend)
+
+    async def _replace_store(self, broken: WeightStore, cause: ActorDiedError | StallError) -> None:
+        """Start a store and publish to it what learners hold, before the engines look there."""
+        async with self._mending:
+            if self.store is not broken:
+                return
+            fault = self.faults.noticed(broken.ref.name, cause)
+            await broken.stop()
+            self.store = store = await _start_store(self.config, self.faults)
+            for learner in tuple(self.learners.values()):
+                with contextlib.suppress(ActorDiedError, StallError):  # lost: the next one publishes here
+                    await learner.use_store(store.ref, timeout_s=self.config.stage_timeout_s)  # it may be learning
+                    await learner.publish(timeout_s=self.config.stage_timeout_s)
+            for engine in self.engines.values():
+                await engine.use_store(store.ref)
+            self.faults.recovered(fault)
+
+    @property
+    def answers(self) -> int:
+        """Completions of all engines so far."""
+        return sum(engine.answers for engine in self.engines.values())
+
+    def picture(self) -> dict[str, Any]:
+        """Who runs, with what to do, at which version; for the file that a stall leaves."""
+        return {
+            "engines": {name: {"pids": e.pids, "unfinished": e.unfinished} for name, e in self.engines.items()},
+            "weights_versions": {name: learner.version for name, learner in self.learners.items()},
+            "faults": [asdict(fault) for fault in self.faults.all],
+        }
+
+    async def stop(self) -> None:
+        """Stop every process."""
+        _waits.report("run", None)
+        watching = () if self._store_watch is None else (self._store_watch,)
+        for task in (*watching, *self._mends):
+            task.cancel()
+        await asyncio.gather(
+            *(learner.stop() for learner in self.learners.values()),
+            *(engine.stop() for engine in self.engines.values()),
+        )
+        await self.store.stop()
+        await mesh.end_hosts(self.hosts)
+
+
+async def _launch(
+    hosts: Hosts, policies: Mapping[str, Policy], config: GRPOConfig, *, engines: int, paths: Sequence[Path]
+) -> None:
+    """Bring the hosts up, once it is certain that the run fits them."""
+    learners = sum(policy.trainable for policy in policies.values())
+    hosts.check_processes("engines", engines * config.engine.replicas)
+    hosts.check_processes("learner", learners * config.learner_procs, each=config.learner_procs)
+    paths[-1].mkdir(parents=True, exist_ok=True)
+    await mesh.launch_hosts(hosts, paths=paths)
+
+
+async def _start_store(config: GRPOConfig, faults: Faults) -> WeightStore:
+    def start() -> Coroutine[Any, Any, WeightStore]:
+        return WeightStore.start(name=_STORE, silence_s=config.silence_s, timeout_s=config.start_timeout_s)
+
+    return await faults.outlive(_STORE, start)
+
+
+async def _stop_learners(learners: Mapping[str, Learner]) -> None:
+    """End learners that share their processes."""
+    await next(iter(learners.values())).stop()
+
+
+def _shared_by(name: str, policy: Policy, path: Path) -> object:
+    """Names the learner of a policy: adapters of one shape on one model share theirs."""
+    return name if policy.lora is None else (path, policy.lora)
+
+
+def _homes(policies: Mapping[str, Policy], paths: Mapping[str, Path]) -> dict[str, str]:
+    """The engine of each policy, called by its first policy: adapters on one model share one."""
+    first: dict[Path, str] = {}
+    return {
+        name: name if policy.lora is None else first.setdefault(paths[name], name) for name, policy in policies.items()
+    }

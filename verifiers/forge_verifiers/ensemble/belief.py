@@ -1,0 +1,163 @@
+"""What an ensemble's combiner makes of the answers: posteriors, their noise, and pessimism about both.
+
+In: scores [n, m] and who was asked. Out: rewards [n]. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from forge_agents.errors import UnknownIdError, did_you_mean
+from forge_verifiers import combiners
+from forge_verifiers.combiners import Combiner, CombinerReport, Prior
+from forge_verifiers.combiners.base import logit, sigmoid
+from forge_verifiers.core.verifier import Verifier
+from forge_verifiers.ensemble.pessimism import LowerBound, Pessimism, SoftMinimum
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+_REFERENCE_ROWS = 1024
+"""Newest rows that partial panels are levelled on; they decide one mean."""
+_MOST_SHIFT = 30.0
+_LEAST_EDGE = 0.1
+"""TPR less FPR of a verifier that is believed better than chance."""
+
+
+def families_of(verifiers: Sequence[Verifier]) -> tuple[str | None, ...]:
+    """The family of each verifier: the one it was given, else its likeness where another one has it, too."""
+    given = [v.family for v in verifiers]
+    alike = [getattr(v, "likeness", None) if own is None else None for own, v in zip(given, verifiers, strict=True)]
+    return tuple(own or (like if alike.count(like) > 1 else None) for own, like in zip(given, alike, strict=True))
+
+
+def combiner_for(
+    verifiers: Sequence[Verifier],
+    combine: str,
+    *,
+    families: Sequence[str | None],
+    anchors: Sequence[str],
+    priors: Mapping[str, Prior],
+) -> Combiner:
+    """A fresh combiner that knows the verifiers' families, anchors and priors.
+
+    Raises:
+        UnknownIdError: no combiner, or no verifier named as anchor or in `priors`.
+        ValueError: priors for a combiner that takes none.
+    """
+    names = [v.name for v in verifiers]
+    for what, named in (("anchor", anchors), ("priors for", priors)):
+        for name in named:
+            if name not in names:
+                raise UnknownIdError(f"{what} {name!r} is none of {', '.join(names)}.{did_you_mean(name, names)}")
+    return combiners.get(
+        combine,
+        families=families if any(f is not None for f in families) else None,
+        anchors=[names.index(a) for a in anchors] or None,
+        priors={names.index(name): prior for name, prior in priors.items()} or None,
+    )
+
+
+class Belief:
+    """P(correct) by a combiner, of partial panels on a level with that of the whole one.
+
+    Without its strictest verifier a panel finds everything better, and without its best one it is sure of things it
+    should not be sure of: rows about which fewer were asked, as in a cascade or after a failure, would be paid for it.
+    So they are shifted, in log-odds, by as much as gives rows that everybody judged the same mean with the same
+    verifiers left out as with all of them.
+
+    Args:
+        combiner: Fitted.
+        scores: [N, m] rows that hold what everybody said, where everybody was asked.
+        groups: [N] their prompts.
+        asked: [N, m] who was heard on them.
+    """
+
+    def __init__(self, combiner: Combiner, scores: NDArray[np.float32], groups: NDArray[np.int64], asked: Bools):
+        self._combiner = combiner
+        newest = slice(-_REFERENCE_ROWS, None)
+        self._scores, self._groups, self._asked = scores[newest], groups[newest], asked[newest]
+        self._shifts: dict[bytes, float] = {}
+
+    def __call__(self, scores: ArrayLike, groups: ArrayLike, asked: Bools) -> Floats:
+        """float64 [n] of scores [n, m], prompts [n] and who was heard [n, m]."""
+        found = self._combiner.predict_proba(scores, groups, asked)
+        partial = ~asked.all(axis=1)
+        for panel in np.unique(asked[partial], axis=0):
+            rows = (asked == panel).all(axis=1)
+            found[rows] = sigmoid(logit(found[rows]) + self._shift(panel))
+        return found
+
+    def _shift(self, panel: Bools) -> float:
+        """Log-odds that a panel bool [m] falls short of the whole one, by the mean."""
+        key = panel.tobytes()
+        if key not in self._shifts:
+            heard = self._asked & panel
+            rows = heard.any(axis=1)
+            if not rows.any() or (heard == self._asked).all():
+                self._shifts[key] = 0.0
+            else:
+                whole = self._combiner.predict_proba(self._scores, self._groups, self._asked)
+                part = self._combiner.predict_proba(self._scores, self._groups, heard)
+                self._shifts[key] = _shift_to(float(whole[rows].mean()), logit(part[rows]))
+        return self._shifts[key]
+
+
+def _shift_to(mean: float, log_odds: Floats) -> float:
+    """What is added to log-odds [n] so that their probabilities have this mean, by bisection."""
+    low, high = -_MOST_SHIFT, _MOST_SHIFT
+    for _ in range(40):
+        middle = (low + high) / 2
+        if sigmoid(log_odds + middle).mean() < mean:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def rewards(
+    combiner: Combiner,
+    believe: Belief,
+    scores: ArrayLike,
+    groups: ArrayLike,
+    asked: Bools,
+    *,
+    families: Sequence[str | None],
+    pessimism: Pessimism | None,
+) -> tuple[Floats, Floats | None]:
+    """What each response earns, float64 [n], and the standard deviation [n] of its posterior where it is estimated."""
+    posterior = believe(scores, groups, asked)
+    noise = combiner.uncertainty(scores, groups, asked) if combiner.has_uncertainty else None
+    if isinstance(pessimism, LowerBound) and noise is not None:
+        return pessimism(posterior, noise), noise
+    if isinstance(pessimism, SoftMinimum):
+        without = [believe(scores, groups, asked & ~source) for source in _sources(families) if not source.all()]
+        return pessimism(np.stack([posterior, *without])), noise
+    return posterior, noise
+
+
+def witnesses(fitted: CombinerReport, scores: NDArray[np.float32]) -> list[int]:
+    """The verifier that agrees least with the others, of those believed better than chance; none where all are alike.
+
+    Args:
+        fitted: What the combiner believes.
+        scores: [N, m] recent scores, NaN = abstained.
+    """
+    present = ~np.isnan(scores)
+    count = np.maximum(present.sum(axis=0), 1)
+    centred = np.where(present, scores - np.nansum(scores, axis=0) / count, 0.0).astype(np.float64)
+    spread = np.sqrt((centred**2).sum(axis=0))
+    good = (fitted.tpr - fitted.fpr >= _LEAST_EDGE) & (spread > 0)
+    if good.sum() < 2:
+        return []
+    unit = centred / np.where(spread > 0, spread, 1.0)
+    agreement = np.abs(unit.T @ unit).sum(axis=1)
+    return [int(np.argmin(np.where(good, agreement, np.inf)))]
+
+
+def _sources(families: Sequence[str | None]) -> list[Bools]:
+    """The columns [m] of each source: one verifier, or one declared family."""
+    keys = [("own", str(k)) if family is None else ("family", family) for k, family in enumerate(families)]
+    return [np.array([key == source for key in keys]) for source in dict.fromkeys(keys)]

@@ -1,0 +1,318 @@
+"""Many weak verifiers as one: learns online, without labels, whom to trust.
+
+In: trajectories. Out: P(correct) of each as a score. Waits for its verifiers, each at most `timeout_s`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forge_agents.types import Trajectory
+from forge_verifiers import combiners
+from forge_verifiers.combiners import Prior
+from forge_verifiers.core.composition import dearest, load_nested, nested_state
+from forge_verifiers.core.verifier import Assessment, Composable, Cost, Scores, State, Verifier, group_ids, longest_s
+from forge_verifiers.ensemble.alarms import Alarm, HackingAlarm, Watch, disagreement, mean_scores, sibling_spread
+from forge_verifiers.ensemble.belief import Belief, combiner_for, families_of, rewards, witnesses
+from forge_verifiers.ensemble.cascade import Cascade
+from forge_verifiers.ensemble.panel import Answers, Panel
+from forge_verifiers.ensemble.pessimism import LowerBound, Pessimism
+from forge_verifiers.ensemble.window import Forget, ScoreWindow
+from forge_verifiers.judge.calls import Caller
+from forge_verifiers.report.data import EnsembleReport
+from forge_verifiers.report.evidence import Evidence
+
+
+class Ensemble(Composable):
+    """Weak verifiers combined into one score, the probability that a trajectory is correct.
+
+    Every call of `score` collects the matrix [n, m] of all verifiers, adds it to a bounded window of past scores that
+    forgets old groups, refits the combiner when `refit_every` calls have passed, and predicts. The parameters are the
+    same for all rows of one call and carry a `version`. What a verifier fails to answer, because
+    it raises or is late, is counted and says nothing, in the fit as in the score, while an abstention may say
+    something. One whose scores have a wrong shape or range raises, because that is a mistake in its code. A trajectory
+    on which all abstain gets NaN.
+
+    Args:
+        verifiers: The judges; names unique. Verifiers of one ``family`` are one source to the combiner. Of those that
+            were given none, reward models are a family, and judges on one model, and checks of one gold answer; a
+            family of its own keeps a verifier apart.
+        combine: Name of a combiner (see `combiners.get`).
+        anchors: Names of verifiers known to be better than the rest.
+        refit_every: Calls of `score` between two fits; the first call always fits.
+        max_rows: Score rows that the window holds.
+        forget: ``"exponential"`` displaces random groups, ``"window"`` the oldest. See `ScoreWindow`.
+        label: The true correctness of a trajectory where it is known, else None; a few labels help the combiner.
+        priors: What is known of verifiers beforehand, by name; for the default combiner.
+        cascade: When the dearer verifiers are spared; None asks everybody about everything.
+        alarm: When the reward is suspected of being hacked; None never.
+        pessimism: Makes the score a lower one than P(correct); None leaves it.
+        at_once: Verifiers of a cost class asked at the same time; see `AT_ONCE` for what is not named.
+        cache_rows: Verdicts of dear verifiers remembered by content; see `ScoreCache`.
+        timeout_s: Seconds that a verifier without limits of its own may take for one call; see `Caller`.
+        name: What reports call it.
+        family: Its family within another ensemble.
+
+    Raises:
+        ValueError: no verifiers, a name twice, or a number out of range.
+        UnknownIdError: no combiner or no verifier has the name.
+    """
+
+    sees_groups = True
+
+    def __init__(
+        self,
+        verifiers: Sequence[Verifier],
+        combine: str = "default",
+        *,
+        anchors: Sequence[str] = (),
+        refit_every: int = 1,
+        max_rows: int = 4096,
+        forget: Forget = "exponential",
+        label: Callable[[Trajectory], bool | None] | None = None,
+        priors: Mapping[str, Prior] = MappingProxyType({}),
+        cascade: Cascade | None = None,
+        alarm: HackingAlarm | None = None,
+        pessimism: Pessimism | None = None,
+        at_once: Mapping[Cost, int] | None = None,
+        cache_rows: int = 65536,
+        timeout_s: float = 60.0,
+        name: str = "ensemble",
+        family: str | None = None,
+    ) -> None:
+        self.verifiers = tuple(verifiers)
+        _check(self.verifiers, refit_every=refit_every, max_rows=max_rows, forget=forget, timeout_s=timeout_s)
+        self.name, self.family = name, family
+        self.cost = dearest(self.verifiers)
+        self.refit_every, self.label = refit_every, label
+        self.cascade, self.pessimism = cascade, pessimism
+        self.learning = True
+        """Whether `score` learns; False freezes the parameters, for evaluation."""
+        self.families = families_of(self.verifiers)
+        """[m] What the combiner takes for one source each: families as given, or found by likeness; None = its own."""
+        self._combiner = combiner_for(self.verifiers, combine, families=self.families, anchors=anchors, priors=priors)
+        if isinstance(pessimism, LowerBound) and not combiners.kind(combine).has_uncertainty:
+            raise ValueError(f"LowerBound needs an uncertainty, which {combine!r} has none of; use combine='default'")
+        self._window = ScoreWindow(num_verifiers=len(self.verifiers), max_rows=max_rows, forget=forget)
+        self._timeout_s = timeout_s
+        caller = Caller(self.verifiers, timeout_s=timeout_s, at_once=at_once)
+        self._panel = Panel(self.verifiers, caller, cascade=cascade, cache_rows=cache_rows)
+        names = [v.name for v in self.verifiers]
+        self._anchors = [names.index(a) for a in anchors]
+        self._watch = None if alarm is None else Watch(alarm, names)
+        self._version = 0
+
+    @property
+    def alarms(self) -> tuple[Alarm, ...]:
+        """Suspicions of reward hacking so far, oldest first."""
+        return tuple(self._watch.alarms) if self._watch is not None else ()
+
+    @property
+    def version(self) -> int:
+        """How often the combiner was fitted; scores of one version are comparable."""
+        return self._version
+
+    def scores(self, trajectories: Sequence[Trajectory]) -> Scores:
+        """What every verifier says, float32 [n, m], NaN = abstained; failures are counted, nothing is learned.
+
+        Raises:
+            ScoreError: a verifier broke the contract.
+        """
+        if not len(trajectories):
+            return np.empty((0, len(self.verifiers)), np.float32)
+        return self._panel.ask(trajectories, group_ids(trajectories)).scores
+
+    def score(self, trajectories: Sequence[Trajectory]) -> Scores:
+        """P(correct), float32 [n] in [0, 1]; NaN where every verifier abstained.
+
+        Raises:
+            ScoreError: a verifier broke the contract.
+            NotFittedError: `learning` is False and nothing was learned yet.
+            RewardHackingError: an alarm that is to stop the run.
+        """
+        return self.assess(trajectories).scores
+
+    def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
+        """`score`, and the standard deviation of each posterior where the combiner estimates it. Raises as `score`."""
+        n = len(trajectories)
+        scores = np.full(n, math.nan, np.float32)
+        if not n:
+            return Assessment(scores=scores)
+        groups = group_ids(trajectories)
+        answers = self._ask(trajectories, groups)
+        heard = ~np.isnan(answers.scores).all(axis=1)
+        silent = np.flatnonzero(~heard & ~answers.asked.all(axis=1)).tolist()
+        failed = dict.fromkeys(silent, "no verifier answered, and some failed")
+        if not heard.any():
+            return Assessment(scores=scores, failed=failed)
+        if self.learning:
+            self._learn(trajectories, groups, answers, heard & answers.verified)
+        reward, deviation = rewards(
+            self._combiner,
+            self._belief(),
+            answers.scores[heard],
+            groups[heard],
+            answers.asked[heard],
+            families=self.families,
+            pessimism=self.pessimism,
+        )
+        scores[heard] = reward
+        if self.learning and self._watch is not None:
+            self._look(self._watch, answers, scores, groups)
+        if deviation is None:
+            return Assessment(scores=scores, failed=failed)
+        noise = np.full(n, math.nan, np.float32)
+        noise[heard] = deviation
+        return Assessment(scores=scores, noise=noise, failed=failed)
+
+    def longest_s(self, trajectories: Sequence[Trajectory], otherwise_s: float) -> float:
+        """Its verifiers one after the other, though most run side by side."""
+        return sum(longest_s(v, trajectories, self._timeout_s) for v in self.verifiers)
+
+    def report(self) -> EnsembleReport:
+        """Accuracy estimates, weights and failures of every verifier. NaN before the first fit."""
+        fitted = self._combiner.report() if self._version else None
+        return EnsembleReport(
+            name=self.name,
+            combiner=self._combiner.name,
+            version=self._version,
+            window_rows=len(self._window.groups),
+            class_balance=math.nan if fitted is None else fitted.class_balance,
+            effective_number=math.nan if fitted is None else fitted.effective_number,
+            verifiers=self._panel.report(fitted, self.families),
+            notes=() if fitted is None else tuple(fitted.notes([v.name for v in self.verifiers])),
+            alarms=tuple(alarm.evidence for alarm in self.alarms),
+            evidence=self._evidence(),
+        )
+
+    def _evidence(self) -> Evidence | None:
+        if not self._version:
+            return None
+        return Evidence(
+            scores=self._window.scores,
+            groups=self._window.groups,
+            labels=self._window.labels,
+            asked=self._window.asked,
+            families=self.families,
+            combiner=self._combiner.state_dict(),
+        )
+
+    def state_dict(self) -> State:
+        """Window, fitted parameters and counts, and the states of the verifiers; loading it continues bit-equal."""
+        fitted = self._combiner.state_dict() if self._version else {}
+        return {
+            "names": np.array([v.name for v in self.verifiers]),
+            "kind": np.array(self._combiner.name),
+            "version": np.array(self._version),
+            **{f"panel/{key}": value for key, value in self._panel.state_dict().items()},
+            **({f"watch/{key}": value for key, value in self._watch.state_dict().items()} if self._watch else {}),
+            **{f"window/{key}": value for key, value in self._window.state_dict().items()},
+            **{f"combiner/{key}": value for key, value in fitted.items()},
+            **nested_state(self._parts()),
+        }
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Restores what `state_dict` returned.
+
+        Raises:
+            ValueError: the state is of other verifiers or another combiner, or incomplete.
+        """
+        own, wanted = [v.name for v in self.verifiers], {"names", "kind", "version", "window/asked"}
+        missing = sorted(wanted - set(state))
+        if missing:
+            raise ValueError(f"state for {self.name!r} lacks {', '.join(missing)}; send what state_dict() returned")
+        if state["names"].tolist() != own or str(state["kind"]) != self._combiner.name:
+            raise ValueError(
+                f"state of {state['kind']!s} over {state['names'].tolist()} arrived at {self._combiner.name} over "
+                f"{own}; "
+                "build the ensemble with the same verifiers, order and combiner"
+            )
+        fitted = _under("combiner/", state)
+        if fitted:
+            self._combiner.load_state_dict(fitted)
+        self._window.load_state_dict(_under("window/", state))
+        self._version = int(state["version"])
+        if self._watch is not None and (watched := _under("watch/", state)):
+            self._watch.load_state_dict(watched)
+        self._panel.load_state_dict(_under("panel/", state))
+        rest = {k: v for k, v in state.items() if k.startswith("verifiers/")}
+        load_nested(self._parts(), rest, owner=self.name)
+
+    def _parts(self) -> dict[str, Verifier]:
+        return {f"verifiers/{k}": verifier for k, verifier in enumerate(self.verifiers)}
+
+    def _ask(self, trajectories: Sequence[Trajectory], groups: NDArray[np.intp]) -> Answers:
+        cascade = self.cascade
+        if cascade is None or not self._version or len(self._window.groups) < cascade.warm_up_rows:
+            return self._panel.ask(trajectories, groups)
+
+        belief = self._belief()
+
+        def believe(scores: Scores, asked: NDArray[np.bool_]) -> NDArray[np.float64]:
+            return belief(scores, groups, asked)
+
+        return self._panel.ask(trajectories, groups, believe=believe, verify=self.learning)
+
+    def _belief(self) -> Belief:
+        return Belief(self._combiner, self._window.scores, self._window.groups, self._window.asked)
+
+    def _learn(
+        self, trajectories: Sequence[Trajectory], groups: NDArray[np.intp], answers: Answers, rows: NDArray[np.bool_]
+    ) -> None:
+        if not rows.any():
+            return
+        due = self._version == 0 or self._window.calls % self.refit_every == 0
+        index = np.unique(groups[rows], return_inverse=True)[1]
+        self._window.add(answers.scores[rows], index, self._labels(trajectories)[rows], answers.asked[rows])
+        if due:
+            window = self._window
+            self._combiner.fit(window.scores, window.groups, window.labels, window.asked)
+            self._version += 1
+
+    def _look(self, watch: Watch, answers: Answers, rewards: Scores, groups: NDArray[np.intp]) -> None:
+        """Shows one call to the alarms: the rewards of all rows, the scores of those on which nobody was spared."""
+        rows = answers.verified & ~np.isnan(rewards)
+        fitted = self._combiner.report()
+        watch.add(
+            reward=float(np.nanmean(rewards)),
+            effective_number=fitted.effective_number,
+            disagreement=disagreement(answers.scores[rows], rewards[rows].astype(np.float64)),
+            spread=sibling_spread(rewards, groups),
+            means=mean_scores(answers.scores[rows]),
+            witnesses=self._anchors or witnesses(fitted, self._window.scores),
+        )
+
+    def _labels(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float32]:
+        known = [None if self.label is None else self.label(t) for t in trajectories]
+        return np.array([math.nan if value is None else float(value) for value in known], np.float32)
+
+
+def _under(prefix: str, state: Mapping[str, NDArray[Any]]) -> State:
+    return {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
+
+
+def _check(verifiers: Sequence[Verifier], *, refit_every: int, max_rows: int, forget: str, timeout_s: float) -> None:
+    if not verifiers:
+        raise ValueError("an Ensemble was given no verifiers; send at least one")
+    for verifier in verifiers:
+        if not isinstance(verifier, Verifier):
+            raise TypeError(
+                f"{type(verifier).__name__} is no verifier: it needs name, family, cost and score(trajectories); "
+                "wrap a function with Rule"
+            )
+    twice = [name for name, count in Counter(v.name for v in verifiers).items() if count > 1]
+    if twice:
+        raise ValueError(f"two verifiers are called {twice[0]!r}; give each its own name=")
+    if refit_every < 1 or max_rows < 1:
+        raise ValueError(f"refit_every={refit_every}, max_rows={max_rows}; both must be at least 1")
+    if forget not in {"exponential", "window"}:
+        raise ValueError(f"forget={forget!r} must be 'exponential' or 'window'")
+    if not 0 < timeout_s < math.inf:
+        raise ValueError(f"timeout_s={timeout_s} must be positive and finite: no wait goes without a deadline")

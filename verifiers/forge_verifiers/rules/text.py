@@ -1,0 +1,303 @@
+"""Cheap rules: a text against a gold answer, a pattern, a schema, a size.
+
+In: trajectories. Out: scores in [0, 1]. Waits for nothing; every rule bounds its work on hostile text.
+
+Rules that need a gold answer read ``trajectory.info[answer_key]`` (one value or a list of alternatives) and abstain
+where it is missing; all abstain for an agent that never decided.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any, Literal, NoReturn
+
+from forge_agents.errors import MissingExtraError
+from forge_agents.types import Trajectory, total_tokens
+from forge_verifiers.core.verifier import TrajectoryRule
+from forge_verifiers.rules.answers import golds, last_action, same_text, stated
+
+_FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exact(TrajectoryRule):
+    """The final answer is the gold answer as text; case, white space and a closing full stop aside.
+
+    What the final answer is, `answers` says: "It is Paris.", "**Paris**" and "Paris" agree.
+    """
+
+    exact = True
+    name: str = "exact"
+    answer_key: str = "answer"
+    """Where the gold answer lies in `Trajectory.info`."""
+
+    def grade(self, trajectory: Trajectory) -> float | None:
+        """1 where they are equal, else 0."""
+        text, wanted = last_action(trajectory), golds(trajectory, self.answer_key)
+        if text is None or wanted is None:
+            return None
+        read = stated(text)
+        return float(any(same_text(read, gold) for gold in wanted))
+
+    def extracted(self, trajectory: Trajectory) -> str | None:
+        """The answer that is compared; all of the text is, too."""
+        text = last_action(trajectory)
+        return None if text is None else stated(text).value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regex(TrajectoryRule):
+    """The last action matches a pattern (Perl syntax, as the package ``regex`` takes it).
+
+    A text on which matching takes longer than `timeout_s` has failed: evading the check must not pay.
+    """
+
+    pattern: str
+    """What is looked for."""
+    exact = True
+    name: str = "regex"
+    full: bool = False
+    """Whether the whole action, white space around it aside, must match."""
+    timeout_s: float = 0.25
+    """Seconds that one match may take."""
+
+    def __post_init__(self) -> None:
+        try:
+            _compiled(self.pattern)
+        except importlib.import_module("regex").error as error:
+            raise ValueError(f"pattern {self.pattern!r} of {self.name!r} is no regular expression: {error}") from error
+
+    def grade(self, trajectory: Trajectory) -> float | None:
+        """1 where it matches, else 0."""
+        text = last_action(trajectory)
+        if text is None:
+            return None
+        return float(_matches(self.pattern, text, full=self.full, timeout_s=self.timeout_s))
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str) -> Any:
+    return importlib.import_module("regex").compile(pattern)  # unlike `re`, it can be given a time limit
+
+
+def _matches(pattern: str, text: str, *, full: bool, timeout_s: float) -> bool:
+    compiled = _compiled(pattern)
+    try:
+        found = (
+            compiled.fullmatch(text.strip(), timeout=timeout_s) if full else compiled.search(text, timeout=timeout_s)
+        )
+    except TimeoutError:
+        return False
+    return found is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format(TrajectoryRule):
+    """Every action is a sequence of XML-like sections, each once, in order, with nothing between or around them.
+
+    ``Format(tags=("think", "answer"))`` wants ``<think>...</think><answer>...</answer>``. The score is the share of
+    the agent's actions that keep the format.
+    """
+
+    tags: Sequence[str] = ("think", "answer")
+    """Names of the sections, in order."""
+    exact = True
+    name: str = "format"
+
+    def __post_init__(self) -> None:
+        if not self.tags or not all(re.fullmatch(r"[\w-]+", tag) for tag in self.tags):
+            raise ValueError(f"tags={self.tags!r} of {self.name!r} must be one or more names of letters and digits")
+
+    def grade(self, trajectory: Trajectory) -> float | None:
+        """Share of actions in the format."""
+        if not trajectory.turns:
+            return None
+        return sum(self._keeps(turn.action.strip()) for turn in trajectory.turns) / len(trajectory.turns)
+
+    def _keeps(self, text: str) -> bool:
+        at = 0
+        for tag in self.tags:
+            opening, closing = f"<{tag}>", f"</{tag}>"
+            if text.count(opening) != 1 or text.count(closing) != 1 or not text.startswith(opening, at):
+                return False
+            end = text.find(closing, at)
+            if end < 0:
+                return False
+            at = end + len(closing)
+            while at < len(text) and text[at].isspace():
+                at += 1
+        return at == len(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonSchema(TrajectoryRule):
+    """The last action is JSON that fits a JSON schema; a fenced code block is looked into.
+
+    Needs the package ``jsonschema``.
+    """
+
+    schema: Mapping[str, Any]
+    """The schema (draft 2020-12 unless it names another)."""
+    exact = True
+    name: str = "json_schema"
+
+    def __post_init__(self) -> None:
+        try:
+            jsonschema = importlib.import_module("jsonschema")
+        except ImportError as error:
+            raise MissingExtraError("JsonSchema needs the package jsonschema; pip install jsonschema") from error
+        try:
+            jsonschema.validators.validator_for(self.schema).check_schema(self.schema)
+        except jsonschema.SchemaError as error:
+            raise ValueError(f"schema of {self.name!r} is no JSON schema: {error.message}") from error
+
+    @cached_property
+    def _validator(self) -> Any:
+        jsonschema = importlib.import_module("jsonschema")
+        return jsonschema.validators.validator_for(self.schema, jsonschema.Draft202012Validator)(self.schema)
+
+    def grade(self, trajectory: Trajectory) -> float | None:
+        """1 where it is JSON and fits, else 0."""
+        text = last_action(trajectory)
+        if text is None:
+            return None
+        fenced = _FENCE.findall(text) if "```" in text else []
+        try:
+            value = json.loads(fenced[-1] if fenced else text, parse_constant=_no_constant)
+            return float(self._validator.is_valid(value))
+        except (ValueError, RecursionError):  # no JSON, or nested without end
+            return 0.0
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length(TrajectoryRule):
+    """The agent's actions together are between `low` and `high` long; beyond that the score falls to 0 over `slack`."""
+
+    low: int = 0
+    """Least length that scores 1."""
+    high: int
+    """Greatest length that scores 1."""
+    slack: int = 0
+    """How far outside the score reaches 0, linearly; 0 = at once."""
+    unit: Literal["chars", "words", "tokens"] = "chars"
+    """What is counted; tokens are those that the policy sampled."""
+    name: str = "length"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= self.high or self.slack < 0:
+            raise ValueError(
+                f"low={self.low}, high={self.high}, slack={self.slack} of {self.name!r}: "
+                "want 0 <= low <= high and slack >= 0"
+            )
+        if self.unit not in {"chars", "words", "tokens"}:
+            raise ValueError(f"unit={self.unit!r} of {self.name!r} must be 'chars', 'words' or 'tokens'")
+
+    def grade(self, trajectory: Trajectory) -> float | None:
+        """1 within the range, falling to 0 outside."""
+        if not trajectory.turns:
+            return None
+        outside = max(self.low - (size := self._size(trajectory)), size - self.high, 0)
+        return max(0.0, 1.0 - outside / (self.slack or 1))
+
+    def _size(self, trajectory: Trajectory) -> int:
+        if self.unit == "tokens":
+            return total_tokens(trajectory.turns)
+        if self.unit == "chars":
+            return sum(len(turn.action) for turn in trajectory.turns)
+        return sum(len(turn.action.split()) for turn in trajectory.turns)
+
+
+_SCRIPTS = {
+    "latin": r"A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u1e00-\u1eff",
+    "cyrillic": r"Ѐ-ԯ",
+    "greek": r"Ͱ-Ͽἀ-῿",
+    "han": r"㐀-䶿一-鿿豈-﫿",
+    "kana": r"぀-ヿ",
+    "hangul": r"ᄀ-ᇿ㄰-㆏가-힯",
+    "arabic": r"؀-ۿݐ-ݿ",
+    "hebrew": r"֐-׿",
+    "devanagari": r"ऀ-ॿ",
+    "bengali": r"ঀ-৿",
+    "thai": r"฀-๿",
+}
+_LANGUAGES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("en", "de", "fr", "es", "it", "pt", "nl", "pl", "tr", "vi", "id", "sv", "cs"), ("latin",)),
+    **dict.fromkeys(("ru", "uk", "bg"), ("cyrillic",)),
+    **dict.fromkeys(("ar", "fa", "ur"), ("arabic",)),
+    **dict.fromkeys(("hi", "mr", "ne"), ("devanagari",)),
+    "el": ("greek",),
+    "zh": ("han",),
+    "ja": ("han", "kana"),
+    "ko": ("hangul", "han"),
+    "he": ("hebrew",),
+    "bn": ("bengali",),
+    "th": ("thai",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Language(TrajectoryRule):
+    """The actions are written in the script of a language: the share of their letters that belong to it.
+
+    Tells scripts apart, not languages of one script. Abstains where there are no letters.
+    """
+
+    language: str
+    """ISO 639-1 code, or the name of a script."""
+    name: str = "language"
+    _pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        scripts = (self.language,) if self.language in _SCRIPTS else _LANGUAGES.get(self.language)
+        if scripts is None:
+            known = ", ".join(sorted([*_LANGUAGES, *_SCRIPTS]))
+            raise ValueError(f"language={self.language!r} of {self.name!r} is not known; known: {known}")
+        object.__setattr__(self, "_pattern", re.compile(f"[{''.join(_SCRIPTS[s] for s in scripts)}]"))
+
+    def grade(self, trajectory: Trajectory) -> float | None:
+        """Share of letters in the script."""
+        letters = "".join(filter(str.isalpha, "".join(turn.action for turn in trajectory.turns)))
+        return len(self._pattern.findall(letters)) / len(letters) if letters else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repetition(TrajectoryRule):
+    """The actions do not repeat themselves: 1 minus the share of word n-grams that occurred before.
+
+    Actions without white space are looked at by character.
+    """
+
+    size: int = 4
+    """Words in an n-gram."""
+    allowed: float = 0.1
+    """Share of repeated n-grams that costs nothing."""
+    name: str = "repetition"
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or not 0 <= self.allowed < 1:
+            raise ValueError(
+                f"size={self.size}, allowed={self.allowed} of {self.name!r}: want size >= 1 and 0 <= allowed < 1"
+            )
+
+    def grade(self, trajectory: Trajectory) -> float | None:
+        """1 where nothing is repeated, towards 0 where everything is."""
+        if not trajectory.turns:
+            return None
+        words: Sequence[str] = [word for turn in trajectory.turns for word in turn.action.split()]
+        if len(words) == 1:
+            words = words[0]
+        total = len(words) - self.size + 1
+        if total <= 1:
+            return 1.0
+        distinct = len(set(zip(*(words[k:] for k in range(self.size)), strict=False)))
+        repeated = 1.0 - distinct / total
+        return 1.0 - max(0.0, repeated - self.allowed) / (1.0 - self.allowed)
