@@ -10,7 +10,7 @@ import argparse
 import asyncio
 
 import forge_agents as fa
-from forge_agents.rollout.rollout import Rollout
+from forge_agents.rollout import Rollout
 
 PLACES = ("bridge", "station", "market")
 

@@ -12,7 +12,7 @@ import asyncio
 import numpy as np
 
 import forge_agents as fa
-from forge_agents.rollout.rollout import Rollout
+from forge_agents.rollout import Rollout
 
 ENV_ID = "forge/KuhnPoker-v0"
 

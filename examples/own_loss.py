@@ -13,7 +13,7 @@ import argparse
 import torch
 
 import forge_agents as fa
-from forge_trainers.losses.registry import TokenInputs, TokenLoss
+from forge_trainers.losses import TokenInputs, TokenLoss
 
 
 @fa.register_loss("tempered", reduction="token")
@@ -26,7 +26,7 @@ def tempered(inputs: TokenInputs) -> TokenLoss:
 
 def curve(ratios):
     """The gradient of `tempered` at an advantage of 1, for each ratio."""
-    from forge_trainers.losses.registry import find_loss
+    from forge_trainers.losses import find_loss
 
     log_ratio_S = torch.tensor(ratios).log().requires_grad_()
     inputs = TokenInputs(

@@ -19,7 +19,7 @@ from self_play import CREDIT, GAME, draw, league_of
 
 import forge_agents as fa
 from forge_agents.bench import GameTree, exploitability
-from forge_agents.rollout.rollout import Rollout, all_or_first_error
+from forge_agents.rollout import Rollout, all_or_first_error
 from forge_trainers.rl.credit import Scored
 from forge_trainers.rl.rewards import env_reward, judge
 from forge_trainers.selfplay.league import draw_matches, results_of

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 import forge_agents as fa
-from forge_agents.rollout.rollout import Rollout
+from forge_agents.rollout import Rollout
 
 ENV_ID = "forge/Relay-v0"
 ENV_ARGS = {"max_number": 9, "tool": False}

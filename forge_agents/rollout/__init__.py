@@ -3,3 +3,7 @@
 In: environments and players. Out: episodes of `forge_agents.types`. Waits for: engines, endpoints, people and
 environments, each with a deadline.
 """
+
+from forge_agents.rollout.rollout import Rollout, all_or_first_error
+
+__all__ = ["Rollout", "all_or_first_error"]

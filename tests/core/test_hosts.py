@@ -264,7 +264,8 @@ echo "scancel $*" >> "$FAKE_SLURM/calls"
 SUBMIT = """
 import asyncio, sys
 import forge_agents as fa
-from forge_agents import mesh, workers
+from forge_agents.envs.workers import env as workers
+from forge_agents.runtime import mesh
 from forge_agents.errors import HostError
 hosts = fa.Hosts(kind="slurm", hosts={"learner": 1, "engines": 4}, partition="gpu", account="lab", qos="high",
                  time_limit="02:00:00", gpus={"learner": 8, "engines": 4}, slurm_args=("--constraint=h100",),

@@ -6,6 +6,7 @@ import yaml
 import forge_agents as fa
 from forge_agents.cli import init
 from forge_agents.cli import main as cli
+from forge_agents.envs.registry import UnknownIdError
 from forge_agents.errors import ForgeError
 from forge_agents.policy import Random
 from forge_agents.rollout.rollout import Rollout
@@ -80,5 +81,5 @@ def test_an_id_may_name_its_module(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
     assert fa.spec("lone_world:lone/Relay-v0").id == "lone/Relay-v0"
-    with pytest.raises(fa.registry.UnknownIdError, match="module 'lone_wrld'.*Run the command in the module's folder"):
+    with pytest.raises(UnknownIdError, match="module 'lone_wrld'.*Run the command in the module's folder"):
         fa.make("lone_wrld:lone/Relay-v0")

@@ -239,7 +239,7 @@ def test_stop_ends_the_processes_and_may_be_called_twice(probe_class: Any) -> No
 CONTROLLER = """
 import asyncio, sys
 sys.path.insert(0, {folder!r})
-from forge_agents import mesh
+from forge_agents.runtime import mesh
 from probe_actors import Probe
 
 async def main():

@@ -19,7 +19,7 @@ NAME = "smollm2-135m-instruct"
 RACER = """
 import os, sys, time
 from pathlib import Path
-from forge_agents import _gguf, models
+from forge_agents.models import gguf as _gguf, resolve as models
 from forge_agents.testing._tiny_model import tiny_model
 
 def convert(source, target):

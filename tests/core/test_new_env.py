@@ -77,7 +77,7 @@ def test_installed_plugins_are_found_and_a_broken_one_is_named(tmp_path):
     installed(tmp_path, "bad_plugin", "raise ImportError('no licence')\n")
     code = (
         "import warnings; warnings.simplefilter('always');"
-        "from forge_agents import cli; import forge_agents as fa;"
+        "from forge_agents.cli import main as cli; import forge_agents as fa;"
         "assert cli.main(['list', '--tag', 'zero-sum']) == 0;"
         "env = fa.make('good_plugin/Kuhn'); env.reset(seed=0); print(env.last()[0]);"
         "cli.main(['check', 'bad_plugin/Game-v0'])"

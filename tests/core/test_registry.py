@@ -177,7 +177,7 @@ def test_a_broken_plugin_is_told_of_and_hides_no_other(monkeypatch):
 
 def test_registering_loads_neither_plugins_nor_pettingzoo():
     code = (
-        "import sys; from forge_agents import registry; registry.register('t/X-v0', entry_point='a:B');"
+        "import sys; from forge_agents.envs import registry; registry.register('t/X-v0', entry_point='a:B');"
         "print([m for m in ('forge_envs', 'pettingzoo', 'torch') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

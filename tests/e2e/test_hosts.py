@@ -207,7 +207,7 @@ CONTROLLER = """
 import asyncio, sys
 from pathlib import Path
 import forge_agents as fa
-from forge_agents import mesh
+from forge_agents.runtime import mesh
 
 async def main():
     await mesh.launch_hosts(fa.Hosts(kind="attach", workers={"engines": (sys.argv[1],)}))

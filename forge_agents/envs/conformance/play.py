@@ -173,7 +173,7 @@ def own_files(cls: type) -> set[str]:
 def _ours(owner: type) -> bool:
     package, _, rest = owner.__module__.partition(".")
     return package in ("pettingzoo", "builtins", "typing", "gymnasium") or (
-        package == "forge_agents" and rest in ("env", "parallel_env", "_text_game")
+        package == "forge_agents" and rest in ("envs.env", "envs.parallel_env", "envs._text_game")
     )
 
 

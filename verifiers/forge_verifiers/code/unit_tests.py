@@ -164,7 +164,7 @@ def extract_code(text: str) -> str:
 
 @cache
 def _judge() -> str:
-    return Path(__file__).with_name("_judge.py").read_text(encoding="utf-8")
+    return Path(__file__).with_name("_runner.py").read_text(encoding="utf-8")
 
 
 @lru_cache(maxsize=4096)
