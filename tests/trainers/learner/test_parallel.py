@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "perf" / "parallel_table.py"
+SCRIPT = Path(__file__).parents[2] / "perf" / "parallel_table.py"
 
 
 @pytest.fixture(scope="module")

@@ -113,7 +113,7 @@ def outside(tmp_path_factory):
         yield {
             "SECRET": str(folder / "secret"),
             "SECRET_FOLDER": str(folder),
-            "REPOSITORY": str(Path(__file__).parents[2]),
+            "REPOSITORY": str(Path(__file__).parents[3]),
             "PARENT": os.getpid(),
             "PORT": server.getsockname()[1],
             "TOKEN": token,

@@ -21,7 +21,7 @@ STYLES = runpy.run_path(str(Path(__file__).with_name("answer_styles.py")))
 STATED, UNDECIDED, WRITINGS, cases, ours = (
     STYLES[name] for name in ("STATED", "UNDECIDED", "WRITINGS", "cases", "ours")
 )
-GUIDE = Path(__file__).parents[2] / "docs" / "verifiers.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "verifiers.md"
 
 
 def said(text, answer=None, seed=0):
