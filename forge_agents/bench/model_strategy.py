@@ -19,7 +19,7 @@ from forge_agents.bench.exploitability import GameTree, InformationSet, Table, e
 from forge_agents.errors import ForgeError, LateAnswerError
 from forge_agents.policy import Policy, Sampling
 from forge_agents.rollout.players import Served, seed_of
-from forge_agents.rollout.rollout import all_or_first_error
+from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.types import Completion
 
 _log = logging.getLogger(__name__)

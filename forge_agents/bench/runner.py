@@ -32,7 +32,8 @@ from forge_agents.envs.suites import SuiteDefaults
 from forge_agents.errors import BudgetError
 from forge_agents.policy import AnyPolicy, Human, Policy, Random, Sampling
 from forge_agents.rollout.players import Generator, Served
-from forge_agents.rollout.rollout import Rollout, all_or_first_error
+from forge_agents.rollout.rollout import Rollout
+from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.serving.config import EngineConfig
 from forge_agents.types import Completion, Episode
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from forge_agents.bench.report import Report
-    from forge_agents.config import Parser
+    from forge_agents.cli.config import Parser
     from forge_agents.policy import Policy
 
 
 def train(words: Sequence[str]) -> int:
     """Train a team: forge-agents train CONFIG.yaml [--steps 200] [--trainer.learner.lr 1e-5 ...]"""
     import forge_agents as fa
-    from forge_agents.config import parse
+    from forge_agents.cli.config import parse
 
     run = parse(fa.RunConfig, words, prog="forge-agents train", description=str(train.__doc__))
     run = run.warmed_up()
@@ -40,7 +40,7 @@ def train(words: Sequence[str]) -> int:
 def sft(words: Sequence[str]) -> int:
     """Fine-tune on conversations or episodes: forge-agents sft CONFIG.yaml [--data chats.jsonl --epochs 3 ...]"""
     import forge_agents as fa
-    from forge_agents.config import parse
+    from forge_agents.cli.config import parse
 
     run = parse(fa.SFTRunConfig, words, prog="forge-agents sft", description=str(sft.__doc__))
     with fa.SFTTrainer(run.policy, run.trainer, run.out_dir, run.mesh) as trainer:
@@ -53,7 +53,7 @@ def sft(words: Sequence[str]) -> int:
 def evaluate(words: Sequence[str]) -> int:
     """Play held-out seeds: forge-agents eval CONFIG.yaml [--trainer.eval_episodes 128]"""
     import forge_agents as fa
-    from forge_agents.config import parse
+    from forge_agents.cli.config import parse
 
     run = parse(fa.RunConfig, words, prog="forge-agents eval", description=str(evaluate.__doc__))
     run = run.warmed_up(train=False)
@@ -86,7 +86,7 @@ def export(words: Sequence[str]) -> int:
 def demo(words: Sequence[str]) -> int:
     """Train two agents on the whole stack, beside a control: forge-agents demo [--seed 1]"""
     import forge_agents as fa
-    from forge_agents.config import parse
+    from forge_agents.cli.config import parse
 
     return 0 if fa.demo(parse(fa.DemoConfig, words, prog="forge-agents demo", description=str(demo.__doc__))) else 1
 
@@ -100,8 +100,8 @@ def simulate(words: Sequence[str]) -> int:
 
 def play(words: Sequence[str]) -> int:
     """Take a seat in the terminal: forge-agents play ENV [--seat p0] [--model ID | --opponent random]"""
+    from forge_agents.cli.config import parse
     from forge_agents.cli.play import PlayConfig, left, play_in_terminal
-    from forge_agents.config import parse
 
     if words and not words[0].startswith("-"):
         words = ["--env", *words]
@@ -114,7 +114,7 @@ def bench(words: Sequence[str]) -> int:
     """Benchmark players: forge-agents bench [CONFIG.yaml] --players.NAME WHAT ... [--suite core-v1] [--episodes 64]"""
     import forge_agents as fa
     from forge_agents.bench.config import BenchConfig
-    from forge_agents.config import parse
+    from forge_agents.cli.config import parse
 
     chosen = parse(BenchConfig, words, prog="forge-agents bench", description=str(bench.__doc__))
     report = fa.benchmark(
@@ -282,9 +282,9 @@ def view(words: Sequence[str]) -> int:
 
 def serve(words: Sequence[str]) -> int:
     """Serve a model behind a token: forge-agents serve CHECKPOINT [--port 8000] [-- options of vllm serve]"""
+    from forge_agents.cli.config import parse
     from forge_agents.cli.serve import ServeConfig
     from forge_agents.cli.serve import serve as become_server
-    from forge_agents.config import parse
 
     own = list(words)
     more = own[own.index("--") + 1 :] if "--" in own else []
@@ -373,6 +373,6 @@ def _one_env(env: str | Mapping[str, float]) -> str:
 
 
 def _parser(name: str, run: Callable[[Sequence[str]], int]) -> Parser:
-    from forge_agents.config import Parser
+    from forge_agents.cli.config import Parser
 
     return Parser(prog=f"forge-agents {name}", description=run.__doc__)

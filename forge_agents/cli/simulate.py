@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import fields
 
-from forge_agents.config import schema_parser
+from forge_agents.cli.config import schema_parser
 
 
 def predict(words: Sequence[str], description: str) -> int:

@@ -4,6 +4,7 @@ In: environments and players. Out: episodes of `forge_agents.types`. Waits for: 
 environments, each with a deadline.
 """
 
-from forge_agents.rollout.rollout import Rollout, all_or_first_error
+from forge_agents.rollout.rollout import Rollout
+from forge_agents.runtime.waits import all_or_first_error
 
 __all__ = ["Rollout", "all_or_first_error"]

@@ -14,9 +14,9 @@ import math
 import time
 import traceback
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from pettingzoo import AECEnv, ParallelEnv
@@ -33,9 +33,9 @@ from forge_agents.errors import (
 )
 from forge_agents.policy import AnyPolicy, Seats, seat_policies
 from forge_agents.rollout.players import ContextFullError, Decision, Player, Served, player_for
+from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory, Turn
 
-T = TypeVar("T")
 PlayableEnv: TypeAlias = "AECEnv[str, Any, Any] | ParallelEnv[str, Any, Any]"
 EndReason: TypeAlias = Literal["terminated", "truncated", "turn_limit", "context", "error"]
 Where: TypeAlias = Literal["make", "reset", "observe", "step", "policy", "reward"]
@@ -434,18 +434,6 @@ def _trajectory(agent: str, seat: _Seat, env_id: str, seed: int) -> Trajectory:
         seed=seed,
         info=seat.info,
     )
-
-
-async def all_or_first_error(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Results in order; at the first exception the rest is cancelled, awaited, and that exception raised."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 _MOST_NAMED = 4
 _FRESH_S = 1.0
 """Stalls that come together share one picture."""
@@ -47,6 +48,18 @@ def waiting(who: str, what: str, timeout_s: float) -> Iterator[None]:
         yield
     finally:
         _waits.pop(number, None)
+
+
+async def all_or_first_error(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Results in order; at the first exception the rest is cancelled, awaited, and that exception raised."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 def report(name: str, state: Callable[[], Any] | None) -> None:

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge_agents.errors import ActorDiedError, StallError, UnknownIdError
-from forge_agents.rollout.rollout import all_or_first_error
 from forge_agents.runtime import mesh
 from forge_agents.runtime.busy import Busy
 from forge_agents.runtime.faults import Faults
+from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.serving.engine import SILENCE_S, Engine, EngineInfo, SamplingLike
 from forge_agents.serving.routing import LeastLoaded, PrefixAffine, Router
 from forge_agents.types import Completion

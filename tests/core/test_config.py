@@ -6,7 +6,7 @@ import yaml
 import forge_agents as fa
 from forge_agents.bench.config import BenchConfig
 from forge_agents.cli import main as cli
-from forge_agents.config import parse
+from forge_agents.cli.config import parse
 
 RUN = {
     "env": "forge/Relay-v0",

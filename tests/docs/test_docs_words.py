@@ -16,7 +16,7 @@ import pytest
 
 import forge_agents as fa
 from forge_agents.cli import main as cli
-from forge_agents.config import Parser, parse
+from forge_agents.cli.config import Parser, parse
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))

@@ -23,7 +23,8 @@ from forge_agents import make
 from forge_agents.envs.env import Outcome, TurnEnv
 from forge_agents.policy import AnyPolicy, Policy, Sampling, Scripted
 from forge_agents.rollout.players import Served
-from forge_agents.rollout.rollout import Rollout, all_or_first_error
+from forge_agents.rollout.rollout import Rollout
+from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.types import Completion, VersionSpan
 
 SEATS = ("player_0", "player_1")

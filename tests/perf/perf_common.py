@@ -27,7 +27,8 @@ import numpy as np
 
 from forge_agents.envs.env import Outcome, TurnEnv
 from forge_agents.policy import Policy, Sampling
-from forge_agents.rollout.rollout import Rollout, all_or_first_error
+from forge_agents.rollout.rollout import Rollout
+from forge_agents.runtime.waits import all_or_first_error
 
 if TYPE_CHECKING:
     from forge_agents.rollout.players import Served

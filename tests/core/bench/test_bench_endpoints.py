@@ -9,7 +9,7 @@ from forge_agents.bench.config import BenchConfig
 from forge_agents.bench.entrants import named_players
 from forge_agents.bench.fingerprints import player_facts
 from forge_agents.cli import main as cli
-from forge_agents.config import parse
+from forge_agents.cli.config import parse
 
 KUHN = "forge/KuhnPoker-v0"
 DOCS = Path(__file__).parents[3] / "docs"

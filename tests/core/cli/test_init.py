@@ -24,7 +24,7 @@ def folder(request, tmp_path, monkeypatch):
 def test_every_template_is_a_world_a_reward_and_settings_that_fit(folder):
     import asyncio
 
-    from forge_agents.config import parse
+    from forge_agents.cli.config import parse
     from forge_trainers.rl.config import RunConfig
 
     run = parse(RunConfig, ["train.yaml"], prog="forge-agents train", description="")

@@ -74,7 +74,7 @@ def test_processes_must_fit_hosts_and_gpus() -> None:
 
 
 def test_yaml_says_where_a_run_is(tmp_path: Path) -> None:
-    from forge_agents.config import parse
+    from forge_agents.cli.config import parse
 
     file = tmp_path / "run.yaml"
     file.write_text(
@@ -323,7 +323,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def read_run(*words: str) -> Any:
-    from forge_agents.config import parse
+    from forge_agents.cli.config import parse
 
     return parse(fa.RunConfig, words, prog="train", description="")
 

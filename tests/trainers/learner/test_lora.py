@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from forge_agents.config import parse
+from forge_agents.cli.config import parse
 from forge_agents.policy import LORA_TARGETS, LoRA, Policy
 from forge_agents.runtime import mesh
 from forge_agents.types import EpisodeBatch

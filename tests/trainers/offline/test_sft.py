@@ -232,7 +232,7 @@ def test_the_command_line_names_what_it_does_not_know(tiny_llama, tmp_path, caps
 
 
 def test_one_file_warms_up_and_then_plays(tiny_llama, tmp_path, starts):
-    from forge_agents.config import parse
+    from forge_agents.cli.config import parse
 
     data = tmp_path / "chats.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in chats(8)))

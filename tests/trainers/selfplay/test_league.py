@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import forge_agents as fa
-from forge_agents.config import parse
+from forge_agents.cli.config import parse
 from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory, Turn
 from forge_trainers.rl.rewards import JudgedGroup, env_reward, judge, lessons_from, summarise
 from forge_trainers.rl.seating import LeaguePlay, lineup_of

@@ -23,7 +23,7 @@ import numpy as np
 from forge_agents.models import resolve as models
 from forge_agents.policy import AnyPolicy, Policy, Seats, declared_policies, named_apart, players_of
 from forge_agents.rollout.players import Served
-from forge_agents.rollout.rollout import all_or_first_error
+from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.types import EpisodeGroup
 from forge_trainers.rl.rewards import JudgedGroup
 from forge_trainers.rl.tasks import Task

@@ -24,9 +24,10 @@ import numpy as np
 from forge_agents.errors import ActorDiedError, ArgumentError, EmptyBatchError, NotReadyError, StallError
 from forge_agents.policy import Policy, Seats
 from forge_agents.rollout.players import Served
-from forge_agents.rollout.rollout import Rollout, all_or_first_error
+from forge_agents.rollout.rollout import Rollout
 from forge_agents.runtime.hosts import Hosts
 from forge_agents.runtime.mesh import while_it_goes_on, with_deadline
+from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.types import Episode, EpisodeGroup
 from forge_trainers.records.run_folder import RunFolder
 from forge_trainers.rl.config import GRPOConfig

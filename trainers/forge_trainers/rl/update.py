@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_agents.errors import DivergedError, ForgeError, MismatchError
-from forge_agents.rollout.rollout import all_or_first_error
+from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.types import EpisodeBatch
 from forge_trainers.records.batch_files import dump_batch
 from forge_trainers.rl.config import GRPOConfig

@@ -24,8 +24,8 @@ import numpy as np
 
 from forge_agents.errors import ActorDiedError, ForgeError, RunFolderError, StallError
 from forge_agents.files import check_plain_files
-from forge_agents.rollout.rollout import all_or_first_error
 from forge_agents.runtime.mesh import with_deadline
+from forge_agents.runtime.waits import all_or_first_error
 from forge_trainers.learner.checksums import CHUNK_BYTES, Sums, damaged
 
 if TYPE_CHECKING:

@@ -19,11 +19,11 @@ from forge_agents.models import resolve as models
 from forge_agents.policy import LoRA, Policy
 from forge_agents.rollout.players import Served
 from forge_agents.rollout.rendering import Renderer
-from forge_agents.rollout.rollout import all_or_first_error
 from forge_agents.runtime import mesh
 from forge_agents.runtime import waits as _waits
 from forge_agents.runtime.faults import Fault, Faults
 from forge_agents.runtime.hosts import Hosts
+from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.serving import Replicas
 from forge_agents.serving.fleet import start_engines
 from forge_agents.serving.replicas import Adapted
