@@ -104,7 +104,7 @@ def _run(options: Options, core: Any, work: Work) -> dict[str, Any]:
 
 def _waste(core: Any, batch: Any) -> dict[str, float]:
     """Share of positions that ranks would wait for, by the number of data-parallel ranks."""
-    from forge_trainers.batch.microbatches import lay_out
+    from forge_trainers.batch.layout import lay_out
 
     def waste(ranks: int) -> float:
         return lay_out(
@@ -192,8 +192,8 @@ def _bare_packed(core: Any, batch: Any) -> None:
 
     room = core.config.max_tokens_per_microbatch
     blocks = blocks_of(batch, max_tokens=room, share_prefixes=False)
-    plan = plan_rows([block.num_tokens for block in blocks], max_tokens=room)
-    rows = [build_row(batch, [blocks[i] for i in pieces[0]], multiple_of=1) for pieces in plan.rows]
+    planned, _ = plan_rows([block.num_tokens for block in blocks], max_tokens=room)
+    rows = [build_row(batch, [blocks[i] for i in pieces[0]], multiple_of=1) for pieces in planned]
     num_loss_tokens = float(batch["tokens"]["loss_mask"].sum())
     loss = titan.ChunkedLossWrapper.Config(num_chunks=4, loss_fn=CrossEntropyLoss.Config()).build()
     loss.set_lm_head(core.model.lm_head)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
@@ -35,22 +36,23 @@ def sample(**changes: object) -> Sample:
 def test_a_turn_that_extends_the_last_one_joins_its_sample():
     samples = samples_from(trajectory(turn((1, 2), (3, 4)), turn((1, 2, 3, 4, 5), (6,))), [1.0, -2.0], group=9)
     assert len(samples) == 1
-    assert samples[0].token_ids == (1, 2, 3, 4, 5, 6)
-    assert samples[0].loss_mask == (False, False, True, True, False, True)
-    assert samples[0].logprobs == (0.0, 0.0, -0.1, -0.2, 0.0, -0.1)
-    assert samples[0].advantages == (0.0, 0.0, 1.0, 1.0, 0.0, -2.0)
-    assert samples[0].versions == (-1, -1, 7, 7, -1, 7)
+    assert samples[0].token_ids.tolist() == [1, 2, 3, 4, 5, 6]
+    assert samples[0].loss_mask.tolist() == [False, False, True, True, False, True]
+    np.testing.assert_array_equal(samples[0].logprobs, np.float32([0.0, 0.0, -0.1, -0.2, 0.0, -0.1]))
+    assert samples[0].advantages.tolist() == [0.0, 0.0, 1.0, 1.0, 0.0, -2.0]
+    assert samples[0].versions.tolist() == [-1, -1, 7, 7, -1, 7]
+    assert samples[0].turns is not None and samples[0].turns.tolist() == [-1, -1, 0, 0, -1, 1]
     assert samples[0].group == 9
 
 
 def test_a_turn_that_rewrites_history_branches():
     samples = samples_from(trajectory(turn((1, 2), (3,)), turn((1, 9, 3, 5), (6,))), [1.0, 2.0], group=0)
-    assert [s.token_ids for s in samples] == [(1, 2, 3), (1, 9, 3, 5, 6)]
+    assert [s.token_ids.tolist() for s in samples] == [[1, 2, 3], [1, 9, 3, 5, 6]]
 
 
 def test_turns_without_a_response_are_passed_over():
     samples = samples_from(trajectory(turn((1,), ()), turn((1, 2), (3,))), [5.0, 1.0], group=0)
-    assert [s.token_ids for s in samples] == [(1, 2, 3)]
+    assert [s.token_ids.tolist() for s in samples] == [[1, 2, 3]]
     assert samples_from(trajectory(turn((), ())), [0.0], group=0) == []
 
 

@@ -107,8 +107,9 @@ def test_tokens_without_a_log_probability_are_masked_and_their_share_counted():
     item = with_turn(items[0], [1], response_ids=(3, 4, 5, 6), logprobs=(-1.0, math.nan, -math.inf, 0.5))
     lessons = lessons_from([item], Credit(), {"hero"})
     good, bad = lessons.samples["hero"]
-    assert good.loss_mask == (False, False, True) and bad.loss_mask == (False, False, True, False, False, False)
-    assert bad.token_ids == (1, 2, 3, 4, 5, 6) and bad.logprobs == (0.0, 0.0, -1.0, 0.0, 0.0, 0.0)
+    assert good.loss_mask.tolist() == [False, False, True]
+    assert bad.loss_mask.tolist() == [False, False, True, False, False, False]
+    assert bad.token_ids.tolist() == [1, 2, 3, 4, 5, 6] and bad.logprobs.tolist() == [0.0, 0.0, -1.0, 0.0, 0.0, 0.0]
     assert lessons.bad_logprobs == {"hero": 3 / 5}
 
 
@@ -286,10 +287,10 @@ def test_samples_know_their_trajectory_and_turns():
     broken = Trajectory(agent="a", policy="hero", turns=(turn("a", 0, 1.0), rewritten))
     episodes = (two_turns(0.0, 0.0), Episode(env_id="t", seed=0, trajectories={"a": broken}))
     samples = lessons_from(judged([EpisodeGroup(env_id="t", seed=0, episodes=episodes)]), Credit(), {"hero"}).samples
-    assert [(s.trajectory, s.turns) for s in samples["hero"]] == [
-        (0, (-1, -1, 0, -1, 1)),
-        (1, (-1, -1, 0)),
-        (1, (-1, -1, 1)),
+    assert [(s.trajectory, s.turns.tolist()) for s in samples["hero"]] == [
+        (0, [-1, -1, 0, -1, 1]),
+        (1, [-1, -1, 0]),
+        (1, [-1, -1, 1]),
     ]
 
 

@@ -1,4 +1,5 @@
-"""From trajectories to tensors: samples, and the rows and microbatches that they are laid out in.
+"""From trajectories to tensors: token-exact samples, packed end to end, and the rows that they are computed in.
 
-In: scored trajectories. Out: tensors of one optimiser step. Waits for: nothing.
+In: trajectories, an advantage per turn. Out: an `EpisodeBatch`, and from it a rank's rows. Waits for nothing. Start
+with `packing.samples_from` and `packing.pack`, which the controller calls; `layout.lay_out` is the learner's.
 """

@@ -1,6 +1,9 @@
-"""Rows that the model computes: which samples lie where, with common prefixes once, balanced over ranks.
+"""What each data-parallel rank computes of a batch, one forward pass after the other: rows of samples.
 
-In: an `EpisodeBatch`. Out: `Row`s, one per rank and microbatch. Waits for nothing.
+In: an `EpisodeBatch`. Out: a `Row` per rank and microbatch; every rank comes to the same plan. Waits for nothing.
+
+Samples of one group that begin alike are computed as one `Block`, their common prefix once; blocks are spread over
+rows so that ranks finish together.
 """
 
 from __future__ import annotations
@@ -12,16 +15,6 @@ from dataclasses import dataclass
 import torch
 
 from forge_agents.types import EpisodeBatch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowPlan:
-    """Which pieces each rank computes in each microbatch."""
-
-    rows: tuple[tuple[tuple[int, ...], ...], ...]
-    """``rows[microbatch][rank]`` lists piece numbers; every rank has the same number of microbatches."""
-    waste: float
-    """Share of positions in [0, 1) that ranks wait for, because the longest row of a microbatch sets its time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +60,131 @@ class Row:
         assert sum(span.length for span in self.spans) == self.token_ids_1L.shape[1]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Microbatch:
+    """One rank's row, and what all ranks must do alike."""
+
+    row: Row
+    num_chunks: int
+    """Calls of the head; equal on every rank, because each takes part in collectives."""
+
+    def filled(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The row's ``token_S`` and ``source_S``, zeros added until they split into equal, non-empty chunks."""
+        num = self.row.token_S.numel()
+        fill = -num % self.num_chunks if num else self.num_chunks
+        token_S, source_S = (torch.cat([x, x.new_zeros(fill)]) for x in (self.row.token_S, self.row.source_S))
+        return token_S, source_S
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Microbatches of one rank, and what the plan costs all of them."""
+
+    microbatches: Sequence[Microbatch]
+    positions: int
+    """Computed by all ranks."""
+    waste: float
+    """Share of positions that ranks wait for, in [0, 1)."""
+
+
+def lay_out(
+    batch: EpisodeBatch,
+    *,
+    max_tokens: int,
+    chunk_tokens: int,
+    share_prefixes: bool,
+    hidden_size: int,
+    ranks: int = 1,
+    rank: int = 0,
+    multiple_of: int = 1,
+) -> Layout:
+    """Spread a batch over ranks and forward passes.
+
+    Args:
+        batch: Checked by `forge_trainers.batch.packing.check_batch`.
+        max_tokens: Most positions of a row, unless one sample alone has more.
+        chunk_tokens: Most loss tokens of one call of the head.
+        share_prefixes: Whether siblings' common prompt is laid out once.
+        hidden_size: Of the model; weighs attention against linear layers.
+        ranks: Data-parallel ranks.
+        rank: The one whose rows are wanted.
+        multiple_of: Rows are padded to a multiple of this.
+    """
+    longest = int(batch["samples"]["length"].max())
+    room = max_tokens = max(max_tokens, longest)
+    if ranks > 1:  # blocks small enough to be spread evenly
+        fair_share = math.ceil(batch["tokens"]["ids"].numel() / (2 * ranks))
+        room = max(longest, min(room, fair_share))
+    blocks = blocks_of(batch, max_tokens=room, share_prefixes=share_prefixes)
+    planned, waste = plan_rows(
+        [block.num_tokens for block in blocks],
+        max_tokens=max_tokens,
+        ranks=ranks,
+        attention_cost=1 / (12 * hidden_size),  # scores over linear layers, in multiplications
+        multiple_of=multiple_of,
+    )
+    microbatches = []
+    for pieces_of_rank in planned:
+        rows = [build_row(batch, [blocks[i] for i in pieces], multiple_of=multiple_of) for pieces in pieces_of_rank]
+        num_chunks = max(1, *(math.ceil(row.token_S.numel() / chunk_tokens) for row in rows))
+        microbatches.append(Microbatch(row=rows[rank], num_chunks=num_chunks))
+    return Layout(microbatches=microbatches, positions=sum(block.num_tokens for block in blocks), waste=waste)
+
+
+def blocks_of(batch: EpisodeBatch, *, max_tokens: int, share_prefixes: bool) -> list[Block]:
+    """Group samples of one group that begin with the same prompt tokens.
+
+    A prefix ends before the first token in which the sharers differ and before the first loss token of any of them.
+    Siblings that share less than half of the shortest one's prompt, and those for which a block has no room, start
+    another block.
+
+    Args:
+        batch: Checked.
+        max_tokens: Largest block.
+        share_prefixes: False gives every sample a block of its own.
+
+    Raises:
+        ValueError: A sample is longer than `max_tokens`.
+    """
+    ids_T, mask_T = batch["tokens"]["ids"].numpy(), batch["tokens"]["loss_mask"].numpy()
+    starts, lengths, groups = (batch["samples"][key].tolist() for key in ("start", "length", "group"))
+    if max(lengths) > max_tokens:
+        raise ValueError(f"a sample of {max(lengths)} tokens does not fit max_tokens={max_tokens}; raise max_tokens")
+    prompts = []
+    for start, length in zip(starts, lengths, strict=True):
+        mask = mask_T[start : start + length]
+        num_masked = int(mask.argmax()) if mask.any() else length
+        # a sample keeps at least one position of its own
+        prompts.append(ids_T[start : start + min(num_masked, length - 1)])
+    # equal prompts become neighbours, whatever order the samples came in; big-endian bytes sort as their numbers do
+    keys = [prompt.astype(">i8").tobytes() for prompt in prompts]
+    order = sorted(range(len(starts)), key=lambda i: (groups[i], keys[i], lengths[i], i))
+    blocks, members, prefix = [], order[:1], prompts[order[0]]
+
+    def block() -> Block:
+        shared = len(prefix) if len(members) > 1 else 0
+        size = shared + sum(lengths[i] - shared for i in members)
+        return Block(samples=tuple(members), prefix_length=shared, num_tokens=size)
+
+    for sample in order[1:]:
+        common = 0
+        if share_prefixes and groups[sample] == groups[members[0]]:
+            num = min(len(prefix), len(prompts[sample]))
+            differ = prefix[:num] != prompts[sample][:num]
+            common = int(differ.argmax()) if differ.any() else num
+        grown = [*members, sample]
+        fits = common + sum(lengths[i] - common for i in grown) <= max_tokens
+        if common and fits and 2 * common >= min(len(prompts[i]) for i in grown):
+            members, prefix = grown, prefix[:common]
+        else:
+            blocks.append(block())
+            members, prefix = [sample], prompts[sample]
+    return [*blocks, block()]
+
+
 def plan_rows(
     lengths: Sequence[int], *, max_tokens: int, ranks: int = 1, attention_cost: float = 0.0, multiple_of: int = 1
-) -> RowPlan:
+) -> tuple[list[list[list[int]]], float]:
     """Spread pieces over rows so that ranks finish together.
 
     Greedy: longest piece first, into the row that costs least and still has room. Rows are then dealt to ranks in
@@ -81,6 +196,10 @@ def plan_rows(
         ranks: Data-parallel ranks.
         attention_cost: Cost of a piece is ``length + attention_cost * length**2``.
         multiple_of: Rows are padded to a multiple of this many positions, which counts as waste.
+
+    Returns:
+        Piece numbers by microbatch and rank, every rank in each microbatch; and the share of positions in [0, 1) that
+        ranks wait for, because the longest row of a microbatch sets its time.
 
     Raises:
         ValueError: There is no piece, or one does not fit in a row.
@@ -95,18 +214,19 @@ def plan_rows(
     while (filled := _fill(order, lengths, costs, num_rows, max_tokens)) is None:
         num_rows += ranks
     filled.sort(key=lambda row: (-sum(costs[i] for i in row), row))
-    rows = tuple(tuple(tuple(row) for row in filled[i : i + ranks]) for i in range(0, num_rows, ranks))
+    rows = [filled[i : i + ranks] for i in range(0, num_rows, ranks)]
 
     def padded(row: Sequence[int]) -> int:
         return math.ceil(max(1, sum(lengths[i] for i in row)) / multiple_of) * multiple_of
 
     computed = ranks * sum(max(padded(row) for row in microbatch) for microbatch in rows)
-    return RowPlan(rows=rows, waste=1.0 - sum(lengths) / computed)
+    return rows, 1.0 - sum(lengths) / computed
 
 
 def _fill(
     order: Sequence[int], lengths: Sequence[int], costs: Sequence[float], num_rows: int, max_tokens: int
 ) -> list[list[int]] | None:
+    """Pieces by row; None where `num_rows` are too few for this greedy filling."""
     rows: list[list[int]] = [[] for _ in range(num_rows)]
     load, room = [0.0] * num_rows, [max_tokens] * num_rows
     for piece in order:
@@ -118,66 +238,6 @@ def _fill(
         load[row] += costs[piece]
         room[row] -= lengths[piece]
     return rows
-
-
-def blocks_of(batch: EpisodeBatch, *, max_tokens: int, share_prefixes: bool) -> list[Block]:
-    """Group samples of one group that begin with the same prompt tokens.
-
-    A prefix ends before the first token in which the sharers differ and before the first loss token of any of them.
-    Siblings that share less than half of the shortest one's prompt, and those for which a block has no room, start
-    another block.
-
-    Args:
-        batch: Checked by `forge_trainers.batch.packing.check_batch`.
-        max_tokens: Largest block.
-        share_prefixes: False gives every sample a block of its own.
-
-    Raises:
-        ValueError: A sample is longer than `max_tokens`.
-    """
-    ids = batch["tokens"]["ids"].tolist()
-    mask = batch["tokens"]["loss_mask"].tolist()
-    starts, lengths, groups = (batch["samples"][key].tolist() for key in ("start", "length", "group"))
-    prompts: list[list[int]] = []
-    for start, length in zip(starts, lengths, strict=True):
-        if length > max_tokens:
-            raise ValueError(f"a sample of {length} tokens does not fit max_tokens={max_tokens}; raise max_tokens")
-        try:
-            num_masked = mask.index(True, start, start + length) - start
-        except ValueError:
-            num_masked = length
-        # a sample keeps at least one position of its own
-        prompts.append(ids[start : start + min(num_masked, length - 1)])
-    open_blocks: dict[int, tuple[list[int], list[int]]] = {}  # by group: its samples, their common prefix
-    blocks: list[Block] = []
-    # equal prompts become neighbours, whatever order the samples came in
-    for sample in sorted(range(len(starts)), key=lambda i: (groups[i], prompts[i], lengths[i], i)):
-        members, prefix = open_blocks.get(groups[sample], ([], []))
-        common = _common_prefix(prefix, prompts[sample]) if members and share_prefixes else 0
-        shortest = min((len(prompts[i]) for i in (*members, sample)), default=0)
-        grown = common + sum(lengths[i] - common for i in (*members, sample))
-        if members and common and 2 * common >= shortest and grown <= max_tokens:
-            open_blocks[groups[sample]] = ([*members, sample], prefix[:common])
-            continue
-        if members:
-            blocks.append(_block(members, prefix, lengths))
-        open_blocks[groups[sample]] = ([sample], prompts[sample])
-    blocks += [_block(members, prefix, lengths) for members, prefix in open_blocks.values()]
-    return blocks
-
-
-def _block(members: list[int], prefix: list[int], lengths: Sequence[int]) -> Block:
-    shared = len(prefix) if len(members) > 1 else 0
-    return Block(
-        samples=tuple(members), prefix_length=shared, num_tokens=shared + sum(lengths[i] - shared for i in members)
-    )
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    for at, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return at
-    return min(len(a), len(b))
 
 
 def build_row(batch: EpisodeBatch, blocks: Sequence[Block], *, multiple_of: int = 1) -> Row:
@@ -194,8 +254,8 @@ def build_row(batch: EpisodeBatch, blocks: Sequence[Block], *, multiple_of: int 
     mask_T = batch["tokens"]["loss_mask"]
     tokens: list[torch.Tensor] = []  # places in batch["tokens"], in row order
     positions: list[torch.Tensor] = []
-    sources: list[torch.Tensor] = []
-    targets: list[torch.Tensor] = []
+    empty = torch.zeros(0, dtype=torch.int64)
+    sources, targets = [empty], [empty]
     spans: list[Span] = []
     at = 0
     for block in blocks:
@@ -210,13 +270,11 @@ def build_row(batch: EpisodeBatch, blocks: Sequence[Block], *, multiple_of: int 
             start, own_length = starts[sample], lengths[sample] - prefix_length
             tokens.append(torch.arange(start + prefix_length, start + lengths[sample]))
             positions.append(torch.arange(prefix_length, lengths[sample]))
-            spans.append(
-                Span(start=at, length=own_length, prefix_start=prefix_start, prefix_length=prefix_length)
-                if prefix_length
-                else Span(start=at, length=own_length)
-            )
+            seen = {"prefix_start": prefix_start, "prefix_length": prefix_length} if prefix_length else {}
+            spans.append(Span(start=at, length=own_length, **seen))
             place = mask_T[start : start + lengths[sample]].nonzero().squeeze(1)  # >= prefix_length and >= 1
             before = place - 1
+            # siblings' first own tokens are all predicted from the prefix's last position
             sources.append(torch.where(before < prefix_length, prefix_start + before, at + before - prefix_length))
             targets.append(start + place)
             at += own_length
@@ -225,11 +283,10 @@ def build_row(batch: EpisodeBatch, blocks: Sequence[Block], *, multiple_of: int 
         ids.append(torch.zeros(padding, dtype=torch.int64))
         positions.append(torch.arange(padding))
         spans.append(Span(start=at, length=padding))
-    empty = torch.zeros(0, dtype=torch.int64)
     return Row(
         token_ids_1L=torch.cat(ids)[None],
         positions_1L=torch.cat(positions)[None],
         spans=tuple(spans),
-        source_S=torch.cat([empty, *sources]),
-        token_S=torch.cat([empty, *targets]),
+        source_S=torch.cat(sources),
+        token_S=torch.cat(targets),
     )

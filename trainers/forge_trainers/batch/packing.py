@@ -6,17 +6,18 @@ In: trajectories with one advantage per turn. Out: `Sample` and `EpisodeBatch`. 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 
 from forge_agents.errors import EmptyBatchError
 from forge_agents.types import EpisodeBatch, Trajectory, Turn
 
-# T tokens of all samples, n samples
+# T tokens of all samples, n samples, L tokens of one sample
 _TOKEN_DTYPES = {
     "ids": torch.int64,
     "loss_mask": torch.bool,
@@ -25,67 +26,71 @@ _TOKEN_DTYPES = {
     "versions": torch.int64,
     "turn": torch.int64,
 }
+_SAMPLE_DTYPES = {"start": torch.int64, "length": torch.int64, "group": torch.int64, "trajectory": torch.int64}
 _MOST_LOGPROB = 1e-3
 """Of a probability of 1, with what rounding adds."""
-_SAMPLE_DTYPES = {"start": torch.int64, "length": torch.int64, "group": torch.int64, "trajectory": torch.int64}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sample:
-    """One token stream to learn from."""
+    """One token stream of L tokens to learn from. Sequences are taken for its arrays, too."""
 
-    token_ids: tuple[int, ...]
-    """All tokens, prompt and responses, in order; at least two."""
-    loss_mask: tuple[bool, ...]
-    """True where the policy sampled the token. Never True at the first token, which nothing predicts."""
-    logprobs: tuple[float, ...]
-    """The sampler's natural-log probability of each token; 0 where masked."""
-    advantage: float | tuple[float, ...]
-    """How much better than its siblings: one number for the sample, or one per token (0 where masked)."""
-    versions: tuple[int, ...]
-    """Version of the weights that sampled each token; -1 where masked."""
+    token_ids: np.ndarray
+    """int64 ``[L]``: all tokens, prompt and responses, in order; at least two."""
+    loss_mask: np.ndarray
+    """bool ``[L]``, True where the policy sampled the token. Never True at the first token, which nothing predicts."""
+    logprobs: np.ndarray
+    """float32 ``[L]``, the sampler's natural-log probability of each token; 0 where masked."""
+    advantage: float | np.ndarray
+    """How much better than its siblings: one number for the sample, or float32 ``[L]``."""
+    versions: np.ndarray
+    """int64 ``[L]``, version of the weights that sampled each token; -1 where masked."""
     group: int
     """Equal for siblings, whose common first tokens may be computed once."""
     trajectory: int | None = None
     """Equal for the samples of one trajectory, at least 0; None for a sample that is a trajectory of its own."""
-    turns: tuple[int, ...] | None = None
-    """Number of each token's turn in its trajectory, -1 where masked; None where all is one turn."""
+    turns: np.ndarray | None = None
+    """int64 ``[L]``, number of each token's turn in its trajectory, -1 where masked; None where all is one turn."""
     bad_logprobs: int = 0
     """Sampled tokens that are masked because what the sampler gave is not the logarithm of a probability."""
 
     def __post_init__(self) -> None:
-        n = len(self.token_ids)
-        if n < 2:
-            raise ValueError(f"a sample of {n} tokens has nothing to predict; send at least 2")
-        columns = {"loss_mask": self.loss_mask, "logprobs": self.logprobs, "versions": self.versions}
-        if isinstance(self.advantage, tuple):
-            columns["advantage"] = self.advantage
-        if self.turns is not None:
-            columns["turns"] = self.turns
-        for name, column in columns.items():
-            if len(column) != n:
-                raise ValueError(f"{name} has {len(column)} entries for {n} tokens; send one per token")
+        if len(self.token_ids) < 2:
+            raise ValueError(f"a sample of {len(self.token_ids)} tokens has nothing to predict; send at least 2")
+        for name, dtype in _COLUMNS.items():
+            given = getattr(self, name)
+            if given is None or (name == "advantage" and np.ndim(given) == 0):
+                continue
+            if len(given) != len(self.token_ids):
+                raise ValueError(
+                    f"{name} has {len(given)} entries for {len(self.token_ids)} tokens; send one per token"
+                )
+            object.__setattr__(self, name, np.asarray(given, dtype))
         if self.loss_mask[0]:
             raise ValueError("the first token is in the loss, but no token precedes it; the prompt is empty")
-        if min(self.token_ids) < 0:
-            raise ValueError(f"token id {min(self.token_ids)} is negative")
-        _check_finite("logprobs", self.logprobs)
-        _check_finite("advantage", self.advantages)
-        if max(self.logprobs) > _MOST_LOGPROB:
-            raise ValueError(f"logprob {max(self.logprobs)} is positive; send natural-log probabilities")
+        if self.token_ids.min() < 0:
+            raise ValueError(f"token id {self.token_ids.min()} is negative")
+        for name in ("logprobs", "advantage"):
+            values = np.atleast_1d(getattr(self, name))
+            if (bad := ~np.isfinite(values)).any():
+                raise ValueError(f"{name}[{bad.argmax()}] is {values[bad][0]}; every value must be finite")
+        if self.logprobs.max() > _MOST_LOGPROB:
+            raise ValueError(f"logprob {self.logprobs.max()} is positive; send natural-log probabilities")
 
     @property
-    def advantages(self) -> tuple[float, ...]:
-        """The advantage of each token, 0 where masked."""
-        if isinstance(self.advantage, tuple):
-            return tuple(a if m else 0.0 for a, m in zip(self.advantage, self.loss_mask, strict=True))
-        return tuple(self.advantage if m else 0.0 for m in self.loss_mask)
+    def advantages(self) -> np.ndarray:
+        """The advantage of each token, 0 where masked: float32 ``[L]``."""
+        return np.where(self.loss_mask, self.advantage, 0.0).astype(np.float32)
 
 
-def _check_finite(name: str, values: Sequence[float]) -> None:
-    for at, value in enumerate(values):
-        if not math.isfinite(value):
-            raise ValueError(f"{name}[{at}] is {value}; every value must be finite")
+_COLUMNS = {
+    "token_ids": np.int64,
+    "loss_mask": np.bool_,
+    "logprobs": np.float32,
+    "advantage": np.float32,
+    "versions": np.int64,
+    "turns": np.int64,
+}
 
 
 def samples_from(
@@ -115,69 +120,47 @@ def samples_from(
             f"{len(advantages_per_turn)} advantages for the {len(trajectory.turns)} turns of agent "
             f"{trajectory.agent!r}; send one per turn"
         )
-    streams: list[_Stream] = []
-    for index, (turn, advantage) in enumerate(zip(trajectory.turns, advantages_per_turn, strict=True)):
-        if not turn.response_ids:
-            continue
-        if not streams or not streams[-1].is_continued_by(turn):
-            streams.append(_Stream())
-        streams[-1].append(turn, float(advantage), index)
-    return [stream.sample(group, number) for stream in streams]
-
-
-class _Stream:
-    """A sample under construction."""
-
-    def __init__(self) -> None:
-        self._ids: list[int] = []
-        self._mask: list[bool] = []
-        self._logprobs: list[float] = []
-        self._advantages: list[float] = []
-        self._versions: list[int] = []
-        self._turns: list[int] = []
-        self._bad_logprobs = 0
-
-    def is_continued_by(self, turn: Turn) -> bool:
-        return list(turn.prompt_ids[: len(self._ids)]) == self._ids
-
-    def append(self, turn: Turn, advantage: float, index: int) -> None:
-        new_prompt = turn.prompt_ids[len(self._ids) :]
-        versions = [-1] * len(turn.response_ids)
-        for span in turn.versions:
-            versions[span.start : span.end] = [span.version] * (span.end - span.start)
-        good = [-math.inf < logprob <= _MOST_LOGPROB for logprob in turn.logprobs]
-        self._bad_logprobs += good.count(False)
-        logprobs = [logprob if use else 0.0 for logprob, use in zip(turn.logprobs, good, strict=True)]
-        self._extend(new_prompt, [False] * len(new_prompt), [0.0] * len(new_prompt), 0.0, [-1] * len(new_prompt))
-        self._extend(turn.response_ids, good, logprobs, advantage, versions)
-        self._turns += [-1] * len(new_prompt) + [index] * len(turn.response_ids)
-
-    def _extend(
-        self,
-        ids: Sequence[int],
-        mask: Sequence[bool],
-        logprobs: Sequence[float],
-        advantage: float,
-        versions: Sequence[int],
-    ) -> None:
-        self._ids += ids
-        self._mask += mask
-        self._logprobs += logprobs
-        self._advantages += [advantage] * len(ids)
-        self._versions += versions[: len(ids)]
-
-    def sample(self, group: int, trajectory: int | None) -> Sample:
-        return Sample(
-            token_ids=tuple(self._ids),
-            loss_mask=tuple(self._mask),
-            logprobs=tuple(self._logprobs),
-            advantage=tuple(self._advantages),
-            versions=tuple(self._versions),
-            group=group,
-            trajectory=trajectory,
-            turns=tuple(self._turns),
-            bad_logprobs=self._bad_logprobs,
+    ids = np.zeros(0, np.int64)
+    streams: list[tuple[np.ndarray, list[tuple[int, int]]]] = []  # ids; number and start of each turn's response
+    for index, turn in enumerate(trajectory.turns):
+        if len(turn.response_ids):
+            prompt = np.asarray(turn.prompt_ids, np.int64)
+            continues = streams and np.array_equal(prompt[: len(ids)], ids)
+            own = streams.pop()[1] if continues else []
+            ids = np.concatenate([prompt, np.asarray(turn.response_ids, np.int64)])
+            streams.append((ids, [*own, (index, len(prompt))]))
+    return [
+        Sample(
+            token_ids=ids, group=group, trajectory=number, **_columns(trajectory.turns, ids, own, advantages_per_turn)
         )
+        for ids, own in streams
+    ]
+
+
+def _columns(
+    turns: Sequence[Turn], ids: np.ndarray, own: Sequence[tuple[int, int]], advantages: Sequence[float]
+) -> dict[str, Any]:
+    """What a `Sample` says of its tokens `ids`; `own` lists number and start of each of its responses."""
+    mask, bad = np.zeros(len(ids), np.bool_), 0
+    logprobs, advantage = np.zeros((2, len(ids)), np.float32)
+    versions, numbers = np.full((2, len(ids)), -1)
+    for index, start in own:
+        place = slice(start, start + len(turns[index].response_ids))
+        given = np.asarray(turns[index].logprobs, np.float32)
+        good = (given > -np.inf) & (given <= _MOST_LOGPROB)  # False for NaN
+        bad += len(good) - int(good.sum())
+        mask[place], logprobs[place] = good, np.where(good, given, 0.0)
+        advantage[place], numbers[place] = advantages[index], index
+        for span in turns[index].versions:
+            versions[place][span.start : span.end] = span.version
+    return {
+        "loss_mask": mask,
+        "logprobs": logprobs,
+        "advantage": advantage,
+        "versions": versions,
+        "turns": numbers,
+        "bad_logprobs": bad,
+    }
 
 
 def pack(samples: Sequence[Sample]) -> EpisodeBatch:
@@ -189,22 +172,26 @@ def pack(samples: Sequence[Sample]) -> EpisodeBatch:
     Raises:
         EmptyBatchError: There is no sample, or no token is in the loss.
     """
-    if not any(any(sample.loss_mask) for sample in samples):
+    if not any(sample.loss_mask.any() for sample in samples):
         raise EmptyBatchError(f"{len(samples)} samples with no token to learn from; nothing was sampled by the policy")
     lengths_n = torch.tensor([len(sample.token_ids) for sample in samples])
-    mask_T = torch.tensor([m for s in samples for m in s.loss_mask])
-    turns = [t for s in samples for t in (s.turns or (0,) * len(s.token_ids))]
+    turns = [np.zeros(len(s.token_ids), np.int64) if s.turns is None else s.turns for s in samples]
     free = itertools.count(1 + max((s.trajectory for s in samples if s.trajectory is not None), default=-1))
+
+    def end_to_end(columns: Sequence[np.ndarray]) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate(columns))
+
+    mask_T = end_to_end([s.loss_mask for s in samples])
     batch = TensorDict(
         {
             "tokens": TensorDict(
                 {
-                    "ids": torch.tensor([t for s in samples for t in s.token_ids]),
+                    "ids": end_to_end([s.token_ids for s in samples]),
                     "loss_mask": mask_T,
-                    "logprobs": torch.tensor([x for s in samples for x in s.logprobs]) * mask_T,
-                    "advantages": torch.tensor([a for s in samples for a in s.advantages]),
-                    "versions": torch.where(mask_T, torch.tensor([v for s in samples for v in s.versions]), -1),
-                    "turn": torch.where(mask_T, torch.tensor(turns), -1),
+                    "logprobs": end_to_end([s.logprobs for s in samples]) * mask_T,
+                    "advantages": end_to_end([s.advantages for s in samples]),
+                    "versions": torch.where(mask_T, end_to_end([s.versions for s in samples]), -1),
+                    "turn": torch.where(mask_T, end_to_end(turns), -1),
                 },
                 batch_size=[int(lengths_n.sum())],
             ),

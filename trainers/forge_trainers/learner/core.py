@@ -20,8 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from forge_agents.models import resolve as models
 from forge_agents.types import EpisodeBatch
-from forge_trainers.batch.layout import Row
-from forge_trainers.batch.microbatches import Microbatch, lay_out
+from forge_trainers.batch.layout import Microbatch, Row, lay_out
 from forge_trainers.batch.packing import check_batch
 from forge_trainers.learner import checkpoint as learner_files
 from forge_trainers.learner import lora, titan

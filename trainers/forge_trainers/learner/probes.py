@@ -9,6 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
+
 from forge_agents.testing._tiny_model import tiny_model
 
 
@@ -18,17 +20,17 @@ def learner_step() -> str:
     from forge_trainers.learner.config import LearnerConfig
     from forge_trainers.learner.core import LearnerCore
 
-    prompt, responses = tuple(b"hello"), (tuple(b"world"), tuple(b"there"))
+    sampled = np.arange(10) >= 5
     samples = [
         Sample(
-            token_ids=prompt + response,
-            loss_mask=(False,) * len(prompt) + (True,) * len(response),
-            logprobs=(0.0,) * len(prompt) + (-5.0,) * len(response),
+            token_ids=np.frombuffer(text, np.uint8),
+            loss_mask=sampled,
+            logprobs=np.where(sampled, -5.0, 0.0),
             advantage=advantage,
-            versions=(-1,) * len(prompt) + (0,) * len(response),
+            versions=np.where(sampled, 0, -1),
             group=0,
         )
-        for response, advantage in zip(responses, (1.0, -1.0), strict=True)
+        for text, advantage in ((b"helloworld", 1.0), (b"hellothere", -1.0))
     ]
     with tempfile.TemporaryDirectory() as folder:
         model = tiny_model(Path(folder) / "model")

@@ -44,11 +44,11 @@ class Demonstration:
 
         n = len(self.ids)
         return Sample(
-            token_ids=tuple(self.ids.tolist()),
-            loss_mask=tuple(self.mask.tolist()),
-            logprobs=(0.0,) * n,
+            token_ids=self.ids,
+            loss_mask=self.mask,
+            logprobs=np.zeros(n),
             advantage=1.0,
-            versions=(-1,) * n,
+            versions=np.full(n, -1),
             group=0,  # conversations of a batch that begin alike share the computation of that
         )
 
@@ -98,7 +98,7 @@ def rendered(
     return stream(source, ids, mask)
 
 
-def stream(source: str, ids: Sequence[int], mask: Sequence[bool]) -> Demonstration:
+def stream(source: str, ids: Sequence[int] | np.ndarray, mask: Sequence[bool] | np.ndarray) -> Demonstration:
     """A demonstration of one entry per token."""
     return Demonstration(ids=np.array(ids, np.int32), mask=np.array(mask, np.bool_), source=source)
 

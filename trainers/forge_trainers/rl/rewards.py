@@ -287,8 +287,8 @@ def lessons_from(
         limit = (room or {}).get(trajectory.policy, math.inf)
         overlong += [number for sample in cut if len(sample.token_ids) > limit]
         bad[trajectory.policy] += sum(sample.bad_logprobs for sample in cut)
-        sampled[trajectory.policy] += sum(sum(sample.loss_mask) + sample.bad_logprobs for sample in cut)
-        if kept := [sample for sample in cut if len(sample.token_ids) <= limit and any(sample.loss_mask)]:
+        sampled[trajectory.policy] += sum(int(sample.loss_mask.sum()) + sample.bad_logprobs for sample in cut)
+        if kept := [sample for sample in cut if len(sample.token_ids) <= limit and sample.loss_mask.any()]:
             samples.setdefault(trajectory.policy, []).extend(kept)
             learned.setdefault((number, siblings[at]), {})[trajectory.agent] = advantages
             used.add(number)
@@ -310,7 +310,7 @@ def lessons_from(
 def _scaled(samples: Sequence[Sample], share: float) -> Sequence[Sample]:
     if share == 1.0:
         return samples
-    return [replace(sample, advantage=tuple(share * own for own in sample.advantages)) for sample in samples]
+    return [replace(sample, advantage=share * sample.advantages) for sample in samples]
 
 
 def _scored(item: JudgedGroup, agent: str, number: int, column: str) -> list[Scored]:
