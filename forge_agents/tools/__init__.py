@@ -7,10 +7,15 @@ exception. Waits for the tool's function, with the tool's deadline where it has 
 from __future__ import annotations
 
 from forge_agents.tools.arithmetic import MAX_EXPRESSION_CHARS, calculator
-from forge_agents.tools.definition import Tool, tool
-from forge_agents.tools.parsing import FORMATS, ToolCall, ToolFormat, parse_tool_calls
-from forge_agents.tools.running import MAX_RESULT_CHARS, ToolResult, run_tool
-from forge_agents.tools.writing import describe_tools, render_results, render_tool_call
+from forge_agents.tools.definition import MAX_RESULT_CHARS, Tool, ToolCall, ToolResult, run_tool, tool
+from forge_agents.tools.formats import (
+    FORMATS,
+    ToolFormat,
+    describe_tools,
+    parse_tool_calls,
+    render_results,
+    render_tool_call,
+)
 
 __all__ = [
     "FORMATS",

@@ -1,17 +1,26 @@
-"""What a tool is: a function, and the JSON schema that its type hints and docstring say.
+"""What a tool is, the JSON schema that its type hints and docstring say, and how a model's call of it is run.
 
-In: typed functions or methods. Out: `Tool`. Waits for nothing.
+In: typed functions or methods, calls. Out: `Tool`, `ToolResult`: whatever goes wrong in a call is text for the model.
+Waits for the function, with the tool's deadline where it has one.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 import re
+import threading
 import types
 import typing
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Union, overload
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any, overload
+
+from forge_agents.errors import did_you_mean
+
+MAX_RESULT_CHARS = 4000
+"""Longer results are cut, with a note."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +36,8 @@ class Tool:
     """Deadline of a call in seconds; it runs in a thread of its own then. None: runs at once, for quick functions."""
     method: bool = False
     """Whether `fn` takes an instance first, and waits for one."""
+    convert: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
+    """Makes what `fn` is hinted to take of JSON values that fit `parameters`; a function, which deep copies share."""
 
     def __post_init__(self) -> None:
         if self.timeout_s is not None and not self.timeout_s > 0:
@@ -60,7 +71,8 @@ def tool(
     A decorator, with or without arguments, of functions and of methods (whose first parameter is called `self`).
 
     Args:
-        fn: Parameters are hinted str, int, float, bool, list[...], dict[str, ...], Literal[...], or any of them | None.
+        fn: Parameters are hinted what pydantic can make of JSON: str, int, float, bool, list[...], dict[str, ...],
+            Literal[...], dataclasses and the like, or any of them | None.
         timeout_s: Deadline of a call in seconds, for functions that wait; None is for those that do not.
 
     Raises:
@@ -73,6 +85,8 @@ def tool(
 
 
 def _tool_of(fn: Callable[..., Any], timeout_s: float | None) -> Tool:
+    from pydantic import PydanticUserError, TypeAdapter  # takes longer to load than all the rest of this package
+
     name = getattr(fn, "__name__", type(fn).__name__)
     doc = inspect.getdoc(fn)
     if not doc:
@@ -82,24 +96,36 @@ def _tool_of(fn: Callable[..., Any], timeout_s: float | None) -> Tool:
     if method:
         del parameters["self"]
     hints = typing.get_type_hints(fn)
-    described = _described_arguments(doc)
-    properties: dict[str, Any] = {}
+    adapters: dict[str, TypeAdapter[Any]] = {}
     for parameter in parameters.values():
+        where = f"tool {name}: parameter {parameter.name!r}"
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise TypeError(f"tool {name}: parameter {parameter.name!r} is variadic; name each argument")
+            raise TypeError(f"{where} is variadic; name each argument")
         if parameter.name not in hints:
-            raise TypeError(f"tool {name}: parameter {parameter.name!r} has no type hint; add one, e.g. `: str`")
-        properties[parameter.name] = _json_type(hints[parameter.name], f"tool {name}: parameter {parameter.name!r}")
-        if parameter.name in described:
-            properties[parameter.name]["description"] = described[parameter.name]
+            raise TypeError(f"{where} has no type hint; add one, e.g. `: str`")
+        try:
+            adapters[parameter.name] = TypeAdapter(hints[parameter.name])
+            adapters[parameter.name].json_schema()
+        except PydanticUserError as error:
+            raise TypeError(
+                f"{where} is hinted {hints[parameter.name]}, which JSON cannot express; use str, int, float, bool, "
+                "list[...], dict[str, ...], Literal[...] or a union of them"
+            ) from error
+    # once more, together: parameters may share definitions
+    found, shared = TypeAdapter.json_schemas([(key, "validation", adapter) for key, adapter in adapters.items()])
+    properties = {key: found[key, "validation"] for key in adapters}
+    for key, description in _described_arguments(doc).items():
+        if key in properties:
+            properties[key]["description"] = description
     required = [key for key, parameter in parameters.items() if parameter.default is parameter.empty]
     return Tool(
         name=name,
         description=doc.split("\n\n")[0].replace("\n", " "),
-        parameters={"type": "object", "properties": properties, "required": required},
+        parameters={"type": "object", "properties": properties, "required": required, **shared},
         fn=fn,
         timeout_s=timeout_s,
         method=method,
+        convert=lambda arguments: {key: adapters[key].validate_python(value) for key, value in arguments.items()},
     )
 
 
@@ -120,30 +146,103 @@ def _described_arguments(doc: str) -> dict[str, str]:
     return described
 
 
-_JSON_NAMES: dict[Any, str] = {
-    str: "string",
-    int: "integer",
-    float: "number",
-    bool: "boolean",
-    list: "array",
-    dict: "object",
-}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """What a model asked for."""
+
+    name: str
+    """Empty where it could not be read."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    """Why the call could not be read, for the model; None if it could."""
 
 
-def _json_type(hint: Any, where: str) -> dict[str, Any]:
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if hint in _JSON_NAMES:
-        return {"type": _JSON_NAMES[hint]}
-    if origin is Literal:
-        return {"enum": list(inner)}
-    if origin is list:
-        return {"type": "array", "items": _json_type(inner[0], where)}
-    if origin is dict and inner[0] is str:
-        return {"type": "object", "additionalProperties": _json_type(inner[1], where)}
-    if origin in (Union, types.UnionType):
-        options = [{"type": "null"} if option is types.NoneType else _json_type(option, where) for option in inner]
-        return {"anyOf": options}
-    raise TypeError(
-        f"{where} is hinted {hint}, which JSON cannot express; use str, int, float, bool, list[...], dict[str, ...], "
-        "Literal[...] or a union of them"
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    """What the model gets back."""
+
+    name: str
+    content: str
+    ok: bool
+
+
+def run_tool(tools: Iterable[Tool], call: ToolCall) -> ToolResult:
+    """Run one call. Unreadable calls, unknown names, wrong arguments and the tool's own errors become text."""
+    by_name = {t.name: t for t in tools}
+    chosen = by_name.get(call.name)
+    if call.error is not None and (chosen is not None or not call.name):
+        wrong = call.error
+    elif chosen is None:
+        known = ", ".join(by_name) or "none"
+        wrong = f"no tool is called {call.name!r}; tools: {known}.{did_you_mean(call.name, by_name)}"
+    else:
+        wrong = _wrong_arguments(chosen, call.arguments)
+    if wrong or chosen is None:
+        return _failed(call, wrong)
+    try:
+        result = _call(chosen, call.arguments)
+        text = result if isinstance(result, str) else json.dumps(result, default=str)
+    except Exception as error:  # noqa: BLE001  # tools are user code: what goes wrong is for the model to read
+        kind = "" if isinstance(error, ValueError | ArithmeticError) and str(error) else f"{type(error).__name__}: "
+        return _failed(call, f"{kind}{error}")
+    if len(text) > MAX_RESULT_CHARS:
+        text = f"{text[:MAX_RESULT_CHARS]}... ({len(text) - MAX_RESULT_CHARS} characters cut)"
+    return ToolResult(name=call.name, content=text, ok=True)
+
+
+def _failed(call: ToolCall, why: str) -> ToolResult:
+    return ToolResult(name=call.name, content=f"Error: {why}"[:MAX_RESULT_CHARS], ok=False)
+
+
+def _call(chosen: Tool, arguments: Mapping[str, Any]) -> Any:
+    """The function's result; with a deadline, from a thread that is left behind when it is late."""
+    given = chosen.convert(arguments)
+    if chosen.timeout_s is None:
+        return chosen.fn(**given)
+    answer: Future[Any] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(chosen.fn(**given))
+        except BaseException as error:  # noqa: BLE001  # carried to the caller's thread
+            answer.set_exception(error)
+
+    threading.Thread(target=work, name=f"tool {chosen.name}", daemon=True).start()
+    try:
+        return answer.result(chosen.timeout_s)
+    except TimeoutError as late:
+        if answer.done():  # the tool's own
+            raise
+        raise ValueError(f"{chosen.name} gave no result within {chosen.timeout_s:g} s") from late
+
+
+def _wrong_arguments(chosen: Tool, arguments: Mapping[str, Any]) -> str:
+    """What is wrong with the arguments, or an empty string."""
+    properties = chosen.parameters.get("properties", {})
+    for name in arguments:
+        if name not in properties and not chosen.parameters.get("additionalProperties"):
+            known = ", ".join(properties) or "none"
+            return f"{chosen.name} has no argument {name!r}; arguments: {known}.{did_you_mean(name, properties)}"
+    for name in chosen.parameters.get("required", ()):
+        if name not in arguments:
+            return f"{chosen.name} needs the argument {name!r}"
+    return _breach(chosen, arguments, properties) if arguments else ""
+
+
+def _breach(chosen: Tool, arguments: Mapping[str, Any], properties: Mapping[str, Any]) -> str:
+    from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+    from jsonschema.exceptions import SchemaError  # type: ignore[import-untyped]
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+
+    try:  # an empty registry: a schema of a stranger's server must not make us fetch anything
+        checker = Draft202012Validator(chosen.parameters, registry=Registry())
+        error = next(iter(checker.iter_errors(dict(arguments))), None)
+    except (SchemaError, Unresolvable, RecursionError) as broken:
+        return f"the schema of {chosen.name} cannot be used ({type(broken).__name__}); call another tool"
+    if error is None:
+        return ""
+    if not error.absolute_path:
+        return f"the arguments of {chosen.name} do not fit: {error.message}"
+    name = str(error.absolute_path[0])
+    return f"argument {name!r} of {chosen.name} is {arguments[name]!r}; expected {json.dumps(properties.get(name))}"

@@ -21,7 +21,7 @@ from forge_agents.tools import (
     run_tool,
     tool,
 )
-from forge_agents.tools.parsing import MAX_CALLS
+from forge_agents.tools.formats import MAX_CALLS
 
 
 @tool

@@ -1,4 +1,6 @@
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import pytest
@@ -43,7 +45,7 @@ def test_hints_and_docstring_become_the_schema():
                 "properties": {
                     "city": {"type": "string", "description": "Where, e.g. Paris."},
                     "days": {"type": "integer", "description": "How many days ahead."},
-                    "unit": {"enum": ["C", "F"]},
+                    "unit": {"enum": ["C", "F"], "type": "string"},
                     "tags": {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]},
                     "exact": {"type": "boolean"},
                 },
@@ -64,7 +66,7 @@ def test_functions_that_no_model_could_call_are_refused():
     def variadic(*xs: int):
         """Do."""
 
-    def strange(x: set[int]):
+    def strange(x: Callable[[int], int]):
         """Do."""
 
     for fn, error, says in [
@@ -75,6 +77,29 @@ def test_functions_that_no_model_could_call_are_refused():
     ]:
         with pytest.raises(error, match=says):
             fa.tool(fn)
+
+
+@dataclass
+class Place:
+    x: int
+    y: int = 0
+
+
+@fa.tool
+def walk(path: list[Place], start: Place, avoid: set[int]) -> str:
+    """Walk."""
+    return f"{path[-1]} {start} {sorted(avoid)}"
+
+
+def test_a_function_gets_the_types_that_it_is_hinted():
+    assert walk.parameters["properties"]["path"]["items"] == walk.parameters["properties"]["start"]
+    asked = call("walk", path=[{"x": 1, "y": 2}], start={"x": 3}, avoid=[4, 4])
+    assert run_tool([walk], asked).content.startswith("Error: argument 'avoid' of walk is [4, 4]; expected")
+    assert run_tool([walk], call("walk", **{**asked.arguments, "avoid": [5, 4]})).content == (
+        "Place(x=1, y=2) Place(x=3, y=0) [4, 5]"
+    )
+    wrong = run_tool([walk], call("walk", path=[{"y": 2}], start={"x": 3}, avoid=[]))
+    assert not wrong.ok and "'path' of walk is [{'y': 2}]" in wrong.content
 
 
 def test_calls_are_read_in_order_from_among_text():
