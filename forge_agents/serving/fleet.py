@@ -67,7 +67,7 @@ async def start_engines(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """Engines of models that only play. Policies with one model share an engine."""
+    """Engines, one for each model that plays. Policies with one model share an engine."""
 
     engines: Mapping[str, Replicas]
     """By name."""
@@ -75,14 +75,29 @@ class Fleet:
     """What players need, by policy name."""
 
     @classmethod
-    async def start(cls, policies: Mapping[str, Policy], config: EngineConfig, *, timeout_s: float = 300.0) -> Fleet:
-        """Start an engine for each different model of `policies`, which are by name."""
+    async def start(
+        cls,
+        policies: Mapping[str, Policy],
+        config: EngineConfig,
+        *,
+        store: WeightStoreRef | None = None,
+        timeout_s: float = 300.0,
+    ) -> Fleet:
+        """Start an engine for each different model of `policies`, which are by name.
+
+        Args:
+            policies: Who plays. An engine is called by the first policy of its model.
+            config: Settings of every engine.
+            store: Where engines find new weights, published under the engine's name; None for models that never change.
+            timeout_s: Deadline of each start.
+        """
         paths = {name: models.resolve(policy.model).resolve() for name, policy in policies.items()}
         owner: dict[Path, str] = {}
         for name, path in paths.items():
             owner.setdefault(path, name)
         renderers = {path: Renderer.of(path) for path in owner}
-        engines = await start_engines({name: path for path, name in owner.items()}, config, timeout_s=timeout_s)
+        folders = {name: path for path, name in owner.items()}
+        engines = await start_engines(folders, config, store=store, timeout_s=timeout_s)
         served = {name: Served(engines[owner[path]], renderers[path]) for name, path in paths.items()}
         return cls(engines=engines, served=served)
 
