@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("forge_agents", "envs/forge_envs", "verifiers/forge_verifiers", "trainers/forge_trainers")
 REFERENCE = {
     "forge_agents": "`import forge_agents as fa`: the names that most programs need.",
-    "forge_agents/testing": "For tests of environments and verifiers.",
+    "forge_agents/testing": "For tests of environments.",
     "forge_agents/bench": "Suites, ratings, reports, exact opponents.",
     "forge_agents/serving": "Engines, below the trainer.",
     "forge_agents/sandbox": "Where code that a model wrote runs.",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from forge_agents.runtime.hosts import Hosts
     from forge_agents.sandbox import Sandbox, SandboxLimits
     from forge_agents.serving.config import EngineConfig
-    from forge_agents.testing import check_env, check_verifier
+    from forge_agents.testing import check_env
     from forge_agents.tools import Tool, tool
     from forge_agents.tools.env import ToolEnv
     from forge_agents.types import Episode, EpisodeBatch, EpisodeGroup, Message, Trajectory, Turn
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from forge_trainers.rl.trainer import EvalResult, FitResult, GRPOTrainer
     from forge_trainers.run.export import export_checkpoint
     from forge_trainers.selfplay.league import League
-    from forge_verifiers import Ensemble, EnvReward, Gate, Rule, Seat, SelfConsistency, Verifier
+    from forge_verifiers import Ensemble, EnvReward, Gate, Rule, Seat, SelfConsistency, Verifier, check_verifier
 
 __version__ = "0.1.0"
 
@@ -72,7 +72,7 @@ _HOME = {
     ),
     "forge_agents.sandbox": ("Sandbox", "SandboxLimits"),
     "forge_agents.serving.config": ("EngineConfig",),
-    "forge_agents.testing": ("check_env", "check_verifier"),
+    "forge_agents.testing": ("check_env",),
     "forge_agents.tools.env": ("ToolEnv",),
     "forge_agents.tools": ("Tool", "tool"),
     "forge_agents.types": ("Episode", "EpisodeBatch", "EpisodeGroup", "Message", "Trajectory", "Turn"),
@@ -91,7 +91,16 @@ _HOME = {
     "forge_trainers.forecast.simulate": ("Hardware", "Prediction", "simulate"),
     "forge_trainers.rl.trainer": ("EvalResult", "FitResult", "GRPOTrainer"),
     "forge_trainers.records.verifier_log": ("verifier_history",),
-    "forge_verifiers": ("Ensemble", "EnvReward", "Gate", "Rule", "Seat", "SelfConsistency", "Verifier"),
+    "forge_verifiers": (
+        "Ensemble",
+        "EnvReward",
+        "Gate",
+        "Rule",
+        "Seat",
+        "SelfConsistency",
+        "Verifier",
+        "check_verifier",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -1,6 +1,6 @@
-"""For tests of plugins: does an environment or a verifier keep the contract, and a tiny model to run all on.
+"""For tests of plugins: does an environment keep the contract, and a tiny model to run all on.
 
-In: nothing at import. Out: `check_env`, `check_verifier`, their report, and `tiny_model`. Waits for nothing.
+In: nothing at import. Out: `check_env`, its report, and `tiny_model`. Waits for nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forge_agents.envs.conformance.env import ConformanceError, ConformanceReport, Finding, check_env
-    from forge_agents.envs.conformance.verifier import check_verifier
     from forge_agents.testing._tiny_model import tiny_model
 
 _MODULE_OF = {
@@ -18,11 +17,10 @@ _MODULE_OF = {
     "ConformanceReport": "forge_agents.envs.conformance.env",
     "Finding": "forge_agents.envs.conformance.env",
     "check_env": "forge_agents.envs.conformance.env",
-    "check_verifier": "forge_agents.envs.conformance.verifier",
     "tiny_model": "forge_agents.testing._tiny_model",
 }
 
-__all__ = ["ConformanceError", "ConformanceReport", "Finding", "check_env", "check_verifier", "tiny_model"]
+__all__ = ["ConformanceError", "ConformanceReport", "Finding", "check_env", "tiny_model"]
 
 
 def __getattr__(name: str) -> Any:

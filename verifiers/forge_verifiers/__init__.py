@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from forge_verifiers.code.unit_tests import UnitTests
     from forge_verifiers.combiners.priors import Prior
     from forge_verifiers.core.composition import Gate, Seat, Sum
+    from forge_verifiers.core.conformance import check_verifier
     from forge_verifiers.core.outcome import EnvReward
     from forge_verifiers.core.turns import PerTurn
     from forge_verifiers.core.verifier import (
@@ -85,6 +86,7 @@ _HOME = {
     "Verifier": "core.verifier",
     "VerifierReport": "report.data",
     "YesNo": "judge.answers",
+    "check_verifier": "core.conformance",
     "checked_scores": "core.verifier",
     "distill": "distill.distill",
     "group_ids": "core.verifier",
@@ -135,6 +137,7 @@ __all__ = [
     "Verifier",
     "VerifierReport",
     "YesNo",
+    "check_verifier",
     "checked_scores",
     "combiners",
     "distill",

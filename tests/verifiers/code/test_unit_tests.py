@@ -7,9 +7,8 @@ import pytest
 
 from forge_agents.sandbox import Sandbox, SandboxError, SandboxLimits, SandboxUnavailable
 from forge_agents.sandbox.sandbox import _why_no_namespaces
-from forge_agents.testing import check_verifier
 from forge_agents.types import Trajectory, Turn
-from forge_verifiers import ScoreError, UnitTests
+from forge_verifiers import ScoreError, UnitTests, check_verifier
 from forge_verifiers.code.unit_tests import extract_code
 
 pytestmark = pytest.mark.skipif(

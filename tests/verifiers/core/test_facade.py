@@ -4,9 +4,9 @@ import sys
 import pytest
 
 import forge_verifiers
-from forge_agents.testing import ConformanceError, check_verifier
+from forge_agents.testing import ConformanceError
 from forge_agents.types import Trajectory
-from forge_verifiers import Exact, Rule
+from forge_verifiers import Exact, Rule, check_verifier
 
 
 def test_every_public_name_exists():

@@ -3,9 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from forge_agents.testing import check_verifier
 from forge_agents.types import Trajectory, Turn
-from forge_verifiers import Ensemble, Rule
+from forge_verifiers import Ensemble, Rule, check_verifier
 from forge_verifiers.combiners import NotFittedError
 from forge_verifiers.distill.distill import distill
 from forge_verifiers.distill.distilled import Distilled

@@ -12,9 +12,8 @@ import pytest
 
 from forge_agents.errors import StallError
 from forge_agents.policy import Endpoint
-from forge_agents.testing import check_verifier
 from forge_agents.types import Trajectory, Turn
-from forge_verifiers import Ensemble, Judge, Pairs, Reasoned, Rule, Scale
+from forge_verifiers import Ensemble, Judge, Pairs, Reasoned, Rule, Scale, check_verifier
 
 
 def said(*actions, seed=0, task="2 + 2?"):

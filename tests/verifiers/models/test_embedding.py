@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from forge_agents.testing import check_verifier
 from forge_agents.types import Trajectory, Turn
-from forge_verifiers import EmbeddingSimilarity
+from forge_verifiers import EmbeddingSimilarity, check_verifier
 
 
 def said(text, answer=None, seed=0):

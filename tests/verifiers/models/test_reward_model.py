@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from forge_agents.errors import ModelNotFoundError
-from forge_agents.testing import check_verifier
 from forge_agents.types import Trajectory, Turn
-from forge_verifiers import Ensemble, RewardModel, Rule
+from forge_verifiers import Ensemble, RewardModel, Rule, check_verifier
 
 
 def said(*turns, instructions=""):

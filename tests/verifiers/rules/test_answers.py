@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_agents.testing import check_verifier
 from forge_agents.types import Trajectory, Turn
-from forge_verifiers import Ensemble, Exact, MathEqual, Numeric, SelfConsistency
+from forge_verifiers import Ensemble, Exact, MathEqual, Numeric, SelfConsistency, check_verifier
 from forge_verifiers.rules.answers import MAX_CHARS, final_answer, stated
 from forge_verifiers.rules.maths import sandbox as maths_sandbox
 

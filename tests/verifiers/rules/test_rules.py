@@ -3,7 +3,6 @@ import time
 import numpy as np
 import pytest
 
-from forge_agents.testing import check_verifier
 from forge_agents.types import Trajectory, Turn
 from forge_verifiers import (
     EnvReward,
@@ -19,6 +18,7 @@ from forge_verifiers import (
     Rule,
     ScoreError,
     SelfConsistency,
+    check_verifier,
 )
 
 

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from forge_agents.envs.conformance.env import ConformanceError, ConformanceReport, Finding
+from forge_agents.testing import ConformanceError, ConformanceReport, Finding
 from forge_agents.types import Trajectory
-
-_COSTS = ("cheap", "model", "expensive")
+from forge_verifiers.core.composition import COSTS
 
 
 class _BreachError(Exception):
@@ -84,8 +83,8 @@ def _declared(verifier: Any) -> None:
         raise _BreachError(f"name is {name!r}", "give it an attribute name: a text that is not empty")
     if not hasattr(verifier, "family") or not (family is None or isinstance(family, str)):
         raise _BreachError(f"family is {family!r}", "give it an attribute family: a text, or None")
-    if cost not in _COSTS:
-        raise _BreachError(f"cost is {cost!r}", f"give it an attribute cost, one of {', '.join(_COSTS)}")
+    if cost not in COSTS:
+        raise _BreachError(f"cost is {cost!r}", f"give it an attribute cost, one of {', '.join(COSTS)}")
 
 
 def _ask(verifier: Any, trajectories: Sequence[Trajectory]) -> np.ndarray:
