@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from forge_agents.bench.limits import BenchLimits
     from forge_agents.bench.report import Report
     from forge_agents.bench.runner import benchmark
-    from forge_agents.envs.env import Outcome, TurnEnv
-    from forge_agents.envs.parallel_env import ParallelTurnEnv
-    from forge_agents.envs.registry import EnvSpec, list_envs, list_suites, make, register, register_suite, spec, suite
-    from forge_agents.envs.wrapping import wrap
+    from forge_agents.envs.env import Outcome, ParallelTurnEnv, TurnEnv
+    from forge_agents.envs.registry import list_envs, list_suites, make, register, register_suite, spec, suite
+    from forge_agents.envs.spec import EnvSpec
+    from forge_agents.envs.wrappers import wrap
     from forge_agents.policy import AnyPolicy, Endpoint, Human, LoRA, Policy, Random, Sampling, Scripted, Seats
     from forge_agents.runtime.hosts import Hosts
     from forge_agents.sandbox import Sandbox, SandboxLimits
@@ -46,9 +46,8 @@ _HOME = {
     "forge_agents.bench.limits": ("BenchLimits",),
     "forge_agents.bench.report": ("Report",),
     "forge_agents.bench.runner": ("benchmark",),
-    "forge_agents.envs.env": ("Outcome", "TurnEnv"),
+    "forge_agents.envs.env": ("Outcome", "ParallelTurnEnv", "TurnEnv"),
     "forge_agents.runtime.hosts": ("Hosts",),
-    "forge_agents.envs.parallel_env": ("ParallelTurnEnv",),
     "forge_agents.policy": (
         "AnyPolicy",
         "Endpoint",
@@ -61,7 +60,6 @@ _HOME = {
         "Seats",
     ),
     "forge_agents.envs.registry": (
-        "EnvSpec",
         "list_envs",
         "list_suites",
         "make",
@@ -70,13 +68,14 @@ _HOME = {
         "spec",
         "suite",
     ),
+    "forge_agents.envs.spec": ("EnvSpec",),
     "forge_agents.sandbox": ("Sandbox", "SandboxLimits"),
     "forge_agents.serving.config": ("EngineConfig",),
     "forge_agents.testing": ("check_env",),
     "forge_agents.tools.env": ("ToolEnv",),
     "forge_agents.tools": ("Tool", "tool"),
     "forge_agents.types": ("Episode", "EpisodeBatch", "EpisodeGroup", "Message", "Trajectory", "Turn"),
-    "forge_agents.envs.wrapping": ("wrap",),
+    "forge_agents.envs.wrappers": ("wrap",),
     "forge_trainers.losses.registry": ("Correction", "list_losses", "register_loss"),
     "forge_trainers.rl.columns": ("Columns",),
     "forge_trainers.rl.config": ("GRPOConfig", "RunConfig"),

@@ -9,6 +9,9 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+DISTRIBUTION = "forge-agents-rl"
+"""What pip calls this project; the messages that name an extra need it."""
+
 
 class ForgeError(Exception):
     """Base of every error this package raises on purpose, except plain `ValueError`/`TypeError` on arguments."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from forge_agents.envs.registry import EnvSpec
+from forge_agents.envs.spec import EnvSpec
 from forge_agents.policy import AnyPolicy, Endpoint, Policy, Random, Scripted
 from forge_agents.serving.config import EngineConfig
 

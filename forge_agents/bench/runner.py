@@ -28,7 +28,7 @@ from forge_agents.bench.records import EpisodeLog, Record, tokens_of
 from forge_agents.bench.report import Report
 from forge_agents.bench.schedule import Match, SuiteLike, World, matches, seeds_of, suite_ids, worlds_of
 from forge_agents.envs import registry
-from forge_agents.envs.suites import SuiteDefaults
+from forge_agents.envs.registry import SuiteDefaults
 from forge_agents.errors import BudgetError
 from forge_agents.policy import AnyPolicy, Human, Policy, Random, Sampling
 from forge_agents.rollout.players import Generator, Served

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from forge_agents.envs import registry
+from forge_agents.envs.spec import AnyEnv
 from forge_agents.rollout.rollout import seats_of
 
 Kind: TypeAlias = Literal["single", "cooperative", "competitive", "mixed"]
@@ -43,7 +44,7 @@ class World:
         if self.kind not in get_args(Kind):
             raise ValueError(f"kind={self.kind!r} of {self.id}; choose one of {', '.join(get_args(Kind))}")
 
-    def make(self) -> registry.AnyEnv:
+    def make(self) -> AnyEnv:
         """A fresh environment."""
         return registry.make(self.id, **self.kwargs)
 

@@ -1,100 +1,74 @@
 """Environments by id: register, look up, make; suites are named lists of ids and how they are played.
 
-In: ids, classes or "package.module:Class" strings, and the installed plugins of the entry-point group
-`forge_agents.envs`, imported at the first look-up. Out: specs and fresh PettingZoo environments. Waits for nothing,
-except for a worker process where an environment asks for one.
+In: ids, classes or "package.module:Class" strings; the installed plugins of the entry-point group `forge_agents.envs`,
+imported at the first look-up; and *providers*, each a namespace of another library's environments. A library is
+imported when one of its environments is made, not before. Out: specs and fresh PettingZoo environments. Waits for
+nothing, except for a worker process where an environment asks for one.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
-import re
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cache
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, get_args, overload
+from typing import Any, TypeAlias, TypeVar, cast, overload
 
-from forge_agents.envs import providers
-from forge_agents.envs.suites import SuiteDefaults
-from forge_agents.errors import ArgumentError, ForgeError, UnknownIdError, did_you_mean
+from forge_agents.envs.spec import AnyEnv, EnvSpec, Isolation, check_max_turns, split_id
+from forge_agents.errors import DISTRIBUTION, ArgumentError, MissingExtraError, UnknownIdError, did_you_mean
 
-if TYPE_CHECKING:
-    from pettingzoo import AECEnv
-
-AnyEnv: TypeAlias = "AECEnv[str, Any, Any]"
 E = TypeVar("E", bound=Callable[..., Any])
-Isolation: TypeAlias = Literal["none", "process"]
 
 GROUP = "forge_agents.envs"
 """Entry-point group of environment plugins. Each names a module that calls `register` when imported."""
 
-WRAPPERS = ("role_shuffle", "invalid_action", "observation_window", "reward_scale")
-"""Arguments of `make` that wrap the environment, innermost first; `forge_agents.envs.wrappers` says what each does."""
 
-_ID = re.compile(r"(?P<base>[\w.-]+/[\w.-]+?)(?:-v(?P<version>\d+))?", re.ASCII)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteDefaults:
+    """What a benchmark of a suite takes where its caller says nothing."""
+
+    episodes: int = 64
+    """Seeds for every environment and line-up, at least 1."""
+    seed: int = 0
+    """Chooses the episodes' seeds, at least 0."""
+    swap_seats: bool = True
+    """Each of two players takes each seat."""
+    max_tokens: int = 64
+    """Most tokens of one response, at least 1, of models and endpoints given in words."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("episodes", 1), ("seed", 0), ("max_tokens", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)} of a suite must be at least {least}")
+
+
+ListIds: TypeAlias = Callable[[str | None], str | None]
+"""``f(None)`` registers all ids of a namespace that can be listed. ``f(name)`` may register one more, for a name that
+is not listed, and returns the id that the name means, or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnvSpec:
-    """How to make an environment."""
+class Provider:
+    """Where the ids of a namespace come from."""
 
-    id: str
-    """``namespace/Name-vN``."""
-    entry_point: str | Callable[..., Any] = field(repr=False)
-    """``"package.module:Class"``, or the class or factory itself."""
-    max_turns: int | None = None
-    """Decisions of all agents together after which an episode is truncated; None leaves it to the environment."""
-    tags: tuple[str, ...] = ()
-    """Words to filter by, e.g. ``"2p"``."""
-    kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Constructor arguments, and those of `WRAPPERS`."""
-    isolation: Isolation = "none"
-    """``"process"``: the environment lives in a worker process, because it is slow, or may crash or hang."""
-    step_timeout_s: float = 60.0
-    """Seconds that one call may take in a worker process; then the worker is replaced and the episode fails."""
-
-    def __post_init__(self) -> None:
-        _split(self.id)
-        if isinstance(self.entry_point, str) and not re.fullmatch(r"[\w.]+:[\w.]+", self.entry_point):
-            raise ValueError(f"entry_point of {self.id} is {self.entry_point!r}; write 'package.module:Class'")
-        check_max_turns(self.max_turns, self.id)
-        if self.isolation not in get_args(Isolation) or not self.step_timeout_s > 0:
-            raise ValueError(
-                f"{self.id}: isolation={self.isolation!r} must be one of {', '.join(get_args(Isolation))}, and "
-                f"step_timeout_s={self.step_timeout_s} above 0"
-            )
-
-    @property
-    def name(self) -> str:
-        """The id without its version."""
-        return _split(self.id)[0]
-
-    @property
-    def version(self) -> int:
-        """The N of ``-vN``."""
-        return _split(self.id)[1]
-
-    def load(self) -> Callable[..., Any]:
-        """The class or factory, imported if need be."""
-        if not isinstance(self.entry_point, str):
-            return self.entry_point
-        module, _, path = self.entry_point.partition(":")
-        found: Any = importlib.import_module(module)
-        for part in path.split("."):
-            if not hasattr(found, part):
-                raise ForgeError(
-                    f"entry point {self.entry_point!r} of {self.id}: {module} has no {path!r}."
-                    f"{did_you_mean(part, dir(found))}"
-                )
-            found = getattr(found, part)
-        return cast("Callable[..., Any]", found)
+    entry_point: str
+    """``"package.module:function"`` of a `ListIds`."""
+    package: str
+    """What must be importable, e.g. ``"textarena"``."""
+    extra: str
+    """The optional extra of this project that installs it; empty where it is always there."""
 
 
 _specs: dict[str, EnvSpec] = {}
 _suites: dict[str, tuple[tuple[str, ...], SuiteDefaults]] = {}
+_providers: dict[str, Provider] = {}
+_listed: set[str] = set()
+"""Namespaces whose ids are in `_specs` already."""
 _broken_plugins: dict[str, str] = {}
 _lock = threading.RLock()
 _loaded = False
@@ -200,9 +174,9 @@ def spec(id: str) -> EnvSpec:  # noqa: A002
         MissingExtraError: The id's namespace belongs to a library that is not installed; the message says how to.
     """
     _load_plugins()
-    id = providers.without_module(id)  # noqa: A001
+    id = _without_module(id)  # noqa: A001
     if id not in _specs:
-        id = providers.look_up(id)  # noqa: A001
+        id = _look_up(id)  # noqa: A001
     if id in _specs:
         return _specs[id]
     versions = [s for s in _specs.values() if s.name == id]
@@ -242,6 +216,8 @@ def make(
         ArgumentError: An argument that the constructor does not take.
         TypeError: A turn limit on what is no PettingZoo environment.
     """
+    from forge_agents.envs import wrappers
+
     found = spec(id)
     check_max_turns(max_turns, id)
     newest = max((s.version for s in _specs.values() if s.name == found.name), default=found.version)
@@ -253,43 +229,44 @@ def make(
         isolation=found.isolation if isolation is None else isolation,
         kwargs={**found.kwargs, **kwargs},
     )
-    build = found.load()
-    wraps = _wrapper_arguments(found, build)
+    wraps = _check_arguments(found)
     bare = replace(found, kwargs={name: value for name, value in found.kwargs.items() if name not in wraps})
-    _check_arguments(bare, build)
     if bare.isolation == "process":
         from forge_agents.envs.workers.env import WorkerEnv
 
         env: Any = WorkerEnv(bare)
     else:
-        env = build_env(bare)
+        env = wrappers.build(bare)
     if wraps:
-        from forge_agents.envs.wrappers import wrapped
-
-        env = wrapped(env, wraps)
+        env = wrappers.wrapped(env, wraps)
     env.spec = found
     return cast("AnyEnv", env)
-
-
-def build_env(found: EnvSpec) -> AnyEnv:
-    """The environment of a spec in this process, with its turn limit, not wrapped."""
-    env: Any = found.load()(**found.kwargs)
-    env.spec = found
-    if found.max_turns is None:
-        return cast("AnyEnv", env)
-    if "max_turns" in vars(env) or hasattr(type(env), "max_turns"):  # its own, not that of something inside
-        env.max_turns = found.max_turns
-        return cast("AnyEnv", env)
-    from forge_agents.envs.wrappers import TimeLimit
-
-    return TimeLimit(env, found.max_turns)
 
 
 def list_envs(tag: str | None = None) -> list[str]:
     """All ids, sorted, those of installed libraries included; with `tag`, those that carry it."""
     _load_plugins()
-    providers.list_installed()
+    for namespace, provider in tuple(_providers.items()):
+        if _found(provider.package):
+            _list_namespace(namespace)
     return sorted(id_ for id_, s in _specs.items() if tag is None or tag in s.tags)
+
+
+def provide(namespace: str, *, entry_point: str, package: str, extra: str = "") -> None:
+    """Offer the environments of a library under ``namespace/``.
+
+    Args:
+        namespace: The part of the ids before the slash.
+        entry_point: ``"package.module:function"`` of a `ListIds`; imported at the first listing or look-up.
+        package: What must be importable for the environments to be listed and made.
+        extra: The optional extra that installs it.
+
+    Raises:
+        ValueError: The namespace is offered by another function.
+    """
+    offer = Provider(entry_point=entry_point, package=package, extra=extra)
+    if _providers.setdefault(namespace, offer) != offer:
+        raise ValueError(f"namespace {namespace!r} is already offered by {_providers[namespace].entry_point}")
 
 
 def register_suite(
@@ -307,7 +284,7 @@ def register_suite(
     if not ids or len(set(ids)) < len(ids):
         raise ValueError(f"suite {name!r} needs one or more different ids, got {list(ids)}")
     for id_ in ids:
-        _split(id_)
+        split_id(id_)
     with _lock:
         if (known := _suites.setdefault(name, entry)) != entry:
             raise ValueError(f"suite {name!r} is already {known}; choose another name or version")
@@ -339,17 +316,51 @@ def suite_defaults(name: str) -> SuiteDefaults:
     return _suites[name][1] if name in _suites else SuiteDefaults()
 
 
-def check_max_turns(max_turns: int | None, owner: str) -> None:
-    """Raise unless `max_turns` is None or a positive integer."""
-    if max_turns is not None and (type(max_turns) is not int or max_turns < 1):
-        raise ValueError(f"max_turns of {owner} is {max_turns!r}; set an integer >= 1, or None for no limit")
+def _without_module(id_: str) -> str:
+    """The id behind the colon; the module before it is imported."""
+    module, colon, rest = id_.rpartition(":")
+    if not colon:
+        return id_
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as cause:
+        raise UnknownIdError(
+            f"{id_!r} names the module {module!r}: {cause}. Run the command in the module's folder, or install it"
+        ) from cause
+    return rest
 
 
-def _split(id_: str) -> tuple[str, int]:
-    match = _ID.fullmatch(id_)
-    if match is None or match["version"] is None:
-        raise ValueError(f"environment id {id_!r} should read 'namespace/Name-vN', e.g. 'my/Kuhn-v0'")
-    return match["base"], int(match["version"])
+def _look_up(id_: str) -> str:
+    """The id that `id_` means, registered if its namespace knows it; `id_` itself where no namespace does."""
+    namespace, slash, name = id_.partition("/")
+    provider = _providers.get(namespace)
+    if not slash or provider is None:
+        return id_
+    if not _found(provider.package):
+        raise MissingExtraError(
+            f"environments {namespace}/... need the package {provider.package!r}: "
+            f"pip install '{DISTRIBUTION}[{provider.extra}]'"
+        )
+    return _list_namespace(namespace)(name) or id_
+
+
+def _list_namespace(namespace: str) -> ListIds:
+    """Register a namespace's ids, once. Returns the function that does so."""
+    module, _, name = _providers[namespace].entry_point.partition(":")
+    list_ids = cast("ListIds", getattr(importlib.import_module(module), name))
+    if namespace not in _listed:
+        _listed.add(namespace)
+        list_ids(None)
+    return list_ids
+
+
+@cache
+def _found(package: str) -> bool:
+    try:
+        found = importlib.util.find_spec(package)
+    except ModuleNotFoundError:  # a parent package is missing
+        return False
+    return found is not None and found.has_location  # a mere folder of that name is no package
 
 
 def _qualified(target: str | Callable[..., Any]) -> str:
@@ -358,26 +369,28 @@ def _qualified(target: str | Callable[..., Any]) -> str:
     return f"{getattr(target, '__module__', '?')}:{getattr(target, '__qualname__', repr(target))}"
 
 
-def _check_arguments(found: EnvSpec, build: Callable[..., Any]) -> None:
+def _check_arguments(found: EnvSpec) -> dict[str, Any]:
+    """Those of `found.kwargs` that wrap; an argument that the constructor names is the constructor's.
+
+    Raises:
+        ArgumentError: One is neither the constructor's nor a wrapper's, or the constructor misses one.
+    """
+    from forge_agents.envs.wrappers import BY_NAME
+
     try:
-        signature = inspect.signature(build)
-        signature.bind(**found.kwargs)
-    except ValueError:
-        return  # a builtin without a signature: its own error has to do
+        signature = inspect.signature(found.load())
+    except ValueError:  # a builtin without a signature: its own error has to do
+        return {name: value for name, value in found.kwargs.items() if name in BY_NAME}
+    own = signature.parameters
+    wraps = {name: value for name, value in found.kwargs.items() if name in BY_NAME and name not in own}
+    try:
+        signature.bind(**{name: value for name, value in found.kwargs.items() if name not in wraps})
     except TypeError as error:
-        known = [p.name for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_POSITIONAL]
-        strange = next((name for name in found.kwargs if name not in known), "")
-        hint = did_you_mean(strange, [*known, *WRAPPERS]) if strange else ""
+        known = [p.name for p in own.values() if p.kind is not inspect.Parameter.VAR_POSITIONAL]
+        strange = next((name for name in found.kwargs if name not in known and name not in wraps), "")
+        hint = did_you_mean(strange, [*known, *BY_NAME]) if strange else ""
         raise ArgumentError(f"{found.id}: {error}. It takes: {', '.join(known) or 'no arguments'}.{hint}") from None
-
-
-def _wrapper_arguments(found: EnvSpec, build: Callable[..., Any]) -> dict[str, Any]:
-    """Those of `found.kwargs` that wrap; an argument that the constructor names is the constructor's."""
-    try:
-        named = set(inspect.signature(build).parameters)
-    except ValueError:
-        named = set()
-    return {name: found.kwargs[name] for name in WRAPPERS if name in found.kwargs and name not in named}
+    return wraps
 
 
 def _load_plugins() -> None:

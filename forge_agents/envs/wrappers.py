@@ -1,28 +1,30 @@
-"""Wrappers of text environments, in PettingZoo's manner: each takes an environment and is one.
+"""Wrappers of environments, in PettingZoo's manner: each takes an environment and is one.
 
-In: a turn-based environment (`pettingzoo.AECEnv`). Out: one that differs in a single respect. Waits for nothing.
+In: a turn-based text environment (`pettingzoo.AECEnv`); for `wrap` any PettingZoo environment, and two functions
+between its arrays and text. Out: one that differs in a single respect; of `wrap`, one that is played in text. Waits for
+nothing. `build` and `wrapped` are what `make` does with a spec and with the arguments named in `BY_NAME`.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from typing import Any, Literal, Self, TypeAlias, TypeVar, cast, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, cast, get_args
 
 import numpy as np
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils import BaseWrapper
 from pettingzoo.utils.conversions import parallel_to_aec
 
-from forge_agents.envs._text_game import hook
-from forge_agents.envs.env import Observation, TextSpace
-from forge_agents.envs.registry import AnyEnv, check_max_turns
+from forge_agents.envs.env import HOOKS, Observation, TextSpace, hook, without_legal, writable
+from forge_agents.envs.spec import AnyEnv, EnvSpec, check_max_turns
 from forge_agents.errors import ForgeError
+
+if TYPE_CHECKING:
+    from gymnasium.spaces import Space
 
 V = TypeVar("V")
 Policy: TypeAlias = Literal["end", "penalty", "ask"]
-HOOKS = ("instructions", "secrets", "swap_secrets", "legal_actions")
-"""Methods that environments may have beside PettingZoo's; each takes an agent first."""
 
 
 class EnvWrapper(BaseWrapper):  # type: ignore[misc]  # PettingZoo ships no types
@@ -191,18 +193,21 @@ class RoleShuffle(EnvWrapper):
         return {agent: inside[role] for agent, role in self._role.items() if role in inside}
 
 
-class _Ending(EnvWrapper):
-    """A wrapper that can end an episode: it keeps PettingZoo's state itself, a copy of the state inside."""
+class _Mirror(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
+    """PettingZoo's state of an episode, copied from the environment inside, so that the episode can end out here.
 
-    def __init__(self, env: AnyEnv) -> None:
-        super().__init__(env)
-        self.agents: list[str] = []
+    Once it has, the environment inside is not stepped any more: it never saw the decision that ended it.
+    """
+
+    env: Any
+    agents: list[str] = []  # PettingZoo's: empty until `reset`, then the instance's own
 
     def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
         """Start an episode."""
-        self.env.reset(seed=seed, options=options)
+        self.env.reset(seed=seed, options=None if options is None else dict(options))
         self._ended_here = False
         self._skip_agent_selection = None
+        self.num_turns = 0
         self._mirror()
 
     def step(self, action: str | None) -> None:
@@ -228,18 +233,28 @@ class _Ending(EnvWrapper):
         self.terminations, self.truncations = dict(env.terminations), dict(env.truncations)
         self.infos = {agent: dict(info) for agent, info in env.infos.items()}
 
+    def _pay(self, agent: str, reward: float) -> None:
+        """The reward of a step that the environment inside does not know of."""
+        self._cumulative_rewards[agent] = 0.0
+        self.rewards = {seat: reward if seat == agent else 0.0 for seat in self.agents}
+        self._accumulate_rewards()
+
     def _end(self, *, truncated: bool) -> None:
+        """End the game for everybody."""
         self._ended_here = True
         (self.truncations if truncated else self.terminations).update(dict.fromkeys(self.agents, True))
-        for info in self.infos.values():
-            info.pop("legal_actions", None)
+        self.infos = {agent: without_legal(info) for agent, info in self.infos.items()}
         self._deads_step_first()
 
-    def _live(self) -> bool:
-        return not any(self.terminations.values()) and not any(self.truncations.values())
+    def _count(self, max_turns: int | None) -> None:
+        """One decision more; the last one that is allowed cuts the episode off, unless it has ended by itself."""
+        self.num_turns += 1
+        over = any(self.terminations.values()) or any(self.truncations.values())
+        if max_turns is not None and self.num_turns >= max_turns and not over:
+            self._end(truncated=True)
 
 
-class TimeLimit(_Ending):
+class TimeLimit(_Mirror, EnvWrapper):
     """Truncates an episode after `max_turns` decisions of all agents together.
 
     `make` uses it for environments that do not count turns themselves.
@@ -250,20 +265,13 @@ class TimeLimit(_Ending):
         check_max_turns(max_turns, str(env))
         self.max_turns = max_turns
 
-    def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
-        """Start an episode, and the count."""
-        self.num_turns = 0
-        super().reset(seed=seed, options=options)
-
     def _decide(self, agent: str, action: str | None) -> None:
         self.env.step(action)
         self._mirror()
-        self.num_turns += 1
-        if self.num_turns >= self.max_turns and self._live():
-            self._end(truncated=True)
+        self._count(self.max_turns)
 
 
-class InvalidAction(_Ending):
+class InvalidAction(_Mirror, EnvWrapper):
     """What an illegal text costs, whatever the environment does about it.
 
     A text is illegal where the environment says so after it: ``infos[agent]["illegal"]`` is true. The environments of
@@ -310,6 +318,7 @@ class InvalidAction(_Ending):
         if not why or action in listed:
             self._asked, self._complaint = 0, ""
             self._mirror()
+            self._count(None)
             return
         self.env = before
         again = self.policy != "end" and self._asked < self.tries
@@ -321,11 +330,186 @@ class InvalidAction(_Ending):
         if not again:
             self._end(truncated=False)
 
-    def _pay(self, agent: str, reward: float) -> None:
-        """The reward of a step that the environment inside does not know of."""
-        self._cumulative_rewards[agent] = 0.0
-        self.rewards = {seat: reward if seat == agent else 0.0 for seat in self.agents}
-        self._accumulate_rewards()
+
+class WrappedEnv(_Mirror):
+    """What `wrap` returns. The environment inside is `env`; `unwrapped` is this text environment."""
+
+    render_mode: str | None = None
+    spec: EnvSpec | None = None
+    """Set by `register` and `make`."""
+
+    def __init__(
+        self,
+        env: AECEnv | ParallelEnv,
+        *,
+        obs_to_text: Callable[[Any, str], str],
+        text_to_action: Callable[[str, str, Space[Any]], Any],
+        legal_actions: Callable[[Any, str], Sequence[str]] | None = None,
+        instructions: str | Callable[[str], str] | None = None,
+        illegal_reward: float = -1.0,
+        max_turns: int | None = None,
+        max_action_chars: int = 4096,
+        max_observation_chars: int = 32768,
+    ) -> None:
+        super().__init__()
+        if isinstance(env, ParallelEnv):
+            env = parallel_to_aec(env)
+        if not isinstance(env, AECEnv):
+            raise TypeError(f"wrap takes a PettingZoo AECEnv or ParallelEnv, got {type(env).__name__}")
+        if not hasattr(env, "possible_agents"):
+            raise TypeError(f"{env} has no possible_agents; seats must be known before an episode starts")
+        check_max_turns(max_turns, str(env))
+        self.env = env
+        self.possible_agents: list[str] = list(env.possible_agents)
+        self.metadata = {**getattr(env, "metadata", {}), "name": f"text<{env}>"}
+        self.render_mode = getattr(env, "render_mode", None)
+        self.max_turns = max_turns
+        self._to_text, self._to_action, self._instructions = obs_to_text, text_to_action, instructions
+        self._legal = legal_actions
+        self._illegal_reward = illegal_reward
+        self._max_chars = {"observation": max_observation_chars, "action": max_action_chars}
+        self._spaces: dict[tuple[str, str], TextSpace] = {}
+
+    def instructions(self, agent: str) -> str:
+        """The system prompt of a seat; where `wrap` was given none, that of the environment inside, or empty."""
+        given = self._instructions if self._instructions is not None else hook(self.env, "instructions")
+        return given(agent) if callable(given) else given or ""
+
+    def _decide(self, agent: str, action: str | None) -> None:
+        if not isinstance(action, str):
+            raise TypeError(f"{self}: {agent!r} must act with text, got {type(action).__name__}")
+        move, why = self._read(agent, writable(action))
+        if why:  # the environment inside never sees an illegal action
+            self._pay(agent, self._illegal_reward)
+            self.infos[agent]["illegal"] = why
+            self._end(truncated=False)
+            return
+        self.env.step(move)
+        self._mirror()
+        self._count(self.max_turns)
+
+    def observe(self, agent: str) -> Observation:
+        """The observation inside, as text."""
+        text = self._to_text(self.env.observe(agent), agent)
+        if not isinstance(text, str):
+            raise TypeError(f"{self}: obs_to_text returned {type(text).__name__} for {agent!r}; return a string")
+        limit = self._max_chars["observation"]
+        if len(text) > limit:
+            raise ValueError(
+                f"{self}: observation of {agent!r} has {len(text)} characters, the space allows {limit}; shorten it or "
+                "raise max_observation_chars"
+            )
+        return Observation(text)
+
+    def observation_space(self, agent: str) -> TextSpace:
+        """Text of at most `max_observation_chars`."""
+        return self._space("observation", agent)
+
+    def action_space(self, agent: str) -> TextSpace:
+        """Text of at most `max_action_chars`."""
+        return self._space("action", agent)
+
+    def render(self) -> Any:
+        """What the environment inside renders."""
+        return self.env.render()
+
+    def close(self) -> None:
+        """Close the environment inside."""
+        self.env.close()
+
+    def __str__(self) -> str:
+        return self.spec.id if self.spec else str(self.metadata["name"])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> WrappedEnv:
+        return cast("WrappedEnv", _copied(self, memo))
+
+    def _space(self, kind: str, agent: str) -> TextSpace:
+        """The one space of a kind and agent, made when it is first asked for: most episodes never look at it."""
+        if agent not in self.possible_agents:
+            raise KeyError(f"{self}: no agent {agent!r}; the agents are {self.possible_agents}")
+        if (kind, agent) not in self._spaces:
+            self._spaces[kind, agent] = TextSpace(self._max_chars[kind])
+        return self._spaces[kind, agent]
+
+    def _read(self, agent: str, text: str) -> tuple[Any, str]:
+        """The action that `text` means, and why it is illegal (empty if it is legal)."""
+        space = self.env.action_space(agent)
+        try:
+            move = self._to_action(text, agent, space)
+        except (ValueError, LookupError) as error:
+            return None, f"{type(error).__name__}: {error}"
+        if move is None or not space.contains(move):
+            return None, f"not an action: {move!r}"
+        inside = self.env.observe(agent)
+        mask = inside.get("action_mask") if isinstance(inside, dict) else self.env.infos[agent].get("action_mask")
+        if mask is not None and np.ndim(move) == 0 and not mask[int(move)]:
+            return None, f"action {move!r} is masked"
+        return move, ""
+
+    def _mirror(self) -> None:
+        super()._mirror()
+        agent = self.agent_selection
+        if self._legal is not None and agent in self.agents:
+            self.infos = {seat: without_legal(info) for seat, info in self.infos.items()}
+            if not (self.terminations[agent] or self.truncations[agent]):
+                self.infos[agent]["legal_actions"] = list(self._legal(self.env.observe(agent), agent))
+
+
+def wrap(
+    env: AECEnv | ParallelEnv,
+    *,
+    obs_to_text: Callable[[Any, str], str],
+    text_to_action: Callable[[str, str, Space[Any]], Any],
+    legal_actions: Callable[[Any, str], Sequence[str]] | None = None,
+    instructions: str | Callable[[str], str] | None = None,
+    illegal_reward: float = -1.0,
+    max_turns: int | None = None,
+    max_action_chars: int = 4096,
+    max_observation_chars: int = 32768,
+) -> WrappedEnv:
+    """Make a text environment of an array environment.
+
+    An action is illegal if `text_to_action` returns None or raises ValueError, KeyError or IndexError, if the space
+    does not contain it, or if the action mask forbids it. It ends the episode for everybody: the agent that made it
+    gets `illegal_reward`, the others 0, and its info says why under ``"illegal"``.
+
+    Args:
+        env: AEC or parallel; a parallel one is stepped agent by agent, as PettingZoo converts it.
+        obs_to_text: ``f(observation, agent)`` gives what the agent reads.
+        text_to_action: ``g(text, agent, action_space)`` gives the action that a text means.
+        legal_actions: ``h(observation, agent)`` gives the texts that are legal for the deciding agent, which are then
+            in ``infos[agent]["legal_actions"]``.
+        instructions: System prompt, one for all or by agent.
+        illegal_reward: Reward of an illegal action.
+        max_turns: Decisions of all agents together after which the episode is truncated.
+        max_action_chars: Bound of the action spaces, in characters.
+        max_observation_chars: Bound of the observation spaces, in characters.
+
+    Raises:
+        TypeError: `env` is no PettingZoo environment, or does not name its possible agents.
+    """
+    return WrappedEnv(**locals())  # the same arguments by the same names
+
+
+def _copied(env: AECEnv | ParallelEnv, memo: dict[int, Any]) -> AECEnv | ParallelEnv:
+    """A deep copy, attribute by attribute: the way of `EzPickle`, which most environments have, starts them anew."""
+    twin = memo[id(env)] = object.__new__(type(env))
+    for name, value in vars(env).items():
+        inside = isinstance(value, (AECEnv, ParallelEnv))
+        vars(twin)[name] = _copied(value, memo) if inside and id(value) not in memo else copy.deepcopy(value, memo)
+    return twin
+
+
+def build(spec: EnvSpec) -> AnyEnv:
+    """The environment of a spec in this process, with its turn limit, not wrapped otherwise."""
+    env: Any = spec.load()(**spec.kwargs)
+    env.spec = spec
+    if spec.max_turns is not None:
+        if "max_turns" in vars(env) or hasattr(type(env), "max_turns"):  # its own, not that of something inside
+            env.max_turns = spec.max_turns
+        else:
+            env = TimeLimit(env, spec.max_turns)
+    return cast("AnyEnv", env)
 
 
 def turn_based(env: Any) -> AnyEnv:
@@ -334,25 +518,29 @@ def turn_based(env: Any) -> AnyEnv:
 
 
 def wrapped(env: Any, arguments: Mapping[str, Any]) -> AnyEnv:
-    """`env`, taking turns, in the wrappers that `make` was asked for, innermost first as in `registry.WRAPPERS`.
+    """`env`, taking turns, in the wrappers that `make` was asked for, innermost first as in `BY_NAME`.
 
     Raises:
         ForgeError: A flag that is neither true nor false.
         TypeError, ValueError: As the wrapper's own.
     """
-    shuffle = arguments.get("role_shuffle", False)
-    if not isinstance(shuffle, bool):
-        raise ForgeError(f"role_shuffle={shuffle!r} of {env} must be true or false")
     env = turn_based(env)
-    env = RoleShuffle(env) if shuffle else env
-    for name, wrapper in _BY_NAME.items():
+    for name, wrapper in BY_NAME.items():
         if arguments.get(name) is not None:
             env = wrapper(env, arguments[name])
-    return env
+    return cast("AnyEnv", env)
 
 
-_BY_NAME: dict[str, type[Any]] = {
+def _shuffled(env: AnyEnv, shuffle: object) -> AnyEnv:
+    if not isinstance(shuffle, bool):
+        raise ForgeError(f"role_shuffle={shuffle!r} of {env} must be true or false")
+    return RoleShuffle(env) if shuffle else env
+
+
+BY_NAME: dict[str, Callable[[AnyEnv, Any], AnyEnv]] = {
+    "role_shuffle": _shuffled,
     "invalid_action": InvalidAction,
     "observation_window": ObservationWindow,
     "reward_scale": RewardScale,
 }
+"""Arguments of `make` that wrap the environment, innermost first."""

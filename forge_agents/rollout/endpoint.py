@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from forge_agents.envs._text_game import writable
+from forge_agents.envs.env import writable
 from forge_agents.errors import BudgetError, EndpointError, StallError
 from forge_agents.policy import Endpoint, Sampling
 from forge_agents.types import Message, Usage

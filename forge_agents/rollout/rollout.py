@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from pettingzoo import AECEnv, ParallelEnv
 
-from forge_agents.envs._text_game import hook, writable
+from forge_agents.envs.env import hook, writable
 from forge_agents.errors import (
     ActorDiedError,
     ArgumentError,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from forge_agents.envs._text_game import writable
+from forge_agents.envs.env import writable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

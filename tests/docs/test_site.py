@@ -110,7 +110,7 @@ def test_no_message_that_is_raised_is_missing_from_the_list(site):
     [
         ("NotReadyError", "forge_trainers.rl.trainer", "nothing has been trained yet; call fit first"),
         ("RuntimeError", "forge_agents.envs.env", "…: no episode is running; call reset() before step()"),
-        ("NotImplementedError", "forge_agents.envs._text_game", "… must define instructions(self, agent)"),
+        ("NotImplementedError", "forge_agents.envs.env", "… must define instructions(self, agent)"),
         ("FloatingPointError", "forge_trainers.learner.core", "the loss is … and the gradient norm"),
         ("BreachError", "forge_agents.envs.conformance.checks", "seed …: no end after … steps"),
         ("StallError", "forge_agents.runtime.mesh", "… did not finish … within … s. Look at"),  # made by a function

@@ -9,7 +9,7 @@ import pytest
 
 import forge_agents as fa
 from forge_agents.envs import registry
-from forge_agents.envs.suites import SuiteDefaults
+from forge_agents.envs.registry import SuiteDefaults
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NOTEBOOK = EXAMPLES / "first_steps.ipynb"

@@ -6,7 +6,7 @@ Waits for nothing.
 
 from __future__ import annotations
 
-from forge_agents.envs.providers import provide
+from forge_agents.envs.registry import provide
 
 _CATALOG = "forge_envs.adapters.catalog"
 

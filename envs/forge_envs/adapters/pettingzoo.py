@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from forge_agents.envs.wrapping import WrappedEnv
+from forge_agents.envs.wrappers import WrappedEnv
 from forge_agents.errors import MissingExtraError
 
 _GO_COLUMNS = "ABCDEFGHJKLMNOPQRSTUVWXYZ"

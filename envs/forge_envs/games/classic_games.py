@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Space
 
-from forge_agents.envs.wrapping import WrappedEnv, wrap
+from forge_agents.envs.wrappers import WrappedEnv, wrap
 from forge_agents.errors import ForgeError
 
 _NUMBER = re.compile(r"(?<![\w.-])\d(?!\w|\.\d)", re.ASCII)

@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from forge_agents.envs._text_game import TextGame
 from forge_agents.envs.conformance.play import (
     HUGE_ACTIONS,
     MAX_STEPS,
@@ -29,7 +28,8 @@ from forge_agents.envs.conformance.play import (
     look,
     play,
 )
-from forge_agents.envs.registry import AnyEnv
+from forge_agents.envs.env import TextGame
+from forge_agents.envs.spec import AnyEnv
 
 STEP_S = 5.0
 """Seconds within which an environment must have read a megabyte of text."""

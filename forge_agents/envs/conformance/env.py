@@ -17,7 +17,8 @@ from typing import Any, Literal, TypeAlias, get_args
 from forge_agents.envs.conformance import checks as contract
 from forge_agents.envs.conformance import isolation
 from forge_agents.envs.conformance.play import BreachError, Make, NotApplicableError, line_of_error, line_of_method
-from forge_agents.envs.registry import AnyEnv, make, spec
+from forge_agents.envs.registry import make, spec
+from forge_agents.envs.wrappers import turn_based
 from forge_agents.errors import ForgeError
 
 Level: TypeAlias = Literal["full", "adapter"]
@@ -205,14 +206,6 @@ def _class_of(env: Any) -> type:
     registered = getattr(env, "spec", None)
     built = registered.load() if registered is not None else None
     return built if isinstance(built, type) else type(env.unwrapped)
-
-
-def turn_based(env: Any) -> AnyEnv:
-    """The environment, a parallel one as PettingZoo converts it."""
-    from pettingzoo import ParallelEnv
-    from pettingzoo.utils.conversions import parallel_to_aec
-
-    return parallel_to_aec(env) if isinstance(env, ParallelEnv) else env
 
 
 def _run_all(each: Checks, cls: type, timeout_s: float) -> tuple[Finding, ...]:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from forge_agents.envs._text_game import hook
 from forge_agents.envs.conformance.play import (
     BreachError,
     Make,
@@ -28,7 +27,8 @@ from forge_agents.envs.conformance.play import (
     play,
     same,
 )
-from forge_agents.envs.registry import AnyEnv
+from forge_agents.envs.env import hook
+from forge_agents.envs.spec import AnyEnv
 
 _KEEP_STATE = "keep all state on the instance and draw every random number from the rng that setup is given"
 _NO_GLOBALS = "draw from self.rng; the global generators are shared by all environments of the process"

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from forge_agents.envs._text_game import TextGame, hook
-from forge_agents.envs.registry import AnyEnv
+from forge_agents.envs.env import TextGame, hook
+from forge_agents.envs.spec import AnyEnv
 
 ODD_ACTIONS = (
     "",
@@ -173,7 +173,7 @@ def own_files(cls: type) -> set[str]:
 def _ours(owner: type) -> bool:
     package, _, rest = owner.__module__.partition(".")
     return package in ("pettingzoo", "builtins", "typing", "gymnasium") or (
-        package == "forge_agents" and rest in ("envs.env", "envs.parallel_env", "envs._text_game")
+        package == "forge_agents" and rest == "envs.env"
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from forge_agents.envs import registry
 from forge_agents.envs.conformance.play import BreachError, Make, NotApplicableError, Step, play, same
+from forge_agents.envs.wrappers import turn_based
 from forge_agents.errors import UnknownIdError
 
 DEADLINE_S = 120.0
@@ -128,8 +129,6 @@ def _digest(text: str) -> str:
 
 
 def _main() -> None:
-    from forge_agents.envs.conformance.env import turn_based
-
     asked = json.loads(sys.stdin.buffer.read())
     sys.path[:] = asked["path"]
     target = Target(**asked["target"])

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from pettingzoo import AECEnv
 
 from forge_agents.envs.env import Observation
-from forge_agents.envs.registry import EnvSpec
+from forge_agents.envs.spec import EnvSpec
 from forge_agents.envs.workers._homes import START_TIMEOUT_S, Home
 from forge_agents.envs.workers.pool import Pool, Worker, WorkerDiedError, WorkerHungError
 from forge_agents.envs.workers.process import NOT_SHARED, STATE

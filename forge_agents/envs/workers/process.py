@@ -16,10 +16,10 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from forge_agents.envs._text_game import hook
-from forge_agents.envs.registry import AnyEnv, build_env
+from forge_agents.envs.env import HOOKS, hook
+from forge_agents.envs.spec import AnyEnv
 from forge_agents.envs.workers._homes import knock
-from forge_agents.envs.wrappers import HOOKS, turn_based
+from forge_agents.envs.wrappers import build, turn_based
 
 GRACE_S = 5.0
 """Seconds beyond its deadline after which a call ends this process, should nobody be left to kill it and should it hold
@@ -77,7 +77,7 @@ def _answer(command: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 
 
 def _describe(packed_spec: bytes) -> dict[str, Any]:
-    env = turn_based(build_env(pickle.loads(packed_spec)))  # noqa: S301  # from our own parent
+    env = turn_based(build(pickle.loads(packed_spec)))  # noqa: S301  # from our own parent
     agents = list(env.possible_agents)
     names = {name for name in dir(env) if not name.startswith("_")} - NOT_SHARED
     found = {
@@ -96,7 +96,7 @@ def _describe(packed_spec: bytes) -> dict[str, Any]:
 
 
 def _build(slot: int, packed_spec: bytes) -> None:
-    _envs[slot] = turn_based(build_env(pickle.loads(packed_spec)))  # noqa: S301  # from our own parent
+    _envs[slot] = turn_based(build(pickle.loads(packed_spec)))  # noqa: S301  # from our own parent
 
 
 def _reset(slot: int, seed: int | None, options: dict[str, Any] | None) -> dict[str, Any]:

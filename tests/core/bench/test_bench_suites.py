@@ -4,7 +4,7 @@ import forge_agents as fa
 from forge_agents.bench.config import BenchConfig, BenchSampling
 from forge_agents.cli import main as cli
 from forge_agents.envs import registry
-from forge_agents.envs.suites import SuiteDefaults
+from forge_agents.envs.registry import SuiteDefaults
 
 SORT = "forge/AlphabetSort-v0"
 

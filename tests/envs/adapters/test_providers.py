@@ -4,7 +4,7 @@ import sys
 import pytest
 
 import forge_agents as fa
-from forge_agents.envs import providers
+from forge_agents.envs import registry
 from forge_agents.errors import UnknownIdError
 
 
@@ -24,20 +24,20 @@ def test_every_namespace_is_listed_with_the_adapter_tag():
 
 
 def test_a_missing_library_lists_nothing_and_names_the_command(monkeypatch):
-    monkeypatch.setattr(providers, "_providers", {})
+    monkeypatch.setattr(registry, "_providers", {})
     fa.list_envs()
-    providers.provide("absent", entry_point="no_such:function", package="no_such_library", extra="textarena")
+    registry.provide("absent", entry_point="no_such:function", package="no_such_library", extra="textarena")
     fa.list_envs()
     with pytest.raises(ImportError, match=r"absent/.*pip install 'forge-agents-rl\[textarena\]'"):
         fa.make("absent/Game-v0")
 
 
 def test_a_namespace_has_one_owner(monkeypatch):
-    monkeypatch.setattr(providers, "_providers", {})
+    monkeypatch.setattr(registry, "_providers", {})
     for _ in range(2):
-        providers.provide("twice", entry_point="a:f", package="sys")
+        registry.provide("twice", entry_point="a:f", package="sys")
     with pytest.raises(ValueError, match="already offered by a:f"):
-        providers.provide("twice", entry_point="b:f", package="sys")
+        registry.provide("twice", entry_point="b:f", package="sys")
 
 
 def test_unknown_names_of_a_namespace_are_unknown_ids():

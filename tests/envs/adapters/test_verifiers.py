@@ -13,9 +13,9 @@ from adapter_play import play
 from hostile_strings import HOSTILE_STRINGS
 
 import forge_agents as fa
-from forge_agents.envs import providers
+from forge_agents.envs import registry
 
-if not providers._found("verifiers"):
+if not registry._found("verifiers"):
     pytest.skip("verifiers is not installed", allow_module_level=True)
 
 from datasets import Dataset
@@ -423,8 +423,8 @@ def test_only_modules_with_an_environment_have_ids():
 def test_without_the_library_the_command_is_named(tmp_path, monkeypatch):
     (tmp_path / "a_mere_folder").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert not providers._found("a_mere_folder") and providers._found("verifiers")
-    monkeypatch.setattr(providers, "_found", lambda package: False)
+    assert not registry._found("a_mere_folder") and registry._found("verifiers")
+    monkeypatch.setattr(registry, "_found", lambda package: False)
     with pytest.raises(ImportError, match=r"verifiers/.*pip install 'forge-agents-rl\[verifiers\]'"):
         fa.make("verifiers/never-made-v0")
 

@@ -15,8 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
-from forge_agents.envs.providers import DISTRIBUTION
-from forge_agents.errors import MissingExtraError, did_you_mean
+from forge_agents.errors import DISTRIBUTION, MissingExtraError, did_you_mean
 
 _log = logging.getLogger(__name__)
 

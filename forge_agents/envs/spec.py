@@ -1,0 +1,96 @@
+"""What is known of an environment before it is made: the one thing that registry, wrappers and workers hand each other.
+
+In: what `register` was told. Out: an `EnvSpec`, and the class or factory that it names. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
+
+from forge_agents.errors import ForgeError, did_you_mean
+
+if TYPE_CHECKING:
+    from pettingzoo import AECEnv
+
+AnyEnv: TypeAlias = "AECEnv[str, Any, Any]"
+Isolation: TypeAlias = Literal["none", "process"]
+
+_ID = re.compile(r"(?P<base>[\w.-]+/[\w.-]+?)(?:-v(?P<version>\d+))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvSpec:
+    """How to make an environment."""
+
+    id: str
+    """``namespace/Name-vN``."""
+    entry_point: str | Callable[..., Any] = field(repr=False)
+    """``"package.module:Class"``, or the class or factory itself."""
+    max_turns: int | None = None
+    """Decisions of all agents together after which an episode is truncated; None leaves it to the environment."""
+    tags: tuple[str, ...] = ()
+    """Words to filter by, e.g. ``"2p"``."""
+    kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Constructor arguments, and those of `WRAPPERS`."""
+    isolation: Isolation = "none"
+    """``"process"``: the environment lives in a worker process, because it is slow, or may crash or hang."""
+    step_timeout_s: float = 60.0
+    """Seconds that one call may take in a worker process; then the worker is replaced and the episode fails."""
+
+    def __post_init__(self) -> None:
+        split_id(self.id)
+        if isinstance(self.entry_point, str) and not re.fullmatch(r"[\w.]+:[\w.]+", self.entry_point):
+            raise ValueError(f"entry_point of {self.id} is {self.entry_point!r}; write 'package.module:Class'")
+        check_max_turns(self.max_turns, self.id)
+        if self.isolation not in get_args(Isolation) or not self.step_timeout_s > 0:
+            raise ValueError(
+                f"{self.id}: isolation={self.isolation!r} must be one of {', '.join(get_args(Isolation))}, and "
+                f"step_timeout_s={self.step_timeout_s} above 0"
+            )
+
+    @property
+    def name(self) -> str:
+        """The id without its version."""
+        return split_id(self.id)[0]
+
+    @property
+    def version(self) -> int:
+        """The N of ``-vN``."""
+        return split_id(self.id)[1]
+
+    def load(self) -> Callable[..., Any]:
+        """The class or factory, imported if need be."""
+        if not isinstance(self.entry_point, str):
+            return self.entry_point
+        module, _, path = self.entry_point.partition(":")
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            if not hasattr(found, part):
+                raise ForgeError(
+                    f"entry point {self.entry_point!r} of {self.id}: {module} has no {path!r}."
+                    f"{did_you_mean(part, dir(found))}"
+                )
+            found = getattr(found, part)
+        return cast("Callable[..., Any]", found)
+
+
+def check_max_turns(max_turns: int | None, owner: str) -> None:
+    """Raise unless `max_turns` is None or a positive integer."""
+    if max_turns is not None and (type(max_turns) is not int or max_turns < 1):
+        raise ValueError(f"max_turns of {owner} is {max_turns!r}; set an integer >= 1, or None for no limit")
+
+
+def split_id(id_: str) -> tuple[str, int]:
+    """Name and version.
+
+    Raises:
+        ValueError: The id does not read ``namespace/Name-vN``.
+    """
+    match = _ID.fullmatch(id_)
+    if match is None or match["version"] is None:
+        raise ValueError(f"environment id {id_!r} should read 'namespace/Name-vN', e.g. 'my/Kuhn-v0'")
+    return match["base"], int(match["version"])
