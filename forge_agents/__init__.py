@@ -31,12 +31,13 @@ if TYPE_CHECKING:
     from forge_trainers.offline.config import DPOConfig, SFTConfig, SFTRunConfig, WarmStart
     from forge_trainers.offline.dpo import DPOTrainer
     from forge_trainers.offline.sft import SFTEval, SFTTrainer
-    from forge_trainers.records.verifier_log import verifier_history
-    from forge_trainers.rl.columns import Columns
-    from forge_trainers.rl.config import GRPOConfig, RunConfig
+    from forge_trainers.records.run_folder import FitResult, verifier_history
+    from forge_trainers.rl.config import GRPOConfig
     from forge_trainers.rl.credit import Credit, Overlong
-    from forge_trainers.rl.trainer import EvalResult, FitResult, GRPOTrainer
-    from forge_trainers.run.export import export_checkpoint
+    from forge_trainers.rl.rewards import Columns
+    from forge_trainers.rl.trainer import EvalResult, GRPOTrainer
+    from forge_trainers.run.checkpoints import export_checkpoint
+    from forge_trainers.run_file import RunConfig
     from forge_trainers.selfplay.league import League
     from forge_verifiers import Ensemble, EnvReward, Gate, Rule, Seat, SelfConsistency, Verifier, check_verifier
 
@@ -77,19 +78,20 @@ _HOME = {
     "forge_agents.types": ("Episode", "EpisodeBatch", "EpisodeGroup", "Message", "Trajectory", "Turn"),
     "forge_agents.envs.wrappers": ("wrap",),
     "forge_trainers.losses.registry": ("Correction", "list_losses", "register_loss"),
-    "forge_trainers.rl.columns": ("Columns",),
-    "forge_trainers.rl.config": ("GRPOConfig", "RunConfig"),
+    "forge_trainers.rl.rewards": ("Columns",),
+    "forge_trainers.rl.config": ("GRPOConfig",),
+    "forge_trainers.run_file": ("RunConfig",),
     "forge_trainers.rl.credit": ("Credit", "Overlong"),
     "forge_trainers.demo": ("DemoConfig", "demo"),
-    "forge_trainers.run.export": ("export_checkpoint",),
+    "forge_trainers.run.checkpoints": ("export_checkpoint",),
     "forge_trainers.offline.dpo": ("DPOTrainer",),
     "forge_trainers.selfplay.league": ("League",),
     "forge_trainers.learner.config": ("LearnerConfig",),
     "forge_trainers.offline.sft": ("SFTEval", "SFTTrainer"),
     "forge_trainers.offline.config": ("DPOConfig", "SFTConfig", "SFTRunConfig", "WarmStart"),
     "forge_trainers.forecast.simulate": ("Hardware", "Prediction", "simulate"),
-    "forge_trainers.rl.trainer": ("EvalResult", "FitResult", "GRPOTrainer"),
-    "forge_trainers.records.verifier_log": ("verifier_history",),
+    "forge_trainers.rl.trainer": ("EvalResult", "GRPOTrainer"),
+    "forge_trainers.records.run_folder": ("FitResult", "verifier_history"),
     "forge_verifiers": (
         "Ensemble",
         "EnvReward",

@@ -6,11 +6,12 @@ In: nothing. Out: the types that environments, policies, verifiers and learners 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
+    import numpy as np
     from tensordict import TensorDict
 
 FinishReason: TypeAlias = Literal["stop", "length", "context", "scripted"]
@@ -213,3 +214,12 @@ class EpisodeGroup:
 def total_tokens(turns: Sequence[Turn]) -> int:
     """Number of sampled tokens in `turns`."""
     return sum(len(turn.response_ids) for turn in turns)
+
+
+Reward: TypeAlias = "Callable[[Sequence[Trajectory]], np.ndarray]"
+"""Trajectories to float32 ``[n]``; NaN where it cannot tell. Any verifier is one.
+
+A reward that has a method ``assess`` is asked through it. It returns an object with ``scores``, the same ``[n]``;
+``noise``, None or the standard deviation of each; and ``turns``, None or a score per turn of each trajectory. Every
+verifier of ours has one.
+"""

@@ -15,7 +15,7 @@ import pytest
 import forge_agents as fa
 from forge_agents.errors import EmptyBatchError, ForgeError, MismatchError, UnknownIdError
 from forge_agents.rollout.players import ModelPlayer
-from forge_trainers.records.batch_files import load_batch
+from forge_trainers.records.run_folder import load_batch
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -74,7 +74,7 @@ async def _run_steps(options: Options) -> dict[str, Any]:
     from forge_agents.runtime import mesh
     from forge_agents.serving import EngineConfig
     from forge_trainers.rl.config import GRPOConfig
-    from forge_trainers.run.processes import Stack
+    from forge_trainers.run.processes import Processes
 
     config = GRPOConfig(
         group_size=options.siblings,
@@ -84,16 +84,16 @@ async def _run_steps(options: Options) -> dict[str, Any]:
     async with mesh.session():
         with tempfile.TemporaryDirectory() as folder:
             policies = {POLICY: policy(options, options.step_tokens)}
-            stack = await Stack.start(policies, config, folder=Path(folder))
-            await stack.start_learners()
+            processes = await Processes.start(policies, config, folder=Path(folder))
+            await processes.start_learners()
             pids = {who: _pid(mesh.log_folder(name)) for who, name in _NAMES.items()} | {"controller": os.getpid()}
             rows: list[dict[str, float]] = []
             for number in range(options.warm_ups + options.rounds):
-                row = await _step(options, stack, pids)
+                row = await _step(options, processes, pids)
                 if number >= options.warm_ups:
                     rows.append(row)
             peaks = {who: peak_rss(pid) for who, pid in pids.items()}
-            await stack.stop()
+            await processes.stop()
     facts = {
         "prompts": len(options.prompts),
         "siblings": options.siblings,
@@ -106,25 +106,25 @@ async def _run_steps(options: Options) -> dict[str, Any]:
 
 
 _NAMES = {"engine": POLICY, "learner": f"{POLICY}-learner", "store": "weights"}
-"""What the stack calls its processes."""
+"""What a run calls its processes."""
 
 
-async def _step(options: Options, stack: Any, pids: dict[str, int]) -> dict[str, float]:
+async def _step(options: Options, processes: Any, pids: dict[str, int]) -> dict[str, float]:
     from forge_trainers.batch.packing import pack
     from forge_trainers.rl.credit import Credit
     from forge_trainers.rl.rewards import env_reward, judge, lessons_from
 
     clock = StageClock(pids)
     with clock.stage("generate"):
-        groups = await play_all(options, stack.served, options.step_tokens)
+        groups = await play_all(options, processes.served, options.step_tokens)
     with clock.stage("score"):
         judged = await judge(groups, env_reward, timeout_s=60)
         samples = lessons_from(judged, Credit(), [POLICY]).samples[POLICY]
         batch = pack(samples)
     with clock.stage("train"):
-        learned = await stack.learners[POLICY].train_step(batch)
+        learned = await processes.learners[POLICY].train_step(batch)
     with clock.stage("sync"):
-        await stack.sync()
+        await processes.sync()
     turns = [turn for group in groups for t in group.trajectories for turn in t.turns]
     if len(samples) != len(turns):
         raise AssertionError(f"{len(turns)} responses gave {len(samples)} samples; W must be learned whole")
@@ -141,5 +141,5 @@ async def _step(options: Options, stack: Any, pids: dict[str, int]) -> dict[str,
 
 def _pid(folder: Path | None) -> int:
     if folder is None:
-        raise RuntimeError("a process of the stack has no log folder; has the stack renamed its processes?")
+        raise RuntimeError("a process of the run has no log folder; has the run renamed its processes?")
     return int((folder / "0.pid").read_text())

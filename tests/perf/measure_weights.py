@@ -150,21 +150,22 @@ async def _run_whole_way(options: Options) -> dict[str, float]:
     from forge_agents.runtime import mesh
     from forge_agents.serving import EngineConfig
     from forge_trainers.rl.config import GRPOConfig
-    from forge_trainers.run.processes import Stack
+    from forge_trainers.run.processes import Processes
 
     engine = EngineConfig(max_model_len=512, kv_cache_gb=0.5, threads=THREADS, enforce_eager=options.quick)
     async with mesh.session():
         with tempfile.TemporaryDirectory() as folder:
-            stack = await Stack.start({POLICY: policy(options, 8)}, GRPOConfig(engine=engine), folder=Path(folder))
-            await stack.start_learners()
-            learner = stack.learners[POLICY]
+            policies, config = {POLICY: policy(options, 8)}, GRPOConfig(engine=engine)
+            processes = await Processes.start(policies, config, folder=Path(folder))
+            await processes.start_learners()
+            learner = processes.learners[POLICY]
             rows = []
             for _ in range(_warm_ups(options) + (1 if options.quick else ROUNDS)):
                 await learner.train_step(_small_batch(), timeout_s=CALL_S)
                 started = time.perf_counter()
-                await stack.sync()
+                await processes.sync()
                 whole_way_s = time.perf_counter() - started
-                loaded = (await stack.engines[POLICY].infos())[POLICY].last_update
+                loaded = (await processes.engines[POLICY].infos())[POLICY].last_update
                 if loaded["version"] != learner.version:
                     raise AssertionError(f"the engine has version {loaded['version']}, the learner {learner.version}")
                 put = learner.last_publish
@@ -178,7 +179,7 @@ async def _run_whole_way(options: Options) -> dict[str, float]:
                         "load_s": loaded["load_s"],
                     }
                 )
-            await stack.stop()
+            await processes.stop()
     return median(rows[_warm_ups(options) :]) | {"first_whole_way_s": round(rows[0]["whole_way_s"], 4)}
 
 

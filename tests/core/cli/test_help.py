@@ -11,7 +11,7 @@ import pytest
 import forge_agents as fa
 from forge_agents.cli import main as cli
 from forge_agents.cli.examples import EXAMPLES
-from forge_trainers.rl.trainer import FitResult
+from forge_trainers.records.run_folder import FitResult
 
 
 def help_of(command, capsys):

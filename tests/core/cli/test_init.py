@@ -25,7 +25,7 @@ def test_every_template_is_a_world_a_reward_and_settings_that_fit(folder):
     import asyncio
 
     from forge_agents.cli.config import parse
-    from forge_trainers.rl.config import RunConfig
+    from forge_trainers.run_file import RunConfig
 
     run = parse(RunConfig, ["train.yaml"], prog="forge-agents train", description="")
     assert (folder / "README.md").read_text().count(run.env) >= 1

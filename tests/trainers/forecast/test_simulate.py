@@ -17,7 +17,7 @@ from forge_trainers.forecast.simulate import _splits, planned
 from forge_trainers.forecast.simulation import LearnerTimes, SimulatedRun, StageTimes, simulate
 from forge_trainers.forecast.stage_times import measure
 from forge_trainers.forecast.workload import LearnerWork, TurnShape, Workload, learner_work
-from forge_trainers.rl.config import RunLeague
+from forge_trainers.run_file import RunLeague
 
 TRUE = StageTimes(
     engine=EngineTimes(iteration_s=0.05, sequence_s=0.004, prompt_token_s=0.002, cores=2.0),

@@ -21,7 +21,7 @@ from forge_trainers.learner.client import Learner
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
 from forge_trainers.learner.lora import is_adapter
-from forge_trainers.rl.config import RunConfig
+from forge_trainers.run_file import RunConfig
 
 Batches = Callable[..., EpisodeBatch]
 SMALL = LoRA(rank=4, alpha=8)

@@ -276,7 +276,7 @@ def test_a_reward_of_ones_own_filters_and_nan_reaches_no_bound(read, renderer):
 
 
 def test_the_episodes_of_a_run_are_read_back_whole(read, renderer, tmp_path):
-    from forge_trainers.records.episode_files import read_episodes
+    from forge_trainers.records.run_folder import read_episodes
 
     failed = episode(renderer, "b", error=EpisodeError(where="step", kind="E", message="m"))
     played = [episode(renderer, "a", reward=0.5), failed]

@@ -7,17 +7,16 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_stack import TEAM, Duel, Stack, group
+from fake_processes import TEAM, Duel, Processes, group
 
 import forge_agents as fa
 from forge_agents.cli import main as cli
 from forge_agents.errors import EmptyBatchError
 from forge_agents.types import EpisodeError, EpisodeGroup
 from forge_agents.viewer.digest import digest
-from forge_trainers.rl.columns import Columns
 from forge_trainers.rl.credit import Credit
 from forge_trainers.rl.endings import Endings, most_of, where_it_failed
-from forge_trainers.rl.rewards import EnvTurnReward, env_reward, judge, lessons_from
+from forge_trainers.rl.rewards import Columns, EnvTurnReward, env_reward, judge, lessons_from
 from forge_trainers.rl.tasks import Source
 from forge_trainers.rl.trainer import GRPOTrainer
 from forge_verifiers.rules.text import Exact
@@ -41,7 +40,7 @@ def trainer(folder, played, **settings):
     config = {"groups_per_step": 4, "checkpoint_every": 100, "refills": 0} | settings
     seats = {"p0": TEAM, "p1": fa.Random(name="rival")}
     made = Played(seats, reward, fa.GRPOConfig(**config), folder)
-    made._stack, made.asked = Stack(), []
+    made._processes, made.asked = Processes(), []
     return made
 
 
@@ -52,12 +51,12 @@ def test_the_best_checkpoint_is_that_of_the_trained_policys_reward(tmp_path):
         async def _collect(self, source, step, put=None, **_):
             put(0, group(1.0, 0.0, seed=step))
 
-    async def rehearse(tasks, play, stack):
+    async def rehearse(tasks, play, processes):
         return [group([-1.0, 1.0, 0.0][run._next_step - 1], seed=n) for n in range(4)]
 
     config = fa.GRPOConfig(groups_per_step=1, eval_every=1, keep_checkpoints=1, refills=0)
     with Evaluated({"p0": TEAM, "p1": fa.Random(name="rival")}, config=config, out_dir=tmp_path) as run:
-        run._stack = Stack()
+        run._processes = Processes()
         run._lineup.rehearse = rehearse
         result = run.fit(Duel, steps=3)
     assert [row["eval/reward"] for row in result.metrics] == [-1.0, 1.0, 0.0]
@@ -371,7 +370,7 @@ def test_a_run_that_breaks_on_its_way_ends_after_the_steps_that_it_waits(tmp_pat
 
 
 def test_held_out_episodes_that_fail_are_counted(tmp_path):
-    async def rehearse(tasks, play, stack):
+    async def rehearse(tasks, play, processes):
         return [group(1.0, seed=n, **({"error": BROKEN, "end": "error"} if n else {})) for n in range(4)]
 
     def played(step):
@@ -389,7 +388,7 @@ def test_an_evaluation_counts_what_is_in_no_mean_and_fails_where_nothing_is(
 ):
     """The reward abstains from p0's 9 in one episode, which says nothing of how the team plays."""
 
-    async def rehearse(tasks, play, stack):
+    async def rehearse(tasks, play, processes):
         rewards = (9.0, 0.0, 1.0, 0.5)
         broken = {"error": BROKEN, "end": "error"}
         return [group(reward, seed=n, **(broken if n < failed else {})) for n, reward in enumerate(rewards)]

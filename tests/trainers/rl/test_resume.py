@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_stack import TEAM, Duel, Stack, group
+from fake_processes import TEAM, Duel, Processes, group
 
 import forge_agents as fa
 from forge_trainers.rl.pipeline import Ahead, Taken
@@ -44,7 +44,7 @@ def run(folder, *, staleness, killed_in=None, slow=()):
 
             await asyncio.gather(*(one(number) for number in only))
 
-    class Learns(Stack):
+    class Learns(Processes):
         def __init__(self):
             super().__init__()
             self.learners["team"].train_step = self.train_step
@@ -61,7 +61,7 @@ def run(folder, *, staleness, killed_in=None, slow=()):
         groups_per_step=SIZE, checkpoint_every=3, max_staleness=staleness, refills=0, keep_episodes=99
     )
     trainer = Played({"p0": TEAM, "p1": fa.Random(name="rival")}, ensemble, config, folder)
-    trainer._stack = Learns()
+    trainer._processes = Learns()
     log, first = trainer._log, max([int(p.name[5:]) for p in folder.glob("checkpoints/step-*")], default=0)
 
     done = [asyncio.Event() for _ in range(STEPS)]

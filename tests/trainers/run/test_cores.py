@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import forge_agents as fa
-from forge_trainers.run.threads import share_cores, with_threads
+from forge_trainers.run.processes import share_threads, with_threads
 
 COUNTS = st.integers(1, 9)
 
 
 @given(cores=st.integers(1, 64), engines=COUNTS, ranks=st.integers(0, 9), overlap=st.booleans())
 def test_no_more_threads_than_cores_compute_at_the_same_time(cores, engines, ranks, overlap):
-    engine, learner = share_cores(cores, engines=engines, ranks=ranks, overlap=overlap)
+    engine, learner = share_threads(cores, engines=engines, ranks=ranks, overlap=overlap)
     assert all(share is None or 1 <= share < cores for share in (engine, learner))
     engine, learner = engine or cores, learner or cores
     room = cores // 2 if overlap and ranks else cores
@@ -33,7 +33,7 @@ def test_no_more_threads_than_cores_compute_at_the_same_time(cores, engines, ran
     ],
 )
 def test_shares(settings, expected):
-    assert share_cores(8, **{"engines": 1, "ranks": 1, "overlap": False, **settings}) == expected
+    assert share_threads(8, **{"engines": 1, "ranks": 1, "overlap": False, **settings}) == expected
 
 
 def test_only_what_nobody_chose_is_divided(monkeypatch):

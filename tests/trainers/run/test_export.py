@@ -18,7 +18,7 @@ from forge_agents.errors import RunFolderError
 from forge_agents.types import EpisodeBatch
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
-from forge_trainers.run.export import export_checkpoint
+from forge_trainers.run.checkpoints import export_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import forge_agents as fa
 from forge_agents.errors import RespawnLimitError, StallError
 from forge_agents.rollout.rollout import play
 from forge_agents.runtime import mesh
-from forge_trainers.run.watchdog import LoopGuard, stalls_told
+from forge_trainers.run.supervision import Watchdog, stalls_recorded
 
 
 class Sleepy(fa.TurnEnv):
@@ -38,7 +38,7 @@ class Sleepy(fa.TurnEnv):
 
 def test_a_stall_leaves_a_file_and_the_error_names_it(tmp_path: Path) -> None:
     async def main() -> None:
-        with stalls_told(tmp_path):
+        with stalls_recorded(tmp_path):
             await mesh.with_deadline(asyncio.sleep(60), 0.01, who="team", what="a completion")
 
     for number in range(2):
@@ -51,7 +51,7 @@ def test_a_stall_leaves_a_file_and_the_error_names_it(tmp_path: Path) -> None:
 
 def test_the_end_by_too_many_deaths_is_written_as_well_and_a_mistake_is_not(tmp_path: Path) -> None:
     async def main(error: Exception) -> None:
-        with stalls_told(tmp_path):
+        with stalls_recorded(tmp_path):
             raise error
 
     with pytest.raises(RespawnLimitError, match=r"stall-0\.json"):
@@ -65,7 +65,7 @@ def test_an_environment_that_holds_the_thread_costs_its_episode_only(tmp_path: P
     before = signal.getsignal(signal.SIGUSR2)
 
     async def main() -> fa.Episode:
-        with stalls_told(tmp_path), LoopGuard(0.4):
+        with stalls_recorded(tmp_path), Watchdog(0.4):
             return await play(Sleepy(), {"only": fa.Scripted(lambda seen: "x")}, seed=0)
 
     started = time.monotonic()
@@ -80,7 +80,7 @@ def test_an_environment_that_holds_the_thread_costs_its_episode_only(tmp_path: P
 def test_a_loop_that_turns_is_left_alone() -> None:
     async def main() -> int:
         turns = 0
-        with LoopGuard(0.3):
+        with Watchdog(0.3):
             for _ in range(10):
                 await asyncio.sleep(0.1)
                 turns += 1

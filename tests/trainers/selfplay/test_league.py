@@ -203,7 +203,7 @@ class Learner:
 class League(LeaguePlay):
     """Loads no weights, and notes what it would have loaded."""
 
-    async def _load(self, name, version, stack, by):
+    async def _load(self, name, version, processes, by):
         if name != self._loaded:
             self.loads = [*getattr(self, "loads", []), name]
             self._loaded = name
@@ -220,7 +220,7 @@ def season(folder, steps, *, pool=3, resume=False):
         return await load("store")
 
     served = {"hero": "engine", "hero-opponent": "engine 2"}
-    stack = SimpleNamespace(served=served, learners={"hero": learner}, with_store=with_store)
+    processes = SimpleNamespace(served=served, learners={"hero": learner}, with_store=with_store)
     saved = sorted((folder / "checkpoints").glob("step-*")) if resume else []
     games = []
 
@@ -239,9 +239,9 @@ def season(folder, steps, *, pool=3, resume=False):
             learner.version = first
         for step in range(first, steps):
             tasks = [Task(env_id="duel", seed=100 * step + i, agents=AGENTS, number=i) for i in range(6)]
-            groups = await league.play(tasks, play, stack, step=step, refill=0)
+            groups = await league.play(tasks, play, processes, step=step, refill=0)
             learner.version += 1
-            rows.append(await league.learned(step, await judge(groups, env_reward, timeout_s=10), stack))
+            rows.append(await league.learned(step, await judge(groups, env_reward, timeout_s=10), processes))
             if (step + 1) % 4 == 0:
                 checkpoint = folder / f"checkpoints/step-{step + 1:06d}"
                 checkpoint.mkdir(parents=True)

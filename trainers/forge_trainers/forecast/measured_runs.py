@@ -22,7 +22,7 @@ from forge_trainers.forecast.simulation import Plan
 from forge_trainers.forecast.workload import Rounds, TurnShape
 from forge_trainers.losses.registry import find_loss
 from forge_trainers.records.run_folder import read_rows
-from forge_trainers.run.threads import share_cores
+from forge_trainers.run.processes import share_threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ def plan_of(
     trained = frozenset(name for name, policy in policies.items() if policy.get("trainable", True))
     engine_threads, learner_threads = engine.get("threads"), learner.get("threads")
     if math.isfinite(cores):
-        shares = share_cores(
+        shares = share_threads(
             max(1, round(cores)),
             engines=len(set(homes.values())) * engine.get("replicas", 1),
             ranks=len({homes[name] for name in trained}) * trainer["learner_procs"],

@@ -23,7 +23,7 @@ from forge_trainers.forecast.measured_runs import plan_of, read_run
 from forge_trainers.forecast.simulation import Plan, SimulatedRun
 from forge_trainers.forecast.simulation import simulate as run_steps
 from forge_trainers.forecast.stage_times import Measured, measure
-from forge_trainers.rl.config import RunConfig
+from forge_trainers.run_file import RunConfig
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -20,11 +20,11 @@ import numpy as np
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.types import Episode, EpisodeGroup, Trajectory
 from forge_trainers.offline.conversations import Demonstration, from_row, rendered, stream
-from forge_trainers.records.episode_files import EPISODES, read_episodes
+from forge_trainers.records.run_folder import EPISODES, read_episodes
 
 if TYPE_CHECKING:
+    from forge_agents.types import Reward
     from forge_trainers.offline.config import OfflineConfig, SFTConfig
-    from forge_trainers.rl.rewards import Reward
 
 Dataset: TypeAlias = "str | os.PathLike[str] | Iterable[Mapping[str, Any] | Episode | EpisodeGroup | Trajectory]"
 """A finite source of conversations: a JSONL file, the folder of a run, or any iterable, such as a Hugging Face dataset.

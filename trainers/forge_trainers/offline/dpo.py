@@ -24,8 +24,7 @@ from forge_trainers.offline.trainer import OfflineTrainer, learner_metrics
 if TYPE_CHECKING:
     import torch
 
-    from forge_agents.types import EpisodeBatch
-    from forge_trainers.rl.rewards import Reward
+    from forge_agents.types import EpisodeBatch, Reward
 
 
 class DPOTrainer(OfflineTrainer[Pair]):

@@ -27,8 +27,8 @@ from forge_trainers.offline.demonstrations import (
 )
 
 if TYPE_CHECKING:
+    from forge_agents.types import Reward
     from forge_trainers.offline.config import DPOConfig
-    from forge_trainers.rl.rewards import Reward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

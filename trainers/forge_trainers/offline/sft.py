@@ -21,7 +21,7 @@ from forge_trainers.offline.demonstrations import Dataset, Gathered, read_demons
 from forge_trainers.offline.trainer import OfflineTrainer, learner_metrics
 
 if TYPE_CHECKING:
-    from forge_trainers.rl.rewards import Reward
+    from forge_agents.types import Reward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

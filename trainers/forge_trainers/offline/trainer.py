@@ -26,14 +26,13 @@ from forge_trainers.learner.client import Learner
 from forge_trainers.losses.imitation import SFT_LOSS
 from forge_trainers.offline.config import OfflineConfig
 from forge_trainers.offline.demonstrations import Dataset, Gathered, T
-from forge_trainers.records.run_folder import RunFolder
-from forge_trainers.rl.trainer import FitResult
+from forge_trainers.records.run_folder import FitResult, RunFolder
 from forge_trainers.run.checkpoints import Checkpoints
 from forge_trainers.run.console import Display
 from forge_trainers.run.supervision import Interrupt, LoopRunner, Stopwatch
 
 if TYPE_CHECKING:
-    from forge_trainers.rl.rewards import Reward
+    from forge_agents.types import Reward
 
 _ABOUT_A_SAMPLER = ("ratio_", "clip_fraction", "correction", "corrected_fraction", "logprob_gap")
 """Beginnings of the learner's metrics that mean nothing without a sampler."""

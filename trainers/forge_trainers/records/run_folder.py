@@ -1,7 +1,7 @@
-"""What a run leaves on disk: settings, metrics, curves, sampled episodes.
+"""What a run leaves on disk: settings, metrics, curves, sampled episodes, failed batches; and how it is read back.
 
 In: a folder, metrics by step, episodes. Out: ``config.yaml``, ``metrics.jsonl``, a tracker's curves,
-``episodes.jsonl``, ``verifiers.jsonl``, ``reward.png``. Waits for nothing.
+``episodes.jsonl``, ``verifiers.jsonl``, ``ending.json``, ``reward.png``. Waits for the disk.
 """
 
 from __future__ import annotations
@@ -13,17 +13,43 @@ import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+from zipfile import BadZipFile
 
+import numpy as np
 import yaml
 
-from forge_agents.errors import RunFolderError
+from forge_agents.errors import ForgeError, RunFolderError
 from forge_agents.files import check_plain_files
-from forge_agents.types import Episode
+from forge_agents.types import Episode, EpisodeBatch, EpisodeError, Trajectory, Turn, VersionSpan
 from forge_trainers.records.plots import draw_curve
-from forge_trainers.records.trackers import Tracker, open_sink
+from forge_trainers.records.trackers import Tracker, open_tracker
 
+if TYPE_CHECKING:
+    from forge_verifiers.report.data import Snapshot
+
+EPISODES, _VERIFIERS = "episodes.jsonl", "verifiers.jsonl"
+CHECKPOINT_MARK = "experiment.json"
+"""The file that a checkpoint holds once it is complete."""
 _REWARDS = {"reward/mean": "training episodes", "eval/reward": "held-out seeds"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FitResult:
+    """What `fit` did."""
+
+    steps: int
+    """Steps of the run so far, earlier sessions included."""
+    metrics: Sequence[dict[str, Any]]
+    """One row per step, as in ``metrics.jsonl``."""
+    out_dir: Path
+    export: Path
+    """Folder with the trained model, or one subfolder per policy where several were trained."""
+    curve: Path | None
+    """``reward.png``, or of supervised fine-tuning ``loss.png``."""
+    reason: str = ""
+    """Why the run was over before its steps were done: ``solved: ...``, or ``plateau: ...`` where every episode earned
+    the highest reward that was seen and nobody knows whether more can be earned. Empty where all were done."""
 
 
 class RunFolder:
@@ -63,14 +89,14 @@ class RunFolder:
             written.replace(self.path / "config.previous.yaml")
         _write_atomically(written, text)
         try:
-            self._sink = open_sink(log_to, self.path, config)
+            self._tracker = open_tracker(log_to, self.path, config)
         except BaseException:
             self._lock.close()
             raise
 
     def rewind(self, step: int) -> None:
         """Forget what was logged at `step` and later: a resumed run logs those steps again."""
-        for name in ("metrics.jsonl", "episodes.jsonl", "verifiers.jsonl"):
+        for name in ("metrics.jsonl", EPISODES, _VERIFIERS):
             file = self.path / name
             if file.exists():
                 kept = [row for row in read_rows(file) if row["step"] < step]
@@ -81,7 +107,7 @@ class RunFolder:
         """Append one row of metrics, to ``metrics.jsonl`` and the tracker. NaN and infinity are written as null."""
         clean = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         self._append("metrics.jsonl", [{"step": step, **clean}])
-        self._sink.log(step, metrics)
+        self._tracker.log(step, metrics)
 
     def keep_episodes(
         self,
@@ -100,7 +126,7 @@ class RunFolder:
         learners = sorted(trained)
         learned = advantages or [{}] * len(episodes)
         self._append(
-            "episodes.jsonl",
+            EPISODES,
             [
                 {
                     "step": step,
@@ -122,7 +148,7 @@ class RunFolder:
         """Append what an ensemble believes of its verifiers: `reward`, or else the first among its parts, if any."""
         report = _report_of(reward)
         if report is not None:
-            self._append("verifiers.jsonl", [{"step": step, **report.row()}])
+            self._append(_VERIFIERS, [{"step": step, **report.row()}])
 
     def metrics(self) -> list[dict[str, Any]]:
         """Every row logged so far."""
@@ -161,7 +187,7 @@ class RunFolder:
 
     def close(self) -> None:
         """Release the folder."""
-        self._sink.close()
+        self._tracker.close()
         self._lock.close()
 
     def _append(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -206,3 +232,169 @@ def _write_atomically(file: Path, text: str) -> None:
     draft = file.with_name(f".{file.name}.draft")
     draft.write_text(text)
     draft.replace(file)
+
+
+def read_episodes(folder: Path) -> list[tuple[Episode, dict[str, float]]]:
+    """The episodes that a run kept, in the order they were written.
+
+    Returns:
+        Pairs of an episode and its agents' rewards, as in `RunFolder.keep_episodes`.
+
+    Raises:
+        RunFolderError: The file is missing or was not written by a run.
+    """
+    file = folder / EPISODES
+    if not file.is_file():
+        raise RunFolderError(f"{folder} holds no {EPISODES}, so it is not the folder of a run")
+    found = []
+    for number, row in enumerate(read_rows(file)):
+        try:
+            found.append((_episode(row), dict(row["rewards"])))
+        except (KeyError, TypeError, ValueError, AttributeError) as cause:
+            raise RunFolderError(f"row {number} of {file} is no episode ({type(cause).__name__}: {cause})") from cause
+    return found
+
+
+def _episode(row: Mapping[str, Any]) -> Episode:
+    return Episode(
+        env_id=row["env_id"],
+        seed=row["seed"],
+        trajectories={
+            agent: Trajectory(**{**fields, "turns": tuple(map(_turn, fields["turns"]))})
+            for agent, fields in row["trajectories"].items()
+        },
+        error=None if row["error"] is None else EpisodeError(**row["error"]),
+        end_reason=row["end_reason"],
+        duration_s=row["duration_s"],
+    )
+
+
+def _turn(fields: Mapping[str, Any]) -> Turn:
+    columns = {name: tuple(fields[name]) for name in ("prompt_ids", "response_ids", "logprobs")}
+    return Turn(**{**fields, **columns, "versions": tuple(VersionSpan(**span) for span in fields["versions"])})
+
+
+def verifier_history(folder: str | os.PathLike[str]) -> list[Snapshot]:
+    """One snapshot per logged step of a run, oldest first, at least one.
+
+    The last report carries the score rows of the newest checkpoint, where there is one.
+
+    Raises:
+        RunFolderError: The folder holds no run, a run without verifiers, or a damaged one.
+    """
+    from forge_verifiers.report.evidence import Evidence
+
+    path = Path(folder)
+    check_plain_files(path)
+    if not (path / "config.yaml").exists():
+        raise RunFolderError(f"{path} is no run folder: it has no config.yaml; give the out_dir of a training run")
+    if not (path / _VERIFIERS).exists():
+        raise RunFolderError(
+            f"the run in {path} has no verifiers: there is no {_VERIFIERS}. Training writes it where the reward is or "
+            "holds an Ensemble"
+        )
+    metrics = read_rows(path / "metrics.jsonl") if (path / "metrics.jsonl").exists() else []
+    rewards = {row["step"]: row.get("reward/mean") for row in metrics}
+    snapshots = [_snapshot(path / _VERIFIERS, row, rewards) for row in read_rows(path / _VERIFIERS)]
+    if not snapshots:
+        raise RunFolderError(f"{path / _VERIFIERS} is empty: no step of the run is finished yet; wait for the first")
+    last = snapshots[-1]
+    names = [v.name for v in last.report.verifiers]
+    state = _state_of(names, saved_reward(path / "checkpoints"))
+    if not state:
+        return snapshots
+    evidence = Evidence.from_state(state, [v.family for v in last.report.verifiers])
+    return [*snapshots[:-1], dataclasses.replace(last, report=dataclasses.replace(last.report, evidence=evidence))]
+
+
+def _state_of(names: list[str], saved: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The state of the ensemble over `names`, which may be a part of the saved reward; empty where there is none."""
+    for key, value in saved.items():
+        if (key == "names" or key.endswith("/names")) and value.tolist() == names:
+            prefix = key.removesuffix("names")
+            return {k.removeprefix(prefix): v for k, v in saved.items() if k.startswith(prefix)}
+    return {}
+
+
+def _snapshot(file: Path, row: Mapping[str, Any], rewards: Mapping[int, float | None]) -> Snapshot:
+    from forge_verifiers.report.data import EnsembleReport, Snapshot
+
+    try:
+        step, report = int(row["step"]), EnsembleReport.from_row(row)
+    except (KeyError, TypeError, ValueError) as cause:
+        raise RunFolderError(f"{file} holds something that is no report: {cause}") from cause
+    reward = rewards.get(step)
+    return Snapshot(step=step, report=report, reward=math.nan if reward is None else reward)
+
+
+def saved_reward(folder: Path) -> dict[str, np.ndarray]:
+    """What the reward had learned at the newest complete checkpoint in `folder`; empty where nothing was saved.
+
+    Raises:
+        ForgeError: It cannot be read.
+    """
+    files = sorted((mark.with_name("reward.npz") for mark in folder.glob(f"step-*/{CHECKPOINT_MARK}")), reverse=True)
+    newest = next((file for file in files if file.exists()), None)
+    if newest is None:
+        return {}
+    try:
+        return read_arrays(newest) or {}
+    except (OSError, ValueError, BadZipFile) as cause:
+        raise ForgeError(f"{newest} cannot be read ({cause}); delete that checkpoint") from cause
+
+
+def read_arrays(file: Path) -> dict[str, np.ndarray] | None:
+    """What ``np.savez`` wrote; None where there is no such file."""
+    if not file.exists():
+        return None
+    with np.load(file, allow_pickle=False) as saved:
+        return dict(saved)
+
+
+def dump_batch(batch: EpisodeBatch, file: str | os.PathLike[str], facts: Mapping[str, Any]) -> Path:
+    """Write `batch` to `file`, and `facts`, JSON-safe, beside it with the ending ``.json``.
+
+    Args:
+        file: Its folder is created; an existing file is replaced.
+
+    Returns:
+        `file`.
+    """
+    from safetensors.torch import save_file
+
+    target = Path(file)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    flat = batch.flatten_keys(".")
+    save_file({str(name): flat[name].contiguous() for name in flat.keys()}, target)  # noqa: SIM118  # no mapping
+    target.with_suffix(".json").write_text(json.dumps(dict(facts), indent=2) + "\n")
+    return target
+
+
+def load_batch(file: str | os.PathLike[str]) -> EpisodeBatch:
+    """The batch that `dump_batch` wrote, checked.
+
+    Raises:
+        RunFolderError: The file cannot be read.
+        ValueError: It holds something else.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+    from tensordict import TensorDict
+
+    from forge_trainers.batch.packing import check_batch
+
+    try:
+        flat = load_file(file)
+    except (OSError, SafetensorError) as cause:
+        raise RunFolderError(f"{os.fspath(file)} cannot be read as a batch ({cause})") from cause
+    parts: dict[str, dict[str, Any]] = {"tokens": {}, "samples": {}}
+    for name, column in flat.items():
+        part, _, key = name.partition(".")
+        parts.setdefault(part, {})[key] = column
+    sizes = {part: [len(next(iter(columns.values())))] if columns else [0] for part, columns in parts.items()}
+    batch = TensorDict(
+        {part: TensorDict(columns, batch_size=sizes[part]) for part, columns in parts.items()},
+        batch_size=[],
+    )
+    check_batch(batch)
+    return batch

@@ -37,7 +37,7 @@ def check_tracker(tracker: str) -> None:
         )
 
 
-class Sink(Protocol):
+class Curves(Protocol):
     """Takes the curves of one run."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -47,8 +47,8 @@ class Sink(Protocol):
         """Nothing more comes in this session."""
 
 
-def open_sink(tracker: Tracker, folder: Path, config: Mapping[str, Any]) -> Sink:
-    """The tracker's sink; a resumed run goes on in its own curves.
+def open_tracker(tracker: Tracker, folder: Path, config: Mapping[str, Any]) -> Curves:
+    """A run's curves in a tracker; a resumed run goes on in its own.
 
     Args:
         tracker: Where to.
@@ -147,18 +147,18 @@ class _MLflow:
 class _Forgiving:
     """A tracker whose failures cost its curves and not the run."""
 
-    def __init__(self, tracker: str, sink: Sink) -> None:
-        self._tracker, self._sink = tracker, sink
+    def __init__(self, tracker: str, curves: Curves) -> None:
+        self._tracker, self._curves = tracker, curves
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         try:
-            self._sink.log(step, metrics)
+            self._curves.log(step, metrics)
         except Exception as error:  # noqa: BLE001  # a curve is not worth a run; metrics.jsonl has it
             _log.warning("%s did not take step %d (%s: %s)", self._tracker, step, type(error).__name__, error)
 
     def close(self) -> None:
         try:
-            self._sink.close()
+            self._curves.close()
         except Exception as error:  # noqa: BLE001  # the same
             _log.warning("%s could not be closed (%s: %s)", self._tracker, type(error).__name__, error)
 

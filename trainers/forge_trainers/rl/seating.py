@@ -41,7 +41,7 @@ from forge_trainers.selfplay.matchmaking import Standings
 if TYPE_CHECKING:
     from forge_agents.weights import Publisher, WeightStore, WeightStoreRef
     from forge_trainers.rl.config import GRPOConfig
-    from forge_trainers.run.processes import Stack
+    from forge_trainers.run.processes import Processes
 
 PlayGroup: TypeAlias = Callable[[Task, Seats, Mapping[str, Served]], Coroutine[Any, Any, EpisodeGroup]]
 """Plays one group of a task with these seats and engines."""
@@ -68,12 +68,12 @@ class Lineup(Protocol):
         ...
 
     async def play(
-        self, tasks: Sequence[Task], group: PlayGroup, stack: Stack, *, step: int, refill: int
+        self, tasks: Sequence[Task], group: PlayGroup, processes: Processes, *, step: int, refill: int
     ) -> list[EpisodeGroup]:
         """The groups of a step, or of its refill."""
         ...
 
-    async def rehearse(self, tasks: Sequence[Task], group: PlayGroup, stack: Stack) -> list[EpisodeGroup]:
+    async def rehearse(self, tasks: Sequence[Task], group: PlayGroup, processes: Processes) -> list[EpisodeGroup]:
         """The groups of an evaluation."""
         ...
 
@@ -81,7 +81,7 @@ class Lineup(Protocol):
         """What the mean reward is taken over."""
         ...
 
-    async def learned(self, step: int, judged: Sequence[JudgedGroup], stack: Stack) -> dict[str, float]:
+    async def learned(self, step: int, judged: Sequence[JudgedGroup], processes: Processes) -> dict[str, float]:
         """Take note of a step that is over. Returns metrics."""
         ...
 
@@ -147,16 +147,16 @@ class SeatsPlay:
         return {}
 
     async def play(
-        self, tasks: Sequence[Task], group: PlayGroup, stack: Stack, *, step: int, refill: int
+        self, tasks: Sequence[Task], group: PlayGroup, processes: Processes, *, step: int, refill: int
     ) -> list[EpisodeGroup]:
         """As in `Lineup`."""
-        return await self.rehearse(tasks, group, stack)
+        return await self.rehearse(tasks, group, processes)
 
-    async def rehearse(self, tasks: Sequence[Task], group: PlayGroup, stack: Stack) -> list[EpisodeGroup]:
+    async def rehearse(self, tasks: Sequence[Task], group: PlayGroup, processes: Processes) -> list[EpisodeGroup]:
         """As in `Lineup`."""
         given = self._seats
         return await all_or_first_error(
-            group(task, {a: given[a] for a in task.agents} if isinstance(given, Mapping) else given, stack.served)
+            group(task, {a: given[a] for a in task.agents} if isinstance(given, Mapping) else given, processes.served)
             for task in tasks
         )
 
@@ -164,7 +164,7 @@ class SeatsPlay:
         """All seats."""
         return judged
 
-    async def learned(self, step: int, judged: Sequence[JudgedGroup], stack: Stack) -> dict[str, float]:
+    async def learned(self, step: int, judged: Sequence[JudgedGroup], processes: Processes) -> dict[str, float]:
         """Nothing changes."""
         return {}
 
@@ -217,15 +217,15 @@ class LeaguePlay:
         return {"league": self._league.settings()}
 
     async def play(
-        self, tasks: Sequence[Task], group: PlayGroup, stack: Stack, *, step: int, refill: int
+        self, tasks: Sequence[Task], group: PlayGroup, processes: Processes, *, step: int, refill: int
     ) -> list[EpisodeGroup]:
         """As in `Lineup`: opponents are drawn for the step, groups of one snapshot after those of another."""
         async with self._one_at_a_time:
             key = (self._config.seed, step, refill)
             matches = draw_matches(self.standings, self._league, tasks[0].agents, len(tasks), key=key)
-            return await self._play(tasks, matches, group, stack)
+            return await self._play(tasks, matches, group, processes)
 
-    async def rehearse(self, tasks: Sequence[Task], group: PlayGroup, stack: Stack) -> list[EpisodeGroup]:
+    async def rehearse(self, tasks: Sequence[Task], group: PlayGroup, processes: Processes) -> list[EpisodeGroup]:
         """As in `Lineup`: against the anchors, or else the start model, all of them in every environment."""
         met: Counter[str] = Counter()
         places = []
@@ -235,7 +235,7 @@ class LeaguePlay:
         async with self._one_at_a_time:
             each = evaluation_matches(self._league, tasks[0].agents, max(met.values()))
             matches = [each[place] for place in places]
-            return await self._play(tasks, matches, group, stack)
+            return await self._play(tasks, matches, group, processes)
 
     def measured(self, judged: Sequence[JudgedGroup]) -> Sequence[JudgedGroup]:
         """The policy's seats against opponents: the rewards of all seats of a zero-sum game tell nothing."""
@@ -243,12 +243,12 @@ class LeaguePlay:
         own = [(item, own_seats(item.group, name)) for item in judged]
         return [replace(item, rewards={agent: item.rewards[agent] for agent in seats}) for item, seats in own if seats]
 
-    async def learned(self, step: int, judged: Sequence[JudgedGroup], stack: Stack) -> dict[str, float]:
+    async def learned(self, step: int, judged: Sequence[JudgedGroup], processes: Processes) -> dict[str, float]:
         """Count the games, take a snapshot when it is due, write the table."""
         results = results_of((item.group for item in judged), self._league.policy.name)
         self.standings.record(results)
         if (step + 1) % self._league.snapshot_every == 0:
-            await self._snapshot(step, stack)
+            await self._snapshot(step, processes)
         league_table = {"step": step, **table(self.standings, self._league)}
         draft = self._folder / ".league.json.draft"
         draft.write_text(json.dumps(league_table, indent=2) + "\n")
@@ -283,7 +283,7 @@ class LeaguePlay:
                 raise ValueError(f"snapshot {self._snapshots / one.name} of the league is missing")
 
     async def _play(
-        self, tasks: Sequence[Task], matches: Sequence[Match], group: PlayGroup, stack: Stack
+        self, tasks: Sequence[Task], matches: Sequence[Match], group: PlayGroup, processes: Processes
     ) -> list[EpisodeGroup]:
         """Play every match, snapshot by snapshot, with the first also what needs none. Groups come in tasks' order."""
         players, policy = self._players, self._league.policy.name
@@ -292,9 +292,9 @@ class LeaguePlay:
         turns.sort(key=lambda name: name != self._loaded)  # the one that sits in the engine already goes first
         played: dict[int, EpisodeGroup] = {}
         for name in turns:
-            served = dict(stack.served)
+            served = dict(processes.served)
             if name:
-                await stack.with_store(partial(self._load, name, snapshots[name], stack))
+                await processes.with_store(partial(self._load, name, snapshots[name], processes))
                 served[name] = served[self._league.engine]
             due = [
                 (task, {agent: players[who] for agent, who in match.players(task.agents, policy).items()})
@@ -312,7 +312,7 @@ class LeaguePlay:
         past = [self._league.frozen(one.name) for one in self.standings.opponents if one.version >= 0]
         return {player.name: player for player in (policy, *self._league.anchors, *past)}
 
-    async def _load(self, name: str, version: int, stack: Stack, by: WeightStore) -> None:
+    async def _load(self, name: str, version: int, processes: Processes, by: WeightStore) -> None:
         """Put a snapshot's weights into the opponents' engine."""
         store = by.ref
         if name == self._loaded and self._store in (None, store):
@@ -330,13 +330,13 @@ class LeaguePlay:
         self._loaded = ""  # whoever breaks off here leaves it unknown
         self._loads += 1  # a version of its own: after a restart other weights may have the snapshot's name
         await self._publisher.publish(tensors, self._loads)
-        await stack.engines[self._league.engine].load_weights(self._loads, timeout_s=self._config.stage_timeout_s)
+        await processes.engines[self._league.engine].load_weights(self._loads, timeout_s=self._config.stage_timeout_s)
         self._loaded = name
         self._load_s += time.perf_counter() - started
 
-    async def _snapshot(self, step: int, stack: Stack) -> None:
+    async def _snapshot(self, step: int, processes: Processes) -> None:
         """Add the policy as it is, unless it has not changed."""
-        learner = stack.learners[self._league.policy.name]
+        learner = processes.learners[self._league.policy.name]
         if learner.version <= self.standings.latest.version:
             return
         name = self._league.snapshot_name(learner.version)

@@ -28,8 +28,8 @@ from forge_agents.rollout.rollout import Rollout
 from forge_agents.runtime.hosts import Hosts
 from forge_agents.runtime.mesh import while_it_goes_on, with_deadline
 from forge_agents.runtime.waits import all_or_first_error
-from forge_agents.types import Episode, EpisodeGroup
-from forge_trainers.records.run_folder import RunFolder
+from forge_agents.types import Episode, EpisodeGroup, Reward
+from forge_trainers.records.run_folder import FitResult, RunFolder
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.credit import Baselines
 from forge_trainers.rl.endings import Ending, Endings, most_of, nothing_played, where_it_failed
@@ -37,7 +37,6 @@ from forge_trainers.rl.pipeline import Ahead, Behind, Put, Taken
 from forge_trainers.rl.rewards import (
     JudgedGroup,
     Lessons,
-    Reward,
     env_reward,
     group_spread,
     judge,
@@ -52,31 +51,12 @@ from forge_trainers.rl.tasks import EnvLike, Source, Task
 from forge_trainers.rl.update import learn
 from forge_trainers.run.checkpoints import Checkpoints, Evidence, ProcessRandomness
 from forge_trainers.run.console import Display
-from forge_trainers.run.processes import Stack
-from forge_trainers.run.supervision import Interrupt, LoopRunner, Stopwatch
-from forge_trainers.run.watchdog import LoopGuard, stalls_told
+from forge_trainers.run.processes import Processes
+from forge_trainers.run.supervision import Interrupt, LoopRunner, Stopwatch, Watchdog, stalls_recorded
 from forge_trainers.selfplay.league import League
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class FitResult:
-    """What `fit` did."""
-
-    steps: int
-    """Steps of the run so far, earlier sessions included."""
-    metrics: Sequence[dict[str, Any]]
-    """One row per step, as in ``metrics.jsonl``."""
-    out_dir: Path
-    export: Path
-    """Folder with the trained model, or one subfolder per policy where several were trained."""
-    curve: Path | None
-    """``reward.png``, or of supervised fine-tuning ``loss.png``."""
-    reason: str = ""
-    """Why the run was over before its steps were done: ``solved: ...``, or ``plateau: ...`` where every episode earned
-    the highest reward that was seen and nobody knows whether more can be earned. Empty where all were done."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +106,7 @@ class GRPOTrainer:
         self._hosts = mesh or Hosts()
         self._lineup = lineup_of(policies, self.config, self.out_dir)
         self._loop = LoopRunner(self._stop)
-        self._stack: Stack | None = None
+        self._processes: Processes | None = None
         self._live = asyncio.Semaphore(self.config.max_live_episodes)
         self._weights, self._synced = Behind(), True
         self._evidence, self._taken = Evidence(self.reward), Taken()
@@ -202,12 +182,12 @@ class GRPOTrainer:
 
     async def _fit(self, source: Source, steps: int) -> FitResult:
         run = RunFolder(self.out_dir, self._settings(source), log_to=self.config.log_to)
-        with contextlib.closing(run), stalls_told(self.out_dir):
+        with contextlib.closing(run), stalls_recorded(self.out_dir):
             while True:
                 try:
                     return await self._session(source, steps, run)
                 except (ActorDiedError, StallError) as error:
-                    if self._stack is None or not await self._stack.bury_learners(error):
+                    if self._processes is None or not await self._processes.stop_learners_after(error):
                         raise
                     self._next_step = None  # the newest checkpoint says where to go on
 
@@ -219,30 +199,31 @@ class GRPOTrainer:
             kept.begin()
         ahead = self._ahead(source, steps, run)
         try:
-            stack = await self._started(source, learn=True)
+            processes = await self._started(source, learn=True)
             first = self._next_step or 0
-            await all_or_first_error(learner.set_total_steps(steps) for learner in stack.learners.values())
+            await all_or_first_error(learner.set_total_steps(steps) for learner in processes.learners.values())
             run.rewind(first)
-            guard = LoopGuard(self.config.block_timeout_s)
-            with Display("train", steps, first, stack.learners) as display, Interrupt(display.say) as interrupt, guard:
-                self._tell_roles(display.say, source, stack)
+            watchdog = Watchdog(self.config.block_timeout_s)
+            display = Display("train", steps, first, processes.learners)
+            with display, Interrupt(display.say) as interrupt, watchdog:
+                self._tell_roles(display.say, source, processes)
                 for step in range(first, steps):
-                    watch = Stopwatch(stack.busy_s)
+                    watch = Stopwatch(processes.busy_s)
                     batch = ahead.batch(step)
-                    playing = stack.unless_a_learner_dies(batch.collected)
+                    playing = processes.unless_a_learner_dies(batch.collected)
                     await self._while_played(playing, f"collection of step {step}")
                     watch.lap("collect")
-                    items = await stack.unless_a_learner_dies(batch.judged)
-                    lessons = self._lessons(items, stack, self._baselines)
+                    items = await processes.unless_a_learner_dies(batch.judged)
+                    lessons = self._lessons(items, processes, self._baselines)
                     watch.lap("judge")
-                    metrics = summarise(self._lineup.measured(items), stack.learners) | group_spread(items, size)
+                    metrics = summarise(self._lineup.measured(items), processes.learners) | group_spread(items, size)
                     metrics |= await self._learned(step, lessons, watch)
-                    ending = self._endings.after(step, items, lessons, stack.learners, self._tops(source))
-                    metrics |= await self._lineup.learned(step, items, stack)
+                    ending = self._endings.after(step, items, lessons, processes.learners, self._tops(source))
+                    metrics |= await self._lineup.learned(step, items, processes)
                     metrics |= watch.times | rates([item.group for item in items], watch.total_s)
                     over = ending is not None or step + 1 == steps
                     if ending is None or ending.well:
-                        metrics |= await stack.unless_a_learner_dies(self._evaluation(source, step, over))
+                        metrics |= await processes.unless_a_learner_dies(self._evaluation(source, step, over))
                     self._log(run, step, items, lessons, metrics)
                     display.step(step, metrics)
                     last = over or interrupt.asked
@@ -277,9 +258,9 @@ class GRPOTrainer:
 
         return Ahead(collected, judged, staleness=staleness, steps=steps, size=size, taken=self._taken)
 
-    def _lessons(self, items: Sequence[JudgedGroup], stack: Stack, baselines: Baselines) -> Lessons:
+    def _lessons(self, items: Sequence[JudgedGroup], processes: Processes, baselines: Baselines) -> Lessons:
         rule, size_of = self.config.credit_rule, self.config.size_of
-        return lessons_from(items, rule, stack.learners.keys(), baselines, room=stack.room, size_of=size_of)
+        return lessons_from(items, rule, processes.learners.keys(), baselines, room=processes.room, size_of=size_of)
 
     async def _learned(self, step: int, lessons: Lessons, watch: Stopwatch) -> dict[str, float]:
         """Learn, and send the weights on their way."""
@@ -441,31 +422,31 @@ class GRPOTrainer:
 
         return play
 
-    async def _started(self, source: Source, *, learn: bool) -> Stack:
-        """The running stack; where `out_dir` holds a run, with its weights.
+    async def _started(self, source: Source, *, learn: bool) -> Processes:
+        """The running processes; where `out_dir` holds a run, with its weights.
 
         Learners start when something is learned, or has been.
         """
         policies = self._models(source, part=not learn)
         if learn and not any(policy.trainable for policy in policies.values()):
             raise ValueError("no seat holds a trainable policy; give at least one fa.Policy(..., trainable=True)")
-        if self._stack is None:
-            self._stack = await Stack.start(policies, self.config, folder=self.out_dir, hosts=self._hosts)
+        if self._processes is None:
+            self._processes = await Processes.start(policies, self.config, folder=self.out_dir, hosts=self._hosts)
         if self._next_step is None and (learn or self._checkpoints.any()):
-            await self._stack.start_learners()
-            self._next_step = await self._checkpoints.restore(self._stack.learners)
-            if self._next_step or self._stack.faults.all:  # engines may be ahead of a learner that died
+            await self._processes.start_learners()
+            self._next_step = await self._checkpoints.restore(self._processes.learners)
+            if self._next_step or self._processes.faults.all:  # engines may be ahead of a learner that died
                 self._synced = False
         if not self._synced:
             await self._sync()
             self._synced = True
-        return self._stack
+        return self._processes
 
     @property
-    def _running(self) -> Stack:
-        if self._stack is None:
+    def _running(self) -> Processes:
+        if self._processes is None:
             raise NotReadyError("nothing is running yet; call fit or evaluate first")
-        return self._stack
+        return self._processes
 
     def _models(self, source: Source, *, part: bool = False) -> dict[str, Policy]:
         declared = self._lineup.declared(source.seats, part=part)
@@ -481,11 +462,11 @@ class GRPOTrainer:
             "trainer": dataclasses.asdict(self.config),
         }
 
-    def _tell_roles(self, say: Callable[[str], None], source: Source, stack: Stack) -> None:
+    def _tell_roles(self, say: Callable[[str], None], source: Source, processes: Processes) -> None:
         """Say who plays which seats, and which of them share a learner; from here on lines go to `say`."""
         self._say = say
         for name, agents in self._lineup.roles(source.seats).items():
-            learner = stack.learners.get(name)
+            learner = processes.learners.get(name)
             told = "is not trained" if learner is None else f"is trained by {learner.name}"
             say(f"{', '.join(agents)}: policy {name} {told}")
 
@@ -518,6 +499,6 @@ class GRPOTrainer:
         )
 
     async def _stop(self) -> None:
-        if self._stack is not None:
-            stack, self._stack = self._stack, None
-            await stack.stop()
+        if self._processes is not None:
+            processes, self._processes = self._processes, None
+            await processes.stop()

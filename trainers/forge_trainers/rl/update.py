@@ -17,7 +17,7 @@ import numpy as np
 from forge_agents.errors import DivergedError, ForgeError, MismatchError
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.types import EpisodeBatch
-from forge_trainers.records.batch_files import dump_batch
+from forge_trainers.records.run_folder import dump_batch
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.rewards import Lessons
 

@@ -1,7 +1,7 @@
-"""Checkpoints of a whole experiment: every learner, whatever else has learned, and the step to continue from.
+"""Checkpoints of a whole run: every learner, whatever else has learned, and the step to continue from; their export.
 
-In: learners and parts with a state. Out: folders ``step-NNNNNN``, complete once they hold ``experiment.json``. Waits
-for the learners; training goes on while files are written.
+In: learners and parts with a state. Out: folders ``step-NNNNNN``, complete once they hold ``experiment.json``, and
+models that others load. Waits for the learners and the disk; training goes on while files are written.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import math
 import os
 import random
 import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
@@ -21,19 +22,22 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from zipfile import BadZipFile
 
 import numpy as np
+import yaml
 
 from forge_agents.errors import ActorDiedError, ForgeError, RunFolderError, StallError
 from forge_agents.files import check_plain_files
+from forge_agents.models import resolve as models
+from forge_agents.policy import LoRA
 from forge_agents.runtime.mesh import with_deadline
 from forge_agents.runtime.waits import all_or_first_error
 from forge_trainers.learner.checksums import CHUNK_BYTES, Sums, damaged
+from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.records.run_folder import CHECKPOINT_MARK, read_arrays
 
 if TYPE_CHECKING:
     from forge_trainers.learner.client import Learner
 
 _log = logging.getLogger(__name__)
-_MARK = "experiment.json"
-_REWARD = "reward"
 
 
 @runtime_checkable
@@ -63,15 +67,15 @@ class _Mark:
     def read(cls, folder: Path) -> _Mark:
         """Raises ValueError where the file does not say what it should."""
         check_plain_files(folder)
-        found = json.loads((folder / _MARK).read_text())
+        found = json.loads((folder / CHECKPOINT_MARK).read_text())
         try:
             mark = cls(**{**found, "step": int(found["step"]), "policies": [str(name) for name in found["policies"]]})
             odd = [name for name in (*mark.policies, *mark.files) if not _stays(name)]  # both are opened below
             math.isfinite(mark.score or 0.0)
         except (KeyError, TypeError, RecursionError) as cause:
-            raise ValueError(f"{_MARK} is damaged: {cause!r}") from cause
+            raise ValueError(f"{CHECKPOINT_MARK} is damaged: {cause!r}") from cause
         if odd:
-            raise ValueError(f"{_MARK} is damaged: {odd[0][:80]!r} does not stay in the folder")
+            raise ValueError(f"{CHECKPOINT_MARK} is damaged: {odd[0][:80]!r} does not stay in the folder")
         return mark
 
 
@@ -193,7 +197,7 @@ class Checkpoints:
 
     def complete(self) -> list[Path]:
         """Complete checkpoints, newest first."""
-        return sorted((mark.parent for mark in self._folder.glob(f"step-*/{_MARK}")), reverse=True)
+        return sorted((mark.parent for mark in self._folder.glob(f"step-*/{CHECKPOINT_MARK}")), reverse=True)
 
     def policies(self, folder: Path) -> list[str]:
         """Names of the learners in a checkpoint; each has a folder there.
@@ -331,7 +335,7 @@ class Checkpoints:
             ) from cause
 
     async def _load(self, folder: Path, learners: Mapping[str, Learner]) -> None:
-        states = {name: _arrays(folder / f"{name}.npz") for name in self._parts}
+        states = {name: read_arrays(folder / f"{name}.npz") for name in self._parts}
         await all_or_first_error(
             learner.load(folder / name, timeout_s=self._timeout_s) for name, learner in learners.items()
         )
@@ -356,33 +360,9 @@ class Checkpoints:
         return found
 
 
-def saved_reward(folder: Path) -> dict[str, np.ndarray]:
-    """What the reward had learned at the newest complete checkpoint in `folder`; empty where nothing was saved.
-
-    Raises:
-        ForgeError: It cannot be read.
-    """
-    files = sorted((mark.with_name(f"{_REWARD}.npz") for mark in folder.glob(f"step-*/{_MARK}")), reverse=True)
-    newest = next((file for file in files if file.exists()), None)
-    if newest is None:
-        return {}
-    try:
-        return _arrays(newest) or {}
-    except (OSError, ValueError, BadZipFile) as cause:
-        raise ForgeError(f"{newest} cannot be read ({cause}); delete that checkpoint") from cause
-
-
-def _arrays(file: Path) -> dict[str, np.ndarray] | None:
-    """What ``np.savez`` wrote; None where there is no such file."""
-    if not file.exists():
-        return None
-    with np.load(file, allow_pickle=False) as saved:
-        return dict(saved)
-
-
 def _put_in_place(draft: Path, final: Path, mark: _Mark) -> None:
     """Give a draft its mark and its name; a power cut leaves the whole of it or no mark."""
-    with (draft / _MARK).open("w") as file:
+    with (draft / CHECKPOINT_MARK).open("w") as file:
         json.dump(asdict(mark), file)
         file.flush()
         os.fsync(file.fileno())
@@ -400,7 +380,7 @@ def _checked(folder: Path) -> _Mark:
     try:
         wrong = damaged(folder, mark.files, chunk_bytes=mark.chunk_bytes)
     except TypeError as cause:
-        raise ValueError(f"{_MARK} is damaged: {cause!r}") from cause
+        raise ValueError(f"{CHECKPOINT_MARK} is damaged: {cause!r}") from cause
     if wrong:
         raise ValueError(wrong)
     return mark
@@ -432,3 +412,74 @@ def _free_name(path: Path) -> Path:
         number += 1
         taken = path.with_name(f"{path.name}.{number}")
     return Path(taken)
+
+
+def export_checkpoint(
+    run: str | os.PathLike[str], *, checkpoint: str = "best", out: str | os.PathLike[str] | None = None
+) -> Path:
+    """Write the weights of one checkpoint in Hugging Face format, without engines and without the run's ranks.
+
+    Args:
+        run: The folder of a training: what `GRPOTrainer`, `SFTTrainer` or `DPOTrainer` had as ``out_dir``.
+        checkpoint: "best", of the highest held-out reward (the newest where none was measured); "newest"; or the name
+            of one, such as "step-000020".
+        out: The new folder; None is ``RUN/export-step-NNNNNN``.
+
+    Returns:
+        The folder: a model, or a subfolder for each policy where several were trained.
+
+    Raises:
+        RunFolderError: There is no such run or checkpoint, it is damaged, or `out` exists.
+    """
+    from forge_trainers.learner.core import LearnerCore
+
+    folder = Path(run)
+    check_plain_files(folder)
+    policies, kept = _policies(folder), Checkpoints(folder / "checkpoints", keep=1)
+    chosen = _chosen(kept, checkpoint, folder)
+    target = Path(out) if out else folder / f"export-{chosen.name}"
+    if target.exists():
+        raise RunFolderError(f"{target} is there already; name another folder with --out, or remove it")
+    names = kept.policies(chosen)
+    for name in names:
+        with tempfile.TemporaryDirectory() as dump:
+            core = LearnerCore(_config(name, policies, dump))
+            core.load(chosen / name)
+            core.export(target if len(names) == 1 else target / name)
+    return target
+
+
+def _policies(folder: Path) -> Mapping[str, Any]:
+    """Settings of the run's policies, by name."""
+    file = folder / "config.yaml"
+    try:
+        settings = yaml.safe_load(file.read_text())
+        found: Mapping[str, Any] = settings.get("policies") or {settings["policy"]["name"]: settings["policy"]}
+    except OSError as cause:
+        raise RunFolderError(f"{file} cannot be read ({cause}); give the folder of a training run") from cause
+    except (yaml.YAMLError, AttributeError, KeyError, TypeError) as cause:
+        raise RunFolderError(f"{file} names no policies ({cause!r}); give the folder of a training run") from cause
+    return found
+
+
+def _chosen(kept: Checkpoints, which: str, folder: Path) -> Path:
+    complete = {one.name: one for one in kept.complete()}
+    if not complete:
+        raise RunFolderError(f"{folder} holds no complete checkpoint; `checkpoint_every` says how often one is written")
+    newest = next(iter(complete.values()))
+    found = {"best": kept.best() or newest, "newest": newest, **complete}
+    if which not in found:
+        raise RunFolderError(f"{folder} has no checkpoint {which!r}; there are {', '.join(found)}")
+    return found[which]
+
+
+def _config(name: str, policies: Mapping[str, Any], dump: str) -> LearnerConfig:
+    """What is needed to hold the weights; how they were learned does not matter any more."""
+    try:
+        policy = policies[name]
+        adapter = policy.get("lora")
+        lora = None if adapter is None else LoRA(**adapter)
+        model = str(models.resolve(policy["model"]))
+    except (KeyError, TypeError, AttributeError) as cause:
+        raise RunFolderError(f"config.yaml says nothing of the policy {name!r} in the checkpoint: {cause!r}") from cause
+    return LearnerConfig(model=model, lora=lora, dump_folder=dump)

@@ -1,4 +1,4 @@
-"""The processes of one experiment: the weight store, engines per model policy, a learner per trainable one.
+"""The processes of one run: the weight store, engines per model policy, a learner per trainable one.
 
 In: policies and settings. Out: running actors that know each other, and others in place of those that died. Waits for
 every start, each with a deadline.
@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from forge_agents.errors import ActorDiedError, RespawnLimitError, StallError
 from forge_agents.models import resolve as models
@@ -25,22 +26,59 @@ from forge_agents.runtime.faults import Fault, Faults
 from forge_agents.runtime.hosts import Hosts
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.serving import Replicas
+from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.fleet import start_engines
 from forge_agents.serving.replicas import Adapted
 from forge_agents.weights import WeightStore
 from forge_trainers.learner.client import Learner, LearnerConfig
-from forge_trainers.run.threads import with_threads
-
-if TYPE_CHECKING:
-    from forge_trainers.rl.config import GRPOConfig
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _STORE = "weights"
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProcessConfig:
+    """What the processes of a run need to know."""
+
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    """Optimiser, loss and precision."""
+    learner_procs: int = 1
+    """Processes of each learner; more than one shards it."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    """How models are served."""
+    max_staleness: int = 0
+    """Weight versions a sample may lie behind the learner that eats it. 0 waits for each update; 1 collects and judges
+    the next step while the learner works; from 2 on slow groups may also come a step late."""
+    seed: int = 0
+    """Of environments, sampling and initialisation. Training seeds lie below 2**31, held-out seeds above."""
+    start_timeout_s: float = 600.0
+    """Deadline for engines and learners to start."""
+    stage_timeout_s: float = 1800.0
+    """Deadline of each stage of a step: judging, learning, weight return; of collecting, the longest time without an
+    answer of an engine, so that many long episodes may take longer."""
+    silence_s: float = 60.0
+    """Seconds after which an engine, a learner or the weight store that says nothing counts as dead."""
+    max_respawns: int = 8
+    """Dead processes that a session may replace; one more death, or two at one place, end it with
+    `RespawnLimitError`."""
+
+    def __post_init__(self) -> None:
+        if self.learner_procs < 1:
+            raise ValueError(f"learner_procs={self.learner_procs} must be at least 1")
+        for name in ("max_staleness", "max_respawns"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
+        for name in ("start_timeout_s", "stage_timeout_s", "silence_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be positive: every wait has a deadline")
+
+
+C = TypeVar("C", bound=ProcessConfig)
+
+
 @dataclass(slots=True, kw_only=True)
-class Stack:
+class Processes:
     """Running actors, by policy name.
 
     Engines that die are replaced by `Replicas`, the store here: learners publish to the new one what they hold. Lost
@@ -48,7 +86,7 @@ class Stack:
     """
 
     policies: Mapping[str, Policy]
-    config: GRPOConfig
+    config: ProcessConfig
     folder: Path
     """Where learners put what they dump."""
     store: WeightStore
@@ -62,29 +100,31 @@ class Stack:
     renderers: Mapping[str, Renderer]
     learners: dict[str, Learner] = field(default_factory=dict)
     """Empty until `start_learners`, and again once one was lost."""
-    _mourned: list[Fault] = field(default_factory=list)
+    _lost: list[Fault] = field(default_factory=list)
     _mending: asyncio.Lock = field(default_factory=asyncio.Lock)
     _mends: set[asyncio.Task[None]] = field(default_factory=set)
     _store_watch: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(
-        cls, policies: Mapping[str, Policy], config: GRPOConfig, *, folder: Path, hosts: Hosts | None = None
-    ) -> Stack:
+        cls, policies: Mapping[str, Policy], config: ProcessConfig, *, folder: Path, hosts: Hosts | None = None
+    ) -> Processes:
         """Start the hosts, the store and the engines; whatever fails to start stops the rest."""
         paths = {name: models.resolve(policy.model) for name, policy in policies.items()}
-        renderers = {name: Renderer.of(path) for name, path in paths.items()}
         homes = _homes(policies, paths)
         adapters: dict[str, dict[str, LoRA]] = {home: {} for home in homes.values()}
         for name, policy in policies.items():
             if policy.lora is not None:
                 adapters[homes[name]][name] = policy.lora
         faults = Faults(max_respawns=config.max_respawns, file=folder / "faults.jsonl")
-        hosts = hosts or Hosts()
+        hosts, trained = hosts or Hosts(), [name for name, policy in policies.items() if policy.trainable]
         if hosts.kind == "local":
-            learners = {_shared_by(name, policy, paths[name]) for name, policy in policies.items() if policy.trainable}
-            config = with_threads(config, engines=len(adapters), learners=len(learners))
-        await _launch(hosts, policies, config, engines=len(adapters), paths=(*paths.values(), folder))
+            shared = {_shared_by(name, policies[name], paths[name]) for name in trained}
+            config = with_threads(config, engines=len(adapters), learners=len(shared))
+        hosts.check_processes("engines", len(adapters) * config.engine.replicas)
+        hosts.check_processes("learner", len(trained) * config.learner_procs, each=config.learner_procs)
+        folder.mkdir(parents=True, exist_ok=True)
+        await mesh.launch_hosts(hosts, paths=(*paths.values(), folder))
         try:
             store = await _start_store(config, faults)
             engines = await start_engines(
@@ -103,7 +143,7 @@ class Stack:
         except BaseException:
             await mesh.shutdown_all()
             raise
-        stack = cls(
+        started = cls(
             policies=policies,
             config=config,
             folder=folder,
@@ -112,11 +152,11 @@ class Stack:
             homes=homes,
             faults=faults,
             hosts=hosts,
-            renderers=renderers,
+            renderers={name: Renderer.of(path) for name, path in paths.items()},
         )
-        stack._store_watch = asyncio.ensure_future(stack._watch_store())
-        _waits.report("run", stack.picture)
-        return stack
+        started._store_watch = asyncio.ensure_future(started._watch_store())
+        _waits.report("run", started.picture)
+        return started
 
     def busy_s(self) -> dict[str, float]:
         """Seconds in which engines and learners had something to do, each the mean over all of them."""
@@ -137,10 +177,14 @@ class Stack:
             if policy.trainable and name not in self.learners:
                 settings = self._learner_settings(name)
                 together.setdefault(_shared_by(name, policy, Path(settings.model)), {})[name] = settings
-        for started in await mesh.start_all(map(self._start_learners, together.values()), _stop_learners):
+
+        async def stop(those: Mapping[str, Learner]) -> None:
+            await next(iter(those.values())).stop()  # they share their processes
+
+        for started in await mesh.start_all(map(self._start_learners, together.values()), stop):
             self.learners.update(started)
-        while self._mourned:
-            self.faults.recovered(self._mourned.pop())
+        while self._lost:
+            self.faults.recovered(self._lost.pop())
 
     @property
     def room(self) -> dict[str, int]:
@@ -160,7 +204,7 @@ class Stack:
             for one in (task, *ends):
                 one.cancel()
 
-    async def bury_learners(self, error: ActorDiedError | StallError) -> bool:
+    async def stop_learners_after(self, error: ActorDiedError | StallError) -> bool:
         """Stop every learner where `error` is the end of one: the others are ahead of its checkpoint.
 
         Returns:
@@ -171,7 +215,7 @@ class Stack:
         """
         if error.who not in {learner.name for learner in self.learners.values()}:
             return False
-        self._mourned.append(self.faults.noticed(error.who, error))
+        self._lost.append(self.faults.noticed(error.who, error))
         learners = tuple(self.learners.values())
         self.learners.clear()
         await asyncio.gather(*(learner.stop() for learner in learners))
@@ -309,27 +353,11 @@ class Stack:
         await mesh.end_hosts(self.hosts)
 
 
-async def _launch(
-    hosts: Hosts, policies: Mapping[str, Policy], config: GRPOConfig, *, engines: int, paths: Sequence[Path]
-) -> None:
-    """Bring the hosts up, once it is certain that the run fits them."""
-    learners = sum(policy.trainable for policy in policies.values())
-    hosts.check_processes("engines", engines * config.engine.replicas)
-    hosts.check_processes("learner", learners * config.learner_procs, each=config.learner_procs)
-    paths[-1].mkdir(parents=True, exist_ok=True)
-    await mesh.launch_hosts(hosts, paths=paths)
-
-
-async def _start_store(config: GRPOConfig, faults: Faults) -> WeightStore:
+async def _start_store(config: ProcessConfig, faults: Faults) -> WeightStore:
     def start() -> Coroutine[Any, Any, WeightStore]:
         return WeightStore.start(name=_STORE, silence_s=config.silence_s, timeout_s=config.start_timeout_s)
 
     return await faults.outlive(_STORE, start)
-
-
-async def _stop_learners(learners: Mapping[str, Learner]) -> None:
-    """End learners that share their processes."""
-    await next(iter(learners.values())).stop()
 
 
 def _shared_by(name: str, policy: Policy, path: Path) -> object:
@@ -343,3 +371,43 @@ def _homes(policies: Mapping[str, Policy], paths: Mapping[str, Path]) -> dict[st
     return {
         name: name if policy.lora is None else first.setdefault(paths[name], name) for name, policy in policies.items()
     }
+
+
+def share_threads(cores: int, *, engines: int, ranks: int, overlap: bool) -> tuple[int | None, int | None]:
+    """Threads of each engine and of each rank of a learner, at least 1, so that no more compute than there are cores.
+
+    None is for what has all cores for itself.
+
+    Args:
+        cores: Of the host.
+        engines: All replicas of all engines; 0 where no model plays.
+        ranks: All ranks of all learners; 0 where nothing learns.
+        overlap: Engines compute while learners do.
+    """
+    half = cores // 2
+    for_engines, for_learners = (half, cores - half) if overlap and ranks else (cores, cores)
+    shares = max(1, for_engines // max(1, engines)), max(1, for_learners // max(1, ranks))
+    return shares[0] if shares[0] < cores else None, shares[1] if shares[1] < cores else None
+
+
+def with_threads(config: C, *, engines: int, learners: int) -> C:
+    """`config` with threads where nobody chose them.
+
+    Without an accelerator all that compute at the same time divide the cores. What has them for itself is left to its
+    library.
+    """
+    import torch
+
+    if torch.accelerator.is_available():
+        return config
+    engine, learner = share_threads(
+        len(os.sched_getaffinity(0)),
+        engines=engines * config.engine.replicas,
+        ranks=learners * config.learner_procs,
+        overlap=config.max_staleness > 0,
+    )
+    return replace(
+        config,
+        engine=replace(config.engine, threads=config.engine.threads or engine),
+        learner=replace(config.learner, threads=config.learner.threads or learner),
+    )

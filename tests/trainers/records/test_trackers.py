@@ -8,7 +8,7 @@ import pytest
 
 from forge_agents.errors import MissingExtraError
 from forge_trainers.offline.config import SFTConfig
-from forge_trainers.records import trackers as sinks
+from forge_trainers.records import trackers
 from forge_trainers.records.run_folder import RunFolder
 from forge_trainers.rl.config import GRPOConfig
 
@@ -102,9 +102,9 @@ def test_mlflow_gets_parameters_once_and_finite_metrics_by_step(monkeypatch, tmp
     folder = tmp_path / "duel"
     folder.mkdir()
     for step in range(2):
-        sink = sinks.open_sink("mlflow", folder, {"trainer": {"learner": {"lr": 1e-5}}, "env": ["a"]})
-        sink.log(step, {"reward/mean": 0.25, "kl": float("nan")})
-        sink.close()
+        curves = trackers.open_tracker("mlflow", folder, {"trainer": {"learner": {"lr": 1e-5}}, "env": ["a"]})
+        curves.log(step, {"reward/mean": 0.25, "kl": float("nan")})
+        curves.close()
     assert calls == [
         ("experiment", "forge-agents"),
         ("run", "7", "duel"),
@@ -118,7 +118,7 @@ def test_mlflow_gets_parameters_once_and_finite_metrics_by_step(monkeypatch, tmp
 
 
 def test_a_tracker_that_is_not_installed_names_its_extra_before_anything_starts(monkeypatch, tmp_path):
-    monkeypatch.setattr(sinks.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
     told = r"log_to=mlflow needs a package: pip install 'forge-agents-rl\[mlflow\]'"
     with pytest.raises(MissingExtraError, match=told):
         RunFolder(tmp_path, {}, log_to="mlflow")

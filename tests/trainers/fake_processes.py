@@ -1,4 +1,4 @@
-"""A trainer's stack without processes, and groups to learn from."""
+"""Stand-ins for a run's processes, and groups to learn from."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ class Learner:
         folder.mkdir(parents=True, exist_ok=True)
 
 
-class Stack:
-    """A stack without processes."""
+class Processes:
+    """A run's processes, without any."""
 
     room: ClassVar = {}
     answers = 0
@@ -88,7 +88,7 @@ class Stack:
     async def sync(self, published):
         published()
 
-    async def bury_learners(self, error):
+    async def stop_learners_after(self, error):
         return False
 
     async def stop(self):

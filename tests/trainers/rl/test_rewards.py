@@ -12,10 +12,9 @@ from forge_agents.policy import Policy
 from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory, Turn, VersionSpan
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
-from forge_trainers.rl.columns import Columns
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.credit import Baselines, Credit
-from forge_trainers.rl.rewards import EnvTurnReward, env_reward, judge, lessons_from, mean_and_ci, summarise
+from forge_trainers.rl.rewards import Columns, EnvTurnReward, env_reward, judge, lessons_from, mean_and_ci, summarise
 from forge_trainers.rl.trainer import EvalResult, GRPOTrainer
 
 

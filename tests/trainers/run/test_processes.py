@@ -9,11 +9,11 @@ import pytest
 from forge_agents.errors import ActorDiedError, StallError
 from forge_agents.policy import Policy
 from forge_trainers.learner.config import LearnerConfig
-from forge_trainers.run.processes import Stack
+from forge_trainers.run.processes import Processes
 
 
 class Stores:
-    """What `Stack.with_store` uses of a stack: stores "weights", each mended by the next."""
+    """What `Processes.with_store` uses: stores "weights", each mended by the next."""
 
     def __init__(self):
         self.mended = []
@@ -30,11 +30,11 @@ class Stores:
             self.store = self._fresh()
             await asyncio.sleep(0.02)
 
-    _mend_store = Stack._mend_store
+    _mend_store = Processes._mend_store
 
 
 def test_work_is_done_again_with_the_store_that_takes_a_dead_ones_place():
-    stack, seen = Stores(), []
+    processes, seen = Stores(), []
 
     async def work(store):
         seen.append(store.number)
@@ -44,50 +44,50 @@ def test_work_is_done_again_with_the_store_that_takes_a_dead_ones_place():
             raise StallError("weights did not answer", "weights")
         return "loaded"
 
-    assert asyncio.run(Stack.with_store(stack, work)) == "loaded"
-    assert seen == [0, 1, 2] and [*map(str, stack.mended)] == ["weights died during put", "weights did not answer"]
+    assert asyncio.run(Processes.with_store(processes, work)) == "loaded"
+    assert seen == [0, 1, 2] and [*map(str, processes.mended)] == ["weights died during put", "weights did not answer"]
 
 
 def test_another_ones_death_is_not_the_stores():
-    stack = Stores()
+    processes = Stores()
 
     async def work(store):
         raise ActorDiedError("hero-opponent died", "hero-opponent")
 
     with pytest.raises(ActorDiedError, match="hero-opponent died"):
-        asyncio.run(Stack.with_store(stack, work))
-    assert stack.mended == []
+        asyncio.run(Processes.with_store(processes, work))
+    assert processes.mended == []
 
 
 def test_whoever_stops_waiting_for_a_new_store_does_not_stop_it_and_the_next_waits_until_all_know_it():
     async def main():
-        stack = Stores()
+        processes = Stores()
 
         async def work(store):
             if store.number == 0:
                 raise ActorDiedError("weights died during put", "weights")
-            assert not stack._mending.locked()
+            assert not processes._mending.locked()
             return store.number
 
-        first = asyncio.ensure_future(Stack.with_store(stack, work))
+        first = asyncio.ensure_future(Processes.with_store(processes, work))
         await asyncio.sleep(0.01)
         first.cancel()
-        assert await Stack.with_store(stack, work) == 1
-        assert [*map(str, stack.mended)] == ["weights died during put"]
+        assert await Processes.with_store(processes, work) == 1
+        assert [*map(str, processes.mended)] == ["weights died during put"]
 
     asyncio.run(main())
 
 
 class Starting:
-    """What `Stack.start_learners` uses of a stack: engines with a context, and learners that are only noted."""
+    """What `Processes.start_learners` uses: engines with a context, and learners that are only noted."""
 
-    start_learners, _learner_settings = Stack.start_learners, Stack._learner_settings
+    start_learners, _learner_settings = Processes.start_learners, Processes._learner_settings
 
     def __init__(self, context=8192, **settings):
         self.config = SimpleNamespace(learner=LearnerConfig(**settings), seed=0)
         self.policies = {"hero": Policy("hero"), "rival": Policy("rival")}
         self.store = SimpleNamespace(pulse=SimpleNamespace(error=None))
-        self.folder, self.learners, self._mourned, self._context = Path("run"), {}, [], context
+        self.folder, self.learners, self._lost, self._context = Path("run"), {}, [], context
 
     def _engine(self, name):
         return SimpleNamespace(max_model_len=self._context)
@@ -132,17 +132,17 @@ def test_a_learner_that_started_beside_one_that_failed_is_stopped(monkeypatch, f
                 raise
 
     for kind in (Failing, Early):
-        stack = kind()
+        processes = kind()
         with pytest.raises(ValueError, match=f"{failing}-learner has no model"):
-            asyncio.run(stack.start_learners())
-        assert stack.learners == {}
+            asyncio.run(processes.start_learners())
+        assert processes.learners == {}
     assert all(learner.stopped for learner in started) and len(cancelled) == 1
 
 
 @pytest.mark.parametrize(("limit", "taken"), [(None, 8192), (1024, 1024), (9000, 9000)])
 def test_learners_take_what_their_engine_holds(monkeypatch, caplog, limit, taken):
     monkeypatch.setattr("forge_trainers.run.processes.models.resolve", Path)
-    stack = Starting(8192, max_sample_tokens=limit)
-    asyncio.run(stack.start_learners())
-    assert [settings.max_sample_tokens for settings in stack.learners.values()] == [taken, taken]
+    processes = Starting(8192, max_sample_tokens=limit)
+    asyncio.run(processes.start_learners())
+    assert [settings.max_sample_tokens for settings in processes.learners.values()] == [taken, taken]
     assert ("up to 8192 tokens, learner.max_sample_tokens=1024" in caplog.text) == (limit == 1024)

@@ -19,7 +19,7 @@ from forge_trainers.batch.packing import Sample
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
 from forge_trainers.learner.measures import peak_flops, ratio_quantiles
-from forge_trainers.records.batch_files import dump_batch, load_batch
+from forge_trainers.records.run_folder import dump_batch, load_batch
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.rewards import Lessons
 from forge_trainers.rl.update import check_gap, learn, staleness

@@ -1,0 +1,149 @@
+"""A run as its YAML file and the command line's flags say it.
+
+In: what a user wrote. Out: checked, frozen dataclasses, and what a trainer takes. Waits for warm starts, which train.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, cast
+
+from forge_agents.errors import did_you_mean
+from forge_agents.policy import AnyPolicy, Endpoint, Human, Policy, Random, Seats
+from forge_agents.runtime.hosts import Hosts
+from forge_trainers.offline.config import WarmStart
+from forge_trainers.rl.config import GRPOConfig
+from forge_trainers.selfplay.league import League, LeagueConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunLeague(LeagueConfig):
+    """A league, as YAML and flags say it."""
+
+    anchors: tuple[str, ...] = ()
+    """Fixed opponents beside the start model, by the names that `seats` could use: policies with trainable: false,
+    endpoints, "random"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One training run, as YAML and flags say it."""
+
+    env: str | dict[str, float]
+    """Environment id, or weights by id."""
+    env_args: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the environment."""
+    policies: dict[str, Policy] = field(default_factory=dict)
+    """Models by name."""
+    endpoints: dict[str, Endpoint] = field(default_factory=dict)
+    """OpenAI-compatible servers by name; never trained."""
+    seats: str | dict[str, str] = ""
+    """Who sits in every seat, or by seat: the name of a policy or an endpoint, "random" for random play, "human" for a
+    person at the terminal. Empty: the only policy."""
+    league: RunLeague | None = None
+    """Self-play: the policy that `seats` names plays against snapshots of itself and anchors. null: the seats are as
+    they are."""
+    warm_start: dict[str, WarmStart] = field(default_factory=dict)
+    """What policies, by name, learn from conversations or episodes before they play."""
+    reward: str | None = None
+    """Reward as "package.module:object"; null is the environment's own."""
+    steps: int = 100
+    """Optimiser steps of the run."""
+    out_dir: str = "runs/default"
+    """The run's folder; a run in it is continued."""
+    trainer: GRPOConfig = field(default_factory=GRPOConfig)
+    """Settings of the trainer."""
+    mesh: Hosts = field(default_factory=Hosts)
+    """Where processes run."""
+
+    def __post_init__(self) -> None:
+        if not self.policies:
+            raise ValueError(
+                "policies is empty; name at least one, e.g. policies: {team: {model: smollm2-135m-instruct}}"
+            )
+        named = {name: replace(policy, name=name) for name, policy in self.policies.items()}
+        servers = {name: replace(endpoint, name=name) for name, endpoint in self.endpoints.items()}
+        both = named.keys() & servers.keys()
+        if both:
+            raise ValueError(f"{min(both)!r} names a policy and an endpoint; give each its own name")
+        object.__setattr__(self, "policies", named)
+        object.__setattr__(self, "endpoints", servers)
+        if not self.seats:
+            if len(named) + len(servers) > 1:
+                raise ValueError(
+                    f"seats is empty and there are {len(named) + len(servers)} policies; say who sits where"
+                )
+            object.__setattr__(self, "seats", next(iter(named)))
+        known = tuple(self._players)
+        for name in self.seats.values() if isinstance(self.seats, dict) else (self.seats,):
+            if name not in known:
+                raise ValueError(f"seats names {name!r}, known are {', '.join(known)}.{did_you_mean(name, known)}")
+        if self.league is not None:
+            self._declared_league(self.league)
+        for name in self.warm_start:
+            if name not in named:
+                near = did_you_mean(name, named)
+                raise ValueError(f"warm_start names {name!r}, the policies are {', '.join(named)}.{near}")
+
+    @property
+    def seated(self) -> Seats | League:
+        """The seats with their policies, or the league."""
+        if self.league is not None:
+            return self._declared_league(self.league)
+        players = self._players
+        if isinstance(self.seats, dict):
+            return {seat: players[name] for seat, name in self.seats.items()}
+        return players[self.seats]
+
+    def _declared_league(self, league: RunLeague) -> League:
+        players = self._players
+        if isinstance(self.seats, dict):
+            raise ValueError("a league seats everybody itself; let seats name the policy that learns")  # noqa: TRY004
+        for name in league.anchors:
+            if name not in players:
+                near = did_you_mean(name, players)
+                raise ValueError(f"league.anchors names {name!r}, known are {', '.join(players)}.{near}")
+        settings = {one.name: getattr(league, one.name) for one in fields(LeagueConfig)}
+        anchors = tuple(players[name] for name in league.anchors)
+        return League(cast("Policy", players[self.seats]), anchors=anchors, **settings)
+
+    @property
+    def _players(self) -> dict[str, AnyPolicy]:
+        """Whom `seats` may name."""
+        return {"random": Random(), "human": Human(), **self.endpoints, **self.policies}
+
+    def warmed_up(self, *, train: bool = True) -> RunConfig:
+        """This run with the models that `warm_start` makes, in folders below ``out_dir/warm-start``.
+
+        Args:
+            train: Policies whose export is not there yet are fine-tuned here and now; False leaves them as they are.
+        """
+        if not self.warm_start:
+            return self
+        from forge_trainers.offline.sft import SFTTrainer  # the learner's parts load here, not when settings are read
+
+        warm = dict(self.policies)
+        for name, plan in self.warm_start.items():
+            folder = Path(self.out_dir) / "warm-start" / name
+            export = folder / "export"
+            if not export.exists():  # it appears when complete
+                if not train:
+                    continue
+                with SFTTrainer(warm[name], plan.trainer, folder, self.mesh) as trainer:
+                    trainer.fit(plan.data, eval_dataset=plan.eval_data, epochs=plan.epochs, steps=plan.steps)
+            warm[name] = replace(warm[name], model=str(export.absolute()))
+        return replace(self, policies=warm)
+
+    def load_reward(self) -> Any:
+        """The reward object, or None for the environment's own."""
+        if self.reward is None:
+            return None
+        module, _, name = self.reward.partition(":")
+        try:
+            return getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as cause:
+            raise ValueError(
+                f"reward {self.reward!r} cannot be imported ({cause}); write 'package.module:object'"
+            ) from cause
