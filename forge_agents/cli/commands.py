@@ -222,7 +222,7 @@ def list_environments(words: Sequence[str]) -> int:
 def check(words: Sequence[str]) -> int:
     """Check environments against the contract: forge-agents check ID [ID ...] | --all [--tag 2p] [--json]"""
     from forge_agents.envs import registry
-    from forge_agents.envs.conformance.report import report_all
+    from forge_agents.envs.conformance.check import report_all
 
     parser = _parser("check", check)
     parser.add_argument("ids", nargs="*", help="Environment ids.")

@@ -25,7 +25,7 @@ def actor() -> str:
 
 
 async def _actor() -> str:
-    from forge_agents.envs.conformance.echo import Echo
+    from forge_agents.testing._echo import Echo
 
     async with mesh.session():
         echo = mesh.spawn_procs("doctor").spawn("echo", Echo)

@@ -9,14 +9,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from forge_agents.envs.conformance.env import ConformanceError, ConformanceReport, Finding, check_env
+    from forge_agents.envs.conformance.check import ConformanceError, ConformanceReport, Finding, check_env
     from forge_agents.testing._tiny_model import tiny_model
 
 _MODULE_OF = {
-    "ConformanceError": "forge_agents.envs.conformance.env",
-    "ConformanceReport": "forge_agents.envs.conformance.env",
-    "Finding": "forge_agents.envs.conformance.env",
-    "check_env": "forge_agents.envs.conformance.env",
+    "ConformanceError": "forge_agents.envs.conformance.check",
+    "ConformanceReport": "forge_agents.envs.conformance.check",
+    "Finding": "forge_agents.envs.conformance.check",
+    "check_env": "forge_agents.envs.conformance.check",
     "tiny_model": "forge_agents.testing._tiny_model",
 }
 

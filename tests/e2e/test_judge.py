@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from forge_agents.envs.conformance.echo import Echo
 from forge_agents.policy import Policy
 from forge_agents.runtime import mesh
 from forge_agents.serving import EngineConfig
+from forge_agents.testing._echo import Echo
 from forge_agents.types import Trajectory, Turn
 from forge_verifiers import Judge, Pairs, Reasoned, Scale, YesNo
 from forge_verifiers.judge.text import documents, fence_key, instructions_for, question_of

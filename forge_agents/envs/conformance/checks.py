@@ -1,6 +1,6 @@
-"""The checks of `check_env` on what an environment says and survives; each raises `BreachError` at a breach.
+"""The checks of `check_env`. Each raises `BreachError` at a breach.
 
-In: a factory of environments, seeds. Out: a note, or nothing. Waits for nothing.
+In: a `Case`. Out: a note, or nothing. Waits for the environment's own code, and for one other process, with a deadline.
 """
 
 from __future__ import annotations
@@ -10,26 +10,58 @@ import io
 import itertools
 import json
 import math
+import random
 import re
+import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from forge_agents.envs.conformance.play import (
     HUGE_ACTIONS,
     MAX_STEPS,
     ODD_ACTIONS,
     BreachError,
-    Make,
     NotApplicableError,
+    Step,
+    forked,
     instructions,
+    line_of_method,
     live,
     look,
+    other_process,
+    own_files,
     play,
+    same,
 )
-from forge_agents.envs.env import TextGame
+from forge_agents.envs.env import TextGame, hook
 from forge_agents.envs.spec import AnyEnv
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is checked, and how often."""
+
+    build: Callable[[], Any]
+    """A fresh environment, as it is."""
+    create: Callable[[], AnyEnv]
+    """A fresh one that takes turns."""
+    cls: type
+    """The class whose code is at fault."""
+    env: str | Callable[..., Any]
+    """The id, class or function, for another process."""
+    kwargs: Mapping[str, Any]
+    """Constructor arguments, for another process."""
+    seeds: range
+    """Of the episodes."""
+
+
+Check: TypeAlias = Callable[[Case], str | None]
+"""Returns a note, None or nothing to say; raises at a breach, and where it does not apply."""
 
 STEP_S = 5.0
 """Seconds within which an environment must have read a megabyte of text."""
@@ -51,39 +83,39 @@ def _notes(seen: list[warnings.WarningMessage]) -> str:
     return "; ".join(sorted({str(w.message) for w in seen if not _HARMLESS.search(str(w.message))}))
 
 
-def pettingzoo_api(create: Make) -> str:
+def pettingzoo_api(case: Case) -> str:
     """PettingZoo's `api_test`; returns its unusual warnings."""
     from pettingzoo.test import api_test
 
     with _quiet() as seen:
         try:
-            api_test(create(), num_cycles=100)
+            api_test(case.create(), num_cycles=100)
         except AssertionError as error:
             raise BreachError(f"api_test: {error}", "derive from TurnEnv, or see PettingZoo's api_test") from error
     return _notes(seen)
 
 
-def pettingzoo_seed(create: Make) -> None:
+def pettingzoo_seed(case: Case) -> None:
     """PettingZoo's `seed_test`."""
     from pettingzoo.test import seed_test
 
-    _seed(lambda: seed_test(create, num_cycles=100), "seed_test")
+    _seed(lambda: seed_test(case.create, num_cycles=100), "seed_test")
 
 
-def pettingzoo_parallel(create: Callable[[], Any]) -> str:
+def pettingzoo_parallel(case: Case) -> str:
     """PettingZoo's `parallel_api_test` and `parallel_seed_test`; returns unusual warnings."""
     from pettingzoo import ParallelEnv
     from pettingzoo.test import parallel_api_test, parallel_seed_test
 
-    if not isinstance(create(), ParallelEnv):
+    if not isinstance(case.build(), ParallelEnv):
         raise NotApplicableError("not a ParallelEnv")
     with _quiet() as seen:
         try:
-            parallel_api_test(create(), num_cycles=100)
+            parallel_api_test(case.build(), num_cycles=100)
         except AssertionError as error:
             fix = "derive from ParallelTurnEnv, or see PettingZoo's parallel_api_test"
             raise BreachError(f"parallel_api_test: {error}", fix) from error
-    _seed(lambda: parallel_seed_test(create, num_cycles=100), "parallel_seed_test")
+    _seed(lambda: parallel_seed_test(case.build, num_cycles=100), "parallel_seed_test")
     return _notes(seen)
 
 
@@ -96,11 +128,11 @@ def _seed(test: Callable[[], None], name: str) -> None:
             raise BreachError(f"{name}: two environments with seed 42 differ: {error}", fix, "setup") from error
 
 
-def plays(create: Make, seeds: range) -> str:
+def plays(case: Case) -> str:
     """Episodes of seeded random texts, each in a fresh environment, raise nothing."""
     cut = 0
-    for seed in seeds:
-        env = create()
+    for seed in case.seeds:
+        env = case.create()
         try:
             for _ in play(env, seed):
                 pass
@@ -109,13 +141,13 @@ def plays(create: Make, seeds: range) -> str:
             raise BreachError(f"seed {seed}: {type(error).__name__}: {error}", fix) from error
         cut += bool(env.agents)
         env.close()
-    return f"{len(seeds)} episodes" + (f", {cut} of them without an end after {MAX_STEPS} steps" if cut else "")
+    return f"{len(case.seeds)} episodes" + (f", {cut} of them without an end after {MAX_STEPS} steps" if cut else "")
 
 
-def ends(create: Make, seeds: range) -> None:
+def ends(case: Case) -> None:
     """Every episode ends."""
-    env = create()
-    for seed in seeds:
+    env = case.create()
+    for seed in case.seeds:
         for _ in play(env, seed):
             pass
         if env.agents:
@@ -124,14 +156,14 @@ def ends(create: Make, seeds: range) -> None:
     env.close()
 
 
-def seats(create: Make, seeds: range) -> str:
+def seats(case: Case) -> str:
     """Every number of seats that `reset` may ask for takes part and plays to the end."""
-    env = create()
+    env = case.create()
     game = env.unwrapped
     if not isinstance(game, TextGame) or game.min_agents is None:
         raise NotApplicableError("min_agents is None")
     numbers = range(game.min_agents, len(game.possible_agents) + 1)
-    for number, seed in itertools.product(numbers, seeds):
+    for number, seed in itertools.product(numbers, case.seeds):
         taken = None
         for agent, *_ in play(env, seed, options={"num_agents": number}):
             taken = taken or list(env.agents)
@@ -141,10 +173,10 @@ def seats(create: Make, seeds: range) -> str:
     return f"{numbers[0]} to {numbers[-1]} seats"
 
 
-def spaces(create: Make, seeds: range) -> None:
+def spaces(case: Case) -> None:
     """Observations are text within their space; instructions are text."""
-    env = create()
-    for seed in seeds:
+    env = case.create()
+    for seed in case.seeds:
         for agent, observation, *_ in play(env, seed):
             for text, what in ((observation, "observation"), (instructions(env, agent), "instructions")):
                 _must_be_text(env, agent, text, what, seed)
@@ -172,10 +204,10 @@ def _must_be_text(env: AnyEnv, agent: str, text: str, what: str, seed: int) -> N
         raise BreachError(f"seed {seed}: {what} of {agent!r}: {error}", "leave out lone surrogates", method) from error
 
 
-def observing(create: Make, seeds: range) -> None:
+def observing(case: Case) -> None:
     """Observing changes nothing."""
-    env = create()
-    for seed in seeds:
+    env = case.create()
+    for seed in case.seeds:
         for agent, observation, *_ in play(env, seed):
             for other in env.agents:
                 look(env, other)
@@ -189,10 +221,10 @@ def observing(create: Make, seeds: range) -> None:
     env.close()
 
 
-def rewards_and_infos(create: Make, seeds: range) -> None:
+def rewards_and_infos(case: Case) -> None:
     """Rewards are finite, infos JSON."""
-    env = create()
-    for seed in seeds:
+    env = case.create()
+    for seed in case.seeds:
         for agent, _, reward, *_ in play(env, seed):
             if not math.isfinite(reward):
                 raise BreachError(f"seed {seed}: reward of {agent!r} is {reward}", "return finite rewards", "act")
@@ -204,10 +236,11 @@ def rewards_and_infos(create: Make, seeds: range) -> None:
     env.close()
 
 
-def odd_actions(create: Make, seed: int) -> None:
+def odd_actions(case: Case) -> None:
     """No text makes the environment raise or stall, and play can go on after it."""
+    seed = case.seeds[0]
     for depth, action in itertools.product(range(3), (*ODD_ACTIONS, *HUGE_ACTIONS)):
-        env = create()
+        env = case.create()
         for index, (agent, *_) in enumerate(play(env, seed + depth)):
             if agent not in live(env):
                 break
@@ -238,3 +271,242 @@ def _survives(env: AnyEnv, agent: str, action: str, seed: int, index: int) -> No
             f"{STEP_S:g} s are allowed",
             "act",
         )
+
+
+_KEEP_STATE = "keep all state on the instance and draw every random number from the rng that setup is given"
+_NO_GLOBALS = "draw from self.rng; the global generators are shared by all environments of the process"
+
+
+def determinism(case: Case) -> None:
+    """Same seed, same actions: same episode, in a fresh, a used and an interleaved environment."""
+    reused = case.create()
+    for seed in case.seeds:
+        alone = list(play(case.create(), seed))
+        same(f"seed {seed}, a fresh environment and a used one", alone, list(play(reused, seed)), _KEEP_STATE)
+        beside = _interleaved(case.create(), case.create(), seed)
+        same(f"seed {seed}, alone and beside another live environment", alone, beside, _KEEP_STATE)
+
+
+def _interleaved(env: AnyEnv, other: AnyEnv, seed: int) -> list[Step]:
+    """An episode of `env`, while `other` plays a different seed, step by step in turns."""
+    steps = []
+    neighbour = play(other, seed + 1_000_003)
+    next(neighbour, None)
+    for step in play(env, seed):
+        steps.append(step)
+        next(neighbour, None)
+    return steps
+
+
+# ---- global generators
+
+
+def _global_states() -> dict[str, Any]:
+    """The state of every global generator, in comparable form."""
+    name, keys, *rest = tuple(np.random.get_state())  # noqa: NPY002  # the global one is what is looked at
+    states: dict[str, Any] = {"random": random.getstate(), "numpy.random": (name, np.asarray(keys).tobytes(), *rest)}
+    if torch := sys.modules.get("torch"):
+        states["torch"] = bytes(torch.get_rng_state().numpy())
+    return states
+
+
+def _restore(states: dict[str, Any]) -> None:
+    random.setstate(states["random"])
+    name, keys, *rest = states["numpy.random"]
+    np.random.set_state((name, np.frombuffer(keys, np.uint32), *rest))  # noqa: NPY002
+    if "torch" in states:
+        torch = sys.modules["torch"]
+        torch.set_rng_state(torch.frombuffer(bytearray(states["torch"]), dtype=torch.uint8))
+
+
+def _reseed(salt: int) -> None:
+    random.seed(salt)
+    np.random.seed(salt)  # noqa: NPY002
+    if torch := sys.modules.get("torch"):
+        torch.random.default_generator.manual_seed(salt)
+
+
+def global_randomness(case: Case) -> None:
+    """The process's own generators stay untouched, and nothing depends on them."""
+    before = _global_states()
+    try:
+        for seed in case.seeds:
+            played: list[list[Step]] = []
+            for salt in (1, 2):
+                _reseed(salt)
+                states = _global_states()
+                played.append(list(play(case.create(), seed)))
+                after = _global_states()  # torch may have been imported on the way
+                if used := [name for name in states if after[name] != states[name]]:
+                    raise BreachError(
+                        f"seed {seed}: the global generator of {' and '.join(used)} was used or seeded",
+                        _NO_GLOBALS,
+                        where=_line_that_draws(case, seed),
+                    )
+            what = f"seed {seed}, with the global generators seeded in two ways"
+            same(what, played[0], played[1], _NO_GLOBALS)
+    finally:
+        _restore(before)
+
+
+def _line_that_draws(case: Case, seed: int) -> str:
+    """The first line of the environment's files after which a global generator has moved."""
+    files, still = own_files(case.cls), _global_states()
+    last, found = "", ""
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal last, found
+        if found or frame.f_code.co_filename not in files:
+            return None
+        if last and any(_global_states()[name] != state for name, state in still.items()):
+            found = last
+            return None
+        if event == "line":
+            last = f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno} {frame.f_code.co_qualname}"
+        return trace
+
+    tracer = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        for _ in play(case.create(), seed):
+            pass
+    finally:
+        sys.settrace(tracer)
+    return found or line_of_method(case.cls, "setup")
+
+
+# ---- forks
+
+
+def fork(case: Case) -> None:
+    """A copy continues like the original, and apart from it: neither notices the other."""
+    fix = "keep all state on the instance, in objects that copy.deepcopy copies (no open files, locks or module state)"
+    for seed in case.seeds:
+        whole = list(play(case.create(), seed))
+        for at in sorted({0, len(whole) // 2, max(len(whole) - 2, 0)}):
+            env = case.create()
+            playing = play(env, seed)
+            for _ in range(at + 1):
+                next(playing, None)
+            try:
+                first, second = forked(env), forked(env)
+                snapshot = env.snapshot() if hasattr(type(env), "snapshot") else None
+            except Exception as error:
+                raise BreachError(f"seed {seed}: copying: {type(error).__name__}: {error}", fix, "setup") from error
+            ahead = list(play(first, seed, reset=False, start=at))
+            same(f"seed {seed}, the original and its copy from step {at}", whole[at:], ahead, fix)
+            rest = list(playing)  # the original plays on; it must not have noticed the fork
+            same(f"seed {seed}, the original before and after a copy played from step {at}", whole[at + 1 :], rest, fix)
+            behind = list(play(second, seed, reset=False, start=at))
+            same(f"seed {seed}, a copy of step {at} and one left alone meanwhile", whole[at:], behind, fix)
+            if snapshot is not None:
+                env.restore(snapshot)
+                again = list(play(env, seed, reset=False, start=at))
+                same(f"seed {seed}, the original and its snapshot of step {at}", whole[at:], again, fix)
+
+
+# ---- secrets
+
+
+def leak(case: Case) -> None:
+    """No agent reads a secret that nobody told it."""
+    env = case.create()
+    secrets = hook(env, "secrets")
+    if secrets is None:
+        raise NotApplicableError("no method secrets(agent)")
+    for seed in case.seeds:
+        said: list[str] = []
+        for *_, action in play(env, seed):
+            for agent in live(env):
+                _must_not_read(env, agent, secrets(agent), said, seed)
+            said.append(action)
+    env.close()
+
+
+def _must_not_read(env: AnyEnv, agent: str, secrets: list[str], said: list[str], seed: int) -> None:
+    for method, text in (("instructions", instructions(env, agent)), ("observe_text", look(env, agent))):
+        for secret in secrets:
+            word = re.compile(rf"(?<!\w){re.escape(secret)}(?!\w)", re.IGNORECASE)
+            if word.search(text) and not any(word.search(heard) for heard in said):
+                raise BreachError(
+                    f"seed {seed}: {agent!r} can read the secret {secret!r}", f"leave it out of {method}", method
+                )
+
+
+def information_sets(case: Case) -> None:
+    """What an agent reads stays the same, to the letter, when only what it must not know becomes something else."""
+    env = case.create()
+    if hook(env, "swap_secrets") is None:
+        raise NotApplicableError("no method swap_secrets(agent, rng)")
+    changed = False
+    for seed in case.seeds:
+        for count, _ in enumerate(play(env, seed)):
+            for agent in live(env):
+                other = forked(env)
+                hook(other, "swap_secrets")(agent, np.random.default_rng([seed, count]))
+                for method, read in _READ.items():
+                    was, became = read(env, agent), read(other, agent)
+                    if was != became:
+                        raise BreachError(
+                            f"seed {seed}, step {count}: what {agent!r} reads depends on what it must not know: "
+                            f"{_around(was, became)!r} becomes {_around(became, was)!r}",
+                            f"let {method} use only what the agent knows",
+                            method,
+                        )
+                changed = changed or _hidden(env, agent) != _hidden(other, agent)
+                other.close()
+    if not changed:
+        fix = "let swap_secrets change what secrets(agent) names, or what the other seats see"
+        raise BreachError("swap_secrets changed nothing in any episode", fix, "swap_secrets")
+
+
+def _legal(env: AnyEnv, agent: str) -> str:
+    tell = hook(env, "legal_actions")
+    decides = env.agent_selection == agent or hasattr(env.unwrapped, "act_all")
+    return str(list(tell(agent) or ())) if tell is not None and decides else ""
+
+
+_READ: dict[str, Callable[[AnyEnv, str], str]] = {
+    "instructions": instructions,
+    "observe_text": look,
+    "legal_actions": _legal,
+}
+
+
+def _hidden(env: AnyEnv, agent: str) -> tuple[list[str], list[str]]:
+    secrets = hook(env, "secrets")
+    others = [look(env, other) for other in live(env) if other != agent]
+    return list(secrets(agent)) if secrets is not None else [], others
+
+
+def _around(text: str, other: str) -> str:
+    """The part of `text` where it begins to differ from `other`."""
+    at = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
+    return text[max(at - 20, 0) : at + 40]
+
+
+def _few(check: Check) -> Check:
+    return lambda case: check(replace(case, seeds=case.seeds[:4]))
+
+
+CHECKS: dict[str, dict[str, Check]] = {
+    "full": {
+        "pettingzoo api": pettingzoo_api,
+        "pettingzoo seed": pettingzoo_seed,
+        "pettingzoo parallel": pettingzoo_parallel,
+        "ends": ends,
+        "seats": seats,
+        "spaces": spaces,
+        "observing": observing,
+        "rewards and infos": rewards_and_infos,
+        "determinism": determinism,
+        "global randomness": global_randomness,
+        "odd actions": odd_actions,
+        "fork": fork,
+        "leak": leak,
+        "information sets": information_sets,
+        "other process": lambda case: other_process(case.create, case.env, case.kwargs, case.seeds),
+    },
+    "adapter": {"plays": plays, "spaces": _few(spaces), "determinism": _few(determinism)},
+}
+"""By level, in the order in which they run."""

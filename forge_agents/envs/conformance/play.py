@@ -1,23 +1,34 @@
-"""How the checks of `check_env` play: seeded texts, transcripts to compare, verdicts that name a line.
+"""How the checks of `check_env` play, here and in another process: seeded texts, transcripts, verdicts.
 
-In: an environment and a seed. Out: `Step`s, one by one. Waits for nothing.
+In: an environment and a seed. Out: `Step`s, one by one. Waits for the other process, with a deadline. Run as a program,
+it is that process: a target and seeds come in as JSON, transcripts go out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import importlib
+import importlib.util
 import inspect
 import itertools
+import json
+import os
 import random
 import re
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from forge_agents.envs import registry
 from forge_agents.envs.env import TextGame, hook
-from forge_agents.envs.spec import AnyEnv
+from forge_agents.envs.spec import AnyEnv, EnvSpec
+from forge_agents.envs.wrappers import turn_based
+from forge_agents.errors import UnknownIdError
 
 ODD_ACTIONS = (
     "",
@@ -46,10 +57,13 @@ HUGE_ACTIONS = ("a" * 1_000_000, " 1" * 500_000, "[" * 1_000_000)
 MAX_STEPS = 1000
 """Steps after which a check gives an episode up."""
 
-Make: TypeAlias = Callable[[], AnyEnv]
+OTHER_PROCESS_S = 120.0
+"""Seconds for another process to start and play."""
+_ALONE = "depend on nothing but the seed and the actions: no hash(), no order of a set, no id(), no clock, no files"
+
 Step: TypeAlias = tuple[str, str, float, bool, bool, str, str]
 """Agent, observation, reward, terminated, truncated, info as text, action."""
-PARTS = ("agent", "observation", "reward", "terminated", "truncated", "info", "action")
+_PARTS = ("agent", "observation", "reward", "terminated", "truncated", "info", "action")
 
 _ALIASES = {"observe_text": "observe", "act": "step", "setup": "reset"}
 """The PettingZoo method that stands for a `TurnEnv`'s."""
@@ -131,7 +145,7 @@ def same(what: str, left: list[Step], right: list[Step], fix: str) -> None:
     """Raise BreachError at the first difference of two transcripts."""
     for index, (one, other) in enumerate(itertools.zip_longest(left, right)):
         if one != other:
-            pairs = zip(PARTS, one or ("<over>",) * 7, other or ("<over>",) * 7, strict=True)
+            pairs = zip(_PARTS, one or ("<over>",) * 7, other or ("<over>",) * 7, strict=True)
             part, a, b = next((part, a, b) for part, a, b in pairs if a != b)
             method = "setup" if index == 0 else "observe_text" if part == "observation" else "act"
             raise BreachError(f"{what}: {part} of step {index} is {str(a)[:80]!r}, then {str(b)[:80]!r}", fix, method)
@@ -180,3 +194,104 @@ def _ours(owner: type) -> bool:
 def _short(filename: str) -> str:
     path = Path(filename)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
+
+
+# ---- in another process
+
+
+def other_process(
+    create: Callable[[], AnyEnv], env: str | Callable[..., Any], kwargs: Mapping[str, Any], seeds: range
+) -> None:
+    """A check: a fresh interpreter with another hash seed plays the same episodes; of long texts a digest."""
+    asked = {"target": _target(env, kwargs), "path": sys.path, "seeds": list(seeds)}
+    try:
+        question = json.dumps(asked).encode()
+    except (TypeError, ValueError) as error:
+        raise NotApplicableError(f"an argument cannot be sent to another process: {error}") from error
+    here = [[_fingerprint(step) for step in play(create(), seed)] for seed in seeds]
+    hash_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    try:
+        child = subprocess.run(
+            [sys.executable, "-m", __name__],
+            input=question,
+            capture_output=True,
+            timeout=OTHER_PROCESS_S,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        seen = f"another process did not play {len(seeds)} episodes in {OTHER_PROCESS_S:g} s"
+        raise BreachError(seen, _ALONE) from None
+    if child.returncode:
+        last = child.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        fix = "let the module be imported, and the environment made, by a fresh interpreter"
+        raise BreachError(f"another process failed: {' '.join(last)}", fix)
+    for seed, one, other in zip(seeds, here, json.loads(child.stdout.splitlines()[-1]), strict=True):
+        same(f"seed {seed}, in this process and in another", one, [tuple(step) for step in other], _ALONE)
+
+
+def _target(env: str | Callable[..., Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `_made` with which another process makes `env`."""
+    spec = registry.spec(env) if isinstance(env, str) else None
+    build = spec.entry_point if spec is not None else env
+    entry_point = build if isinstance(build, str) else _importable(build)
+    registration = {} if spec is None else {"max_turns": spec.max_turns, **spec.kwargs}
+    id_ = "" if spec is None else spec.id
+    return {"id_": id_, "entry_point": entry_point, "kwargs": dict(kwargs), "registration": registration}
+
+
+def _importable(build: Any) -> str:
+    module, name = getattr(build, "__module__", "?"), getattr(build, "__qualname__", "?")
+    known: Any = sys.modules.get(module)
+    for part in name.split("."):
+        known = getattr(known, part, None)
+    try:
+        found = importlib.util.find_spec(module) if known is build and module != "__main__" else None
+    except (ImportError, ValueError):
+        found = None
+    if found is None or found.origin != getattr(sys.modules[module], "__file__", None):
+        raise NotApplicableError(f"another process cannot import {name} of {module}; put it into a module of its own")
+    return f"{module}:{name}"
+
+
+def _made(id_: str, entry_point: str, kwargs: dict[str, Any], registration: dict[str, Any]) -> Any:
+    """A fresh environment in the other process.
+
+    Args:
+        id_: Registered id; empty for a class or function.
+        entry_point: ``"package.module:name"``.
+        kwargs: Constructor arguments.
+        registration: Arguments of `register`, where importing the module does not register the id.
+    """
+    if not id_:
+        return EnvSpec(id="checked/Class-v0", entry_point=entry_point).load()(**kwargs)
+    importlib.import_module(entry_point.partition(":")[0])
+    try:
+        registry.spec(id_)
+    except UnknownIdError:
+        registry.register(id_, entry_point=entry_point, **registration)
+    return registry.make(id_, **kwargs)
+
+
+def _fingerprint(step: Step) -> Step:
+    agent, observation, reward, terminated, truncated, info, action = step
+    return agent, _digest(observation), reward, bool(terminated), bool(truncated), _digest(info), _digest(action)
+
+
+def _digest(text: str) -> str:
+    if len(text) <= 500:
+        return text
+    return f"{text[:500]}... sha256 {sha256(text.encode(errors='surrogatepass')).hexdigest()}"
+
+
+def _main() -> None:
+    asked = json.loads(sys.stdin.buffer.read())
+    sys.path[:] = asked["path"]
+    with contextlib.redirect_stdout(sys.stderr):  # an environment that prints is not what is asked about
+        envs = ((seed, turn_based(_made(**asked["target"]))) for seed in asked["seeds"])
+        played = [[_fingerprint(step) for step in play(env, seed)] for seed, env in envs]
+    sys.stdout.write("\n" + json.dumps(played) + "\n")
+
+
+if __name__ == "__main__":
+    _main()

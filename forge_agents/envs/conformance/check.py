@@ -1,25 +1,32 @@
 """Does an environment keep the contract? Plays it with sensible and absurd texts and looks.
 
 In: an environment id, class or factory. Out: a `ConformanceReport`, or `ConformanceError` listing what failed, where
-and how to mend it. Waits for the environment, and for one other process, with a deadline.
+and how to mend it; for the command line a table or JSON. Waits for the environment, and for one other process, with a
+deadline.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from forge_agents.envs.conformance import checks as contract
-from forge_agents.envs.conformance import isolation
-from forge_agents.envs.conformance.play import BreachError, Make, NotApplicableError, line_of_error, line_of_method
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from forge_agents.envs.conformance.checks import CHECKS, Case, Check
+from forge_agents.envs.conformance.play import BreachError, NotApplicableError, line_of_error, line_of_method
 from forge_agents.envs.registry import make, spec
 from forge_agents.envs.wrappers import turn_based
-from forge_agents.errors import ForgeError
+from forge_agents.errors import ForgeError, UnknownIdError
 
 Level: TypeAlias = Literal["full", "adapter"]
 """How much is asked: "full" of an environment of this framework, "adapter" of unchanged code of others."""
@@ -134,61 +141,20 @@ def check_env(
     sample = build()  # an unknown id or a wrong argument is the caller's mistake, not a finding
     cls = _class_of(sample)
     sample.close()
-    create: Make = lambda: turn_based(build())  # noqa: E731  # as short as its name
-    if level == "full":
-        seeds = range(seed, seed + (episodes or 8))
-        each = _full(build, create, cls, seeds) | _elsewhere(create, env, kwargs, seeds)
-    else:
-        each = _adapter(create, range(seed, seed + (episodes or 20)))
+    seeds = range(seed, seed + (episodes or (8 if level == "full" else 20)))
+    case = Case(build=build, create=lambda: turn_based(build()), cls=cls, env=env, kwargs=kwargs, seeds=seeds)
+    each = CHECKS[level]
     if unknown := [check for check in checks or () if check not in each]:
         known = ", ".join(each)
         raise ValueError(f"no check {unknown[0]!r} at level {level!r}; known are {known}")
-    if checks is not None:
-        each = {check: call for check, call in each.items() if check in checks}
+    chosen = {name: check for name, check in each.items() if checks is None or name in checks}
     started = time.perf_counter()
-    findings = _run_all(each, cls, timeout_s)
+    findings = _run_all(chosen, case, timeout_s)
     seconds = round(time.perf_counter() - started, 3)
     report = ConformanceReport(name=name, findings=findings, level=level, seconds=seconds)
     if raise_on_failure and not report.ok:
         raise ConformanceError(report)
     return report
-
-
-Checks: TypeAlias = "dict[str, Callable[[], str | None]]"
-
-
-def _full(build: Callable[[], Any], create: Make, cls: type, seeds: range) -> Checks:
-    return {
-        "pettingzoo api": lambda: contract.pettingzoo_api(create),
-        "pettingzoo seed": lambda: contract.pettingzoo_seed(create),
-        "pettingzoo parallel": lambda: contract.pettingzoo_parallel(build),
-        "ends": lambda: contract.ends(create, seeds),
-        "seats": lambda: contract.seats(create, seeds),
-        "spaces": lambda: contract.spaces(create, seeds),
-        "observing": lambda: contract.observing(create, seeds),
-        "rewards and infos": lambda: contract.rewards_and_infos(create, seeds),
-        "determinism": lambda: isolation.determinism(create, seeds),
-        "global randomness": lambda: isolation.global_randomness(create, seeds, cls),
-        "odd actions": lambda: contract.odd_actions(create, seeds[0]),
-        "fork": lambda: isolation.fork(create, seeds),
-        "leak": lambda: isolation.leak(create, seeds),
-        "information sets": lambda: isolation.information_sets(create, seeds),
-    }
-
-
-def _elsewhere(create: Make, env: str | Callable[..., Any], kwargs: Mapping[str, Any], seeds: range) -> Checks:
-    from forge_agents.envs.conformance.process import other_process
-
-    return {"other process": lambda: other_process(create, env, kwargs, seeds)}
-
-
-def _adapter(create: Make, seeds: range) -> Checks:
-    few = seeds[:4]
-    return {
-        "plays": lambda: contract.plays(create, seeds),
-        "spaces": lambda: contract.spaces(create, few),
-        "determinism": lambda: isolation.determinism(create, few),
-    }
 
 
 def _factory(
@@ -208,12 +174,12 @@ def _class_of(env: Any) -> type:
     return built if isinstance(built, type) else type(env.unwrapped)
 
 
-def _run_all(each: Checks, cls: type, timeout_s: float) -> tuple[Finding, ...]:
+def _run_all(each: Mapping[str, Check], case: Case, timeout_s: float) -> tuple[Finding, ...]:
     findings: list[Finding] = []
     try:
         with _deadline(timeout_s):
-            for check, call in each.items():
-                findings.append(_run(check, call, cls))
+            for name, check in each.items():
+                findings.append(_run(name, check, case))
     except _OutOfTimeError:
         late = list(each)[len(findings)]
         fix = "let act and observe_text return at once, or give the check more time"
@@ -222,19 +188,19 @@ def _run_all(each: Checks, cls: type, timeout_s: float) -> tuple[Finding, ...]:
     return tuple(findings)
 
 
-def _run(check: str, call: Callable[[], str | None], cls: type) -> Finding:
+def _run(name: str, check: Check, case: Case) -> Finding:
     try:
-        return Finding(check=check, ok=True, message=call() or "")
+        return Finding(check=name, ok=True, message=check(case) or "")
     except NotApplicableError as why:
-        return Finding(check=check, ok=True, message=f"left out: {why}")
+        return Finding(check=name, ok=True, message=f"left out: {why}")
     except BreachError as broken:
-        raised = line_of_error(cls, broken) if broken.__cause__ is not None else ""
-        where = broken.where or raised or line_of_method(cls, broken.method)
-        return Finding(check=check, ok=False, message=str(broken), where=where, fix=broken.fix)
+        raised = line_of_error(case.cls, broken) if broken.__cause__ is not None else ""
+        where = broken.where or raised or line_of_method(case.cls, broken.method)
+        return Finding(check=name, ok=False, message=str(broken), where=where, fix=broken.fix)
     except Exception as error:  # noqa: BLE001  # whatever an environment raises is a finding about it
         fix = "mend what raises; run the check with a debugger on the message above"
         message = f"{type(error).__name__}: {error}"
-        return Finding(check=check, ok=False, message=message, where=line_of_error(cls, error), fix=fix)
+        return Finding(check=name, ok=False, message=message, where=line_of_error(case.cls, error), fix=fix)
 
 
 @contextlib.contextmanager
@@ -254,3 +220,79 @@ def _deadline(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, left, interval)
         signal.signal(signal.SIGALRM, handler)
+
+
+# ---- on the command line
+
+
+def report_all(
+    ids: Sequence[str], *, as_json: bool, brief: bool, episodes: int | None, seed: int, timeout_s: float
+) -> int:
+    """Check and print one id after another. Returns how many failed.
+
+    Args:
+        ids: Environment ids.
+        as_json: Whether each id is a line of JSON: id, ok, level, seconds, checks, findings (those that failed or say
+            something).
+        brief: Whether a table has one row per id instead of one per check.
+        episodes: As in `check_env`.
+        seed: As in `check_env`.
+        timeout_s: Seconds for each id.
+    """
+    failed, table = 0, Table("environment", "level", "result", "seconds", "finding")
+    for env_id in ids:
+        report = _examine(env_id, episodes=episodes, seed=seed, timeout_s=timeout_s)
+        failed += not report.ok
+        if as_json:
+            said = [dataclasses.asdict(f) for f in report.findings if not f.ok or f.message]
+            facts = {"id": report.name, "ok": report.ok, "level": report.level, "seconds": report.seconds}
+            sys.stdout.write(json.dumps({**facts, "checks": len(report.findings), "findings": said}) + "\n")
+            sys.stdout.flush()
+        elif brief:
+            worst = report.failures[0] if report.failures else None
+            table.add_row(Text(env_id), report.level, _verdict(report.ok), f"{report.seconds:.1f}", _cell(worst))
+        else:
+            Console().print(_table_of(report))
+    if brief and not as_json:
+        Console().print(table)
+        sys.stdout.write(f"{len(ids) - failed} of {len(ids)} environments keep the contract\n")
+    return failed
+
+
+def _examine(env_id: str, *, episodes: int | None, seed: int, timeout_s: float) -> ConformanceReport:
+    """The report of an id; one that cannot be made is a finding, so that the others are checked as well.
+
+    Raises:
+        UnknownIdError: Nothing is registered under the id.
+    """
+    started = time.perf_counter()
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # an environment that prints must not spoil the report
+            return check_env(env_id, episodes=episodes, seed=seed, timeout_s=timeout_s, raise_on_failure=False)
+    except UnknownIdError:
+        raise
+    except Exception as error:  # noqa: BLE001  # whatever keeps an environment from being made is a finding about it
+        fix = "mend what raises, or install what is missing"
+        finding = Finding(check="made", ok=False, message=f"{type(error).__name__}: {error}", fix=fix)
+        seconds = round(time.perf_counter() - started, 3)
+        return ConformanceReport(name=env_id, findings=(finding,), seconds=seconds)
+
+
+def _table_of(report: ConformanceReport) -> Table:
+    """A row per check."""
+    table = Table("check", "result", "finding", title=f"{report.name}, {report.seconds:.1f} s", title_justify="left")
+    for finding in report.findings:
+        table.add_row(finding.check, _verdict(finding.ok), _cell(finding))
+    return table
+
+
+def _verdict(ok: bool) -> Text:
+    return Text("ok", "green") if ok else Text("FAIL", "bold red")
+
+
+def _cell(finding: Finding | None) -> Text:
+    """What was seen, where, and what to do; never markup, for some of it was written by models."""
+    if finding is None:
+        return Text()
+    lines = (finding.message, finding.where and f"at {finding.where}", finding.fix and f"fix: {finding.fix}")
+    return Text("\n".join(line for line in lines if line))
