@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from forge_agents.serving.config import EngineConfig
     from forge_agents.weights.store import WeightStoreRef
-    from forge_agents.weights.subscriber import Subscriber
+    from forge_agents.weights.versions import Subscriber
 
 _LINGER_S = 0.002
 """Answers of one step leave together; later steps wait for the next message."""

@@ -3,8 +3,7 @@
 In: state dicts. Out: the same tensors in another process, all or nothing. Waits for the store, with deadlines.
 """
 
-from forge_agents.weights.publisher import Publisher
 from forge_agents.weights.store import WeightStore, WeightStoreRef
-from forge_agents.weights.subscriber import FetchResult, Subscriber
+from forge_agents.weights.versions import FetchResult, Publisher, Subscriber
 
 __all__ = ["FetchResult", "Publisher", "Subscriber", "WeightStore", "WeightStoreRef"]

@@ -17,7 +17,7 @@ import torch
 
 from forge_agents.errors import ActorDiedError, UnknownIdError
 from forge_agents.runtime import mesh
-from forge_agents.weights import FetchResult, Publisher, Subscriber, WeightStore, _layout
+from forge_agents.weights import FetchResult, Publisher, Subscriber, WeightStore, versions
 
 WRITERS = """
 import os
@@ -107,7 +107,7 @@ def some_weights(seed: int) -> dict[str, torch.Tensor]:
 def test_what_is_fetched_is_what_was_published(
     run: Any, store: WeightStore, dtype: torch.dtype, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_layout, "PART_BYTES", 500)
+    monkeypatch.setattr(versions, "PART_BYTES", 500)
     ref = store.ref if where == "shared memory" else dataclasses.replace(store.ref, place="another host")
     name = f"exact-{where.replace(' ', '-')}-{str(dtype).removeprefix('torch.')}"
     publisher, subscriber, taken = Publisher(ref, name, dtype=dtype), Subscriber(ref, name), Taken()

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from forge_agents.errors import StallError
 from forge_agents.runtime.places import place
-from forge_agents.weights import _layout
-from forge_agents.weights._layout import ALIGN_BYTES, Index, lay_out
+from forge_agents.weights import versions
+from forge_agents.weights.versions import ALIGN_BYTES, Index, lay_out
 
 shapes = st.lists(st.integers(0, 7), max_size=3).map(tuple)
 
@@ -169,7 +169,7 @@ def test_a_transfer_may_take_many_times_the_silence_of_a_dead_store(monkeypatch:
     torch = pytest.importorskip("torch")
     from forge_agents.weights import Publisher, Subscriber
 
-    monkeypatch.setattr(_layout, "PART_BYTES", 1 << 10)
+    monkeypatch.setattr(versions, "PART_BYTES", 1 << 10)
     sent = {"a": torch.arange(2500, dtype=torch.int16), "b": torch.randn(70)}
     got: dict[str, Any] = {}
 

@@ -1,0 +1,434 @@
+"""Versions of weights in the store: written by a learner's ranks, read by engines, all or nothing.
+
+In: a state dict, whole or sharded over the learner's ranks. Out: the same tensors in another process, all of one
+version. Waits for the store and, on writing, for the other ranks, with deadlines.
+
+Keys of weights ``W``: ``W.index`` says which versions exist, ``W.slotK.head`` how the bytes of the version in slot K
+are laid out, ``W.slotK.rankR.partP`` holds part P of the bytes that rank R packed. The index changes last, so a version
+exists as a whole or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from forge_agents.errors import ForgeError, StallError, UnknownIdError, did_you_mean
+from forge_agents.runtime import mesh
+from forge_agents.runtime.places import place
+from forge_agents.weights import _segments
+from forge_agents.weights.store import WeightStoreRef
+
+T = TypeVar("T")
+_RETRY_S = 0.005
+_ATTEMPTS = 3
+"""At least, however long each takes."""
+ALIGN_BYTES = 64
+"""Tensors begin on cache lines."""
+PART_BYTES = 1 << 27
+"""What travels at once. The store answers between two parts, however large the model is, so that a busy one is told
+from a dead one: at the slowest transport, messages at 0.1 GB/s, a part takes 1.3 s."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One tensor's place."""
+
+    rank: int
+    offset: int
+    """Bytes from the start of the rank's buffer."""
+    shape: tuple[int, ...]
+    dtype: str
+    """As in ``torch.bfloat16`` without ``torch.``."""
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """All tensors of one version."""
+
+    pieces: Mapping[str, Piece]
+    rank_bytes: tuple[int, ...]
+    """Size of each rank's buffer."""
+    part_bytes: int
+    """Size of each part of a buffer but the last."""
+
+    def parts(self, rank: int) -> list[tuple[int, int]]:
+        """Where the parts of a rank's buffer begin and end, in bytes."""
+        size = self.rank_bytes[rank]
+        return [(start, min(start + self.part_bytes, size)) for start in range(0, size, self.part_bytes)]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors, without the gaps between them."""
+        return sum(piece.num_bytes for piece in self.pieces.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """Which versions exist."""
+
+    versions: tuple[tuple[int, int], ...] = ()
+    """(version, slot) in the order of publication: the last one is the latest."""
+
+    def latest(self) -> int | None:
+        """The version published last; None before the first."""
+        return self.versions[-1][0] if self.versions else None
+
+    def slot_of(self, version: int) -> int | None:
+        """Where a version lies; None where it does not exist."""
+        return dict(self.versions).get(version)
+
+    def make_room(self, num_slots: int) -> tuple[int, Index]:
+        """A slot to write next, and the index without the version that lies there."""
+        kept = self.versions[max(0, len(self.versions) - num_slots + 1) :]
+        taken = {slot for _, slot in kept}
+        slot = next(slot for slot in range(num_slots) if slot not in taken)
+        return slot, Index(versions=kept)
+
+    def with_version(self, version: int, slot: int) -> Index:
+        """The index once `slot` is written."""
+        others = tuple(entry for entry in self.versions if entry[0] != version)
+        return Index(versions=(*others, (version, slot)))
+
+
+def lay_out(tensors: Sequence[tuple[str, tuple[int, ...], str, int]], num_ranks: int) -> Layout:
+    """Spread tensors over the ranks' buffers, each to the one with the fewest bytes so far.
+
+    Args:
+        tensors: (name, shape, dtype, bytes an element) in an order that all ranks share.
+        num_ranks: Number of buffers.
+    """
+    ends = [0] * num_ranks
+    pieces = {}
+    for name, shape, dtype, item_bytes in tensors:
+        rank = ends.index(min(ends))
+        num_bytes = math.prod(shape) * item_bytes
+        pieces[name] = Piece(rank=rank, offset=ends[rank], shape=shape, dtype=dtype, num_bytes=num_bytes)
+        ends[rank] += -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES
+    return Layout(pieces=pieces, rank_bytes=tuple(max(end, 1) for end in ends), part_bytes=PART_BYTES)
+
+
+def view_of(buffer_B: torch.Tensor, piece: Piece) -> torch.Tensor:
+    """The tensor that lies at `piece` of a rank's buffer, without a copy."""
+    dtype = getattr(torch, piece.dtype)
+    return buffer_B[piece.offset : piece.offset + piece.num_bytes].view(dtype).view(piece.shape)
+
+
+class _Records:
+    """What both sides have: the store's values under the name of one set of weights, each reached with a deadline."""
+
+    def __init__(self, ref: WeightStoreRef, weights_name: str, timeout_s: float | None) -> None:
+        self.weights_name = weights_name
+        self._ref = ref
+        self._timeout_s = ref.silence_s if timeout_s is None else timeout_s
+
+    async def _put(self, client: Any, key: str, value: object) -> None:
+        await self._wait(client.put(f"{self.weights_name}.{key}", value), f"put of {self.weights_name}.{key}")
+
+    async def _get(self, client: Any, key: str) -> Any:
+        return await self._wait(client.get(f"{self.weights_name}.{key}"), f"get of {self.weights_name}.{key}")
+
+    async def _wait(self, call: Any, what: str) -> Any:
+        return await mesh.with_deadline(call, self._timeout_s, who=self._ref.name, what=what)
+
+
+# ---- writing
+
+
+class Publisher(_Records):
+    """Writes versions of one set of weights into a ring of slots. One a rank; all ranks call `publish` together.
+
+    A slot's memory is used again and again, because fresh pages cost more than the copy. A writer that dies in the
+    middle leaves no visible version: the slot it was writing is not in the index.
+
+    Args:
+        ref: The store.
+        weights_name: What these weights are called; subscribers give the same name.
+        slots: Versions kept, at least 2: readers of the last one are not disturbed while the next is written. More are
+            for readers that take longer than the time between two versions.
+        dtype: Floating tensors are cast to it; None means bfloat16. Others travel as they are.
+        timeout_s: Deadline of each wait for the store, in which one part of the bytes travels at most, and for other
+            ranks beside that; None: the store's `silence_s`.
+    """
+
+    def __init__(
+        self,
+        ref: WeightStoreRef,
+        weights_name: str,
+        *,
+        slots: int = 2,
+        dtype: torch.dtype | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        super().__init__(ref, weights_name, timeout_s)
+        if slots < 2:
+            raise ValueError(f"slots={slots}; at least 2, or readers would find no version while one is written")
+        if not weights_name:
+            raise ValueError("weights_name is empty; give the policy's name")
+        self._slots = slots
+        self._dtype = dtype or torch.bfloat16
+        self._buffers: dict[int, torch.Tensor] = {}
+
+    async def publish(self, state_dict: Mapping[str, torch.Tensor], version: int) -> dict[str, float]:
+        """Write one version and make it the latest.
+
+        Args:
+            state_dict: Tensors by their Hugging Face names, any device; DTensors are gathered, with every rank taking
+                part, and plain tensors count as equal on all ranks.
+            version: Not negative. A version that exists is replaced.
+
+        Returns:
+            ``pack_s`` and ``put_s``, seconds; ``bytes``, of all tensors.
+
+        Raises:
+            ValueError: Nothing to publish, or a negative version.
+            StallError: The store or another rank did not answer.
+            ActorDiedError: The store's process ended.
+        """
+        if version < 0:
+            raise ValueError(f"version={version} of weights {self.weights_name!r}; versions count from 0")
+        if not state_dict:
+            raise ValueError(f"no tensors for weights {self.weights_name!r} version {version}")
+        started = time.perf_counter()
+        rank, world = _rank_and_world()
+        layout = lay_out([self._describe(name, tensor) for name, tensor in state_dict.items()], world)
+        client = await self._together(self._ref.client(), world)
+        slot, index = await self._claim_slot(client, rank, world)
+        buffer_B = self._buffer(slot, layout.rank_bytes[rank])
+        self._pack(state_dict, layout, rank, buffer_B)
+        packed = time.perf_counter()
+        most_parts = max(len(layout.parts(each)) for each in range(world))
+        await self._together(self._put_parts(client, slot, layout, rank, buffer_B), world, waits=most_parts)
+        entry = self._enter(client, slot, layout, index.with_version(version, slot)) if rank == 0 else _nothing()
+        await self._together(entry, world)  # on return the version exists for every rank
+        return {"pack_s": packed - started, "put_s": time.perf_counter() - packed, "bytes": float(layout.num_bytes)}
+
+    def _describe(self, name: str, tensor: torch.Tensor) -> tuple[str, tuple[int, ...], str, int]:
+        if tensor.is_meta:
+            raise ValueError(f"tensor {name!r} of weights {self.weights_name!r} has no values (meta device)")
+        dtype = self._dtype if tensor.is_floating_point() else tensor.dtype
+        return name, tuple(tensor.shape), str(dtype).removeprefix("torch."), dtype.itemsize
+
+    async def _claim_slot(self, client: Any, rank: int, world: int) -> tuple[int, Index]:
+        """Take the oldest slot's version out of the index, before the first of its bytes changes."""
+
+        async def claim() -> tuple[int, Index]:
+            known = await self._wait(client.exists(f"{self.weights_name}.index"), "look-up of the index")
+            old: Index = await self._get(client, "index") if known else Index()
+            slot, index = old.make_room(self._slots)
+            await self._put(client, "index", index)
+            return slot, index
+
+        claimed: list[Any] = [await self._together(claim() if rank == 0 else _nothing(), world)]
+        if world > 1:
+            dist.broadcast_object_list(claimed, src=0)
+        taken: tuple[int, Index] = claimed[0]
+        return taken
+
+    async def _enter(self, client: Any, slot: int, layout: Layout, index: Index) -> None:
+        await self._put(client, f"slot{slot}.head", layout)
+        await self._put(client, "index", index)
+
+    def _buffer(self, slot: int, num_bytes: int) -> torch.Tensor:
+        """The slot's memory: shared with the volume where it can be, else private and sent in messages."""
+        buffer_B = self._buffers.get(slot)
+        if buffer_B is None or buffer_B.numel() != num_bytes:
+            segment = _segments.try_create(num_bytes) if self._ref.place == place() else None
+            buffer_B = torch.empty(num_bytes, dtype=torch.uint8) if segment is None else segment.tensor()
+            self._buffers[slot] = buffer_B
+        return buffer_B
+
+    def _pack(self, state_dict: Mapping[str, torch.Tensor], layout: Layout, rank: int, buffer_B: torch.Tensor) -> None:
+        from torch.distributed.tensor import DTensor  # slow to load, and only ranks of a learner need it
+
+        with torch.no_grad():
+            for name, tensor in state_dict.items():
+                piece = layout.pieces[name]
+                whole: torch.Tensor = tensor
+                if isinstance(tensor, DTensor):  # cast the shard first: half the bytes to gather
+                    whole = tensor.to(getattr(torch, piece.dtype)).full_tensor()  # type: ignore[attr-defined]
+                if piece.rank == rank:
+                    view_of(buffer_B, piece).copy_(whole)
+
+    async def _put_parts(self, client: Any, slot: int, layout: Layout, rank: int, buffer_B: torch.Tensor) -> None:
+        for number, (start, end) in enumerate(layout.parts(rank)):
+            part_B = _segments.part_of(buffer_B, start, end)
+            await self._put(client, f"slot{slot}.rank{rank}.part{number}", part_B)
+
+    async def _together(self, work: Awaitable[T], world: int, *, waits: int = 1) -> T:
+        """What this rank's `work` gives; where one rank fails all raise, so that none waits for it in a collective.
+
+        `waits`: how often a rank may wait for the store in it.
+        """
+        result: Any = None
+        errors: list[Exception | None] = [None]
+        try:
+            result = await work
+        except ForgeError as error:
+            errors = [error]
+        except Exception as error:  # noqa: BLE001  # told to all ranks, which may not know its type, and raised there
+            errors = [RuntimeError(f"{type(error).__name__}: {error}")]
+        if world > 1:
+            if dist.get_backend() == "gloo":  # names the ranks that stall
+                dist.monitored_barrier(timeout=timedelta(seconds=self._timeout_s * (1 + waits)))
+            own, errors = errors[0], [None] * world
+            dist.all_gather_object(errors, own)
+        for failure in errors:
+            if failure is not None:
+                raise failure
+        found: T = result
+        return found
+
+
+async def _nothing() -> None:
+    """The work of a rank that has none."""
+
+
+def _rank_and_world() -> tuple[int, int]:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+# ---- reading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchResult:
+    """One fetch that ended."""
+
+    version: int
+    """What `apply` was given, or what the caller has already."""
+    seconds: float
+    """The whole fetch, `apply_s` included."""
+    apply_s: float
+    """Seconds inside `apply`."""
+    bytes: int
+    """Bytes handed to `apply`; 0 where the caller has the version."""
+
+
+class Subscriber(_Records):
+    """Reads versions of one set of weights; one a process and weights name.
+
+    The bytes are copied into private memory, and handed over only if the index still holds the version after the
+    copy; so a writer that takes the slot meanwhile is noticed, and `apply` never sees two versions mixed.
+
+    Args:
+        ref: The store.
+        weights_name: As the publisher calls them.
+        timeout_s: Deadline of each wait for the store, in which one part of the bytes travels at most; None: the
+            store's `silence_s`.
+    """
+
+    def __init__(self, ref: WeightStoreRef, weights_name: str, *, timeout_s: float | None = None) -> None:
+        super().__init__(ref, weights_name, timeout_s)
+        self._mapped: dict[tuple[int, int], torch.Tensor] = {}
+        self._private: dict[int, torch.Tensor] = {}
+        self._one_at_a_time = asyncio.Lock()
+
+    async def fetch(
+        self,
+        apply: Callable[[Mapping[str, torch.Tensor], int], Awaitable[None] | None],
+        *,
+        version: int | None = None,
+        have: Callable[[], int | None] = lambda: None,
+    ) -> FetchResult:
+        """Get one version and call ``apply(tensors by name, version)`` once, or not at all.
+
+        Args:
+            apply: Plain or async. The tensors are its own until it returns; the next fetch writes over them.
+            version: Which one; None for the latest.
+            have: Tells the version the caller has when its turn comes; the same one is not fetched again.
+
+        Raises:
+            UnknownIdError: No such weights or version; the message says which exist.
+            StallError: No stable version could be read in time, or the store does not answer.
+            ActorDiedError: The store's process ended.
+        """
+        async with self._one_at_a_time:
+            started = time.perf_counter()
+            client = await self._ref.client()
+            deadline = time.monotonic() + self._timeout_s
+            attempt = 0
+            while True:
+                attempt += 1
+                index = await self._index(client)
+                wanted, slot = self._choose(index, version)
+                if wanted == have():
+                    return FetchResult(version=wanted, seconds=time.perf_counter() - started, apply_s=0.0, bytes=0)
+                tensors = await self._read(client, slot)
+                if tensors is not None and (wanted, slot) in (await self._index(client)).versions:
+                    break
+                if time.monotonic() > deadline and attempt >= _ATTEMPTS:
+                    raise StallError(
+                        f"weights {self.weights_name!r} change faster than they can be read: no stable version in "
+                        f"{attempt} attempts and {self._timeout_s:g} s; publish less often or with more slots"
+                    )
+                await asyncio.sleep(_RETRY_S)
+            applying = time.perf_counter()
+            outcome = apply(tensors, wanted)
+            if inspect.isawaitable(outcome):
+                await outcome
+            ended = time.perf_counter()
+            num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+            return FetchResult(version=wanted, seconds=ended - started, apply_s=ended - applying, bytes=num_bytes)
+
+    async def versions(self) -> tuple[int, ...]:
+        """Versions that exist now, in the order of publication."""
+        client = await self._ref.client()
+        return tuple(version for version, _ in (await self._index(client)).versions)
+
+    def _choose(self, index: Index, version: int | None) -> tuple[int, int]:
+        wanted = index.latest() if version is None else version
+        slot = None if wanted is None else index.slot_of(wanted)
+        if wanted is None or slot is None:
+            exists = ", ".join(str(known) for known, _ in index.versions) or "none"
+            raise UnknownIdError(
+                f"weights {self.weights_name!r} have no version {'yet' if wanted is None else wanted}; "
+                f"existing versions: {exists}. Older ones are freed; publish first, or ask for the latest with None"
+            )
+        return wanted, slot
+
+    async def _index(self, client: Any) -> Index:
+        try:
+            index: Index = await self._get(client, "index")
+        except KeyError:
+            if not await self._wait(client.exists(f"{self.weights_name}.index"), "look-up of the index"):
+                keys = await self._wait(client.keys(), "list of keys")
+                names = sorted(key.removesuffix(".index") for key in keys if key.endswith(".index"))
+                raise UnknownIdError(
+                    f"no weights {self.weights_name!r} have been published; published: {', '.join(names) or 'none'}."
+                    f"{did_you_mean(self.weights_name, names)}"
+                ) from None
+            raise
+        return index
+
+    async def _read(self, client: Any, slot: int) -> Mapping[str, torch.Tensor] | None:
+        """Private copies of a slot's tensors; None where they vanished meanwhile."""
+        try:
+            layout: Layout = await self._get(client, f"slot{slot}.head")
+            for rank, num_bytes in enumerate(layout.rank_bytes):
+                private_B = self._private.get(rank)
+                if private_B is None or private_B.numel() != num_bytes:
+                    private_B = self._private[rank] = torch.empty(num_bytes, dtype=torch.uint8)
+                for number, (start, end) in enumerate(layout.parts(rank)):
+                    source_B = await self._get(client, f"slot{slot}.rank{rank}.part{number}")
+                    if source_B.numel() != end - start:
+                        return None
+                    if _segments.segment_of(source_B) is not None:
+                        self._mapped[slot, rank] = source_B  # keeps the pages mapped for the next time
+                    # in a thread, because the actor answers others meanwhile
+                    await asyncio.to_thread(private_B[start:end].copy_, source_B)
+        except (KeyError, _segments.SegmentGoneError):
+            return None
+        return {name: view_of(self._private[piece.rank], piece) for name, piece in layout.pieces.items()}
