@@ -1,6 +1,7 @@
 """Weak verifiers of trajectories, and combiners that make one reward of them.
 
-In: nothing at import. Out: the public names below, loaded when first used. Waits for nothing.
+In: nothing at import. Out: the public names below, loaded when first used. Waits for nothing. A verifier is a few lines
+in `core.verifier`; the rooms beside `core` hold those that come with the package; `ensemble` makes one of many.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from forge_verifiers import combiners
     from forge_verifiers.code.unit_tests import UnitTests
-    from forge_verifiers.combiners.priors import Prior
-    from forge_verifiers.core.composition import Gate, Seat, Sum
+    from forge_verifiers.combiners import Prior
+    from forge_verifiers.core.composition import Gate, PerTurn, Seat
     from forge_verifiers.core.conformance import check_verifier
-    from forge_verifiers.core.outcome import EnvReward
-    from forge_verifiers.core.turns import PerTurn
     from forge_verifiers.core.verifier import (
         Assessment,
         Composable,
         Cost,
+        EnvReward,
         Rule,
         ScoreError,
+        Sum,
         Verifier,
         checked_scores,
         group_ids,
@@ -42,55 +43,30 @@ if TYPE_CHECKING:
     from forge_verifiers.rules.text import Exact, Format, JsonSchema, Language, Length, Regex, Repetition
 
 _HOME = {
-    "Agreement": "distill.distilled",
-    "Alarm": "ensemble.alarms",
-    "Assessment": "core.verifier",
-    "Cascade": "ensemble.cascade",
-    "Composable": "core.verifier",
-    "Cost": "core.verifier",
-    "Distilled": "distill.distilled",
-    "EmbeddingSimilarity": "models.embedding",
-    "Ensemble": "ensemble.ensemble",
-    "EnsembleReport": "report.data",
-    "EnvReward": "core.outcome",
-    "Exact": "rules.text",
-    "Format": "rules.text",
-    "Gate": "core.composition",
-    "HackingAlarm": "ensemble.alarms",
-    "JsonSchema": "rules.text",
-    "Judge": "judge.judge",
-    "JudgeUsage": "judge.judge",
-    "Language": "rules.text",
-    "Length": "rules.text",
-    "LowerBound": "ensemble.pessimism",
-    "MathEqual": "rules.maths.equal",
-    "Numeric": "rules.maths.equal",
-    "Pairs": "judge.answers",
-    "PerTurn": "core.turns",
-    "Prior": "combiners.priors",
-    "Reasoned": "judge.answers",
-    "Regex": "rules.text",
-    "Repetition": "rules.text",
-    "RewardHackingError": "ensemble.alarms",
-    "RewardHackingWarning": "ensemble.alarms",
-    "RewardModel": "models.reward_model",
-    "Rule": "core.verifier",
-    "Scale": "judge.answers",
-    "ScoreError": "core.verifier",
-    "Seat": "core.composition",
-    "SelfConsistency": "rules.consistency",
-    "Snapshot": "report.data",
-    "SoftMinimum": "ensemble.pessimism",
-    "Sum": "core.composition",
-    "UnitTests": "code.unit_tests",
-    "Verifier": "core.verifier",
-    "VerifierReport": "report.data",
-    "YesNo": "judge.answers",
-    "check_verifier": "core.conformance",
-    "checked_scores": "core.verifier",
-    "distill": "distill.distill",
-    "group_ids": "core.verifier",
+    "code.unit_tests": ("UnitTests",),
+    "combiners": ("Prior",),
+    "core.composition": ("Gate", "PerTurn", "Seat"),
+    "core.conformance": ("check_verifier",),
+    "core.verifier": (
+        "Assessment", "Composable", "Cost", "EnvReward", "Rule", "ScoreError", "Sum", "Verifier", "checked_scores",
+        "group_ids",
+    ),
+    "distill.distill": ("distill",),
+    "distill.distilled": ("Agreement", "Distilled"),
+    "ensemble.alarms": ("Alarm", "HackingAlarm", "RewardHackingError", "RewardHackingWarning"),
+    "ensemble.cascade": ("Cascade",),
+    "ensemble.ensemble": ("Ensemble",),
+    "ensemble.pessimism": ("LowerBound", "SoftMinimum"),
+    "judge.answers": ("Pairs", "Reasoned", "Scale", "YesNo"),
+    "judge.judge": ("Judge", "JudgeUsage"),
+    "models.embedding": ("EmbeddingSimilarity",),
+    "models.reward_model": ("RewardModel",),
+    "report.data": ("EnsembleReport", "Snapshot", "VerifierReport"),
+    "rules.consistency": ("SelfConsistency",),
+    "rules.maths.equal": ("MathEqual", "Numeric"),
+    "rules.text": ("Exact", "Format", "JsonSchema", "Language", "Length", "Regex", "Repetition"),
 }
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "Agreement",
@@ -148,11 +124,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "combiners":
         return importlib.import_module("forge_verifiers.combiners")
-    if name not in _HOME:
+    if name not in _MODULE_OF:
         from forge_agents.errors import did_you_mean
 
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{did_you_mean(name, __all__)}")
-    return getattr(importlib.import_module(f"forge_verifiers.{_HOME[name]}"), name)
+    return getattr(importlib.import_module(f"forge_verifiers.{_MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:

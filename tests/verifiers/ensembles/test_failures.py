@@ -8,8 +8,7 @@ import pytest
 
 from forge_agents.policy import Endpoint
 from forge_verifiers import Composable, Ensemble, Gate, Judge, PerTurn, Rule, Seat, Sum
-from forge_verifiers.core.composition import assessed
-from forge_verifiers.core.verifier import Assessment, longest_s
+from forge_verifiers.core.verifier import Assessment, assessed, longest_s
 from forge_verifiers.judge.answers import Reply
 from forge_verifiers.judge.calls import Caller
 from forge_verifiers.judge.clients.chat import Conversation

@@ -17,7 +17,7 @@ from forge_verifiers import (
     SelfConsistency,
     checked_scores,
 )
-from forge_verifiers.core.composition import assessed
+from forge_verifiers.core.verifier import assessed
 
 
 def spoke(*actions, seed=0, agent="a"):

@@ -194,8 +194,7 @@ def most_of(reward: Any, env_top: float | None) -> float | None:
     Exact verifiers give 1, weighted ones the sum of their weights. One that only grades, such as a judge or an
     ensemble, may never give its highest score. Any other reward may say it in ``max_reward``.
     """
-    from forge_verifiers.core.composition import terms_of
-    from forge_verifiers.core.verifier import Verifier
+    from forge_verifiers.core.verifier import Verifier, terms_of
 
     if reward is env_reward or isinstance(reward, EnvTurnReward):
         return env_top

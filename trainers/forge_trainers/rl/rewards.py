@@ -115,13 +115,13 @@ class Columns:
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """What the rewards have learned, under ``name/``."""
-        from forge_verifiers.core.composition import nested_state
+        from forge_verifiers.core.verifier import nested_state
 
         return nested_state(self._rewards)  # type: ignore[arg-type]  # any reward may have a state
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Continue from `state_dict`."""
-        from forge_verifiers.core.composition import load_nested
+        from forge_verifiers.core.verifier import load_nested
 
         load_nested(self._rewards, state, owner=self.name)  # type: ignore[arg-type]  # as above
 

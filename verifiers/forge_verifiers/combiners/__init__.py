@@ -1,4 +1,7 @@
-"""Combiners: many weak scores in, one probability of correctness out. Pure numpy; waits for nothing."""
+"""Many weak scores into one probability of correctness, without labels. Start at `default`; `published` are its peers.
+
+In: scores [n, m], NaN where a verifier abstained. Out: P(correct) [n]. Waits for nothing: pure numpy.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,19 @@ from typing import Any, TypeVar
 
 from forge_agents.errors import UnknownIdError, did_you_mean
 from forge_verifiers.combiners.base import Combiner, CombinerReport, NotFittedError
-from forge_verifiers.combiners.dawid_skene import DawidSkene
-from forge_verifiers.combiners.default import Symbolic
-from forge_verifiers.combiners.logistic import Logistic
-from forge_verifiers.combiners.mean import Majority, Mean
-from forge_verifiers.combiners.priors import Prior
-from forge_verifiers.combiners.weaver import Weaver
+from forge_verifiers.combiners.default import Default, Prior
+from forge_verifiers.combiners.published import DawidSkene, Logistic, Majority, Mean, Weaver
 
 __all__ = [
     "Combiner",
     "CombinerReport",
     "DawidSkene",
+    "Default",
     "Logistic",
     "Majority",
     "Mean",
     "NotFittedError",
     "Prior",
-    "Symbolic",
     "Weaver",
     "get",
     "kind",
@@ -59,7 +58,7 @@ def register(kind: _Kind) -> _Kind:
     return kind
 
 
-for _kind in (Mean, Majority, Logistic, DawidSkene, Weaver, Symbolic):
+for _kind in (Mean, Majority, Logistic, DawidSkene, Weaver, Default):
     register(_kind)
 
 
@@ -88,7 +87,7 @@ def get(
     """A fresh, unfitted combiner.
 
     Args:
-        name: "mean", "majority", "logistic", "dawid-skene", "weaver", "default" (`Symbolic`), or one registered.
+        name: "mean", "majority", "logistic", "dawid-skene", "weaver", "default" (`Default`), or one registered.
         families: one label per verifier (None = unrelated), or {column: label}. "logistic", "dawid-skene" and
             "weaver" are kept as published and use neither families nor anchors.
         anchors: columns of verifiers known to be better than the rest.
@@ -99,10 +98,8 @@ def get(
         ValueError: priors for a combiner that takes none.
     """
     wanted: Any = kind(name)
-    if not priors:
-        made: Combiner = wanted(families=families, anchors=anchors)
-        return made
-    if not wanted.takes_priors:
-        raise ValueError(f"the {name!r} combiner takes no priors; use {Symbolic.name!r}, or leave priors out")
-    told: Combiner = wanted(families=families, anchors=anchors, priors=priors)
-    return told
+    if priors and not wanted.takes_priors:
+        raise ValueError(f"the {name!r} combiner takes no priors; use {Default.name!r}, or leave priors out")
+    known = {"priors": priors} if priors else {}
+    made: Combiner = wanted(families=families, anchors=anchors, **known)
+    return made

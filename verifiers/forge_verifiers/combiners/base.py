@@ -168,6 +168,21 @@ def anchor_mask(anchors: Sequence[int] | None, m: int) -> NDArray[np.bool_]:
     return mask
 
 
+def score_range(scores: Floats) -> tuple[Floats, Floats]:
+    """Least and greatest score of each verifier, each [m]; 0 and 0 for one that always abstained."""
+    low = np.where(np.isnan(scores), np.inf, scores).min(axis=0)
+    high = np.where(np.isnan(scores), -np.inf, scores).max(axis=0)
+    silent = np.isinf(low)
+    return np.where(silent, 0.0, low), np.where(silent, 0.0, high)
+
+
+def min_max(scores: Floats, low: Floats, high: Floats) -> Floats:
+    """Scores [n, m] on [0, 1] by the fitted range; beyond it clipped, constant verifiers 0.5, NaN kept."""
+    span = np.where(high > low, high - low, 1.0)
+    scaled = np.clip((scores - low) / span, 0.0, 1.0)
+    return np.where((high > low) | np.isnan(scores), scaled, 0.5)
+
+
 def correlations(x: Floats, heard: NDArray[np.floating]) -> Floats:
     """Correlations [s, s] of centred `x` [s, n] over the c columns heard of both, shrunk by c / (c + 5)."""
     common, power = (heard @ heard.T).astype(np.float64), (x * x) @ heard.T.astype(np.float64)
@@ -261,10 +276,8 @@ class Combiner(ABC):
             NotFittedError: before `fit`.
             ValueError: wrong shapes, another number of verifiers than in `fit`, infinite scores.
         """
-        fitted = self._parameters()
-        matrix = check_scores(scores, num_verifiers=int(fitted["num_verifiers"]))
-        index, mask = check_groups(groups, len(matrix)), check_asked(asked, matrix)
-        return self._predict(np.where(mask, matrix, np.nan), index, mask) if len(matrix) else np.zeros(0)
+        rows = self._checked(scores, groups, asked)
+        return self._predict(*rows) if len(rows[0]) else np.zeros(0)
 
     def uncertainty(self, scores: ArrayLike, groups: ArrayLike | None = None, asked: ArrayLike | None = None) -> Floats:
         """Standard deviation [n] of `predict_proba`, of combiners whose `has_uncertainty` is True; arguments as there.
@@ -278,10 +291,8 @@ class Combiner(ABC):
         """
         if not self.has_uncertainty:
             raise TypeError(f"the {self.name!r} combiner does not know how sure it is; take one whose has_uncertainty")
-        fitted = self._parameters()
-        matrix = check_scores(scores, num_verifiers=int(fitted["num_verifiers"]))
-        index, mask = check_groups(groups, len(matrix)), check_asked(asked, matrix)
-        return self._uncertainty(np.where(mask, matrix, np.nan), index, mask) if len(matrix) else np.zeros(0)
+        rows = self._checked(scores, groups, asked)
+        return self._uncertainty(*rows) if len(rows[0]) else np.zeros(0)
 
     def fit_predict(
         self,
@@ -321,6 +332,13 @@ class Combiner(ABC):
         if "num_verifiers" not in state:
             raise ValueError(f"state of {self.name!r} has no 'num_verifiers'; send what state_dict() returned")
         self._fitted = {key: np.array(value) for key, value in state.items() if key != "combiner"}
+
+    def _checked(
+        self, scores: ArrayLike, groups: ArrayLike | None, asked: ArrayLike | None
+    ) -> tuple[Floats, Ints | None, Bools]:
+        matrix = check_scores(scores, num_verifiers=int(self._parameters()["num_verifiers"]))
+        mask = check_asked(asked, matrix)
+        return np.where(mask, matrix, np.nan), check_groups(groups, len(matrix)), mask
 
     def _parameters(self) -> dict[str, NDArray[Any]]:
         if not self._fitted:

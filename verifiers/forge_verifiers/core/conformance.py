@@ -12,7 +12,7 @@ import numpy as np
 
 from forge_agents.testing import ConformanceError, ConformanceReport, Finding
 from forge_agents.types import Trajectory
-from forge_verifiers.core.composition import COSTS
+from forge_verifiers.core.verifier import COSTS
 
 
 class _BreachError(Exception):

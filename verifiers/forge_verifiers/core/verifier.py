@@ -1,4 +1,4 @@
-"""What a verifier is, and a user's function as one.
+"""What a verifier is and what its scores must be; a weighted sum, a user's function, an environment's reward as one.
 
 In: trajectories. Out: float32 scores [n] in [0, 1], NaN where the verifier abstains. Waits for nothing.
 """
@@ -9,7 +9,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from forge_agents.errors import ForgeError
 from forge_agents.types import Trajectory
 
-if TYPE_CHECKING:
-    from forge_verifiers.core.composition import Sum
-
 Cost: TypeAlias = Literal["cheap", "model", "expensive"]
 """What a score costs: pure Python, one forward pass of a model, or more (a judge that writes, a sandbox)."""
+COSTS: tuple[Cost, ...] = ("cheap", "model", "expensive")
+"""Cost classes, cheapest first."""
 
 Scores: TypeAlias = NDArray[np.float32]
 State: TypeAlias = dict[str, NDArray[Any]]
@@ -104,17 +103,13 @@ class Composable:
         return self.score(trajectories)
 
     def __mul__(self, weight: float) -> Sum:
-        from forge_verifiers.core.composition import Sum
-
         if isinstance(weight, bool) or not isinstance(weight, int | float):
             return NotImplemented
-        return Sum([(float(weight), self)])
+        return Sum([(float(weight) * own, verifier) for own, verifier in terms_of(self)])
 
     __rmul__ = __mul__
 
     def __add__(self, other: Verifier) -> Sum:
-        from forge_verifiers.core.composition import Sum, terms_of
-
         if not isinstance(other, Verifier):
             return NotImplemented
         return Sum([*terms_of(self), *terms_of(other)])
@@ -174,6 +169,162 @@ def group_ids(trajectories: Sequence[Trajectory]) -> NDArray[np.intp]:
     """
     numbers: dict[tuple[str, int, str], int] = {}
     return np.array([numbers.setdefault((t.env_id, t.seed, t.agent), len(numbers)) for t in trajectories], np.intp)
+
+
+def assessed(verifier: Verifier, trajectories: Sequence[Trajectory]) -> Assessment:
+    """The assessment of any verifier, its scores held to the contract.
+
+    Raises:
+        ScoreError: see `checked_scores`; or turns that are not one array per trajectory with a score per turn.
+    """
+    if not isinstance(verifier, Composable):
+        return Assessment(scores=checked_scores(verifier, trajectories))
+    found = verifier.assess(trajectories)
+    scores = checked(found.scores, verifier.name, len(trajectories))
+    failed = {at: why for at, why in found.failed.items() if math.isnan(scores[at])}
+    if found.turns is None:
+        return Assessment(scores=scores, noise=found.noise, failed=failed)
+    if [len(own) for own in found.turns] != [len(t.turns) for t in trajectories]:
+        raise ScoreError(f"verifier {verifier.name!r} scored other turns than it was shown; return one score per turn")
+    return Assessment(scores=scores, noise=found.noise, turns=found.turns, failed=failed)
+
+
+def nested_state(parts: Mapping[str, Verifier]) -> State:
+    """The states of parts under "name/" prefixes; parts without a state_dict have none."""
+    state: State = {}
+    for prefix, part in parts.items():
+        own = part.state_dict() if hasattr(part, "state_dict") else {}
+        state.update({f"{prefix}/{key}": value for key, value in own.items()})
+    return state
+
+
+def load_nested(parts: Mapping[str, Verifier], state: Mapping[str, NDArray[Any]], *, owner: str) -> None:
+    """Gives every part its share of what `nested_state` returned.
+
+    Raises:
+        ValueError: a key belongs to no part.
+    """
+    shares: dict[str, dict[str, NDArray[Any]]] = {prefix: {} for prefix in parts}
+    for key, value in state.items():
+        prefix = next((p for p in parts if key.startswith(f"{p}/")), None)
+        if prefix is None:
+            raise ValueError(f"{owner!r} has no part for state {key!r}; its parts are {', '.join(parts)}")
+        shares[prefix][key[len(prefix) + 1 :]] = value
+    for prefix, part in parts.items():
+        if hasattr(part, "load_state_dict"):
+            part.load_state_dict(shares[prefix])
+        elif shares[prefix]:
+            raise ValueError(f"{part.name!r} in {owner!r} cannot load state; give it a load_state_dict")
+
+
+def terms_of(verifier: Verifier) -> tuple[tuple[float, Verifier], ...]:
+    """The weighted terms of a sum; any other verifier is one term of weight 1."""
+    return verifier.terms if isinstance(verifier, Sum) else ((1.0, verifier),)
+
+
+class Nested(Composable):
+    """A verifier made of others: it costs as much as the dearest, and its state is theirs.
+
+    Its family and its likeness are those that all of `relatives` share.
+
+    Args:
+        name: What reports call it.
+        parts: By the prefix of their state.
+        relatives: Whose errors it makes; all parts by default.
+    """
+
+    def __init__(self, name: str, parts: Mapping[str, Verifier], relatives: Sequence[Verifier] = ()) -> None:
+        self.name, self._parts = name, parts
+        self.cost = COSTS[max(COSTS.index(part.cost) for part in parts.values())]
+        self.sees_groups = any(getattr(part, "sees_groups", False) for part in parts.values())
+        families, likenesses = (
+            {getattr(part, key, None) for part in relatives or parts.values()} for key in ("family", "likeness")
+        )
+        self.family = families.pop() if len(families) == 1 else None
+        self.likeness = likenesses.pop() if len(likenesses) == 1 else None
+
+    def score(self, trajectories: Sequence[Trajectory]) -> Scores:
+        """The scores of `assess`, float32 [n]."""
+        return self.assess(trajectories).scores
+
+    @abstractmethod
+    def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
+        """What it makes of its parts' assessments."""
+
+    def parts(self) -> Mapping[str, Verifier]:
+        """The parts, by the prefix of their state: a run finds the ensemble within a reward by them."""
+        return self._parts
+
+    def longest_s(self, trajectories: Sequence[Trajectory], otherwise_s: float) -> float:
+        """One part after the other."""
+        return sum(longest_s(part, trajectories, otherwise_s) for part in self._parts.values())
+
+    def state_dict(self) -> State:
+        """The states of the parts."""
+        return nested_state(self._parts)
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Restores what `state_dict` returned. Raises ValueError for anything else."""
+        load_nested(self._parts, state, owner=self.name)
+
+
+class Sum(Nested):
+    """The weighted sum of verifiers: what ``0.5 * a + 0.5 * b`` makes.
+
+    Weights that add up to more than 1 are divided by their sum, so ``a + b`` is the mean and scores stay in [0, 1].
+    A term that abstains is replaced by the weighted mean of the others; where all abstain the sum does, too. A term
+    that failed on a trajectory counts as it does for the siblings on average, so that nobody gains by a failure.
+
+    Args:
+        terms: Weight and verifier of each term; weights positive.
+        name: What reports call it; the formula by default.
+    """
+
+    def __init__(self, terms: Sequence[tuple[float, Verifier]], *, name: str | None = None) -> None:
+        if not terms:
+            raise ValueError("a Sum was given no terms; send at least one (weight, verifier)")
+        for weight, verifier in terms:
+            if not (math.isfinite(weight) and weight > 0):
+                raise ValueError(f"weight {weight} of verifier {verifier.name!r} must be positive and finite")
+        self.terms = tuple(terms)
+        formula = " + ".join(v.name if w == 1 else f"{w:g}*{v.name}" for w, v in terms)
+        super().__init__(name or formula, {str(k): verifier for k, (_, verifier) in enumerate(terms)})
+
+    def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
+        """The sum; where a term scores turns, the others' scores of the trajectory count for each turn of it."""
+        parts = [assessed(verifier, trajectories) for _, verifier in self.terms]
+        heard = np.stack([part.scores for part in parts])
+        scores = self._sum(_evened(heard, [part.failed for part in parts], group_ids(trajectories)))
+        scores[np.isnan(heard).all(axis=0)] = math.nan
+        failed = {at: why for part in parts for at, why in part.failed.items() if math.isnan(scores[at])}
+        if all(part.turns is None for part in parts):
+            return Assessment(scores=scores, failed=failed)
+        turns = []
+        for at, trajectory in enumerate(trajectories):
+            whole = np.ones(len(trajectory.turns), np.float32)
+            turns.append(
+                self._sum(np.stack([whole * p.scores[at] if p.turns is None else p.turns[at] for p in parts]))
+            )
+        return Assessment(scores=scores, turns=turns, failed=failed)
+
+    def _sum(self, scores: Scores) -> Scores:
+        """Weighted sum [n] of scores [terms, n]."""
+        weights = np.array([w for w, _ in self.terms])
+        scores = scores.astype(np.float64)
+        present = ~np.isnan(scores)
+        mass = weights @ present
+        mean = weights @ np.where(present, scores, 0.0) / np.where(mass > 0, mass, 1.0)
+        return np.where(mass > 0, mean * min(1.0, float(weights.sum())), math.nan).astype(np.float32)
+
+
+def _evened(scores: Scores, failed: Sequence[Mapping[int, str]], groups: NDArray[np.intp]) -> Scores:
+    """Scores [terms, n] in which a term that failed on a row has the mean of what it said of the row's siblings."""
+    evened = scores.copy()
+    for term, rows in enumerate(failed):
+        for row in rows:
+            siblings = scores[term, groups == groups[row]]
+            evened[term, row] = np.nanmean(siblings) if np.isfinite(siblings).any() else math.nan
+    return evened
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -249,3 +400,46 @@ class Rule(TrajectoryRule):
     def grade(self, trajectory: Trajectory) -> float | bool | None:
         """What the function returns."""
         return self.function(trajectory)
+
+
+class EnvReward(Composable):
+    """The environment's total reward of each trajectory, from ``low`` (scores 0) to ``high`` (scores 1).
+
+    Args:
+        low: Least total reward an agent can get.
+        high: Greatest total reward an agent can get.
+        clip: Whether rewards beyond the range score 0 or 1 instead of raising.
+        name: What reports call it.
+        family: Verifiers of one family share a cause of error.
+    """
+
+    cost: Cost = "cheap"
+
+    def __init__(
+        self,
+        low: float = 0.0,
+        high: float = 1.0,
+        *,
+        clip: bool = False,
+        name: str = "env_reward",
+        family: str | None = None,
+    ) -> None:
+        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+            raise ValueError(f"EnvReward got low={low}, high={high}; send finite bounds with low < high")
+        self.low, self.high, self.clip = low, high, clip
+        self.name, self.family = name, family
+
+    def score(self, trajectories: Sequence[Trajectory]) -> Scores:
+        """Scaled rewards, float32 [n].
+
+        Raises:
+            ValueError: a reward is outside [low, high] and `clip` is False.
+        """
+        rewards = np.array([t.reward for t in trajectories], np.float64)
+        outside = (rewards < self.low - 1e-9) | (rewards > self.high + 1e-9)
+        if outside.any() and not self.clip:
+            raise ValueError(
+                f"verifier {self.name!r} met a total reward of {rewards[outside][0]} outside "
+                f"[{self.low}, {self.high}]; set low and high to the environment's range, or clip=True"
+            )
+        return np.clip((rewards - self.low) / (self.high - self.low), 0.0, 1.0).astype(np.float32)

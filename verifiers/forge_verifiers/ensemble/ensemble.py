@@ -17,8 +17,19 @@ from numpy.typing import NDArray
 from forge_agents.types import Trajectory
 from forge_verifiers import combiners
 from forge_verifiers.combiners import Prior
-from forge_verifiers.core.composition import dearest, load_nested, nested_state
-from forge_verifiers.core.verifier import Assessment, Composable, Cost, Scores, State, Verifier, group_ids, longest_s
+from forge_verifiers.core.verifier import (
+    COSTS,
+    Assessment,
+    Composable,
+    Cost,
+    Scores,
+    State,
+    Verifier,
+    group_ids,
+    load_nested,
+    longest_s,
+    nested_state,
+)
 from forge_verifiers.ensemble.alarms import Alarm, HackingAlarm, Watch, disagreement, mean_scores, sibling_spread
 from forge_verifiers.ensemble.belief import Belief, combiner_for, families_of, rewards, witnesses
 from forge_verifiers.ensemble.cascade import Cascade
@@ -90,7 +101,7 @@ class Ensemble(Composable):
         self.verifiers = tuple(verifiers)
         _check(self.verifiers, refit_every=refit_every, max_rows=max_rows, forget=forget, timeout_s=timeout_s)
         self.name, self.family = name, family
-        self.cost = dearest(self.verifiers)
+        self.cost = COSTS[max(COSTS.index(v.cost) for v in self.verifiers)]
         self.refit_every, self.label = refit_every, label
         self.cascade, self.pessimism = cascade, pessimism
         self.learning = True

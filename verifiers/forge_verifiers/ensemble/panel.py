@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from forge_agents.types import Trajectory
 from forge_verifiers.combiners import CombinerReport
-from forge_verifiers.core.composition import COSTS, nested_state
-from forge_verifiers.core.verifier import Scores, State, Verifier
+from forge_verifiers.core.verifier import COSTS, Scores, State, Verifier, nested_state
 from forge_verifiers.ensemble.cache import ScoreCache, content_key
 from forge_verifiers.ensemble.cascade import Cascade
 from forge_verifiers.judge.calls import Caller, Verdict

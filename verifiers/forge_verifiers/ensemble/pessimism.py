@@ -43,7 +43,7 @@ class LowerBound:
     """The posterior less some of its standard deviations, not below 0: what few rows have taught counts for less."""
 
     deviations: float = 1.0
-    """Standard deviations, above 0. See `Symbolic.uncertainty` for what they cover."""
+    """Standard deviations, above 0. See `Combiner.uncertainty` for what they cover."""
 
     def __post_init__(self) -> None:
         if not 0 < self.deviations < np.inf:

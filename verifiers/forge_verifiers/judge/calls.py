@@ -18,8 +18,7 @@ from typing import Literal
 import numpy as np
 
 from forge_agents.types import Trajectory
-from forge_verifiers.core.composition import assessed
-from forge_verifiers.core.verifier import Assessment, Cost, ScoreError, Scores, Verifier, longest_s
+from forge_verifiers.core.verifier import Assessment, Cost, ScoreError, Scores, Verifier, assessed, longest_s
 
 AT_ONCE: Mapping[Cost, int] = {"cheap": 1, "model": 4, "expensive": 8}
 """Verifiers of a cost class asked at the same time: pure Python shares one lock, the others mostly wait."""
