@@ -9,9 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from forge_agents.bench.limits import BenchLimits
+    from forge_agents.bench.plan import BenchLimits
+    from forge_agents.bench.play import benchmark
     from forge_agents.bench.report import Report
-    from forge_agents.bench.runner import benchmark
     from forge_agents.envs.env import Outcome, ParallelTurnEnv, TurnEnv
     from forge_agents.envs.registry import list_envs, list_suites, make, register, register_suite, spec, suite
     from forge_agents.envs.spec import EnvSpec
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "forge_agents.bench.limits": ("BenchLimits",),
+    "forge_agents.bench.plan": ("BenchLimits",),
+    "forge_agents.bench.play": ("benchmark",),
     "forge_agents.bench.report": ("Report",),
-    "forge_agents.bench.runner": ("benchmark",),
     "forge_agents.envs.env": ("Outcome", "ParallelTurnEnv", "TurnEnv"),
     "forge_agents.envs.registry": ("list_envs", "list_suites", "make", "register", "register_suite", "spec", "suite"),
     "forge_agents.envs.spec": ("EnvSpec",),

@@ -1,12 +1,13 @@
-"""Folders that a stranger may have made: their files are files.
+"""Files of runs: folders that a stranger may have made hold plain files, and texts are written whole.
 
-In: a folder. Out: nothing, or an error. Waits for the disk.
+In: a folder, or a path and a text. Out: a file, nothing, or an error. Waits for the disk.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,22 @@ def check_plain_file(path: Path) -> None:
     """
     if not stat.S_ISREG(path.lstat().st_mode):
         raise RunFolderError(f"{path} is a link, or no file; a run's folder holds plain files")
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> Path:
+    """Write a text file by rename, so that nobody ever reads half of it."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+        Path(name).chmod(0o644)
+        Path(name).replace(target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return target
 
 
 def is_small(value: Any, most: int = 100_000) -> bool:

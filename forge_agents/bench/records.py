@@ -1,6 +1,7 @@
-"""What one benchmark episode came to, and the file that keeps it.
+"""What one benchmark episode came to and cost, and the file that keeps it.
 
-In: episodes. Out: records, one JSON line each, appended as soon as an episode has ended. Waits for nothing.
+In: episodes. Out: records, one JSON line each, appended as soon as an episode has ended; sums by player. Waits for
+nothing.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -65,17 +67,14 @@ class Record:
         """The record of `episode`."""
         error = episode.error
         good = {} if error else success_of(episode, lineup)
+        seats = {} if error else {a: _seat(t, lineup[a], good[a]) for a, t in episode.trajectories.items()}
         return cls(
             key=key,
             env=episode.env_id,
             seed=episode.seed,
             sample=sample,
             lineup=dict(lineup),
-            seats={
-                agent: _seat(trajectory, lineup[agent], good[agent])
-                for agent, trajectory in episode.trajectories.items()
-                if not error
-            },
+            seats=seats,
             end=episode.end_reason,
             error=f"{error.where}: {error.kind}: {error.message}"[:500] if error else "",
             seconds=episode.duration_s,
@@ -181,8 +180,7 @@ class EpisodeLog:
             ) from None
         except OSError as error:
             raise RunFolderError(f"{self.path} cannot be written: {error}; give another out_dir") from None
-        for record in self._read(self._file):
-            self._keep(record)
+        self._read(self._file)
         return self
 
     def __exit__(
@@ -202,15 +200,53 @@ class EpisodeLog:
     def _keep(self, record: Record) -> None:
         (self.failed if record.error else self.done)[record.key] = record
 
-    def _read(self, file: IO[str]) -> Iterator[Record]:
+    def _read(self, file: IO[str]) -> None:
         file.seek(0)
-        whole = True
+        line = "\n"
         for line in file:
-            whole = line.endswith("\n")
             try:
-                yield Record.from_json(json.loads(line))
+                self._keep(Record.from_json(json.loads(line)))
             except (ValueError, TypeError, KeyError, AttributeError):
                 self.unreadable += 1
-        if not whole:
-            file.write("\n")  # what comes next starts on a line of its own
+        if not line.endswith("\n"):  # a killed process wrote half of it: what comes next starts on a line of its own
+            file.write("\n")
             file.flush()
+
+
+# ---- what it cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What one player spent in the episodes of a report, failed ones left out."""
+
+    prompt_tokens: int
+    """Tokens read, cached ones included."""
+    tokens: int
+    """Tokens sampled."""
+    cost: float
+    """Currency units; 0 of a player without prices."""
+
+
+def priced(facts: Mapping[str, Any]) -> bool:
+    """Whether a player with these facts costs anything."""
+    return bool(facts.get("price_in") or facts.get("price_out"))
+
+
+def cost_of(facts: Mapping[str, Any], prompt_tokens: int, tokens: int) -> float:
+    """Currency units that a player with these facts pays for tokens read and sampled."""
+    return float(facts.get("price_in", 0.0) * prompt_tokens + facts.get("price_out", 0.0) * tokens) / 1e6
+
+
+def spent_by_player(records: Iterable[Record], players: Mapping[str, Mapping[str, Any]]) -> dict[str, Spent]:
+    """Sums over all seats that each player held."""
+    read: Counter[str] = Counter()
+    sampled: Counter[str] = Counter()
+    for record in records:
+        for seat in record.seats.values():
+            read[seat.player] += seat.prompt_tokens
+            sampled[seat.player] += seat.tokens
+    return {
+        name: Spent(prompt_tokens=read[name], tokens=sampled[name], cost=cost_of(facts, read[name], sampled[name]))
+        for name, facts in players.items()
+    }

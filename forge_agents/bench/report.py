@@ -1,25 +1,29 @@
-"""What `benchmark` returns: results, where they come from, and how they are shown and kept.
+"""What `benchmark` returns: results, where they come from, how they are shown and kept, and several of them as one.
 
-In: records, or a file that `save` wrote. Out: a table, JSON, Markdown, HTML. Waits for the disk.
+In: records, or files that `save` wrote. Out: tables, JSON, Markdown, HTML; a leaderboard of players that were measured
+alike, or an error that names what differs. Waits for the disk.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
-import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from forge_agents.bench.costs import Spent, spent_by_player
-from forge_agents.bench.records import Record
-from forge_agents.bench.schedule import World
-from forge_agents.bench.summary import Summary, summarise
+from forge_agents.bench import tables
+from forge_agents.bench.plan import World
+from forge_agents.bench.records import Record, Spent, priced, spent_by_player
+from forge_agents.bench.statistics import CONFIDENCE, POWER, gap_found, smallest_p
+from forge_agents.bench.summary import Pair, Summary, summarise
+from forge_agents.bench.tables import Document, Section, interval, number
 from forge_agents.errors import ForgeError
+from forge_agents.files import write_whole
 
 FORMAT = 2
 """Of the JSON file. Raised whenever what a field means changes."""
@@ -98,7 +102,7 @@ class Report:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the report as JSON, all or nothing. Read it again with `load`."""
-        return write(path, json.dumps(self.as_json(), indent=1, allow_nan=False) + "\n")
+        return write_whole(path, json.dumps(self.as_json(), indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Report:
@@ -109,42 +113,24 @@ class Report:
         """
         return _from_json(_read(Path(path)), Path(path))
 
+    def document(self, *, brief: bool = False) -> Document:
+        """All that is shown, in texts; `brief` fits a terminal."""
+        return _document(self, brief)
+
     def table(self) -> str:
         """Print the report to the terminal, if there is one, and return it as text."""
-        from forge_agents.bench.text import show
-
-        return show(self)
+        return tables.show(self.document(brief=True))
 
     def markdown(self, path: str | os.PathLike[str] | None = None) -> str:
         """The report as Markdown; with `path` also written there."""
-        from forge_agents.bench.text import as_markdown
-
-        text = as_markdown(self)
+        text = tables.as_markdown(self.document())
         if path is not None:
-            write(path, text)
+            write_whole(path, text)
         return text
 
     def html(self, path: str | os.PathLike[str]) -> Path:
         """Write the report as one HTML file that loads nothing from elsewhere and runs no script."""
-        from forge_agents.bench.html import page
-
-        return write(path, page(self))
-
-
-def write(path: str | os.PathLike[str], text: str) -> Path:
-    """Write a text file by rename, so that nobody ever reads half of it."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-        Path(name).chmod(0o644)
-        Path(name).replace(target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    return target
+        return write_whole(path, tables.as_html(self.document()))
 
 
 def _read(path: Path) -> Any:
@@ -205,3 +191,334 @@ def _strict(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if isinstance(value, int | float | str | None) else repr(value)
+
+
+# ---- what is shown
+
+
+def _document(report: Report, brief: bool) -> Document:
+    s = report.settings
+    seats = "seats swapped" if s["swap_seats"] else "seats not swapped"
+    headline = (
+        f"{s['suite']}: {len(report.worlds)} environments, {s['episodes']} seeds (seed {s['seed']}), "
+        f"{s['samples']} samples, {seats}, {len(report.records)} episodes{_departures(report)}"
+    )
+    found = [_players(report), *_environments(report, brief), _passes(report), *_differences(report)]
+    found += [*_meetings(report), *_exploitability(report), _spent(report)]
+    packages = ", ".join(f"{name} {version}" for name, version in report.provenance["packages"].items())
+    facts = [f"Python {report.provenance['python']}; {packages}"]
+    facts += [f"played {report.timing.get('date', 'at no known time')}"]
+    for name, known in report.players.items():
+        facts.append(f"player {name}: {', '.join(f'{key} {value}' for key, value in known.items())}")
+    facts += [f"environment {world.id}: code {world.code}, arguments {dict(world.kwargs)}" for world in report.worlds]
+    return Document(
+        title=f"Benchmark: {s['suite']}",
+        headline=headline,
+        warnings=_warnings(report),
+        bars=report.summary.overall,
+        sections=[section for section in found if section.rows],
+        facts=facts,
+    )
+
+
+def _departures(report: Report) -> str:
+    """Where the suite's own settings were not used; nothing is known of reports of other versions."""
+    own = report.settings.get("suite_defaults") or {}
+    found = {name: str(report.settings[name]) for name in own if name in report.settings}
+    gaps = [f"{name} {value} instead of {own[name]}" for name, value in found.items() if value != str(own[name])]
+    longest: dict[int, list[str]] = {}
+    for name, facts in report.players.items():
+        if "sampling" in facts and "max_tokens" in own:
+            longest.setdefault(facts["sampling"]["max_tokens"], []).append(name)
+    gaps += [
+        f"max_tokens {value} instead of {own['max_tokens']} for {', '.join(names)}"
+        for value, names in longest.items()
+        if value != own["max_tokens"]
+    ]
+    return f". Not as the suite says: {'; '.join(gaps)}" if gaps else ""
+
+
+def _warnings(report: Report) -> list[str]:
+    found, s = [], report.summary
+    if report.missing:
+        why = f": {report.stopped}" if report.stopped else ""
+        found.append(f"INCOMPLETE: {report.missing} of {report.planned} episodes were not played{why}")
+    failed = [record for record in report.records if record.error]
+    if failed:
+        found.append(f"{len(failed)} episodes failed and count in no mean; the first: {failed[0].error}")
+    rivals = [world.id for world in report.worlds if world.kind in ("competitive", "mixed")]
+    if rivals and len(report.players) > 1 and not report.settings["swap_seats"]:
+        found.append(
+            f"SEATS ARE NOT SWAPPED in {', '.join(rivals)}: differences between players there may be those between "
+            "their seats, so nobody is rated by them"
+        )
+    for where, pairs in (("Over all environments", s.overall_pairs), ("In single environments", s.pairs)):
+        if (power := _power(pairs)).startswith("NO PAIR"):
+            found.append(f"{where}: {power}")
+    return found
+
+
+def _power(pairs: Sequence[Pair]) -> str:
+    """What so many seeds can show of so many pairs."""
+    if not pairs:
+        return ""
+    seeds, alpha = max(pair.reward.n for pair in pairs), 1 - CONFIDENCE
+    least = smallest_p(seeds) * len(pairs)
+    if least > alpha:
+        enough = next((n for n in range(2, 64) if smallest_p(n) * len(pairs) <= alpha), None)
+        cure = f"{enough} would do" if enough else "compare fewer players or environments"
+        return (
+            f"NO PAIR CAN DIFFER: with {seeds} seeds none of {len(pairs)} can have an adjusted p below "
+            f"{min(1.0, least):.2g}; {cure}"
+        )
+    return (
+        f"With {seeds} seeds a pair is found apart in {POWER:.0%} of cases if it differs by "
+        f"{gap_found(seeds, len(pairs)):.2g} standard deviations of a seed's difference"
+    )
+
+
+def _players(report: Report) -> Section:
+    rows = []
+    for name, facts in report.players.items():
+        what = " ".join(str(facts[key]) for key in ("type", "model", "function") if key in facts)
+        strength = games = "\N{EN DASH}"
+        if rating := report.summary.ratings.get(name):
+            ends = "" if math.isnan(rating.low) else f" [{rating.low:.0f}, {rating.high:.0f}]"
+            strength, games = f"{rating.value:.0f}{ends}", str(rating.games)
+        rows.append((name, what, interval(report.summary.overall[name]), strength, games))
+    return Section(
+        title="Players",
+        heads=("player", "what it is", "success", "rating", "games"),
+        rows=tuple(rows),
+        names=2,
+        note="Success is the mean over environments, each seed of each a unit of its own; a rival's forfeit is no "
+        "success. Ratings (Bradley-Terry, mean 1000, 400 points are odds of ten to one) come from "
+        "games of players against each other, with a draw added to each pair. A game is a deal in all its line-ups, "
+        "won by who earned more over them together; deals that a forfeit ended are left out.",
+    )
+
+
+def _environments(report: Report, brief: bool) -> list[Section]:
+    """In brief one table an environment, with intervals where they matter most."""
+    heads = ("player", "reward", "success", "invalid", "forfeit", "cut off", "turns", "tokens", "n")
+    rows: dict[str, list[tuple[str, ...]]] = {}
+    for cell in report.summary.cells:
+        digits, rates = 2 if brief else 3, (cell.invalid, cell.forfeit, cell.cut_off)
+        row = (
+            cell.player,
+            interval(cell.reward, digits=digits),
+            interval(cell.success, digits=digits),
+            *(number(rate.value, 2) if brief else interval(rate) for rate in rates),
+            interval(cell.decisions, digits=1),
+            interval(cell.tokens, digits=1),
+            f"{cell.episodes}+{cell.failed}" if cell.failed else str(cell.episodes),
+        )
+        rows.setdefault(cell.env, []).append(row)
+    if brief:
+        return [Section(title=env, heads=heads, rows=tuple(found), names=1) for env, found in rows.items()]
+    whole = Section(
+        title="Environments",
+        heads=("environment", *heads),
+        rows=tuple((env, *row) for env, found in rows.items() for row in found),
+        names=2,
+        note="With 95 % intervals over seeds: rewards, turns and tokens by BCa bootstrap, rates by Wilson. Invalid and "
+        "cut off are rates of decisions, success and forfeit of seats; turns and tokens are per seat and episode; n "
+        "counts episodes, and after a plus those that failed. Alone in games of one seat or one goal, else against the "
+        "other players.",
+    )
+    return [whole]
+
+
+def _passes(report: Report) -> Section:
+    rows = [(c.env, c.player, str(k), interval(v)) for c in report.summary.cells for k, v in c.pass_at_k.items()]
+    return Section(title="pass@k", heads=("environment", "player", "k", "pass@k"), rows=tuple(rows), names=2)
+
+
+def _differences(report: Report) -> Iterator[Section]:
+    everywhere = "Differences over all environments", ("player", "minus", "success"), "environments and seeds"
+    apart = "Differences on the same seeds", ("environment", "player", "minus", "reward"), "seeds"
+    for (title, heads, units), pairs in ((everywhere, report.summary.overall_pairs), (apart, report.summary.pairs)):
+        names = [(pair.env, pair.first, pair.second)[4 - len(heads) :] for pair in pairs]
+        found = [(interval(p.reward, sign=True), number(p.p_value, 4), number(p.p_adjusted, 4)) for p in pairs]
+        yield Section(
+            title=title,
+            heads=(*heads, "p", "adjusted"),
+            rows=tuple((*who, *what) for who, what in zip(names, found, strict=True)),
+            names=len(heads) - 1,
+            note=f"p: sign flips over {units}, two-sided; adjusted by Holm for all pairs shown. {_power(pairs)}.",
+        )
+
+
+def _meetings(report: Report) -> Iterator[Section]:
+    names = tuple(report.players)
+    for world in report.worlds:
+        met = {(m.player, m.other): m.reward for m in report.summary.meetings if m.env == world.id}
+        if len(names) > 1 and met:
+            yield Section(
+                title=f"Cross-play in {world.id}",
+                heads=("reward of", *(f"with {name}" for name in names)),
+                rows=tuple((a, *(interval(met[a, b]) if (a, b) in met else "" for b in names)) for a in names),
+                names=1,
+                note="Mean reward of the row's player with the column's; on the diagonal with itself.",
+            )
+
+
+def _exploitability(report: Report) -> Iterator[Section]:
+    known = report.exploitability
+    note = "Mean over both seats, 0 at an equilibrium. Exact for random and scripted players."
+    if samples := report.settings.get("exploitability_samples", 0):
+        note += (
+            f" Of models from at least {samples} answers at every information set, illegal ones left out; the best "
+            "opponent answers their noise, too, so it is a little less than shown. Exact for models that may only "
+            "write legal actions."
+        )
+    yield Section(
+        title="Exploitability",
+        heads=("environment", "player", "reward of the best opponent"),
+        rows=tuple((env, name, number(value, 6)) for env, row in known.items() for name, value in row.items()),
+        names=2,
+        note=note,
+    )
+    bounds = [bound for bound in report.summary.bounds if bound.player not in known.get(bound.env, {})]
+    yield Section(
+        title="Exploitability, lower bounds",
+        heads=("environment", "player", "best opponent here", "its reward"),
+        rows=tuple((bound.env, bound.player, bound.opponent, interval(bound.reward)) for bound in bounds),
+        names=3,
+        note="The best opponent that could be earns at least what the best one here earned, over both seats and up to "
+        "chance: it was chosen among several, so its reward is a little high. Who loses to nobody here may still lose.",
+    )
+
+
+def _spent(report: Report) -> Section:
+    rows = [
+        (name, f"{s.prompt_tokens:,}", f"{s.tokens:,}", number(s.cost if priced(report.players[name]) else math.nan, 4))
+        for name, s in report.spent.items()
+        if s.prompt_tokens or s.tokens
+    ]
+    return Section(
+        title="Spent",
+        heads=("player", "tokens read", "tokens sampled", "cost"),
+        rows=tuple(rows),
+        names=1,
+        note="In the episodes of this report, whenever they were played, failed ones left out; cost in the unit of the "
+        "prices.",
+    )
+
+
+# ---- several reports as one
+
+_ALONE = ("single", "cooperative")
+_ALIKE = ("suite", "episodes", "seed", "swap_seats", "samples")
+"""Settings that must be the same: those that say what was played."""
+
+
+def leaderboard(*reports: Report | str | os.PathLike[str]) -> Report:
+    """One report with the players of all.
+
+    Reports are comparable where they have the same suite, environments (arguments and code included), seeds, samples,
+    seat rule and version of this package. In games of players against each other a result depends on the opponents:
+    there, all reports must share a player, and only games with a shared player, and of a player with itself, count.
+
+    Args:
+        reports: Reports, or files that `Report.save` wrote.
+
+    Raises:
+        ReportError: A file is no whole report; or the reports differ in what must be the same (each difference is
+            named); or two different players have one name; or the reports share no player where they must.
+    """
+    if not reports:
+        raise ReportError("no reports were given; name one or more files that report.save(...) wrote")
+    named: dict[str, Report] = {}
+    for place, report in enumerate(reports, 1):
+        label = f"report {place}" if isinstance(report, Report) else Path(report).name
+        label = f"{label} ({place})" if label in named else label
+        named[label] = report if isinstance(report, Report) else Report.load(report)
+    for (one, first), (two, second) in itertools.combinations(named.items(), 2):
+        _check_comparable(one, first, two, second)
+    return _merged(named) if len(named) > 1 else next(iter(named.values()))
+
+
+def _check_comparable(one: str, first: Report, two: str, second: Report) -> None:
+    mine, other = _conditions(first), _conditions(second)
+    gaps = [
+        f"{name}: {mine[name]} in {one}, {other[name]} in {two}"
+        for name in mine
+        if name in other and mine[name] != other[name]
+    ]
+    ids, others = ({world.id for world in report.worlds} for report in (first, second))
+    gaps += [f"{id_}: only in {one if id_ in ids else two}" for id_ in sorted(ids ^ others)]
+    gaps += [
+        f"player {name!r}: fingerprint {facts['fingerprint']} in {one}, {second.players[name]['fingerprint']} in {two}"
+        " (give different players different names)"
+        for name, facts in first.players.items()
+        if name in second.players and second.players[name]["fingerprint"] != facts["fingerprint"]
+    ]
+    if gaps:
+        raise ReportError("the reports cannot be compared; they differ in\n  " + "\n  ".join(gaps))
+
+
+def _conditions(report: Report) -> dict[str, Any]:
+    """What must be the same, by a name to show."""
+    found: dict[str, Any] = {name: report.settings[name] for name in _ALIKE}
+    for world in report.worlds:
+        for name, value in asdict(world).items():
+            found[f"{world.id} {name}"] = value
+    found["version of forge-agents-rl"] = report.provenance["packages"].get("forge-agents-rl", "unknown")
+    return found
+
+
+def _merged(named: Mapping[str, Report]) -> Report:
+    reports = list(named.values())
+    first = reports[0]
+    common = {name for name in first.players if all(name in report.players for report in reports)}
+    rivals = [world.id for world in first.worlds if world.kind not in _ALONE]
+    different = any(set(report.players) != set(first.players) for report in reports)
+    if rivals and different and not common:
+        raise ReportError(
+            f"the reports share no player, and in {', '.join(rivals)} a result depends on the opponents; benchmark one "
+            'player, such as "random", in all of them'
+        )
+    records: dict[str, Record] = {}
+    for report in reports:
+        for record in report.records:
+            met = set(record.lineup.values())
+            if record.env not in rivals or not different or len(met) == 1 or met & common:
+                records.setdefault(record.key, record)
+    missing = sum(report.missing for report in reports)
+    players = {name: facts for report in reports for name, facts in report.players.items()}
+    drawn = [answers for report in reports if (answers := _drawn(report))]
+    versions = [report.provenance for report in reports]
+
+    def joined(found: Iterable[str]) -> str:
+        return " and ".join(sorted(set(found)))
+
+    packages = {
+        name: joined(str(p["packages"][name]) for p in versions if name in p["packages"])
+        for name in sorted({name for p in versions for name in p["packages"]})
+    }
+    return replace(
+        first,
+        settings={**first.settings, "exploitability_samples": min(drawn, default=0)},
+        players=players,
+        provenance={"python": joined(str(p["python"]) for p in versions), "packages": packages},
+        records=tuple(records.values()),
+        planned=len(records) + missing,
+        stopped="; ".join(f"{label}: {report.stopped}" for label, report in named.items() if report.stopped),
+        exploitability=_exploitability_of_all(reports, tuple(players)),
+        timing={"date": max(str(report.timing.get("date", "")) for report in reports), "reports": len(reports)},
+    )
+
+
+def _exploitability_of_all(reports: Sequence[Report], players: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Of a player that several measured, the number from the most answers."""
+    found: dict[str, dict[str, float]] = {}
+    for report in sorted(reports, key=_drawn):
+        for env, values in report.exploitability.items():
+            found.setdefault(env, {}).update(values)
+    return {env: {name: values[name] for name in players if name in values} for env, values in found.items()}
+
+
+def _drawn(report: Report) -> int:
+    """Answers of each model at every information set."""
+    return int(report.settings.get("exploitability_samples", 0))

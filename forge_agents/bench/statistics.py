@@ -1,4 +1,4 @@
-"""Numbers with their uncertainty: rates, means, differences, pass@k.
+"""Numbers with their uncertainty: rates, means, differences, pass@k, and who beats whom as ratings.
 
 In: results, grouped by seed. Out: estimates with 95 % intervals, p-values. Waits for nothing.
 
@@ -9,6 +9,7 @@ the seed is the unit that is resampled everywhere.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -16,6 +17,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
+from scipy.sparse.csgraph import connected_components
 
 Floats = npt.NDArray[np.float64]
 K = TypeVar("K", bound=Hashable)
@@ -33,6 +35,12 @@ PERMUTATIONS = 10_000
 _NOISE = 1e-12
 """Values whose relative difference is less are the same: 0.1 + 0.2 is no better than 0.3."""
 _Z = float(stats.norm.ppf(0.5 + CONFIDENCE / 2))
+MEAN = 1000.0
+"""Mean rating of the players rated together."""
+SCALE = 400 / math.log(10)
+"""Rating points per unit of log-odds, so that 400 points are odds of ten to one, as Elo has it."""
+PRIOR_DRAWS = 1.0
+"""Draws added between any two players that met: a player that never lost still gets a finite rating."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,21 +72,16 @@ def wilson(successes: float, trials: float) -> tuple[float, float]:
     """
     if not (trials > 0 and 0 <= successes <= trials):
         raise ValueError(f"{successes} successes of {trials} trials; expected 0 <= successes <= trials, trials > 0")
-    z = _Z
-    p = successes / trials
-    middle = (p + z * z / (2 * trials)) / (1 + z * z / trials)
-    half = z / (1 + z * z / trials) * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials * trials))
+    p, z, n = successes / trials, _Z, trials
+    # the p' with |p' - p| <= z sqrt(p' (1 - p') / n): the error is that of p', so p = 0 and p = 1 still get a width
+    middle = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     low = 0.0 if successes == 0 else max(0.0, middle - half)
     return low, 1.0 if successes == trials else min(1.0, middle + half)
 
 
 def rate(hits: Sequence[float], trials: Sequence[float]) -> Interval:
-    """A rate over seeds: `mean_rate` of one environment.
-
-    Args:
-        hits: Successes by seed.
-        trials: Trials by seed, the same seeds.
-    """
+    """`mean_rate` of one environment: successes by seed, and trials by seed."""
     return mean_rate([(hits, trials)])
 
 
@@ -98,7 +101,8 @@ def mean_rate(strata: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Inte
     Returns:
         The interval; `n` is the number of seeds, counted in each environment.
     """
-    kept = [_with_trials(hits, trials) for hits, trials in strata]
+    arrays = [(np.asarray(hits, float), np.asarray(trials, float)) for hits, trials in strata]
+    kept = [(hits[trials > 0], trials[trials > 0]) for hits, trials in arrays]
     if not kept or not all(len(trial) for _, trial in kept):
         return Interval(value=math.nan, low=math.nan, high=math.nan, n=0)
     seeds, total = sum(len(trial) for _, trial in kept), float(sum(trial.sum() for _, trial in kept))
@@ -106,20 +110,17 @@ def mean_rate(strata: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Inte
     for hit, trial in kept:
         own, n = float(hit.sum() / trial.sum()), len(trial)
         p += own / len(kept)
+        # the ratio estimator's cluster-robust variance, the seeds being the clusters (Cochran 1977, chapter 6):
+        # n / (n - 1) sum_s (h_s - r t_s)^2 / (sum_s t_s)^2
         spread = float(((hit - own * trial) ** 2).sum() / trial.sum() ** 2)
         variance += spread * n / max(1, n - 1) / len(kept) ** 2
     telling = min(sum(int((hit > 0).sum()) for hit, _ in kept), sum(int((hit < trial).sum()) for hit, trial in kept))
     effective, freedom = total if telling >= SPEAKING else min(float(seeds), total), seeds - len(kept)
     if freedom and variance > 0:
         few = (_Z / float(stats.t.ppf(0.5 + CONFIDENCE / 2, freedom))) ** 2
-        effective = min(effective, few * p * (1 - p) / variance)
+        effective = min(effective, few * p * (1 - p) / variance)  # p (1 - p) / n_eff = variance, as of n_eff coins
     low, high = wilson(p * effective, effective)
     return Interval(value=p, low=low, high=high, n=seeds)
-
-
-def _with_trials(hits: Sequence[float], trials: Sequence[float]) -> tuple[Floats, Floats]:
-    hit, trial = np.asarray(hits, float), np.asarray(trials, float)
-    return hit[trial > 0], trial[trial > 0]
 
 
 def mean(values: Sequence[float], *, seed: int = 0) -> Interval:
@@ -137,16 +138,12 @@ def mean(values: Sequence[float], *, seed: int = 0) -> Interval:
         return Interval(value=middle, low=math.nan, high=math.nan, n=n)
     if np.ptp(x) <= _NOISE * np.abs(x).max():
         return Interval(value=middle, low=middle, high=middle, n=n)
+    # Hesterberg's expanded percentile: the normal tail beyond sqrt(n / (n - 1)) t_(n-1), in place of 0.025
     tail = max(1 / RESAMPLES, stats.norm.sf(math.sqrt(n / (n - 1)) * stats.t.ppf(0.5 + CONFIDENCE / 2, n - 1)))
-    found = stats.bootstrap(
-        (x,),
-        np.mean,
-        n_resamples=RESAMPLES,
-        confidence_level=float(1 - 2 * tail),
-        method="BCa",
-        rng=np.random.default_rng(seed),
-    ).confidence_interval
-    return Interval(value=middle, low=float(found.low), high=float(found.high), n=n)
+    rng, level = np.random.default_rng(seed), float(1 - 2 * tail)
+    found = stats.bootstrap((x,), np.mean, n_resamples=RESAMPLES, confidence_level=level, method="BCa", rng=rng)
+    ends = found.confidence_interval
+    return Interval(value=middle, low=float(ends.low), high=float(ends.high), n=n)
 
 
 def difference(first: Mapping[K, float], second: Mapping[K, float], *, seed: int = 0) -> Difference:
@@ -163,17 +160,10 @@ def difference(first: Mapping[K, float], second: Mapping[K, float], *, seed: int
     gaps = both[:, 0] - both[:, 1]
     gaps[np.abs(gaps) <= _NOISE * np.abs(both).max(1, initial=0.0)] = 0.0
     interval = mean(gaps.tolist(), seed=seed)
-    if len(gaps) < 2:
-        return Difference(interval=interval, p_value=math.nan)
-    if not gaps.any():
-        return Difference(interval=interval, p_value=1.0)
-    found = stats.permutation_test(
-        (gaps,),
-        np.mean,
-        permutation_type="samples",
-        n_resamples=PERMUTATIONS,
-        rng=np.random.default_rng(seed),
-    )
+    if len(gaps) < 2 or not gaps.any():
+        return Difference(interval=interval, p_value=math.nan if len(gaps) < 2 else 1.0)
+    rng = np.random.default_rng(seed)
+    found = stats.permutation_test((gaps,), np.mean, permutation_type="samples", n_resamples=PERMUTATIONS, rng=rng)
     return Difference(interval=interval, p_value=min(1.0, float(found.pvalue)))
 
 
@@ -182,6 +172,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     p = np.asarray(p_values, float)
     known = np.flatnonzero(~np.isnan(p))
     order = known[np.argsort(p[known], kind="stable")]
+    # of m p-values the k-th smallest is multiplied by m - k + 1, and none falls below one before it
     raised = p[order] * np.arange(len(order), 0, -1)
     p = p.copy()
     p[order] = np.minimum(1.0, np.maximum.accumulate(raised))
@@ -189,7 +180,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def smallest_p(seeds: int) -> float:
-    """The smallest p-value that sign flips over so many seeds can give."""
+    """The smallest p-value that sign flips over so many seeds can give: of 2^n ways two are the most extreme."""
     return 2.0 ** (1 - seeds) if 2**seeds <= PERMUTATIONS else 2 / (PERMUTATIONS + 1)
 
 
@@ -199,6 +190,7 @@ def gap_found(seeds: int, pairs: int) -> float:
     Returns:
         In standard deviations of the difference between two players on one seed, by the normal approximation.
     """
+    # (z_(alpha / 2 m) + z_power) / sqrt(n): Bonferroni's level, which Holm's first step has
     return float(stats.norm.isf((1 - CONFIDENCE) / 2 / pairs) + stats.norm.ppf(POWER)) / math.sqrt(seeds)
 
 
@@ -215,3 +207,113 @@ def pass_at_k(n: int, c: int, k: int) -> float:
             f"pass@{k} of {c} right among {n} samples; expected 0 <= right <= samples and 1 <= k <= samples"
         )
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+# ---- ratings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rating:
+    """One player's strength."""
+
+    value: float
+    low: float
+    """Lower end of the 95 % interval; NaN where there is one seed only."""
+    high: float
+    games: int
+
+
+@dataclass(frozen=True, slots=True)
+class Game:
+    """One meeting of two players."""
+
+    seed: int
+    first: str
+    second: str
+    score: float
+    """1: the first won; 0.5: a draw; 0: the second won."""
+
+
+def bradley_terry(wins: npt.ArrayLike, *, prior_draws: float = PRIOR_DRAWS) -> tuple[Floats, Floats]:
+    """Strengths by maximum likelihood (Bradley and Terry 1952), by Newton's method.
+
+    Args:
+        wins: ``[K, K]``; row i, column j: games that i won against j, draws as a half for each.
+        prior_draws: Added between every two players that met; 0 is plain maximum likelihood, which is infinite where
+            a player won or lost every game.
+
+    Returns:
+        Log-odds strengths ``[K]`` with mean 0, and their standard errors ``[K]`` from the Hessian, which take every
+        game as independent.
+
+    Raises:
+        ValueError: Some players are not linked to the others by games, so they cannot be compared; or, without a
+            prior, the likelihood has no maximum.
+    """
+    w = np.array(wins, float)
+    if w.ndim != 2 or w.shape[0] != w.shape[1] or (w < 0).any() or np.diag(w).any():
+        raise ValueError(f"wins of shape {w.shape} must be square, not negative, with zeros on the diagonal")
+    met = (w + w.T) > 0
+    if not _linked(met):
+        raise ValueError("some players never met the others, not even through a third: they cannot be rated together")
+    w = w + prior_draws / 2 * met
+    if connected_components(w > 0, connection="strong")[0] > 1:  # Ford 1957: the maximum exists just then
+        raise ValueError("some players won or lost every game, so the likelihood has no maximum; set prior_draws > 0")
+    games, won, theta = w + w.T, w.sum(1), np.zeros(len(w))
+
+    def curvature() -> tuple[Floats, Floats]:
+        """Chances to win p_ij = 1 / (1 + exp(theta_j - theta_i)), and the log-likelihood's negative Hessian."""
+        p = 1 / (1 + np.exp(np.clip(theta[None, :] - theta[:, None], -500, 500)))
+        weight = games * p * (1 - p)
+        return p, np.diag(weight.sum(1)) - weight
+
+    for _ in range(200):
+        p, information = curvature()
+        gradient = won - (games * p).sum(1)  # games won minus games that these strengths expect
+        # only differences count, so the Hessian is singular along (1, ..., 1): a constant added there makes it whole
+        step = np.linalg.solve(information + np.ones_like(w) / len(w), gradient)
+        theta = theta + np.clip(step, -2.0, 2.0)  # far from the maximum a whole Newton step overshoots
+        theta -= theta.mean()
+        if np.abs(step).max() < 1e-10:
+            break
+    return theta, np.sqrt(np.diag(np.linalg.pinv(curvature()[1])))
+
+
+def rate_players(games: Sequence[Game], players: Sequence[str], *, seed: int = 0) -> dict[str, Rating]:
+    """Ratings of the players that met somebody, by name, best first.
+
+    Intervals are the wider of two: percentiles of a bootstrap over seeds, because games of one seed are not
+    independent, and those of the likelihood's curvature, because resampling a player that always wins tells nothing.
+    Empty where nobody met, or where the players are not all linked by games.
+    """
+    names = [name for name in players if any(name in (game.first, game.second) for game in games)]
+    if len(names) < 2:
+        return {}
+    place = {name: index for index, name in enumerate(names)}
+    by_seed: defaultdict[int, Floats] = defaultdict(lambda: np.zeros((len(names), len(names))))
+    for game in games:
+        by_seed[game.seed][place[game.first], place[game.second]] += game.score
+        by_seed[game.seed][place[game.second], place[game.first]] += 1 - game.score
+    tables = np.stack([by_seed[s] for s in sorted(by_seed)])
+    total = tables.sum(0)
+    if not _linked((total + total.T) > 0):
+        return {}
+    theta, error = bradley_terry(total)
+    rng = np.random.default_rng(seed)
+    draws = []
+    for _ in range(400 if len(tables) > 1 else 0):
+        drawn = tables[rng.integers(len(tables), size=len(tables))].sum(0)
+        if _linked((drawn + drawn.T) > 0):
+            draws.append(bradley_terry(drawn)[0])
+    spread = np.percentile(draws, [2.5, 97.5], axis=0) if draws else np.full((2, len(names)), math.nan)
+    low = MEAN + SCALE * np.minimum(spread[0], theta - _Z * error)
+    high = MEAN + SCALE * np.maximum(spread[1], theta + _Z * error)
+    middle, counts = MEAN + SCALE * theta, total.sum(0) + total.sum(1)
+    return {
+        names[i]: Rating(value=float(middle[i]), low=float(low[i]), high=float(high[i]), games=round(float(counts[i])))
+        for i in sorted(place.values(), key=lambda i: -middle[i])
+    }
+
+
+def _linked(met: npt.NDArray[np.bool_]) -> bool:
+    return bool(connected_components(met, directed=False)[0] == 1)

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forge_agents.bench import statistics
-from forge_agents.bench.ratings import Game, Rating, rate_players
+from forge_agents.bench.plan import World
 from forge_agents.bench.records import Record, SeatRecord
-from forge_agents.bench.schedule import World
-from forge_agents.bench.statistics import Difference, Interval
+from forge_agents.bench.statistics import Difference, Game, Interval, Rating, rate_players
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,116 +110,128 @@ def summarise(records: Sequence[Record], worlds: Sequence[World], players: Seque
     by_env: dict[str, list[Record]] = {world.id: [] for world in worlds}
     for record in records:
         by_env[record.env].append(record)
-    cells, meetings, bounds, rewards, successes = [], [], [], {}, {}
+    cells, meetings, bounds, pairs = [], [], [], []
+    scored: dict[tuple[str, str], list[Record]] = {}
     for world in worlds:
-        played = by_env[world.id]
+        played, met = by_env[world.id], []
+        rewards: dict[str, dict[int, float]] = {}
         for player in players:
-            chosen = scored(played, world, player, players)
+            chosen = scored[world.id, player] = _scored(played, world, player, players)
             cells.append(_cell(world.id, player, chosen))
-            rewards[world.id, player] = _seed_means(chosen, player, lambda seat: seat.reward)
-            successes[world.id, player] = _successes(chosen, player)
-            if len(world.seats) > 1:
-                meetings += [_meeting(world.id, player, other, played) for other in players]
+            rewards[player] = {seed: _mean(paid) for seed, paid in _by_seed(chosen, player, _reward).items()}
+            for other in players if len(world.seats) > 1 else ():
+                both = [record for record in played if set(record.lineup.values()) == {player, other}]
+                earned = _mean_over_seeds(both, player, _reward)
+                met += [Meeting(env=world.id, player=player, other=other, reward=earned)] if earned.n else []
+        meetings += met
         if world.kind == "competitive" and len(world.seats) == 2:
-            bounds += _bounds(world, players, played, [m for m in meetings if m.env == world.id])
+            bounds += _bounds(world, players, played, met)
+        pairs += [
+            (world.id, first, second, statistics.difference(rewards[first], rewards[second]))
+            for first, second in itertools.combinations(players, 2)
+        ]
+
+    def successes(player: str) -> dict[tuple[str, int], float]:
+        found = {world.id: _by_seed(scored[world.id, player], player, _success) for world in worlds}
+        return {(env, seed): _mean(hits) for env, by_seed in found.items() for seed, hits in by_seed.items()}
+
+    overall_pairs = [
+        ("", first, second, statistics.difference(successes(first), successes(second)))
+        for first, second in (itertools.combinations(players, 2) if len(worlds) > 1 else ())
+    ]
     games = [game for world in worlds if world.kind == "competitive" for game in _games(by_env[world.id])]
     return Summary(
         overall={
-            player: statistics.mean_rate([_stratum(successes[world.id, player]) for world in worlds])
+            player: statistics.mean_rate([_stratum(scored[world.id, player], player, _success) for world in worlds])
             for player in players
         },
         cells=cells,
-        overall_pairs=_overall_pairs(successes, worlds, players) if len(worlds) > 1 else [],
-        pairs=_pairs(rewards, worlds, players),
-        meetings=[meeting for meeting in meetings if meeting.reward.n],
+        overall_pairs=_adjusted(overall_pairs),
+        pairs=_adjusted(pairs),
+        meetings=meetings,
         bounds=bounds,
         ratings=rate_players(games, players),
     )
 
 
-def scored(records: Sequence[Record], world: World, player: str, players: Sequence[str]) -> list[Record]:
+def _scored(records: Sequence[Record], world: World, player: str, players: Sequence[str]) -> list[Record]:
     """The records that a player's cell is made of, failed ones included."""
-    own = [record for record in records if player in record.lineup.values()]
-    alone = [record for record in own if set(record.lineup.values()) == {player}]
-    if world.kind in ("single", "cooperative") or len(players) == 1:
-        return alone
-    return [record for record in own if set(record.lineup.values()) != {player}]
+    alone = world.kind in ("single", "cooperative") or len(players) == 1
+    met = [(record, set(record.lineup.values())) for record in records]
+    return [record for record, names in met if player in names and (names == {player}) == alone]
 
 
 def _seats(record: Record, player: str) -> list[SeatRecord]:
-    return [seat for seat in record.seats.values() if seat.player == player]
+    """What a player's seats came to; none of an episode that failed.
+
+    Where a rival alone ended the episode by an illegal decision, nothing was won.
+    """
+    held = [] if record.error else [seat for seat in record.seats.values() if seat.player == player]
+    given = any(seat.forfeit for seat in record.seats.values() if seat.player != player)
+    if given and not any(seat.forfeit for seat in held):
+        return [replace(seat, success=False) for seat in held]
+    return held
 
 
-def _given_away(record: Record, player: str) -> bool:
-    """Whether a rival ended the episode by an illegal decision and `player` did not: nothing was won."""
-    held = [(seat.player == player, seat.forfeit) for seat in record.seats.values()]
-    return (False, True) in held and (True, True) not in held
-
-
-def _successes(records: Iterable[Record], player: str) -> dict[int, tuple[float, float]]:
-    """Successes and trials by seed."""
-    found: dict[int, tuple[float, float]] = {}
+def _by_seed(
+    records: Iterable[Record], player: str, value: Callable[[SeatRecord], float]
+) -> dict[int, list[float]]:
+    """A value of each of a player's seats."""
+    found: dict[int, list[float]] = {}
     for record in records:
-        if not record.error and (held := _seats(record, player)):
-            hits, trials = found.get(record.seed, (0.0, 0.0))
-            won = 0 if _given_away(record, player) else sum(seat.success for seat in held)
-            found[record.seed] = hits + won, trials + len(held)
+        for seat in _seats(record, player):
+            found.setdefault(record.seed, []).append(value(seat))
     return found
 
 
-def _stratum(found: Mapping[int, tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [hits for hits, _ in found.values()], [trials for _, trials in found.values()]
+def _reward(seat: SeatRecord) -> float:
+    return seat.reward
+
+
+def _success(seat: SeatRecord) -> float:
+    return seat.success
+
+
+def _decisions(seat: SeatRecord) -> float:
+    return seat.decisions
+
+
+def _one(seat: SeatRecord) -> float:
+    return 1.0
+
+
+def _stratum(
+    records: Sequence[Record],
+    player: str,
+    hits: Callable[[SeatRecord], float],
+    trials: Callable[[SeatRecord], float] = _one,
+) -> tuple[list[float], list[float]]:
+    """Hits and trials by seed."""
+    found = (_by_seed(records, player, value).values() for value in (hits, trials))
+    hit, trial = (list(map(math.fsum, by_seed)) for by_seed in found)
+    return hit, trial
+
+
+def _mean_over_seeds(records: Iterable[Record], player: str, value: Callable[[SeatRecord], float]) -> Interval:
+    return statistics.mean([_mean(values) for values in _by_seed(records, player, value).values()])
 
 
 def _cell(env: str, player: str, records: Sequence[Record]) -> Cell:
-    whole = [record for record in records if not record.error]
-
-    def mean(value: Callable[[SeatRecord], float]) -> Interval:
-        return statistics.mean(list(_seed_means(whole, player, value).values()))
-
-    def rate(hits: Callable[[SeatRecord], float], trials: Callable[[SeatRecord], float]) -> Interval:
-        hit: defaultdict[int, float] = defaultdict(float)
-        trial: defaultdict[int, float] = defaultdict(float)
-        for record in whole:
-            for seat in _seats(record, player):
-                hit[record.seed] += hits(seat)
-                trial[record.seed] += trials(seat)
-        return statistics.rate([hit[seed] for seed in trial], list(trial.values()))
-
-    def one(seat: SeatRecord) -> float:
-        return 1.0
-
-    def decisions(seat: SeatRecord) -> float:
-        return seat.decisions
-
+    failed = sum(bool(record.error) for record in records)
     return Cell(
         env=env,
         player=player,
-        episodes=len(whole),
-        failed=len(records) - len(whole),
-        reward=mean(lambda seat: seat.reward),
-        success=statistics.rate(*_stratum(_successes(whole, player))),
-        invalid=rate(lambda seat: seat.invalid, decisions),
-        forfeit=rate(lambda seat: seat.forfeit, one),
-        cut_off=rate(lambda seat: seat.cut_off, decisions),
-        decisions=mean(decisions),
-        tokens=mean(lambda seat: seat.tokens),
-        pass_at_k=_pass_at_k(whole, player),
+        episodes=len(records) - failed,
+        failed=failed,
+        reward=_mean_over_seeds(records, player, _reward),
+        success=statistics.rate(*_stratum(records, player, _success)),
+        invalid=statistics.rate(*_stratum(records, player, lambda seat: seat.invalid, _decisions)),
+        forfeit=statistics.rate(*_stratum(records, player, lambda seat: seat.forfeit)),
+        cut_off=statistics.rate(*_stratum(records, player, lambda seat: seat.cut_off, _decisions)),
+        decisions=_mean_over_seeds(records, player, _decisions),
+        tokens=_mean_over_seeds(records, player, lambda seat: seat.tokens),
+        pass_at_k=_pass_at_k(records, player),
     )
-
-
-def _seed_means(records: Iterable[Record], player: str, value: Callable[[SeatRecord], float]) -> dict[int, float]:
-    """Mean over the seats of a player, by seed."""
-    found: dict[int, list[float]] = {}
-    for record in records:
-        found.setdefault(record.seed, []).extend(value(seat) for seat in _seats(record, player))
-    return {seed: _mean(values) for seed, values in found.items() if values}
-
-
-def _meeting(env: str, player: str, other: str, records: Sequence[Record]) -> Meeting:
-    met = [record for record in records if set(record.lineup.values()) == {player, other} and not record.error]
-    rewards = _seed_means(met, player, lambda seat: seat.reward)
-    return Meeting(env=env, player=player, other=other, reward=statistics.mean(list(rewards.values())))
 
 
 def _bounds(
@@ -231,47 +242,23 @@ def _bounds(
     for record in records:
         if not record.error:
             first[frozenset(record.lineup.values())].add(record.lineup[world.seats[0]])
-    found = []
-    for player in players:
-        known = [m for m in meetings if m.other == player and m.reward.n]
-        met = [m for m in known if len(first[frozenset((m.player, player))]) == 2]
-        if met:
-            best = max(met, key=lambda meeting: meeting.reward.value)
-            found.append(Bound(env=world.id, player=player, opponent=best.player, reward=best.reward))
-    return found
+    best: dict[str, Meeting] = {}
+    for met in meetings:
+        swapped = len(first[frozenset((met.player, met.other))]) == 2
+        if swapped and (met.other not in best or met.reward.value > best[met.other].reward.value):
+            best[met.other] = met
+    return [
+        Bound(env=world.id, player=player, opponent=best[player].player, reward=best[player].reward)
+        for player in players
+        if player in best
+    ]
 
 
-def _overall_pairs(
-    successes: Mapping[tuple[str, str], Mapping[int, tuple[float, float]]],
-    worlds: Sequence[World],
-    players: Sequence[str],
-) -> list[Pair]:
-    def of(player: str) -> dict[tuple[str, int], float]:
-        by_world = {world.id: successes[world.id, player] for world in worlds}
-        return {(env, seed): hit / n for env, found in by_world.items() for seed, (hit, n) in found.items() if n}
-
-    return _adjusted(
-        ("", first, second, statistics.difference(of(first), of(second)))
-        for first, second in itertools.combinations(players, 2)
-    )
-
-
-def _pairs(
-    rewards: Mapping[tuple[str, str], Mapping[int, float]], worlds: Sequence[World], players: Sequence[str]
-) -> list[Pair]:
-    return _adjusted(
-        (world.id, first, second, statistics.difference(rewards[world.id, first], rewards[world.id, second]))
-        for world in worlds
-        for first, second in itertools.combinations(players, 2)
-    )
-
-
-def _adjusted(compared: Iterable[tuple[str, str, str, Difference]]) -> list[Pair]:
-    found = list(compared)
-    adjusted = statistics.holm([gap.p_value for *_, gap in found])
+def _adjusted(compared: Sequence[tuple[str, str, str, Difference]]) -> list[Pair]:
+    adjusted = statistics.holm([gap.p_value for *_, gap in compared])
     return [
         Pair(env=env, first=first, second=second, reward=gap.interval, p_value=gap.p_value, p_adjusted=p)
-        for (env, first, second, gap), p in zip(found, adjusted, strict=True)
+        for (env, first, second, gap), p in zip(compared, adjusted, strict=True)
         if gap.interval.n
     ]
 
@@ -288,19 +275,15 @@ def _games(records: Iterable[Record]) -> Iterable[Game]:
         names = frozenset(record.lineup.values())
         if len(names) == 2:
             deals.setdefault((record.seed, record.sample, names), []).append(record)
-    whole: dict[frozenset[str], int] = {}
+    whole: Counter[frozenset[str]] = Counter()
     for (_, _, names), played in deals.items():
-        whole[names] = max(len(played), whole.get(names, 0))
+        whole[names] = max(len(played), whole[names])
     for (seed, _, names), played in deals.items():
-        first, second = dict.fromkeys(played[0].lineup.values())
-        spoilt = len(played) < whole[names] or any(
-            record.error or any(seat.forfeit for seat in record.seats.values()) for record in played
-        )
-        held = [[seat.reward for record in played for seat in _seats(record, name)] for name in (first, second)]
-        places = [
-            {seat for record in played for seat, by in record.lineup.items() if by == name} for name in (first, second)
-        ]
-        if not spoilt and places[0] == places[1] and all(held):  # a seat that took no part has no record
+        spoilt = any(record.error or any(seat.forfeit for seat in record.seats.values()) for record in played)
+        first, second = both = tuple(dict.fromkeys(played[0].lineup.values()))
+        places = [{seat for record in played for seat, by in record.lineup.items() if by == name} for name in both]
+        held = [[seat.reward for record in played for seat in _seats(record, name)] for name in both]
+        if not spoilt and len(played) == whole[names] and places[0] == places[1] and all(held):  # all took part
             mine, other = map(_mean, held)
             yield Game(seed, first, second, 0.5 if math.isclose(mine, other, abs_tol=1e-9) else float(mine > other))
 
@@ -312,11 +295,11 @@ def _pass_at_k(records: Iterable[Record], player: str) -> dict[int, Interval]:
         held = _seats(record, player)
         if held:
             task = record.seed, tuple(record.lineup.values())
-            right.setdefault(task, []).append(all(seat.success for seat in held) and not _given_away(record, player))
+            right.setdefault(task, []).append(all(seat.success for seat in held))
     most = max(map(len, right.values()), default=1)
     if most < 2:
         return {}
-    wanted = sorted({*(2**i for i in range(most.bit_length()) if 2**i <= most), most})
+    wanted = sorted({*(2**i for i in range(most.bit_length())), most})
 
     def estimate(k: int) -> Interval:
         by_seed: dict[int, list[float]] = {}
@@ -328,6 +311,5 @@ def _pass_at_k(records: Iterable[Record], player: str) -> dict[int, Interval]:
     return {k: estimate(k) for k in wanted}
 
 
-def _mean(values: Iterable[float]) -> float:
-    known = list(values)
-    return math.fsum(known) / len(known) if known else math.nan
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

@@ -113,7 +113,7 @@ def play(words: Sequence[str]) -> int:
 def bench(words: Sequence[str]) -> int:
     """Benchmark players: forge-agents bench [CONFIG.yaml] --players.NAME WHAT ... [--suite core-v1] [--episodes 64]"""
     import forge_agents as fa
-    from forge_agents.bench.config import BenchConfig
+    from forge_agents.bench.plan import BenchConfig
     from forge_agents.cli.config import parse
 
     chosen = parse(BenchConfig, words, prog="forge-agents bench", description=str(bench.__doc__))
@@ -142,7 +142,7 @@ def bench(words: Sequence[str]) -> int:
 
 def leaderboard(words: Sequence[str]) -> int:
     """Merge reports of benchmarks: forge-agents leaderboard A.json B.json [--out ALL.json] [--html PAGE]"""
-    from forge_agents.bench.leaderboard import leaderboard as merge
+    from forge_agents.bench.report import leaderboard as merge
 
     parser = _parser("leaderboard", leaderboard)
     parser.add_argument("reports", nargs="+", type=str, help="Files that bench wrote, of one suite and one seed.")

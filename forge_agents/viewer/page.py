@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from forge_agents.bench.report import write
 from forge_agents.errors import RunFolderError
+from forge_agents.files import write_whole
 from forge_agents.viewer.app import SCRIPTS, static_text
 from forge_agents.viewer.index import MOST_ROWS, SORTS, Query
 from forge_agents.viewer.runs import Run
@@ -45,7 +45,7 @@ def write_page(runs: Sequence[Run], target: str | os.PathLike[str], *, episodes:
     tail = f'<script type="application/json" id="data">{text}</script>\n<script type="module">{script}</script>'
     page = static_text("index.html")
     assert _LINKED in page and _LOADED in page
-    return write(target, page.replace(_LINKED, head).replace(_LOADED, tail))
+    return write_whole(target, page.replace(_LINKED, head).replace(_LOADED, tail))
 
 
 def bundle() -> str:

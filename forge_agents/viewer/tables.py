@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from forge_agents.bench.report import Report, ReportError
-from forge_agents.bench.text import headline, sections, warnings
 from forge_agents.viewer.digest import number
 
 _LEAGUE = (
@@ -25,9 +24,9 @@ def board_tables(file: Path) -> list[dict[str, Any]]:
         report = Report.load(file)
     except ReportError as cause:
         return [_table(file.name, (), (), note=str(cause))]
-    told = " ".join([headline(report), *warnings(report)])
-    head = _table(f"Benchmark {report.settings['suite']}", (), (), note=told)
-    return [head, *(_table(s.title, s.heads, s.rows, note=s.note, names=s.names) for s in sections(report))]
+    shown = report.document()
+    head = _table(f"Benchmark {report.settings['suite']}", (), (), note=" ".join([shown.headline, *shown.warnings]))
+    return [head, *(_table(s.title, s.heads, s.rows, note=s.note, names=s.names) for s in shown.sections)]
 
 
 def league_tables(league: Any) -> list[dict[str, Any]]:

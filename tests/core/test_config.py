@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 import forge_agents as fa
-from forge_agents.bench.config import BenchConfig
+from forge_agents.bench.plan import BenchConfig
 from forge_agents.cli import main as cli
 from forge_agents.cli.config import parse
 

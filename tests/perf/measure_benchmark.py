@@ -92,11 +92,11 @@ def run(options: Options) -> dict[str, dict[str, float]]:
 def _benchmark(options: Options, *, seed: int, asked: list[Request]) -> dict[str, float]:
     """One benchmark; its requests are left in `asked`."""
     import forge_agents as fa
-    from forge_agents.bench import runner
+    from forge_agents.bench import play as playing
 
     if ENV_ID not in fa.list_envs():
         fa.register(ENV_ID, max_turns=1)(Chapter)
-    plain = runner._fleet
+    plain = playing._fleet
 
     @contextlib.asynccontextmanager
     async def heard(models: Mapping[str, Policy], config: EngineConfig) -> AsyncIterator[Mapping[str, Served]]:
@@ -104,7 +104,7 @@ def _benchmark(options: Options, *, seed: int, asked: list[Request]) -> dict[str
             yield {name: replace(one, engine=_Heard(one.engine, asked)) for name, one in served.items()}
 
     player = fa.Policy(options.model, sampling=fa.Sampling(max_tokens=options.rollout_tokens))
-    runner._fleet = heard  # type: ignore[assignment]
+    playing._fleet = heard  # type: ignore[assignment]
     try:
         with tempfile.TemporaryDirectory() as folder:
             report = fa.benchmark(
@@ -117,7 +117,7 @@ def _benchmark(options: Options, *, seed: int, asked: list[Request]) -> dict[str
                 progress=False,
             )
     finally:
-        runner._fleet = plain
+        playing._fleet = plain
     assert report.complete, report.stopped
     tokens = sum(seat.tokens for record in report.records for seat in record.seats.values())
     return {

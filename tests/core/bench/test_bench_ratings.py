@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from forge_agents.bench.ratings import MEAN, SCALE, Game, bradley_terry, rate_players
+from forge_agents.bench.statistics import MEAN, SCALE, Game, bradley_terry, rate_players
 
 
 def test_two_players_are_the_log_odds_apart():

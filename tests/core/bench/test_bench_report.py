@@ -9,9 +9,8 @@ import pytest
 
 import forge_agents as fa
 from forge_agents.bench.fingerprints import code_of, player_facts
-from forge_agents.bench.leaderboard import leaderboard
 from forge_agents.bench.records import EpisodeLog, Record
-from forge_agents.bench.report import ReportError
+from forge_agents.bench.report import ReportError, leaderboard
 
 KUHN, SORT, TOE = "forge/KuhnPoker-v0", "forge/AlphabetSort-v0", "forge/TicTacToe-v0"
 HOSTILE = "<script>alert(1)</script>|`*[x](http://evil)\n\u202e"

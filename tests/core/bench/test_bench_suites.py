@@ -1,7 +1,7 @@
 import pytest
 
 import forge_agents as fa
-from forge_agents.bench.config import BenchConfig, BenchSampling
+from forge_agents.bench.plan import BenchConfig, BenchSampling
 from forge_agents.cli import main as cli
 from forge_agents.envs import registry
 from forge_agents.envs.registry import SuiteDefaults

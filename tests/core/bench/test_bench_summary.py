@@ -1,6 +1,6 @@
 import forge_agents as fa
+from forge_agents.bench.plan import World
 from forge_agents.bench.records import Record, SeatRecord
-from forge_agents.bench.schedule import World
 from forge_agents.bench.summary import summarise
 
 TOE = "forge/TicTacToe-v0"

@@ -9,9 +9,15 @@ from dataclasses import replace
 import pytest
 
 import forge_agents as fa
-from forge_agents.bench import runner
-from forge_agents.bench.exploitability import GameTree, InformationSet, exploitability
-from forge_agents.bench.model_strategy import exploited, model_exploitability, model_strategy
+from forge_agents.bench import play as playing
+from forge_agents.bench.exploitability import (
+    GameTree,
+    InformationSet,
+    exploitability,
+    exploited,
+    model_exploitability,
+    model_strategy,
+)
 from forge_agents.errors import ForgeError, LateAnswerError
 from forge_agents.rollout.players import Served
 from forge_agents.rollout.rendering import Renderer
@@ -227,7 +233,7 @@ def test_benchmarks_measure_the_exploitability_of_models_once(monkeypatch, rende
             exploitability_samples=samples, out_dir=tmp_path, progress=False, **more,
         )  # fmt: skip
 
-    monkeypatch.setattr(runner, "_fleet", fleet)
+    monkeypatch.setattr(playing, "_fleet", fleet)
     free = fa.Policy(str(tiny_llama), sampling=POLICY.sampling)
     assert play(0).exploitability == {KUHN: {"random": pytest.approx(11 / 24)}}
     measured = play(200)
@@ -264,7 +270,7 @@ def test_what_a_killed_benchmark_has_measured_is_kept(monkeypatch, renderer, tin
                 prompt_ids, sampling, choices=choices, top_logprobs=top_logprobs, seed=seed
             )
 
-    monkeypatch.setattr(runner, "_fleet", fleet)
+    monkeypatch.setattr(playing, "_fleet", fleet)
     policy = fa.Policy(str(tiny_llama), sampling=POLICY.sampling, constrain_actions=True)
     players = {"first": policy, "second": replace(policy, sampling=fa.Sampling(temperature=0.5, max_tokens=17))}
 

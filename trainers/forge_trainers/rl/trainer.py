@@ -358,7 +358,7 @@ class GRPOTrainer:
         found = {"eval/reward": result.reward, "eval/ci": result.ci, "eval/failed": float(result.failed)}
         found |= {f"eval/reward/{name}": reward for name, reward in result.by_policy.items()}
         if samples := self.config.exploitability_samples:
-            from forge_agents.bench.model_strategy import exploited
+            from forge_agents.bench.exploitability import exploited
 
             trained = {name: self._models(source)[name] for name in self._running.learners}
             asking = exploited(source.env_ids, trained, self._running.served, samples=samples)

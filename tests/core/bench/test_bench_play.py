@@ -12,11 +12,9 @@ import time
 import pytest
 
 import forge_agents as fa
-from forge_agents.bench import runner
-from forge_agents.bench.entrants import read_player
+from forge_agents.bench import play as playing
 from forge_agents.bench.fingerprints import player_facts
-from forge_agents.bench.runner import _Seeded
-from forge_agents.bench.schedule import SEEDS_FROM, lineups, seeds_of
+from forge_agents.bench.plan import SEEDS_FROM, lineups, read_player, seeds_of
 from forge_agents.errors import BudgetError, ModelNotFoundError, RunFolderError, UnknownIdError
 from forge_agents.rollout.players import Served
 from forge_agents.types import Completion
@@ -211,24 +209,6 @@ def test_seeds_never_meet_those_of_training_and_fewer_are_the_first_of_more():
     assert seeds_of(3, 20) == seeds[:20] and not set(seeds) & set(seeds_of(4, 200))
 
 
-def test_an_engines_draws_follow_from_the_episode():
-    class Engine:
-        max_model_len = 10
-
-        async def generate(self, prompt_ids, sampling, *, choices, seed):
-            self.seeds = [*getattr(self, "seeds", []), seed]
-            return Completion(token_ids=(), logprobs=(), finish_reason="stop", versions=())
-
-    def seeds(key):
-        engine = Engine()
-        seeded = _Seeded(engine, key)
-        for _ in range(3):
-            asyncio.run(seeded.generate((1,), fa.Sampling()))
-        return engine.seeds
-
-    assert seeds("a") == seeds("a") and len({*seeds("a"), *seeds("b")}) == 6
-
-
 def test_two_benchmarks_do_not_share_a_folder(tmp_path):
     def nested(observation):
         with pytest.raises(RunFolderError, match="another benchmark writes"):
@@ -334,23 +314,31 @@ class Sampler:
 
     max_model_len = 99
 
-    async def generate(self, prompt_ids, sampling, *, choices, seed):
+    def __init__(self, seeds):
+        self.seeds = seeds
+
+    async def generate(self, prompt_ids, sampling, *, choices=(), seed):
+        self.seeds.append(seed)
         await asyncio.sleep(seed % 7 / 2000)
         return Completion(token_ids=(seed % 4,), logprobs=(0.0,), finish_reason="stop", versions=())
 
 
 @pytest.fixture
 def sampled(monkeypatch, tiny_llama):
+    asked = []
+
     @contextlib.asynccontextmanager
     async def fleet(models, config):
-        yield {name: Served(Sampler(), Words()) for name in models}
+        yield {name: Served(Sampler(asked), Words()) for name in models}
 
-    monkeypatch.setattr(runner, "_fleet", fleet)
-    return {"one": fa.Policy(str(tiny_llama)), "two": fa.Policy(str(tiny_llama))}
+    monkeypatch.setattr(playing, "_fleet", fleet)
+    return {"one": fa.Policy(str(tiny_llama)), "two": fa.Policy(str(tiny_llama))}, asked
 
 
 def test_models_draw_the_same_whatever_runs_at_once(sampled, tmp_path):
+    sampled, asked = sampled
     one = play(tmp_path / "a", sampled)
+    assert len(set(asked)) == len(asked) > 24, "every turn of every seat of every episode draws for itself"
     two = play(tmp_path / "b", sampled, limits=fa.BenchLimits(max_live_episodes=1))
     assert without_timing(one) == without_timing(two)
     first, second = one.summary.cells
@@ -360,6 +348,7 @@ def test_models_draw_the_same_whatever_runs_at_once(sampled, tmp_path):
 
 
 def test_a_limit_of_tokens_counts_what_models_write(sampled, tmp_path):
+    sampled, _ = sampled
     part = play(tmp_path, sampled, limits=fa.BenchLimits(max_tokens=10, max_live_episodes=1))
     written = sum(seat.tokens for record in part.records for seat in record.seats.values())
     assert part.stopped == "max_tokens=10 was reached" and 10 <= written <= 12

@@ -1,0 +1,296 @@
+"""What is to be played: the players, the suite, who meets whom on which seeds, and what it may cost.
+
+In: words, policies, the YAML of `forge-agents bench`. Out: policies by name and the episodes to play, in a fixed order.
+Waits for the environments, which are made once to know their seats, and for imports of scripted players.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from forge_agents.bench.fingerprints import code_of
+from forge_agents.envs import registry
+from forge_agents.envs.spec import AnyEnv
+from forge_agents.errors import did_you_mean
+from forge_agents.policy import AnyPolicy, Endpoint, Human, Policy, Random, Sampling, Scripted
+from forge_agents.rollout.rollout import seats_of
+from forge_agents.serving.config import EngineConfig
+
+Kind: TypeAlias = Literal["single", "cooperative", "competitive", "mixed"]
+"""One seat; seats with one goal; seats against each other; something between."""
+SuiteLike: TypeAlias = str | Sequence[str] | Mapping[str, Mapping[str, Any]]
+"""A suite's name, one id, several ids, or arguments by id."""
+
+SEEDS_FROM = 3 * 2**30
+"""Seeds of benchmarks lie from here to 2**32: training draws below 2**31, and trainers' own evaluations start there."""
+
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchLimits:
+    """What one call of `benchmark` may spend. What an earlier call has played costs nothing."""
+
+    max_episodes: int | None = None
+    """Episodes played; None sets no limit."""
+    max_tokens: int | None = None
+    """Tokens sampled, after which no episode is begun; None sets no limit."""
+    max_cost: float | None = None
+    """Currency units, at the prices of the endpoints, after which no episode is begun; None sets no limit."""
+    max_seconds: float | None = None
+    """Seconds after which no episode is begun; None sets no limit."""
+    max_live_episodes: int = 64
+    """Episodes at once."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_episodes", "max_tokens", "max_cost", "max_seconds"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name}={value} allows nothing; give a number above 0, or None for no limit")
+        if self.max_live_episodes < 1:
+            raise ValueError(f"max_live_episodes={self.max_live_episodes}; at least 1 episode must be under way")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchSampling:
+    """How tokens are drawn: `Sampling`, its length the suite's where nothing is said."""
+
+    temperature: float = 1.0
+    """Logits are divided by it; 0 is greedy. Range [0, 5]."""
+    top_p: float = 1.0
+    """Smallest set of tokens whose probability reaches it is kept. Range (0, 1]."""
+    max_tokens: int | None = None
+    """Most tokens of one response, at least 1; null: the suite's number, 64 of one environment."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a response; the end-of-turn token always does."""
+
+    def __post_init__(self) -> None:
+        self.of_length(1)  # its checks
+
+    def of_length(self, max_tokens: int) -> Sampling:
+        """With `max_tokens` where nothing else was said."""
+        most = max_tokens if self.max_tokens is None else self.max_tokens
+        return Sampling(temperature=self.temperature, top_p=self.top_p, max_tokens=most, stop=self.stop)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchConfig:
+    """One benchmark."""
+
+    players: dict[str, str] = field(default_factory=dict)
+    """By name: random, human, package.module:function, http://host:port/v1#model, or a model."""
+    endpoints: dict[str, Endpoint] = field(default_factory=dict)
+    """OpenAI-compatible servers by name, with all that can be set: the variable that holds the key, requests at once,
+    deadlines, budgets. They play beside `players`, each with its own `sampling`."""
+    suite: str = "core-v1"
+    """A suite's name, or one environment's id."""
+    episodes: int | None = None
+    """Seeds for every environment and line-up; null: the suite's number, 64 of one environment."""
+    seed: int | None = None
+    """Chooses the episodes' seeds; null: the suite's, 0 of one environment."""
+    swap_seats: bool | None = None
+    """Each of two players takes each seat; null: as the suite says, true of one environment."""
+    samples: int = 1
+    """Episodes of each seed, for pass@k."""
+    exploitability_samples: int = 0
+    """Answers of each model at every information set of games such as Kuhn and Leduc poker, for its exploitability; 0
+    leaves it out."""
+    sampling: BenchSampling = field(default_factory=BenchSampling)
+    """Of all that `players` names."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    """Serves all models."""
+    limits: BenchLimits = field(default_factory=BenchLimits)
+    """What may be spent; a benchmark that meets a limit goes on when it is run again."""
+    out_dir: str = "runs/bench"
+    """Folder of episodes.jsonl and, unless told otherwise, of board.json."""
+    json: str = ""
+    """File of the report; board.json in out_dir by default."""
+    html: str = ""
+    """File of the report as a page; none by default."""
+    markdown: str = ""
+    """File of the report as Markdown; none by default."""
+
+    def __post_init__(self) -> None:
+        both = self.players.keys() & self.endpoints.keys()
+        if both:
+            raise ValueError(f"{min(both)!r} names a player and an endpoint; give each its own name")
+
+    def entrants(self) -> dict[str, AnyPolicy]:
+        """All players by name, the endpoints last. Raises ValueError as `named_players`."""
+        sampling = self.sampling.of_length(registry.suite_defaults(self.suite).max_tokens)
+        return named_players({**self.players, **self.endpoints}, sampling)
+
+
+# ---- players
+
+
+def named_players(players: Mapping[str, AnyPolicy | str], sampling: Sampling | None = None) -> dict[str, AnyPolicy]:
+    """The players as policies that carry their names.
+
+    Args:
+        players: Policies, or words as `read_player` takes them.
+        sampling: Of models given as words.
+
+    Raises:
+        ValueError: No players, a name or words that make no sense, or an endpoint whose key is not set.
+        TypeError: Something that is no player.
+    """
+    if not isinstance(players, Mapping):
+        raise TypeError(f'players must be a mapping such as {{"random": fa.Random()}}, got {type(players).__name__}')
+    if not players:
+        raise ValueError('no players were given; pass some by name, e.g. {"random": fa.Random()}')
+    found: dict[str, AnyPolicy] = {}
+    for name, player in players.items():
+        policy = read_player(player, sampling) if isinstance(player, str) else player
+        if not isinstance(policy, AnyPolicy):
+            raise TypeError(
+                f"player {name!r} is a {type(policy).__name__}; use fa.Policy, fa.Endpoint, fa.Human, fa.Random, "
+                'fa.Scripted, or words such as "random" or a model\'s name'
+            )
+        found[name] = replace(policy, name=name)
+        if isinstance(policy, Endpoint):
+            policy.api_key()
+    return found
+
+
+def read_player(words: str, sampling: Sampling | None = None) -> AnyPolicy:
+    """A player from words.
+
+    ``random``; ``human``; ``package.module:function``, a scripted player; ``http://host:port/v1#model``, a model behind
+    an endpoint; anything else is a model: a built-in name, a Hugging Face id or a folder.
+
+    Raises:
+        ValueError: The function cannot be imported, or the address names no model.
+    """
+    sampling = sampling or Sampling()
+    if words in ("random", "human"):
+        return Random() if words == "random" else Human()
+    if words.startswith(("http://", "https://")):
+        url, _, model = words.partition("#")
+        if not model:
+            raise ValueError(f"player {url!r} names no model; write it after a #, e.g. {url}#my-model")
+        return Endpoint(url, model, sampling=sampling)
+    module, colon, function = words.partition(":")
+    if not colon:
+        return Policy(words, sampling=sampling)
+    try:
+        home = importlib.import_module(module)
+    except ImportError as error:
+        raise ValueError(f"player {words!r}: {module} cannot be imported: {error}") from None
+    if not hasattr(home, function):
+        raise ValueError(f"player {words!r}: {module} has no {function!r}.{did_you_mean(function, dir(home))}")
+    return Scripted(getattr(home, function))
+
+
+# ---- episodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """One environment of a suite, as it is played."""
+
+    id: str
+    seats: tuple[str, ...]
+    kind: Kind
+    max_turns: int | None
+    kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Arguments of the environment that differ from what its id stands for."""
+    code: str = ""
+    """Hash of the environment's source and library."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise ValueError(f"kind={self.kind!r} of {self.id}; choose one of {', '.join(get_args(Kind))}")
+
+    def make(self) -> AnyEnv:
+        """A fresh environment."""
+        return registry.make(self.id, **self.kwargs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """One episode to play."""
+
+    world: World
+    lineup: Mapping[str, str] = field(hash=False)
+    """Player by seat."""
+    seed: int
+    sample: int
+    """0 for the first episode of this seed and line-up, and so on."""
+
+
+def suite_ids(suite: SuiteLike) -> tuple[str, dict[str, dict[str, Any]]]:
+    """The suite's name and the arguments by id, in the suite's order.
+
+    Raises:
+        UnknownIdError: No such suite or environment; the message names near ones.
+        ValueError: No ids, or an id twice.
+    """
+    if isinstance(suite, str):
+        ids: Sequence[str] = (suite,) if "/" in suite else registry.suite(suite)
+    else:
+        ids = tuple(suite)
+    found = [registry.spec(id_).id for id_ in ids]
+    if not found or len(set(found)) < len(found):
+        raise ValueError(f"a suite needs one or more different ids, got {list(ids)}")
+    arguments = suite if isinstance(suite, Mapping) else {}
+    name = suite if isinstance(suite, str) and "/" not in suite else "+".join(found)
+    return name, {id_: dict(arguments.get(asked, {})) for asked, id_ in zip(ids, found, strict=True)}
+
+
+def worlds_of(arguments: Mapping[str, Mapping[str, Any]]) -> list[World]:
+    """The environments, each made once to know its seats."""
+    worlds = []
+    for id_, kwargs in arguments.items():
+        seats = seats_of(functools.partial(registry.make, id_, **kwargs), id_)
+        spec = registry.spec(id_)
+        kind: Kind = "mixed" if "mixed-motive" in spec.tags else "competitive"
+        if len(seats) == 1 or "cooperative" in spec.tags:
+            kind = "single" if len(seats) == 1 else "cooperative"
+        code, turns = code_of(spec), spec.max_turns
+        worlds.append(World(id=id_, seats=seats, kind=kind, max_turns=turns, kwargs=dict(kwargs), code=code))
+    return worlds
+
+
+def seeds_of(seed: int, episodes: int) -> list[int]:
+    """The episodes' seeds, the same for every player and environment; fewer episodes take the first of them."""
+    rng = np.random.default_rng([seed, 0xBE7C4])
+    found: dict[int, None] = {}
+    while len(found) < episodes:
+        found.setdefault(SEEDS_FROM + int(rng.integers(2**30)))
+    return list(found)
+
+
+def lineups(players: Sequence[str], seats: Sequence[str], *, swap_seats: bool = True) -> list[dict[str, str]]:
+    """Who sits where: each player alone in all seats, and each pair of players, one of them in one seat of all.
+
+    Args:
+        players: Names.
+        seats: All seats.
+        swap_seats: Each of a pair takes each seat against the other in all the rest. Otherwise the one that is named
+            first takes the first seat, and that is all.
+    """
+    found = [dict.fromkeys(seats, player) for player in players]
+    for first, second in itertools.combinations(players, 2) if len(seats) > 1 else ():
+        pairs = [(first, second), (second, first)] if swap_seats else [(first, second)]
+        for one, other in pairs:
+            for seat in seats if swap_seats else seats[:1]:
+                lineup = {s: one if s == seat else other for s in seats}
+                if lineup not in found:  # in a game of two, one here is the other there
+                    found.append(lineup)
+    return found
+
+
+def matches(
+    worlds: Sequence[World], players: Sequence[str], seeds: Sequence[int], *, samples: int, swap_seats: bool
+) -> Iterator[Match]:
+    """All episodes, seed by seed, so that a benchmark that is stopped has played the same seeds everywhere."""
+    met = [(world, lineup) for world in worlds for lineup in lineups(players, world.seats, swap_seats=swap_seats)]
+    for seed, (world, lineup), sample in itertools.product(seeds, met, range(samples)):
+        yield Match(world=world, lineup=lineup, seed=seed, sample=sample)

@@ -1,0 +1,340 @@
+"""`benchmark`: plays a suite and reports.
+
+In: players and a suite. Out: a `Report`; every episode is kept in the log as soon as it has ended. Waits for engines,
+endpoints and people, each with its own deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, TypeVar
+
+from rich import progress as bars
+from rich.console import Console
+
+import forge_agents
+from forge_agents.bench.exploitability import ModelExploitability, known_exploitability
+from forge_agents.bench.fingerprints import digest, player_facts, provenance
+from forge_agents.bench.plan import (
+    BenchLimits,
+    Match,
+    SuiteLike,
+    matches,
+    named_players,
+    seeds_of,
+    suite_ids,
+    worlds_of,
+)
+from forge_agents.bench.records import EpisodeLog, Record, cost_of, priced, tokens_of
+from forge_agents.bench.report import Report
+from forge_agents.envs import registry
+from forge_agents.errors import BudgetError
+from forge_agents.policy import AnyPolicy, Human, Policy, Random, Sampling
+from forge_agents.rollout.players import Served
+from forge_agents.rollout.rollout import Rollout
+from forge_agents.runtime.waits import all_or_first_error
+from forge_agents.serving.config import EngineConfig
+from forge_agents.types import Episode
+
+T = TypeVar("T")
+_HOPELESS = 32
+"""Failed episodes of one player in a row after which no more is begun: an endpoint is down, or a function broken."""
+
+
+def benchmark(
+    players: Mapping[str, AnyPolicy | str],
+    suite: SuiteLike = "core-v1",
+    *,
+    episodes: int | None = None,
+    seed: int | None = None,
+    swap_seats: bool | None = None,
+    samples: int = 1,
+    exploitability_samples: int = 0,
+    limits: BenchLimits | None = None,
+    engine: EngineConfig | None = None,
+    out_dir: str | os.PathLike[str] = "runs/bench",
+    progress: bool = True,
+) -> Report:
+    """Play a suite with every player and report, with the uncertainty of every number.
+
+    Every player gets the same seeds. In games of several seats each player sits in all seats, and each pair of players
+    meets: one of them in one seat, the other in the rest. The same arguments give the same report; a benchmark that
+    was stopped or killed goes on where it was when it is called again, because episodes are kept in `out_dir` by what
+    decides how they go: environment, players' weights or code, sampling, seed, version of this package.
+
+    Args:
+        players: By name: a policy of any kind, or words as `forge_agents.bench.plan.read_player` takes them.
+        suite: A suite's name, an environment's id, several ids, or arguments by id. It says what is None below, and how
+            much models in words may write; ids mean what `SuiteDefaults` has by default.
+        episodes: Seeds for every environment and line-up.
+        seed: Chooses the episodes' seeds; none is a seed that training draws.
+        swap_seats: Each of a pair takes each seat. Otherwise the one named first takes the first seat.
+        samples: Episodes of each seed, for pass@k.
+        exploitability_samples: Answers of each model at every information set of games such as Kuhn and Leduc poker,
+            from which its exploitability is computed; 0 leaves it out. They count in no limit. Models that may only
+            write legal actions are asked for their exact probabilities instead.
+        limits: What may be spent; past it the report is incomplete and says so.
+        engine: Settings of the engines that serve models; the models are filled in.
+        out_dir: Folder of ``episodes.jsonl``. Several benchmarks may use it, one after the other.
+        progress: Show a progress bar in a terminal.
+
+    Returns:
+        The report; `Report.complete` says whether all was played.
+
+    Raises:
+        UnknownIdError: No such suite or environment.
+        ValueError, TypeError: Players or numbers that make no sense.
+        RunFolderError: `out_dir` cannot be used, or another benchmark writes there.
+        ActorDiedError, StallError: An engine is gone. What was played is kept: call again to go on.
+    """
+    suite_name, arguments = suite_ids(suite)
+    own = registry.suite_defaults(suite_name)
+    asked = {"episodes": episodes, "seed": seed, "swap_seats": swap_seats}
+    settings: dict[str, Any] = {
+        "suite": suite_name,
+        **{name: getattr(own, name) if value is None else value for name, value in asked.items()},
+        "samples": samples,
+        "exploitability_samples": exploitability_samples,
+    }
+    for name, least in (("episodes", 1), ("samples", 1), ("seed", 0), ("exploitability_samples", 0)):
+        if settings[name] < least:
+            raise ValueError(f"{name}={settings[name]} must be at least {least}")
+    if suite_name in registry.list_suites():
+        settings["suite_defaults"] = asdict(own)
+    named = named_players(players, Sampling(max_tokens=own.max_tokens))
+    limits, engine = limits or BenchLimits(), engine or EngineConfig()
+    if any(isinstance(player, Human) for player in named.values()):  # one terminal, and no bar across it
+        limits, progress = replace(limits, max_live_episodes=1), False
+    facts = {name: player_facts(player, engine) for name, player in named.items()}
+    worlds, seeds = worlds_of(arguments), seeds_of(settings["seed"], settings["episodes"])
+    due = matches(worlds, tuple(named), seeds, samples=samples, swap_seats=settings["swap_seats"])
+    plan = {_key(match, facts): match for match in due}
+    if limits.max_cost is not None and not any(map(priced, facts.values())):
+        raise ValueError(
+            f"max_cost={limits.max_cost} and no player has a price; set price_in and price_out of the endpoints"
+        )
+    models = {name: player for name, player in named.items() if isinstance(player, Policy)}
+    prints = {name: known["fingerprint"] for name, known in facts.items()}
+    with EpisodeLog(out_dir) as log, _Bar(len(plan), shown=progress) as bar:
+        measured = ModelExploitability(out_dir, worlds, models, prints, samples=exploitability_samples)
+        run = _Run(
+            players=named, facts=facts, plan=plan, log=log, measured=measured, limits=limits, bar=bar, engine=engine
+        )
+        try:
+            _run_to_end(run.play())
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"stopped; {log.path} keeps what was played: run it again to go on") from None
+        seconds = time.monotonic() - run.started
+        by_hand, by_model = known_exploitability(worlds, named), measured.found()
+        rewards = {world.id: by_hand.get(world.id, {}) | by_model.get(world.id, {}) for world in worlds}
+        kept = log.failed | log.done
+        records = tuple(kept[key] for key in plan if key in kept)
+        return Report(
+            settings=settings,
+            worlds=tuple(worlds),
+            players=facts,
+            provenance=provenance(),
+            records=records,
+            planned=len(plan),
+            stopped=run.stopped,
+            exploitability={
+                env: {name: row[name] for name in named if name in row} for env, row in rewards.items() if row
+            },
+            timing={
+                "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "seconds": round(seconds, 3),
+                "play_seconds": round(run.play_seconds, 3),
+                "played": run.played,
+                "reused": len(records) - run.played,
+                "episode_seconds": round(sum(record.seconds for record in records), 3),
+            },
+        )
+
+
+def _key(match: Match, facts: Mapping[str, Mapping[str, Any]]) -> str:
+    """Hash of all that decides how an episode goes."""
+    world = match.world
+    kwargs = {n: v if isinstance(v, int | float | str | None) else repr(v) for n, v in world.kwargs.items()}
+    return digest(
+        {
+            "env": world.id,
+            "kwargs": kwargs,
+            "max_turns": world.max_turns,
+            "code": world.code,
+            "lineup": {seat: [name, facts[name]["fingerprint"]] for seat, name in match.lineup.items()},
+            "seed": match.seed,
+            "sample": match.sample,
+            "version": forge_agents.__version__,
+        }
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    """A benchmark under way."""
+
+    players: Mapping[str, AnyPolicy]
+    facts: Mapping[str, dict[str, Any]]
+    plan: Mapping[str, Match]
+    """By key, in the order in which they are played."""
+    log: EpisodeLog
+    measured: ModelExploitability
+    limits: BenchLimits
+    bar: _Bar
+    engine: EngineConfig
+    started: float = field(default_factory=time.monotonic)
+    begun: int = 0
+    played: int = 0
+    play_seconds: float = 0.0
+    tokens: int = 0
+    cost: float = 0.0
+    failed_in_a_row: Counter[str] = field(default_factory=Counter)
+    stopped: str = ""
+
+    async def play(self) -> None:
+        """Play what is not in the log yet, until it is done or a limit is met; then search what can be searched."""
+        queue = deque((key, match) for key, match in self.plan.items() if key not in self.log.done)
+        self.bar.start_at(len(self.plan) - len(queue), unreadable=self.log.unreadable)
+        needed = {name for _, match in queue for name in match.lineup.values()} | self.measured.due
+        if not needed:
+            return
+        models = {n: player for n, player in self.players.items() if isinstance(player, Policy) and n in needed}
+        async with _fleet(models, self.engine) as served:
+            begun = time.monotonic()
+            lanes = min(self.limits.max_live_episodes, len(queue))
+            await all_or_first_error(self._lane(queue, served) for _ in range(lanes))
+            self.play_seconds = time.monotonic() - begun
+            if not self.stopped:
+                await self.measured.measure(served)
+
+    async def _lane(self, queue: deque[tuple[str, Match]], served: Mapping[str, Served]) -> None:
+        """One episode after another."""
+        while queue and not self.stopped:
+            self.stopped = self._limit_met()
+            if self.stopped:
+                return
+            key, match = queue.popleft()
+            self.begun += 1
+            try:
+                episode = await self._episode(match, served)
+            except BudgetError as spent:
+                self.stopped = str(spent)
+                return
+            record = Record.of(episode, key=key, sample=match.sample, lineup=match.lineup)
+            self.log.add(record)
+            self.played += 1
+            for agent, trajectory in episode.trajectories.items():  # of a failed episode, too: it was spent
+                read, sampled = tokens_of(trajectory)
+                self.tokens += sampled
+                self.cost += cost_of(self.facts[match.lineup[agent]], read, sampled)
+            self.bar.step(self.played, self.tokens, failed=bool(record.error))
+            for name in set(record.lineup.values()):
+                self.failed_in_a_row[name] = self.failed_in_a_row[name] + 1 if record.error else 0
+                if self.failed_in_a_row[name] >= _HOPELESS and not self.stopped:
+                    self.stopped = f"{_HOPELESS} episodes of {name} in a row failed, the last with {record.error}"
+
+    async def _episode(self, match: Match, served: Mapping[str, Served]) -> Episode:
+        seats = {seat: self.players[name] for seat, name in match.lineup.items()}
+        for seat, player in seats.items():
+            if isinstance(player, Random):  # it draws anew in each sample of a seed
+                seats[seat] = replace(player, seed=player.seed + 1_000_003 * match.sample)
+        rollout = Rollout(
+            make_env=match.world.make,
+            env_id=match.world.id,
+            seats=seats,
+            served=served,
+            max_turns=match.world.max_turns or 1000,
+        )
+        # models' draws follow from the episode alone: the same whatever else the engine does, and of nobody else
+        draw = f"{match.world.id}/{match.seed}/{match.sample}/{'/'.join(match.lineup.values())}"
+        return (await rollout.group(match.seed, 1, draw=draw)).episodes[0]
+
+    def _limit_met(self) -> str:
+        """Which limit forbids to begin another episode; empty where none does."""
+        spent = {
+            "max_episodes": self.begun,
+            "max_tokens": self.tokens,
+            "max_cost": self.cost,
+            "max_seconds": time.monotonic() - self.started,
+        }
+        for name, value in spent.items():
+            most = getattr(self.limits, name)
+            if most is not None and value >= most:
+                return f"{name}={most} was reached"
+        return ""
+
+
+class _Bar(bars.Progress):
+    """Episodes done, tokens, failures and the time left, in a terminal; nothing elsewhere."""
+
+    def __init__(self, total: int, *, shown: bool) -> None:
+        console = Console(stderr=True)
+        super().__init__(
+            bars.TextColumn("[bold]bench"),
+            bars.BarColumn(),
+            bars.MofNCompleteColumn(),
+            bars.TimeRemainingColumn(),
+            bars.TextColumn("{task.fields[facts]}"),
+            console=console,
+            disable=not (shown and console.is_terminal),
+        )
+        self._shown, self._failed, self._first = shown, 0, 0
+        self._bench = self.add_task("bench", total=total, facts="")
+
+    def start_at(self, done: int, *, unreadable: int) -> None:
+        """`done` episodes are known already; `unreadable` lines of the log were dropped."""
+        self._first = done
+        self.update(self._bench, completed=done)
+        if done and self._shown:
+            self.print(f"{done} episodes were played before and are not repeated")
+        if unreadable and self._shown:
+            self.print(f"{unreadable} lines of the log could not be read; their episodes are played again")
+
+    def step(self, played: int, tokens: int, *, failed: bool) -> None:
+        """One more episode has ended."""
+        self._failed += failed
+        facts = f"{tokens:,} tokens" + (f", {self._failed} failed" if self._failed else "")
+        self.update(self._bench, completed=self._first + played, facts=facts)
+
+
+@contextlib.asynccontextmanager
+async def _fleet(models: Mapping[str, Policy], config: EngineConfig) -> AsyncIterator[Mapping[str, Served]]:
+    if not models:
+        yield {}
+        return
+    from forge_agents.serving.fleet import Fleet
+
+    fleet = await Fleet.start(models, config)
+    try:
+        yield fleet.served
+    finally:
+        await fleet.stop()
+
+
+def _run_to_end(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work`; inside a running loop, as in a notebook, in a thread of its own, which Ctrl-C ends too."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    running: concurrent.futures.Future[Callable[[], object]] = concurrent.futures.Future()
+
+    async def inside() -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
+        running.set_result(lambda: loop.call_soon_threadsafe(task.cancel))
+        return await task
+
+    with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="forge-bench") as pool:
+        done = pool.submit(asyncio.run, inside())
+        try:
+            return done.result()
+        except KeyboardInterrupt:
+            running.result()()
+            raise

@@ -1,0 +1,189 @@
+"""Headed tables of texts, in a terminal, as Markdown and as one HTML file.
+
+In: a `Document`. Out: text; a page that loads nothing from elsewhere and runs no script. Waits for nothing.
+
+Names, errors and arguments are written by users, models and servers: every text is made harmless where it is shown.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from forge_agents.bench.statistics import Interval
+from forge_agents.page import standalone_page
+
+_WIDEST = 160
+_STYLE = """
+td.text { min-width: 6rem; max-width: 22rem; white-space: normal; overflow-wrap: break-word; }
+li { font-size: .86rem; }
+svg { display: block; width: 100%; max-width: 52rem; height: auto; margin: 1rem 0; }
+svg text { font: 13px system-ui, "DejaVu Sans", sans-serif; fill: #1f2933; }
+"""
+_BAR = 26
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """One table, the same in every form."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    names: int
+    """How many first columns hold names."""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """All that is shown."""
+
+    title: str
+    headline: str
+    """One line that says what this is."""
+    warnings: Sequence[str]
+    """What a reader must know before trusting the numbers."""
+    bars: Mapping[str, Interval]
+    """Rates by name, drawn on the page."""
+    sections: Sequence[Section]
+    facts: Sequence[str]
+    """Where it comes from, one a line."""
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number; a dash where it is not known."""
+    return "\N{EN DASH}" if math.isnan(value) else f"{value:.{digits}f}"
+
+
+def interval(found: Interval, *, digits: int = 3, sign: bool = False) -> str:
+    """An estimate and its interval."""
+    if math.isnan(found.value):
+        return "\N{EN DASH}"
+    value = f"{found.value:+.{digits}f}" if sign else f"{found.value:.{digits}f}"
+    return value if math.isnan(found.low) else f"{value} [{found.low:.{digits}f}, {found.high:.{digits}f}]"
+
+
+def _printable(text: str, longest: int = 300) -> str:
+    """A text on one line, without control or direction characters."""
+    text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(text.split()))
+    return text if len(text) <= longest else f"{text[:longest]} \N{HORIZONTAL ELLIPSIS}"
+
+
+# ---- in a terminal
+
+
+def show(document: Document) -> str:
+    """Print headline, warnings and tables, in colour where there is a terminal; returns them as plain text."""
+    from rich.console import Console
+
+    screen, parts, plain = Console(), _renderables(document), io.StringIO()
+    (screen if screen.is_terminal else Console(width=_WIDEST, color_system=None)).print(*parts, sep="\n")
+    Console(file=plain, width=_WIDEST, color_system=None).print(*parts, sep="\n")
+    return "\n".join(line.rstrip() for line in plain.getvalue().splitlines())
+
+
+def _renderables(document: Document) -> list[object]:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    def text(words: str, style: str = "") -> Text:  # unlike a str, it is not read for rich's markup
+        return Text(_printable(words), style=style)
+
+    parts: list[object] = [text(document.headline, "bold")]
+    parts += [text(warning, "bold red") for warning in document.warnings]
+    for section in document.sections:
+        title = text(section.title)
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=title, title_justify="left")
+        for place, head in enumerate(section.heads):
+            table.add_column(text(head), justify="left" if place < section.names else "right")
+        for row in section.rows:
+            table.add_row(*map(text, row))
+        parts.append(table)
+    return parts
+
+
+# ---- as Markdown
+
+
+def as_markdown(document: Document) -> str:
+    """All of it as Markdown."""
+    lines = [f"# {_md(document.title)}", "", _md(document.headline) + "."]
+    for warning in document.warnings:
+        lines += ["", f"> **{_md(warning)}**"]
+    for section in document.sections:
+        lines += ["", f"## {_md(section.title)}", "", _md_row(section.heads)]
+        lines.append("|" + "|".join(["---"] * section.names + ["---:"] * (len(section.heads) - section.names)) + "|")
+        lines += [_md_row(row) for row in section.rows]
+        lines += ["", section.note] if section.note else []
+    lines += ["", "## Where it comes from", "", *(f"- {_md(fact)}" for fact in document.facts)]
+    return "\n".join(lines) + "\n"
+
+
+def _md_row(values: Iterable[str]) -> str:
+    return "| " + " | ".join(map(_md, values)) + " |"
+
+
+def _md(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    plain = _printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return "".join(f"\\{c}" if c in "\\`*_[]|~#!" else c for c in plain)
+
+
+# ---- as a page
+
+
+def as_html(document: Document) -> str:
+    """All of it as one HTML file."""
+    title = _safe(document.title)
+    alarms = "".join(f"<section class=alarm>{_safe(warning)}</section>" for warning in document.warnings)
+    tables = "\n".join(map(_html_table, document.sections))
+    facts = "".join(f"<li>{_safe(fact)}</li>" for fact in document.facts)
+    body = (
+        f"<h1>{title}</h1>\n<p class=lead>{_safe(document.headline)}</p>\n{alarms}\n{_bars(document.bars)}\n{tables}\n"
+        f"<h2>Where it comes from</h2>\n<ul>{facts}</ul>"
+    )
+    return standalone_page(title, body, style=_STYLE)
+
+
+def _html_table(section: Section) -> str:
+    def row(tag: str, values: tuple[str, ...]) -> str:
+        cells = (
+            f"<{tag}{' class=text' if place < section.names else ''}>{_safe(value)}</{tag}>"
+            for place, value in enumerate(values)
+        )
+        return f"<tr>{''.join(cells)}</tr>"
+
+    body = "\n".join(row("td", values) for values in section.rows)
+    note = f"\n<p class=note>{_safe(section.note)}</p>" if section.note else ""
+    return (
+        f"<h2>{_safe(section.title)}</h2>\n<div class=scroll><table><thead>{row('th', section.heads)}</thead>\n"
+        f"<tbody>{body}</tbody></table></div>{note}"
+    )
+
+
+def _bars(rates: Mapping[str, Interval]) -> str:
+    rows = []
+    for place, (name, found) in enumerate(rates.items()):
+        y, whisker = place * _BAR + 4, ""
+        if not found.n:
+            continue
+        if not math.isnan(found.low):
+            low, high = (180 + 500 * max(0.0, min(1.0, end)) for end in (found.low, found.high))
+            whisker = f'<path d="M{low:.1f} {y + 8}H{high:.1f}" stroke="#1f2933" stroke-width="2"/>'
+        rows.append(
+            f'<text x="0" y="{y + 13}">{_safe(name[:24])}</text>'
+            f'<rect x="180" y="{y}" width="{500 * found.value:.1f}" height="16" fill="#7ba7d9"/>{whisker}'
+            f'<text x="690" y="{y + 13}">{found.value:.3f}</text>'
+        )
+    height = len(rates) * _BAR + 8
+    return f'<svg viewBox="0 0 740 {height}" role="img" aria-label="success of every player">{"".join(rows)}</svg>'
+
+
+def _safe(text: str) -> str:
+    """Any text as text: one line, nothing unprintable, no markup."""
+    return html.escape(_printable(text, 600), quote=True)
