@@ -23,7 +23,7 @@ from forge_agents.errors import ActorDiedError, HostError, StallError
 from forge_agents.runtime import mesh
 from forge_agents.runtime.places import place
 from forge_agents.types import Trajectory
-from forge_trainers.rl.tasks import Source
+from forge_trainers.rl.tasks import TaskSampler
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -158,7 +158,7 @@ def test_environments_play_on_hosts_of_their_own_and_after_these_here(run: Any, 
 
     import_actors("host_whereabouts", WHEREABOUTS)
     fa.register("hosts/Whereabouts-v0", entry_point="host_whereabouts:Whereabouts")
-    source = Source("hosts/Whereabouts-v0", hosts=fa.Hosts(kind="process", hosts={"envs": 2}))
+    source = TaskSampler("hosts/Whereabouts-v0", hosts=fa.Hosts(kind="process", hosts={"envs": 2}))
     pids = []
 
     async def visit(seconds: str, episodes: int) -> list[str]:

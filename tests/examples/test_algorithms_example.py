@@ -21,9 +21,9 @@ def test_demonstrations_earn_all_that_can_be_earned(example):
 
 
 def test_demonstrations_come_from_seeds_that_no_run_plays(example):
-    from forge_trainers.rl.tasks import Source
+    from forge_trainers.rl.tasks import TaskSampler
 
-    played = {task.seed for step in range(20) for task in Source(example.ENV_ID).tasks(0, step, 8)}
+    played = {task.seed for step in range(20) for task in TaskSampler(example.ENV_ID).tasks(0, step, 8)}
     shown = {2**30 + 1000 * seed + number for seed in range(3) for number in range(example.NUM_CHATS)}
     assert not played & shown
     assert len({str(example.demonstration(seed)) for seed in sorted(shown)[:10]}) == 10

@@ -356,9 +356,9 @@ def _sabotage(trainer: Any, saboteur: Saboteur) -> None:
     saboteur.pids = pids
     for owner, method, phase in (
         (trainer, "_started", "start"),
-        (trainer, "_collect", "collect"),
-        (trainer, "_judged", "judge"),
-        (sys.modules[type(trainer).__module__], "learn", "learn"),
+        (trainer, "_play_groups", "collect"),
+        (trainer, "_judge_groups", "judge"),
+        (sys.modules[type(trainer).__module__], "train", "learn"),
         (trainer, "_sync", "sync"),
         (trainer, "_evaluate", "evaluate"),
         (trainer._checkpoints, "start", "checkpoint"),

@@ -348,9 +348,9 @@ def test_one_client_serves_a_loop_and_closes_with_it(serve_chat):
 
 
 def test_a_trainer_starts_no_engine_for_an_endpoint(tmp_path):
-    from forge_trainers.rl.tasks import Source
+    from forge_trainers.rl.tasks import TaskSampler
 
     hero = fa.Policy("m", name="hero")
     seats = {"p0": hero, "p1": fa.Endpoint("http://127.0.0.1:1/v1", "m")}
     trainer = fa.GRPOTrainer(seats, out_dir=tmp_path)
-    assert trainer._models(Source("forge/KuhnPoker-v0")) == {"hero": hero}
+    assert trainer._models(TaskSampler("forge/KuhnPoker-v0")) == {"hero": hero}

@@ -16,9 +16,10 @@ from forge_agents.types import EpisodeError, EpisodeGroup
 from forge_agents.viewer.digest import digest
 from forge_trainers.rl.credit import Credit
 from forge_trainers.rl.endings import Endings, most_of, where_it_failed
-from forge_trainers.rl.rewards import Columns, EnvTurnReward, env_reward, judge, lessons_from
-from forge_trainers.rl.tasks import Source
+from forge_trainers.rl.rewards import Columns, EnvTurnReward, env_reward, judge
+from forge_trainers.rl.tasks import TaskSampler
 from forge_trainers.rl.trainer import GRPOTrainer
+from forge_trainers.rl.update import credit_groups
 from forge_verifiers.rules.text import Exact
 
 
@@ -28,11 +29,11 @@ def trainer(folder, played, **settings):
     class Played(GRPOTrainer):
         asked: list
 
-        async def _collect(self, source, step, put=None, *, count=0, refill=0, **_):
+        async def _play_groups(self, sampler, step, put=None, *, count=0, refill=0, **_):
             self.asked.append((step, refill))
             groups = played(step)
             for number, one in enumerate(groups if put else ()):
-                self._tell_failure(one)
+                self._announce_failure(one)
                 put(number, one)
             return groups
 
@@ -48,16 +49,16 @@ def test_the_best_checkpoint_is_that_of_the_trained_policys_reward(tmp_path):
     """Of a zero-sum game: the mean over all seats would be 0 in every evaluation, and the newest the best."""
 
     class Evaluated(GRPOTrainer):
-        async def _collect(self, source, step, put=None, **_):
+        async def _play_groups(self, sampler, step, put=None, **_):
             put(0, group(1.0, 0.0, seed=step))
 
-    async def rehearse(tasks, play, processes):
+    async def play_held_out(tasks, play, processes):
         return [group([-1.0, 1.0, 0.0][run._next_step - 1], seed=n) for n in range(4)]
 
     config = fa.GRPOConfig(groups_per_step=1, eval_every=1, keep_checkpoints=1, refills=0)
     with Evaluated({"p0": TEAM, "p1": fa.Random(name="rival")}, config=config, out_dir=tmp_path) as run:
         run._processes = Processes()
-        run._lineup.rehearse = rehearse
+        run._seating.play_held_out = play_held_out
         result = run.fit(Duel, steps=3)
     assert [row["eval/reward"] for row in result.metrics] == [-1.0, 1.0, 0.0]
     assert [row["eval/reward/team"] for row in result.metrics] == [-1.0, 1.0, 0.0]
@@ -71,9 +72,9 @@ def test_the_best_checkpoint_is_that_of_the_trained_policys_reward(tmp_path):
 def test_a_run_says_who_sits_where_and_who_shares_a_learner(tmp_path, capsys):
     def shown(seats):
         run = GRPOTrainer(seats, out_dir=tmp_path)
-        source = Source(Duel)
-        learners = {name: SimpleNamespace(name=f"{name}-l") for name in run._models(source)}
-        run._tell_roles(print, source, SimpleNamespace(learners=learners))
+        sampler = TaskSampler(Duel)
+        learners = {name: SimpleNamespace(name=f"{name}-l") for name in run._models(sampler)}
+        run._announce_seats(print, sampler, SimpleNamespace(learners=learners))
         return capsys.readouterr().out.splitlines()
 
     one, other = fa.Policy("m"), fa.Policy("m")
@@ -198,15 +199,15 @@ def judged(groups):
         return np.where(found == 9, np.nan, found)
 
     items = asyncio.run(judge(groups, reward, timeout_s=5))
-    return items, lessons_from(items, Credit(), {"team"})
+    return items, credit_groups(items, Credit(), {"team"})
 
 
 def watch(steps, *, patience=3, tops=None):
     """What `Endings` says of steps of groups, and after how many."""
     endings = Endings(patience)
     for number, groups in enumerate(steps):
-        items, lessons = judged(groups)
-        if (found := endings.after(number, items, lessons, {"team"}, tops or {"t": None})) is not None:
+        items, samples = judged(groups)
+        if (found := endings.after(number, items, samples, {"team"}, tops or {"t": None})) is not None:
             return found.kind, number + 1
     return None, len(steps)
 
@@ -264,17 +265,17 @@ def test_one_flat_policy_of_two_ends_nothing():
     endings = Endings(1)
     items = asyncio.run(judge([both(n) for n in range(40)], env_reward, timeout_s=5))
     trained = {"team", "second"}
-    assert endings.after(0, items, lessons_from(items, Credit(), trained), trained, {"t": 1.0}) is None
+    assert endings.after(0, items, credit_groups(items, Credit(), trained), trained, {"t": 1.0}) is None
 
 
 def test_what_was_earned_is_known_after_a_resume():
     first = Endings(3)
-    items, lessons = judged([group(0.5, 0.0)])
-    first.after(0, items, lessons, {"team"}, {"t": None})
+    items, samples = judged([group(0.5, 0.0)])
+    first.after(0, items, samples, {"team"}, {"t": None})
     second = Endings(3)
     second.load_state_dict(first.state_dict())
-    items, lessons = judged(HALF)
-    found = [second.after(n, items, lessons, {"team"}, {"t": None}) for n in range(3)]
+    items, samples = judged(HALF)
+    found = [second.after(n, items, samples, {"team"}, {"t": None}) for n in range(3)]
     assert found[:2] == [None, None] and found[2].kind == "plateau"
     Endings(1).load_state_dict(Endings(1).state_dict())
 
@@ -312,8 +313,8 @@ def test_a_plateau_that_nobody_calls_the_top_ends_well_and_says_so(tmp_path):
 
 def test_what_the_reason_counts_was_judged():
     endings = Endings(1)
-    items, lessons = judged([*FULL, *UNSURE[:2]])
-    found = endings.after(0, items, lessons, {"team"}, {"t": 1.0})
+    items, samples = judged([*FULL, *UNSURE[:2]])
+    found = endings.after(0, items, samples, {"team"}, {"t": 1.0})
     assert found.reason.startswith("solved: all 64 episodes of the last 1 steps (16 more have no reward) earned")
 
 
@@ -344,7 +345,7 @@ def test_a_run_on_a_reward_that_never_gives_its_highest_score_ends_well(tmp_path
 @pytest.mark.parametrize(("most", "known"), [(3, 3.0), (2.5, 2.5), (np.float32(2), 2.0), ("much", None), (print, None)])
 def test_what_an_environment_calls_max_reward_counts_where_it_is_a_number(most, known):
     kind = type("t", (Duel,), {"max_reward": most})
-    assert Source(kind).max_reward == {"t": known}
+    assert TaskSampler(kind).max_reward == {"t": known}
 
 
 def unlucky(step):
@@ -370,14 +371,14 @@ def test_a_run_that_breaks_on_its_way_ends_after_the_steps_that_it_waits(tmp_pat
 
 
 def test_held_out_episodes_that_fail_are_counted(tmp_path):
-    async def rehearse(tasks, play, processes):
+    async def play_held_out(tasks, play, processes):
         return [group(1.0, seed=n, **({"error": BROKEN, "end": "error"} if n else {})) for n in range(4)]
 
     def played(step):
         return [group(0.0, 1.0, seed=n) for n in range(4)]
 
     with trainer(tmp_path, played, eval_every=1, eval_episodes=4) as run:
-        run._lineup.rehearse = rehearse
+        run._seating.play_held_out = play_held_out
         (row,) = run.fit(Duel, steps=1).metrics
     assert (row["eval/reward"], row["eval/failed"]) == (1.0, 3.0)
 
@@ -388,7 +389,7 @@ def test_an_evaluation_counts_what_is_in_no_mean_and_fails_where_nothing_is(
 ):
     """The reward abstains from p0's 9 in one episode, which says nothing of how the team plays."""
 
-    async def rehearse(tasks, play, processes):
+    async def play_held_out(tasks, play, processes):
         rewards = (9.0, 0.0, 1.0, 0.5)
         broken = {"error": BROKEN, "end": "error"}
         return [group(reward, seed=n, **(broken if n < failed else {})) for n, reward in enumerate(rewards)]
@@ -397,7 +398,7 @@ def test_an_evaluation_counts_what_is_in_no_mean_and_fails_where_nothing_is(
         return np.array([np.nan if t.reward == 9 else t.reward for t in trajectories])
 
     run = trainer(tmp_path, lambda step: [])
-    run._lineup.rehearse = rehearse
+    run._seating.play_held_out = play_held_out
     result = run.evaluate(Duel, episodes=4, reward=unsure)
     assert (result.failed, result.abstained) == (failed, 1 if failed == 0 else 0)
     assert np.isnan(result.reward) if failed == 4 else result.reward == 0.5

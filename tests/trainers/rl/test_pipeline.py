@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_trainers.rl.pipeline import Ahead, Behind, Taken, window
+from forge_trainers.rl.pipeline import Background, Pipeline, TakenGroups, window
 
 
 def batches_of(staleness, playing, loading, judging=None):
@@ -50,7 +50,7 @@ def batches_of(staleness, playing, loading, judging=None):
         nonlocal learner
         for step in range(len(playing)):
             batch = ahead.batch(step)
-            groups = await batch.collected
+            groups = await batch.groups
             assert await batch.judged == (step, groups)
             found.append([(at, number, learner - version) for at, number, version in groups])
             await asyncio.sleep(0)
@@ -60,8 +60,8 @@ def batches_of(staleness, playing, loading, judging=None):
         assert engines == len(playing)
 
     found, judged = [], []
-    ahead = Ahead(collect, judge, staleness=staleness, steps=len(playing), size=len(playing[0]))
-    weights = Behind()
+    ahead = Pipeline(collect, judge, staleness=staleness, steps=len(playing), size=len(playing[0]))
+    weights = Background()
     asyncio.run(asyncio.wait_for(main(), 60))
     assert judged == list(range(len(playing)))
     return found
@@ -126,7 +126,7 @@ def test_judging_ahead_goes_on_while_the_learner_works():
         judged.append(step)
 
     async def main(staleness):
-        ahead = Ahead(collect, judge, staleness=staleness, steps=5, size=1)
+        ahead = Pipeline(collect, judge, staleness=staleness, steps=5, size=1)
         await ahead.batch(0).judged
         await asyncio.sleep(0.01)  # the learner works
         await ahead.cancel()
@@ -150,7 +150,7 @@ def test_an_error_ahead_comes_with_its_own_step_or_the_one_that_waits(failing):
         return groups
 
     async def main():
-        ahead = Ahead(collect, judge, staleness=1, steps=5, size=1)
+        ahead = Pipeline(collect, judge, staleness=1, steps=5, size=1)
         assert await ahead.batch(0).judged == [0]
         with pytest.raises(OSError, match="is gone"):
             await ahead.batch(1).judged
@@ -164,7 +164,7 @@ def test_a_step_that_puts_too_few_groups_is_an_error_and_does_not_hang():
         put(0, step)
 
     async def main():
-        await Ahead(collect, as_they_are, staleness=0, steps=1, size=2).batch(0).judged
+        await Pipeline(collect, as_they_are, staleness=0, steps=1, size=2).batch(0).judged
 
     with pytest.raises(RuntimeError, match="step 0 has 1 of 2 groups"):
         asyncio.run(asyncio.wait_for(main(), 10))
@@ -178,7 +178,7 @@ def test_without_staleness_nothing_is_collected_ahead():
         put(0, step)
 
     async def main():
-        ahead = Ahead(collect, as_they_are, staleness=0, steps=5, size=1)
+        ahead = Pipeline(collect, as_they_are, staleness=0, steps=5, size=1)
         await ahead.batch(0).judged
         await asyncio.sleep(0.01)
 
@@ -198,7 +198,7 @@ def test_what_was_collected_ahead_is_cancelled():
         put(0, step)
 
     async def main():
-        ahead = Ahead(collect, as_they_are, staleness=3, steps=5, size=1)
+        ahead = Pipeline(collect, as_they_are, staleness=3, steps=5, size=1)
         await ahead.batch(0).judged
         await asyncio.sleep(0)
         await ahead.cancel()
@@ -218,7 +218,7 @@ def test_work_behind_the_back_goes_on_alone_and_its_error_comes_to_whoever_waits
             raise ValueError(name)
 
     async def main():
-        behind = Behind()
+        behind = Background()
         await behind.done()
         await behind.start(functools.partial(work, "first"))
         order.append("caller")
@@ -248,7 +248,7 @@ def test_whoever_stops_waiting_does_not_stop_the_work():
         done.append(True)
 
     async def main():
-        behind = Behind()
+        behind = Background()
         await behind.start(work)
         waiting = asyncio.ensure_future(behind.done())
         await asyncio.sleep(0)
@@ -273,7 +273,7 @@ def test_the_caller_goes_on_when_the_work_lets_go_and_not_before():
         raise ValueError("no store")
 
     async def main():
-        behind = Behind()
+        behind = Background()
         await behind.start(work)
         order.append("caller")
         await behind.start(fails)  # what it raised comes to whoever waits
@@ -287,7 +287,7 @@ def test_the_caller_goes_on_when_the_work_lets_go_and_not_before():
 @pytest.mark.parametrize("size", [2, 3, 4, 6])
 def test_a_run_that_goes_on_with_another_number_of_groups_gets_its_batches(size):
     """A checkpoint of steps of 4 groups: one group of step 4 is owed, one of step 5 was taken early."""
-    taken = Taken()
+    taken = TakenGroups()
     taken.load_state_dict({"owed": np.array([(4, 3)]), "early": np.array([(5, 0)])})
 
     async def collect(step, put):
@@ -296,7 +296,7 @@ def test_a_run_that_goes_on_with_another_number_of_groups_gets_its_batches(size)
                 put(number, (step, number))
 
     async def train():
-        ahead = Ahead(collect, as_they_are, staleness=0, steps=7, size=size, taken=taken)
+        ahead = Pipeline(collect, as_they_are, staleness=0, steps=7, size=size, taken=taken)
         return [await asyncio.wait_for(ahead.batch(step).judged, 10) for step in (5, 6)]
 
     first, second = asyncio.run(train())

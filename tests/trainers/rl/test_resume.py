@@ -9,9 +9,9 @@ import pytest
 from fake_processes import TEAM, Duel, Processes, group
 
 import forge_agents as fa
-from forge_trainers.rl.pipeline import Ahead, Taken
+from forge_trainers.rl.pipeline import Pipeline, TakenGroups
 from forge_trainers.rl.trainer import GRPOTrainer
-from forge_trainers.run.checkpoints import Checkpoints, Evidence
+from forge_trainers.run.checkpoints import Checkpoints, RewardState
 
 STEPS, SIZE = 9, 3
 
@@ -35,7 +35,7 @@ def run(folder, *, staleness, killed_in=None, slow=()):
     learned = []
 
     class Played(GRPOTrainer):
-        async def _collect(self, source, step, put=None, *, only=None, **_):
+        async def _play_groups(self, sampler, step, put=None, *, only=None, **_):
             async def one(number):
                 await asyncio.sleep(0.001)
                 if (step, number) in slow:
@@ -118,7 +118,7 @@ def test_what_is_judged_ahead_is_not_saved_and_forgotten_by_the_next_session():
             self.seen = int(state["seen"])
 
     reward = Counts()
-    evidence = Evidence(reward)
+    evidence = RewardState(reward)
     for step in (0, 1):
         evidence.judging(step)
         reward.seen += 1
@@ -135,12 +135,12 @@ def test_what_is_judged_ahead_is_not_saved_and_forgotten_by_the_next_session():
     assert evidence.state_dict() == {"seen": 7}
     evidence.begin()
     assert reward.seen == 7
-    assert not Evidence(len).any and Evidence(len).state_dict() == {}
+    assert not RewardState(len).any and RewardState(len).state_dict() == {}
 
 
 def test_a_restart_without_a_checkpoint_begins_with_what_the_reward_knew_at_first(tmp_path):
     reward = fa.Ensemble([fa.Rule(lambda t: t.reward, name=name) for name in "abc"])
-    checkpoints = Checkpoints(tmp_path, keep=1, parts={"reward": Evidence(reward)})
+    checkpoints = Checkpoints(tmp_path, keep=1, parts={"reward": RewardState(reward)})
     assert asyncio.run(checkpoints.restore({"team": SimpleNamespace()})) == 0
     reward([episode.trajectories["p0"] for episode in of(0, 0).episodes])
     assert len(rows(reward)) == 2
@@ -149,12 +149,12 @@ def test_a_restart_without_a_checkpoint_begins_with_what_the_reward_knew_at_firs
 
 
 def test_groups_that_were_taken_early_and_those_that_are_owed_survive_a_checkpoint():
-    taken = Taken()
+    taken = TakenGroups()
     taken.take(0, [(0, 0), (1, 2)], 2)  # of (0, 0), (0, 1)
     taken.take(1, [(0, 1), (1, 0)], 2)
     assert taken.state_dict()["early"].shape == (0, 2), "nothing is learned from yet"
     taken.settle(0)
-    again = Taken()
+    again = TakenGroups()
     again.load_state_dict(taken.state_dict())
     assert (again.early, again.owed) == ({(1, 2)}, {(0, 1)})
     assert again.missing(0, 2) == [1] and again.missing(1, 3) == [0, 1] and again.missing(2, 3) == [0, 1, 2]
@@ -170,7 +170,7 @@ def test_groups_that_were_taken_early_and_those_that_are_owed_survive_a_checkpoi
         return groups
 
     async def rest():
-        ahead = Ahead(collect, judge, staleness=2, steps=3, size=2, taken=again)
+        ahead = Pipeline(collect, judge, staleness=2, steps=3, size=2, taken=again)
         found = []
         for step in (1, 2):
             found.append(await ahead.batch(step).judged)

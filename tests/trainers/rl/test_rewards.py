@@ -14,8 +14,9 @@ from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.credit import Baselines, Credit
-from forge_trainers.rl.rewards import Columns, EnvTurnReward, env_reward, judge, lessons_from, mean_and_ci, summarise
+from forge_trainers.rl.rewards import Columns, EnvTurnReward, env_reward, judge, mean_and_ci, summarise
 from forge_trainers.rl.trainer import EvalResult, GRPOTrainer
+from forge_trainers.rl.update import credit_groups
 
 
 def turn(agent, index, reward, policy="hero"):
@@ -76,10 +77,10 @@ def test_rewards_are_split_by_group_and_role():
 
 
 def test_only_trainable_policies_learn_and_roles_have_their_own_baseline():
-    lessons = lessons_from(judged([group((0, 10), (1, 30), b_policy="hero")]), Credit(scale="none"), {"hero"})
+    lessons = credit_groups(judged([group((0, 10), (1, 30), b_policy="hero")]), Credit(scale="none"), {"hero"})
     assert [s.advantages[-1] for s in lessons.samples["hero"]] == [-0.5, 0.5, -10, 10]
     assert lessons.advantages == {(0, 0): {"a": [-0.5], "b": [-10.0]}, (0, 1): {"a": [0.5], "b": [10.0]}}
-    frozen = lessons_from(judged([group((0, 10), (1, 30))]), Credit(), {"hero"})
+    frozen = credit_groups(judged([group((0, 10), (1, 30))]), Credit(), {"hero"})
     assert len(frozen.samples["hero"]) == 2
     assert [sorted(own) for own in frozen.advantages.values()] == [["a"], ["a"]]
 
@@ -87,24 +88,24 @@ def test_only_trainable_policies_learn_and_roles_have_their_own_baseline():
 def test_groups_that_teach_nothing_are_counted_by_reason():
     broken = EpisodeError(where="step", kind="X", message="m")
     groups = [group((0, 0), (1, 0)), group((1, 0), (1, 5)), group((0, 0), (1, 0), error=broken)]
-    lessons = lessons_from(judged(groups), Credit(), {"hero"})
+    lessons = credit_groups(judged(groups), Credit(), {"hero"})
     assert lessons.counts == {"used": 1, "flat": 1, "failed": 1, "abstained": 0, "too_long": 0}
 
 
 def test_a_sample_too_long_for_its_learner_is_dropped_and_counted_and_its_siblings_learn():
     items = judged([group((0, 0), (1, 0)), group((0, 0), (1, 0), seed=1)])
     items = [with_turn(items[0], [1], prompt_ids=(1, 2, 4)), with_turn(items[1], [0, 1], prompt_ids=(1, 2, 4))]
-    lessons = lessons_from(items, Credit(scale="none"), {"hero"}, room={"hero": 3})
+    lessons = credit_groups(items, Credit(scale="none"), {"hero"}, room={"hero": 3})
     assert [(len(s.token_ids), s.advantages[-1]) for s in lessons.samples["hero"]] == [(3, -0.5)]
     assert lessons.too_long == 3
     assert lessons.counts == {"used": 1, "too_long": 1, "flat": 0, "failed": 0, "abstained": 0}
-    assert lessons_from(items, Credit(), {"hero"}, room={"hero": 4}).too_long == 0
+    assert credit_groups(items, Credit(), {"hero"}, room={"hero": 4}).too_long == 0
 
 
 def test_tokens_without_a_log_probability_are_masked_and_their_share_counted():
     items = judged([group((0, 0), (1, 0))])
     item = with_turn(items[0], [1], response_ids=(3, 4, 5, 6), logprobs=(-1.0, math.nan, -math.inf, 0.5))
-    lessons = lessons_from([item], Credit(), {"hero"})
+    lessons = credit_groups([item], Credit(), {"hero"})
     good, bad = lessons.samples["hero"]
     assert good.loss_mask.tolist() == [False, False, True]
     assert bad.loss_mask.tolist() == [False, False, True, False, False, False]
@@ -116,7 +117,7 @@ def test_one_abstention_drops_the_whole_group():
     def unsure(trajectories):
         return np.array([np.nan] + [float(i) for i in range(1, len(trajectories))])
 
-    lessons = lessons_from(judged([group((0, 0), (1, 1))], unsure), Credit(), {"hero"})
+    lessons = credit_groups(judged([group((0, 0), (1, 1))], unsure), Credit(), {"hero"})
     assert lessons.counts["abstained"] == 1 and not lessons.samples
 
 
@@ -164,9 +165,9 @@ class Assessing:
 
 def test_a_group_within_the_noise_of_its_reward_is_flat():
     groups = [group((0.5, 0), (0.52, 0)), group((0, 0), (1, 0), seed=1)]
-    lessons = lessons_from(judged(groups, Assessing(noise=0.1)), Credit(noise_multiple=1.0), {"hero"})
+    lessons = credit_groups(judged(groups, Assessing(noise=0.1)), Credit(noise_multiple=1.0), {"hero"})
     assert lessons.counts == {"used": 1, "flat": 1, "failed": 0, "abstained": 0, "too_long": 0}
-    assert lessons_from(judged(groups, Assessing(noise=0.1)), Credit(), {"hero"}).counts["used"] == 2
+    assert credit_groups(judged(groups, Assessing(noise=0.1)), Credit(), {"hero"}).counts["used"] == 2
 
 
 def two_turns(first, second, seed=0):
@@ -180,11 +181,11 @@ def test_the_turn_with_the_good_score_gets_the_larger_advantage():
     groups = [EpisodeGroup(env_id="t", seed=0, episodes=episodes)]
     by_turn = Assessing(turns=lambda t: [turn.reward for turn in t.turns])
     for credit in (Credit(), Credit(turns="to_go")):
-        samples = lessons_from(judged(groups, by_turn), credit, {"hero"}).samples["hero"]
+        samples = credit_groups(judged(groups, by_turn), credit, {"hero"}).samples["hero"]
         first, last = [[float(s.advantages[at]) for s in samples] for at in (2, 4)]
         assert first[0] > last[0] and last[1] > first[1], credit
         assert min(first[0], last[1]) > 0 > max(first[2], last[2])
-    whole = lessons_from(judged(groups), Credit(), {"hero"}).samples["hero"]
+    whole = credit_groups(judged(groups), Credit(), {"hero"}).samples["hero"]
     assert all(float(s.advantages[2]) == float(s.advantages[4]) for s in whole)
 
 
@@ -198,7 +199,7 @@ def test_verifiers_of_turns_reach_the_samples():
 
     last = PerTurn(Rule(lambda t: float(t.turns[-1].reward > 0), name="paid"))
     groups = [EpisodeGroup(env_id="t", seed=0, episodes=(two_turns(1.0, 0.0), two_turns(0.0, 0.0)))]
-    samples = lessons_from(judged(groups, 0.5 * last + 0.5 * EnvReward()), Credit(), {"hero"}).samples["hero"]
+    samples = credit_groups(judged(groups, 0.5 * last + 0.5 * EnvReward()), Credit(), {"hero"}).samples["hero"]
     assert float(samples[0].advantages[2]) > float(samples[0].advantages[4]) > float(samples[1].advantages[2])
 
 
@@ -285,7 +286,7 @@ def test_samples_know_their_trajectory_and_turns():
     rewritten = dataclasses.replace(two_turns(1.0, 0.0).trajectories["a"].turns[1], prompt_ids=(9, 9))
     broken = Trajectory(agent="a", policy="hero", turns=(turn("a", 0, 1.0), rewritten))
     episodes = (two_turns(0.0, 0.0), Episode(env_id="t", seed=0, trajectories={"a": broken}))
-    samples = lessons_from(judged([EpisodeGroup(env_id="t", seed=0, episodes=episodes)]), Credit(), {"hero"}).samples
+    samples = credit_groups(judged([EpisodeGroup(env_id="t", seed=0, episodes=episodes)]), Credit(), {"hero"}).samples
     assert [(s.trajectory, s.turns.tolist()) for s in samples["hero"]] == [
         (0, [-1, -1, 0, -1, 1]),
         (1, [-1, -1, 0]),
@@ -296,17 +297,17 @@ def test_samples_know_their_trajectory_and_turns():
 def test_the_environments_reward_may_be_credited_turn_by_turn():
     groups = [EpisodeGroup(env_id="t", seed=0, episodes=(two_turns(1.0, 0.0), two_turns(0.0, 1.0)))]
     credit = Credit(turns="return", discount=0.5, scale="none")
-    samples = lessons_from(judged(groups, EnvTurnReward()), credit, {"hero"}).samples["hero"]
+    samples = credit_groups(judged(groups, EnvTurnReward()), credit, {"hero"}).samples["hero"]
     returns = [[1.0, 0.0], [0.5, 1.0]]
     assert [[s.advantages[2], s.advantages[4]] for s in samples] == [[r - 0.625 for r in own] for own in returns]
-    assert lessons_from(judged(groups), credit, {"hero"}).counts["flat"] == 1
+    assert credit_groups(judged(groups), credit, {"hero"}).counts["flat"] == 1
 
 
 def test_running_means_are_of_trained_roles_and_groups_that_count():
     broken = EpisodeError(where="step", kind="X", message="m")
     running = Baselines()
     credit = Credit(baseline="rae", scale="none", rae_decay=0.5)
-    lessons = lessons_from(judged([group((1, 5)), group((9, 9), error=broken)]), credit, {"hero"}, running)
+    lessons = credit_groups(judged([group((1, 5)), group((9, 9), error=broken)]), credit, {"hero"}, running)
     assert {k: v.tolist() for k, v in running.state_dict().items()} == {"names": ["t/a"], "means": [0.5]}
     assert [s.advantages[-1] for s in lessons.samples["hero"]] == [0.5] and lessons.counts["used"] == 1
 
@@ -317,7 +318,7 @@ def test_groups_that_teach_nothing_are_replaced(tmp_path):
     class Trainer(GRPOTrainer):
         _running = SimpleNamespace(room={}, answers=0)
 
-        async def _collect(self, source, step, put=None, *, count=0, refill=0):
+        async def _play_groups(self, sampler, step, put=None, *, count=0, refill=0):
             asked.append((step, count, refill))
             return [group((0, 0), (int(refill == 2), 0), seed=10 * refill + i) for i in range(count)]
 
@@ -325,9 +326,9 @@ def test_groups_that_teach_nothing_are_replaced(tmp_path):
     for refills, wanted in ((0, []), (1, [(7, 2, 1)]), (9, [(7, 2, 1), (7, 2, 2)])):
         trainer = Trainer(Policy("m"), config=GRPOConfig(groups_per_step=3, refills=refills), out_dir=tmp_path)
         asked.clear()
-        found = asyncio.run(trainer._judged(None, 7, list(first), {"hero"}))
+        found = asyncio.run(trainer._judge_groups(None, 7, list(first), {"hero"}))
         assert asked == wanted
-        assert lessons_from(found, Credit(), {"hero"}).counts["used"] == (3 if refills == 9 else 1)
+        assert credit_groups(found, Credit(), {"hero"}).counts["used"] == (3 if refills == 9 else 1)
         assert len(found) == 3 + 2 * len(wanted)
 
 
@@ -343,8 +344,8 @@ def test_flat_groups_count_in_the_denominator_where_the_loss_or_the_config_says_
     )
     config = GRPOConfig(learner=LearnerConfig(loss=loss), denominator=denominator)
     items = judged([group((0, 0), (1, 0)), flat])
-    whole = lessons_from(items, config.credit_rule, {"hero"})
-    found = lessons_from(items, config.credit_rule, {"hero"}, size_of=config.size_of)
+    whole = credit_groups(items, config.credit_rule, {"hero"})
+    found = credit_groups(items, config.credit_rule, {"hero"}, size_of=config.size_of)
     counts_all = denominator == "sampled" or (denominator is None and loss != "dapo")
     share = (2 / 8 if loss == "dapo" else 1 / 2) if counts_all else 1.0
     assert [s.advantages[-1] for s in found.samples["hero"]] == pytest.approx(
@@ -394,15 +395,16 @@ def test_columns_are_credited_apart_and_added():
     columns = Columns({"format": of(0), "answer": of(1)}, weights={"answer": 2.0})
     items = judged(groups, columns)
     assert items[0].rewards["a"].tolist() == [1.0, 20.0, 21.0, 0.0] == columns(groups[0].trajectories).tolist()
-    samples = lessons_from(items, Credit(), {"hero"}).samples["hero"]
+    samples = credit_groups(items, Credit(), {"hero"}).samples["hero"]
     unit = 1 / np.std([0, 0, 1, 1], ddof=1) / 2  # both columns have the same standard scores
     assert [s.advantages[2] for s in samples] == pytest.approx([-unit, unit, 3 * unit, -3 * unit], rel=1e-6)
-    one_flat = lessons_from(judged(groups, Columns({"a": of(0), "b": lambda ts: np.ones(len(ts))})), Credit(), {"hero"})
+    flat = Columns({"a": of(0), "b": lambda ts: np.ones(len(ts))})
+    one_flat = credit_groups(judged(groups, flat), Credit(), {"hero"})
     assert [s.advantages[2] for s in one_flat.samples["hero"]] == pytest.approx([unit, -unit, unit, -unit], rel=1e-6)
     unsure = Columns({"a": of(0), "b": lambda ts: np.full(len(ts), np.nan)})
-    assert lessons_from(judged(groups, unsure), Credit(), {"hero"}).counts["abstained"] == 1
+    assert credit_groups(judged(groups, unsure), Credit(), {"hero"}).counts["abstained"] == 1
     running = Baselines()
-    lessons_from(items, Credit(baseline="rae", scale="none"), {"hero"}, running)
+    credit_groups(items, Credit(baseline="rae", scale="none"), {"hero"}, running)
     assert running.state_dict()["names"].tolist() == ["t/a/format", "t/a/answer"]
 
 
@@ -446,10 +448,10 @@ def test_siblings_that_lack_a_seat_keep_their_places():
     assert np.array_equal(item.rewards["b"], [np.nan, 4, np.nan], equal_nan=True)
     assert item.episode_rewards(1) == {"a": 3, "b": 4}
     assert summarise([item])["reward/mean"] == 3.5
-    lessons = lessons_from([item], Credit(), {"hero"})
+    lessons = credit_groups([item], Credit(), {"hero"})
     assert lessons.counts["failed"] == 1 and not lessons.samples
     (item,) = judged([EpisodeGroup(env_id="t", seed=0, episodes=(whole, alone))], EnvTurnReward())
-    assert lessons_from([item], Credit(), {"rival"}).counts["abstained"] == 1
+    assert credit_groups([item], Credit(), {"rival"}).counts["abstained"] == 1
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, 1e39])
@@ -460,12 +462,12 @@ def test_an_infinite_score_is_an_abstention_told_and_counted(bad, caplog):
         return np.array([bad, *range(1, len(trajectories) - 1), np.nan])
 
     items = judged([group((0, 0), (1, 1)), group((0, 0), (1, 1), seed=1), group((0, 0), (1, 1), seed=2)], overflows)
-    lessons = lessons_from(items, Credit(), {"hero"})
+    lessons = credit_groups(items, Credit(), {"hero"})
     assert lessons.counts == {"used": 2, "abstained": 1, "failed": 0, "flat": 0, "too_long": 0}
     assert "reward overflows returned 1 infinite scores" in caplog.text
     items = judged([group((0, 0), (1, 1))], Assessing(turns=lambda t: [bad if t.reward == 0 else 1.0]))
     assert np.isnan(items[0].turns["a"][0]).all()
-    assert sum(lessons_from(items, Credit(), {"hero"}).counts.values()) == 1
+    assert sum(credit_groups(items, Credit(), {"hero"}).counts.values()) == 1
 
 
 def test_samples_without_room_count_in_no_denominator():
@@ -473,5 +475,5 @@ def test_samples_without_room_count_in_no_denominator():
     items = judged([group((0, 0), (1, 0)), group((1, 0), (1, 0), seed=1), group((0, 0), (1, 0), seed=2)])
     items[2] = with_turn(items[2], [0, 1], prompt_ids=(1, 2, 4))
     size_of = GRPOConfig(learner=LearnerConfig(loss="grpo")).size_of
-    found = lessons_from(items, Credit(), {"hero"}, room={"hero": 3}, size_of=size_of)
+    found = credit_groups(items, Credit(), {"hero"}, room={"hero": 3}, size_of=size_of)
     assert found.counts["too_long"] == 1 and found.shares == {"hero": 2 / 4}

@@ -9,10 +9,11 @@ import pytest
 import forge_agents as fa
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.credit import Credit
-from forge_trainers.rl.rewards import env_reward, judge, lessons_from, summarise
-from forge_trainers.rl.seating import lineup_of
-from forge_trainers.rl.tasks import HELD_OUT_FROM, Source
+from forge_trainers.rl.rewards import env_reward, judge, summarise
+from forge_trainers.rl.seating import seating_of
+from forge_trainers.rl.tasks import HELD_OUT_FROM, TaskSampler
 from forge_trainers.rl.trainer import GRPOTrainer
+from forge_trainers.rl.update import credit_groups
 
 GAMES = {"forge/AlphabetSort-v0": 1.0, "forge/Relay-v0": 1.0, "forge/KuhnPoker-v0": 2.0}
 SEATS = {
@@ -23,11 +24,11 @@ SEATS = {
 
 
 def test_environments_of_one_run_may_have_other_seats(tmp_path):
-    source = Source(GAMES)
-    tasks = source.tasks(0, 0, 400)
+    sampler = TaskSampler(GAMES)
+    tasks = sampler.tasks(0, 0, 400)
     assert {task.env_id: task.agents for task in tasks} == SEATS
     assert sum(task.env_id == "forge/KuhnPoker-v0" for task in tasks) == pytest.approx(200, abs=40)
-    held_out = source.held_out(4)
+    held_out = sampler.held_out(4)
     assert [task.agents for task in held_out] == [*SEATS.values(), SEATS["forge/AlphabetSort-v0"]]
     assert [task.seed - HELD_OUT_FROM for task in held_out] == [0, 1, 2, 3]
 
@@ -36,14 +37,14 @@ def test_environments_of_one_run_may_have_other_seats(tmp_path):
 def test_each_environment_gets_the_policies_of_its_own_seats(tmp_path, by_seat):
     pupil, poker = fa.Policy("model", name="pupil"), fa.Random(name="poker")
     everyone = {agent: poker if agent in ("p0", "p1") else pupil for agents in SEATS.values() for agent in agents}
-    lineup = lineup_of(everyone if by_seat else pupil, GRPOConfig(), tmp_path)
-    assert lineup.declared(SEATS) == ({"pupil": pupil, "poker": poker} if by_seat else {"pupil": pupil})
-    source = Source(GAMES)
+    seating = seating_of(everyone if by_seat else pupil, GRPOConfig(), tmp_path)
+    assert seating.declared(SEATS) == ({"pupil": pupil, "poker": poker} if by_seat else {"pupil": pupil})
+    sampler = TaskSampler(GAMES)
 
     async def play(task, seats, served):
         return seats
 
-    played = asyncio.run(lineup.rehearse(source.held_out(3), play, SimpleNamespace(served={})))
+    played = asyncio.run(seating.play_held_out(sampler.held_out(3), play, SimpleNamespace(served={})))
     if by_seat:
         assert played == [{agent: everyone[agent] for agent in agents} for agents in SEATS.values()]
     else:
@@ -53,18 +54,18 @@ def test_each_environment_gets_the_policies_of_its_own_seats(tmp_path, by_seat):
 def test_a_seat_that_no_environment_has_is_refused(tmp_path):
     everyone = dict.fromkeys(["sorter", "asker", "answerer", "p0", "p1", "p2"], fa.Random())
     with pytest.raises(ValueError, match=r"no seat 'p2'; the seats are sorter, asker, answerer, p0, p1"):
-        lineup_of(everyone, GRPOConfig(), tmp_path).declared(SEATS)
+        seating_of(everyone, GRPOConfig(), tmp_path).declared(SEATS)
 
 
 def test_one_of_a_runs_environments_may_be_evaluated_alone(tmp_path):
     pupil, poker = fa.Policy("model", name="pupil"), fa.Random(name="poker")
-    lineup = lineup_of({"sorter": pupil, "p0": poker, "p1": poker}, GRPOConfig(), tmp_path)
+    seating = seating_of({"sorter": pupil, "p0": poker, "p1": poker}, GRPOConfig(), tmp_path)
     alone = {"forge/AlphabetSort-v0": ("sorter",)}
-    assert lineup.declared(alone, part=True) == {"pupil": pupil, "poker": poker}
+    assert seating.declared(alone, part=True) == {"pupil": pupil, "poker": poker}
     with pytest.raises(ValueError, match="no seat 'p0'; the seats are sorter"):
-        lineup.declared(alone)
+        seating.declared(alone)
     with pytest.raises(ValueError, match="seat 'asker' has no policy"):
-        lineup.declared({"forge/Relay-v0": ("asker", "answerer")}, part=True)
+        seating.declared({"forge/Relay-v0": ("asker", "answerer")}, part=True)
 
 
 @pytest.mark.parametrize("where", ["make", "reset", "step", "close"])
@@ -100,15 +101,15 @@ def test_groups_of_an_environment_that_breaks_are_dropped_and_counted(where):
             self.breaks("close")
 
     async def run():
-        source = Source(Coin)
-        trainer = SimpleNamespace(config=GRPOConfig(), _live=None, _tell_failure=lambda *_: None)
-        play = GRPOTrainer._group(trainer, source, 4, "0")
-        groups = [await play(task, fa.Scripted(lambda seen: "x"), {}) for task in source.tasks(0, 0, 2)]
+        sampler = TaskSampler(Coin)
+        trainer = SimpleNamespace(config=GRPOConfig(), _live=None, _announce_failure=lambda *_: None)
+        play = GRPOTrainer._group(trainer, sampler, 4, "0")
+        groups = [await play(task, fa.Scripted(lambda seen: "x"), {}) for task in sampler.tasks(0, 0, 2)]
         return await judge(groups, env_reward, timeout_s=5.0)
 
     with pytest.warns(RuntimeWarning, match="boom") if where == "close" else contextlib.nullcontext():
         judged = asyncio.run(run())
-    counts = lessons_from(judged, Credit(), {"scripted"}).counts
+    counts = credit_groups(judged, Credit(), {"scripted"}).counts
     assert (counts["failed"], counts["flat"]) == ((0, 2) if where == "close" else (1, 1))
     assert judged[0].rewards["a"].tolist() == [1.0] * 4 and summarise(judged)["reward/mean"] == 1.0
     assert Coin.made == (9 if where == "close" else 1 + 4 + 8), "what failed was played again in a fresh environment"

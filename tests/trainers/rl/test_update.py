@@ -21,13 +21,12 @@ from forge_trainers.learner.core import LearnerCore
 from forge_trainers.learner.measures import peak_flops, ratio_quantiles
 from forge_trainers.records.run_folder import dump_batch, load_batch
 from forge_trainers.rl.config import GRPOConfig
-from forge_trainers.rl.rewards import Lessons
-from forge_trainers.rl.update import check_gap, learn, staleness
+from forge_trainers.rl.update import StepSamples, check_gap, pack_samples, staleness, train
 
 Batches = Callable[..., EpisodeBatch]
 
 
-def lessons(*versions: int, policies: tuple[str, ...] = ("hero",)) -> Lessons:
+def samples(*versions: int, policies: tuple[str, ...] = ("hero",)) -> StepSamples:
     """For every policy one sample per version, of two sampled tokens each."""
     samples = [
         Sample(
@@ -41,7 +40,7 @@ def lessons(*versions: int, policies: tuple[str, ...] = ("hero",)) -> Lessons:
         for version in versions
     ]
     counts = {"used": 3, "failed": 1, "abstained": 0, "flat": 1}
-    return Lessons(samples=dict.fromkeys(policies, samples), counts=counts, advantages={})
+    return StepSamples(samples=dict.fromkeys(policies, samples), counts=counts, advantages={})
 
 
 class Learner:
@@ -54,12 +53,14 @@ class Learner:
         return {"logprob_gap_mean": self.gap, "loss": 0.5}
 
 
-def run(given: Lessons, learners: dict[str, Any], folder: Path, **settings: Any) -> dict[str, float]:
-    return asyncio.run(learn(given, learners, GRPOConfig(**settings), step=12, folder=folder))
+def run(given: StepSamples, learners: dict[str, Any], folder: Path, **settings: Any) -> dict[str, float]:
+    config = GRPOConfig(**settings)
+    batches = pack_samples(given, max_bad_logprobs=config.max_bad_logprobs)
+    return given.metrics(learners) | asyncio.run(train(batches, learners, config, step=12, folder=folder))
 
 
 def test_groups_ages_and_learners_are_reported(tmp_path: Path):
-    given = dataclasses.replace(lessons(5, 4, 4), too_long=2, bad_logprobs={"hero": 0.01, "rival": 0.0})
+    given = dataclasses.replace(samples(5, 4, 4), too_long=2, bad_logprobs={"hero": 0.01, "rival": 0.0})
     found = run(given, {"hero": Learner(5)}, tmp_path, max_staleness=2)
     assert found == {
         "groups/used": 3.0,
@@ -76,27 +77,27 @@ def test_groups_ages_and_learners_are_reported(tmp_path: Path):
         "learner/logprob_gap_mean": 0.0,
         "learner/loss": 0.5,
     }
-    two = run(lessons(0, policies=("a", "b")), {"a": Learner(), "b": Learner()}, tmp_path)
+    two = run(samples(0, policies=("a", "b")), {"a": Learner(), "b": Learner()}, tmp_path)
     assert two["staleness/0"] == 4.0 and two["learner/a/loss"] == 0.5 and two["learner/b/loss"] == 0.5
 
 
 def test_a_step_without_lessons_reports_none(tmp_path: Path):
-    nothing = Lessons(samples={}, counts={"used": 0, "failed": 2, "abstained": 0, "flat": 0}, advantages={})
+    nothing = StepSamples(samples={}, counts={"used": 0, "failed": 2, "abstained": 0, "flat": 0}, advantages={})
     found = run(nothing, {"hero": Learner()}, tmp_path)
     assert found["staleness/max"] == found["staleness/0"] == 0 and np.isnan(found["groups/flat_share"])
 
 
 def test_samples_older_than_the_bound_or_newer_than_the_learner_are_refused(tmp_path: Path):
     with pytest.raises(AssertionError, match="2 versions old; the loop allows 1"):
-        run(lessons(3), {"hero": Learner(5)}, tmp_path, max_staleness=1)
+        run(samples(3), {"hero": Learner(5)}, tmp_path, max_staleness=1)
     with pytest.raises(ValueError, match="versions 6 to 6 reached a learner at version 5"):
-        run(lessons(6), {"hero": Learner(5)}, tmp_path)
+        run(samples(6), {"hero": Learner(5)}, tmp_path)
     with pytest.raises(ValueError, match="versions -1 to 0"):
-        run(lessons(-1, 0), {"hero": Learner(0)}, tmp_path)
+        run(samples(-1, 0), {"hero": Learner(0)}, tmp_path)
 
 
 def test_a_sampler_without_log_probabilities_ends_the_run_only_beyond_a_share(tmp_path: Path):
-    given = dataclasses.replace(lessons(0), bad_logprobs={"hero": 0.02})
+    given = dataclasses.replace(samples(0), bad_logprobs={"hero": 0.02})
     with pytest.raises(DivergedError, match=r"sampler of hero gave no log-probability.*2\.00%.*=1\.00%"):
         run(given, {"hero": Learner()}, tmp_path)
     assert run(given, {"hero": Learner()}, tmp_path, max_bad_logprobs=0.02)["dropped/bad_logprobs"] == 0.02
@@ -108,7 +109,7 @@ def test_a_sampler_without_log_probabilities_ends_the_run_only_beyond_a_share(tm
 def test_a_loss_that_is_no_number_leaves_the_batch_in_a_file_and_says_which(tmp_path: Path):
     learner = Learner(7, error=FloatingPointError("the loss is nan at version 7"))
     with pytest.raises(DivergedError, match="policy hero: the loss is nan") as caught:
-        run(lessons(7, 7), {"hero": learner}, tmp_path)
+        run(samples(7, 7), {"hero": learner}, tmp_path)
     file = tmp_path / "failed-batches" / "step-000012-hero.safetensors"
     assert str(file) in str(caught.value)
     batch, facts = load_batch(file), json.loads(file.with_suffix(".json").read_text())
@@ -121,13 +122,13 @@ def test_a_loss_that_is_no_number_leaves_the_batch_in_a_file_and_says_which(tmp_
 def test_a_batch_that_finds_no_room_does_not_hide_the_error(tmp_path: Path):
     (tmp_path / "failed-batches").write_text("")
     with pytest.raises(DivergedError, match="could not be written"):
-        run(lessons(0), {"hero": Learner(error=FloatingPointError("nan"))}, tmp_path)
+        run(samples(0), {"hero": Learner(error=FloatingPointError("nan"))}, tmp_path)
 
 
 def test_a_gap_on_fresh_samples_ends_the_run_and_keeps_the_batch(tmp_path: Path):
     with pytest.raises(MismatchError, match=r"differ by 0.3 per token.*step-000012-hero.safetensors"):
-        run(lessons(4), {"hero": Learner(4, gap=0.3)}, tmp_path, max_logprob_gap=0.25)
-    run(lessons(4, 3), {"hero": Learner(4, gap=0.3)}, tmp_path, max_logprob_gap=0.25, max_staleness=1)
+        run(samples(4), {"hero": Learner(4, gap=0.3)}, tmp_path, max_logprob_gap=0.25)
+    run(samples(4, 3), {"hero": Learner(4, gap=0.3)}, tmp_path, max_logprob_gap=0.25, max_staleness=1)
     with pytest.raises(MismatchError, match="differ by nan"):
         check_gap("hero", float("nan"), 0.2)
 

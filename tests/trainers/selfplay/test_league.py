@@ -13,9 +13,10 @@ import pytest
 import forge_agents as fa
 from forge_agents.cli.config import parse
 from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory, Turn
-from forge_trainers.rl.rewards import JudgedGroup, env_reward, judge, lessons_from, summarise
-from forge_trainers.rl.seating import LeaguePlay, lineup_of
+from forge_trainers.rl.rewards import JudgedGroup, env_reward, judge, summarise
+from forge_trainers.rl.seating import LeagueSeating, seating_of
 from forge_trainers.rl.tasks import Task
+from forge_trainers.rl.update import credit_groups
 from forge_trainers.selfplay.league import LeagueConfig, Match, draw_matches, evaluation_matches, results_of
 from forge_trainers.selfplay.matchmaking import Standings
 
@@ -114,7 +115,7 @@ def test_the_mean_reward_of_a_league_is_that_against_opponents():
         JudgedGroup(group=group(episode(("hero", "a"), (1, -1))), rewards={"p0": np.ones(1), "p1": -np.ones(1)}),
         JudgedGroup(group=group(episode(("hero", "hero"), (5, -5))), rewards={"p0": np.ones(1), "p1": np.ones(1)}),
     ]
-    own = LeaguePlay(fa.League(HERO), fa.GRPOConfig(), Path()).measured(judged)
+    own = LeagueSeating(fa.League(HERO), fa.GRPOConfig(), Path()).measured(judged)
     found = summarise(own, {"hero"})
     assert found["reward/mean"] == found["reward/hero"] == 1 and "reward/p1" not in found
 
@@ -123,9 +124,9 @@ def test_what_opponents_sampled_never_enters_the_loss():
     versus = group(episode(("hero", "hero-000002"), (1, -1)), episode(("hero", "hero-000002"), (-1, 1)))
     swapped = group(episode(("hero-000002", "hero"), (1, -1)), episode(("hero-000002", "hero"), (-1, 1)))
     judged = asyncio.run(judge([versus, swapped], env_reward, timeout_s=10))
-    lessons = lessons_from(judged, fa.GRPOConfig().credit_rule, ["hero"])
-    assert set(lessons.samples) == {"hero"}
-    said = [[i for i, m in zip(s.token_ids, s.loss_mask, strict=True) if m] for s in lessons.samples["hero"]]
+    samples = credit_groups(judged, fa.GRPOConfig().credit_rule, ["hero"])
+    assert set(samples.samples) == {"hero"}
+    said = [[i for i, m in zip(s.token_ids, s.loss_mask, strict=True) if m] for s in samples.samples["hero"]]
     assert said == [[0], [0], [7], [7]], "p0's token where the policy has that seat, p1's where it has the other"
 
 
@@ -141,15 +142,15 @@ def test_what_opponents_sampled_never_enters_the_loss():
         (lambda: fa.League(HERO, opponents="pfps"), "Did you mean 'pfsp'"),
         (lambda: fa.League(HERO, anchors=(fa.Policy("m", name="x"),)), "anchor 'x' is trainable"),
         (lambda: fa.League(HERO, anchors=(fa.Random(name="hero-000000"),)).start, "nothing"),
-        (lambda: lineup_of(fa.League(HERO, anchors=(RANDOM, RANDOM)), fa.GRPOConfig(), Path()), "names of their own"),
+        (lambda: seating_of(fa.League(HERO, anchors=(RANDOM, RANDOM)), fa.GRPOConfig(), Path()), "names of their own"),
         (
-            lambda: lineup_of(fa.League(HERO, anchors=(fa.Random(name="hero"),)), fa.GRPOConfig(), Path()).declared(
+            lambda: seating_of(fa.League(HERO, anchors=(fa.Random(name="hero"),)), fa.GRPOConfig(), Path()).declared(
                 {"duel": AGENTS}
             ),
             "two policies of the league are called 'hero'",
         ),
         (
-            lambda: lineup_of(fa.League(HERO), fa.GRPOConfig(), Path()).declared({"duel": AGENTS, "solo": ("a",)}),
+            lambda: seating_of(fa.League(HERO), fa.GRPOConfig(), Path()).declared({"duel": AGENTS, "solo": ("a",)}),
             "environments of a league need the same seats",
         ),
         (lambda: draw_matches(standings(), LeagueConfig(), ("solo",), 4, key=(0, 0, 0)), "the environment has solo"),
@@ -200,7 +201,7 @@ class Learner:
         (folder / "version").write_text(str(self.version))
 
 
-class League(LeaguePlay):
+class League(LeagueSeating):
     """Loads no weights, and notes what it would have loaded."""
 
     async def _load(self, name, version, processes, by):
@@ -241,7 +242,7 @@ def season(folder, steps, *, pool=3, resume=False):
             tasks = [Task(env_id="duel", seed=100 * step + i, agents=AGENTS, number=i) for i in range(6)]
             groups = await league.play(tasks, play, processes, step=step, refill=0)
             learner.version += 1
-            rows.append(await league.learned(step, await judge(groups, env_reward, timeout_s=10), processes))
+            rows.append(await league.record(step, await judge(groups, env_reward, timeout_s=10), processes))
             if (step + 1) % 4 == 0:
                 checkpoint = folder / f"checkpoints/step-{step + 1:06d}"
                 checkpoint.mkdir(parents=True)
@@ -302,7 +303,7 @@ def test_a_missing_snapshot_is_named(tmp_path):
 
 def test_a_policy_that_has_not_changed_is_no_new_opponent(tmp_path):
     league, learner = League(fa.League(HERO, snapshot_every=1), fa.GRPOConfig(), tmp_path), Learner()
-    asyncio.run(league.learned(0, [], SimpleNamespace(learners={"hero": learner})))
+    asyncio.run(league.record(0, [], SimpleNamespace(learners={"hero": learner})))
     assert [one.name for one in league.standings.opponents] == ["hero-000000"]
 
 
@@ -317,6 +318,6 @@ def test_an_evaluation_meets_every_anchor_from_every_seat_in_every_environment(t
         return group(episode(tuple(seats[agent].name for agent in AGENTS), (1, -1)))
 
     tasks = [Task(env_id=f"duel-{i % 2}", seed=i, agents=AGENTS, number=i) for i in range(16)]
-    asyncio.run(league.rehearse(tasks, play, SimpleNamespace(served={"hero": "engine"})))
+    asyncio.run(league.play_held_out(tasks, play, SimpleNamespace(served={"hero": "engine"})))
     names = [pair for anchor in ("random", "other") for pair in (("hero", anchor), (anchor, "hero"))]
     assert games == {(f"duel-{n}", *pair): 2 for n in range(2) for pair in names}

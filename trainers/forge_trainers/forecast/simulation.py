@@ -167,7 +167,7 @@ def simulate(
 
 
 class SimulatedRun:
-    """One run. `forge_trainers.rl.trainer` and `forge_trainers.rl.pipeline.Ahead` have the rules that it repeats.
+    """One run. `forge_trainers.rl.trainer` and `forge_trainers.rl.pipeline.Pipeline` have the rules that it repeats.
 
     Args:
         plan: Settings and hardware.

@@ -15,7 +15,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from forge_agents.types import EpisodeError
-from forge_trainers.rl.rewards import EnvTurnReward, JudgedGroup, Lessons, env_reward
+from forge_trainers.rl.rewards import EnvTurnReward, JudgedGroup, env_reward
+from forge_trainers.rl.update import StepSamples
 
 Seat: TypeAlias = tuple[str, str]
 """An environment's id and an agent's name."""
@@ -47,7 +48,7 @@ class Endings:
     """Watches the rewards of trained seats.
 
     Args:
-        patience: Steps in a row without a lesson after which the run ends.
+        patience: Steps in a row that taught nothing after which the run ends.
     """
 
     def __init__(self, patience: int) -> None:
@@ -57,7 +58,7 @@ class Endings:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a session: steps without a lesson are counted from here."""
+        """Begin a session: steps that taught nothing are counted from here."""
         self._played, self._unplayed = False, 0
         self._steps = self._episodes = self._lost = self._abstained = 0
         self._levels: dict[Seat, Counter[float]] = {}
@@ -67,7 +68,7 @@ class Endings:
         self,
         step: int,
         judged: Sequence[JudgedGroup],
-        lessons: Lessons,
+        samples: StepSamples,
         trained: Collection[str],
         tops: Mapping[str, float | None],
     ) -> Ending | None:
@@ -76,11 +77,11 @@ class Endings:
         Args:
             step: Its number.
             judged: Its groups.
-            lessons: What they taught.
+            samples: What they taught.
             trained: Policies that learn.
             tops: Of every environment that may be drawn, the most that its reward can be; None where nobody knows.
         """
-        reason, taught = nothing_played(judged, trained), bool(lessons.samples)
+        reason, taught = nothing_played(judged, trained), bool(samples.samples)
         if reason is not None:
             self._unplayed += 1
             if not self._played or self._unplayed >= self._patience:  # later a step of few seeds may just be unlucky
@@ -89,7 +90,7 @@ class Endings:
             self.begin()
         else:
             self._steps += 1
-            self._lost += lessons.counts["too_long"]
+            self._lost += samples.counts["too_long"]
         if reason is None:
             self._played, self._unplayed = True, 0
         for item in judged:
@@ -104,7 +105,7 @@ class Endings:
             for agent, rewards in own.items():
                 if not np.isnan(rewards).any():
                     self._note((item.group.env_id, agent), rewards, taught)
-        return None if taught or self._steps < self._patience else self._ended(lessons, tops)
+        return None if taught or self._steps < self._patience else self._ended(samples, tops)
 
     def _note(self, seat: Seat, rewards: np.ndarray, taught: bool) -> None:
         low, high = self._seen.get(seat, (np.inf, -np.inf))
@@ -112,9 +113,9 @@ class Endings:
         if not taught:
             self._levels.setdefault(seat, Counter())[round(float(rewards.max()), 6)] += 1
 
-    def _ended(self, lessons: Lessons, tops: Mapping[str, float | None]) -> Ending | None:
+    def _ended(self, samples: StepSamples, tops: Mapping[str, float | None]) -> Ending | None:
         if self._levels and set(tops) - {env_id for env_id, _ in self._levels}:
-            return None  # an environment that is drawn seldom may have lessons yet
+            return None  # an environment that is drawn seldom may teach something yet
         told = "; ".join(self._told(seat, tops.get(seat[0])) for seat in self._levels)
         if (
             self._levels
@@ -125,7 +126,7 @@ class Endings:
             if self._episodes < _PROOF:
                 return None
             return self._at_the_top(tops, told)
-        counts = lessons.counts
+        counts = samples.counts
         advice = {
             "flat": "Siblings earn the same, so there is nothing to compare: change the difficulty, the temperature or "
             "group_size. If this is all that can be earned, say so with the environment's max_reward",

@@ -1,7 +1,7 @@
-"""Stages that overlap: collecting and judging ahead of the learner, and weights that travel behind it.
+"""Stages that overlap: playing and judging ahead of the learner, and weights that travel behind it.
 
-In: coroutines that collect, judge and load. Out: batches, in the order of steps. Waits for those coroutines; deadlines
-are the caller's.
+In: coroutines that play, judge and load. Out: batches, in the order of steps. Waits for those coroutines; deadlines are
+the caller's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Key: TypeAlias = tuple[int, int]
 """A step, and the number of a group within it."""
 
 
-class Taken:
+class TakenGroups:
     """Which groups batches have taken: where slow groups may come late, not only those of the steps before.
 
     What a batch takes counts once its step is learned from; a run that goes on elsewhere plays the rest.
@@ -42,7 +42,7 @@ class Taken:
 
     def __init__(self) -> None:
         self.early: frozenset[Key] = frozenset()
-        """Taken, of steps that are not learned from yet."""
+        """TakenGroups, of steps that are not learned from yet."""
         self.owed: frozenset[Key] = frozenset()
         """Not taken, of steps that are."""
         self.begin()
@@ -88,15 +88,15 @@ class Taken:
 class Batch(Generic[G, J]):
     """What one step learns from, on its way."""
 
-    collected: asyncio.Task[list[G]]
+    groups: asyncio.Task[list[G]]
     judged: asyncio.Task[J]
 
 
-class Ahead(Generic[G, J]):
-    """Collects and judges ahead of the learner, by at most `staleness` versions.
+class Pipeline(Generic[G, J]):
+    """Plays and judges ahead of the learner, by at most `staleness` versions.
 
     Let ``ahead, late = window(staleness)``. The groups of step j are started only in ``batch(i)`` with
-    ``i >= j - ahead``. Before it the learner has finished the steps below i, and `collect` asks nothing before the
+    ``i >= j - ahead``. Before it the learner has finished the steps below i, and `play` asks nothing before the
     engines have those weights: a sample of step j is at least j - ahead updates old in count. A batch takes what is
     finished, oldest first, and waits for all groups of steps up to its own minus `late`. No more than a batch is ever
     due: those before have taken as many groups as there are older steps, all of the overdue among them. So step j is
@@ -104,29 +104,29 @@ class Ahead(Generic[G, J]):
     never move otherwise, so the bound holds whatever the timing.
 
     Args:
-        collect: Plays a step and puts each group as it ends, once the weights that the learner has when it is called
+        play: Plays a step and puts each group as it ends, once the weights that the learner has when it is called
             have arrived. It returns when all are put.
         judge: Judges the groups of a step; one step at a time, in order.
         staleness: Versions that a sample may lie behind; with 0 a step's batch is its own groups, in order.
         steps: Steps of the run; none at or past it is started.
         size: Groups of a step.
-        taken: What batches before have taken, brought up to date; `collect` plays what it says is missing.
+        taken: What batches before have taken, brought up to date; `play` plays what it says is missing.
     """
 
     def __init__(
         self,
-        collect: Callable[[int, Put[G]], Coroutine[Any, Any, object]],
+        play: Callable[[int, Put[G]], Coroutine[Any, Any, object]],
         judge: Callable[[int, list[G]], Coroutine[Any, Any, J]],
         *,
         staleness: int,
         steps: int,
         size: int,
-        taken: Taken | None = None,
+        taken: TakenGroups | None = None,
     ) -> None:
-        self._collect, self._judge, self._steps, self._size = collect, judge, steps, size
-        self._book = taken or Taken()
+        self._play, self._judge, self._steps, self._size = play, judge, steps, size
+        self._book = taken or TakenGroups()
         self._ahead, self._late = window(staleness)
-        self._collecting: dict[int, asyncio.Task[object]] = {}
+        self._playing: dict[int, asyncio.Task[object]] = {}
         self._batches: dict[int, Batch[G, J]] = {}
         self._next = 0
         """The first step that is not started."""
@@ -143,23 +143,23 @@ class Ahead(Generic[G, J]):
         for at in range(max(step, self._next), min(step + self._ahead + 1, self._steps)):
             self._start(at)
             before = self._batches.get(at - 1)
-            collected = asyncio.ensure_future(self._taken(at, before))
-            judged = asyncio.ensure_future(self._judged(at, collected, before))
-            self._batches[at] = Batch(collected, judged)
+            groups = asyncio.ensure_future(self._taken(at, before))
+            judged = asyncio.ensure_future(self._judged(at, groups, before))
+            self._batches[at] = Batch(groups, judged)
             self._next = at + 1
         self._batches.pop(step - 1, None)
         return self._batches[step]
 
     async def cancel(self) -> None:
-        """Stop what was collected and judged ahead and will not be used."""
-        batches = (task for one in self._batches.values() for task in (one.collected, one.judged))
-        tasks = [*self._collecting.values(), *batches]
+        """Stop what was played and judged ahead and will not be used."""
+        batches = (task for one in self._batches.values() for task in (one.groups, one.judged))
+        tasks = [*self._playing.values(), *batches]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _start(self, step: int) -> None:
-        task = self._collecting[step] = asyncio.ensure_future(self._collect(step, self._putter(step)))
+        task = self._playing[step] = asyncio.ensure_future(self._play(step, self._putter(step)))
         task.add_done_callback(lambda _: self._news.set())
 
     def _putter(self, step: int) -> Put[G]:
@@ -171,14 +171,14 @@ class Ahead(Generic[G, J]):
 
     async def _taken(self, step: int, before: Batch[G, J] | None) -> list[G]:
         if before is not None:
-            await _result(before.collected)
+            await _result(before.groups)
         while True:
-            for at in [at for at, task in self._collecting.items() if task.done()]:
-                await self._collecting.pop(at)
-            due = any(at <= step - self._late for at in self._collecting)
+            for at in [at for at, task in self._playing.items() if task.done()]:
+                await self._playing.pop(at)
+            due = any(at <= step - self._late for at in self._playing)
             if not due and len(self._played) >= self._size:
                 break
-            if not self._collecting:
+            if not self._playing:
                 raise RuntimeError(
                     f"step {step} has {len(self._played)} of {self._size} groups; none is played any more"
                 )
@@ -188,8 +188,8 @@ class Ahead(Generic[G, J]):
         self._book.take(step, keys, self._size)
         return [self._played.pop(key) for key in keys]
 
-    async def _judged(self, step: int, collected: asyncio.Task[list[G]], before: Batch[G, J] | None) -> J:
-        groups = await _result(collected)
+    async def _judged(self, step: int, played: asyncio.Task[list[G]], before: Batch[G, J] | None) -> J:
+        groups = await _result(played)
         if before is not None:
             await _result(before.judged)
         return await self._judge(step, groups)
@@ -200,8 +200,8 @@ async def _result(task: asyncio.Task[J]) -> J:
     return await asyncio.shield(task)
 
 
-class Behind:
-    """Work of which one piece at a time goes on behind the caller's back, once it lets go of the caller.
+class Background:
+    """Work of which one piece at a time goes on in the background, once it lets go of the caller.
 
     Whoever needs it done waits.
     """

@@ -1,7 +1,7 @@
-"""From played groups to what each policy learns from.
+"""What played groups earned.
 
-In: episode groups, a reward, the credit rule. Out: rewards by role, training samples by policy, and a count of every
-group that teaches nothing. Waits for the reward, in a thread, with a deadline.
+In: episode groups, a reward. Out: rewards by group, agent and sibling, and the metrics of a step. Waits for the reward,
+in a thread, with a deadline.
 """
 
 from __future__ import annotations
@@ -9,20 +9,15 @@ from __future__ import annotations
 import logging
 import math
 import reprlib
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
 from forge_agents.runtime.mesh import with_deadline
 from forge_agents.runtime.threads import in_thread
 from forge_agents.types import EpisodeGroup, Reward, Trajectory, total_tokens
-from forge_trainers.rl.credit import Baselines, Credit, Scored
-
-if TYPE_CHECKING:
-    from forge_trainers.batch.packing import Sample
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +32,7 @@ class JudgedGroup:
     """By agent: float32 ``[G]``, the standard deviation of each reward; None where the reward does not know it."""
     turns: Mapping[str, Sequence[np.ndarray]] | None = None
     """By agent and sibling: float32 ``[turns]``, NaN where the reward abstained; None where it scores no turns."""
-    columns: Mapping[str, tuple[float, JudgedGroup]] | None = None
+    parts: Mapping[str, tuple[float, JudgedGroup]] | None = None
     """Weight and scores of each reward by name, where several are credited apart; `rewards` is then their sum."""
 
     def episode_rewards(self, index: int) -> dict[str, float]:
@@ -50,6 +45,18 @@ def env_reward(trajectories: Sequence[Trajectory]) -> np.ndarray:
     return np.array([trajectory.reward for trajectory in trajectories], dtype=np.float32)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assessment:
+    """What a reward says of n trajectories."""
+
+    scores: np.ndarray
+    """float32 ``[n]``."""
+    turns: Sequence[np.ndarray] | None = None
+    """By trajectory, float32 ``[its turns]``."""
+    noise: np.ndarray | None = None
+    """float32 ``[n]``; None where the reward is exact, or does not know."""
+
+
 class EnvTurnReward:
     """The environment's own reward, turn by turn; what arrives before an agent's first turn is in the total alone."""
 
@@ -59,22 +66,10 @@ class EnvTurnReward:
         """Total rewards, float32 ``[n]``."""
         return env_reward(trajectories)
 
-    def assess(self, trajectories: Sequence[Trajectory]) -> TurnScores:
+    def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
         """Total rewards and those of every turn."""
         turns = [np.array([turn.reward for turn in t.turns], np.float32) for t in trajectories]
-        return TurnScores(scores=env_reward(trajectories), turns=turns)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnScores:
-    """What `EnvTurnReward.assess` returns."""
-
-    scores: np.ndarray
-    """float32 ``[n]``."""
-    turns: Sequence[np.ndarray]
-    """By trajectory, float32 ``[its turns]``."""
-    noise: None = None
-    """Environments are exact."""
+        return Assessment(scores=env_reward(trajectories), turns=turns)
 
 
 class Columns:
@@ -155,22 +150,21 @@ async def judge(groups: Sequence[EpisodeGroup], reward: Reward, *, timeout_s: fl
             for agent in episode.trajectories:
                 rows.setdefault(agent, [-1] * len(group.episodes))[sibling] = start
                 start += 1
-        judged.append(
-            JudgedGroup(
-                group=group,
-                rewards={agent: _of_siblings(assessed.scores, own) for agent, own in rows.items()},
-                noise=None
-                if assessed.noise is None
-                else {agent: _of_siblings(assessed.noise, own) for agent, own in rows.items()},
-                turns=None
-                if assessed.turns is None
-                else {
-                    agent: [assessed.turns[at] if at >= 0 else np.empty(0, np.float32) for at in own]
-                    for agent, own in rows.items()
-                },
-            )
-        )
+        judged.append(_judged(group, assessed, rows))
     return judged
+
+
+def _judged(group: EpisodeGroup, assessed: Assessment, rows: Mapping[str, Sequence[int]]) -> JudgedGroup:
+    """`rows` has the places of an agent's trajectories in `assessed`."""
+    noise, turns = assessed.noise, assessed.turns
+    return JudgedGroup(
+        group=group,
+        rewards={agent: _of_siblings(assessed.scores, own) for agent, own in rows.items()},
+        noise=None if noise is None else {agent: _of_siblings(noise, own) for agent, own in rows.items()},
+        turns=None
+        if turns is None
+        else {agent: [turns[at] if at >= 0 else np.empty(0, np.float32) for at in own] for agent, own in rows.items()},
+    )
 
 
 def _of_siblings(values: np.ndarray, rows: Sequence[int]) -> np.ndarray:
@@ -178,40 +172,28 @@ def _of_siblings(values: np.ndarray, rows: Sequence[int]) -> np.ndarray:
     return np.where(np.array(rows) < 0, np.float32(np.nan), values[rows])
 
 
-def _joined(columns: Mapping[str, tuple[float, JudgedGroup]]) -> JudgedGroup:
+def _joined(parts: Mapping[str, tuple[float, JudgedGroup]]) -> JudgedGroup:
     """One group with the weighted sum of its rewards."""
-    first = next(iter(columns.values()))[1]
-    return JudgedGroup(
-        group=first.group,
-        rewards={
-            agent: np.stack([weight * item.rewards[agent] for weight, item in columns.values()]).sum(axis=0)
-            for agent in first.rewards
-        },
-        columns=columns,
-    )
+    first = next(iter(parts.values()))[1]
+    totals = {
+        agent: np.stack([weight * item.rewards[agent] for weight, item in parts.values()]).sum(axis=0)
+        for agent in first.rewards
+    }
+    return JudgedGroup(group=first.group, rewards=totals, parts=parts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Assessed:
-    """What a reward said of n trajectories, checked."""
-
-    scores: np.ndarray
-    noise: np.ndarray | None = None
-    turns: Sequence[np.ndarray] | None = None
-
-
-def _call(reward: Reward, trajectories: Sequence[Trajectory], name: str) -> _Assessed:
+def _call(reward: Reward, trajectories: Sequence[Trajectory], name: str) -> Assessment:
     if not trajectories:
-        return _Assessed(scores=np.empty(0, np.float32))
+        return Assessment(scores=np.empty(0, np.float32))
     assess = getattr(reward, "assess", None)
     if not callable(assess):
-        return _Assessed(scores=_checked(reward(trajectories), trajectories, name))
+        return Assessment(scores=_checked(reward(trajectories), trajectories, name))
     found = assess(trajectories)
     noise = None if found.noise is None else np.asarray(found.noise, np.float32)
     turns = None if found.turns is None else [_finite(own) for own in found.turns]
     if turns is not None and [len(own) for own in turns] != [len(t.turns) for t in trajectories]:
         raise ValueError(f"reward {name} scored other turns than it was shown; return one score per turn")
-    return _Assessed(scores=_checked(found.scores, trajectories, name), noise=noise, turns=turns)
+    return Assessment(scores=_checked(found.scores, trajectories, name), noise=noise, turns=turns)
 
 
 def _checked(returned: Any, trajectories: Sequence[Trajectory], name: str) -> np.ndarray:
@@ -241,131 +223,6 @@ def _finite(values: Any) -> np.ndarray:
     with np.errstate(over="ignore"):
         found = np.asarray(values, np.float32)
     return np.where(np.isinf(found), np.float32(np.nan), found)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lessons:
-    """What a step can learn from."""
-
-    samples: Mapping[str, Sequence[Sample]]
-    """Training samples by policy name; policies without any are absent."""
-    counts: Mapping[str, int]
-    """Groups by fate: ``used``, ``failed`` (an episode kept failing), ``abstained`` (a reward was NaN), ``too_long``
-    (no sample that teaches something fits the learner), ``flat`` (no trained trajectory differed from those it is
-    compared with by more than the noise)."""
-    advantages: Mapping[tuple[int, int], Mapping[str, Sequence[float]]]
-    """By group and sibling, then by agent: one number per turn. Trajectories that teach nothing are absent."""
-    too_long: int = 0
-    """Samples that were dropped because the learner has no room for them. Their rewards count in their siblings'
-    baselines all the same, as in DAPO's overlong filtering (arXiv 2503.14476, section 3.4)."""
-    bad_logprobs: Mapping[str, float] = field(default_factory=dict)
-    """By policy: share of the sampled tokens that are masked because their log-probability is none."""
-    shares: Mapping[str, float] = field(default_factory=dict)
-    """By policy: share of the loss's denominator that `samples` make up; their advantages are multiplied with it."""
-
-
-def lessons_from(
-    judged: Sequence[JudgedGroup],
-    credit: Credit,
-    trainable: Collection[str],
-    baselines: Baselines | None = None,
-    *,
-    room: Mapping[str, int] | None = None,
-    size_of: Callable[[Trajectory], int] | None = None,
-) -> Lessons:
-    """Turn rewards into advantages and cut trajectories into samples.
-
-    A group with a failed episode or an abstained reward is dropped whole: the siblings that remain would be compared
-    against a biased baseline.
-
-    Args:
-        judged: All groups of the step.
-        credit: Who is compared with whom.
-        trainable: Policies that learn.
-        baselines: Running means that `credit` may keep, brought up to date.
-        room: Tokens of the longest sample that each policy's learner takes; a policy that is absent has no limit.
-        size_of: What a trajectory adds to the denominator of the loss, where those that teach nothing count, too. A
-            learner divides by what it gets, so samples are made smaller instead. None: only what teaches counts.
-    """
-    from forge_trainers.batch.packing import samples_from
-
-    counts: Counter[str] = Counter(used=0, failed=0, abstained=0, too_long=0, flat=0)
-    usable: list[int] = []
-    scored: dict[str, list[Scored]] = {}  # by column; one without a name where rewards are not credited apart
-    weights: dict[str, float] = {"": 1.0}
-    trajectories: list[Trajectory] = []
-    siblings: list[int] = []
-    for number, item in enumerate(judged):
-        if item.group.failed:
-            counts["failed"] += 1
-            continue
-        learners = {t.agent for t in item.group.trajectories if t.policy in trainable}
-        trained = [agent for agent in item.rewards if agent in learners]
-        if any(np.isnan(item.rewards[agent]).any() for agent in trained):
-            counts["abstained"] += 1
-            continue
-        usable.append(number)
-        for agent in trained:
-            trajectories += [episode.trajectories[agent] for episode in item.group.episodes]
-            siblings += range(len(item.group.episodes))
-            for name, (weight, column) in (item.columns or {"": (1.0, item)}).items():
-                weights[name] = weight
-                scored.setdefault(name, []).extend(_scored(column, agent, number, name))
-    samples: dict[str, list[Sample]] = {}
-    sampled: Counter[str] = Counter()
-    bad: Counter[str] = Counter()
-    sizes: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}  # of what teaches, and of what does not
-    used: set[int] = set()
-    overlong: list[int] = []
-    learned: dict[tuple[int, int], dict[str, Sequence[float]]] = {}
-    assigned = {name: credit.assign(column, baselines) for name, column in scored.items()}
-    for at, trajectory in enumerate(trajectories):
-        known = [weights[name] * own for name, column in assigned.items() if (own := column[at]) is not None]
-        number = next(iter(scored.values()))[at].seed
-        advantages = np.sum(known, axis=0).tolist() if known else []
-        cut = samples_from(trajectory, advantages, group=number, number=at) if known else []
-        limit = (room or {}).get(trajectory.policy, math.inf)
-        overlong += [number for sample in cut if len(sample.token_ids) > limit]
-        bad[trajectory.policy] += sum(sample.bad_logprobs for sample in cut)
-        sampled[trajectory.policy] += sum(int(sample.loss_mask.sum()) + sample.bad_logprobs for sample in cut)
-        if kept := [sample for sample in cut if len(sample.token_ids) <= limit and sample.loss_mask.any()]:
-            samples.setdefault(trajectory.policy, []).extend(kept)
-            learned.setdefault((number, siblings[at]), {})[trajectory.agent] = advantages
-            used.add(number)
-        if size_of is not None and (kept or not known):  # what is dropped for its length counts nowhere
-            sizes[bool(known)][trajectory.policy] += size_of(trajectory)
-    shares = {name: taught / (taught + sizes[False][name]) for name, taught in sizes[True].items() if taught}
-    lost = len({*overlong} - used)
-    counts.update(used=len(used), too_long=lost, flat=len(usable) - len(used) - lost)
-    return Lessons(
-        samples={name: _scaled(own, shares.get(name, 1.0)) for name, own in samples.items()},
-        counts=dict(counts),
-        advantages=learned,
-        too_long=len(overlong),
-        bad_logprobs={name: bad[name] / number for name, number in sampled.items() if number},
-        shares=shares,
-    )
-
-
-def _scaled(samples: Sequence[Sample], share: float) -> Sequence[Sample]:
-    if share == 1.0:
-        return samples
-    return [replace(sample, advantage=share * sample.advantages) for sample in samples]
-
-
-def _scored(item: JudgedGroup, agent: str, number: int, column: str) -> list[Scored]:
-    """What the siblings of one agent earned, in one column."""
-    return [
-        Scored(
-            seed=number,
-            role="/".join(filter(None, (item.group.env_id, agent, column))),
-            reward=float(item.rewards[agent][at]),
-            response_tokens=[len(turn.response_ids) for turn in episode.trajectories[agent].turns],
-            turns=None if item.turns is None else item.turns[agent][at],
-            noise=None if item.noise is None else float(item.noise[agent][at]),
-        )
-        for at, episode in enumerate(item.group.episodes)
-    ]
 
 
 def summarise(judged: Sequence[JudgedGroup], trained: Collection[str] = ()) -> dict[str, float]:

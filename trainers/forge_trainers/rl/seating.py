@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from zipfile import BadZipFile
 
 import numpy as np
@@ -47,45 +47,6 @@ PlayGroup: TypeAlias = Callable[[Task, Seats, Mapping[str, Served]], Coroutine[A
 """Plays one group of a task with these seats and engines."""
 
 
-class Lineup(Protocol):
-    """Decides who sits where, and hears what came of it."""
-
-    def declared(self, seats: Mapping[str, tuple[str, ...]], *, part: bool = False) -> dict[str, AnyPolicy]:
-        """Every policy of the run by name; a model among them gets an engine.
-
-        Args:
-            seats: The seats of each environment of the run.
-            part: Environments of which the run has others, too: policies may sit in seats that none of these has.
-        """
-        ...
-
-    def roles(self, seats: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
-        """By policy, the seats that it may sit in."""
-        ...
-
-    def settings(self) -> dict[str, Any]:
-        """What config.yaml says of it beside the policies."""
-        ...
-
-    async def play(
-        self, tasks: Sequence[Task], group: PlayGroup, processes: Processes, *, step: int, refill: int
-    ) -> list[EpisodeGroup]:
-        """The groups of a step, or of its refill."""
-        ...
-
-    async def rehearse(self, tasks: Sequence[Task], group: PlayGroup, processes: Processes) -> list[EpisodeGroup]:
-        """The groups of an evaluation."""
-        ...
-
-    def measured(self, judged: Sequence[JudgedGroup]) -> Sequence[JudgedGroup]:
-        """What the mean reward is taken over."""
-        ...
-
-    async def learned(self, step: int, judged: Sequence[JudgedGroup], processes: Processes) -> dict[str, float]:
-        """Take note of a step that is over. Returns metrics."""
-        ...
-
-
 def check_trainable(models: Mapping[str, Policy]) -> None:
     """Raises ValueError where a policy that is to learn samples from a distribution that the learner cannot compute."""
     for name, policy in models.items():
@@ -103,13 +64,13 @@ def check_trainable(models: Mapping[str, Policy]) -> None:
             )
 
 
-def lineup_of(seats: Seats | League, config: GRPOConfig, folder: Path) -> Lineup:
-    """The line-up of what a user gave the trainer."""
-    return LeaguePlay(seats, config, folder) if isinstance(seats, League) else SeatsPlay(seats)
+def seating_of(seats: Seats | League, config: GRPOConfig, folder: Path) -> Seating:
+    """Who sits where, of what a user gave the trainer."""
+    return LeagueSeating(seats, config, folder) if isinstance(seats, League) else Seating(seats)
 
 
-class SeatsPlay:
-    """Seats that stay as they are.
+class Seating:
+    """Decides who sits where, and hears what came of it: here, seats that stay as they are.
 
     Raises:
         ValueError: A policy that is to learn samples in a way that the learner cannot compute.
@@ -123,7 +84,12 @@ class SeatsPlay:
             check_trainable({seats.name: seats})
 
     def declared(self, seats: Mapping[str, tuple[str, ...]], *, part: bool = False) -> dict[str, AnyPolicy]:
-        """As in `Lineup`."""
+        """Every policy of the run by name; a model among them gets an engine.
+
+        Args:
+            seats: The seats of each environment of the run.
+            part: Environments of which the run has others, too: policies may sit in seats that none of these has.
+        """
         agents = dict.fromkeys(agent for each in seats.values() for agent in each)
         if part and isinstance(self._seats, Mapping):
             agents |= dict.fromkeys(self._seats)
@@ -131,46 +97,44 @@ class SeatsPlay:
         return declared_policies(self._seats, tuple(agents))
 
     def roles(self, seats: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
-        """As in `Lineup`."""
+        """By policy, the seats that it may sit in."""
         found: dict[str, list[str]] = {}
         for agents in seats.values():
-            given = self._seats
-            own = {agent: given[agent] for agent in agents} if isinstance(given, Mapping) else given
-            for agent, policies in players_of(own, agents).items():
+            for agent, policies in players_of(self._of(agents), agents).items():
                 for name in {policy.name: None for policy in policies}:
                     if agent not in found.setdefault(name, []):
                         found[name].append(agent)
         return found
 
     def settings(self) -> dict[str, Any]:
-        """Nothing."""
+        """What config.yaml says of it beside the policies."""
         return {}
 
     async def play(
         self, tasks: Sequence[Task], group: PlayGroup, processes: Processes, *, step: int, refill: int
     ) -> list[EpisodeGroup]:
-        """As in `Lineup`."""
-        return await self.rehearse(tasks, group, processes)
+        """The groups of a step, or of its refill."""
+        return await self.play_held_out(tasks, group, processes)
 
-    async def rehearse(self, tasks: Sequence[Task], group: PlayGroup, processes: Processes) -> list[EpisodeGroup]:
-        """As in `Lineup`."""
-        given = self._seats
-        return await all_or_first_error(
-            group(task, {a: given[a] for a in task.agents} if isinstance(given, Mapping) else given, processes.served)
-            for task in tasks
-        )
+    async def play_held_out(self, tasks: Sequence[Task], group: PlayGroup, processes: Processes) -> list[EpisodeGroup]:
+        """The groups of an evaluation."""
+        return await all_or_first_error(group(task, self._of(task.agents), processes.served) for task in tasks)
 
     def measured(self, judged: Sequence[JudgedGroup]) -> Sequence[JudgedGroup]:
-        """All seats."""
+        """What the mean reward is taken over."""
         return judged
 
-    async def learned(self, step: int, judged: Sequence[JudgedGroup], processes: Processes) -> dict[str, float]:
-        """Nothing changes."""
+    async def record(self, step: int, judged: Sequence[JudgedGroup], processes: Processes) -> dict[str, float]:
+        """Take note of a step that is over. Returns metrics."""
         return {}
 
+    def _of(self, agents: Sequence[str]) -> Seats:
+        """The policies of an environment's own seats."""
+        return {agent: self._seats[agent] for agent in agents} if isinstance(self._seats, Mapping) else self._seats
 
-class LeaguePlay:
-    """A league at play. Snapshots lie in ``OUT_DIR/league``, the table in ``OUT_DIR/league.json``.
+
+class LeagueSeating(Seating):
+    """A league. Snapshots lie in ``OUT_DIR/league``, the table in ``OUT_DIR/league.json``.
 
     Snapshots take turns in one engine, so two steps never play at the same time; with `max_staleness` a step still
     plays while the learner works.
@@ -208,7 +172,7 @@ class LeaguePlay:
         return found
 
     def roles(self, seats: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
-        """As in `Lineup`: everybody may sit everywhere."""
+        """Everybody may sit everywhere."""
         agents = list(next(iter(seats.values())))
         return dict.fromkeys(self.declared(seats), agents)
 
@@ -219,14 +183,14 @@ class LeaguePlay:
     async def play(
         self, tasks: Sequence[Task], group: PlayGroup, processes: Processes, *, step: int, refill: int
     ) -> list[EpisodeGroup]:
-        """As in `Lineup`: opponents are drawn for the step, groups of one snapshot after those of another."""
+        """Opponents are drawn for the step, groups of one snapshot after those of another."""
         async with self._one_at_a_time:
             key = (self._config.seed, step, refill)
             matches = draw_matches(self.standings, self._league, tasks[0].agents, len(tasks), key=key)
             return await self._play(tasks, matches, group, processes)
 
-    async def rehearse(self, tasks: Sequence[Task], group: PlayGroup, processes: Processes) -> list[EpisodeGroup]:
-        """As in `Lineup`: against the anchors, or else the start model, all of them in every environment."""
+    async def play_held_out(self, tasks: Sequence[Task], group: PlayGroup, processes: Processes) -> list[EpisodeGroup]:
+        """Games against the anchors, or else the start model, all of them in every environment."""
         met: Counter[str] = Counter()
         places = []
         for task in tasks:
@@ -243,7 +207,7 @@ class LeaguePlay:
         own = [(item, own_seats(item.group, name)) for item in judged]
         return [replace(item, rewards={agent: item.rewards[agent] for agent in seats}) for item, seats in own if seats]
 
-    async def learned(self, step: int, judged: Sequence[JudgedGroup], processes: Processes) -> dict[str, float]:
+    async def record(self, step: int, judged: Sequence[JudgedGroup], processes: Processes) -> dict[str, float]:
         """Count the games, take a snapshot when it is due, write the table."""
         results = results_of((item.group for item in judged), self._league.policy.name)
         self.standings.record(results)

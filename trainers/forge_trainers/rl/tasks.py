@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from forge_agents.envs import registry
-from forge_agents.rollout.rollout import seats_of
+from forge_agents.policy import Seats
+from forge_agents.rollout.players import Served
+from forge_agents.rollout.rollout import Rollout, seats_of
 from forge_agents.runtime.hosts import ENVS, Hosts
 
 if TYPE_CHECKING:
@@ -38,7 +41,7 @@ class Task:
     """Its place among those that are played together."""
 
 
-class Source:
+class TaskSampler:
     """Environments by id, and which of them each step plays.
 
     Args:
@@ -55,10 +58,7 @@ class Source:
 
     def __init__(self, env: EnvLike, env_args: Mapping[str, Any] | None = None, *, hosts: Hosts | None = None) -> None:
         elsewhere = hosts is not None and ENVS in hosts.counts
-        self._args: dict[str, Any] = {"isolation": "process"} if elsewhere else {}
-        self._args |= env_args or {}
-        self._makers: dict[str, Callable[[], AECEnv[str, Any, Any]]] = {}
-        self.max_turns: dict[str, int | None] = {}
+        args = {**({"isolation": "process"} if elsewhere else {}), **(env_args or {})}
         weights: dict[str, float]
         if isinstance(env, str):
             weights = {env: 1.0}
@@ -71,23 +71,43 @@ class Source:
                     f"the mesh has hosts for envs, and they cannot make {next(iter(weights))} without an id; register "
                     "it in a module and pass the id, or take envs out of the mesh"
                 )
-            self._makers = {next(iter(weights)): lambda: env(**self._args)}
         else:
             raise TypeError(f"fit takes an environment id, class or {{id: weight}}, got {type(env).__name__}")
         if not weights or min(weights.values()) <= 0:
             raise ValueError(f"environment weights must be positive, got {weights}")
-        for name in weights:
-            if name not in self._makers:
-                self._makers[name] = self._maker(name)
         self.env_ids = tuple(weights)
         self._shares = np.array(list(weights.values())) / sum(weights.values())
+        self._makers: dict[str, Callable[[], AECEnv[str, Any, Any]]]
+        self._max_turns: dict[str, int | None] = {}
+        if callable(env):
+            self._makers = {self.env_ids[0]: partial(env, **args)}
+        else:
+            self._max_turns = {name: registry.spec(name).max_turns for name in weights}
+            self._makers = {name: partial(registry.make, name, **args) for name in weights}
         self.max_reward: dict[str, float | None] = {}
         """The most that a seat can earn, where the environment says it."""
-        self.seats = {name: seats_of(self._asked(name), name) for name in self.env_ids}
+        self.seats = {name: seats_of(partial(self._probe, name), name) for name in self.env_ids}
 
     def make(self, env_id: str) -> AECEnv[str, Any, Any]:
         """A fresh environment."""
         return self._makers[env_id]()
+
+    def rollout(self, task: Task, seats: Seats, served: Mapping[str, Served], *, max_turns: int) -> Rollout:
+        """What plays siblings of `task`: ``await sampler.rollout(...).group(task.seed, size)``.
+
+        Args:
+            task: What is played.
+            seats: Who decides.
+            served: Engines of the model policies, by policy name.
+            max_turns: Decisions after which an episode is cut off, where its environment sets no limit.
+        """
+        return Rollout(
+            make_env=partial(self.make, task.env_id),
+            env_id=task.env_id,
+            seats=seats,
+            served=served,
+            max_turns=self._max_turns.get(task.env_id) or max_turns,
+        )
 
     def tasks(self, seed: int, step: int, count: int, *, refill: int = 0) -> list[Task]:
         """The groups of one step or refill: a function of the arguments, so a resumed run plays what it would have."""
@@ -105,17 +125,9 @@ class Source:
         env_id = self.env_ids[place]
         return Task(env_id=env_id, seed=seed, agents=self.seats[env_id], number=number)
 
-    def _maker(self, name: str) -> Callable[[], AECEnv[str, Any, Any]]:
-        self.max_turns[name] = registry.spec(name).max_turns
-        return lambda: registry.make(name, **self._args)
-
-    def _asked(self, name: str) -> Callable[[], AECEnv[str, Any, Any]]:
-        """Makes an environment and notes what it says it can pay."""
-
-        def make() -> AECEnv[str, Any, Any]:
-            env = self.make(name)
-            most = getattr(env, "max_reward", None)
-            self.max_reward[name] = float(most) if isinstance(most, Real) else None  # others may mean something else
-            return env
-
-        return make
+    def _probe(self, name: str) -> AECEnv[str, Any, Any]:
+        """A fresh environment; notes what it says it can pay."""
+        env = self.make(name)
+        most = getattr(env, "max_reward", None)
+        self.max_reward[name] = float(most) if isinstance(most, Real) else None  # others may mean something else
+        return env

@@ -1,11 +1,12 @@
 """GRPO over multi-agent episodes: `GRPOTrainer.fit`.
 
-    collect --> judge --> credit --> learn --> publish
-       ^                                          |
-       +----------- weights, one version newer ---+
+    play --> judge --> credit --> pack --> train --> publish --> record
+      ^                                                |
+      +----------------- weights, one version newer ---+
 
-In: seats, a reward, an environment. Out: better weights and a run folder. Waits for engines, the reward and learners,
-each stage with a deadline. `max_staleness` lets collecting and judging run ahead of the learner.
+`_step` is that loop's body. In: seats, a reward, an environment. Out: better weights and a run folder. Waits for
+engines, the reward and learners, each stage with a deadline. `max_staleness` lets playing and judging run ahead of the
+learner. `examples/rl_loop.py` is the same loop without a class.
 """
 
 from __future__ import annotations
@@ -24,32 +25,29 @@ import numpy as np
 from forge_agents.errors import ActorDiedError, ArgumentError, EmptyBatchError, NotReadyError, StallError
 from forge_agents.policy import Policy, Seats
 from forge_agents.rollout.players import Served
-from forge_agents.rollout.rollout import Rollout
 from forge_agents.runtime.hosts import Hosts
 from forge_agents.runtime.mesh import while_it_goes_on, with_deadline
 from forge_agents.runtime.waits import all_or_first_error
-from forge_agents.types import Episode, EpisodeGroup, Reward
+from forge_agents.types import Episode, EpisodeBatch, EpisodeGroup, Reward
 from forge_trainers.records.run_folder import FitResult, RunFolder
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.credit import Baselines
 from forge_trainers.rl.endings import Ending, Endings, most_of, nothing_played, where_it_failed
-from forge_trainers.rl.pipeline import Ahead, Behind, Put, Taken
+from forge_trainers.rl.pipeline import Background, Batch, Pipeline, Put, TakenGroups
 from forge_trainers.rl.rewards import (
     JudgedGroup,
-    Lessons,
     env_reward,
     group_spread,
     judge,
-    lessons_from,
     mean_and_ci,
     rates,
     rewards_by,
     summarise,
 )
-from forge_trainers.rl.seating import PlayGroup, check_trainable, lineup_of
-from forge_trainers.rl.tasks import EnvLike, Source, Task
-from forge_trainers.rl.update import learn
-from forge_trainers.run.checkpoints import Checkpoints, Evidence, ProcessRandomness
+from forge_trainers.rl.seating import PlayGroup, check_trainable, seating_of
+from forge_trainers.rl.tasks import EnvLike, Task, TaskSampler
+from forge_trainers.rl.update import StepSamples, credit_groups, pack_samples, train
+from forge_trainers.run.checkpoints import Checkpoints, ProcessRandomness, RewardState
 from forge_trainers.run.console import Display
 from forge_trainers.run.processes import Processes
 from forge_trainers.run.supervision import Interrupt, LoopRunner, Stopwatch, Watchdog, stalls_recorded
@@ -75,6 +73,15 @@ class EvalResult:
     """Episodes that ended in an error; they count in no mean."""
     abstained: int = 0
     """Others in which the reward said nothing of a seat that counts; that seat counts in no mean."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """What a step leaves."""
+
+    judged: Sequence[JudgedGroup]
+    samples: StepSamples
+    metrics: Mapping[str, float]
 
 
 class GRPOTrainer:
@@ -104,12 +111,12 @@ class GRPOTrainer:
             raise ArgumentError(f"reward must be callable (trajectories -> float [n]), got {type(reward).__name__}")
         self.reward, self.config, self.out_dir = reward or env_reward, config or GRPOConfig(), Path(out_dir)
         self._hosts = mesh or Hosts()
-        self._lineup = lineup_of(policies, self.config, self.out_dir)
+        self._seating = seating_of(policies, self.config, self.out_dir)
         self._loop = LoopRunner(self._stop)
         self._processes: Processes | None = None
         self._live = asyncio.Semaphore(self.config.max_live_episodes)
-        self._weights, self._synced = Behind(), True
-        self._evidence, self._taken = Evidence(self.reward), Taken()
+        self._weights, self._synced = Background(), True
+        self._reward_state, self._taken = RewardState(self.reward), TakenGroups()
         self._baselines, self._endings = Baselines(), Endings(self.config.max_empty_steps)
         self._say: Callable[[str], None] = _log.warning
         self._checkpoints = Checkpoints(
@@ -117,17 +124,18 @@ class GRPOTrainer:
             keep=self.config.keep_checkpoints,
             keep_best=self.config.keep_best,
             parts={
-                "reward": self._evidence if self._evidence.any else None,
+                "reward": self._reward_state if self._reward_state.any else None,
                 "taken": self._taken,
                 "baselines": self._baselines,
                 "endings": self._endings,
-                "league": self._lineup,
+                "league": self._seating,
                 "random": ProcessRandomness(),
             },
             timeout_s=self.config.stage_timeout_s,
         )
+        self._watch = Stopwatch()
         self._next_step: int | None = None
-        self._told_failure = False
+        self._announced_failure = False
 
     def fit(self, env: EnvLike, *, steps: int, env_args: dict[str, Any] | None = None) -> FitResult:
         """Train until the run has done `steps` optimiser steps, earlier sessions in `out_dir` included.
@@ -154,7 +162,7 @@ class GRPOTrainer:
         """
         if steps < 1:
             raise ValueError(f"steps={steps} trains nothing; set at least 1")
-        return self._loop.run(self._fit(Source(env, env_args, hosts=self._hosts), steps))
+        return self._loop.run(self._fit(TaskSampler(env, env_args, hosts=self._hosts), steps))
 
     def evaluate(
         self, env: EnvLike, *, episodes: int = 64, env_args: dict[str, Any] | None = None, reward: Reward | None = None
@@ -164,7 +172,8 @@ class GRPOTrainer:
         Args:
             reward: What is measured; None is the environment's own reward, whatever the trainer learns from.
         """
-        return self._loop.run(self._evaluate(Source(env, env_args, hosts=self._hosts), episodes, reward or env_reward))
+        sampler = TaskSampler(env, env_args, hosts=self._hosts)
+        return self._loop.run(self._evaluate(sampler, episodes, reward or env_reward))
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Export the trained weights in Hugging Face format; one subfolder per policy where several are trained."""
@@ -180,54 +189,109 @@ class GRPOTrainer:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    async def _fit(self, source: Source, steps: int) -> FitResult:
-        run = RunFolder(self.out_dir, self._settings(source), log_to=self.config.log_to)
+    # ---- one step: its stages, in order
+
+    async def _step(self, step: int, batch: Batch[EpisodeGroup, list[JudgedGroup]]) -> StepRecord:
+        """One optimiser step; `batch` is played and judged on weights at most `max_staleness` versions old."""
+        await self._play(step, batch)
+        judged = await self._judge(batch)
+        samples = self._credit(judged)
+        batches = self._pack(samples)
+        learned = await self._train(step, batches)
+        await self._publish()
+        return await self._record(step, judged, samples, learned)
+
+    async def _play(self, step: int, batch: Batch[EpisodeGroup, list[JudgedGroup]]) -> None:
+        """Wait until the groups of the step are played; `_play_groups` plays them."""
+        playing = self._running.unless_a_learner_dies(batch.groups)
+        await self._while_it_plays(playing, f"collection of step {step}")
+        self._watch.lap("collect")
+
+    async def _judge(self, batch: Batch[EpisodeGroup, list[JudgedGroup]]) -> list[JudgedGroup]:
+        """Those groups with their rewards, and others in place of some that teach nothing: see `_judge_groups`."""
+        judged = await self._running.unless_a_learner_dies(batch.judged)
+        self._watch.lap("judge")
+        return judged
+
+    def _credit(self, judged: Sequence[JudgedGroup]) -> StepSamples:
+        """Advantages of every turn, and the samples that trajectories make with them."""
+        rule, room, size_of = self.config.credit_rule, self._running.room, self.config.size_of
+        trained = self._running.learners.keys()
+        samples = credit_groups(judged, rule, trained, self._baselines, room=room, size_of=size_of)
+        self._watch.lap("judge")
+        return samples
+
+    def _pack(self, samples: StepSamples) -> dict[str, EpisodeBatch]:
+        """A batch for each policy that has something to learn."""
+        return pack_samples(samples, max_bad_logprobs=self.config.max_bad_logprobs)
+
+    async def _train(self, step: int, batches: Mapping[str, EpisodeBatch]) -> dict[str, float]:
+        """Metrics of one optimiser step of each of those policies."""
+        metrics = await train(batches, self._running.learners, self.config, step=step, folder=self.out_dir)
+        self._watch.lap("learn")
+        return metrics
+
+    async def _publish(self) -> None:
+        """Send the learners' weights on their way to the engines; who must not sample from older ones waits."""
+        await self._weights.start(self._sync)
+        if self.config.max_staleness == 0:
+            await self._weights.done()
+        self._watch.lap("sync")
+
+    async def _record(
+        self, step: int, judged: Sequence[JudgedGroup], samples: StepSamples, learned: Mapping[str, float]
+    ) -> StepRecord:
+        """From here on the step counts as learned: for the reward's state, the groups still owed, and the league."""
+        self._reward_state.settle(step)
+        self._taken.settle(step)
+        self._next_step = step + 1
+        learners = self._running.learners
+        metrics = summarise(self._seating.measured(judged), learners)
+        metrics |= group_spread(judged, self.config.groups_per_step) | samples.metrics(learners)
+        metrics |= learned
+        metrics |= await self._seating.record(step, judged, self._running)
+        metrics |= self._watch.times | rates([item.group for item in judged], self._watch.total_s)
+        return StepRecord(judged=judged, samples=samples, metrics=metrics)
+
+    # ---- around it: sessions, restarts, the end
+
+    async def _fit(self, sampler: TaskSampler, steps: int) -> FitResult:
+        run = RunFolder(self.out_dir, self._settings(sampler), log_to=self.config.log_to)
         with contextlib.closing(run), stalls_recorded(self.out_dir):
             while True:
                 try:
-                    return await self._session(source, steps, run)
+                    return await self._session(sampler, steps, run)
                 except (ActorDiedError, StallError) as error:
                     if self._processes is None or not await self._processes.stop_learners_after(error):
                         raise
                     self._next_step = None  # the newest checkpoint says where to go on
 
-    async def _session(self, source: Source, steps: int, run: RunFolder) -> FitResult:
-        """Train to the end, or to a learner's."""
-        size = self.config.groups_per_step
+    async def _session(self, sampler: TaskSampler, steps: int, run: RunFolder) -> FitResult:
+        """Train to the end of the run, or of a learner."""
         ending: Ending | None = None
-        for kept in (self._endings, self._evidence, self._taken):
+        for kept in (self._endings, self._reward_state, self._taken):
             kept.begin()
-        ahead = self._ahead(source, steps, run)
+        pipeline = self._pipeline(sampler, steps, run)
         try:
-            processes = await self._started(source, learn=True)
+            processes = await self._started(sampler, learn=True)
             first = self._next_step or 0
             await all_or_first_error(learner.set_total_steps(steps) for learner in processes.learners.values())
             run.rewind(first)
-            watchdog = Watchdog(self.config.block_timeout_s)
+            tops = {env_id: most_of(self.reward, sampler.max_reward[env_id]) for env_id in sampler.env_ids}
             display = Display("train", steps, first, processes.learners)
-            with display, Interrupt(display.say) as interrupt, watchdog:
-                self._tell_roles(display.say, source, processes)
+            with display, Interrupt(display.say) as interrupt, Watchdog(self.config.block_timeout_s):
+                self._announce_seats(display.say, sampler, processes)
                 for step in range(first, steps):
-                    watch = Stopwatch(processes.busy_s)
-                    batch = ahead.batch(step)
-                    playing = processes.unless_a_learner_dies(batch.collected)
-                    await self._while_played(playing, f"collection of step {step}")
-                    watch.lap("collect")
-                    items = await processes.unless_a_learner_dies(batch.judged)
-                    lessons = self._lessons(items, processes, self._baselines)
-                    watch.lap("judge")
-                    metrics = summarise(self._lineup.measured(items), processes.learners) | group_spread(items, size)
-                    metrics |= await self._learned(step, lessons, watch)
-                    ending = self._endings.after(step, items, lessons, processes.learners, self._tops(source))
-                    metrics |= await self._lineup.learned(step, items, processes)
-                    metrics |= watch.times | rates([item.group for item in items], watch.total_s)
-                    over = ending is not None or step + 1 == steps
+                    self._watch = Stopwatch(processes.busy_s)
+                    record = await self._step(step, pipeline.batch(step))
+                    ending = self._endings.after(step, record.judged, record.samples, processes.learners, tops)
+                    over, metrics = ending is not None or step + 1 == steps, dict(record.metrics)
                     if ending is None or ending.well:
-                        metrics |= await processes.unless_a_learner_dies(self._evaluation(source, step, over))
-                    self._log(run, step, items, lessons, metrics)
+                        metrics |= await processes.unless_a_learner_dies(self._evaluation(sampler, step, over))
+                    self._log(run, step, record.judged, record.samples, metrics)
                     display.step(step, metrics)
                     last = over or interrupt.asked
-                    await self._saved(step, last, metrics.get("eval/reward"))
+                    await self._save(step, last, metrics.get("eval/reward"))
                     if ending is not None:
                         display.say(ending.reason)
                         run.end(step, ending.kind, ending.reason)
@@ -238,44 +302,11 @@ class GRPOTrainer:
             return await self._result(run, max(first, self._next_step or 0), ending)
         finally:
             self._say = _log.warning
-            await ahead.cancel()
+            await pipeline.cancel()
             self._synced = await self._weights.cancel() and self._synced
             await self._checkpoints.settle()
 
-    def _ahead(self, source: Source, steps: int, run: RunFolder) -> Ahead[EpisodeGroup, list[JudgedGroup]]:
-        """Collects and judges the run's groups."""
-        staleness, size = self.config.max_staleness, self.config.groups_per_step
-
-        async def judged(step: int, groups: list[EpisodeGroup]) -> list[JudgedGroup]:
-            self._evidence.judging(step)
-            found = await self._judged(source, step, groups, self._running.learners)
-            self._evidence.judged(step)
-            run.keep_verifiers(step, self.reward)
-            return found
-
-        async def collected(step: int, put: Put[EpisodeGroup]) -> None:
-            await self._collect(source, step, put, only=self._taken.missing(step, size))
-
-        return Ahead(collected, judged, staleness=staleness, steps=steps, size=size, taken=self._taken)
-
-    def _lessons(self, items: Sequence[JudgedGroup], processes: Processes, baselines: Baselines) -> Lessons:
-        rule, size_of = self.config.credit_rule, self.config.size_of
-        return lessons_from(items, rule, processes.learners.keys(), baselines, room=processes.room, size_of=size_of)
-
-    async def _learned(self, step: int, lessons: Lessons, watch: Stopwatch) -> dict[str, float]:
-        """Learn, and send the weights on their way."""
-        metrics = await learn(lessons, self._running.learners, self.config, step=step, folder=self.out_dir)
-        watch.lap("learn")
-        await self._weights.start(self._sync)
-        if self.config.max_staleness == 0:
-            await self._weights.done()
-        watch.lap("sync")
-        self._evidence.settle(step)
-        self._taken.settle(step)
-        self._next_step = step + 1
-        return metrics
-
-    async def _saved(self, step: int, last: bool, score: float | None) -> None:
+    async def _save(self, step: int, last: bool, score: float | None) -> None:
         """Write a checkpoint after `step` where one is due, and all of it where the step is the last."""
         if last or (step + 1) % self.config.checkpoint_every == 0 or self._checkpoints.is_best(score):
             await self._checkpoints.start(step + 1, self._running.learners, score=score)
@@ -300,27 +331,26 @@ class GRPOTrainer:
             steps=steps, metrics=run.metrics(), out_dir=self.out_dir, export=export, curve=curve, reason=reason
         )
 
-    def _tops(self, source: Source) -> dict[str, float | None]:
-        return {env_id: most_of(self.reward, source.max_reward[env_id]) for env_id in source.env_ids}
+    # ---- playing and judging, which may run ahead of the step
 
-    async def _judged(
-        self, source: Source, step: int, groups: list[EpisodeGroup], trainable: Collection[str]
-    ) -> list[JudgedGroup]:
-        """Scored groups, and those that replace the ones that teach nothing."""
-        config, judged = self.config, await judge(groups, self.reward, timeout_s=self.config.stage_timeout_s)
-        for refill in range(1, config.max_refills + 1):
-            found = lessons_from(judged, config.credit_rule, trainable, room=self._running.room)
-            missing = config.groups_per_step - found.counts["used"]
-            if not missing or nothing_played(judged, trainable):
-                break
-            playing = self._collect(source, step, count=missing, refill=refill)
-            more = await self._while_played(playing, f"refill of step {step}")
-            judged += await judge(more, self.reward, timeout_s=config.stage_timeout_s)
-        return judged
+    def _pipeline(self, sampler: TaskSampler, steps: int, run: RunFolder) -> Pipeline[EpisodeGroup, list[JudgedGroup]]:
+        staleness, size = self.config.max_staleness, self.config.groups_per_step
 
-    async def _collect(
+        async def play(step: int, put: Put[EpisodeGroup]) -> None:
+            await self._play_groups(sampler, step, put, only=self._taken.missing(step, size))
+
+        async def judge_them(step: int, groups: list[EpisodeGroup]) -> list[JudgedGroup]:
+            self._reward_state.judging(step)
+            judged = await self._judge_groups(sampler, step, groups, self._running.learners)
+            self._reward_state.judged(step)
+            run.keep_verifiers(step, self.reward)
+            return judged
+
+        return Pipeline(play, judge_them, staleness=staleness, steps=steps, size=size, taken=self._taken)
+
+    async def _play_groups(
         self,
-        source: Source,
+        sampler: TaskSampler,
         step: int,
         put: Put[EpisodeGroup] | None = None,
         *,
@@ -331,15 +361,43 @@ class GRPOTrainer:
         """Play groups of one step: all, or `only` some, or `count` of its refill. `put` hears of each when it ends."""
         config = self.config
         await self._weights.done()
-        tasks = source.tasks(config.seed, step, count or config.groups_per_step, refill=refill)
+        tasks = sampler.tasks(config.seed, step, count or config.groups_per_step, refill=refill)
         tasks = [task for task in tasks if only is None or task.number in only]
         if not tasks:
             return []
         where = f"{config.seed}/{step}/{refill}"  # a resumed run samples what it would have
-        group = self._group(source, config.group_size, where, put)
-        return await self._lineup.play(tasks, group, self._running, step=step, refill=refill)
+        group = self._group(sampler, config.group_size, where, put)
+        return await self._seating.play(tasks, group, self._running, step=step, refill=refill)
 
-    async def _while_played(self, playing: Awaitable[T], what: str) -> T:
+    async def _judge_groups(
+        self, sampler: TaskSampler, step: int, groups: list[EpisodeGroup], trainable: Collection[str]
+    ) -> list[JudgedGroup]:
+        """Judged groups, and those that replace the ones that teach nothing."""
+        config, judged = self.config, await judge(groups, self.reward, timeout_s=self.config.stage_timeout_s)
+        for refill in range(1, config.max_refills + 1):
+            found = credit_groups(judged, config.credit_rule, trainable, room=self._running.room)
+            missing = config.groups_per_step - found.counts["used"]
+            if not missing or nothing_played(judged, trainable):
+                break
+            playing = self._play_groups(sampler, step, count=missing, refill=refill)
+            more = await self._while_it_plays(playing, f"refill of step {step}")
+            judged += await judge(more, self.reward, timeout_s=config.stage_timeout_s)
+        return judged
+
+    def _group(self, sampler: TaskSampler, size: int, where: str, put: Put[EpisodeGroup] | None = None) -> PlayGroup:
+        """Plays `size` siblings of a task; `where` and the task name what models sample."""
+
+        async def play(task: Task, seats: Seats, served: Mapping[str, Served]) -> EpisodeGroup:
+            rollout = sampler.rollout(task, seats, served, max_turns=self.config.max_turns)
+            group = await rollout.group(task.seed, size, limit=self._live, draw=f"{where}/{task.number}")
+            self._announce_failure(group)
+            if put is not None:
+                put(task.number, group)
+            return group
+
+        return play
+
+    async def _while_it_plays(self, playing: Awaitable[T], what: str) -> T:
         """What is played; many long episodes may take long, as long as engines answer."""
         what = f"{what} (no engine has answered meanwhile: stage_timeout_s)"
         silence_s = self.config.stage_timeout_s
@@ -350,30 +408,32 @@ class GRPOTrainer:
     async def _sync(self, published: Callable[[], None] = lambda: None) -> None:
         await with_deadline(self._running.sync(published), self.config.stage_timeout_s, who="weights", what="return")
 
-    async def _evaluation(self, source: Source, step: int, over: bool) -> dict[str, float]:
+    # ---- evaluation and export
+
+    async def _evaluation(self, sampler: TaskSampler, step: int, over: bool) -> dict[str, float]:
         every = self.config.eval_every
         if not every or ((step + 1) % every and not over):
             return {}
-        result = await self._evaluate(source, self.config.eval_episodes, env_reward)
+        result = await self._evaluate(sampler, self.config.eval_episodes, env_reward)
         found = {"eval/reward": result.reward, "eval/ci": result.ci, "eval/failed": float(result.failed)}
         found |= {f"eval/reward/{name}": reward for name, reward in result.by_policy.items()}
         if samples := self.config.exploitability_samples:
             from forge_agents.bench.exploitability import exploited
 
-            trained = {name: self._models(source)[name] for name in self._running.learners}
-            asking = exploited(source.env_ids, trained, self._running.served, samples=samples)
-            found |= await self._while_played(asking, "exploitability")
+            trained = {name: self._models(sampler)[name] for name in self._running.learners}
+            asking = exploited(sampler.env_ids, trained, self._running.served, samples=samples)
+            found |= await self._while_it_plays(asking, "exploitability")
         return found
 
-    async def _evaluate(self, source: Source, episodes: int, reward: Reward) -> EvalResult:
-        await self._started(source, learn=False)
+    async def _evaluate(self, sampler: TaskSampler, episodes: int, reward: Reward) -> EvalResult:
+        await self._started(sampler, learn=False)
         await self._weights.done()
-        group = self._group(source, 1, f"{self.config.seed}/held-out")
-        playing = self._lineup.rehearse(source.held_out(episodes), group, self._running)
-        groups = await self._while_played(playing, "evaluation")
+        group = self._group(sampler, 1, f"{self.config.seed}/held-out")
+        playing = self._seating.play_held_out(sampler.held_out(episodes), group, self._running)
+        groups = await self._while_it_plays(playing, "evaluation")
         judged = await judge(groups, reward, timeout_s=self.config.stage_timeout_s)
-        trained = [name for name, policy in self._models(source, part=True).items() if policy.trainable]
-        measured = self._lineup.measured(judged)
+        trained = [name for name, policy in self._models(sampler, part=True).items() if policy.trainable]
+        measured = self._seating.measured(judged)
         summary, by_policy = summarise(measured, trained), rewards_by(measured, "policy")
         return EvalResult(
             reward=summary["reward/mean"],
@@ -403,31 +463,14 @@ class GRPOTrainer:
         )
         return folder
 
-    def _group(self, source: Source, size: int, where: str, put: Put[EpisodeGroup] | None = None) -> PlayGroup:
-        """Plays `size` siblings of a task; `where` and the task name what models sample."""
+    # ---- processes and what is said of them
 
-        async def play(task: Task, seats: Seats, served: Mapping[str, Served]) -> EpisodeGroup:
-            rollout = Rollout(
-                make_env=lambda: source.make(task.env_id),
-                env_id=task.env_id,
-                seats=seats,
-                served=served,
-                max_turns=source.max_turns.get(task.env_id) or self.config.max_turns,
-            )
-            group = await rollout.group(task.seed, size, limit=self._live, draw=f"{where}/{task.number}")
-            self._tell_failure(group)
-            if put is not None:
-                put(task.number, group)
-            return group
-
-        return play
-
-    async def _started(self, source: Source, *, learn: bool) -> Processes:
+    async def _started(self, sampler: TaskSampler, *, learn: bool) -> Processes:
         """The running processes; where `out_dir` holds a run, with its weights.
 
         Learners start when something is learned, or has been.
         """
-        policies = self._models(source, part=not learn)
+        policies = self._models(sampler, part=not learn)
         if learn and not any(policy.trainable for policy in policies.values()):
             raise ValueError("no seat holds a trainable policy; give at least one fa.Policy(..., trainable=True)")
         if self._processes is None:
@@ -448,43 +491,43 @@ class GRPOTrainer:
             raise NotReadyError("nothing is running yet; call fit or evaluate first")
         return self._processes
 
-    def _models(self, source: Source, *, part: bool = False) -> dict[str, Policy]:
-        declared = self._lineup.declared(source.seats, part=part)
+    def _models(self, sampler: TaskSampler, *, part: bool = False) -> dict[str, Policy]:
+        declared = self._seating.declared(sampler.seats, part=part)
         models = {name: policy for name, policy in declared.items() if isinstance(policy, Policy)}
         check_trainable(models)
         return models
 
-    def _settings(self, source: Source) -> dict[str, Any]:
+    def _settings(self, sampler: TaskSampler) -> dict[str, Any]:
         return {
-            "env": list(source.env_ids),
-            "policies": {n: dataclasses.asdict(p) for n, p in self._models(source).items()},
-            **self._lineup.settings(),
+            "env": list(sampler.env_ids),
+            "policies": {n: dataclasses.asdict(p) for n, p in self._models(sampler).items()},
+            **self._seating.settings(),
             "trainer": dataclasses.asdict(self.config),
         }
 
-    def _tell_roles(self, say: Callable[[str], None], source: Source, processes: Processes) -> None:
+    def _announce_seats(self, say: Callable[[str], None], sampler: TaskSampler, processes: Processes) -> None:
         """Say who plays which seats, and which of them share a learner; from here on lines go to `say`."""
         self._say = say
-        for name, agents in self._lineup.roles(source.seats).items():
+        for name, agents in self._seating.roles(sampler.seats).items():
             learner = processes.learners.get(name)
             told = "is not trained" if learner is None else f"is trained by {learner.name}"
             say(f"{', '.join(agents)}: policy {name} {told}")
 
-    def _tell_failure(self, group: EpisodeGroup) -> None:
+    def _announce_failure(self, group: EpisodeGroup) -> None:
         """Say at once that an episode failed, the first of this trainer's."""
-        if group.failed and not self._told_failure and group.failed[0].error is not None:
-            self._told_failure = True
+        if group.failed and not self._announced_failure and group.failed[0].error is not None:
+            self._announced_failure = True
             self._say(
                 f"an episode of {group.env_id} failed: {where_it_failed(group.failed[0].error)}. Its trace is in "
                 "episodes.jsonl; more failures are counted"
             )
 
     def _log(
-        self, run: RunFolder, step: int, judged: Sequence[JudgedGroup], lessons: Lessons, metrics: dict[str, float]
+        self, run: RunFolder, step: int, judged: Sequence[JudgedGroup], samples: StepSamples, metrics: dict[str, float]
     ) -> None:
         run.log(step, metrics)
         rows = [
-            (episode, item.episode_rewards(sibling), lessons.advantages.get((number, sibling), {}))
+            (episode, item.episode_rewards(sibling), samples.advantages.get((number, sibling), {}))
             for number, item in enumerate(judged)
             for sibling, episode in enumerate(item.group.episodes)
         ]

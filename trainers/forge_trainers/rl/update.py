@@ -1,14 +1,16 @@
-"""One step of learning: every policy learns from its lessons, and guards watch.
+"""What a step learns: credit, pack, train.
 
-In: lessons and learners. Out: metrics; where a guard stops the run, the batch in a file. Waits for the learners, with a
-deadline.
+In: judged groups, the credit rule, learners. Out: samples by policy, their batches, metrics; where a guard stops the
+run, the batch in a file. Waits for the learners, with a deadline.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,43 +18,194 @@ import numpy as np
 
 from forge_agents.errors import DivergedError, ForgeError, MismatchError
 from forge_agents.runtime.waits import all_or_first_error
-from forge_agents.types import EpisodeBatch
+from forge_agents.types import EpisodeBatch, Trajectory
 from forge_trainers.records.run_folder import dump_batch
 from forge_trainers.rl.config import GRPOConfig
-from forge_trainers.rl.rewards import Lessons
+from forge_trainers.rl.credit import Baselines, Credit, Scored
+from forge_trainers.rl.rewards import JudgedGroup
 
 if TYPE_CHECKING:
+    from forge_trainers.batch.packing import Sample
     from forge_trainers.learner.client import Learner
 
 
-async def learn(
-    lessons: Lessons, learners: Mapping[str, Learner], config: GRPOConfig, *, step: int, folder: Path
-) -> dict[str, float]:
-    """One optimiser step of every policy that has something to learn.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSamples:
+    """What a step learns from, and what became of the rest."""
+
+    samples: Mapping[str, Sequence[Sample]]
+    """Training samples by policy name; policies without any are absent."""
+    counts: Mapping[str, int]
+    """Groups by fate: ``used``, ``failed`` (an episode kept failing), ``abstained`` (a reward was NaN), ``too_long``
+    (no sample that teaches something fits the learner), ``flat`` (no trained trajectory differed from those it is
+    compared with by more than the noise)."""
+    advantages: Mapping[tuple[int, int], Mapping[str, Sequence[float]]]
+    """By group and sibling, then by agent: one number per turn. Trajectories that teach nothing are absent."""
+    too_long: int = 0
+    """Samples that were dropped because the learner has no room for them. Their rewards count in their siblings'
+    baselines all the same, as in DAPO's overlong filtering (arXiv 2503.14476, section 3.4)."""
+    bad_logprobs: Mapping[str, float] = field(default_factory=dict)
+    """By policy: share of the sampled tokens that are masked because their log-probability is none."""
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """By policy: share of the loss's denominator that `samples` make up; their advantages are multiplied with it."""
+
+    def metrics(self, learners: Collection[str]) -> dict[str, float]:
+        """``groups/FATE``, ``dropped/...`` and each learner's ``denominator_share``."""
+        judged = self.counts["used"] + self.counts["flat"]
+        return {
+            **{f"groups/{fate}": float(count) for fate, count in self.counts.items()},
+            "groups/flat_share": self.counts["flat"] / judged if judged else float("nan"),
+            "dropped/too_long": float(self.too_long),
+            "dropped/bad_logprobs": max(self.bad_logprobs.values(), default=0.0),
+            **{f"{_prefix(name, learners)}/denominator_share": share for name, share in self.shares.items()},
+        }
+
+
+def credit_groups(
+    judged: Sequence[JudgedGroup],
+    credit: Credit,
+    trainable: Collection[str],
+    baselines: Baselines | None = None,
+    *,
+    room: Mapping[str, int] | None = None,
+    size_of: Callable[[Trajectory], int] | None = None,
+) -> StepSamples:
+    """Turn rewards into advantages and cut trajectories into samples.
+
+    A group with a failed episode or an abstained reward is dropped whole: the siblings that remain would be compared
+    against a biased baseline.
 
     Args:
-        lessons: What there is to learn.
+        judged: All groups of the step.
+        credit: Who is compared with whom.
+        trainable: Policies that learn.
+        baselines: Running means that `credit` may keep, brought up to date.
+        room: Tokens of the longest sample that each policy's learner takes; a policy that is absent has no limit.
+        size_of: What a trajectory adds to the denominator of the loss, where those that teach nothing count, too. A
+            learner divides by what it gets, so samples are made smaller instead. None: only what teaches counts.
+    """
+    from forge_trainers.batch.packing import samples_from
+
+    counts: Counter[str] = Counter(used=0, failed=0, abstained=0, too_long=0, flat=0)
+    usable: list[int] = []
+    scored: dict[str, list[Scored]] = {}  # by column; one without a name where rewards are not credited apart
+    weights: dict[str, float] = {"": 1.0}
+    trajectories: list[Trajectory] = []
+    siblings: list[int] = []
+    for number, item in enumerate(judged):
+        if item.group.failed:
+            counts["failed"] += 1
+            continue
+        learners = {t.agent for t in item.group.trajectories if t.policy in trainable}
+        trained = [agent for agent in item.rewards if agent in learners]
+        if any(np.isnan(item.rewards[agent]).any() for agent in trained):
+            counts["abstained"] += 1
+            continue
+        usable.append(number)
+        for agent in trained:
+            trajectories += [episode.trajectories[agent] for episode in item.group.episodes]
+            siblings += range(len(item.group.episodes))
+            for name, (weight, column) in (item.parts or {"": (1.0, item)}).items():
+                weights[name] = weight
+                scored.setdefault(name, []).extend(_scored(column, agent, number, name))
+    samples: dict[str, list[Sample]] = {}
+    sampled: Counter[str] = Counter()
+    bad: Counter[str] = Counter()
+    sizes: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}  # of what teaches, and of what does not
+    used: set[int] = set()
+    overlong: list[int] = []
+    learned: dict[tuple[int, int], dict[str, Sequence[float]]] = {}
+    assigned = {name: credit.assign(column, baselines) for name, column in scored.items()}
+    for at, trajectory in enumerate(trajectories):
+        known = [weights[name] * own for name, column in assigned.items() if (own := column[at]) is not None]
+        number = next(iter(scored.values()))[at].seed
+        advantages = np.sum(known, axis=0).tolist() if known else []
+        cut = samples_from(trajectory, advantages, group=number, number=at) if known else []
+        limit = (room or {}).get(trajectory.policy, math.inf)
+        overlong += [number for sample in cut if len(sample.token_ids) > limit]
+        bad[trajectory.policy] += sum(sample.bad_logprobs for sample in cut)
+        sampled[trajectory.policy] += sum(int(sample.loss_mask.sum()) + sample.bad_logprobs for sample in cut)
+        if kept := [sample for sample in cut if len(sample.token_ids) <= limit and sample.loss_mask.any()]:
+            samples.setdefault(trajectory.policy, []).extend(kept)
+            learned.setdefault((number, siblings[at]), {})[trajectory.agent] = advantages
+            used.add(number)
+        if size_of is not None and (kept or not known):  # what is dropped for its length counts nowhere
+            sizes[bool(known)][trajectory.policy] += size_of(trajectory)
+    shares = {name: taught / (taught + sizes[False][name]) for name, taught in sizes[True].items() if taught}
+    lost = len({*overlong} - used)
+    counts.update(used=len(used), too_long=lost, flat=len(usable) - len(used) - lost)
+    return StepSamples(
+        samples={name: _scaled(own, shares.get(name, 1.0)) for name, own in samples.items()},
+        counts=dict(counts),
+        advantages=learned,
+        too_long=len(overlong),
+        bad_logprobs={name: bad[name] / number for name, number in sampled.items() if number},
+        shares=shares,
+    )
+
+
+def _scaled(samples: Sequence[Sample], share: float) -> Sequence[Sample]:
+    if share == 1.0:
+        return samples
+    return [replace(sample, advantage=share * sample.advantages) for sample in samples]
+
+
+def _scored(item: JudgedGroup, agent: str, number: int, column: str) -> list[Scored]:
+    """What the siblings of one agent earned, in one column."""
+    return [
+        Scored(
+            seed=number,
+            role="/".join(filter(None, (item.group.env_id, agent, column))),
+            reward=float(item.rewards[agent][at]),
+            response_tokens=[len(turn.response_ids) for turn in episode.trajectories[agent].turns],
+            turns=None if item.turns is None else item.turns[agent][at],
+            noise=None if item.noise is None else float(item.noise[agent][at]),
+        )
+        for at, episode in enumerate(item.group.episodes)
+    ]
+
+
+def pack_samples(samples: StepSamples, *, max_bad_logprobs: float) -> dict[str, EpisodeBatch]:
+    """A batch for each policy that has something to learn.
+
+    Raises:
+        DivergedError: Of more than a share of `max_bad_logprobs` of a policy's tokens the sampler gave no probability.
+    """
+    for name, share in samples.bad_logprobs.items():
+        if share > max_bad_logprobs:
+            raise DivergedError(
+                f"the sampler of {name} gave no log-probability (NaN, infinite or positive) for {share:.2%} of a "
+                f"step's tokens, more than max_bad_logprobs={max_bad_logprobs:.2%}; its weights or its numbers "
+                "overflow: look at learner/grad_norm of the steps before, lower lr, or set engine.dtype='float32'"
+            )
+    from forge_trainers.batch.packing import pack
+
+    return {name: pack(own) for name, own in samples.samples.items()}
+
+
+async def train(
+    batches: Mapping[str, EpisodeBatch], learners: Mapping[str, Learner], config: GRPOConfig, *, step: int, folder: Path
+) -> dict[str, float]:
+    """One optimiser step of every policy that has a batch.
+
+    Args:
+        batches: By policy name.
         learners: By policy name.
         config: How long to wait, and what guards allow.
         step: Number of the step, for errors and files.
         folder: Where a batch goes that a guard stops at.
 
     Returns:
-        Metrics: ``groups/...``, ``dropped/...``, ``staleness/...`` and each learner's.
+        Metrics: ``staleness/...`` and each learner's.
 
     Raises:
-        DivergedError: A loss or gradient, or too many of the sampler's log-probabilities, are not finite.
+        DivergedError: A loss or gradient is not finite.
         MismatchError: Sampler and learner differ too much.
     """
-    from forge_trainers.batch.packing import pack
-
-    for name, share in lessons.bad_logprobs.items():
-        check_bad_logprobs(name, share, config.max_bad_logprobs)
-    batches = {name: pack(samples) for name, samples in lessons.samples.items()}
     ages = {name: staleness(batch, learners[name].version) for name, batch in batches.items()}
-    metrics = {**_fates(lessons), **_histogram(ages, config.max_staleness)}
+    metrics = _histogram(ages, config.max_staleness)
     results = await all_or_first_error(
-        _learn_one(learners[name], name, batch, config, step=step, folder=folder) for name, batch in batches.items()
+        _train_one(learners[name], name, batch, config, step=step, folder=folder) for name, batch in batches.items()
     )
     for name, result in zip(batches, results, strict=True):
         if max(ages[name]) == 0:  # older samples differ by what was learned since
@@ -60,11 +213,12 @@ async def learn(
                 check_gap(name, result["logprob_gap_mean"], config.max_logprob_gap)
             except MismatchError as error:
                 raise _with_batch(error, name, batches[name], config, step=step, folder=folder) from None
-        prefix = "learner" if len(learners) == 1 else f"learner/{name}"
-        metrics |= {f"{prefix}/{key}": float(value) for key, value in result.items()}
-        if name in lessons.shares:
-            metrics[f"{prefix}/denominator_share"] = lessons.shares[name]
+        metrics |= {f"{_prefix(name, learners)}/{key}": float(value) for key, value in result.items()}
     return metrics
+
+
+def _prefix(name: str, learners: Collection[str]) -> str:
+    return "learner" if len(learners) == 1 else f"learner/{name}"
 
 
 def check_gap(name: str, gap: float, limit: float) -> None:
@@ -73,16 +227,6 @@ def check_gap(name: str, gap: float, limit: float) -> None:
         raise MismatchError(
             f"sampler and learner of {name} differ by {gap:.3g} per token on average, more than max_logprob_gap="
             f"{limit}; check that the engine serves this model with these weights and that temperature and dtype agree"
-        )
-
-
-def check_bad_logprobs(name: str, share: float, limit: float) -> None:
-    """Raise DivergedError where more than `limit` of the sampled tokens have no log-probability."""
-    if share > limit:
-        raise DivergedError(
-            f"the sampler of {name} gave no log-probability (NaN, infinite or positive) for {share:.2%} of a step's "
-            f"tokens, more than max_bad_logprobs={limit:.2%}; its weights or its numbers overflow: look at "
-            "learner/grad_norm of the steps before, lower lr, or set engine.dtype='float32'"
         )
 
 
@@ -102,7 +246,7 @@ def staleness(batch: EpisodeBatch, version: int) -> dict[int, int]:
     return {version - int(sampled): int(count) for sampled, count in zip(versions, counts, strict=True)}
 
 
-async def _learn_one(
+async def _train_one(
     learner: Learner, name: str, batch: EpisodeBatch, config: GRPOConfig, *, step: int, folder: Path
 ) -> dict[str, float]:
     try:
@@ -123,17 +267,6 @@ def _with_batch(
     except OSError as cause:
         where = f"The batch could not be written to {file} ({cause})"
     return type(error)(f"{error}. {where}; the checkpoints are as they were, and the next run goes on from the newest")
-
-
-def _fates(lessons: Lessons) -> dict[str, float]:
-    counts = lessons.counts
-    judged = counts["used"] + counts["flat"]
-    return {
-        **{f"groups/{fate}": float(count) for fate, count in counts.items()},
-        "groups/flat_share": counts["flat"] / judged if judged else float("nan"),
-        "dropped/too_long": float(lessons.too_long),
-        "dropped/bad_logprobs": max(lessons.bad_logprobs.values(), default=0.0),
-    }
 
 
 def _histogram(ages: Mapping[str, Mapping[int, int]], bound: int) -> dict[str, float]:

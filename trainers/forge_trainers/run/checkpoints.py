@@ -104,7 +104,7 @@ class ProcessRandomness:
         np.random.set_state(("MT19937", state["numpy"], place, has_normal, cached))  # noqa: NPY002
 
 
-class Evidence:
+class RewardState:
     """The state of a reward after the last step that was learned from, whatever it has judged ahead since.
 
     Steps that were judged ahead are played and judged again after a resume, so their evidence must not be saved; and
