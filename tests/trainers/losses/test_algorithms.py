@@ -104,12 +104,12 @@ def ours(case: Case, config: LearnerConfig, chunks: int = 3) -> tuple[float, tor
         return out_T
 
     columns = {"sampler_logprobs": tokens["logprobs"], "advantages": tokens["advantages"]}
-    columns |= loss_columns(config, case.batch, before)
+    columns |= loss_columns(config.loss_settings, case.batch, before)
     inputs = {name: column[case.place_S] for name, column in columns.items()}
     if config.kl_coef:
         inputs["reference_logprobs"] = case.reference_S
     logits = case.logits_SV.clone().requires_grad_()
-    loss_of = PolicyLoss.Config(learner=config).build()
+    loss_of = PolicyLoss(config.loss_settings)
     total, metrics = torch.zeros(()), {}
     for part in torch.arange(n).chunk(chunks):
         loss, found = loss_of(
@@ -166,7 +166,7 @@ PUBLISHED = {
 def reference(case: Case, config: LearnerConfig) -> tuple[float, torch.Tensor]:
     """Loss and gradient by plain loops over sequences."""
     reduction, low, high = PUBLISHED[config.loss]
-    rule = config.correction_rule
+    rule = config.loss_settings.correction
     low = low if config.clip_low is None else config.clip_low
     high = high if config.clip_high is None else config.clip_high
     logits = case.logits_SV.double().requires_grad_()
@@ -254,13 +254,14 @@ def test_gspo_of_one_advantage_per_sequence_is_the_sequence_loss():
 def test_a_loss_brings_its_correction(name: str):
     """None but GSPO's moves the ratio from the sampler, and what is set goes before what is brought."""
     check(Case(0), LearnerConfig(loss=name))
-    own = LearnerConfig(loss=name).correction_rule
+    own = LearnerConfig(loss=name).loss_settings.correction
     assert own == (Correction(how="truncate", level="geometric", high=2.0) if name == "gspo" else Correction())
-    assert LearnerConfig(loss=name, clip_high=0.1).correction_rule == Correction()  # a clip that bounds nothing is none
-    assert LearnerConfig(loss=name, correction="mask", correction_low=0.0).correction_rule == Correction(
+    # a clip that bounds nothing is none
+    assert LearnerConfig(loss=name, clip_high=0.1).loss_settings.correction == Correction()
+    assert LearnerConfig(loss=name, correction="mask", correction_low=0.0).loss_settings.correction == Correction(
         how="mask", low=0.0
     )
-    assert LearnerConfig(loss="gspo", correction_high=3.0).correction_rule.high == 3.0
+    assert LearnerConfig(loss="gspo", correction_high=3.0).loss_settings.correction.high == 3.0
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.04])
@@ -292,10 +293,10 @@ def test_rounding_takes_the_gradient_from_hardly_any_sequence(noise: float):
 
     def moved(config: LearnerConfig) -> float:
         """Share of sequences with a gradient."""
-        columns = loss_columns(config, batch, lambda: before_T)
+        columns = loss_columns(config.loss_settings, batch, lambda: before_T)
         columns |= {"sampler_logprobs": tokens["logprobs"], "advantages": tokens["advantages"]}
         logits = logits_SV.clone().requires_grad_()
-        loss, _ = PolicyLoss.Config(learner=config).build()(
+        loss, _ = PolicyLoss(config.loss_settings)(
             logits[None],
             ids[None],
             float(len(ids)),
@@ -337,7 +338,7 @@ def test_divergence_and_entropy_equal_the_formula(name: str, kl: str):
 def test_the_default_is_dapo_as_it_was():
     """The token loss of PPO with DAPO's clip, divided by the batch's loss tokens; needs no look at sequences."""
     case, config = Case(0), LearnerConfig()
-    assert loss_columns(config, case.batch, lambda: pytest.fail("one forward pass is enough")) == {}
+    assert loss_columns(config.loss_settings, case.batch, lambda: pytest.fail("one forward pass is enough")) == {}
     check(case, config)
 
 
@@ -459,7 +460,7 @@ def test_what_makes_no_sense_is_refused(make: Callable[[], Any], message: str):
 def test_a_loss_brings_its_credit():
     for name in list_losses():
         config = GRPOConfig(learner=LearnerConfig(loss=name))
-        assert config.credit_rule == find_loss(name).credit
+        assert config.credit_rule == Credit(**find_loss(name).credit)
     assert GRPOConfig(learner=LearnerConfig(loss="rloo")).credit_rule.baseline == "leave_one_out"
     assert GRPOConfig(learner=LearnerConfig(loss="rloo"), credit=Credit()).credit_rule == Credit()
     with pytest.raises(ValueError, match="group_size=1"):

@@ -52,7 +52,7 @@ def test_banned_tokens_leave_entropy_and_gradient_finite():
 
 
 def chunk(config: LearnerConfig, logits: torch.Tensor, labels: torch.Tensor, total: float, **columns: Any) -> Any:
-    return PolicyLoss.Config(learner=config).build()(logits, labels, total, **columns)
+    return PolicyLoss(config.loss_settings)(logits, labels, total, **columns)
 
 
 def test_the_loss_is_divided_by_all_loss_tokens_and_ignores_filling():

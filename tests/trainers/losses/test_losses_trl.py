@@ -73,12 +73,12 @@ class Same:
             return torch.zeros(mask_T.shape).masked_scatter(mask_T, self.logprobs(self.logits).float())
 
         columns = {"sampler_logprobs": tokens["logprobs"], "advantages": tokens["advantages"]}
-        columns |= loss_columns(config, batch, before)
+        columns |= loss_columns(config.loss_settings, batch, before)
         inputs = {name: column[mask_T][None] for name, column in columns.items()}
         if config.kl_coef:
             inputs["reference_logprobs"] = self.reference[None]
         logits = self.logits.clone().requires_grad_()
-        loss, _ = PolicyLoss.Config(learner=config).build()(
+        loss, _ = PolicyLoss(config.loss_settings)(
             logits[None], self.labels[None], float(n), valid=torch.ones(1, n, dtype=torch.bool), **inputs
         )
         return float(loss.detach()), torch.autograd.grad(loss, logits)[0]

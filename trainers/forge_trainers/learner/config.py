@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from forge_agents.policy import LoRA
-from forge_trainers.losses.registry import Correction, find_loss
+from forge_trainers.losses.registry import Correction, LossSettings, find_loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,17 +148,28 @@ class LearnerConfig:
         _require(self.collective_timeout_s > 0, self, "collective_timeout_s", "above 0")
 
     @property
-    def correction_rule(self) -> Correction:
-        """What is done about samples of another policy: the loss's own where nothing else is set."""
-        own = find_loss(self.loss).correction
+    def loss_settings(self) -> LossSettings:
+        """The loss with everything decided: its own values where nothing else is set."""
+        loss = find_loss(self.loss)
         clipped = self.clip_low is not None or self.clip_high is not None
-        how = self.correction or ("ratio" if clipped else own.how)
-        base = own if how == own.how else Correction()
-        return Correction(
-            how=how,
-            level=self.correction_level or base.level,
-            low=base.low if self.correction_low is None else self.correction_low,
-            high=base.high if self.correction_high is None else self.correction_high,
+        how = self.correction or ("ratio" if clipped else loss.correction.how)
+        base = loss.correction if how == loss.correction.how else Correction()
+        return LossSettings(
+            loss=loss,
+            clip_low=loss.clip[0] if self.clip_low is None else self.clip_low,
+            clip_high=loss.clip[1] if self.clip_high is None else self.clip_high,
+            correction=Correction(
+                how=how,
+                level=self.correction_level or base.level,
+                low=base.low if self.correction_low is None else self.correction_low,
+                high=base.high if self.correction_high is None else self.correction_high,
+            ),
+            sequence=self.sequence,
+            length_constant=float(self.length_constant or self.max_tokens_per_microbatch),
+            kl=self.kl,
+            kl_coef=self.kl_coef,
+            entropy_coef=self.entropy_coef,
+            temperature=self.temperature,
         )
 
 

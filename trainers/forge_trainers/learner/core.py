@@ -65,7 +65,8 @@ class LearnerCore:
             beside = None if base is None else base._adapter
             self._adapter = lora.Adapter(self.model, seed=config.seed, beside=beside)
         self._reference = self._start_model() if config.kl_coef > 0 else None
-        self._loss = titan.ChunkedLossWrapper.Config(num_chunks=1, loss_fn=PolicyLoss.Config(learner=config)).build()
+        self._loss = titan.ChunkedLossWrapper.Config(num_chunks=1).build()
+        self._loss.loss_fn = PolicyLoss(config.loss_settings)  # any callable will do
         self._loss.set_lm_head(self.model.lm_head)
         optimizer = titan.default_adamw(lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
         optimizer.implementation = "fused"
@@ -110,7 +111,9 @@ class LearnerCore:
         start, cpu_start = time.perf_counter(), time.process_time()
         self._enter()
         microbatches, facts = self._plan(batch)
-        columns_T = loss_columns(self.config, batch, lambda: self._logprobs(self.model, batch, microbatches))
+        columns_T = loss_columns(
+            self.config.loss_settings, batch, lambda: self._logprobs(self.model, batch, microbatches)
+        )
         if self._reference is not None:
             with lora.switched_off(self._reference):
                 columns_T["reference_logprobs"] = self._logprobs(self._reference, batch, microbatches)

@@ -48,7 +48,7 @@ DEVICE_TYPE = _import_with_the_device_that_exists()
 # ruff: noqa: E402  (the imports below must follow the device choice above)
 from torchtitan.components.checkpointer.utils import canonical_fqn
 from torchtitan.components.lora import LoRAConverter
-from torchtitan.components.loss import BaseLoss, ChunkedLossWrapper
+from torchtitan.components.loss import ChunkedLossWrapper
 from torchtitan.components.optimizer import (
     LRSchedulersContainer,
     OptimizersContainer,
@@ -105,7 +105,6 @@ from torchtitan.tools import utils as device_utils
 __all__ = [
     "DEVICE_TYPE",
     "TORCH_DTYPE_MAP",
-    "BaseLoss",
     "ChunkedLossWrapper",
     "CommConfig",
     "CompileConfig",

@@ -9,23 +9,17 @@ Axes: T tokens of a batch, S loss tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import torch
 
 from forge_agents.types import EpisodeBatch
-from forge_trainers.learner.config import LearnerConfig
-from forge_trainers.losses.registry import Reduction, find_loss
-
-MAX_LOG_RATIO = 20.0
-"""exp(20) = 5e8: a ratio beyond it is clipped or a sign of wrong weights, and must not become infinite."""
-
-KL: TypeAlias = Literal["k1", "k2", "k3"]
+from forge_trainers.losses.registry import KL, LossSettings, Reduction
 
 
 def limited(log_ratio: torch.Tensor) -> torch.Tensor:
-    """Log-ratios within +-`MAX_LOG_RATIO`."""
-    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    """Log-ratios within +-20: exp(20) = 5e8 is clipped or a sign of wrong weights, and must not become infinite."""
+    return log_ratio.clamp(-20.0, 20.0)
 
 
 def sequence_numbers(batch: EpisodeBatch, unit: Literal["trajectory", "turn"]) -> torch.Tensor:
@@ -50,12 +44,9 @@ def sequence_numbers(batch: EpisodeBatch, unit: Literal["trajectory", "turn"]) -
 
 
 def sequence_sums(values_T: torch.Tensor, sequence_T: torch.Tensor) -> torch.Tensor:
-    """Sum over each token's sequence, computed in float64.
-
-    Returns:
-        float32 [T], the same for all tokens of a sequence; 0 where masked.
-    """
+    """Sum over each token's sequence: float32 [T], the same for all tokens of a sequence; 0 where masked."""
     mask_T = sequence_T >= 0
+    # in float64: a log-ratio of GSPO's width, 3e-4 a token, is the difference of sums of thousands of float32 numbers
     sums = torch.zeros(int(sequence_T.max()) + 1, dtype=torch.float64)
     sums.index_add_(0, sequence_T[mask_T], values_T[mask_T].double())
     out_T = torch.zeros(sequence_T.shape)
@@ -74,13 +65,13 @@ def reduction_weights(sequence_T: torch.Tensor, reduction: Reduction, *, constan
     Returns:
         float32 [T], 0 where masked.
     """
-    mask_T = sequence_T >= 0
-    ones_T = mask_T.float()
-    if reduction == "token":
+    ones_T = (sequence_T >= 0).float()
+    if reduction == "token":  # 1/N sum_t, N loss tokens (DAPO, arXiv 2503.14476, eq. 8): the mean as it is
         return ones_T
-    tokens_per_sequence = float(mask_T.sum()) / (int(sequence_T.max()) + 1)
-    if reduction == "sequence_mean":
+    tokens_per_sequence = float(ones_T.sum()) / (int(sequence_T.max()) + 1)  # N/G turns 1/N into 1/G
+    if reduction == "sequence_mean":  # 1/G sum_i 1/|o_i| sum_t (GRPO, arXiv 2402.03300, eq. 3)
         return ones_T * tokens_per_sequence / sequence_sums(ones_T, sequence_T).clamp(min=1.0)
+    # 1/G sum_i 1/C sum_t (Dr. GRPO, arXiv 2503.20783), or C = 1: the log-probability of a whole answer (RLOO)
     return ones_T * tokens_per_sequence / (constant if reduction == "constant" else 1.0)
 
 
@@ -123,12 +114,12 @@ def kl_estimate(logprobs_S: torch.Tensor, reference_S: torch.Tensor, kind: KL) -
 
 
 def loss_columns(
-    config: LearnerConfig, batch: EpisodeBatch, logprobs: Callable[[], torch.Tensor]
+    settings: LossSettings, batch: EpisodeBatch, logprobs: Callable[[], torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Per-token columns that depend on whole sequences, so that the loss itself can run on chunks.
 
     Args:
-        config: Which loss, and how it is corrected.
+        settings: Which loss, and how it is corrected.
         batch: The whole one.
         logprobs: Computes the learner's log-probabilities before the step, float32 [T]; called only where needed.
 
@@ -136,18 +127,18 @@ def loss_columns(
         ``weights`` where the reduction is not ``token``; ``sequence_log_ratio`` where the loss asks for it and its
         ratio is not 1 anyway; ``correction_log_ratio`` where the correction looks at sequences. float32 [T] each.
     """
-    loss, rule = find_loss(config.loss), config.correction_rule
+    loss, rule = settings.loss, settings.correction
     by_sequence = rule.how in ("truncate", "mask") and rule.level != "token"
     ratio_by_sequence = loss.sequence_ratio and rule.how == "ratio"
     columns: dict[str, torch.Tensor] = {}
     if loss.reduction == "token" and not by_sequence and not ratio_by_sequence:
         return columns
-    sequence_T = sequence_numbers(batch, config.sequence)
+    sequence_T = sequence_numbers(batch, settings.sequence)
     if loss.reduction != "token":
-        constant = float(config.length_constant or config.max_tokens_per_microbatch)
-        columns["weights"] = reduction_weights(sequence_T, loss.reduction, constant=constant)
+        columns["weights"] = reduction_weights(sequence_T, loss.reduction, constant=settings.length_constant)
     if by_sequence or ratio_by_sequence:
         total_T = sequence_sums(logprobs() - batch["tokens"]["logprobs"], sequence_T)
+        # log s_i = 1/|o_i| sum_t log r (GSPO, arXiv 2507.18071, eq. 7)
         mean_T = total_T / sequence_sums(torch.ones_like(total_T), sequence_T).clamp(min=1.0)
         if ratio_by_sequence:
             columns["sequence_log_ratio"] = limited(mean_T)

@@ -1,4 +1,4 @@
-"""From logits to a loss: log-probabilities and entropies, and the TorchTitan loss around the policy loss of a name.
+"""From logits to a loss: log-probabilities and entropies, and the policy loss of a name on chunks of them.
 
 In: logits of the positions that predict loss tokens, the sampler's logprobs, advantages. Out: a loss and metrics.
 Waits for nothing.
@@ -8,16 +8,13 @@ Axes: S loss tokens, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
-from forge_trainers.learner import titan
-from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.losses.correction import correction_weights, kl_estimate, limited
-from forge_trainers.losses.registry import TokenInputs, find_loss
+from forge_trainers.losses.registry import LossSettings, TokenInputs
 
 _ROWS_AT_ONCE = 16
 """Rows of logits held in float32 at a time on CPU, so that they stay in its cache."""
@@ -62,7 +59,7 @@ class _TokenLogprobs(torch.autograd.Function):
             total = weights.sum(1)
             normalizer = top.squeeze(1) + total.log()
             logprobs.append(picked - normalizer)
-            # the sum must not see -inf * 0: banned tokens have weight 0
+            # H = log Z - sum p x; the sum must not see -inf * 0: banned tokens have weight 0
             entropies.append(normalizer - weights.mul_(x.clamp_(min=-1e30)).sum(1) / total)
             normalizers.append(normalizer)
         entropy_S = torch.cat(entropies)
@@ -83,7 +80,7 @@ class _TokenLogprobs(torch.autograd.Function):
             part = slice(start, start + rows)
             grad = grad_S[part, None] / ctx.temperature
             x = _scaled(logits_SV[part], ctx.temperature).sub_(normalizer_S[part, None])
-            factor = -grad
+            factor = -grad  # d log p(label) / dx = [label] - p
             if entropy_grad_S is not None:  # dH/dx = -p (log p + H); banned tokens have p = 0 and log p = -inf
                 factor = factor - (x.clamp(min=-1e30) + entropy_S[part, None]) * (
                     entropy_grad_S[part, None] / ctx.temperature
@@ -102,19 +99,11 @@ def _rows_at_once(logits_SV: torch.Tensor) -> int:
     return _ROWS_AT_ONCE if logits_SV.device.type == "cpu" else max(1, logits_SV.shape[0])
 
 
-class PolicyLoss(titan.BaseLoss):  # type: ignore[misc]  # torchtitan is untyped
-    """`LearnerConfig.loss` as a TorchTitan loss, to be called on chunks of logits by ``ChunkedLossWrapper``."""
+class PolicyLoss:
+    """The policy loss of chunks of logits, as TorchTitan's ``ChunkedLossWrapper`` calls it."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(titan.BaseLoss.Config):  # type: ignore[misc]  # torchtitan is untyped
-        """What TorchTitan builds the loss from."""
-
-        learner: LearnerConfig
-
-    def __init__(self, config: Config, *, compile_config: Any = None) -> None:
-        del compile_config
-        self._config, self._rule = config.learner, config.learner.correction_rule
-        self._loss = find_loss(config.learner.loss)
+    def __init__(self, settings: LossSettings) -> None:
+        self._settings = settings
         self._log_ratios: list[torch.Tensor] = []
 
     def __call__(
@@ -139,34 +128,41 @@ class PolicyLoss(titan.BaseLoss):  # type: ignore[misc]  # torchtitan is untyped
         Returns:
             The loss, and metrics that add up over chunks (``/mean``) or of which the largest counts (``/max``).
         """
-        config, column = self._config, {name: value[0] for name, value in columns_1S.items()}
-        logprobs_S, entropy_S = logprobs_of(logits_1SV, labels_1S, temperature=config.temperature)
+        settings, rule = self._settings, self._settings.correction
+        column = {name: value[0] for name, value in columns_1S.items()}
+        logprobs_S, entropy_S = logprobs_of(logits_1SV, labels_1S, temperature=settings.temperature)
         valid_S, now_S, sampler_S = valid[0], logprobs_S.detach(), column["sampler_logprobs"]
 
         def mean(x_S: torch.Tensor) -> torch.Tensor:
             return torch.where(valid_S, x_S, 0.0).sum() / num_loss_tokens
 
-        # one optimiser step a batch: the policy before the step is the present one
-        old_S = sampler_S if self._rule.how == "ratio" else now_S
-        loss_S, clipped_S = self._loss.function(
+        # one optimiser step a batch: the policy before the step is the present one, and r = p / sg[p] is 1, but its
+        # gradient is that of log p
+        old_S = sampler_S if rule.how == "ratio" else now_S
+        loss_S, clipped_S = settings.loss.function(
             TokenInputs(
                 logprobs_S=logprobs_S,
                 log_ratio_S=limited(logprobs_S - old_S),
                 sequence_log_ratio_S=column.get("sequence_log_ratio", torch.zeros_like(now_S)),
                 advantages_S=column["advantages"],
-                clip_low=self._loss.clip[0] if config.clip_low is None else config.clip_low,
-                clip_high=self._loss.clip[1] if config.clip_high is None else config.clip_high,
+                clip_low=settings.clip_low,
+                clip_high=settings.clip_high,
             )
         )
-        correction_S, corrected_S = self._correction(column, now_S)
+        match rule.how:
+            case "truncate" | "mask" as how:
+                log_ratio_S = column.get("correction_log_ratio", now_S - sampler_S)
+                correction_S, corrected_S = correction_weights(log_ratio_S, how, low=rule.low, high=rule.high)
+            case _:
+                correction_S, corrected_S = torch.ones_like(now_S), torch.zeros_like(now_S)
         loss_S = loss_S * correction_S
         kl_S = torch.zeros_like(now_S)
         if "reference_logprobs" in column:
-            kl_S = kl_estimate(logprobs_S, column["reference_logprobs"], config.kl)
-            loss_S = loss_S + config.kl_coef * kl_S
+            kl_S = kl_estimate(logprobs_S, column["reference_logprobs"], settings.kl)
+            loss_S = loss_S + settings.kl_coef * kl_S
         loss = mean(loss_S * column["weights"] if "weights" in column else loss_S)
-        if config.entropy_coef:
-            loss = loss - config.entropy_coef * mean(entropy_S)
+        if settings.entropy_coef:
+            loss = loss - settings.entropy_coef * mean(entropy_S)
         with torch.no_grad():
             self._log_ratios.append(now_S - sampler_S)
             gap_S = torch.where(valid_S, (now_S - sampler_S).abs(), 0.0)
@@ -187,16 +183,6 @@ class PolicyLoss(titan.BaseLoss):  # type: ignore[misc]  # torchtitan is untyped
         """Learner's minus sampler's logprobs of the positions of all calls since the last time, in their order."""
         taken, self._log_ratios = self._log_ratios, []
         return torch.cat(taken)
-
-    def _correction(self, column: dict[str, torch.Tensor], now_S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weight of each token, and 1 where it was truncated or masked."""
-        rule = self._rule
-        match rule.how:
-            case "truncate" | "mask" as how:
-                log_ratio_S = column.get("correction_log_ratio", now_S - column["sampler_logprobs"])
-                return correction_weights(log_ratio_S, how, low=rule.low, high=rule.high)
-            case _:
-                return torch.ones_like(now_S), torch.zeros_like(now_S)
 
 
 def logprobs_of(

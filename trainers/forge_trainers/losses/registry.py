@@ -1,7 +1,7 @@
-"""Policy losses by name: GRPO, Dr. GRPO, DAPO, GSPO, CISPO, RLOO, REINFORCE++, and those that users register.
+"""Policy losses by name: GRPO, Dr. GRPO, DAPO, GSPO, CISPO, RLOO, REINFORCE++, imitation, and what users register.
 
 In: log-ratios and advantages of loss tokens. Out: a loss per token. Waits for nothing. Importing it does not import
-torch: the functions use the methods of the tensors they get.
+torch, because settings are checked against it: the functions use the methods of the tensors they get.
 
 Axes: S loss tokens. r is the ratio of a token's probability to that under the policy it is compared with, A its
 advantage, o a sequence of |o| loss tokens.
@@ -12,10 +12,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from forge_agents.errors import did_you_mean
-from forge_trainers.rl.credit import Credit
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +26,7 @@ same, divided by `LearnerConfig.length_constant`."""
 
 Denominator: TypeAlias = Literal["sampled", "used"]
 """Which trajectories count in that mean. ``sampled``: also those that teach nothing because siblings earn the same, so
-that a step of few lessons is a small one. ``used``: those that teach."""
+that a step that teaches little is a small one. ``used``: those that teach."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +37,27 @@ class Correction:
     level: Literal["token", "sequence", "geometric"] = "token"
     low: float = 0.5
     high: float = 5.0
+
+
+KL: TypeAlias = Literal["k1", "k2", "k3"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSettings:
+    """A loss with everything decided: what `LearnerConfig` sets, else what it was published with."""
+
+    loss: Loss
+    clip_low: float
+    clip_high: float
+    correction: Correction
+    sequence: Literal["trajectory", "turn"]
+    """What is one sequence."""
+    length_constant: float
+    """Tokens by which the reduction ``constant`` divides."""
+    kl: KL
+    kl_coef: float
+    entropy_coef: float
+    temperature: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +102,9 @@ class Loss:
     """`clip_low` and `clip_high` where `LearnerConfig` sets none."""
     sequence_ratio: bool = False
     """Whether it needs `TokenInputs.sequence_log_ratio_S`, which costs one more forward pass."""
-    credit: Credit = field(default_factory=Credit)
-    """How rewards become its advantages where `GRPOConfig` sets no credit."""
+    credit: Any = field(default_factory=dict)
+    """How rewards become its advantages where `GRPOConfig` sets no credit: a `forge_agents.Credit`, or a mapping of its
+    settings. A loss only carries it."""
     correction: Correction = field(default_factory=Correction)
     """What is done about samples of another policy where `LearnerConfig` says nothing."""
     denominator: Denominator = "used"
@@ -114,7 +135,7 @@ def register_loss(
     reduction: Reduction = "token",
     clip: tuple[float, float] = (0.2, 0.2),
     sequence_ratio: bool = False,
-    credit: Credit | None = None,
+    credit: Any = None,
     correction: Correction | None = None,
     denominator: Denominator = "used",
     refills: int = 0,
@@ -128,7 +149,8 @@ def register_loss(
         reduction: See `Reduction`.
         clip: Published clip ranges below and above 1.
         sequence_ratio: Whether it reads `TokenInputs.sequence_log_ratio_S`.
-        credit: The advantages it is published with; None is GRPO's.
+        credit: The advantages it is published with, a `forge_agents.Credit` or a mapping of its settings; None is
+            GRPO's.
         correction: What it does about samples of another policy; None: its ratio is taken to the sampler.
         denominator: See `Denominator`.
         refills: Times a step replaces groups that teach nothing.
@@ -145,7 +167,7 @@ def register_loss(
                 reduction=reduction,
                 clip=clip,
                 sequence_ratio=sequence_ratio,
-                credit=credit or Credit(),
+                credit=credit or {},
                 correction=correction or Correction(),
                 denominator=denominator,
                 refills=refills,
@@ -202,7 +224,7 @@ def grpo(inputs: TokenInputs) -> TokenLoss:
     return clipped_surrogate(inputs.log_ratio_S.exp(), inputs)
 
 
-@register_loss("dr_grpo", reduction="constant", clip=(0.2, 0.2), credit=Credit(scale="none"), denominator="sampled")
+@register_loss("dr_grpo", reduction="constant", clip=(0.2, 0.2), credit={"scale": "none"}, denominator="sampled")
 def dr_grpo(inputs: TokenInputs) -> TokenLoss:
     """``1/G sum_i 1/C sum_t -min(r A, clip(r) A)`` with a constant C and ``A = R - mean(R)`` (arXiv 2503.20783)."""
     return clipped_surrogate(inputs.log_ratio_S.exp(), inputs)
@@ -254,7 +276,7 @@ def cispo(inputs: TokenInputs) -> TokenLoss:
     "rloo",
     reduction="sequence_sum",
     clip=(1.0, float("inf")),
-    credit=Credit(baseline="leave_one_out", scale="none"),
+    credit={"baseline": "leave_one_out", "scale": "none"},
     denominator="sampled",
 )
 def rloo(inputs: TokenInputs) -> TokenLoss:
@@ -267,7 +289,7 @@ def rloo(inputs: TokenInputs) -> TokenLoss:
 
 
 @register_loss(
-    "reinforce_pp", reduction="token", clip=(0.2, 0.2), credit=Credit(by=("role",), baseline="mean", scale="std")
+    "reinforce_pp", reduction="token", clip=(0.2, 0.2), credit={"by": ("role",), "baseline": "mean", "scale": "std"}
 )
 def reinforce_pp(inputs: TokenInputs) -> TokenLoss:
     """``-min(r A, clip(r) A)`` with A normalised over the whole batch (REINFORCE++, arXiv 2501.03262).
@@ -276,3 +298,13 @@ def reinforce_pp(inputs: TokenInputs) -> TokenLoss:
     (`LearnerConfig.kl`, of which ``k2`` has the gradient of k1 in the reward of its own token).
     """
     return clipped_surrogate(inputs.log_ratio_S.exp(), inputs)
+
+
+@register_loss("sft", reduction="token")
+def sft(inputs: TokenInputs) -> TokenLoss:
+    """``1/T sum_t -w_t log p_t`` over the T loss tokens of a batch: cross-entropy, weighted with the advantages.
+
+    What is learned was given, so nothing is compared with a sampler; offline trainers set it.
+    """
+    loss_S = -inputs.advantages_S * inputs.logprobs_S
+    return TokenLoss(loss_S, loss_S.new_zeros(loss_S.shape))

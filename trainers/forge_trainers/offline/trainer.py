@@ -23,7 +23,6 @@ from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime import mesh
 from forge_agents.runtime.hosts import Hosts
 from forge_trainers.learner.client import Learner
-from forge_trainers.losses.imitation import SFT_LOSS
 from forge_trainers.offline.config import OfflineConfig
 from forge_trainers.offline.demonstrations import Dataset, Gathered, T
 from forge_trainers.records.run_folder import FitResult, RunFolder
@@ -212,7 +211,7 @@ class OfflineTrainer(ABC, Generic[T]):
             settings = dataclasses.replace(
                 config.learner,
                 model=str(folder),
-                loss=SFT_LOSS,
+                loss="sft",
                 correction="none",
                 temperature=1.0,
                 lora=self.policy.lora,

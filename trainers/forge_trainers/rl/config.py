@@ -5,7 +5,7 @@ In: what a user sets. Out: a checked, frozen dataclass. Waits for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
@@ -108,7 +108,8 @@ class GRPOConfig(ProcessConfig):
     @property
     def credit_rule(self) -> Credit:
         """`credit`, or that of the learner's loss."""
-        return self.credit or find_loss(self.learner.loss).credit
+        own = find_loss(self.learner.loss).credit
+        return self.credit or (Credit(**own) if isinstance(own, Mapping) else own)
 
     @property
     def max_refills(self) -> int:
