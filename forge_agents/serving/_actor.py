@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from forge_agents.runtime._monarch import Actor, concurrent_endpoint
 from forge_agents.serving import _vllm
 from forge_agents.serving._loop import EngineThread
-from forge_agents.serving._wire import Answer, EngineInfo, Facts, Request
+from forge_agents.serving._wire import Answer, EngineInfo, Request
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,24 +48,19 @@ class EngineActor(Actor):
         self._thread: EngineThread | None = None
 
     @concurrent_endpoint
-    async def start(self) -> Facts:
+    async def start(self) -> EngineInfo:
         """Build the engine."""
         started = time.perf_counter()
         loop = asyncio.get_running_loop()
         thread = EngineThread(
             self._config,
-            deliver=lambda answers: _threadsafe(loop, self._take, answers),
-            died=lambda error: _threadsafe(loop, self._fail, f"{type(error).__name__}: {error}"),
+            deliver=lambda answers: loop.call_soon_threadsafe(self._take, answers),
+            died=lambda error: loop.call_soon_threadsafe(self._fail, f"{type(error).__name__}: {error}"),
         )
         await asyncio.wrap_future(thread.ready)
         self._thread = thread
         self._start_s = time.perf_counter() - started
-        return Facts(
-            pid=os.getpid(),
-            vocab_size=_vllm.vocab_size(thread.engine),
-            max_model_len=_vllm.max_model_len(thread.engine),
-            start_s=self._start_s,
-        )
+        return self._info()
 
     @concurrent_endpoint
     async def add(self, requests: list[Request]) -> None:
@@ -104,14 +99,16 @@ class EngineActor(Actor):
         number = _vllm.adapter_number(self._config, adapter)
         if self._config.adapters and not adapter:
             raise ValueError("this engine serves adapters; the model's own weights must not change under them")
-        expected = self._expected(adapter)
+        lora = self._config.adapters.get(adapter)
+        model = self._config.model
+        expected = _vllm.adapter_shapes(model, lora) if lora else _vllm.expected_shapes(model)
 
         async def apply(tensors: Mapping[str, torch.Tensor], arrived: int) -> None:
             _vllm.check_tensors(tensors, expected)
 
             def load() -> None:
-                if adapter:
-                    _vllm.load_adapter(thread.engine, number, self._config.adapters[adapter], tensors, arrived)
+                if lora:
+                    _vllm.load_adapter(thread.engine, number, lora, tensors, arrived)
                 else:
                     _vllm.load_tensors(thread.engine, tensors, arrived)
 
@@ -142,10 +139,15 @@ class EngineActor(Actor):
     @concurrent_endpoint
     async def info(self) -> EngineInfo:
         """State now."""
+        return self._info()
+
+    def _info(self) -> EngineInfo:
         thread = self._running()
         rss_bytes, peak_rss_bytes = _resident_bytes()
         return EngineInfo(
             pid=os.getpid(),
+            vocab_size=int(thread.engine.model_config.get_vocab_size()),
+            max_model_len=_vllm.max_model_len(thread.engine),
             version=self._versions[""],
             adapters={name: version for name, version in self._versions.items() if name},
             generated_tokens=thread.generated_tokens,
@@ -174,11 +176,6 @@ class EngineActor(Actor):
             self._subscribers[weights_name] = Subscriber(self._store, weights_name)
         return self._subscribers[weights_name]
 
-    def _expected(self, adapter: str) -> Mapping[str, tuple[int, ...]] | None:
-        if adapter:
-            return _vllm.adapter_shapes(self._config.model, self._config.adapters[adapter])
-        return _vllm.expected_shapes(self._config.model)
-
     def _running(self) -> EngineThread:
         if self._failure is not None:
             raise RuntimeError(f"the engine has failed: {self._failure}")
@@ -200,7 +197,3 @@ def _resident_bytes() -> tuple[int, int]:
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     now, peak = (int(status[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
     return now, peak
-
-
-def _threadsafe(loop: asyncio.AbstractEventLoop, function: object, argument: object) -> None:
-    loop.call_soon_threadsafe(function, argument)  # type: ignore[arg-type]

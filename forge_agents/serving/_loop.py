@@ -31,7 +31,11 @@ class EngineThread:
     """
 
     def __init__(
-        self, config: EngineConfig, *, deliver: Callable[[list[Answer]], None], died: Callable[[BaseException], None]
+        self,
+        config: EngineConfig,
+        *,
+        deliver: Callable[[list[Answer]], object],
+        died: Callable[[BaseException], object],
     ) -> None:
         self.steps = 0
         self.generated_tokens = self.prompt_tokens = self.cached_tokens = 0

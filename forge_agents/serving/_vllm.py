@@ -43,7 +43,6 @@ ENVIRONMENT = {
 }
 """Must exist before the actor's Python starts."""
 
-_WARM_UP_TOKENS = 2
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Room that vLLM makes for an adapter's rank."""
 _BASE = "0"
@@ -72,7 +71,8 @@ def build(config: EngineConfig) -> Any:
     from vllm import EngineArgs, LLMEngine
     from vllm.platforms import current_platform
 
-    dtype = _dtype(config)
+    # vLLM would take "auto" as bfloat16 for a float32 model
+    dtype = models.dtype_of(Path(config.model)) if config.dtype == "auto" else config.dtype
     if current_platform.is_cpu():
         _permit_tiles(dtype)
     engine = LLMEngine.from_engine_args(
@@ -122,13 +122,6 @@ def _adapter_options(config: EngineConfig) -> dict[str, Any]:
     }
 
 
-def _dtype(config: EngineConfig) -> str:
-    """Resolves ``auto``, which vLLM takes as bfloat16 for a float32 model."""
-    if config.dtype != "auto":
-        return config.dtype
-    return models.dtype_of(Path(config.model))
-
-
 def _permit_tiles(dtype: str) -> None:
     """Ask the kernel for AMX's tile registers, without which their first use ends the process by SIGILL.
 
@@ -150,16 +143,10 @@ def _permit_tiles(dtype: str) -> None:
 def _warm_up(engine: Any) -> None:
     """Compile what vLLM compiles at the first request, so that no user's request waits for it."""
     for name in ("warm-up-0", "warm-up-1"):
-        request = Request(request_id=-1, prompt_ids=(0,), max_tokens=_WARM_UP_TOKENS)
-        add(engine, name, request)
+        add(engine, name, Request(request_id=-1, prompt_ids=(0,), max_tokens=2))
     while engine.has_unfinished_requests():
         engine.step()
     engine.reset_prefix_cache()
-
-
-def vocab_size(engine: Any) -> int:
-    """Number of token ids that the model embeds."""
-    return int(engine.model_config.get_vocab_size())
 
 
 def max_model_len(engine: Any) -> int:

@@ -1,6 +1,6 @@
 """What travels between an `Engine` and its actor.
 
-In: nothing. Out: requests, results and facts, picklable. Waits for nothing.
+In: nothing. Out: requests, answers and states, picklable. Waits for nothing.
 """
 
 from __future__ import annotations
@@ -46,21 +46,14 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What the controller must know about a running engine."""
-
-    pid: int
-    vocab_size: int
-    max_model_len: int
-    start_s: float
-    """Seconds that the engine took to build."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
     """An engine's state."""
 
     pid: int
+    vocab_size: int
+    """Number of token ids that the model embeds."""
+    max_model_len: int
+    """Tokens of prompt and response together."""
     version: int
     """Of the model's own weights that sample now."""
     adapters: Mapping[str, int]
@@ -78,5 +71,6 @@ class EngineInfo:
     """Resident memory of the engine's process."""
     peak_rss_bytes: int
     start_s: float
+    """Seconds that the engine took to build."""
     last_update: Mapping[str, float] = field(default_factory=dict)
     """Timings of the last weight update, as `Engine.load_weights` returned them."""

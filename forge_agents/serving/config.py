@@ -13,6 +13,12 @@ from typing import Literal
 from forge_agents.errors import ModelNotFoundError
 from forge_agents.policy import LoRA
 
+_CHOICES = {
+    "dtype": ("auto", "bfloat16", "float32"),
+    "routing": ("prefix", "load"),
+    "on_update": ("continue", "restart"),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
@@ -58,21 +64,17 @@ class EngineConfig:
             raise ModelNotFoundError(
                 f"model={self.model!r} is no folder with a config.json; give the folder of a Hugging Face model"
             )
-        if self.dtype not in ("auto", "bfloat16", "float32"):
-            raise ValueError(f"dtype={self.dtype!r}; choose 'auto', 'bfloat16' or 'float32'")
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}={getattr(self, name)!r}; choose {' or '.join(map(repr, known))}")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError(f"max_model_len={self.max_model_len}; a prompt and a response need 2 tokens at least")
-        if self.max_num_seqs < 1:
-            raise ValueError(f"max_num_seqs={self.max_num_seqs}; give at least 1")
+        for name in ("max_num_seqs", "replicas"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}; give at least 1")
         if self.kv_cache_gb <= 0:
             raise ValueError(f"kv_cache_gb={self.kv_cache_gb}; give a positive size")
         if not self.answer_timeout_s > 0:
             raise ValueError(f"answer_timeout_s={self.answer_timeout_s} must be positive: every wait has a deadline")
-        if self.replicas < 1:
-            raise ValueError(f"replicas={self.replicas}; give at least 1")
-        if self.routing not in ("prefix", "load"):
-            raise ValueError(f"routing={self.routing!r}; choose 'prefix' or 'load'")
-        if self.on_update not in ("continue", "restart"):
-            raise ValueError(f"on_update={self.on_update!r}; choose 'continue' or 'restart'")
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads={self.threads}; give at least 1, or None for the libraries' choice")

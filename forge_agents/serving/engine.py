@@ -11,13 +11,14 @@ import itertools
 import json
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from forge_agents.errors import ActorDiedError, LateAnswerError, StallError
+from forge_agents.policy import Sampling
 from forge_agents.runtime import mesh
 from forge_agents.runtime import waits as _waits
 from forge_agents.serving import _vllm
-from forge_agents.serving._wire import Answer, EngineInfo, Facts, Request
+from forge_agents.serving._wire import Answer, EngineInfo, Request
 from forge_agents.types import Completion
 
 if TYPE_CHECKING:
@@ -26,25 +27,10 @@ if TYPE_CHECKING:
     from forge_agents.serving.config import EngineConfig
     from forge_agents.weights.store import WeightStoreRef
 
-__all__ = ["Engine", "EngineInfo", "SamplingLike"]
-
 _POLL_S = 5.0
 """The actor answers at least this often."""
 SILENCE_S = 60.0
 """An actor that is silent for longer counts as dead, where nothing else is said."""
-
-
-class SamplingLike(Protocol):
-    """What `Engine.generate` reads of `forge_agents.Sampling`."""
-
-    @property
-    def temperature(self) -> float: ...  # noqa: D102
-    @property
-    def top_p(self) -> float: ...  # noqa: D102
-    @property
-    def max_tokens(self) -> int: ...  # noqa: D102
-    @property
-    def stop(self) -> tuple[str, ...]: ...  # noqa: D102
 
 
 class Engine:
@@ -61,12 +47,13 @@ class Engine:
         name: str,
         procs: ProcMesh,
         actor: Any,
-        facts: Facts,
+        facts: EngineInfo,
         pulse: Pulse,
         silence_s: float = SILENCE_S,
     ) -> None:
         self.name = name
         self.facts = facts
+        """Its state when it had started."""
         self._config = config
         self._silence_s = silence_s
         self._procs = procs
@@ -150,7 +137,7 @@ class Engine:
     async def generate(
         self,
         prompt_ids: Sequence[int],
-        sampling: SamplingLike,
+        sampling: Sampling,
         *,
         seed: int | None = None,
         stop_token_ids: Sequence[int] = (),
@@ -199,7 +186,7 @@ class Engine:
             top_p=sampling.top_p,
             max_tokens=sampling.max_tokens,
             seed=seed,
-            stop=tuple(sampling.stop),
+            stop=sampling.stop,
             stop_token_ids=tuple(stop_token_ids),
             choices=_checked_choices(choices, json_schema),
             json_schema="" if json_schema is None else json.dumps(json_schema),
@@ -218,7 +205,8 @@ class Engine:
                     return await future
             return await mesh.with_deadline(future, timeout_s, who=self.name, what="a completion")
         except (StallError, asyncio.CancelledError):
-            self._abandon(request.request_id)
+            if self._dead is None:
+                self._spawn(self._abort(request.request_id))
             raise
         finally:
             self._waiting.pop(request.request_id, None)
@@ -244,9 +232,8 @@ class Engine:
             ValueError: The engine has no store or no such adapter, or the tensors do not fit the served model.
             StallError, ActorDiedError: As in `generate`.
         """
-        timings: dict[str, float] = await self._call(
-            "load_weights", version, adapter, timeout_s=timeout_s, what="weight update"
-        )
+        what = "weight update"
+        timings: dict[str, float] = await self._call("load_weights", version, adapter, timeout_s=timeout_s, what=what)
         return timings
 
     async def use_store(self, store: WeightStoreRef, *, timeout_s: float = 30.0) -> None:
@@ -273,9 +260,8 @@ class Engine:
     async def _call(self, endpoint: str, *args: Any, timeout_s: float, what: str) -> Any:
         if self._dead is not None:
             raise self._copy_of_end()
-        return await mesh.with_deadline(
-            getattr(self._actor, endpoint).call_one(*args), timeout_s, who=self.name, what=what
-        )
+        call = getattr(self._actor, endpoint).call_one(*args)
+        return await mesh.with_deadline(call, timeout_s, who=self.name, what=what)
 
     def _checked(self, prompt_ids: Sequence[int]) -> tuple[int, ...]:
         prompt = tuple(prompt_ids)
@@ -359,10 +345,6 @@ class Engine:
         """For one who waits: each adds a traceback of its own."""
         assert self._dead is not None
         return ActorDiedError(str(self._dead), self.name, self._dead.place)
-
-    def _abandon(self, request_id: int) -> None:
-        if self._dead is None:
-            self._spawn(self._abort(request_id))
 
     async def _abort(self, request_id: int) -> None:
         with contextlib.suppress(StallError, ActorDiedError, RuntimeError):  # `_receive` reports a dead engine

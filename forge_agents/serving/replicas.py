@@ -9,14 +9,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge_agents.errors import ActorDiedError, StallError, UnknownIdError
+from forge_agents.policy import Sampling
 from forge_agents.runtime import mesh
 from forge_agents.runtime.busy import Busy
 from forge_agents.runtime.faults import Faults
 from forge_agents.runtime.waits import all_or_first_error
-from forge_agents.serving.engine import SILENCE_S, Engine, EngineInfo, SamplingLike
+from forge_agents.serving._wire import EngineInfo
+from forge_agents.serving.engine import SILENCE_S, Engine
 from forge_agents.serving.routing import LeastLoaded, PrefixAffine, Router
 from forge_agents.types import Completion
 
@@ -27,14 +30,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@dataclass(slots=True)
 class _Replica:
     """A place that one engine after another fills."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.engine: Engine | None = None
-        self.keeper: asyncio.Task[None] | None = None
-        self.busy = Busy()
+    name: str
+    engine: Engine | None = None
+    keeper: asyncio.Task[None] | None = None
+    busy: Busy = field(default_factory=Busy)
 
 
 class Replicas:
@@ -48,21 +51,19 @@ class Replicas:
     def __init__(
         self,
         config: EngineConfig,
-        *,
         name: str,
-        store: WeightStoreRef | None = None,
-        faults: Faults | None = None,
-        silence_s: float = SILENCE_S,
-        timeout_s: float = 300.0,
-        router: Router | None = None,
+        store: WeightStoreRef | None,
+        faults: Faults,
+        router: Router,
+        *,
+        silence_s: float,
+        start_s: float,
     ) -> None:
         self.name = name
         self.answers = 0
         """Completions so far."""
-        self._config, self._silence_s, self._start_s = config, silence_s, timeout_s
-        self._store = store
-        self._faults = Faults() if faults is None else faults
-        self._router = router or (PrefixAffine(config.max_num_seqs) if config.routing == "prefix" else LeastLoaded())
+        self._config, self._store, self._faults, self._router = config, store, faults, router
+        self._silence_s, self._start_s = silence_s, start_s
         many = config.replicas > 1
         self._replicas = [_Replica(f"{name}-{i}" if many else name) for i in range(config.replicas)]
         self._loaded: list[str] = []
@@ -97,16 +98,12 @@ class Replicas:
         Raises:
             StallError, ValueError, Exception: As `Engine.start`.
         """
-        self = cls(
-            config, name=name, store=store, faults=faults, silence_s=silence_s, timeout_s=timeout_s, router=router
-        )
-        starts = [asyncio.ensure_future(self._fill(replica)) for replica in self._replicas]
+        if router is None:
+            router = PrefixAffine(config.max_num_seqs) if config.routing == "prefix" else LeastLoaded()
+        self = cls(config, name, store, faults or Faults(), router, silence_s=silence_s, start_s=timeout_s)
         try:
-            await asyncio.gather(*starts)
+            await all_or_first_error(map(self._fill, self._replicas))
         except BaseException:
-            for task in starts:
-                task.cancel()
-            await asyncio.gather(*starts, return_exceptions=True)
             await self.stop()
             raise
         return self
@@ -132,7 +129,7 @@ class Replicas:
         return {replica.name: replica.engine.unfinished if replica.engine else None for replica in self._replicas}
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingLike, *, timeout_s: float | None = None, **options: Any
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, timeout_s: float | None = None, **options: Any
     ) -> Completion:
         """As `Engine.generate`, whose `options` it takes; `timeout_s` includes engines that are started again.
 
@@ -172,14 +169,11 @@ class Replicas:
         self._tell()  # an engine on its way may wait for these weights
         timings: list[dict[str, float]] = []
         for wave in waves(self._replicas):
-            loads = (self._load(replica, version, adapter, timeout_s) for replica in wave)
-            timings += await all_or_first_error(loads)
+            timings += await all_or_first_error(self._load(each, version, adapter, timeout_s) for each in wave)
         spent = {name: sum(timing[name] for timing in timings) for name in ("fetch_s", "load_s", "seconds")}
         return {**timings[0], "bytes": max(timing["bytes"] for timing in timings), **spent}
 
-    async def _load(
-        self, replica: _Replica, version: int | None, adapter: str, timeout_s: float
-    ) -> dict[str, float]:
+    async def _load(self, replica: _Replica, version: int | None, adapter: str, timeout_s: float) -> dict[str, float]:
         deadline = time.monotonic() + timeout_s
 
         async def load(engine: Engine) -> dict[str, float]:
@@ -239,9 +233,9 @@ class Replicas:
                 raise self._failure
             if replica is None or replica.engine is None:
                 left_s = 3 * self._start_s if deadline is None else deadline - time.monotonic()
-                await mesh.with_deadline(
-                    self._next_change(), left_s, who=self.name, what=f"{what} (no engine lives)"
-                )
+                # `_changed` as it is now, so that no change is missed
+                change = self._changed.wait()
+                await mesh.with_deadline(change, left_s, who=self.name, what=f"{what} (no engine lives)")
                 continue
             engine = replica.engine
             try:
@@ -303,18 +297,15 @@ class Replicas:
         """Wait for the engine's end and start another in its place."""
         cause = await engine.died()
         replica.engine = None
-        burial = asyncio.ensure_future(engine.stop())
+        stopping = asyncio.ensure_future(engine.stop())
         try:
             fault = self._faults.noticed(replica.name, cause)
             await self._fill(replica)
             self._faults.recovered(fault)
-            await burial
+            await stopping
         except Exception as error:  # noqa: BLE001  # the boundary: whoever waits for a completion raises it
             self._failure = error
             self._tell()
-
-    def _next_change(self) -> Awaitable[bool]:
-        return self._changed.wait()  # of the event as it is now, so that no change is missed
 
     def _tell(self) -> None:
         """Wake those who wait for an engine or a store."""
@@ -323,7 +314,7 @@ class Replicas:
 
 
 class Adapted:
-    """What a player needs of engines whose adapters several policies have; from `Replicas.adapted`."""
+    """The face of engines for a policy that is one of their adapters; from `Replicas.adapted`."""
 
     def __init__(self, engines: Replicas, adapter: str) -> None:
         self._engines, self._adapter = engines, adapter
@@ -333,7 +324,7 @@ class Adapted:
         """Tokens of prompt and response together."""
         return self._engines.max_model_len
 
-    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingLike, **options: Any) -> Completion:
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, **options: Any) -> Completion:
         """As `Replicas.generate`, by the adapter."""
         return await self._engines.generate(prompt_ids, sampling, adapter=self._adapter, **options)
 

@@ -84,8 +84,8 @@ class PrefixAffine:
         """Who answered the longest beginning of the prompt that is a whole earlier exchange."""
         if not self._homes:
             return None
-        known = (self._homes.get(key) for key in reversed(self._hashes(prompt_ids).tolist()))
-        return next((replica for replica in known if replica is not None), None)
+        hashes = reversed(self._hashes(prompt_ids).tolist())
+        return next((self._homes[known] for known in hashes if known in self._homes), None)
 
     def _hashes(self, token_ids: Sequence[int]) -> NDArray[np.uint64]:
         """uint64 [T]: a hash of each beginning of T tokens, the sum of a polynomial in a random odd base."""

@@ -15,7 +15,7 @@ from forge_agents.errors import ActorDiedError, LateAnswerError
 from forge_agents.policy import Sampling
 from forge_agents.serving import Engine, EngineConfig, _vllm
 from forge_agents.serving._loop import EngineThread
-from forge_agents.serving._wire import Answer, Facts, Request
+from forge_agents.serving._wire import Answer, Request
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ class Beating:
 def test_a_failed_engine_fails_every_waiting_request_by_name() -> None:
     async def main() -> None:
         actor = FakeActor()
-        facts = Facts(pid=0, vocab_size=10, max_model_len=8, start_s=0.0)
+        facts: Any = SimpleNamespace(vocab_size=10, max_model_len=8)
         engine = Engine(EngineConfig(), name="hero", procs=None, actor=actor, facts=facts, pulse=Beating())
         waiting = [asyncio.ensure_future(engine.generate([1, 2], Sampling(), timeout_s=60)) for _ in range(50)]
         await asyncio.sleep(0.1)
@@ -300,7 +300,7 @@ class SlowActor(FakeActor):
 def test_a_late_answer_is_named_and_an_engine_that_answers_nobody_is_dead() -> None:
     async def main() -> None:
         actor = SlowActor()
-        facts = Facts(pid=0, vocab_size=10, max_model_len=8, start_s=0.0)
+        facts: Any = SimpleNamespace(vocab_size=10, max_model_len=8)
         config = EngineConfig(answer_timeout_s=0.2)
         engine = Engine(
             config, name="hero", procs=None, actor=actor, facts=facts, pulse=Beating(), silence_s=0.2
