@@ -122,3 +122,6 @@ def test_parts_that_overlap_are_busy_once_and_idle_for_the_rest(monkeypatch):
     assert watch.times == {
         "time/collect_s": 6.0, "time/learn_s": 2.0, "time/step_s": 8.0, "idle/engines": 0.25, "idle/learner": 0.75
     }  # fmt: skip
+    now[0] = 9.0
+    watch.lap("collect")  # a stage may come in two parts
+    assert (watch.times["time/collect_s"], watch.total_s) == (7.0, 9.0)

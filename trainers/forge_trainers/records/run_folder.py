@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import json
+import logging
 import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -28,6 +29,7 @@ from forge_trainers.records.trackers import Tracker, open_tracker
 if TYPE_CHECKING:
     from forge_verifiers.report.data import Snapshot
 
+_log = logging.getLogger(__name__)
 EPISODES, _VERIFIERS = "episodes.jsonl", "verifiers.jsonl"
 CHECKPOINT_MARK = "experiment.json"
 """The file that a checkpoint holds once it is complete."""
@@ -87,9 +89,9 @@ class RunFolder:
         text = yaml.safe_dump(dict(config), sort_keys=False)
         if written.exists() and written.read_text() != text:
             written.replace(self.path / "config.previous.yaml")
-        _write_atomically(written, text)
+        write_atomically(written, text)
         try:
-            self._tracker = open_tracker(log_to, self.path, config)
+            self._tracker, self._curves = log_to, open_tracker(log_to, self.path, config)
         except BaseException:
             self._lock.close()
             raise
@@ -100,14 +102,17 @@ class RunFolder:
             file = self.path / name
             if file.exists():
                 kept = [row for row in read_rows(file) if row["step"] < step]
-                _write_atomically(file, "".join(json.dumps(row) + "\n" for row in kept))
+                write_atomically(file, "".join(json.dumps(row) + "\n" for row in kept))
         (self.path / "ending.json").unlink(missing_ok=True)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one row of metrics, to ``metrics.jsonl`` and the tracker. NaN and infinity are written as null."""
         clean = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         self._append("metrics.jsonl", [{"step": step, **clean}])
-        self._tracker.log(step, metrics)
+        try:
+            self._curves.log(step, metrics)
+        except Exception as error:  # noqa: BLE001  # a curve is not worth a run; metrics.jsonl has it
+            _log.warning("%s did not take step %d (%s: %s)", self._tracker, step, type(error).__name__, error)
 
     def keep_episodes(
         self,
@@ -142,7 +147,7 @@ class RunFolder:
     def end(self, step: int, kind: str, reason: str) -> None:
         """Say in ``ending.json`` why the run was over after `step`, before its steps were done."""
         said = {"step": step, "ending": kind, "reason": reason}
-        _write_atomically(self.path / "ending.json", json.dumps(said, indent=2) + "\n")
+        write_atomically(self.path / "ending.json", json.dumps(said, indent=2) + "\n")
 
     def keep_verifiers(self, step: int, reward: object) -> None:
         """Append what an ensemble believes of its verifiers: `reward`, or else the first among its parts, if any."""
@@ -187,7 +192,10 @@ class RunFolder:
 
     def close(self) -> None:
         """Release the folder."""
-        self._tracker.close()
+        try:
+            self._curves.close()
+        except Exception as error:  # noqa: BLE001  # the same
+            _log.warning("%s could not be closed (%s: %s)", self._tracker, type(error).__name__, error)
         self._lock.close()
 
     def _append(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -208,11 +216,8 @@ def _report_of(reward: object) -> Any:
     if hasattr(found, "row"):
         return found
     held = parts() if callable(parts) else None
-    for part in held.values() if isinstance(held, Mapping) else ():
-        found = _report_of(part)
-        if found is not None:
-            return found
-    return None
+    each = (_report_of(part) for part in held.values()) if isinstance(held, Mapping) else ()
+    return next((found for found in each if found is not None), None)
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
@@ -228,7 +233,8 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _write_atomically(file: Path, text: str) -> None:
+def write_atomically(file: Path, text: str) -> None:
+    """Put `text` in the place of `file`: whoever reads it sees the old or the new."""
     draft = file.with_name(f".{file.name}.draft")
     draft.write_text(text)
     draft.replace(file)
@@ -282,6 +288,7 @@ def verifier_history(folder: str | os.PathLike[str]) -> list[Snapshot]:
     Raises:
         RunFolderError: The folder holds no run, a run without verifiers, or a damaged one.
     """
+    from forge_verifiers.report.data import EnsembleReport, Snapshot
     from forge_verifiers.report.evidence import Evidence
 
     path = Path(folder)
@@ -295,36 +302,27 @@ def verifier_history(folder: str | os.PathLike[str]) -> list[Snapshot]:
         )
     metrics = read_rows(path / "metrics.jsonl") if (path / "metrics.jsonl").exists() else []
     rewards = {row["step"]: row.get("reward/mean") for row in metrics}
-    snapshots = [_snapshot(path / _VERIFIERS, row, rewards) for row in read_rows(path / _VERIFIERS)]
+    snapshots = []
+    for row in read_rows(path / _VERIFIERS):
+        try:
+            step, found = int(row["step"]), EnsembleReport.from_row(row)
+        except (KeyError, TypeError, ValueError) as cause:
+            raise RunFolderError(f"{path / _VERIFIERS} holds something that is no report: {cause}") from cause
+        reward = rewards.get(step)
+        snapshots.append(Snapshot(step=step, report=found, reward=math.nan if reward is None else reward))
     if not snapshots:
         raise RunFolderError(f"{path / _VERIFIERS} is empty: no step of the run is finished yet; wait for the first")
-    last = snapshots[-1]
-    names = [v.name for v in last.report.verifiers]
-    state = _state_of(names, saved_reward(path / "checkpoints"))
-    if not state:
-        return snapshots
-    evidence = Evidence.from_state(state, [v.family for v in last.report.verifiers])
-    return [*snapshots[:-1], dataclasses.replace(last, report=dataclasses.replace(last.report, evidence=evidence))]
-
-
-def _state_of(names: list[str], saved: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The state of the ensemble over `names`, which may be a part of the saved reward; empty where there is none."""
-    for key, value in saved.items():
+    last, report = snapshots[-1], snapshots[-1].report
+    names = [verifier.name for verifier in report.verifiers]
+    saved = saved_reward(path / "checkpoints")
+    for key, value in saved.items():  # the ensemble may be a part of the reward
         if (key == "names" or key.endswith("/names")) and value.tolist() == names:
             prefix = key.removesuffix("names")
-            return {k.removeprefix(prefix): v for k, v in saved.items() if k.startswith(prefix)}
-    return {}
-
-
-def _snapshot(file: Path, row: Mapping[str, Any], rewards: Mapping[int, float | None]) -> Snapshot:
-    from forge_verifiers.report.data import EnsembleReport, Snapshot
-
-    try:
-        step, report = int(row["step"]), EnsembleReport.from_row(row)
-    except (KeyError, TypeError, ValueError) as cause:
-        raise RunFolderError(f"{file} holds something that is no report: {cause}") from cause
-    reward = rewards.get(step)
-    return Snapshot(step=step, report=report, reward=math.nan if reward is None else reward)
+            state = {k.removeprefix(prefix): v for k, v in saved.items() if k.startswith(prefix)}
+            evidence = Evidence.from_state(state, [v.family for v in report.verifiers])
+            snapshots[-1] = dataclasses.replace(last, report=dataclasses.replace(report, evidence=evidence))
+            break
+    return snapshots
 
 
 def saved_reward(folder: Path) -> dict[str, np.ndarray]:

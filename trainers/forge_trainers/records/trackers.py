@@ -1,13 +1,11 @@
 """Where the curves of a run go beside ``metrics.jsonl``: TensorBoard, Weights & Biases or MLflow.
 
-In: metrics by step. Out: the tracker's own files or its server's. Waits for the tracker, which decides how long; what
-it cannot take is a warning, because ``metrics.jsonl`` has it all.
+In: metrics by step. Out: the tracker's own files or its server's. Waits for the tracker, which decides how long.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import logging
 import math
 import os
 import time
@@ -16,8 +14,6 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 from forge_agents.errors import DISTRIBUTION, MissingExtraError, did_you_mean
-
-_log = logging.getLogger(__name__)
 
 Tracker: TypeAlias = Literal["tensorboard", "wandb", "mlflow"]
 """Names that `GRPOConfig.log_to` takes."""
@@ -38,7 +34,7 @@ def check_tracker(tracker: str) -> None:
 
 
 class Curves(Protocol):
-    """Takes the curves of one run."""
+    """Takes the curves of one run; raises whatever its tracker raises."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """One row; of a resumed run, steps may come again."""
@@ -59,10 +55,10 @@ def open_tracker(tracker: Tracker, folder: Path, config: Mapping[str, Any]) -> C
         MissingExtraError: The tracker's package is not installed; the message names the command that installs it.
     """
     if tracker == "tensorboard":
-        return _Forgiving(tracker, _TensorBoard(folder))
+        return _TensorBoard(folder)
     if importlib.util.find_spec(tracker) is None:
         raise MissingExtraError(f"log_to={tracker} needs a package: pip install '{DISTRIBUTION}[{tracker}]'")
-    return _Forgiving(tracker, (_WandB if tracker == "wandb" else _MLflow)(folder, config))
+    return (_WandB if tracker == "wandb" else _MLflow)(folder, config)
 
 
 class _TensorBoard:
@@ -142,25 +138,6 @@ class _MLflow:
 
     def close(self) -> None:
         self._client.set_terminated(self._run)
-
-
-class _Forgiving:
-    """A tracker whose failures cost its curves and not the run."""
-
-    def __init__(self, tracker: str, curves: Curves) -> None:
-        self._tracker, self._curves = tracker, curves
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        try:
-            self._curves.log(step, metrics)
-        except Exception as error:  # noqa: BLE001  # a curve is not worth a run; metrics.jsonl has it
-            _log.warning("%s did not take step %d (%s: %s)", self._tracker, step, type(error).__name__, error)
-
-    def close(self) -> None:
-        try:
-            self._curves.close()
-        except Exception as error:  # noqa: BLE001  # the same
-            _log.warning("%s could not be closed (%s: %s)", self._tracker, type(error).__name__, error)
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -121,7 +121,6 @@ class Columns:
         load_nested(self._rewards, state, owner=self.name)  # type: ignore[arg-type]  # as above
 
 
-
 async def judge(groups: Sequence[EpisodeGroup], reward: Reward, *, timeout_s: float) -> list[JudgedGroup]:
     """Score every trajectory of `groups` in one call of `reward`, or one of each reward in `Columns`.
 
@@ -143,33 +142,26 @@ async def judge(groups: Sequence[EpisodeGroup], reward: Reward, *, timeout_s: fl
         who=f"reward {name}",
         what="scoring",
     )
+    # The last row, -1, stands for an agent that did not come to take part in a sibling.
+    scores = np.append(assessed.scores, np.float32(np.nan))
+    noise = None if assessed.noise is None else np.append(assessed.noise, np.float32(np.nan))
+    turns = None if assessed.turns is None else [*assessed.turns, np.empty(0, np.float32)]
     judged, start = [], 0
     for group in groups:
-        rows: dict[str, list[int]] = {}  # by agent and sibling; -1 where it did not come to take part
+        rows: dict[str, list[int]] = {}  # by agent and sibling
         for sibling, episode in enumerate(group.episodes):
             for agent in episode.trajectories:
                 rows.setdefault(agent, [-1] * len(group.episodes))[sibling] = start
                 start += 1
-        judged.append(_judged(group, assessed, rows))
+        judged.append(
+            JudgedGroup(
+                group=group,
+                rewards={agent: scores[own] for agent, own in rows.items()},
+                noise=None if noise is None else {agent: noise[own] for agent, own in rows.items()},
+                turns=None if turns is None else {agent: [turns[at] for at in own] for agent, own in rows.items()},
+            )
+        )
     return judged
-
-
-def _judged(group: EpisodeGroup, assessed: Assessment, rows: Mapping[str, Sequence[int]]) -> JudgedGroup:
-    """`rows` has the places of an agent's trajectories in `assessed`."""
-    noise, turns = assessed.noise, assessed.turns
-    return JudgedGroup(
-        group=group,
-        rewards={agent: _of_siblings(assessed.scores, own) for agent, own in rows.items()},
-        noise=None if noise is None else {agent: _of_siblings(noise, own) for agent, own in rows.items()},
-        turns=None
-        if turns is None
-        else {agent: [turns[at] if at >= 0 else np.empty(0, np.float32) for at in own] for agent, own in rows.items()},
-    )
-
-
-def _of_siblings(values: np.ndarray, rows: Sequence[int]) -> np.ndarray:
-    """float32 ``[G]``, NaN where there is no row."""
-    return np.where(np.array(rows) < 0, np.float32(np.nan), values[rows])
 
 
 def _joined(parts: Mapping[str, tuple[float, JudgedGroup]]) -> JudgedGroup:
@@ -199,15 +191,13 @@ def _call(reward: Reward, trajectories: Sequence[Trajectory], name: str) -> Asse
 def _checked(returned: Any, trajectories: Sequence[Trajectory], name: str) -> np.ndarray:
     try:
         scores = _finite(returned)
+        said = f"shape {scores.shape}"
     except (TypeError, ValueError):
-        raise ValueError(
-            f"reward {name} returned {reprlib.repr(returned)} for {len(trajectories)} trajectories; "
-            "return one number each"
-        ) from None
+        scores, said = np.empty(0), reprlib.repr(returned)
     if scores.shape != (len(trajectories),):
         raise ValueError(
-            f"reward {name} returned shape {scores.shape} for {len(trajectories)} trajectories; return one number each"
-        )
+            f"reward {name} returned {said} for {len(trajectories)} trajectories; return one number each"
+        ) from None
     if lost := int(np.isnan(scores).sum() - np.isnan(np.asarray(returned, np.float64)).sum()):
         _log.warning(
             "reward %s returned %d infinite scores; they count as abstentions, and their groups in groups/abstained. "

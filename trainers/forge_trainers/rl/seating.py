@@ -25,6 +25,7 @@ from forge_agents.policy import AnyPolicy, Policy, Seats, declared_policies, nam
 from forge_agents.rollout.players import Served
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.types import EpisodeGroup
+from forge_trainers.records.run_folder import write_atomically
 from forge_trainers.rl.rewards import JudgedGroup
 from forge_trainers.rl.tasks import Task
 from forge_trainers.selfplay.league import (
@@ -214,9 +215,7 @@ class LeagueSeating(Seating):
         if (step + 1) % self._league.snapshot_every == 0:
             await self._snapshot(step, processes)
         league_table = {"step": step, **table(self.standings, self._league)}
-        draft = self._folder / ".league.json.draft"
-        draft.write_text(json.dumps(league_table, indent=2) + "\n")
-        draft.replace(self._folder / "league.json")
+        write_atomically(self._folder / "league.json", json.dumps(league_table, indent=2) + "\n")
         games = [score for scores in results.values() for score in scores]
         load_s, self._load_s = self._load_s, 0.0
         return {

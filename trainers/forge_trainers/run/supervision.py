@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar, TypeVar
@@ -37,7 +37,7 @@ class LoopRunner:
         on_close: Awaited before the loop closes.
     """
 
-    def __init__(self, on_close: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, on_close: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._on_close = on_close
         self._runner: asyncio.Runner | None = None
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
@@ -48,7 +48,8 @@ class LoopRunner:
         if self._runner is None:
             self._runner = asyncio.Runner()
             atexit.register(self.close)
-            if _inside_a_loop():
+            with contextlib.suppress(RuntimeError):  # no loop is running here
+                asyncio.get_running_loop()
                 self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="forge-controller")
         runner = self._runner
 
@@ -67,7 +68,7 @@ class LoopRunner:
 
         def finish() -> None:
             with contextlib.closing(runner):
-                runner.run(self._closing())
+                runner.run(self._on_close())
 
         self._in_place(finish)
         if self._thread is not None:
@@ -92,17 +93,6 @@ class LoopRunner:
             self._runner.get_loop().call_soon_threadsafe(self._working.cancel)
         concurrent.futures.wait([future], timeout=_CANCEL_S)
 
-    async def _closing(self) -> None:
-        await self._on_close()
-
-
-def _inside_a_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
 
 class Stopwatch:
     """Seconds of the stages of a step, and who had nothing to do meanwhile.
@@ -118,9 +108,9 @@ class Stopwatch:
         self._idle: dict[str, float] = {}
 
     def lap(self, stage: str) -> None:
-        """`stage` took the time since the last lap."""
+        """`stage` took the time since the last lap, beside what it took before."""
         now = time.perf_counter()
-        self._laps[f"time/{stage}_s"] = now - self._last
+        self._laps[f"time/{stage}_s"] = self._laps.get(f"time/{stage}_s", 0.0) + now - self._last
         self._last = now
         self._idle = {
             f"idle/{name}": min(1.0, max(0.0, 1 - (busy_s - self._busy_before.get(name, 0.0)) / self.total_s))
@@ -216,17 +206,12 @@ def stalls_recorded(folder: Path) -> Iterator[None]:
         yield
     except (StallError, ActorDiedError, RespawnLimitError) as error:
         picture = getattr(error, "picture", None) or _waits.picture()
-        file = _write(folder, {"error": f"{type(error).__name__}: {error}", **picture})
+        found = {"error": f"{type(error).__name__}: {error}", **picture}
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / f"stall-{len(tuple(folder.glob('stall-*.json')))}.json"
+        file.write_text(json.dumps(found, indent=1, default=str) + "\n")
         error.args = (f"{error}. The state of the run at that moment is in {file}",)
         raise
-
-
-def _write(folder: Path, found: dict[str, object]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    number = len(tuple(folder.glob("stall-*.json")))
-    file = folder / f"stall-{number}.json"
-    file.write_text(json.dumps(found, indent=1, default=str) + "\n")
-    return file
 
 
 class Watchdog:
