@@ -46,13 +46,13 @@ register(
 )
 register(
     "forge/TicTacToe-v0",
-    entry_point="forge_envs.games.classic_games:tic_tac_toe",
+    entry_point="forge_envs.adapters.pettingzoo:tic_tac_toe",
     max_turns=9,
     tags=("2p", "zero-sum", "board", "pettingzoo"),
 )
 register(
     "forge/ConnectFour-v0",
-    entry_point="forge_envs.games.classic_games:connect_four",
+    entry_point="forge_envs.adapters.pettingzoo:connect_four",
     max_turns=42,
     tags=("2p", "zero-sum", "board", "pettingzoo"),
 )

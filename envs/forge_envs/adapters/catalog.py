@@ -1,6 +1,8 @@
 """The ids of each adapter's namespace, found without importing the libraries they come from.
 
 In: a name, or None for all that can be listed. Out: ids in the registry. Waits for nothing.
+
+What a listing leaves out stands here with its measured reason; it can still be made by name.
 """
 
 from __future__ import annotations
@@ -9,51 +11,113 @@ import ast
 import importlib.metadata
 import importlib.util
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from forge_agents.envs.registry import register
-from forge_envs.adapters.excluded import (
-    PETTINGZOO_EXCLUDED,
-    REASONING_GYM_EXCLUDED,
-    TEXTARENA_EXCLUDED,
-    TEXTARENA_PLAYERS,
+
+_TWO = (
+    "Alquerque", "Battleship", "Breakthrough", "Checkers", "Chess", "Chopsticks", "ColonelBlotto",
+    "ConnectFour", "Crusade", "Debate", "DontSayIt", "GameOfPureStrategy", "GermanWhist", "HighSociety",
+    "IndianPoker", "IteratedMatchingPennies", "IteratedPrisonersDilemma", "IteratedRockPaperScissors",
+    "IteratedStagHunt", "IteratedTwoThirdsAverage", "IteratedUltimatumGame", "KuhnPoker", "LetterAuction",
+    "LinesOfAction", "MemoryGame", "NewRecruit", "Nim", "Othello", "PigDice", "QuantumTicTacToe",
+    "ReverseTicTacToe", "ScenarioPlanning", "SimpleBlindAuction", "SimpleNegotiation", "SimpleTak",
+    "SpellingBee", "SpiteAndMalice", "Stratego", "Tak", "TicTacToe", "TruthAndDeception", "TwoDollar",
+    "UltimateTicTacToe", "UsedCar", "UsedCarNegotiation", "WildTicTacToe", "WordChains",
 )
+TEXTARENA_PLAYERS: dict[str, tuple[int, int]] = {
+    **dict.fromkeys(_TWO, (2, 2)),
+    "Briscola": (2, 4),
+    "CharacterConclave": (3, 15),
+    "Codenames": (4, 4),
+    "Golf": (2, 4),
+    "LiarsDice": (2, 15),
+    "MarketEntryGame": (2, 15),
+    "Poker": (2, 15),
+    "PublicGoodsGame": (2, 15),
+    "SantoriniBaseFixed": (2, 3),
+    "ScorableGames": (2, 15),
+    "SecretMafia": (6, 15),
+    "SettlersOfCatan": (4, 4),
+    "Snake": (2, 15),
+    "Surround": (2, 15),
+    "Taboo": (4, 4),
+    "ThreePlayerGOPS": (3, 3),
+    "ThreePlayerIPD": (3, 3),
+    "ThreePlayerTicTacToe": (3, 3),
+}
+"""Fewest and most seats by game, measured with TextArena 0.7.4; a game that is not here has one."""
+
+_ORACLE = "its jury or oracle is a model behind OpenRouter: needs the network and a key"
+TEXTARENA_EXCLUDED: dict[str, str] = {
+    **dict.fromkeys(("Debate", "GuessWho", "ScenarioPlanning", "TwentyQuestions"), _ORACLE),
+    "CharacterConclave": "raises at the first move: add_observation() without observation_type",
+    "BabyAiText": "imports gym, which Gymnasium replaced",
+    "ScorableGames": "games_descriptions/ is missing from the wheel",
+    "UsedCar": "its module is missing from the wheel",
+    "UsedCarNegotiation": "instructions/blue_book.txt is missing from the wheel",
+}
+"""Reason by game."""
+
+if sys.version_info < (3, 12):
+    _NEWER = (
+        "Checkers", "Chess", "IteratedStagHunt", "Klondike", "ReverseTicTacToe", "UltimateTexasHoldem",
+    )
+    TEXTARENA_EXCLUDED |= dict.fromkeys(_NEWER, "its source is written for Python 3.12 and newer: SyntaxError")
+
+REASONING_GYM_EXCLUDED: dict[str, str] = {
+    "composite": "is a mixture of the others and needs their list as an argument",
+}
+"""Reason by generator."""
+TEXT_ENVS = ("Blackjack-v1", "CliffWalking-v1", "FrozenLake-v1", "FrozenLake8x8-v1", "Taxi-v4")
+"""Gymnasium's own environments whose observations and actions are discrete. Others are found by name."""
 
 _UPSTREAM_ID = re.compile(r"(?P<game>.+?)-v(?P<version>\d+)(?P<variant>-.+)?")
 _RENDERINGS = ("-raw", "-train")
 """Endings of TextArena's ids that say how observations are written, which the adapter does itself."""
 
-TEXT_ENVS = ("Blackjack-v1", "CliffWalking-v1", "FrozenLake-v1", "FrozenLake8x8-v1", "Taxi-v4")
-"""Gymnasium's own environments whose observations and actions are discrete. Others are found by name."""
+
+def _offer(
+    namespace: str, name: str | None, known: Mapping[str, Mapping[str, Any]], hidden: Collection[str] = ()
+) -> str | None:
+    """What a `ListIds` does: register all ids but the hidden ones, or the one that `name` means.
+
+    Args:
+        namespace: The part of the ids before the slash.
+        name: An id without its namespace, perhaps without its version, or None for all.
+        known: Arguments of `register` by id without namespace.
+        hidden: Ids that are not listed.
+    """
+    if name is None:
+        chosen = [id_ for id_ in known if id_ not in hidden]
+    else:
+        chosen = [id_ for id_ in known if name in (id_, id_.rpartition("-v")[0])][:1]
+    for id_ in chosen:
+        register(f"{namespace}/{id_}", **known[id_])
+    return f"{namespace}/{chosen[0]}" if name is not None and chosen else None
 
 
 def textarena(name: str | None) -> str | None:
     """``textarena/Game-variant-vN``. TextArena's spelling ``Game-vN-variant`` is understood, too."""
-    games = {_moved_version(game): game for game in _textarena_games()}
-    if name is None:
-        for id_, game in games.items():
-            if _part(game, "game") not in TEXTARENA_EXCLUDED:
-                _textarena(id_, game)
-        return None
-    id_ = _moved_version(name) if _UPSTREAM_ID.fullmatch(name) else name
-    if id_ not in games:
-        return None
-    _textarena(id_, games[id_])
-    return f"textarena/{id_}"
-
-
-def _textarena(id_: str, game: str) -> None:
-    least, most = TEXTARENA_PLAYERS.get(_part(game, "game"), (1, 1))
-    seats = f"{least}p" if least == most else f"{least}-{most}p"
-    register(
-        f"textarena/{id_}",
-        entry_point="forge_envs.adapters.textarena:TextArena",
-        max_turns=1000,
-        tags=("adapter", "textarena", seats),
-        game=game,
-    )
+    known, hidden = {}, set()
+    for game in _textarena_games():
+        id_, title = _moved_version(game), _part(game, "game")
+        least, most = TEXTARENA_PLAYERS.get(title, (1, 1))
+        known[id_] = {
+            "entry_point": "forge_envs.adapters.textarena:TextArena",
+            "max_turns": 1000,
+            "tags": ("adapter", "textarena", f"{least}p" if least == most else f"{least}-{most}p"),
+            "game": game,
+        }
+        if title in TEXTARENA_EXCLUDED:
+            hidden.add(id_)
+    if name is not None and _UPSTREAM_ID.fullmatch(name):
+        name = _moved_version(name)
+    return _offer("textarena", name, known, hidden)
 
 
 @cache
@@ -81,26 +145,15 @@ def _moved_version(game: str) -> str:
 
 def reasoning_gym(name: str | None) -> str | None:
     """``reasoning-gym/generator-v0``."""
-    generators = _reasoning_gym_generators()
-    if name is None:
-        for generator, category in generators.items():
-            if generator not in REASONING_GYM_EXCLUDED:
-                _reasoning_gym(generator, category)
-        return None
-    generator = name.removesuffix("-v0")
-    if generator not in generators:
-        return None
-    _reasoning_gym(generator, generators[generator])
-    return f"reasoning-gym/{generator}-v0"
-
-
-def _reasoning_gym(generator: str, category: str) -> None:
-    register(
-        f"reasoning-gym/{generator}-v0",
-        entry_point="forge_envs.adapters.reasoning_gym:ReasoningGym",
-        tags=("adapter", "reasoning-gym", "1p", category),
-        generator=generator,
-    )
+    known = {
+        f"{generator}-v0": {
+            "entry_point": "forge_envs.adapters.reasoning_gym:ReasoningGym",
+            "tags": ("adapter", "reasoning-gym", "1p", category),
+            "generator": generator,
+        }
+        for generator, category in _reasoning_gym_generators().items()
+    }
+    return _offer("reasoning-gym", name, known, {f"{generator}-v0" for generator in REASONING_GYM_EXCLUDED})
 
 
 @cache
@@ -122,24 +175,18 @@ def _reasoning_gym_generators() -> dict[str, str]:
 
 def pettingzoo(name: str | None) -> str | None:
     """``pettingzoo/game-vN`` for PettingZoo's classic games, N being PettingZoo's own version."""
-    games = dict(_classic_games())
-    chosen = list(games) if name is None else [game for game in games if name in (game, f"{game}-v{games[game]}")]
-    for game in chosen:
-        if name is not None or (game not in PETTINGZOO_EXCLUDED and _has_dependencies(game)):
-            register(
-                f"pettingzoo/{game}-v{games[game]}",
-                entry_point="forge_envs.adapters.pettingzoo:classic",
-                max_turns=1000,
-                tags=("adapter", "pettingzoo"),
-                game=f"{game}_v{games[game]}",
-            )
-    return f"pettingzoo/{chosen[0]}-v{games[chosen[0]]}" if name is not None and chosen else None
-
-
-def _classic_games() -> Iterator[tuple[str, int]]:
+    known, hidden = {}, set()
     for path in sorted((_folder("pettingzoo") / "classic").glob("*_v*.py")):
         game, _, version = path.stem.rpartition("_v")
-        yield game, int(version)
+        known[f"{game}-v{version}"] = {
+            "entry_point": "forge_envs.adapters.pettingzoo:classic",
+            "max_turns": 1000,
+            "tags": ("adapter", "pettingzoo"),
+            "game": path.stem,
+        }
+        if name is None and not _has_dependencies(game):
+            hidden.add(f"{game}-v{version}")
+    return _offer("pettingzoo", name, known, hidden)
 
 
 def _has_dependencies(game: str) -> bool:
@@ -150,24 +197,23 @@ def _has_dependencies(game: str) -> bool:
 
 def gymnasium(name: str | None) -> str | None:
     """``gymnasium/Id-vN`` for environments with text or discrete spaces; any such id can be asked for by name."""
-    for id_ in TEXT_ENVS if name is None else (name,):
-        if re.fullmatch(r"[\w.-]+-v\d+", id_):
-            register(
-                f"gymnasium/{id_}",
-                entry_point="forge_envs.adapters.gymnasium:GymnasiumText",
-                max_turns=200,
-                tags=("adapter", "gymnasium", "1p"),
-                game=id_,
-            )
-    return None
+    known = {
+        id_: {
+            "entry_point": "forge_envs.adapters.gymnasium:GymnasiumText",
+            "max_turns": 200,
+            "tags": ("adapter", "gymnasium", "1p"),
+            "game": id_,
+        }
+        for id_ in (TEXT_ENVS if name is None else (name,))
+        if re.fullmatch(r"[\w.-]+-v\d+", id_)
+    }
+    return _offer("gymnasium", name, known)
 
 
 def openenv(name: str | None) -> str | None:
     """``openenv/Server-v0``: any OpenEnv server, given its ``url``. Nothing to list: a server must run."""
-    if name not in ("Server", "Server-v0"):
-        return None
-    register("openenv/Server-v0", entry_point="forge_envs.adapters.openenv:OpenEnv", tags=("adapter", "openenv", "1p"))
-    return "openenv/Server-v0"
+    server = {"entry_point": "forge_envs.adapters.openenv:OpenEnv", "tags": ("adapter", "openenv", "1p")}
+    return _offer("openenv", name, {"Server-v0": server}, ("Server-v0",))
 
 
 def verifiers(name: str | None) -> str | None:
@@ -175,16 +221,17 @@ def verifiers(name: str | None) -> str | None:
 
     Listed are those of installed packages that say they need the library.
     """
-    names = _environment_packages() if name is None else (name.removesuffix("-v0").replace("_", "-"),)
-    found = [each for each in names if _loads_environment(each.replace("-", "_"))]
-    for each in found:
-        register(
-            f"verifiers/{each}-v0",
-            entry_point="forge_envs.adapters.verifiers:load",
-            tags=("adapter", "verifiers", "1p"),
-            name=each,
-        )
-    return f"verifiers/{found[0]}-v0" if name is not None and found else None
+    name = None if name is None else name.removesuffix("-v0").replace("_", "-")
+    known = {
+        f"{each}-v0": {
+            "entry_point": "forge_envs.adapters.verifiers:load",
+            "tags": ("adapter", "verifiers", "1p"),
+            "name": each,
+        }
+        for each in (_environment_packages() if name is None else (name,))
+        if _loads_environment(each.replace("-", "_"))
+    }
+    return _offer("verifiers", name, known)
 
 
 def _environment_packages() -> Iterator[str]:

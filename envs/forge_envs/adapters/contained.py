@@ -1,7 +1,7 @@
-"""Libraries that draw from the process's global random generators, each instance on a private state.
+"""What every adapter needs around a library's code: its randomness kept to itself, its failures and texts told.
 
-In: a seed. Out: a context in which `random` and `numpy.random` are this instance's own. Waits for another thread that
-is inside such a context.
+In: a seed; exceptions and texts of libraries. Out: a context in which `random` and `numpy.random` are an instance's
+own; outcomes and observations. Waits for another thread that is inside such a context.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+
+from forge_agents.envs.env import Outcome, writable
 
 _lock = threading.RLock()
 
@@ -44,3 +46,14 @@ def failure(error: BaseException) -> str:
     """An exception as one short line for an info."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:200]}"
+
+
+def ended(agent: str, reward: float, **info: Any) -> Outcome:
+    """The end of an episode of one seat."""
+    return Outcome(rewards={agent: reward}, done=True, info={agent: info})
+
+
+def fitting(text: str, max_chars: int, mark: str = "[...]\n") -> str:
+    """The text in characters that can be written; of a long one its end, after `mark`."""
+    text = writable(text)
+    return text if len(text) <= max_chars else mark + text[len(mark) - max_chars :]

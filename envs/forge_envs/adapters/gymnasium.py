@@ -14,7 +14,7 @@ import numpy as np
 
 from forge_agents.envs.env import Outcome, TurnEnv
 from forge_agents.errors import ArgumentError
-from forge_envs.adapters.contained import Randomness, failure
+from forge_envs.adapters.contained import Randomness, ended, failure
 
 ACTION_NAMES: dict[str, tuple[str, ...]] = {
     "Blackjack": ("stick", "hit"),
@@ -67,7 +67,6 @@ class GymnasiumText(TurnEnv):
         self._randomness = Randomness(seed)
         with self._randomness.contained():
             self._seen, _ = self._env.reset(seed=seed)
-        self._over = False
 
     def instructions(self, agent: str) -> str:
         """How to answer."""
@@ -92,21 +91,19 @@ class GymnasiumText(TurnEnv):
             words = re.findall(r"-?\w+", action.casefold()[-4000:])
             known = [word for word in words if word in self._names]
             if not known:
-                return self._end(agent, {"illegal": f"{action[:60]!r} names none of {', '.join(self._names)}"})
+                why = f"{action[:60]!r} names none of {', '.join(self._names)}"
+                return ended(agent, self._illegal_reward, illegal=why)
             move = self._names.index(known[-1]) + int(getattr(self._env.action_space, "start", 0))
         try:
             with self._randomness.contained():
                 self._seen, reward, done, cut, _ = self._env.step(move)
         except Exception as error:  # noqa: BLE001  # the environment's code, on text that a model wrote
-            return self._end(agent, {"error": failure(error)})
+            return ended(agent, self._illegal_reward, error=failure(error))
         return Outcome(rewards={agent: float(reward)}, done=bool(done), truncated=bool(cut) and not done)
 
     def close(self) -> None:
         """Close the environment inside."""
         self._env.close()
-
-    def _end(self, agent: str, info: dict[str, str]) -> Outcome:
-        return Outcome(rewards={agent: self._illegal_reward}, done=True, info={agent: info})
 
 
 def _made(game: str, options: dict[str, Any]) -> Any:

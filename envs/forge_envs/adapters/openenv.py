@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from forge_agents.envs.env import Outcome, TurnEnv
-from forge_envs.adapters.contained import failure
+from forge_agents.envs.env import Outcome, TurnEnv, writable
+from forge_envs.adapters.contained import ended, failure
 
 _HIDDEN = ("done", "reward", "metadata")
 
@@ -80,21 +80,24 @@ class OpenEnv(TurnEnv):
         shown = {name: value for name, value in dict(self._seen).items() if name not in _HIDDEN}
         only = next(iter(shown.values())) if len(shown) == 1 else None
         text = only if isinstance(only, str) else json.dumps(shown, ensure_ascii=False, default=str)
-        return text[: self.max_observation_chars].encode(errors="replace").decode()
+        return writable(text[: self.max_observation_chars])
 
     def act(self, agent: str, action: str) -> Outcome:
         """One step on the server."""
         try:
             sent = {self._field: action} if self._field else json.loads(action)
         except (ValueError, RecursionError) as error:
-            return self._end(agent, {"illegal": f"no JSON: {error}"[:200]})
+            return ended(agent, self._illegal_reward, illegal=f"no JSON: {error}"[:200])
         if not isinstance(sent, dict):
-            return self._end(agent, {"illegal": f"a JSON object is expected, not {type(sent).__name__}"})
+            why = f"a JSON object is expected, not {type(sent).__name__}"
+            return ended(agent, self._illegal_reward, illegal=why)
         try:
             result = self._client.step(sent)
         except Exception as error:  # noqa: BLE001  # a stranger's server, on text that a model wrote
-            self._abandon()
-            return self._end(agent, {"error": failure(error)})
+            # Closing the session would wait for a server that may not answer; a thread does.
+            threading.Thread(target=self._client.close, daemon=True).start()
+            self._client = None
+            return ended(agent, self._illegal_reward, error=failure(error))
         self._seen = result.observation
         return Outcome(rewards={agent: float(result.reward or 0.0)}, done=bool(result.done))
 
@@ -104,11 +107,3 @@ class OpenEnv(TurnEnv):
             with contextlib.suppress(Exception):  # the connection may be gone already
                 self._client.close()
             self._client = None
-
-    def _abandon(self) -> None:
-        """Leave a session whose server may not answer: closing it waits for the server, this does not."""
-        threading.Thread(target=self._client.close, daemon=True).start()
-        self._client = None
-
-    def _end(self, agent: str, info: dict[str, str]) -> Outcome:
-        return Outcome(rewards={agent: self._illegal_reward}, done=True, info={agent: info})

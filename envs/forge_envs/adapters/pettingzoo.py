@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from forge_agents.envs.wrappers import WrappedEnv
-from forge_agents.errors import MissingExtraError
+from forge_agents.envs.wrappers import WrappedEnv, wrap
+from forge_agents.errors import DISTRIBUTION, MissingExtraError
 
 _GO_COLUMNS = "ABCDEFGHJKLMNOPQRSTUVWXYZ"
 
@@ -111,20 +111,25 @@ def classic(game: str, *, illegal_reward: float = -1.0, **options: Any) -> Class
     name = re.sub(r"_v\d+$", "", game)
     if name not in RULES:
         raise ValueError(f"no text is written for PettingZoo's {game!r}; known: {', '.join(sorted(RULES))}")
+    return ClassicGame(_raw_env(game, **options), RULES[name], illegal_reward=illegal_reward)
+
+
+def _raw_env(module: str, **options: Any) -> Any:
+    """A game of PettingZoo: its module imports pygame, which greets, and tells of a new way to import."""
     try:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # the modules of all games announce a new way to import
-            module = importlib.import_module(f"pettingzoo.classic.{game}")
-            env = module.raw_env(**options)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return importlib.import_module(f"pettingzoo.classic.{module}").raw_env(**options)
     except ImportError as error:
-        raise MissingExtraError(f"PettingZoo's {name}: {error}; pip install 'forge-agents-rl[classic]'") from error
-    return ClassicGame(env, RULES[name], illegal_reward=illegal_reward)
+        help_ = "pip install pygame-ce, or" if getattr(error, "name", None) == "pygame" else "pip install"
+        extra = f"'{DISTRIBUTION}[classic]'"
+        raise MissingExtraError(f"PettingZoo's {module.partition('.')[0]}: {error}; {help_} {extra}") from error
 
 
 # ---- boards
 
 
-def _grid(planes: np.ndarray[Any, Any], free: str = ".") -> np.ndarray[Any, Any]:
+def _grid(planes: np.ndarray[Any, Any], free: str | np.ndarray[Any, Any] = ".") -> np.ndarray[Any, Any]:
     return np.where(planes[..., 0] > 0, "X", np.where(planes[..., 1] > 0, "O", free))
 
 
@@ -261,3 +266,54 @@ RULES = {
     ),
 }
 """Texts and names by game."""
+
+
+# ---- two of them as they stand under forge/: free squares and columns are numbers, and the last number counts
+
+_NUMBER = re.compile(r"(?<![\w.-])\d(?!\w|\.\d)", re.ASCII)
+_SQUARES = np.arange(9).reshape(3, 3).astype(str)  # PettingZoo numbers the squares column by column
+
+
+def tic_tac_toe(*, illegal_reward: float = -1.0) -> WrappedEnv:
+    """Tic-tac-toe; seats ``player_1`` and ``player_2``.
+
+    A text is the square whose number, 0 to 8, is the last digit that stands alone in it.
+
+    Args:
+        illegal_reward: Reward of a text without such a digit and of a square that is taken; the other gets 0.
+    """
+    return wrap(
+        _raw_env("tictactoe.tictactoe"),
+        obs_to_text=lambda seen, agent: f"{_rows(_grid(seen['observation'], _SQUARES).T)}\n{_free(seen)}",
+        text_to_action=lambda text, agent, space: int(_NUMBER.findall(text)[-1]),
+        legal_actions=_legal,
+        instructions="You play tic-tac-toe. You are X, your opponent is O. Answer with the number of a free square.",
+        illegal_reward=illegal_reward,
+    )
+
+
+def connect_four(*, illegal_reward: float = -1.0) -> WrappedEnv:
+    """Connect four; seats ``player_0`` and ``player_1``.
+
+    A text is the column whose number, 0 to 6, is the last digit that stands alone in it.
+
+    Args:
+        illegal_reward: Reward of a text without such a digit and of a full column; the other gets 0.
+    """
+    return wrap(
+        _raw_env("connect_four.connect_four"),
+        obs_to_text=lambda seen, agent: f"{_connect_four(None, seen, agent)}\n{_free(seen)}",
+        text_to_action=lambda text, agent, space: int(_NUMBER.findall(text)[-1]),
+        legal_actions=_legal,
+        instructions="You play connect four. You are X, your opponent is O. Answer with the number of a free column.",
+        illegal_reward=illegal_reward,
+    )
+
+
+def _legal(seen: Mapping[str, Any], agent: str) -> list[str]:
+    return [str(move) for move in np.flatnonzero(seen["action_mask"])]
+
+
+def _free(seen: Mapping[str, Any]) -> str:
+    moves = _legal(seen, "")
+    return f"Free: {', '.join(moves)}" if moves else "Not your turn."

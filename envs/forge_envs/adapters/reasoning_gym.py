@@ -7,9 +7,6 @@ gold answer in the info, and a verifier. Waits for nothing.
 from __future__ import annotations
 
 import json
-import random
-import re
-import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -17,12 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forge_agents.envs.env import Outcome, TurnEnv
+from forge_agents.envs.env import Outcome, TurnEnv, writable
 from forge_agents.errors import did_you_mean
 from forge_agents.types import Trajectory
-from forge_envs.adapters.apart import scored_apart
-from forge_envs.adapters.contained import Randomness, failure
-from forge_envs.adapters.harmless import COMPUTING_SCORERS, PYTHON_SCORERS, literal, refusal
+from forge_envs.adapters.contained import Randomness, ended
+from forge_envs.adapters.scoring import score
 
 
 class ReasoningGym(TurnEnv):
@@ -71,27 +67,21 @@ class ReasoningGym(TurnEnv):
 
     def observe_text(self, agent: str) -> str:
         """The question."""
-        return "" if self._answered else str(self._entry["question"]).encode(errors="replace").decode()
+        return "" if self._answered else writable(str(self._entry["question"]))
 
     def act(self, agent: str, action: str) -> Outcome:
         """Score the answer and end."""
         self._answered = True
         given = final_answer(action)
-        score, why = _score(self._dataset, self._entry, given, self._source["generator"])
+        reward, why = score(self._dataset, self._entry, given, self._source["generator"])
         info = {
             "answer": str(self._entry["answer"]),
             "answer_given": given[:1000],
-            "score": score,
-            "outcome": "solved" if score >= 1 else "partial" if score > 0 else "failed",
+            "score": reward,
+            "outcome": "solved" if reward >= 1 else "partial" if reward > 0 else "failed",
             "reasoning_gym": self._source,
         }
-        return Outcome(rewards={agent: score}, done=True, info={agent: info | why})
-
-    def sample_action(self, agent: str, rng: random.Random) -> str:
-        """The gold answer, one of the question's words, or a number."""
-        words = re.findall(r"\w+", self.observe_text(agent)) or ["0"]
-        options = (str(self._entry["answer"]), rng.choice(words), str(rng.randrange(-20, 100)))
-        return f"<answer>{rng.choice(options)}</answer>"
+        return ended(agent, reward, **info, **why)
 
 
 class ReasoningGymScore:
@@ -117,7 +107,7 @@ class ReasoningGymScore:
         if not trajectory.turns or not isinstance(source, Mapping):
             return float("nan")
         dataset, entry = _again(json.dumps(source, sort_keys=True))
-        return _score(dataset, entry, final_answer(trajectory.turns[-1].action), str(source["generator"]))[0]
+        return score(dataset, entry, final_answer(trajectory.turns[-1].action), str(source["generator"]))[0]
 
 
 def final_answer(action: str) -> str:
@@ -174,23 +164,3 @@ def _generate(source: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
 @lru_cache(maxsize=256)
 def _again(source: str) -> tuple[Any, dict[str, Any]]:
     return _generate(json.loads(source))
-
-
-def _score(dataset: Any, entry: dict[str, Any], answer: str, generator: str) -> tuple[float, dict[str, str]]:
-    """The generator's score in [0, 1], and why it is 0 where the generator did not say so."""
-    if why := refusal(answer, generator):
-        return 0.0, {"refused": why}
-    return (scored_apart if generator in COMPUTING_SCORERS else scored_here)(dataset, entry, answer)
-
-
-def scored_here(dataset: Any, entry: dict[str, Any], answer: str) -> tuple[float, dict[str, str]]:
-    """The generator's score of an answer that may be handed to it, and the error that it raised."""
-    home = type(dataset).__module__
-    if home.rpartition(".")[2] in PYTHON_SCORERS:
-        vars(sys.modules[home])["eval"] = literal  # what the scorer calls by that name
-    try:
-        with Randomness(0).contained():
-            value = float(dataset.score_answer(answer, entry))
-    except Exception as error:  # noqa: BLE001  # the generator's code, on text that a model wrote
-        return 0.0, {"error": failure(error)}
-    return (min(1.0, max(0.0, value)), {}) if np.isfinite(value) else (0.0, {"error": f"scored {value}"})

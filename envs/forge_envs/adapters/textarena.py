@@ -7,22 +7,29 @@ never calls a forfeit a win. Waits for nothing.
 from __future__ import annotations
 
 import contextlib
-import random
+import importlib.util
+import json
 import re
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from forge_agents.envs.env import Outcome, TurnEnv
-from forge_envs.adapters.contained import Randomness, failure
-from forge_envs.adapters.excluded import TEXTARENA_PLAYERS
-from forge_envs.adapters.words import WORD_GAMES, words_offered
+from forge_envs.adapters.catalog import TEXTARENA_PLAYERS
+from forge_envs.adapters.contained import Randomness, failure, fitting
 
-_BRACKETS = re.compile(r"\[([^\[\]\n]{1,60})\]")
-_OFFER = re.compile(
-    r"(?:available|valid|legal|possible|allowed)[^\n:\[]{0,40}:?\s*((?:[^\n]*\[[^\n]*\n?)+)", re.IGNORECASE
-)
 _CUT = "[earlier messages are left out]\n"
+WORD_GAMES = frozenset(
+    "Codenames DontSayIt Hangman LetterAuction SpellingBee WordChains WordLadder WordSearch Wordle".split()  # noqa: SIM905
+)
+"""The games that ask NLTK for its corpus ``words``, some also for its tagger."""
+
+_TAGGER = "averaged_perceptron_tagger_eng"
 
 
 class TextArena(TurnEnv):
@@ -78,7 +85,8 @@ class TextArena(TurnEnv):
 
         seed = int(rng.integers(2**31))
         self._randomness = Randomness(seed)
-        with self._randomness.contained(), self._words():
+        words = words_offered() if game_name(self.game) in WORD_GAMES else contextlib.nullcontext()
+        with self._randomness.contained(), words:
             self._game = textarena.make(self.game, **self._arguments)
             self._game.reset(num_players=len(self.possible_agents), seed=seed)
             self._core = self._game
@@ -100,9 +108,7 @@ class TextArena(TurnEnv):
             own_words = sender == seat and _kind(kind) == "PLAYER_ACTION"
             if not own_words and not (_kind(kind) == "PROMPT" and str(text) in self._prompts[agent]):
                 told.append(f"[{self._core.state.role_mapping.get(sender, f'Player {sender}')}] {str(text).strip()}")
-        whole = "\n".join(told).encode(errors="replace").decode()
-        room = self.max_observation_chars - len(_CUT)
-        return whole if len(whole) <= room else _CUT + whole[-room:]
+        return fitting("\n".join(told), self.max_observation_chars, _CUT)
 
     def act(self, agent: str, action: str) -> Outcome:
         """One move; what it means is the game's to say."""
@@ -116,21 +122,6 @@ class TextArena(TurnEnv):
         except Exception as error:  # noqa: BLE001  # the game's code, on text that a model wrote
             return self._crash(agent, error)
         return self._end(rewards or {}, infos)
-
-    def sample_action(self, agent: str, rng: random.Random) -> str:
-        """A text that the game may well accept: an example or offer of its own, numbers varied."""
-        seen = self.observe_text(agent)
-        offers = [word for block in _OFFER.findall(seen) for word in _BRACKETS.findall(block)]
-        if offers and rng.random() < 0.8:
-            return f"[{rng.choice(offers)}]"
-        words = _BRACKETS.findall(self.instructions(agent) + seen[-4000:]) or ["0"]
-        word = rng.choice(words)
-        if rng.random() < 0.6:
-            word = re.sub(r"\d+", lambda _: str(rng.randrange(10)), word)
-        return f"[{word}]"
-
-    def _words(self) -> contextlib.AbstractContextManager[None]:
-        return words_offered() if game_name(self.game) in WORD_GAMES else contextlib.nullcontext()
 
     def _deserted(self) -> bool:
         """Whether one seat or none is left in a game that goes on: such games look for the next one forever."""
@@ -209,3 +200,59 @@ def _kind(rest: list[Any]) -> str:
 def _number(reward: Any, forfeited: bool) -> float:
     """A reward; where the game gave none, or a text in its place, that of a forfeit or 0."""
     return float(reward) if isinstance(reward, int | float) else -1.0 if forfeited else 0.0
+
+
+# ---- words: nothing is downloaded
+
+
+@contextlib.contextmanager
+def words_offered() -> Iterator[None]:
+    """Inside, NLTK finds a word list and a tagger, and `nltk.download` does nothing."""
+    _offer()
+    with mock.patch("nltk.download", return_value=False):
+        yield
+
+
+@cache
+def _offer() -> None:
+    """Put a stand-in for what is missing on NLTK's path; what is installed comes first.
+
+    The stand-in of ``words/en`` holds the lower-case words of TextArena's American dictionary, that of
+    ``words/en-basic`` its nouns of three to eight letters. A word is a noun where the dictionary gives it a possessive
+    and a plural; the tagger calls nouns NN and all else JJ.
+    """
+    import nltk
+
+    if all(_is_there(resource) for resource in ("corpora/words", f"taggers/{_TAGGER}")):
+        return
+    spec = importlib.util.find_spec("textarena")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("no package 'textarena'")
+    dictionary = Path(spec.origin).parent / "envs" / "utils" / "data" / "en_US.dic"
+    entries = dict(line.partition("/")[::2] for line in dictionary.read_text().splitlines()[1:])
+    words = sorted(word for word in entries if word.isascii() and word.isalpha() and word.islower())
+    short = range(3, 9)
+    nouns = {word for word in words if {"M", "S"} <= set(entries[word])}
+    folder = Path(tempfile.mkdtemp(prefix="forge-words-"))
+    _write(folder / "corpora/words/README", "Words of TextArena's dictionary en_US, in the place of NLTK's corpus.\n")
+    _write(folder / "corpora/words/en", "\n".join(words))
+    _write(folder / "corpora/words/en-basic", "\n".join(word for word in words if word in nouns and len(word) in short))
+    tags = {word: "NN" if word in nouns else "JJ" for word in words}
+    for part, content in (("weights", {}), ("tagdict", tags), ("classes", ["JJ", "NN"])):
+        _write(folder / f"taggers/{_TAGGER}/{_TAGGER}.{part}.json", json.dumps(content))
+    nltk.data.path.append(str(folder))
+
+
+def _is_there(resource: str) -> bool:
+    import nltk
+
+    try:
+        nltk.data.find(resource)
+    except LookupError:
+        return False
+    return True
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)

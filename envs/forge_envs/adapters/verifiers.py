@@ -10,7 +10,7 @@ import json
 import math
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -18,10 +18,9 @@ import numpy as np
 from forge_agents.envs.env import Outcome, TurnEnv, writable
 from forge_agents.errors import did_you_mean
 from forge_agents.tools import FORMATS, Tool, ToolFormat, ToolResult, describe_tools, parse_tool_calls, render_results
-from forge_envs.adapters.contained import Randomness, failure
+from forge_envs.adapters.contained import Randomness, ended, failure, fitting
 from forge_envs.adapters.verifiers_rollout import End, Request, Rollout
 
-_CUT = "[...]\n"
 _OPENAI = "api.openai.com"
 
 
@@ -41,7 +40,20 @@ class VerifiersEnv(TurnEnv):
     A fork plays the same texts again in a rollout of its own: what a tool did outside is done twice. An episode that
     is cut by a turn limit of this framework has no score; set the environment's own ``max_turns``.
 
+    Args:
+        vf_env: A `verifiers.Environment`, such as a `SingleTurnEnv`, `MultiTurnEnv`, `ToolEnv` or `EnvGroup`. Any
+            number of wrappers can share one.
+        split: Whether rows come from its training or its evaluation data set.
+        tool_format: How the instructions show tool calls, and results come back.
+        judge_client: What its `JudgeRubric`s ask, in the place of their own client: an `openai.AsyncOpenAI` or its
+            like. Their own is left only where it has another address than OpenAI's.
+        error_reward: Reward of an episode that an exception or a missed deadline ended.
+        timeout_s: Seconds for each answer of the environment, the rubric's score included.
+        max_turns: As in `TurnEnv`.
+
     Raises:
+        TypeError: `vf_env` is no environment of the classic kind.
+        ValueError: The rubric compares the rollouts of a group, or asks a judge for which there is no client.
         RuntimeError: At reset, where the environment ends before it asks for anything.
     """
 
@@ -51,15 +63,28 @@ class VerifiersEnv(TurnEnv):
 
     def __init__(
         self,
-        shared: _Shared,
+        vf_env: Any,
         *,
-        split: Literal["train", "eval"],
-        tool_format: ToolFormat,
-        error_reward: float,
-        timeout_s: float,
-        max_turns: int | None,
+        split: Literal["train", "eval"] = "train",
+        tool_format: ToolFormat = "hermes",
+        judge_client: Any = None,
+        error_reward: float = 0.0,
+        timeout_s: float = 60.0,
+        max_turns: int | None = None,
     ) -> None:
         super().__init__(max_turns=max_turns)
+        import verifiers as vf
+
+        if not isinstance(vf_env, vf.Environment):
+            raise TypeError(f"wrap takes a verifiers.Environment, got {type(vf_env).__name__}; tasksets of v1 are none")
+        for rubric in _rubrics(vf_env):
+            if rubric.has_group_rewards:
+                raise ValueError(
+                    f"{type(rubric).__name__} has reward functions over a group of rollouts; an episode here is scored "
+                    "alone: leave them out, or write a verifier over groups (forge_agents.Verifier)"
+                )
+            if isinstance(rubric, vf.JudgeRubric):
+                _give_judge(rubric, judge_client)
         if split not in ("train", "eval") or tool_format not in FORMATS or not timeout_s > 0:
             raise ValueError(
                 f"split={split!r} must be train or eval, tool_format={tool_format!r} one of {', '.join(FORMATS)}, "
@@ -67,7 +92,9 @@ class VerifiersEnv(TurnEnv):
             )
         if not math.isfinite(error_reward):
             raise ValueError(f"error_reward={error_reward} must be finite")
-        self._shared, self._split = shared, split
+        # Copies of a function are the function: forks share the library's environment.
+        self._env: Callable[[], Any] = lambda: vf_env
+        self._split = split
         self._format: ToolFormat = tool_format
         self._error_reward, self._timeout_s = error_reward, timeout_s
         self._rollout: Rollout | None = None
@@ -75,9 +102,12 @@ class VerifiersEnv(TurnEnv):
     def setup(self, rng: np.random.Generator) -> None:
         """Start a rollout of one row."""
         self.close()
-        rows = self._shared.rows(self._split)
+        env = self._env()
+        rows = env.get_dataset() if self._split == "train" else env.get_eval_dataset()  # built at the first call
+        if not len(rows):
+            raise ValueError(f"the {self._split} data set of {type(env).__name__} is empty")
         row = rows[int(rng.integers(len(rows)))]
-        self._rollout = Rollout(self._shared.env, row, seed=int(rng.integers(2**31)), timeout_s=self._timeout_s)
+        self._rollout = Rollout(env, row, seed=int(rng.integers(2**31)), timeout_s=self._timeout_s)
         state = self._rollout.start()
         if isinstance(state, End):
             why = "; ".join(_errors(state)) or f"stop condition {state.output.get('stop_condition')}"
@@ -105,7 +135,7 @@ class VerifiersEnv(TurnEnv):
             state = self._rollout.answer(self._response(action))
         except Exception as error:  # noqa: BLE001  # the environment's code, on text that a model wrote
             self._show([])
-            return self._end(agent, self._error_reward, {"error": failure(error)})
+            return ended(agent, self._error_reward, error=failure(error))
         if isinstance(state, Request):
             self._show(_since(self._asked.prompt, state.prompt))
             self._asked = state
@@ -139,10 +169,7 @@ class VerifiersEnv(TurnEnv):
         answer = output.get("answer")
         info |= {"answer": str(answer)} if answer not in (None, "") else {}
         info |= {"error": "; ".join(dict.fromkeys(errors))} if errors else {}
-        return self._end(agent, reward, info)
-
-    def _end(self, agent: str, reward: float, info: dict[str, Any]) -> Outcome:
-        return Outcome(rewards={agent: reward}, done=True, info={agent: info})
+        return ended(agent, reward, **info)
 
     def _response(self, action: str) -> Any:
         """The text as the library's servers answer."""
@@ -171,57 +198,11 @@ class VerifiersEnv(TurnEnv):
             text = _text(messages[0])
         else:
             text = "\n\n".join(f"[{_field(message, 'role')}]\n{_text(message)}" for message in messages)
-        text, room = writable(text), self.max_observation_chars - len(_CUT)
-        self._seen = text if len(text) <= self.max_observation_chars else _CUT + text[-room:]
+        self._seen = fitting(text, self.max_observation_chars)
 
 
-def wrap(
-    vf_env: Any,
-    *,
-    split: Literal["train", "eval"] = "train",
-    tool_format: ToolFormat = "hermes",
-    judge_client: Any = None,
-    error_reward: float = 0.0,
-    timeout_s: float = 60.0,
-    max_turns: int | None = None,
-) -> VerifiersEnv:
-    """An environment object of verifiers as a PettingZoo text environment.
-
-    Args:
-        vf_env: A `verifiers.Environment`, such as a `SingleTurnEnv`, `MultiTurnEnv`, `ToolEnv` or `EnvGroup`. Any
-            number of wrappers can share one.
-        split: Whether rows come from its training or its evaluation data set.
-        tool_format: How the instructions show tool calls, and results come back.
-        judge_client: What its `JudgeRubric`s ask, in the place of their own client: an `openai.AsyncOpenAI` or its
-            like. Their own is left only where it has another address than OpenAI's.
-        error_reward: Reward of an episode that an exception or a missed deadline ended.
-        timeout_s: Seconds for each answer of the environment, the rubric's score included.
-        max_turns: As in `TurnEnv`.
-
-    Raises:
-        TypeError: `vf_env` is no environment of the classic kind.
-        ValueError: The rubric compares the rollouts of a group, or asks a judge for which there is no client.
-    """
-    import verifiers as vf
-
-    if not isinstance(vf_env, vf.Environment):
-        raise TypeError(f"wrap takes a verifiers.Environment, got {type(vf_env).__name__}; tasksets of v1 are none")
-    for rubric in _rubrics(vf_env):
-        if rubric.has_group_rewards:
-            raise ValueError(
-                f"{type(rubric).__name__} has reward functions over a group of rollouts; an episode here is scored "
-                "alone: leave them out, or write a verifier over groups (forge_agents.Verifier)"
-            )
-        if isinstance(rubric, vf.JudgeRubric):
-            _give_judge(rubric, judge_client)
-    return VerifiersEnv(
-        _Shared(vf_env),
-        split=split,
-        tool_format=tool_format,
-        error_reward=error_reward,
-        timeout_s=timeout_s,
-        max_turns=max_turns,
-    )
+wrap = VerifiersEnv
+"""An environment object of verifiers as a PettingZoo text environment."""
 
 
 def load(name: str, *, env_args: Mapping[str, Any] | None = None, **options: Any) -> VerifiersEnv:
@@ -269,23 +250,6 @@ def _load(name: str, arguments: dict[str, Any]) -> Any:
             for number, handler in kept.items():
                 if handler is not None:
                     signal.signal(number, handler)
-
-
-class _Shared:
-    """An environment of the library, which all copies of a wrapper share: what changes lives in its rollouts."""
-
-    def __init__(self, env: Any) -> None:
-        self.env = env
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Shared:
-        return self
-
-    def rows(self, split: str) -> Any:
-        """The data set, built at the first call."""
-        rows = self.env.get_dataset() if split == "train" else self.env.get_eval_dataset()
-        if not len(rows):
-            raise ValueError(f"the {split} data set of {type(self.env).__name__} is empty")
-        return rows
 
 
 def _rubrics(env: Any) -> Iterator[Any]:

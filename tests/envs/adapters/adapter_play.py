@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
 import forge_agents as fa
+
+BRACKETS = re.compile(r"\[([^\[\]\n]{1,60})\]")
+OFFER = re.compile(
+    r"(?:available|valid|legal|possible|allowed)[^\n:\[]{0,40}:?\s*((?:[^\n]*\[[^\n]*\n?)+)", re.IGNORECASE
+)
 
 
 def play(env: Any, seed: int, choose: Callable[[Any, str, random.Random], str], *, max_turns: int = 300) -> list[Any]:
@@ -27,8 +33,29 @@ def play(env: Any, seed: int, choose: Callable[[Any, str, random.Random], str], 
 
 def plausible(env: Any, agent: str, rng: random.Random) -> str:
     """A legal action, or a text that the game may well accept."""
-    legal = env.infos[agent].get("legal_actions")
-    return rng.choice(legal) if legal else env.unwrapped.sample_action(agent, rng)
+    game, legal = env.unwrapped, env.infos[agent].get("legal_actions")
+    if legal:
+        return rng.choice(legal)
+    return _bracketed(game, agent, rng) if type(game).__name__ == "TextArena" else _answer(game, agent, rng)
+
+
+def _bracketed(game: Any, agent: str, rng: random.Random) -> str:
+    """An example or offer of TextArena's own, numbers varied."""
+    seen = game.observe_text(agent)
+    offers = [word for block in OFFER.findall(seen) for word in BRACKETS.findall(block)]
+    if offers and rng.random() < 0.8:
+        return f"[{rng.choice(offers)}]"
+    word = rng.choice(BRACKETS.findall(game.instructions(agent) + seen[-4000:]) or ["0"])
+    if rng.random() < 0.6:
+        word = re.sub(r"\d+", lambda _: str(rng.randrange(10)), word)
+    return f"[{word}]"
+
+
+def _answer(game: Any, agent: str, rng: random.Random) -> str:
+    """The gold answer of a generator of reasoning-gym, one of the question's words, or a number."""
+    words = re.findall(r"\w+", game.observe_text(agent)) or ["0"]
+    options = (str(game._entry["answer"]), rng.choice(words), str(rng.randrange(-20, 100)))
+    return f"<answer>{rng.choice(options)}</answer>"
 
 
 def survives(env_id: str, texts: tuple[str, ...], **kwargs: Any) -> None:

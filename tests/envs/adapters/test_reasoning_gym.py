@@ -3,18 +3,18 @@ import math
 from pathlib import Path
 
 import pytest
-from adapter_play import plausible, play, survives
+from adapter_play import plausible, play
 from hostile_strings import HOSTILE_STRINGS
 
 import forge_agents as fa
-from forge_envs.adapters import apart
-from forge_envs.adapters.excluded import REASONING_GYM_EXCLUDED
-from forge_envs.adapters.harmless import COMPUTING_SCORERS, PYTHON_SCORERS, SYMPY_SCORERS, literal, refusal
+from forge_envs.adapters import scoring
+from forge_envs.adapters.catalog import REASONING_GYM_EXCLUDED
 
 pytest.importorskip("reasoning_gym")
 
 from forge_agents.types import Trajectory, Turn
 from forge_envs.adapters.reasoning_gym import ReasoningGymScore, levels
+from forge_envs.adapters.scoring import COMPUTING_SCORERS, PYTHON_SCORERS, SYMPY_SCORERS, literal, refusal
 
 
 def answered(env, seed, text):
@@ -154,7 +154,10 @@ def test_every_evaluation_in_the_library_is_known():
 
     root, found = Path(reasoning_gym.__file__).parent, set()
     for file in set(root.rglob("*.py")) - set((root / "code/contrib").rglob("*")):  # a compiler of another language
-        for node in ast.walk(ast.parse(file.read_text())):
+        source = file.read_text()
+        if not any(f"{name}(" in source for name in (*RISKY, "parse")):
+            continue  # three of four files: nothing to walk
+        for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Call):
                 name = getattr(node.func, "attr", getattr(node.func, "id", ""))
                 owner = getattr(getattr(node.func, "value", None), "id", "")
@@ -172,8 +175,8 @@ def test_a_scorer_that_breaks_its_limits_scores_zero_and_the_next_one_is_scored(
         "    signal.setitimer(signal.ITIMER_REAL, 0.2 if answer == 'endless' else 0)\n"
         "    while answer == 'endless': pass\n    print('[1.0, {}]', flush=True)\n"
     )
-    scorer = apart._Scorer()
-    monkeypatch.setattr(apart, "_COMMAND", (*apart._COMMAND[:2], program))
+    scorer = scoring._Scorer()
+    monkeypatch.setattr(scoring, "_COMMAND", (*scoring._COMMAND[:2], program))
     assert "broke its limits" in scorer.ask("endless")[1]["error"]
     assert scorer.ask("quick") == (1.0, {})
     scorer._end()
@@ -212,7 +215,12 @@ def test_random_episodes_of_many_generators():
 
 @pytest.mark.parametrize("generator", ["spiral_matrix", "coin_flip", "knights_knaves", "puzzle24"])
 def test_hostile_texts_are_answers_like_others(generator):
-    survives(f"reasoning-gym/{generator}-v0", HOSTILE_STRINGS)
+    env = fa.make(f"reasoning-gym/{generator}-v0")
+    env.reset(seed=0)  # once: to draw a question of puzzle24 takes sympy longer than to score it
+    for text in HOSTILE_STRINGS:
+        twin = env.fork()
+        twin.step(text)
+        assert twin.terminations["solver"] and twin.observation_space("solver").contains(twin.observe("solver"))
 
 
 def test_a_hundred_generators_are_listed():

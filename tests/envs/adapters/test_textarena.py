@@ -8,7 +8,7 @@ from adapter_play import plausible, play, survives
 from hostile_strings import HOSTILE_STRINGS
 
 import forge_agents as fa
-from forge_envs.adapters.excluded import TEXTARENA_EXCLUDED
+from forge_envs.adapters.catalog import TEXTARENA_EXCLUDED
 from forge_envs.adapters.textarena import outcomes
 
 pytest.importorskip("textarena")

@@ -404,7 +404,7 @@ def test_installed_modules_are_made_by_name(module):
     assert env.rewards["agent"] == 1.0
     assert fa.spec("verifiers/say_it").id == "verifiers/say-it-v0"
     again, other = fa.make("verifiers/say-it", env_args={"word": "no"}), fa.make("verifiers/say-it")
-    assert again.unwrapped._shared.env is env.unwrapped._shared.env is not other.unwrapped._shared.env
+    assert again.unwrapped._env() is env.unwrapped._env() is not other.unwrapped._env()
     assert fa.check_env("verifiers/say-it-v0", episodes=2).level == "adapter"
 
 

@@ -1,13 +1,29 @@
-"""Which answers may be handed to scorers that evaluate them as Python or sympy expressions.
+"""Scores of reasoning-gym's generators, some of which evaluate an answer as Python or sympy or compute without end.
 
-In: a text that a model wrote. Out: why it is refused, or nothing; a reader of literals. Waits for nothing.
+In: a question of a generator and a text that a model wrote. Out: its score, and why it is 0 where the generator did not
+say so. A text is refused where it is more than a literal or a formula; what then still computes does so in a process
+beside this one. Waits for that process, at most `SCORE_S`, and `START_S` more where it must be started.
 """
 
 from __future__ import annotations
 
 import ast
+import atexit
+import json
+import os
+import pickle
 import re
+import resource
+import select
+import signal
+import subprocess
+import sys
+import threading
 from typing import Any
+
+import numpy as np
+
+from forge_envs.adapters.contained import Randomness, failure
 
 PYTHON_SCORERS = frozenset(("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"))
 """Generators of reasoning-gym 0.1.25 that call `eval` on the answer; theirs is replaced by `literal`."""
@@ -34,6 +50,39 @@ _SUM = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.Constant, ast.Add, ast.Sub, 
 _FORMULA = (*_SUM, *_POWERS, ast.Name, ast.Call, ast.Load)
 _LITERAL = (ast.Expression, ast.List, ast.Tuple, ast.Constant, ast.Name, ast.Load, ast.UnaryOp, ast.USub)
 _OPENERS = re.compile(r"[-+~(\[{](?:\s*[-+~(\[{]){49}")
+
+SCORE_S = 10.0
+"""One answer; honest ones take milliseconds, sympy's simplification at times a second."""
+START_S = 120.0
+"""To import reasoning-gym and sympy, which takes two seconds on an idle machine."""
+MEMORY_MB = 4096
+"""Address space, most of which the libraries only reserve."""
+_PROGRAM = "from forge_envs.adapters.scoring import serve; serve()"
+_COMMAND = (sys.executable, "-c", _PROGRAM)
+_KEPT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH")
+
+
+def score(dataset: Any, entry: dict[str, Any], answer: str, generator: str) -> tuple[float, dict[str, str]]:
+    """The generator's score in [0, 1], and why it is 0 where the generator did not say so."""
+    if why := refusal(answer, generator):
+        return 0.0, {"refused": why}
+    return (_scorer.ask if generator in COMPUTING_SCORERS else _scored_here)(dataset, entry, answer)
+
+
+def _scored_here(dataset: Any, entry: dict[str, Any], answer: str) -> tuple[float, dict[str, str]]:
+    """The generator's score of an answer that may be handed to it, and the error that it raised."""
+    home = type(dataset).__module__
+    if home.rpartition(".")[2] in PYTHON_SCORERS:
+        vars(sys.modules[home])["eval"] = literal  # what the scorer calls by that name
+    try:
+        with Randomness(0).contained():
+            value = float(dataset.score_answer(answer, entry))
+    except Exception as error:  # noqa: BLE001  # the generator's code, on text that a model wrote
+        return 0.0, {"error": failure(error)}
+    return (min(1.0, max(0.0, value)), {}) if np.isfinite(value) else (0.0, {"error": f"scored {value}"})
+
+
+# ---- what may be handed to a scorer
 
 
 def refusal(answer: str, generator: str) -> str:
@@ -142,3 +191,72 @@ def _depth(node: ast.AST, *kinds: type[ast.AST]) -> int:
     own = isinstance(node, kinds) or (isinstance(node, ast.BinOp) and isinstance(node.op, kinds))
     children = (child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.operator))
     return own + max((_depth(child, *kinds) for child in children), default=0)
+
+
+# ---- the process beside this one
+
+
+class _Scorer:
+    """The process, started at first need and anew once it has died. It ends when its standard input does."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._busy = threading.Lock()
+
+    def ask(self, *question: Any) -> tuple[float, dict[str, str]]:
+        packed = pickle.dumps(question)  # ours; what comes back is JSON
+        with self._busy:
+            process = self._running()
+            try:
+                assert process.stdin is not None
+                assert process.stdout is not None
+                process.stdin.write(len(packed).to_bytes(8, "big") + packed)
+                process.stdin.flush()
+                waiting = select.poll()
+                waiting.register(process.stdout, select.POLLIN)
+                reply = process.stdout.readline() if waiting.poll((START_S + SCORE_S) * 1000) else b""
+            except BrokenPipeError:
+                reply = b""
+            if not reply.endswith(b"\n"):
+                self._end()
+                return 0.0, {"error": f"the scorer broke its limits: {SCORE_S:g} s, {MEMORY_MB} MiB"}
+        value, why = json.loads(reply)
+        return value, why
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            found = {name: os.environ[name] for name in _KEPT if name in os.environ}  # no keys, whatever it may run
+            self._process = subprocess.Popen(
+                _COMMAND,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**found, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"},
+                start_new_session=True,  # Ctrl-C is the controller's
+            )
+            atexit.register(self._end)
+        return self._process
+
+    def _end(self) -> None:
+        atexit.unregister(self._end)
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+
+_scorer = _Scorer()
+
+
+def serve() -> None:
+    """Answer questions on standard input until it ends: the other process."""
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what the library prints is no reply
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MB << 20, MEMORY_MB << 20))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    while size := sys.stdin.buffer.read(8):
+        question = pickle.loads(sys.stdin.buffer.read(int.from_bytes(size, "big")))  # noqa: S301  # from our own parent
+        signal.setitimer(signal.ITIMER_REAL, SCORE_S)  # not handled: it ends the process, whatever it computes
+        reply = _scored_here(*question)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        replies.write(json.dumps(reply).encode() + b"\n")
+        replies.flush()
