@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 FinishReason: TypeAlias = Literal["stop", "length", "context", "scripted"]
 """Why a response ended: end-of-turn token, `max_tokens`, no room left in the context, or not made by a model."""
 
+Where: TypeAlias = Literal["make", "reset", "observe", "step", "policy", "reward"]
+"""What failed in an episode."""
+
+EndReason: TypeAlias = Literal["terminated", "truncated", "turn_limit", "context", "error"]
+"""Why an episode ended: the game was over, or cut itself off, or had its turns, or filled a context, or failed."""
+
 EpisodeBatch: TypeAlias = "TensorDict"
 """What a learner eats: token streams, packed end to end. A TensorDict with two entries.
 
@@ -154,7 +160,7 @@ class Trajectory:
 class EpisodeError:
     """Why an episode failed: a failed episode is data."""
 
-    where: Literal["make", "reset", "observe", "step", "policy", "reward"]
+    where: Where
     kind: str
     """Class name of the exception."""
     message: str
@@ -170,7 +176,7 @@ class Episode:
     trajectories: Mapping[str, Trajectory]
     """By agent, in the order of `possible_agents`; agents that never decided have no turns."""
     error: EpisodeError | None = None
-    end_reason: Literal["terminated", "truncated", "turn_limit", "context", "error"] = "terminated"
+    end_reason: EndReason = "terminated"
     duration_s: float = 0.0
 
     @property

@@ -156,7 +156,10 @@ class EndpointClient:
             choice = reply["choices"][0]
             text = choice["message"]["content"] or ""
             usage = reply.get("usage")
-            counts = _usage(usage) if usage else None
+            counts = None
+            if usage:
+                read, written = (int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
+                counts = Usage(prompt_tokens=read, completion_tokens=written)
             logprobs = (choice.get("logprobs") or {}).get("content") or ()
             if not isinstance(text, str):
                 raise TypeError("content is no text")
@@ -215,12 +218,6 @@ def _connections(endpoint: Endpoint, key: str) -> AsyncOpenAI:
     )
     client.organization = client.project = None  # the environment's OpenAI account is no other server's business
     return client
-
-
-def _usage(counts: Mapping[str, Any]) -> Usage:
-    return Usage(
-        prompt_tokens=int(counts.get("prompt_tokens") or 0), completion_tokens=int(counts.get("completion_tokens") or 0)
-    )
 
 
 _Lease: TypeAlias = AsyncGenerator[EndpointClient, None]

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -20,22 +20,25 @@ from forge_agents.policy import AnyPolicy, Endpoint, Human, Policy, Random, Samp
 from forge_agents.rollout.endpoint import client_of
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.rollout.terminal import terminal
-from forge_agents.types import Completion, FinishReason, Message, Usage
+from forge_agents.types import Completion, FinishReason, Message, Usage, VersionSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What a player answers, and the tokens behind it where a model decided."""
+    """What a player answers, and the tokens behind it where a model decided: the part of a `Turn` that is its own."""
 
     action: str
     prompt_ids: tuple[int, ...] = ()
-    completion: Completion | None = None
+    response_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    versions: tuple[VersionSpan, ...] = ()
     finish_reason: FinishReason = "scripted"
-    """Of an answer without tokens; a completion brings its own."""
     usage: Usage | None = None
     generate_s: float = 0.0
 
 
+Player: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[Decision]]
+"""Decides for one seat through one episode: from the observation and the environment's `infos[agent]`."""
 _TOO_LONG = ("context_length_exceeded", "maximum context length")
 """How servers refuse a conversation that does not fit: OpenAI's code, vLLM's words."""
 
@@ -58,14 +61,6 @@ class Generator(Protocol):
         choices: Sequence[str] = (),
         seed: int | None = None,
     ) -> Completion: ...
-
-
-class Player(Protocol):
-    """Decides for one seat through one episode."""
-
-    async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
-        """The action for `observation`; `info` is the environment's `infos[agent]`."""
-        ...
 
 
 class ModelPlayer:
@@ -93,10 +88,10 @@ class ModelPlayer:
 
     async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
         """Ask the engine. Raises ContextFullError where the prompt leaves no room for a token."""
-        if self._last is None or self._last.completion is None:
+        if self._last is None:
             prompt_ids = self._renderer.start(self._instructions, observation)
         else:
-            prompt_ids = self._renderer.extend(self._last.prompt_ids, self._last.completion.token_ids, observation)
+            prompt_ids = self._renderer.extend(self._last.prompt_ids, self._last.response_ids, observation)
         room = self._engine.max_model_len - len(prompt_ids)
         if room < 1:
             raise ContextFullError(
@@ -110,13 +105,15 @@ class ModelPlayer:
         if self._draw is not None:
             asked["seed"] = seed_of(f"{self._draw}/{self._decisions}")
             self._decisions += 1
-        completion = await self._engine.generate(prompt_ids, sampling, **asked)
-        if completion.finish_reason == "length" and sampling.max_tokens < self._sampling.max_tokens:
-            completion = replace(completion, finish_reason="context")
+        done = await self._engine.generate(prompt_ids, sampling, **asked)
+        no_room = done.finish_reason == "length" and sampling.max_tokens < self._sampling.max_tokens
         self._last = Decision(
-            action=self._renderer.text(completion.token_ids),
+            action=self._renderer.text(done.token_ids),
             prompt_ids=prompt_ids,
-            completion=completion,
+            response_ids=done.token_ids,
+            logprobs=done.logprobs,
+            versions=done.versions,
+            finish_reason="context" if no_room else done.finish_reason,
             generate_s=time.perf_counter() - started,
         )
         return self._last
@@ -164,45 +161,39 @@ class EndpointPlayer:
         )
 
 
-class HumanPlayer:
-    """A person at the terminal in a seat."""
+def _human(agent: str, instructions: str) -> Player:
+    """A person at the terminal, who is shown the instructions once; PlayerLeftError where the input ends."""
+    unseen = [instructions]
 
-    def __init__(self, agent: str, instructions: str) -> None:
-        self._agent, self._instructions = agent, instructions
-
-    async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
-        """What the person types. Raises PlayerLeftError where the input ends."""
+    async def decide(observation: str, info: Mapping[str, Any]) -> Decision:
         started = time.perf_counter()
         legal = tuple(map(str, info.get("legal_actions") or ()))
-        action = await terminal().ask(self._agent, observation, instructions=self._instructions, legal_actions=legal)
-        self._instructions = ""  # shown once
+        told = unseen.pop() if unseen else ""
+        action = await terminal().ask(agent, observation, instructions=told, legal_actions=legal)
         return Decision(action=action, generate_s=time.perf_counter() - started)
 
+    return decide
 
-class RandomPlayer:
+
+def _random(seed: int, agent: str, episode_seed: int) -> Player:
     """Uniform over `info["legal_actions"]`, or a short random text."""
+    rng = np.random.default_rng([seed, episode_seed, zlib.crc32(agent.encode())])
 
-    def __init__(self, seed: int, agent: str, episode_seed: int) -> None:
-        self._rng = np.random.default_rng([seed, episode_seed, zlib.crc32(agent.encode())])
-
-    async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
-        """A random action."""
+    async def decide(observation: str, info: Mapping[str, Any]) -> Decision:
         legal = info.get("legal_actions")
         if legal:
-            return Decision(action=str(legal[int(self._rng.integers(len(legal)))]))
-        letters = self._rng.integers(97, 123, size=int(self._rng.integers(1, 9)))
+            return Decision(action=str(legal[int(rng.integers(len(legal)))]))
+        letters = rng.integers(97, 123, size=int(rng.integers(1, 9)))
         return Decision(action="".join(map(chr, letters)))
 
+    return decide
 
-class ScriptedPlayer:
-    """A user's function in a seat."""
 
-    def __init__(self, policy: Scripted, agent: str) -> None:
-        self._policy, self._agent = policy, agent
+def _scripted(policy: Scripted, agent: str) -> Player:
+    async def decide(observation: str, info: Mapping[str, Any]) -> Decision:
+        return Decision(action=policy(observation, agent))
 
-    async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
-        """The function's action."""
-        return Decision(action=self._policy(observation, self._agent))
+    return decide
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,18 +223,14 @@ def player_for(
         if policy.name not in served:
             raise ValueError(f"policy {policy.name!r} has no engine; running engines: {', '.join(served) or 'none'}")
         live = served[policy.name]
+        constrain, draw = policy.constrain_actions, None if draw is None else f"{draw}/{agent}"
         return ModelPlayer(
-            live.engine,
-            live.renderer,
-            policy.sampling,
-            instructions,
-            constrain=policy.constrain_actions,
-            draw=None if draw is None else f"{draw}/{agent}",
-        )
+            live.engine, live.renderer, policy.sampling, instructions, constrain=constrain, draw=draw
+        ).decide
     if isinstance(policy, Endpoint):
-        return EndpointPlayer(policy, instructions)
+        return EndpointPlayer(policy, instructions).decide
     if isinstance(policy, Human):
-        return HumanPlayer(agent, instructions)
+        return _human(agent, instructions)
     if isinstance(policy, Random):
-        return RandomPlayer(policy.seed, agent, episode_seed)
-    return ScriptedPlayer(policy, agent)
+        return _random(policy.seed, agent, episode_seed)
+    return _scripted(policy, agent)

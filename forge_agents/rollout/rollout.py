@@ -14,9 +14,9 @@ import math
 import time
 import traceback
 import warnings
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 from pettingzoo import AECEnv, ParallelEnv
@@ -34,17 +34,14 @@ from forge_agents.errors import (
 from forge_agents.policy import AnyPolicy, Seats, seat_policies
 from forge_agents.rollout.players import ContextFullError, Decision, Player, Served, player_for
 from forge_agents.runtime.waits import all_or_first_error
-from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory, Turn
+from forge_agents.types import EndReason, Episode, EpisodeError, EpisodeGroup, Trajectory, Turn, Where
 
 PlayableEnv: TypeAlias = "AECEnv[str, Any, Any] | ParallelEnv[str, Any, Any]"
-EndReason: TypeAlias = Literal["terminated", "truncated", "turn_limit", "context", "error"]
-Where: TypeAlias = Literal["make", "reset", "observe", "step", "policy", "reward"]
-
 
 _MISTAKES = (ArgumentError, MissingExtraError, UnknownIdError)
 """What a caller got wrong: no episode can be played, so these are nobody's data."""
-
-
+_DECIDED = [each.name for each in fields(Decision)]
+"""The part of a turn that the player says."""
 _MAX_ARRAY = 64
 """Longer arrays in infos, such as masks, are kept as NumPy abbreviates them."""
 
@@ -178,7 +175,9 @@ async def play(
     except _FailureError as failed:
         error = failed.as_error()
     if end in ("turn_limit", "context"):
-        _cut_off(seats.values())
+        for seat in seats.values():
+            if seat.drafts and not seat.drafts[-1].terminated:
+                seat.drafts[-1].truncated = True
     return Episode(
         env_id=env_id,
         seed=seed,
@@ -335,16 +334,10 @@ def _round(
     return news, others, _views(env, observations, infos)
 
 
-def _cut_off(seats: Iterable[_Seat]) -> None:
-    for seat in seats:
-        if seat.drafts and not seat.drafts[-1].terminated:
-            seat.drafts[-1].truncated = True
-
-
 async def _decide(seat: _Seat, observation: str, info: Mapping[str, Any]) -> Decision:
     """A player's decision; its failure becomes data, a dead engine or a spent budget does not."""
     try:
-        decision = await seat.player.decide(observation, info)
+        decision = await seat.player(observation, info)
         return replace(decision, action=writable(decision.action))  # half an emoji, from an endpoint
     except (ContextFullError, ActorDiedError, BudgetError, StallError):
         raise
@@ -401,29 +394,20 @@ def _plain(value: Any) -> Any:
 
 
 def _trajectory(agent: str, seat: _Seat, env_id: str, seed: int) -> Trajectory:
-    turns = []
-    for draft in seat.drafts:
-        done = draft.decision.completion
-        turns.append(
-            Turn(
-                agent=agent,
-                index=draft.index,
-                observation=draft.observation,
-                action=draft.decision.action,
-                reward=draft.reward,
-                terminated=draft.terminated,
-                truncated=draft.truncated,
-                policy=seat.policy,
-                prompt_ids=draft.decision.prompt_ids,
-                response_ids=done.token_ids if done else (),
-                logprobs=done.logprobs if done else (),
-                versions=done.versions if done else (),
-                finish_reason=done.finish_reason if done else draft.decision.finish_reason,
-                generate_s=draft.decision.generate_s,
-                usage=draft.decision.usage,
-                info=draft.info,
-            )
+    turns = [
+        Turn(
+            agent=agent,
+            index=draft.index,
+            observation=draft.observation,
+            reward=draft.reward,
+            terminated=draft.terminated,
+            truncated=draft.truncated,
+            policy=seat.policy,
+            info=draft.info,
+            **{name: getattr(draft.decision, name) for name in _DECIDED},
         )
+        for draft in seat.drafts
+    ]
     return Trajectory(
         agent=agent,
         policy=seat.policy,
@@ -473,11 +457,12 @@ class Rollout:
 
     async def _episode(self, seed: int, limit: asyncio.Semaphore, draw: str | None) -> Episode:
         async with limit:
-            for attempt in range(self.retries + 1):
+            attempt = 0
+            while True:
                 episode = await self._attempt(seed, None if draw is None else f"{draw}/{attempt}")
                 if episode.error is None or attempt == self.retries:
                     return episode
-        raise AssertionError("unreachable: the last attempt returns")
+                attempt += 1
 
     async def _attempt(self, seed: int, draw: str | None) -> Episode:
         try:

@@ -30,14 +30,12 @@ def visible(text: str) -> str:
     Control, format (bidirectional overrides, zero-width), surrogate and private characters and odd line ends become
     their escapes, such as ``\x1b``; newlines and tabs stay.
     """
-    return "".join(_escape(c) if _steers(c) else c for c in text.replace("\r\n", "\n"))
+    return "".join(map(_shown, text.replace("\r\n", "\n")))
 
 
-def _steers(char: str) -> bool:
-    return char not in "\n\t" and (char in "\u2028\u2029" or unicodedata.category(char).startswith("C"))
-
-
-def _escape(char: str) -> str:
+def _shown(char: str) -> str:
+    if char in "\n\t" or not (char in "\u2028\u2029" or unicodedata.category(char).startswith("C")):
+        return char
     code = ord(char)
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
 
