@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 1180, 720
 WAIT_MS = 60_000
 VIEWS: dict[str, tuple[str, str, Literal["light", "dark"]]] = {
-    "viewer-curves": ("#view=curves", "figure.chart path.line", "light"),
+    "viewer-curves": ("#view=curves", "figure.chart canvas", "light"),
     "viewer-episode": ("#view=episodes&n={episode}&colour=logprob", ".turn", "light"),
-    "viewer-timeline": ("#view=timeline", ".gantt", "dark"),
+    "viewer-timeline": ("#view=timeline", "figure.chart canvas", "dark"),
     "viewer-verifiers": ("#view=verifiers", "table, figure", "light"),
 }
 """By name of the picture: address, what must be there before it is taken, theme."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import operator
 import os
 import re
@@ -20,11 +21,11 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from forge_agents.errors import RunFolderError
 from forge_agents.models.resolve import cache_folder
-from forge_agents.viewer.digest import Digest, digest
+from forge_agents.viewer.episodes import Digest, digest
 
 FORMAT = 1
 """Of the index; raised whenever it holds something else, so that old ones are made anew."""
@@ -109,7 +110,10 @@ class EpisodeIndex:
         self.file = folder / f"{hashlib.sha256(str(log.absolute()).encode()).hexdigest()[:24]}.index"
         if self.file.exists():
             os.utime(self.file)
-        _forget_old(folder)
+        for file in folder.glob("*.index*"):
+            with contextlib.suppress(OSError):  # another viewer was first
+                if file.stat().st_mtime < time.time() - _KEPT_S:
+                    file.unlink()
         self._writing = threading.Lock()
 
     def update(self, stop: threading.Event | None = None) -> int:
@@ -216,14 +220,6 @@ class EpisodeIndex:
         return db
 
 
-def _forget_old(folder: Path) -> None:
-    """Delete indexes that nobody has opened for a month."""
-    for file in folder.glob("*.index*"):
-        with contextlib.suppress(OSError):  # another viewer was first
-            if file.stat().st_mtime < time.time() - _KEPT_S:
-                file.unlink()
-
-
 def _start_anew(db: sqlite3.Connection) -> None:
     db.execute("BEGIN IMMEDIATE")
     names = db.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'words\\_%' ESCAPE '\\'")
@@ -236,7 +232,7 @@ def _start_anew(db: sqlite3.Connection) -> None:
     db.commit()
 
 
-def _continues(db: sqlite3.Connection, file: Any) -> bool:
+def _continues(db: sqlite3.Connection, file: IO[bytes]) -> bool:
     """Whether the file still begins with what was indexed: its size, and the last line that was taken in."""
     (at,) = db.execute("SELECT at FROM state").fetchone()
     last = db.execute("SELECT start, length, crc FROM episodes ORDER BY n DESC LIMIT 1").fetchone()
@@ -248,24 +244,26 @@ def _continues(db: sqlite3.Connection, file: Any) -> bool:
     return bool(zlib.crc32(file.read(last[1])) == last[2])
 
 
-def _take_batch(db: sqlite3.Connection, file: Any) -> int | None:
+def _take_batch(db: sqlite3.Connection, file: IO[bytes]) -> int | None:
     """Take in some more whole lines; None where there are none."""
     db.execute("BEGIN IMMEDIATE")  # another viewer may index the same file
     first: tuple[int, int, int] = db.execute("SELECT at, line, n FROM state").fetchone()
     at, line, n = first
     file.seek(at)
     episodes, words, problems = [], [], []
-    for raw in _whole_lines(file, _BATCH_BYTES):
-        line += 1
-        try:
-            found = digest(json.loads(raw)) if raw.strip() else None
-        except (ValueError, RecursionError) as cause:
-            problems.append((line, _why(raw, cause)))
-            found = None
-        if found is not None:
-            n += 1
-            words.append((n, found.text))
-            episodes.append((n, at, len(raw), zlib.crc32(raw), *_values(found)))
+    for raw, row, wrong in whole_lines(file, _BATCH_BYTES):
+        if wrong:
+            problems.append((line + 1, wrong))
+        elif raw.strip():
+            try:
+                found = digest(row)
+            except (ValueError, RecursionError) as cause:
+                problems.append((line + 1, f"it is {cause}; another version may have written it"))
+            else:
+                n += 1
+                words.append((n, found.text))
+                episodes.append((n, at, len(raw), zlib.crc32(raw), *_values(found)))
+        line += raw.endswith(b"\n")
         at += len(raw)
     if at == first[0]:
         db.rollback()
@@ -279,53 +277,39 @@ def _take_batch(db: sqlite3.Connection, file: Any) -> int | None:
     return n - first[2]
 
 
-def _whole_lines(file: Any, num_bytes: int) -> Iterator[bytes]:
-    """Lines up to about `num_bytes`. A last line without its end is left for later, unless it is whole already."""
+def whole_lines(file: IO[bytes], num_bytes: float = math.inf) -> Iterator[tuple[bytes, Any, str]]:
+    """Up to about `num_bytes` of a JSON-lines file that grows: each line, what it holds, and what is wrong with it.
+
+    A last line without its end is left for later, unless it is whole already.
+    """
     read = 0
     while read < num_bytes and (raw := file.readline()):
-        if not raw.endswith(b"\n"):
-            try:
-                json.loads(raw)
-            except (ValueError, RecursionError):
+        row, wrong = None, ""
+        try:
+            row = json.loads(raw) if raw.strip() else None
+        except (ValueError, RecursionError):
+            if not raw.endswith(b"\n"):
                 return
+            wrong = "it is not JSON; the process that wrote it was killed, or the file was damaged"
         read += len(raw)
-        yield raw
-
-
-def _why(raw: bytes, cause: Exception) -> str:
-    if isinstance(cause, (json.JSONDecodeError, UnicodeDecodeError)):
-        return "it is not JSON; the process that wrote it was killed, or the file was damaged"
-    return f"it is {cause}; another version may have written it"
+        yield raw, row, wrong
 
 
 def _conditions(query: Query) -> tuple[str, list[Any]]:
     """SQL and its values."""
-    parts: list[str] = []
-    values: list[Any] = []
-
-    def add(sql: str, *more: Any) -> None:
-        parts.append(sql)
-        values.extend(more)
-
-    if match := _match(query.text):
-        add("n IN (SELECT rowid FROM words WHERE words MATCH ?)", match)
-    if query.env:
-        add("env = ?", query.env)
-    if query.error == "none":
-        add("error = ''")
-    elif query.error == "any error":
-        add("error != ''")
-    elif query.error:
-        add("error = ?", query.error)
-    for name, sql in (
-        ("reward_from", "reward >= ?"),
-        ("reward_to", "reward <= ?"),
-        ("step_from", "step >= ?"),
-        ("step_to", "step <= ?"),
-    ):
-        if (bound := getattr(query, name)) is not None:
-            add(sql, bound)
-    return " AND ".join(parts) or _ALL, values
+    errors = {"none": "error = ''", "any error": "error != ''"}
+    wanted: list[tuple[str, Any]] = [
+        ("n IN (SELECT rowid FROM words WHERE words MATCH ?)", _match(query.text) or None),
+        ("env = ?", query.env or None),
+        ("error = ?", None if query.error in errors else query.error or None),
+        ("reward >= ?", query.reward_from),
+        ("reward <= ?", query.reward_to),
+        ("step >= ?", query.step_from),
+        ("step <= ?", query.step_to),
+    ]
+    asked = [(sql, value) for sql, value in wanted if value is not None]
+    parts = [sql for sql, _ in asked] + ([errors[query.error]] if query.error in errors else [])
+    return " AND ".join(parts) or _ALL, [value for _, value in asked]
 
 
 def _match(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Runs as one HTML file, to be sent to somebody: the same page, its data inside.
+"""The page's files, and runs as one HTML file to be sent to somebody: the same page, its data inside.
 
 In: runs. Out: a file that loads nothing from anywhere. Waits for the disk.
 """
@@ -11,50 +11,63 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from forge_agents.errors import RunFolderError
 from forge_agents.files import write_whole
-from forge_agents.viewer.app import SCRIPTS, static_text
 from forge_agents.viewer.index import MOST_ROWS, SORTS, Query
-from forge_agents.viewer.runs import Run
+from forge_agents.viewer.runs import Run, find_runs
 
+STYLES = ("vendor/uPlot.min.css", "style.css")
+PLOTS = "vendor/uPlot.iife.min.js"
+SCRIPTS = tuple(
+    f"{name}.js" for name in ("dom", "source", "chart", "curves", "turns", "episodes", "timeline", "tables", "app")
+)
+"""Modules of the page, each after those it imports."""
+FILES = frozenset((*STYLES, PLOTS, *SCRIPTS))
+"""All that a browser may ask for, beside ``index.html``."""
 _POLICY = (
     "default-src 'none'; script-src {script}; style-src {style}; img-src data:; base-uri 'none'; form-action 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
-_LINKED = '<link rel="stylesheet" href="static/style.css">'
-_LOADED = '<script type="module" src="static/app.js"></script>'
 
 
-def write_page(runs: Sequence[Run], target: str | os.PathLike[str], *, episodes: int = 200) -> Path:
-    """Write one self-contained page.
+def static_text(name: str) -> str:
+    """A file of the page: ``index.html`` or one of `FILES`."""
+    return (resources.files("forge_agents.viewer") / "static" / name).read_text(encoding="utf-8")
+
+
+def save_page(runs: Sequence[str | os.PathLike[str]], target: str | os.PathLike[str], *, episodes: int = 200) -> Path:
+    """Write the page of `runs` as one HTML file that needs no server and loads nothing.
 
     Args:
-        runs: What it shows.
+        runs: Folders of runs, or folders that hold them.
         target: The HTML file.
         episodes: How many episodes of each run go along, the newest.
+
+    Raises:
+        RunFolderError: There is no such run.
     """
-    data = {"runs": [_data(run, episodes) for run in runs], "sorts": list(SORTS)}
+    if episodes < 0:
+        raise ValueError(f"episodes={episodes} must be at least 0")
+    data = {"runs": [_data(run, episodes) for run in find_runs(runs)], "sorts": list(SORTS)}
     # "<" never appears in the data, so nothing in it can end the element it stands in
     text = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
-    style, script = static_text("style.css"), bundle()
+    style = "\n".join(map(static_text, STYLES))
+    # uPlot's file ends in a comment line of its own; its one name is a variable of the module then
+    script = "\n".join([static_text(PLOTS), *(_without_imports(static_text(name)) for name in SCRIPTS)])
     policy = _POLICY.format(script=_hash(script), style=_hash(style))
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{style}</style>'
     tail = f'<script type="application/json" id="data">{text}</script>\n<script type="module">{script}</script>'
-    page = static_text("index.html")
-    assert _LINKED in page and _LOADED in page
-    return write_whole(target, page.replace(_LINKED, head).replace(_LOADED, tail))
+    page = re.sub(r"<(link rel=\"stylesheet\"|script)[^>]*>(</script>)?\n", "", static_text("index.html"))
+    return write_whole(target, page.replace("</head>", f"{head}\n</head>").replace("</body>", f"{tail}\n</body>"))
 
 
-def bundle() -> str:
-    """The page's modules as one: each after those it imports, without import and export."""
-    parts = []
-    for name in SCRIPTS:
-        text = re.sub(r"^import [^;]*;\n", "", static_text(name), flags=re.MULTILINE)
-        parts.append(re.sub(r"^export ", "", text, flags=re.MULTILINE))
-    return "\n".join(parts)
+def _without_imports(script: str) -> str:
+    """A module as a part of one that holds all of them."""
+    return re.sub(r"^(import [^;]*;\n|export )", "", script, flags=re.MULTILINE)
 
 
 def _data(run: Run, episodes: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A run's folder as the page shows it: curves, settings, tables, episodes.
+"""A run's folder as the page shows it: curves, settings, tables, episodes, and why it ended.
 
 In: folders that training runs and benchmarks wrote. Out: plain values for JSON. Waits for the disk.
 """
@@ -15,18 +15,21 @@ from typing import Any, TypeVar
 
 import yaml
 
+from forge_agents.bench.report import Report, ReportError
 from forge_agents.errors import RunFolderError, did_you_mean
 from forge_agents.files import check_plain_files, is_small
-from forge_agents.viewer.episode import finite, shown_episode
-from forge_agents.viewer.index import EpisodeIndex
-from forge_agents.viewer.lines import Lines
-from forge_agents.viewer.tokens import Pieces
+from forge_agents.viewer.episodes import Pieces, finite, number, shown_episode
+from forge_agents.viewer.index import EpisodeIndex, whole_lines
 
 T = TypeVar("T")
 MOST_POINTS = 1000
 """Of a curve; longer ones are thinned evenly, ends kept."""
 _FILES = ("config.yaml", "metrics.jsonl", "episodes.jsonl", "verifiers.jsonl", "league.json", "board.json")
 _VERIFIER_CURVES = ("weight", "accuracy", "tpr", "fpr")
+_LEAGUE = (
+    "Ratings are OpenSkill's mean and standard deviation. Win rate is the learning policy's against that opponent; "
+    "chance is how likely the opponent is to be drawn next."
+)
 
 
 class Run:
@@ -41,13 +44,11 @@ class Run:
     def __init__(self, folder: Path, *, name: str, number: int) -> None:
         self.folder, self.name, self.number = folder, name, number
         self.index = EpisodeIndex(folder / "episodes.jsonl")
-        self._metric_lines = Lines(folder / "metrics.jsonl")
-        self._verifier_lines = Lines(folder / "verifiers.jsonl")
-        self._reading = threading.Lock()
+        self._metric_lines = _Lines(folder / "metrics.jsonl")
+        self._verifier_lines = _Lines(folder / "verifiers.jsonl")
         self._trouble: list[str] = []
         self._read: dict[str, tuple[tuple[int, int], Any]] = {}
-        settings = self.settings()
-        policies = settings.get("policies")
+        policies = self.settings().get("policies")
         policies = policies if isinstance(policies, Mapping) else {}
         models = {str(n): str(p.get("model", "")) for n, p in policies.items() if isinstance(p, Mapping)}
         self._pieces = Pieces(folder, models)
@@ -61,9 +62,9 @@ class Run:
             self._trouble = [str(cause)]
 
     def status(self) -> dict[str, Any]:
-        """What the page asks for again and again: counts, problems, and stamps of what has changed."""
+        """What the page asks for again and again: counts, problems, its ending, and stamps of what has changed."""
         rows, wrong = self._metrics()
-        wrong = [*wrong, *self._lines(self._verifier_lines)[1]]
+        wrong = [*wrong, *self._verifier_lines.read()[1]]
         try:
             episodes = self.index.status()
         except RunFolderError as cause:
@@ -76,6 +77,7 @@ class Run:
             "name": self.name,
             "folder": str(self.folder),
             "steps": len(rows),
+            "ending": self._ending(),
             "episodes": {key: episodes[key] for key in ("episodes", "bytes", "indexed")},
             "problems": list(dict.fromkeys([*self._trouble, *wrong, *episodes["problems"]])),
             "has": {
@@ -106,8 +108,7 @@ class Run:
 
     def verifiers(self) -> dict[str, Any]:
         """``latest``: the newest report; ``step`` and ``series``: curves by ``WHAT/VERIFIER``."""
-        rows, _ = self._lines(self._verifier_lines)
-        rows = [row for row in rows if isinstance(row.get("verifiers"), list)]
+        rows = [row for row in self._verifier_lines.read()[0] if isinstance(row.get("verifiers"), list)]
         if not rows:
             return {"latest": None, "step": [], "series": {}}
         kept = _thinned(rows)
@@ -121,14 +122,8 @@ class Run:
 
     def tables(self) -> list[dict[str, Any]]:
         """League tables and benchmark reports: ``title``, ``heads``, ``rows`` of texts, ``note``, ``names``."""
-        from forge_agents.viewer.tables import board_tables, league_tables
-
-        found = []
-        if (self.folder / "league.json").exists():
-            found += league_tables(self._cached("league.json", _json))
-        for board in self._boards():
-            found += board_tables(board)
-        return found
+        league = [_league_table(self._cached("league.json", _json))] if (self.folder / "league.json").exists() else []
+        return [*league, *(table for board in self._boards() for table in _board_tables(board))]
 
     def episode(self, n: int) -> dict[str, Any]:
         """Episode `n`, whole.
@@ -146,13 +141,15 @@ class Run:
             ) from cause
 
     def _metrics(self) -> tuple[list[dict[str, Any]], list[str]]:
-        rows, wrong = self._lines(self._metric_lines)
+        rows, wrong = self._metric_lines.read()
         return [row for row in rows if isinstance(row.get("step"), int)], wrong
 
-    def _lines(self, lines: Lines) -> tuple[list[dict[str, Any]], list[str]]:
-        with self._reading:  # requests come from several threads
-            rows, wrong = lines.read()
-            return list(rows), list(wrong)
+    def _ending(self) -> dict[str, Any] | None:
+        """``kind`` (solved, plateau, flat, broken), ``step`` and ``reason``; None where all steps were done, or are."""
+        said = self._cached("ending.json", _json)
+        if not isinstance(said, Mapping) or not isinstance(said.get("step"), int):
+            return None
+        return {"kind": str(said.get("ending")), "step": said["step"], "reason": str(said.get("reason", ""))}
 
     def _boards(self) -> list[Path]:
         return [file for file in sorted(self.folder.glob("*.json")) if _is_board(file)]
@@ -173,6 +170,40 @@ class Run:
             self._read[name] = (stamp, read(self.folder / name))
         found: T = self._read[name][1]
         return found
+
+
+class _Lines:
+    """The rows of a JSON-lines file that another process appends to, or replaces. Only what is new is read."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._reading = threading.Lock()  # requests come from several threads
+        self._start_anew(0)
+
+    def read(self) -> tuple[list[dict[str, Any]], list[str]]:
+        """Rows so far, and why other lines are left out."""
+        with self._reading:
+            try:
+                with self._file.open("rb") as file:
+                    stat = os.fstat(file.fileno())
+                    if stat.st_ino != self._inode or stat.st_size < self._at:
+                        self._start_anew(stat.st_ino)
+                    file.seek(self._at)
+                    for raw, row, wrong in whole_lines(file):
+                        if isinstance(row, dict):
+                            self._rows.append(row)
+                        if wrong:
+                            self._wrong.append(f"line {self._line + 1} of {self._file.name} is left out: {wrong}")
+                        self._at += len(raw)
+                        self._line += raw.endswith(b"\n")
+            except FileNotFoundError:
+                self._start_anew(0)
+            return list(self._rows), list(self._wrong)
+
+    def _start_anew(self, inode: int) -> None:
+        self._inode, self._at, self._line = inode, 0, 0
+        self._rows: list[dict[str, Any]] = []
+        self._wrong: list[str] = []
 
 
 def find_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
@@ -249,3 +280,37 @@ def _thinned(rows: Sequence[T]) -> list[T]:
 def _short(value: Any) -> float | None:
     """Six digits are more than a curve shows."""
     return float(f"{value:.6g}") if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def _board_tables(file: Path) -> list[dict[str, Any]]:
+    """The tables of a saved benchmark; where it cannot be read, one that says why."""
+    try:
+        report = Report.load(file)
+    except ReportError as cause:
+        return [_table(file.name, note=str(cause))]
+    shown = report.document()
+    head = _table(f"Benchmark {report.settings['suite']}", note=" ".join([shown.headline, *shown.warnings]))
+    return [head, *(_table(s.title, s.heads, s.rows, note=s.note, names=s.names) for s in shown.sections)]
+
+
+def _league_table(league: Any) -> dict[str, Any]:
+    """The policy of a league and its opponents, by falling rating."""
+    if not isinstance(league, Mapping) or not isinstance(league.get("opponents"), list):
+        return _table("League", note="league.json is no league's table; another version may have written it")
+    own = {"name": league.get("policy"), "kind": "learns"} | {
+        name: league[name] for name in ("rating", "rating_sigma") if name in league
+    }
+    rows = [own, *(row for row in league["opponents"] if isinstance(row, Mapping))]
+    rows.sort(key=lambda row: -(number(row.get("rating")) or 0.0))
+    heads = tuple(dict.fromkeys(str(name) for row in rows for name in row))
+    return _table("League", heads, tuple(tuple(_text(row.get(head)) for head in heads) for row in rows), note=_LEAGUE)
+
+
+def _table(
+    title: str, heads: Sequence[str] = (), rows: Sequence[Sequence[str]] = (), *, note: str, names: int = 1
+) -> dict[str, Any]:
+    return {"title": title, "heads": heads, "rows": rows, "note": note, "names": names}
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

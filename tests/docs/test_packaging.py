@@ -1,4 +1,5 @@
 import ast
+import hashlib
 import os
 import re
 import shutil
@@ -9,6 +10,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from forge_agents.viewer import page as viewer_page
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -120,8 +123,18 @@ def test_the_wheel_holds_the_four_packages(tmp_path: Path):
     assert tops == set(PACKAGES)
     assert all(f"{package}/py.typed" in names for package in PACKAGES)
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert any(name.endswith("licenses/forge_agents/viewer/static/vendor/uPlot.LICENSE") for name in names)
+    assert {f"forge_agents/viewer/static/{name}" for name in ("index.html", *viewer_page.FILES)} <= set(names)
     for line in ("forge-agents = forge_agents.cli.main:main", "forge = forge_envs", "forge = forge_verifiers"):
         assert line in entry_points
+
+
+def test_the_vendored_library_is_what_its_authors_built():
+    folder = ROOT / "forge_agents" / "viewer" / "static" / "vendor"
+    lines = (folder / "README.md").read_text().splitlines()
+    noted = dict(reversed(line.split()) for line in lines if line.startswith("    "))
+    found = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.glob("*.min.*")}
+    assert noted == found and len(found) == 2
 
 
 def test_the_core_imports_nothing_heavy():

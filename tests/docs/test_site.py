@@ -119,7 +119,7 @@ def test_no_message_that_is_raised_is_missing_from_the_list(site):
         ("ValueError", "forge_trainers.offline.conversations", "… has the keys …; expected …"),
         ("ValueError", "forge_agents.tools.mcp", "… failed"),  # said where there is no other text
         ("PermissionError", "forge_agents.sandbox._isolation", "users could not be mapped into the namespace"),
-        ("HTTPException", "forge_agents.viewer.app", "there is no run …; there are …"),  # a library's
+        ("HTTPException", "forge_agents.viewer.server", "there is no run …; there are …"),  # a library's
     ],
 )
 def test_messages_are_found_wherever_they_are_made(site, name, module, told):

@@ -3,6 +3,7 @@
 
 import { choice, colourOf, h, note, number } from "./dom.js";
 import { openSource } from "./source.js";
+import { repaint } from "./chart.js";
 import { curvesView } from "./curves.js";
 import { episodesView } from "./episodes.js";
 import { timelineView } from "./timeline.js";
@@ -19,6 +20,7 @@ const VIEWS = {
 };
 const KEYS = [
   ["j, k", "next episode, the one before"], ["[, ]", "page before, next page"], ["/", "search"], ["c", "colour tokens by the next thing"],
+  ["←, →, +, −, 0", "on a chart: point before, next point, zoom in, zoom out, all"],
   ["1 to 6", "curves, episodes, timeline, verifiers, league, settings"], ["?", "this list"], ["Esc", "leave a field or this list"],
 ];
 
@@ -109,6 +111,7 @@ function showRuns() {
     }), h("i", { class: "swatch", vars: { "--colour": colourOf(run.id) } }), h("span", { class: "name" }, run.name)),
   h("small", {}, [run.steps ? `${number(run.steps)} steps` : null, run.episodes.episodes ? `${number(run.episodes.episodes)} episodes` : null,
     run.episodes.indexed < run.episodes.bytes ? `indexed ${Math.floor(run.episodes.indexed / run.episodes.bytes * 100)} %` : null].filter(Boolean).join(" · ") || "nothing logged yet"),
+  run.ending ? h("details", { class: "ending" }, h("summary", {}, `ended after step ${number(run.ending.step)}: ${run.ending.kind}`), h("p", {}, run.ending.reason)) : null,
   run.problems.length ? h("details", { class: "problem" }, h("summary", {}, `${run.problems.length} problem${run.problems.length > 1 ? "s" : ""}`), run.problems.map((problem) => h("p", {}, problem))) : null))));
 }
 
@@ -145,6 +148,7 @@ const theme = h("span", {});
 function setTheme(chosen) {
   document.documentElement.style.setProperty("color-scheme", chosen === "auto" ? "light dark" : chosen);
   theme.replaceChildren(choice("theme", THEMES, chosen, (picked) => { remember(picked); setTheme(picked); }));
+  repaint();
 }
 
 function remember(chosen) {
@@ -161,5 +165,6 @@ document.getElementById("app").replaceChildren(
 setTheme(Object.hasOwn(THEMES, remembered()) ? remembered() : "auto");
 readAddress();
 document.addEventListener("keydown", typed);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
 addEventListener("popstate", () => { readAddress(); show("state"); });
 news();

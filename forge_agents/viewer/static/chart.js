@@ -1,116 +1,224 @@
-// A line chart. In: series of points. Out: a figure that shows the values under the pointer. Waits for nothing.
+// A figure whose axis can be zoomed and logarithmic, and which can be saved as PNG and CSV: uPlot (vendor/) with our
+// colours, words, buttons and keys. In: columns of numbers. Out: a figure. Waits for nothing.
 
-import { h, number, svg } from "./dom.js";
+import { h, number, save } from "./dom.js";
 
-const WIDTH = 460;
-const HEIGHT = 190;
-const EDGE = { left: 52, right: 10, top: 8, bottom: 24 };
+const HEIGHT = 180;
+const plots = new WeakMap();  // node -> uPlot
+let colours = new Map();
 
-// series: {name, colour, dashed, x: [], y: [] with null where unknown, band: [] half-widths or nothing, faint: y before smoothing}
-export function lineChart(title, series, { xLabel = "step", named = false } = {}) {
-  const points = series.flatMap((one) => one.y.map((y, i) => [one.x[i], y, one.band?.[i] ?? 0])).filter(([, y]) => y !== null);
-  const caption = h("figcaption", {}, title);
-  if (!points.length) return h("figure", { class: "chart" }, caption, h("p", { class: "note" }, "no values"));
-  const xs = extent(points.map(([x]) => x));
-  const ys = extent(points.flatMap(([, y, band]) => [y - band, y + band]));
-  const toX = scale(xs, EDGE.left, WIDTH - EDGE.right);
-  const toY = scale(ys, HEIGHT - EDGE.bottom, EDGE.top);
-  const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": summary(title, series) });
-  for (const y of ticks(ys, 6)) {
-    picture.append(
-      svg("line", { class: "grid", x1: EDGE.left, x2: WIDTH - EDGE.right, y1: toY(y), y2: toY(y) }),
-      svg("text", { class: "tick", x: EDGE.left - 6, y: toY(y) + 3.5, "text-anchor": "end" }, number(y, 3)));
+// A canvas takes no variables of CSS, nor light-dark(): what an element of that colour has is taken instead.
+export function paint(colour, percent = 100) {
+  const wanted = `color-mix(in srgb, ${colour} ${percent}%, transparent)`;
+  if (!colours.has(wanted)) {
+    const probe = h("i", { vars: { color: wanted } });
+    document.body.append(probe);
+    colours.set(wanted, getComputedStyle(probe).color);
+    probe.remove();
   }
-  for (const x of ticks(xs, 8)) {
-    picture.append(svg("text", { class: "tick", x: toX(x), y: HEIGHT - 8, "text-anchor": "middle" }, number(x, 3)));
-  }
-  for (const one of series) {
-    const colour = { "--colour": one.colour };
-    if (one.band) picture.append(svg("path", { class: "band", d: area(one, toX, toY), vars: colour }));
-    if (one.faint) picture.append(svg("path", { class: "line faint", d: path(one.x, one.faint, toX, toY), vars: colour }));
-    picture.append(svg("path", { class: one.dashed ? "line dashed" : "line", d: path(one.x, one.y, toX, toY), vars: colour }));
-    const known = one.y.map((y, i) => [one.x[i], y]).filter(([, y]) => y !== null);
-    if (known.length === 1) picture.append(svg("circle", { class: "dot", cx: toX(known[0][0]), cy: toY(known[0][1]), r: 3, vars: colour }));
-  }
-  const figure = h("figure", { class: "chart" }, caption, picture, named ? h("p", { class: "legend" }, series.map((one) =>
-    h("span", {}, h("i", { class: "swatch", vars: { "--colour": one.colour } }), ` ${one.name}`))) : null);
-  follow(figure, picture, series, xs, toX, xLabel);
-  return figure;
+  return colours.get(wanted);
 }
 
-function follow(figure, picture, series, xs, toX, xLabel) {
-  const cross = svg("line", { class: "cross", y1: EDGE.top, y2: HEIGHT - EDGE.bottom });
-  const told = h("div", { class: "told", hidden: true });
-  figure.append(told);
-  picture.addEventListener("pointerleave", () => { cross.remove(); told.hidden = true; });
-  picture.addEventListener("pointermove", (event) => {
-    const box = picture.getBoundingClientRect();
-    const share = ((event.clientX - box.left) / box.width * WIDTH - EDGE.left) / (WIDTH - EDGE.left - EDGE.right);
-    const wanted = xs[0] + share * (xs[1] - xs[0]);
-    const found = series.map((one) => ({ one, at: nearest(one.x, wanted) })).filter(({ at }) => at !== null);
-    if (!found.length) return;
-    const x = found[0].one.x[found[0].at];
-    cross.setAttribute("x1", toX(x));
-    cross.setAttribute("x2", toX(x));
-    picture.append(cross);
-    told.replaceChildren(h("b", {}, `${xLabel} ${number(x)}`), ...found.map(({ one, at }) =>
-      h("span", {}, h("i", { vars: { "--colour": one.colour } }), `${one.name} ${number(one.y[at])}${one.band?.[at] ? ` ± ${number(one.band[at], 2)}` : ""}`)));
-    told.hidden = false;
-    told.style.setProperty("left", share > 0.5 ? "auto" : `${Math.max(0, share) * 80 + 14}%`);
-    told.style.setProperty("right", share > 0.5 ? `${(1 - Math.min(1, share)) * 80 + 6}%` : "auto");
+// Draw all figures again, once the theme has changed.
+export function repaint() {
+  colours = new Map();
+  for (const node of document.querySelectorAll(".plot")) plots.get(node)?.redraw(false);
+}
+
+// A figure, empty until `show` is given what is drawn: {options and data of uPlot, summary in words, told(plot) under the
+// pointer, table() for CSV, legend: [[name, colour]]}, as a function of whether the axis is logarithmic.
+// Zoom and axis stay as they are when something else is shown.
+export function figure(title, { log: canLog = false, named = false, height = HEIGHT } = {}) {
+  let describe = null;
+  let shown = null;
+  let plot = null;
+  let zoom = null;
+  let log = false;
+  const button = (text, label, click) => h("button", { type: "button", "aria-label": `${label} of ${title}`, title: label, click }, text);
+  const logs = button("log", "logarithmic axis", () => { log = !log; draw(); });
+  const whole = button("all", "whole range", () => scale(null));
+  const picture = button("png", "save as PNG", () => savePicture(plot, title, shown.legend));
+  const tools = h("span", { class: "tools" }, whole, canLog ? logs : null, picture,
+    button("csv", "save as CSV", () => save(new Blob([csv(shown.table())], { type: "text/csv" }), `${fileName(title)}.csv`)));
+  const box = h("div", { class: "plot", role: "img", tabindex: "0", keydown: typed, vars: { "--height": `${height}px` } });
+  const told = h("div", { class: "told", role: "status", hidden: true });
+  const legend = h("p", { class: "legend" });
+  const empty = h("p", { class: "note" });
+  const node = h("figure", { class: "chart" }, h("figcaption", {}, h("span", {}, title), tools), box, empty, told, legend);
+
+  // Sizes are known once it is on the page, and change with the window. A figure that is taken off the page has no size:
+  // then the plot ends, since uPlot keeps a list of all that live.
+  new ResizeObserver(() => {
+    if (plot && box.clientWidth) plot.setSize({ width: box.clientWidth, height });
+    else draw();
+  }).observe(box);
+
+  function draw() {
+    if (!describe) return;
+    plot?.destroy();
+    [plot, shown] = [null, describe(log)];
+    const nothing = !shown.data;
+    [empty.hidden, box.hidden, picture.disabled, told.hidden] = [!nothing, nothing, nothing, true];
+    [tools.hidden, whole.hidden, legend.hidden] = [nothing && !log, nothing || zoom === null, nothing || !named];
+    empty.textContent = log ? "no value is above 0" : "no values";
+    logs.setAttribute("aria-pressed", String(log));
+    box.setAttribute("aria-label", `${title}: ${shown.summary}`);
+    legend.replaceChildren(...shown.legend.map(([name, colour]) => h("span", {}, h("i", { class: "swatch", vars: { "--colour": colour } }), ` ${name}`)));
+    if (nothing || !box.clientWidth) return;
+    plot = new uPlot(withDefaults(shown.options, box.clientWidth), shown.data, box);
+    plots.set(box, plot);
+    if (zoom) plot.setScale("x", { min: zoom[0], max: zoom[1] });
+  }
+
+  function withDefaults({ axes = [{}, {}], cursor, hooks, ...more }, width) {
+    const font = "11px system-ui, \"Segoe UI\", \"DejaVu Sans\", sans-serif";
+    const quiet = () => paint("var(--quiet)");
+    const axis = { font, stroke: quiet, ticks: { show: false }, grid: { stroke: () => paint("var(--line)"), width: 1 }, values: (_, at) => at.map((value) => (value === null ? "" : number(value, 3))) };
+    return {
+      width, height, legend: { show: false }, padding: [6, 10, 0, 0], ...more,
+      axes: [{ ...axis, size: 26, grid: { show: false }, ...axes[0] }, { ...axis, size: 56, ...axes[1] }],
+      cursor: { y: false, points: { show: false }, hover: { skip: [null, undefined] }, drag: { x: true, y: false, dist: 4 }, ...cursor },
+      hooks: { setScale: [(own, key) => { if (key === "x") remember(own); }], setCursor: [follow], ...hooks },
+    };
+  }
+
+  function remember(own) {
+    const [first, last] = [own.data[0][0], own.data[0].at(-1)];
+    const { min, max } = own.scales.x;
+    zoom = min <= first && max >= last ? null : [min, max];
+    whole.hidden = zoom === null;
+  }
+
+  function scale(range) {
+    const xs = plot.data[0];
+    const [min, max] = range ?? [xs[0], xs.at(-1)];
+    plot.setScale("x", { min: Math.max(min, xs[0]), max: Math.min(max, xs.at(-1)) });
+  }
+
+  function follow(own) {
+    const { left } = own.cursor;
+    const lines = left >= 0 ? shown.told(own) : [];
+    told.hidden = !lines.length;
+    if (!lines.length) return;
+    const share = left / own.over.clientWidth;
+    told.replaceChildren(...lines);
+    told.style.setProperty("left", share > 0.5 ? "auto" : `${share * 80 + 14}%`);
+    told.style.setProperty("right", share > 0.5 ? `${(1 - share) * 80 + 6}%` : "auto");
+  }
+
+  // Keys on the figure itself: arrows move the pointer's line from point to point, + and - zoom around it, 0 shows all.
+  function typed(event) {
+    if (!plot || event.ctrlKey || event.metaKey || event.altKey) return;
+    const xs = plot.data[0];
+    const { min, max } = plot.scales.x;
+    const at = plot.cursor.left >= 0 ? plot.cursor.idx : null;
+    const middle = at === null ? (min + max) / 2 : xs[at];
+    const zoomed = (factor) => scale([middle - (middle - min) * factor, middle + (max - middle) * factor]);
+    const act = {
+      "ArrowRight": () => move(at === null ? plot.valToIdx(min) : at + 1), "ArrowLeft": () => move(at === null ? plot.valToIdx(max) : at - 1),
+      "+": () => zoomed(0.5), "=": () => zoomed(0.5), "-": () => zoomed(2), "0": () => scale(null),
+    }[event.key];
+    if (!act) return;
+    event.preventDefault();
+    event.stopPropagation();
+    act();
+  }
+
+  function move(wanted) {
+    const xs = plot.data[0];
+    const x = xs[Math.min(xs.length - 1, Math.max(0, wanted))];
+    const { min, max } = plot.scales.x;
+    if (x < min || x > max) scale([min + x - (x < min ? min : max), max + x - (x < min ? min : max)]);
+    // the new scale is taken over in a microtask, and only then has x a place
+    queueMicrotask(() => plot?.setCursor({ left: plot.valToPos(x, "x"), top: 8 }));
+  }
+
+  return {
+    node,
+    show(content) {
+      describe = content;
+      draw();
+      return node;
+    },
+  };
+}
+
+// A chart of lines. Series: {name, colour, dashed, x: [], y: [] with null where unknown, band: [] half-widths or nothing,
+// faint: y before smoothing}. A logarithmic axis leaves out what is not above 0.
+export function lineChart(title, { named = false } = {}) {
+  const frame = figure(title, { log: true, named });
+  return { node: frame.node, show: (series) => frame.show((log) => lines(series, log)) };
+}
+
+function lines(series, log) {
+  const fits = (y) => (y === null || y === undefined || (log && y <= 0) ? null : y);
+  const known = series.map((one) => one.y.map(fits).filter((y) => y !== null));
+  const table = () => [
+    ["step", ...series.flatMap((one) => [one.name, ...(one.band ? [`${one.name} ±`] : []), ...(one.faint ? [`${one.name}, not smoothed`] : [])])],
+    ...transposed(uPlot.join(series.map((one) => [one.x, one.y, ...[one.band, one.faint].filter(Boolean)]))),
+  ];
+  const ends = series.map((one, at) => `${one.name} from ${number(known[at][0])} to ${number(known[at].at(-1))}`);
+  const said = { summary: ends.join("; "), table, legend: series.map(({ name, colour }) => [name, colour]) };
+  if (!known.some((values) => values.length)) return { ...said, data: null };
+  const options = { series: [{}], bands: [], scales: { x: { time: false }, y: { distr: log ? 3 : 1 } } };
+  const drawn = [];  // the line of each series in uPlot's numbering
+  const columns = series.map((one, at) => {
+    const hidden = { width: 0, spanGaps: true, points: { show: false } };
+    drawn.push(options.series.length);
+    options.series.push({ stroke: () => paint(one.colour), width: 1.8, dash: one.dashed ? [6, 3] : undefined, spanGaps: true, points: { show: known[at].length === 1, fill: () => paint(one.colour) } });
+    const more = [];
+    if (one.band) {
+      const top = options.series.push(hidden, hidden) - 2;
+      options.bands.push({ series: [top, top + 1], fill: () => paint(one.colour, 15) });
+      const edge = (sign) => one.y.map((y, i) => (fits(y) === null ? null : fits(y + sign * (one.band[i] ?? 0))));
+      more.push(edge(1), edge(-1));
+    }
+    if (one.faint) {
+      options.series.push({ ...hidden, width: 1, stroke: () => paint(one.colour, 25) });
+      more.push(one.faint.map(fits));
+    }
+    return [one.x, one.y.map(fits), ...more];
   });
+  const tell = (plot) => {
+    const found = series.map((one, at) => [one, plot.cursor.idxs[drawn[at]]]).filter(([, idx]) => idx !== null && idx !== undefined);
+    if (!found.length) return [];
+    const [, first] = found[0];
+    return [h("b", {}, `step ${number(plot.data[0][first])}`), ...found.map(([one, idx]) => {
+      const own = one.x.indexOf(plot.data[0][idx]);
+      return h("span", {}, h("i", { vars: { "--colour": one.colour } }), `${one.name} ${number(one.y[own])}${one.band?.[own] ? ` ± ${number(one.band[own], 2)}` : ""}`);
+    })];
+  };
+  return { ...said, options, data: uPlot.join(columns), told: tell };
 }
 
-function nearest(xs, wanted) {
-  let best = null;
-  for (let i = 0; i < xs.length; i += 1) {
-    if (best === null || Math.abs(xs[i] - wanted) < Math.abs(xs[best] - wanted)) best = i;
+function transposed(columns) {
+  return columns[0].map((_, row) => columns.map((column) => column[row]));
+}
+
+// A cell that begins as a formula does is text for a spreadsheet, too: names are whatever a run's files say.
+function csv(rows) {
+  const cell = (value) => (typeof value === "string" ? `"${value.replace(/^[=+\-@\t\r]/, "'$&").replaceAll("\"", "\"\"")}"` : String(value ?? ""));
+  return rows.map((row) => `${row.map(cell).join(",")}\n`).join("");
+}
+
+function fileName(title) {
+  return title.replace(/[^\w.-]+/g, "_").slice(0, 80);
+}
+
+function savePicture(plot, title, legend) {
+  const from = plot.ctx.canvas;
+  const ratio = from.width / plot.width;
+  const canvas = h("canvas", { width: from.width, height: from.height + 28 * ratio });
+  const context = canvas.getContext("2d");
+  context.fillStyle = paint("var(--card)");
+  context.fillRect(0, 0, canvas.width, canvas.height);
+  context.font = `600 ${12 * ratio}px system-ui, sans-serif`;
+  let x = 8 * ratio;
+  for (const [text, colour] of [[title, "var(--ink)"], ...legend]) {
+    context.fillStyle = paint(colour);
+    context.fillText(text, x, 18 * ratio);
+    x += context.measureText(text).width + 14 * ratio;
   }
-  return best;
-}
-
-function extent(values) {
-  let [low, high] = [Infinity, -Infinity];
-  for (const value of values) { low = Math.min(low, value); high = Math.max(high, value); }
-  const pad = low === high ? Math.abs(low) * 0.1 || 0.5 : 0;
-  return [low - pad, high + pad];
-}
-
-function scale([low, high], from, to) {
-  return (value) => from + (value - low) / (high - low) * (to - from);
-}
-
-function ticks([low, high], count) {
-  const rough = (high - low) / count;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough) ?? rough;
-  const found = [];
-  for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-9; value += step) found.push(Math.abs(value) < step * 1e-9 ? 0 : value);
-  return found;
-}
-
-function path(xs, ys, toX, toY) {
-  let d = "";
-  let drawing = false;
-  ys.forEach((y, i) => {
-    if (y === null) return;
-    d += `${drawing ? "L" : "M"}${toX(xs[i]).toFixed(1)} ${toY(y).toFixed(1)}`;
-    drawing = true;
-  });
-  return d;
-}
-
-function area(one, toX, toY) {
-  const known = one.y.map((y, i) => [one.x[i], y, one.band[i] ?? 0]).filter(([, y]) => y !== null);
-  const up = known.map(([x, y, band]) => `${toX(x).toFixed(1)} ${toY(y + band).toFixed(1)}`);
-  const down = known.map(([x, y, band]) => `${toX(x).toFixed(1)} ${toY(y - band).toFixed(1)}`).reverse();
-  return known.length ? `M${[...up, ...down].join("L")}Z` : "";
-}
-
-function summary(title, series) {
-  const ends = series.map((one) => {
-    const known = one.y.filter((y) => y !== null);
-    return `${one.name} from ${number(known[0])} to ${number(known.at(-1))}`;
-  });
-  return `${title}: ${ends.join("; ")}`;
+  context.drawImage(from, 0, 28 * ratio);
+  canvas.toBlob((blob) => save(blob, `${fileName(title)}.png`));
 }

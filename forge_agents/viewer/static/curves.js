@@ -9,8 +9,11 @@ const OPEN = new Set(["reward", "eval", "groups", "learner", "other"]);
 
 export function curvesView(page) {
   const loaded = new Map();  // run -> {stamp, metrics}
+  const charts = new Map();  // metric -> its figure, which keeps its zoom and axis
   const closed = new Map();  // group -> whether a person opened or closed it
   const box = h("div");
+  const end = h("div");
+  let laidOut = "";  // which metrics are in the box
   const search = h("input", {
     type: "search", placeholder: "metrics whose name holds …", "aria-label": "filter metrics", value: page.state.metric ?? "",
     input: (event) => page.go({ metric: event.target.value }),
@@ -20,7 +23,7 @@ export function curvesView(page) {
     input: (event) => page.go({ smooth: Number(event.target.value) ? event.target.value : "" }),
   });
   const node = h("section", { "aria-label": "Curves" },
-    h("div", { class: "bar" }, search, h("label", { class: "inline" }, "smoothing ", smooth)), box);
+    h("div", { class: "bar" }, search, h("label", { class: "inline" }, "smoothing ", smooth)), box, end);
 
   async function update() {
     const runs = page.shown().filter((run) => run.has.metrics);
@@ -31,43 +34,60 @@ export function curvesView(page) {
     const names = new Set(runs.flatMap((run) => Object.keys(loaded.get(run.id).series)));
     const wanted = [...names].filter((name) => !name.endsWith("/ci") && name.includes(page.state.metric ?? ""));
     if (!wanted.length) {
+      laidOut = "";
+      end.replaceChildren();
       box.replaceChildren(note(runs.length ? "No metric has such a name." : "No step is finished yet: curves appear with the first."));
       return;
     }
+    const thinned = Math.max(...runs.map((run) => loaded.get(run.id).every));
+    end.replaceChildren(thinned > 1 ? note(`Long runs are thinned: one step in ${thinned} is drawn.`) : "");
+    const asked = JSON.stringify([page.state.metric, wanted]);
+    if (laidOut !== asked) layOut(wanted);
+    laidOut = asked;
+    for (const [name, chart] of charts) if (chart.node.isConnected) chart.show(series(name, runs));
+  }
+
+  function layOut(names) {
     const groups = new Map();
-    for (const name of wanted) {
+    for (const name of names) {
       const group = name.includes("/") ? name.split("/")[0] : "other";
       groups.set(group, [...(groups.get(group) ?? []), name]);
     }
     const place = (group) => (FIRST.includes(group) ? FIRST.indexOf(group) : FIRST.indexOf("other") - 0.5);
     const ordered = [...groups].sort(([a], [b]) => place(a) - place(b) || a.localeCompare(b));
-    const thinned = Math.max(...runs.map((run) => loaded.get(run.id).every));
-    box.replaceChildren(
-      ...ordered.map(([group, metrics]) => section(group, metrics, runs)),
-      thinned > 1 ? note(`Long runs are thinned: one step in ${thinned} is drawn.`) : "");
+    box.replaceChildren(...ordered.map(([group, metrics]) => section(group, metrics)));
   }
 
-  function section(group, metrics, runs) {
+  function section(group, metrics) {
     const grid = h("div", { class: "charts" });
     const open = page.state.metric ? true : closed.get(group) ?? OPEN.has(group);
-    const fill = () => { if (!grid.children.length) grid.append(...metrics.map((name) => chart(name, runs))); };
+    const fill = () => { if (!grid.children.length) grid.append(...metrics.map(chart)); };
     if (open) fill();
     return h("details", {
       open, toggle: (event) => { if (event.target.open) fill(); closed.set(group, event.target.open); },
     }, h("summary", {}, `${group} (${metrics.length})`), grid);
   }
 
-  function chart(name, runs) {
+  function chart(name) {
+    if (!charts.has(name)) charts.set(name, lineChart(name));
+    return charts.get(name).show(series(name, shown()));
+  }
+
+  function shown() {
+    return page.shown().filter((run) => run.has.metrics && loaded.has(run.id));
+  }
+
+  function series(name, runs) {
     const decay = Number(page.state.smooth ?? 0);
     const width = `${name.split("/")[0]}/ci`;
-    return lineChart(name, runs.filter((run) => loaded.get(run.id).series[name]).map((run) => {
-      const { step, series } = loaded.get(run.id);
+    return runs.filter((run) => loaded.get(run.id).series[name]).map((run) => {
+      const { step, series: found } = loaded.get(run.id);
       const isMean = name === "reward/mean" || name === "eval/reward";
       return {
-        name: run.name, colour: colourOf(run.id), dashed: run.id >= 8, x: step, y: decay ? smoothed(series[name], decay) : series[name],
-        band: isMean && !decay ? series[width] : undefined, faint: decay ? series[name] : undefined,
+        name: run.name, colour: colourOf(run.id), dashed: run.id >= 8, x: step, y: decay ? smoothed(found[name], decay) : found[name],
+        band: isMean && !decay ? found[width] : undefined, faint: decay ? found[name] : undefined,
       };
-    }));
+    });
   }
 
   return { node, update };

@@ -1,17 +1,8 @@
 // Elements from plain values. In: names, attributes, texts. Out: DOM nodes. Text is only ever text: nothing here, nor
 // in any module of this page, turns a string into markup.
 
-const SVG = "http://www.w3.org/2000/svg";
-
 export function h(tag, attributes, ...children) {
-  return filled(document.createElement(tag), attributes, children);
-}
-
-export function svg(tag, attributes, ...children) {
-  return filled(document.createElementNS(SVG, tag), attributes, children);
-}
-
-function filled(node, attributes, children) {
+  const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (value === undefined || value === null || value === false) continue;
     if (typeof value === "function") node.addEventListener(name, value);
@@ -51,6 +42,13 @@ export function choice(label, options, chosen, pick) {
 // A message where something else would stand.
 export function note(text, kind = "note") {
   return h("p", { class: kind, role: kind === "problem" ? "alert" : undefined }, text);
+}
+
+// Let the browser keep a file.
+export function save(blob, name) {
+  const address = URL.createObjectURL(blob);
+  h("a", { href: address, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 60_000);  // some browsers read it only after a question
 }
 
 export function colourOf(place) {

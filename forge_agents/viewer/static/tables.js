@@ -41,8 +41,8 @@ export function verifiersView(page) {
         return;
       }
       const { latest, step, series } = found;
-      const curve = (what) => lineChart(what, Object.entries(series).filter(([name]) => name.startsWith(`${what}/`)).map(([name, y], at) => (
-        { name: name.slice(what.length + 1), colour: colourOf(at), x: step, y })), { named: true });
+      const curve = (what) => lineChart(what, { named: true }).show(Object.entries(series).filter(([name]) => name.startsWith(`${what}/`)).map(([name, y], at) => (
+        { name: name.slice(what.length + 1), colour: colourOf(at), x: step, y })));
       const alarms = latest.alarms ?? [];
       const failed = latest.verifiers.filter((one) => one.last_error);
       node.replaceChildren(
@@ -52,7 +52,7 @@ export function verifiersView(page) {
         grid(VERIFIER, latest.verifiers.map((one) => VERIFIER.map((key) => (typeof one[key] === "number" ? number(one[key], 3) : String(one[key] ?? "–")))), 3),
         failed.length ? h("details", {}, h("summary", {}, "last failures"), h("ul", {}, failed.map((one) => h("li", {}, h("b", {}, one.name), ": ", one.last_error)))) : "",
         h("div", { class: "charts" }, curve("weight"), curve("accuracy"),
-          lineChart("effective number", [{ name: latest.name, colour: colourOf(0), x: step, y: series["effective number"] ?? [] }])),
+          lineChart("effective number").show([{ name: latest.name, colour: colourOf(0), x: step, y: series["effective number"] ?? [] }])),
         page.source.live ? h("p", {}, h("a", { href: `reports/${run.id}/verifiers`, target: "_blank", rel: "noopener" }, "Whole report"), ": calibration, correlation, drift.") : "");
     },
   };

@@ -1,24 +1,28 @@
 // Where the time of a run went: stages of each step, and how long every part of the machine stood idle.
 // In: times in the metrics. Out: a view. Waits for the source.
 
-import { h, note, number, seconds, svg } from "./dom.js";
+import { h, note, number, seconds } from "./dom.js";
+import { figure, paint } from "./chart.js";
 
 const WHO = { collect: "engines and environments", judge: "reward and verifiers", learn: "learners", sync: "weights to engines" };
 const PARTS = { collect: "engines", learn: "learner" };  // of idle/PART, a share of the step
-const SHOWN = 24;  // steps drawn at once
-const ACROSS = 960;
-const LEFT = 180;
+const LANE = 40;  // pixels
 
 export function timelineView(page) {
-  const box = h("div");
-  const node = h("section", { "aria-label": "Timeline" }, box);
+  const summary = h("div");
+  const place = h("div");
+  let drawing = null;
+  let drawn = "";  // of which run, and which stages
+  const node = h("section", { "aria-label": "Timeline" }, summary, place);
 
   async function update() {
     const run = page.run();
     const found = run?.has.metrics ? await page.source.metrics(run.id) : null;
     const total = found?.series["time/step_s"];
     if (!total) {
-      box.replaceChildren(note("This run has logged no times: they come with each step of GRPO training."));
+      summary.replaceChildren(note("This run has logged no times: they come with each step of GRPO training."));
+      place.replaceChildren();
+      drawn = "";
       return;
     }
     const settings = await page.source.settings(run.id);
@@ -28,13 +32,14 @@ export function timelineView(page) {
       step, total: total[i] ?? 0, spent: Object.fromEntries(stages.map((stage) => [stage, found.series[`time/${stage}_s`][i] ?? 0])),
       idle: Object.fromEntries(stages.map((stage) => [stage, found.series[`idle/${PARTS[stage]}`]?.[i] ?? null])),
     }));
-    const end = Math.min(steps.length, Math.max(1, Number(page.state.until ?? steps.length)));
-    box.replaceChildren(
-      totals(stages, steps, ahead), found.every > 1 ? note(`One step in ${found.every} is counted and drawn.`) : "",
-      h("label", { class: "inline" }, "up to step ", h("input", {
-        type: "range", min: 1, max: steps.length, value: end, input: (event) => page.go({ until: Number(event.target.value) === steps.length ? "" : event.target.value }),
-      }), ` ${steps[end - 1].step}`),
-      h("div", { class: "scroll" }, drawing(stages, steps.slice(Math.max(0, end - SHOWN), end), ahead)));
+    summary.replaceChildren(totals(stages, steps, ahead), found.every > 1 ? note(`One step in ${found.every} is counted and drawn.`) : "");
+    const wanted = JSON.stringify([run.id, stages]);
+    if (drawn !== wanted) {  // else it stays where it is, zoomed as it is
+      drawing = figure("stages of each step", { height: stages.length * LANE + 32 });
+      place.replaceChildren(drawing.node);
+      drawn = wanted;
+    }
+    drawing.show(() => bars(stages, steps, ahead));
   }
 
   return { node, update };
@@ -55,31 +60,61 @@ function totals(stages, steps, ahead) {
     : "Stages follow each other, so whoever is not at work stands idle: play a step ahead with max_staleness=1 to overlap them."} Engines and learner are busy while they have work (idle/engines, idle/learner), where that was logged. Evaluations and checkpoints lie between the steps and are not counted.`));
 }
 
-function drawing(stages, steps, ahead) {
-  const lane = (stage) => ahead && stage === "collect" ? "wait for episodes" : WHO[stage] ?? stage;
-  const all = steps.reduce((sum, step) => sum + step.total, 0) || 1;
-  const toX = (time) => LEFT + time / all * (ACROSS - LEFT - 8);
-  const height = stages.length * 34 + 30;
-  const picture = svg("svg", { class: "gantt", viewBox: `0 0 ${ACROSS} ${height}`, role: "img", "aria-label": `stages of steps ${steps[0].step} to ${steps.at(-1).step}` });
-  stages.forEach((stage, place) => picture.append(
-    svg("rect", { class: "idle", x: LEFT, width: ACROSS - LEFT - 8, y: place * 34 + 4, height: 26, rx: 3 }),
-    svg("text", { class: "tick", x: LEFT - 8, y: place * 34 + 21, "text-anchor": "end" }, lane(stage))));
-  let start = 0;
-  let labelled = -Infinity;
-  for (const step of steps) {
-    if (toX(start) - labelled > 44 && toX(start) < ACROSS - 50) {
-      picture.append(svg("line", { class: "grid", x1: toX(start), x2: toX(start), y1: 0, y2: height - 22 }), svg("text", { class: "tick", x: toX(start) + 2, y: height - 8 }, `step ${step.step}`));
-      labelled = toX(start);
-    }
-    let at = start;
-    stages.forEach((stage, place) => {
-      const spent = step.spent[stage];
-      picture.append(svg("rect", {
-        class: "busy", x: toX(at), width: Math.max(0.7, toX(at + spent) - toX(at) - 0.5), y: place * 34 + 4, height: 26, rx: 2, vars: { "--colour": `var(--run-${place % 8})` },
-      }, svg("title", {}, `step ${step.step}: ${stage} ${seconds(spent)}, ${number(spent / step.total * 100, 3)} % of the step`)));
-      at += spent;
+// Bars by stage over the seconds of all steps. Its data have a point at each step's start, and one at the end.
+function bars(stages, steps, ahead) {
+  const names = stages.map((stage) => (ahead && stage === "collect" ? "wait for episodes" : WHO[stage] ?? stage));
+  const starts = [0];
+  for (const step of steps) starts.push(starts.at(-1) + step.total);
+  const colour = (place) => `var(--run-${place % 8})`;
+  const within = (min, max) => starts.slice(0, -1).filter((start) => start >= min && start <= max);
+
+  function draw(plot) {
+    const { ctx, bbox } = plot;
+    const toX = (time) => plot.valToPos(time, "x", true);
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+    ctx.clip();
+    const lane = bbox.height / stages.length;
+    ctx.fillStyle = paint("var(--soft)");
+    stages.forEach((_, place) => ctx.fillRect(bbox.left, bbox.top + (place + 0.12) * lane, bbox.width, 0.76 * lane));
+    steps.forEach((step, i) => {
+      let at = starts[i];
+      stages.forEach((stage, place) => {
+        const [from, to] = [toX(at), toX(at + step.spent[stage])];
+        ctx.fillStyle = paint(colour(place));
+        ctx.fillRect(from, bbox.top + (place + 0.12) * lane, Math.max(0.7, to - from - 0.5), 0.76 * lane);
+        at += step.spent[stage];
+      });
     });
-    start += step.total;
+    ctx.restore();
   }
-  return picture;
+
+  function told(plot) {
+    const step = steps[Math.min(plot.cursor.idx, steps.length - 1)];
+    return [h("b", {}, `step ${number(step.step)}, ${seconds(step.total)}`), ...stages.map((stage, place) =>
+      h("span", {}, h("i", { vars: { "--colour": colour(place) } }), `${names[place]} ${seconds(step.spent[stage])}, ${number(step.spent[stage] / step.total * 100, 3)} %`))];
+  }
+
+  const options = {
+    series: [{}, { paths: () => null, points: { show: false } }],
+    scales: { x: { time: false }, y: { range: [0, stages.length], dir: -1 } },
+    axes: [
+      { grid: { show: true }, splits: (plot, _, min, max) => spaced(within(min, max), (time) => plot.valToPos(time, "x"), 60), values: (_, at) => at.map((time) => `step ${steps[starts.indexOf(time)].step}`) },
+      { size: 170, grid: { show: false }, splits: () => stages.map((_, place) => place + 0.5), values: () => names },
+    ],
+    cursor: { dataIdx: (plot, _, closest, time) => (starts[closest] > time ? Math.max(0, closest - 1) : closest) },
+    hooks: { draw: [draw] },
+  };
+  return {
+    options, told, data: [starts, starts.map(() => 0)], legend: [],
+    summary: `${names.join(", ")} in steps ${steps[0].step} to ${steps.at(-1).step}`,
+    table: () => [["step", "seconds", ...names], ...steps.map((step) => [step.step, step.total, ...stages.map((stage) => step.spent[stage])])],
+  };
+}
+
+// Those that are drawn at least `apart` from the one before.
+function spaced(values, toX, apart) {
+  let last = -Infinity;
+  return values.filter((value) => toX(value) - last >= apart && ((last = toX(value)), true));
 }

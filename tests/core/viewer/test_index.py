@@ -109,9 +109,10 @@ def test_a_half_written_last_line_waits_for_its_end(tmp_path):
     assert index.update() == 1
     write_lines(log, [])
     with log.open("a") as file:
-        file.write("\n" + line + "\n")
+        file.write("\n" + line + "\nrubbish\n")
     assert index.update() == 1
-    assert index.status()["episodes"] == 3
+    status = index.status()
+    assert status["episodes"] == 3 and status["problems"][0].startswith("line 4 of")  # its end is no line of its own
 
 
 def test_damaged_and_foreign_lines_are_told_and_the_rest_is_kept(tmp_path):

@@ -24,6 +24,19 @@ def test_a_run_tells_what_it_holds(run_folder):
     assert status["problems"] == []
 
 
+def test_a_run_tells_how_it_ended(run_folder):
+    run = only(run_folder)
+    assert run.status()["ending"] is None
+    file = run_folder / "ending.json"
+    file.write_text(json.dumps({"step": 2, "ending": "solved", "reason": "solved: all of them"}))
+    assert run.status()["ending"] == {"kind": "solved", "step": 2, "reason": "solved: all of them"}
+    for damaged in ('{"step": 2, "end', "[]", '{"step": "x"}'):
+        file.write_text(damaged)
+        assert run.status()["ending"] is None
+    file.unlink()  # a resumed run
+    assert run.status()["ending"] is None
+
+
 def test_the_stamp_changes_with_every_file(run_folder):
     run = only(run_folder)
     before = run.status()["stamp"]
@@ -60,7 +73,8 @@ def test_damaged_metrics_are_told_and_the_rest_is_shown(run_folder):
     with (run_folder / "metrics.jsonl").open("a") as file:
         file.write('broken\n{"no": "step"}\n{"step": 9, "reward/mean": NaN}\n{"step": 10, "rew')
     run = only(run_folder)
-    assert run.status()["problems"] == ["line 4 of metrics.jsonl is left out: it is not JSON; the file was damaged"]
+    (problem,) = run.status()["problems"]
+    assert problem.startswith("line 4 of metrics.jsonl is left out: it is not JSON") and "damaged" in problem
     assert run.metrics()["step"] == [0, 1, 2, 9]
     assert run.metrics()["series"]["reward/mean"][-1] is None
     (run_folder / "config.yaml").write_text("a: [1")

@@ -84,8 +84,8 @@ class Server:
     def __init__(self, folders: list[Path], *, index: bool = True) -> None:
         import uvicorn
 
-        from forge_agents.viewer.app import make_app, watch
         from forge_agents.viewer.runs import find_runs
+        from forge_agents.viewer.server import make_app, watch
 
         self.runs = find_runs(folders)
         listening = socket.create_server(("127.0.0.1", 0))
