@@ -87,10 +87,8 @@ class Starting:
         self.config = SimpleNamespace(learner=LearnerConfig(**settings), seed=0)
         self.policies = {"hero": Policy("hero"), "rival": Policy("rival")}
         self.store = SimpleNamespace(pulse=SimpleNamespace(error=None))
-        self.folder, self.learners, self._lost, self._context = Path("run"), {}, [], context
-
-    def _engine(self, name):
-        return SimpleNamespace(max_model_len=self._context)
+        self.folder, self.learners, self._lost = Path("run"), {}, []
+        self.samplers = dict.fromkeys(self.policies, SimpleNamespace(max_model_len=context))
 
     async def _start_learners(self, configs):
         return configs

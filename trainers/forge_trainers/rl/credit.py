@@ -30,7 +30,7 @@ class Overlong:
 
     def penalties(self, num_tokens_n: np.ndarray) -> np.ndarray:
         """What responses of so many tokens lose: float64 ``[n]`` in [-1, 0]."""
-        free = self.max_tokens - self.cache_tokens
+        free = self.max_tokens - self.cache_tokens  # eq. 13: 0 up to here, then (free - |y|) / cache, at last -1
         return np.clip((free - np.asarray(num_tokens_n, np.float64)) / self.cache_tokens, -1.0, 0.0)
 
 
@@ -70,7 +70,7 @@ class Baselines:
         The paper takes rewards in one by one, ``b <- decay * b + (1 - decay) * R`` (arXiv 2506.24119), so
         that b depends on their order. Here all n count alike, and what is left of the old b is the same.
         """
-        left = decay ** len(rewards_n)
+        left = decay ** len(rewards_n)  # n updates b <- decay * b + ... leave decay^n of the old b
         self._means[key] = left * self._means.get(key, 0.0) + (1.0 - left) * float(np.mean(rewards_n))
         return self._means[key]
 
@@ -215,8 +215,10 @@ class Credit:
             return rewards
         if len(rewards) < 2 or self._flat(rewards, noise):
             return None
+        # GRPO (arXiv 2402.03300, section 4.1.2): A_i = (r_i - mean(r)) / std(r); Dr. GRPO (2503.20783) leaves std out.
         centred: np.ndarray = rewards - rewards.mean()
         if self.baseline == "leave_one_out":
+            # RLOO (arXiv 2402.14740): r_i - mean of the n - 1 others = (r_i - mean of all) * n / (n - 1)
             centred *= len(rewards) / (len(rewards) - 1)
         if self.scale == "std":
             centred /= rewards.std(ddof=1)
@@ -233,6 +235,7 @@ class Credit:
         self, scored: Sequence[Scored], found: Sequence[np.ndarray | None], compared: Sequence[np.ndarray]
     ) -> list[np.ndarray | None]:
         """Divided by the standard deviation over the step, of all or of the role; turns without a score are no part."""
+        # REINFORCE++ (arXiv 2501.03262): A / std over the batch; one seat's rewards say nothing of another's spread.
         pools: dict[str, list[np.ndarray]] = {}
         for one, own, values in zip(scored, found, compared, strict=True):
             if own is not None:
@@ -252,7 +255,7 @@ class Credit:
 
     def _summed(self, turns: np.ndarray) -> np.ndarray:
         """Discounted sum over each turn and those after it."""
-        out, total = np.empty(len(turns)), 0.0
+        out, total = np.empty(len(turns)), 0.0  # G_t = r_t + discount * G_(t+1), backwards
         for t in range(len(turns) - 1, -1, -1):
             total = turns[t] + self.discount * total
             out[t] = total

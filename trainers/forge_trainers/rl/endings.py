@@ -116,7 +116,7 @@ class Endings:
     def _ended(self, samples: StepSamples, tops: Mapping[str, float | None]) -> Ending | None:
         if self._levels and set(tops) - {env_id for env_id, _ in self._levels}:
             return None  # an environment that is drawn seldom may teach something yet
-        told = "; ".join(self._told(seat, tops.get(seat[0])) for seat in self._levels)
+        best = "; ".join(self._describe(seat, tops.get(seat[0])) for seat in self._levels)
         if (
             self._levels
             and not self._lost
@@ -125,7 +125,7 @@ class Endings:
         ):
             if self._episodes < _PROOF:
                 return None
-            return self._at_the_top(tops, told)
+            return self._at_the_top(tops, best)
         counts = samples.counts
         advice = {
             "flat": "Siblings earn the same, so there is nothing to compare: change the difficulty, the temperature or "
@@ -138,20 +138,20 @@ class Endings:
         return Ending(
             kind="flat",
             reason=f"{self._steps} steps in a row had no group to learn from; groups of the last: {dict(counts)}. "
-            + (f"Best of each group: {told}. " if told else "")
+            + (f"Best of each group: {best}. " if best else "")
             + advice[cause],
         )
 
-    def _at_the_top(self, tops: Mapping[str, float | None], told: str) -> Ending:
+    def _at_the_top(self, tops: Mapping[str, float | None], best: str) -> Ending:
         """Solved where the most there is is known, or is 1 by all that was seen: the full mark of most rewards."""
         unjudged = f" ({self._abstained} more have no reward)" if self._abstained else ""
         all_of_them = f"all {self._episodes} episodes of the last {self._steps} steps{unjudged} earned"
         unknown = [seat for seat in self._levels if tops.get(seat[0]) is None]
         if all(_reaches(self._seen[seat][1], 1.0) and _reaches(1.0, self._seen[seat][1]) for seat in unknown):
-            return Ending(kind="solved", reason=f"solved: {all_of_them} the most there is: {told}")
+            return Ending(kind="solved", reason=f"solved: {all_of_them} the most there is: {best}")
         return Ending(
             kind="plateau",
-            reason=f"plateau: {all_of_them} the highest reward seen: {told}. Nobody knows whether it is the most there "
+            reason=f"plateau: {all_of_them} the highest reward seen: {best}. Nobody knows whether it is the most there "
             "is: say so with max_reward of the environment or the reward; if more can be earned, change the "
             "difficulty, the temperature or group_size",
         )
@@ -166,7 +166,7 @@ class Endings:
         low, high = self._seen[seat]
         return max(high, 1.0) if _reaches(low, high) else high
 
-    def _told(self, seat: Seat, known: float | None) -> str:
+    def _describe(self, seat: Seat, known: float | None) -> str:
         (env_id, agent), levels = seat, self._levels[seat]
         shown = [f"{level:g}" if len(levels) == 1 else f"{level:g} ({n})" for level, n in levels.most_common(3)]
         top = f"of at most {known:g}" if known is not None else f"the highest seen is {self._seen[seat][1]:g}"

@@ -121,8 +121,16 @@ class Columns:
         load_nested(self._rewards, state, owner=self.name)  # type: ignore[arg-type]  # as above
 
 
-async def judge(groups: Sequence[EpisodeGroup], reward: Reward, *, timeout_s: float) -> list[JudgedGroup]:
+async def judge(groups: Sequence[EpisodeGroup], reward: Reward, *, timeout_s: float = 1800.0) -> list[JudgedGroup]:
     """Score every trajectory of `groups` in one call of `reward`, or one of each reward in `Columns`.
+
+    Args:
+        groups: Played, failed episodes and all.
+        reward: Asked in a thread, so that it may block.
+        timeout_s: Its deadline.
+
+    Returns:
+        The groups in order, each with float32 ``[G]`` rewards by agent.
 
     Raises:
         StallError: The reward did not return in time.

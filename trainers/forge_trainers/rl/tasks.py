@@ -92,7 +92,7 @@ class TaskSampler:
         """A fresh environment."""
         return self._makers[env_id]()
 
-    def rollout(self, task: Task, seats: Seats, served: Mapping[str, Served], *, max_turns: int) -> Rollout:
+    def rollout(self, task: Task, seats: Seats, served: Mapping[str, Served], *, max_turns: int = 64) -> Rollout:
         """What plays siblings of `task`: ``await sampler.rollout(...).group(task.seed, size)``.
 
         Args:

@@ -1,4 +1,7 @@
-"""What stands around a loop: processes, checkpoints, the console, interrupts and deadlines.
+"""What stands around a loop: start at `processes`, which knows who runs and what becomes of the dead.
+
+`checkpoints` saves and restores a run and exports its models; `supervision` has the event loop, Ctrl-C, the stopwatch
+and the watchdog; `console` shows the steps.
 
 In: a run's settings. Out: a loop that can be stopped and resumed. Waits for: processes and the disk, with deadlines.
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import json
 import logging
 import math
@@ -70,7 +71,8 @@ class _Mark:
         found = json.loads((folder / CHECKPOINT_MARK).read_text())
         try:
             mark = cls(**{**found, "step": int(found["step"]), "policies": [str(name) for name in found["policies"]]})
-            odd = [name for name in (*mark.policies, *mark.files) if not _stays(name)]  # both are opened below
+            paths = {name: PurePosixPath(name) for name in (*mark.policies, *mark.files)}  # they are opened
+            odd = [n for n, p in paths.items() if not p.parts or p.is_absolute() or ".." in p.parts or "\0" in n]
             math.isfinite(mark.score or 0.0)
         except (KeyError, TypeError, RecursionError) as cause:
             raise ValueError(f"{CHECKPOINT_MARK} is damaged: {cause!r}") from cause
@@ -288,7 +290,9 @@ class Checkpoints:
                     "choose another out_dir"
                 )
             for newer in damaged:  # the run will come to their steps again
-                newer.replace(_free_name(self._folder / newer.name.replace("step", "damaged")))
+                name = newer.name.replace("step", "damaged")
+                names = itertools.chain((name,), (f"{name}.{number}" for number in itertools.count(2)))
+                newer.replace(next(p for p in map(self._folder.joinpath, names) if not p.exists()))
             return mark.step
         if damaged:
             raise ForgeError("no checkpoint loads: " + "; ".join(f"{path}: {why}" for path, why in damaged.items()))
@@ -307,7 +311,11 @@ class Checkpoints:
             draft.mkdir(parents=True)
             sums: dict[str, list[int]] = {}
             for name, part in self._parts.items():
-                sums[f"{name}.npz"] = _save_arrays(draft / f"{name}.npz", part.state_dict())
+                whole, own_sums = io.BytesIO(), Sums()
+                np.savez(whole, allow_pickle=False, **part.state_dict())
+                own_sums.add(whole.getbuffer())
+                (draft / f"{name}.npz").write_bytes(whole.getbuffer())
+                sums[f"{name}.npz"] = own_sums.all
             await all_or_first_error(
                 learner.start_save(draft / name, timeout_s=self._timeout_s) for name, learner in learners.items()
             )
@@ -317,12 +325,13 @@ class Checkpoints:
             )
             for learner, own in zip(learners, written, strict=True):
                 sums |= {f"{learner}/{name}": found for name, found in own.items()}
-            mark = _Mark(
-                step=step, policies=sorted(learners), score=_known(score), files=sums, chunk_bytes=CHUNK_BYTES
-            )
+            known = score if score is not None and math.isfinite(score) else None
+            mark = _Mark(step=step, policies=sorted(learners), score=known, files=sums, chunk_bytes=CHUNK_BYTES)
             await asyncio.to_thread(_put_in_place, draft, final, mark)
-            for old in self._to_forget():
-                shutil.rmtree(old, ignore_errors=True)
+            best = self.best() if self._keep_best else None
+            for old in self.complete()[self._keep :]:
+                if old != best:
+                    shutil.rmtree(old, ignore_errors=True)
         except StallError:
             raise
         except OSError as cause:
@@ -344,10 +353,6 @@ class Checkpoints:
                 _log.warning("checkpoint %s holds no %s, which starts afresh", folder, name)
             else:
                 self._parts[name].load_state_dict(state)
-
-    def _to_forget(self) -> list[Path]:
-        best = self.best() if self._keep_best else None
-        return [folder for folder in self.complete()[self._keep :] if folder != best]
 
     def _marks(self) -> dict[Path, _Mark]:
         """What can be read of the complete checkpoints, newest first."""
@@ -384,34 +389,6 @@ def _checked(folder: Path) -> _Mark:
     if wrong:
         raise ValueError(wrong)
     return mark
-
-
-def _save_arrays(file: Path, state: Mapping[str, np.ndarray]) -> list[int]:
-    """Write `state` as ``np.savez`` does. Returns the file's sums."""
-    whole, sums = io.BytesIO(), Sums()
-    np.savez(whole, allow_pickle=False, **state)
-    sums.add(whole.getbuffer())
-    file.write_bytes(whole.getbuffer())
-    return sums.all
-
-
-def _stays(name: str) -> bool:
-    path = PurePosixPath(name)
-    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
-
-
-def _known(score: float | None) -> float | None:
-    return score if score is not None and math.isfinite(score) else None
-
-
-def _free_name(path: Path) -> Path:
-    """`path`, or where that is taken, with a number behind."""
-    taken: Any = path
-    number = 1
-    while taken.exists():
-        number += 1
-        taken = path.with_name(f"{path.name}.{number}")
-    return Path(taken)
 
 
 def export_checkpoint(

@@ -92,12 +92,13 @@ class Processes:
     store: WeightStore
     engines: Mapping[str, Replicas]
     """By the name of the first policy that each serves."""
-    homes: Mapping[str, str]
-    """Which engine serves a policy, by policy name."""
+    samplers: Mapping[str, Adapted]
+    """What samples for each policy: an engine, or an adapter in one."""
+    served: Mapping[str, Served]
+    """What players need of it."""
     faults: Faults
     """Deaths so far, and how many are allowed."""
     hosts: Hosts
-    renderers: Mapping[str, Renderer]
     learners: dict[str, Learner] = field(default_factory=dict)
     """Empty until `start_learners`, and again once one was lost."""
     _lost: list[Fault] = field(default_factory=list)
@@ -111,16 +112,18 @@ class Processes:
     ) -> Processes:
         """Start the hosts, the store and the engines; whatever fails to start stops the rest."""
         paths = {name: models.resolve(policy.model) for name, policy in policies.items()}
-        homes = _homes(policies, paths)
-        adapters: dict[str, dict[str, LoRA]] = {home: {} for home in homes.values()}
+        renderers = {name: Renderer.of(path) for name, path in paths.items()}  # what has no template starts nothing
+        homes: dict[str, str] = {}  # the engine of each policy, called by its first policy
+        adapters: dict[str, dict[str, LoRA]] = {}  # by engine
+        shared: dict[Path, str] = {}  # adapters on one model share an engine
         for name, policy in policies.items():
-            if policy.lora is not None:
-                adapters[homes[name]][name] = policy.lora
+            home = homes[name] = name if policy.lora is None else shared.setdefault(paths[name], name)
+            adapters.setdefault(home, {}).update({} if policy.lora is None else {name: policy.lora})
         faults = Faults(max_respawns=config.max_respawns, file=folder / "faults.jsonl")
         hosts, trained = hosts or Hosts(), [name for name, policy in policies.items() if policy.trainable]
         if hosts.kind == "local":
-            shared = {_shared_by(name, policies[name], paths[name]) for name in trained}
-            config = with_threads(config, engines=len(adapters), learners=len(shared))
+            learners = {_shared_by(name, policies[name], paths[name]) for name in trained}
+            config = with_threads(config, engines=len(adapters), learners=len(learners))
         hosts.check_processes("engines", len(adapters) * config.engine.replicas)
         hosts.check_processes("learner", len(trained) * config.learner_procs, each=config.learner_procs)
         folder.mkdir(parents=True, exist_ok=True)
@@ -143,16 +146,19 @@ class Processes:
         except BaseException:
             await mesh.shutdown_all()
             raise
+        samplers = {
+            name: engines[homes[name]].adapted("" if policy.lora is None else name) for name, policy in policies.items()
+        }
         started = cls(
             policies=policies,
             config=config,
             folder=folder,
             store=store,
             engines=engines,
-            homes=homes,
+            samplers=samplers,
+            served={name: Served(sampler, renderers[name]) for name, sampler in samplers.items()},
             faults=faults,
             hosts=hosts,
-            renderers={name: Renderer.of(path) for name, path in paths.items()},
         )
         started._store_watch = asyncio.ensure_future(started._watch_store())
         _waits.report("run", started.picture)
@@ -222,7 +228,7 @@ class Processes:
         return True
 
     def _learner_settings(self, name: str) -> LearnerConfig:
-        policy, context = self.policies[name], self._engine(name).max_model_len
+        policy, context = self.policies[name], self.samplers[name].max_model_len
         limit = self.config.learner.max_sample_tokens
         if limit is not None and limit < context:
             _log.warning(
@@ -257,11 +263,6 @@ class Processes:
 
         return await self.faults.outlive(name, start)
 
-    @property
-    def served(self) -> dict[str, Served]:
-        """What players need of each engine."""
-        return {name: Served(self._engine(name), self.renderers[name]) for name in self.policies}
-
     async def sync(self, published: Callable[[], None] = lambda: None) -> None:
         """Carry every learner's weights to its engine. `published` is called when all learners may go on."""
         busy = set(self.learners)
@@ -272,7 +273,7 @@ class Processes:
                 busy.discard(name)
                 if not busy:
                     published()
-                await self._engine(name).load_weights(version, timeout_s=self.config.stage_timeout_s)
+                await self.samplers[name].load_weights(version, timeout_s=self.config.stage_timeout_s)
 
             await self.with_store(by)
 
@@ -289,11 +290,6 @@ class Processes:
                 if error.who != store.ref.name:
                     raise
                 await self._mend_store(store, error)
-
-    def _engine(self, name: str) -> Adapted:
-        """What samples for a policy."""
-        adapter = "" if self.policies[name].lora is None else name
-        return self.engines[self.homes[name]].adapted(adapter)
 
     async def _watch_store(self) -> None:
         with contextlib.suppress(RespawnLimitError):  # the next `sync` raises it
@@ -363,14 +359,6 @@ async def _start_store(config: ProcessConfig, faults: Faults) -> WeightStore:
 def _shared_by(name: str, policy: Policy, path: Path) -> object:
     """Names the learner of a policy: adapters of one shape on one model share theirs."""
     return name if policy.lora is None else (path, policy.lora)
-
-
-def _homes(policies: Mapping[str, Policy], paths: Mapping[str, Path]) -> dict[str, str]:
-    """The engine of each policy, called by its first policy: adapters on one model share one."""
-    first: dict[Path, str] = {}
-    return {
-        name: name if policy.lora is None else first.setdefault(paths[name], name) for name, policy in policies.items()
-    }
 
 
 def share_threads(cores: int, *, engines: int, ranks: int, overlap: bool) -> tuple[int | None, int | None]:

@@ -178,11 +178,11 @@ class Interrupt:
         """
         if self._asked_by is None:
             return
-        told = f"stopped after step {steps}; run it again to continue"
+        reason = f"stopped after step {steps}; run it again to continue"
         if self._asked_by is signal.SIGTERM:
-            self._say(told)
+            self._say(reason)
             raise SystemExit(128 + signal.SIGTERM)
-        raise KeyboardInterrupt(told)
+        raise KeyboardInterrupt(reason)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._asked_by = signal.Signals(number)
@@ -251,15 +251,15 @@ class Watchdog:
         self._handle = asyncio.get_running_loop().call_later(self._period_s, self._tick)
 
     def _watch(self) -> None:
-        told = 0.0
+        reported = 0.0
         while not self._over.wait(self._period_s):
             beat = self._beat
-            if time.monotonic() - beat < self._limit_s or self._owner.ident is None or told == beat:
+            if time.monotonic() - beat < self._limit_s or self._owner.ident is None or reported == beat:
                 continue
             if self._interrupts:
                 signal.pthread_kill(self._owner.ident, signal.SIGUSR2)
             else:
-                told = beat
+                reported = beat
                 place = _waits.stack(sys._current_frames().get(self._owner.ident))[-1:]
                 sys.stderr.write(f"the controller's thread is held for over {self._limit_s:g} s at {place}\n")
 
