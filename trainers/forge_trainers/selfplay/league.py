@@ -1,6 +1,7 @@
 """A policy that trains against its own past: what a user declares, and the plan of a step's games.
 
-In: a policy, anchors, settings. Out: who sits where, and what the games say. Waits for nothing; `forge_trainers.rl.seating` plays them.
+In: a policy, anchors, settings. Out: who sits where, and what the games say. Waits for nothing; whoever seats players
+(`forge_trainers.rl.seating`) plays them.
 """
 
 from __future__ import annotations
