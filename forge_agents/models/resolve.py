@@ -18,13 +18,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from forge_agents.errors import ModelNotFoundError, RunFolderError, StallError, did_you_mean
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """PyTorch's words for safetensors' types of weights."""
-
-__all__ = ["BUILTIN", "BuiltinModel", "cache_folder", "check_complete", "download", "dtype_of", "resolve"]
 
 CACHE_VARIABLE = "FORGE_AGENTS_CACHE"
 UNPACK_DEADLINE_S = 600.0
@@ -156,29 +155,31 @@ def check_complete(folder: Path) -> None:
             instead = f" (only {', '.join(others)}; convert it to safetensors)" if others else ""
             raise ModelNotFoundError(f"model folder {folder} has no weights: no *.safetensors file is there{instead}")
     for shard in shards:
-        _check_safetensors(shard)
+        safetensors_header(shard)
 
 
 def dtype_of(folder: Path) -> str:
     """The type of a model's weights, in PyTorch's word: what its config says, else that of its first stored tensor.
 
     Raises:
-        ModelNotFoundError: The config is missing or unreadable.
+        ModelNotFoundError: The config is missing or unreadable, or a file of weights is not whole.
     """
     settings = _read_json(folder / "config.json")
     if said := settings.get("dtype") or settings.get("torch_dtype"):  # the latter before transformers 5
         return str(said)
     for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        for name, entry in header.items():
-            if name != "__metadata__" and entry["dtype"] in _DTYPES:
+        for entry in safetensors_header(path).values():
+            if entry["dtype"] in _DTYPES:
                 return _DTYPES[entry["dtype"]]
     return "bfloat16"
 
 
-def _check_safetensors(path: Path) -> None:
-    """The header of a safetensors file promises its size; a copy that was cut off is shorter."""
+def safetensors_header(path: Path) -> dict[str, Any]:
+    """What a safetensors file says of its tensors, by name; a copy that was cut off is shorter than it promises.
+
+    Raises:
+        ModelNotFoundError: The file is missing, half-written or no safetensors file.
+    """
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -188,23 +189,24 @@ def _check_safetensors(path: Path) -> None:
         raise ModelNotFoundError(f"{path} is missing; copy or download the model again") from None
     except OSError as cause:
         raise ModelNotFoundError(f"{path} cannot be read: {cause.strerror}") from cause
-    promised = 0
+    promised, entries = 0, {}
     if len(header) == header_size > 0:
         try:
             entries = json.loads(header)
-            ends = [entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"]
+            entries.pop("__metadata__", None)
+            promised = 8 + header_size + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ModelNotFoundError(f"{path} is not a safetensors file; copy or download the model again") from None
-        promised = 8 + header_size + max(ends, default=0)
     if promised != size or size == 0:
         raise ModelNotFoundError(
             f"{path} is half-written: {size} bytes arrived"
             + (f" of {promised}" if promised else ", less than its header")
             + "; copy or download the model again"
         )
+    return entries
 
 
-def _read_json(path: Path) -> dict[str, object]:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:

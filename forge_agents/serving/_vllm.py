@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import struct
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -254,11 +253,11 @@ def expected_shapes(model: str) -> dict[str, tuple[int, ...]] | None:
     A tied ``lm_head.weight`` is left out: it may come or not.
 
     Raises:
-        ValueError: A file is cut off or is no safetensors file.
+        ModelNotFoundError: A file is half-written or is no safetensors file.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for path in sorted(Path(model).glob("*.safetensors")):
-        shapes |= {name: tuple(entry["shape"]) for name, entry in _safetensors_header(path).items()}
+        shapes |= {name: tuple(entry["shape"]) for name, entry in models.safetensors_header(path).items()}
     if json.loads(Path(model, "config.json").read_text()).get("tie_word_embeddings", False):
         shapes.pop("lm_head.weight", None)
     return shapes or None
@@ -282,22 +281,6 @@ def adapter_shapes(model: str, lora: LoRA) -> dict[str, tuple[int, ...]]:
     if missing:
         raise ValueError(f"{model} has no layers {sorted(missing)} for a LoRA adapter; leave them out of its targets")
     return found
-
-
-def _safetensors_header(path: Path) -> dict[str, Any]:
-    """What a safetensors file says it holds, by tensor name, checked against its size."""
-    size = path.stat().st_size
-    try:
-        with path.open("rb") as file:
-            (header_bytes,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(min(header_bytes, size)))
-    except (struct.error, ValueError) as error:
-        raise ValueError(f"{path} is no whole safetensors file ({error}); download or write the model again") from error
-    header.pop("__metadata__", None)
-    whole = 8 + header_bytes + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    if size < whole:
-        raise ValueError(f"{path} is cut off: it has {size} of {whole} bytes; download or write the model again")
-    return header  # type: ignore[no-any-return]
 
 
 def check_tensors(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]] | None) -> None:

@@ -95,7 +95,7 @@ class Engine:
 
         Raises:
             StallError: The engine was not ready in time.
-            ValueError: The model's files are not whole.
+            ModelNotFoundError: The model's files are not whole.
             Exception: What vLLM raised.
         """
         # Monarch loads here, not when this module is imported

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from forge_agents.errors import ActorDiedError, StallError, UnknownIdError
+from forge_agents.errors import ActorDiedError, ModelNotFoundError, StallError, UnknownIdError
 from forge_agents.policy import Sampling
 from forge_agents.runtime import mesh
 from forge_agents.serving import Engine, EngineConfig, _vllm
@@ -409,9 +409,9 @@ def test_an_engine_tells_what_it_works_on_from_what_is_queued(run: Any, bench: A
 def test_a_half_written_model_is_refused_before_a_process_starts(run: Any, tiny_llama: Path, tmp_path: Path) -> None:
     broken = shutil.copytree(tiny_llama, tmp_path / "broken")
     whole = (broken / "model.safetensors").read_bytes()
-    for size, message in ((len(whole) // 2, f"cut off: it has {len(whole) // 2} of"), (100, "no whole safetensors")):
+    for size, message in ((len(whole) // 2, f"half-written: {len(whole) // 2} bytes arrived of"), (100, "less than its header")):
         (broken / "model.safetensors").write_bytes(whole[:size])
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ModelNotFoundError, match=message):
             run(Engine.start(small(broken), name="broken"))
         assert mesh.log_folder("broken") is None
 
