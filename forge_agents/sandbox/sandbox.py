@@ -6,6 +6,7 @@ In: code, files, standard input. Out: a `SandboxResult`. Waits for the program, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import marshal
 import os
@@ -13,7 +14,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -145,8 +146,7 @@ class Sandbox:
         Raises:
             SandboxUnavailable: Nothing can be run safely.
         """
-        reason = _why_no_namespaces()
-        return _strong() if not reason else _weak(reason)
+        return _guarantees(_why_no_namespaces())
 
     def run(
         self, code: str, *, stdin: str = "", files: Mapping[str, bytes] | None = None, collect: bool = False
@@ -201,7 +201,7 @@ class Sandbox:
         if reason and not self.allow_weaker:
             raise SandboxUnavailable(
                 f"{reason}. Allow user namespaces (for containers: seccomp and AppArmor profiles that permit "
-                f"unshare and mount), or accept Sandbox(allow_weaker=True), which here means:\n{_weak(reason)}"
+                f"unshare and mount), or accept Sandbox(allow_weaker=True), which here means:\n{_guarantees(reason)}"
             )
         return bool(reason)
 
@@ -259,21 +259,15 @@ def checked_path(name: str) -> str:
     return str(path)
 
 
-class _scratch:  # noqa: N801  # reads as a function
+@contextlib.contextmanager
+def _scratch(weaker: bool) -> Iterator[str | None]:
     """A folder on disk for a run without namespaces, removed afterwards; None for one with them."""
-
-    def __init__(self, weaker: bool) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="forge-sandbox-") if weaker else None
-
-    def __enter__(self) -> str | None:
-        if self._folder is None:
-            return None
-        Path(self._folder.name).chmod(0o711)
-        return self._folder.name
-
-    def __exit__(self, *exc: object) -> None:
-        if self._folder is not None:
-            self._folder.cleanup()
+    if not weaker:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="forge-sandbox-") as folder:
+        Path(folder).chmod(0o711)
+        yield folder
 
 
 def _result(reply: bytes, noise: bytes) -> SandboxResult:
@@ -335,53 +329,35 @@ _LIMITS = (
 )
 
 
-def _filters() -> bool:
-    return platform.machine() in ("x86_64", "aarch64")
+@lru_cache
+def _guarantees(reason: str) -> Guarantees:
+    """What is enforced here; `reason`: why namespaces have to be done without, empty where they are there."""
+    filters = platform.machine() in ("x86_64", "aarch64")  # whose numbers of system calls are known
+    polls = Path(f"/proc/self/task/{os.getpid()}/children").exists()
+    if reason:
+        from forge_agents.sandbox._isolation import landlock_version
 
-
-def _polls() -> bool:
-    return Path(f"/proc/self/task/{os.getpid()}/children").exists()
-
-
-def _tree_limits() -> dict[str, bool]:
-    return {"memory and processor time of all processes together (looked at every 20 ms)": _polls()}
-
-
-def _report(promises: Mapping[str, bool], reason: str) -> Guarantees:
+        version, root = landlock_version(), os.geteuid() == 0
+        reason += "; programs run as user 65534" if root else ""
+        promises = {
+            "no network": filters,
+            "no files but the standard library and the system's libraries, read-only": version > 0,
+            "no signals to other processes of the user": version >= 6 or root,
+            "number of processes": polls,
+            "other processes out of sight": version > 0,
+            "total size and number of files": False,
+            "the interpreter's installed packages out of sight": False,
+        }
+    else:
+        reason = "" if filters and polls else "this kernel or processor lacks a part"
+        promises = {
+            "no files but the standard library and the system's libraries, read-only": True,
+            "no network": True,
+            "number of processes; other processes out of sight and reach": True,
+            "total size and number of files, in memory only": True,
+        }
+    promises["memory and processor time of all processes together (looked at every 20 ms)"] = polls
+    promises["no system calls that ordinary programs do not need"] = filters
     missing = tuple(text for text, kept in promises.items() if not kept)
     enforced = (*_LIMITS, *(text for text, kept in promises.items() if kept))
     return Guarantees(full=not missing, enforced=enforced, missing=missing, reason=reason)
-
-
-@lru_cache
-def _strong() -> Guarantees:
-    promises = {
-        "no network",
-        "no files but the standard library and the system's libraries, read-only",
-        "number of processes; other processes out of sight and reach",
-        "total size and number of files, in memory only",
-    }
-    filtered = {"no system calls that ordinary programs do not need": _filters()}
-    reason = "" if _filters() and _polls() else "this kernel or processor lacks a part"
-    return _report({**dict.fromkeys(sorted(promises), True), **_tree_limits(), **filtered}, reason)
-
-
-@lru_cache
-def _weak(reason: str) -> Guarantees:
-    from forge_agents.sandbox._isolation import landlock_version
-
-    version = landlock_version()
-    if os.geteuid() == 0:
-        reason = f"{reason}; programs run as user 65534"
-    promises = {
-        "no network": _filters(),
-        "no files but the standard library and the system's libraries, read-only": version > 0,
-        "no signals to other processes of the user": version >= 6 or os.geteuid() == 0,
-        "number of processes": _polls(),
-        "other processes out of sight": version > 0,
-        "total size and number of files": False,
-        "the interpreter's installed packages out of sight": False,
-        "no system calls that ordinary programs do not need": _filters(),
-        **_tree_limits(),
-    }
-    return _report(promises, reason)

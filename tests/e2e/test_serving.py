@@ -409,7 +409,8 @@ def test_an_engine_tells_what_it_works_on_from_what_is_queued(run: Any, bench: A
 def test_a_half_written_model_is_refused_before_a_process_starts(run: Any, tiny_llama: Path, tmp_path: Path) -> None:
     broken = shutil.copytree(tiny_llama, tmp_path / "broken")
     whole = (broken / "model.safetensors").read_bytes()
-    for size, message in ((len(whole) // 2, f"half-written: {len(whole) // 2} bytes arrived of"), (100, "less than its header")):
+    half = len(whole) // 2
+    for size, message in ((half, f"half-written: {half} bytes arrived of"), (100, "less than its header")):
         (broken / "model.safetensors").write_bytes(whole[:size])
         with pytest.raises(ModelNotFoundError, match=message):
             run(Engine.start(small(broken), name="broken"))
