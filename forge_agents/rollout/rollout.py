@@ -72,7 +72,7 @@ class _Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class _News:
+class _StepResult:
     """What the environment says to an agent of everything since its last decision."""
 
     reward: float
@@ -81,7 +81,7 @@ class _News:
     info: dict[str, Any]
 
     @classmethod
-    def of(cls, agent: str, reward: Any, terminated: Any, truncated: Any, info: Mapping[str, Any]) -> _News:
+    def of(cls, agent: str, reward: Any, terminated: Any, truncated: Any, info: Mapping[str, Any]) -> _StepResult:
         return cls(_finite(reward, agent), bool(terminated), bool(truncated), _json_safe(info))
 
 
@@ -94,22 +94,22 @@ class _Seat:
     early_reward: float = 0.0
     info: dict[str, Any] = field(default_factory=dict)
 
-    def pay(self, reward: float) -> None:
+    def add_reward(self, reward: float) -> None:
         """To the last decision, or to the trajectory where there was none yet."""
         if self.drafts:
             self.drafts[-1].reward += reward
         else:
             self.early_reward += reward
 
-    def hear(self, news: _News) -> None:
-        self.pay(news.reward)
-        self.info = news.info
+    def record(self, result: _StepResult) -> None:
+        self.add_reward(result.reward)
+        self.info = result.info
         if self.drafts:
             draft = self.drafts[-1]
-            draft.terminated, draft.truncated, draft.info = news.terminated, news.truncated, news.info
+            draft.terminated, draft.truncated, draft.info = result.terminated, result.truncated, result.info
 
 
-Sit: TypeAlias = Callable[[str], Awaitable[_Seat]]
+SeatOf: TypeAlias = Callable[[str], Awaitable[_Seat]]
 """The seat of an agent, taken when the agent is first met."""
 
 
@@ -147,7 +147,7 @@ async def play(
     error: EpisodeError | None = None
     end: EndReason = "error"
 
-    async def sit(agent: str) -> _Seat:
+    async def seat_of(agent: str) -> _Seat:
         if agent not in seats:
             if agent not in policies and agent not in env.possible_agents:
                 seen = f"{agent!r} takes part and is not in possible_agents={list(env.possible_agents)}"
@@ -167,11 +167,11 @@ async def play(
     try:
         opening = await _guard("reset", env, env.reset, seed=seed)
         for agent in await _guard("reset", env, lambda: list(env.agents)):
-            await sit(agent)
+            await seat_of(agent)
         if isinstance(env, ParallelEnv):
-            end = await _play_rounds(env, sit, opening, max_turns)
+            end = await _play_rounds(env, seat_of, opening, max_turns)
         else:
-            end = await _play_turns(env, sit, max_turns)
+            end = await _play_turns(env, seat_of, max_turns)
     except _FailureError as failed:
         error = failed.as_error()
     if end in ("turn_limit", "context"):
@@ -188,19 +188,19 @@ async def play(
     )
 
 
-async def _play_turns(env: AECEnv[str, Any, Any], sit: Sit, max_turns: int) -> EndReason:
+async def _play_turns(env: AECEnv[str, Any, Any], seat_of: SeatOf, max_turns: int) -> EndReason:
     """Step one agent after another until nobody is left, or the episode is cut off; then everybody is paid."""
     index, truncated = 0, False
-    told: dict[str, float] = {}
+    reported: dict[str, float] = {}
     end: EndReason | None = None
     try:
-        while (seen := await _guard("observe", env, _look, env, told)) is not None:
-            agent, observation, news, info = seen
-            seat = await sit(agent)
-            seat.hear(news)
-            truncated |= news.truncated
-            if news.terminated or news.truncated:
-                await _tell(sit, await _guard("step", env, _step, env, None, told))
+        while (seen := await _guard("observe", env, _observe, env, reported)) is not None:
+            agent, observation, result, info = seen
+            seat = await seat_of(agent)
+            seat.record(result)
+            truncated |= result.truncated
+            if result.terminated or result.truncated:
+                await _record_all(seat_of, await _guard("step", env, _step, env, None, reported))
                 continue
             if index >= max_turns:
                 end = "turn_limit"
@@ -212,34 +212,34 @@ async def _play_turns(env: AECEnv[str, Any, Any], sit: Sit, max_turns: int) -> E
                 break
             seat.drafts.append(_Draft(index, observation, decision))
             index += 1
-            await _tell(sit, await _guard("step", env, _step, env, decision.action, told))
+            await _record_all(seat_of, await _guard("step", env, _step, env, decision.action, reported))
             await asyncio.sleep(0)  # scripted players never yield; thousands of episodes share the loop
     except _FailureError:
         with contextlib.suppress(_FailureError):  # the first failure is the episode's
-            await _settle(env, sit, told)
+            await _record_rest(env, seat_of, reported)
         raise
-    await _settle(env, sit, told)
+    await _record_rest(env, seat_of, reported)
     return end or ("truncated" if truncated else "terminated")
 
 
-def _look(
-    env: AECEnv[str, Any, Any], told: dict[str, float]
-) -> tuple[str, str, _News, Mapping[str, Any]] | None:
-    """Whose turn it is, what it sees and what it is told; None when nobody is left.
+def _observe(
+    env: AECEnv[str, Any, Any], reported: dict[str, float]
+) -> tuple[str, str, _StepResult, Mapping[str, Any]] | None:
+    """Whose turn it is, what it sees and what its last step came to; None when nobody is left.
 
     Args:
-        told: Accounts as they stood when their agents were last told, of those to whom nothing was paid since.
+        reported: Accounts as they stood when their agents were last reported on, of those that nobody paid into since.
     """
     if not env.agents:
         return None
     agent = env.agent_selection
     observation, reward, terminated, truncated, info = env.last()
-    news = _News.of(agent, 0.0 if agent in told else reward, terminated, truncated, info)
-    told.setdefault(agent, news.reward)
-    return agent, writable(str(observation)), news, info
+    result = _StepResult.of(agent, 0.0 if agent in reported else reward, terminated, truncated, info)
+    reported.setdefault(agent, result.reward)
+    return agent, writable(str(observation)), result, info
 
 
-def _step(env: AECEnv[str, Any, Any], action: str | None, told: dict[str, float]) -> dict[str, _News]:
+def _step(env: AECEnv[str, Any, Any], action: str | None, reported: dict[str, float]) -> dict[str, _StepResult]:
     """Play; an account is emptied when its agent acts, in PettingZoo's conversion of parallel ones after the round.
 
     Returns:
@@ -248,15 +248,15 @@ def _step(env: AECEnv[str, Any, Any], action: str | None, told: dict[str, float]
     """
     before, acting = list(env.agents), env.agent_selection
     env.step(action)
-    for agent in list(told):
-        if env.rewards.get(agent) or env._cumulative_rewards.get(agent) != told[agent]:
-            del told[agent]
+    for agent in list(reported):
+        if env.rewards.get(agent) or env._cumulative_rewards.get(agent) != reported[agent]:
+            del reported[agent]
     owed = {agent: reward for agent, reward in env.rewards.items() if reward and agent not in before}
     for agent in before:
-        if agent not in env.agents and not (action is None and agent == acting) and agent not in told:
+        if agent not in env.agents and not (action is None and agent == acting) and agent not in reported:
             owed[agent] = env._cumulative_rewards.get(agent, 0.0)
     return {
-        agent: _News.of(
+        agent: _StepResult.of(
             agent, reward, env.terminations.get(agent, True), env.truncations.get(agent), env.infos.get(agent, {})
         )
         for agent, reward in owed.items()
@@ -264,19 +264,19 @@ def _step(env: AECEnv[str, Any, Any], action: str | None, told: dict[str, float]
     }
 
 
-async def _tell(sit: Sit, owed: Mapping[str, _News]) -> None:
-    for agent, news in owed.items():
-        (await sit(agent)).hear(news)
+async def _record_all(seat_of: SeatOf, owed: Mapping[str, _StepResult]) -> None:
+    for agent, result in owed.items():
+        (await seat_of(agent)).record(result)
 
 
-async def _settle(env: AECEnv[str, Any, Any], sit: Sit, told: Mapping[str, float]) -> None:
-    """Tell everybody who is still in what it would have heard at its next turn."""
+async def _record_rest(env: AECEnv[str, Any, Any], seat_of: SeatOf, reported: Mapping[str, float]) -> None:
+    """Record what everybody who is still in would have been told at its next turn."""
 
-    def owed() -> dict[str, _News]:
+    def owed() -> dict[str, _StepResult]:
         return {
-            agent: _News.of(
+            agent: _StepResult.of(
                 agent,
-                0.0 if agent in told else env._cumulative_rewards[agent],
+                0.0 if agent in reported else env._cumulative_rewards[agent],
                 env.terminations[agent],
                 env.truncations[agent],
                 env.infos[agent],
@@ -284,11 +284,14 @@ async def _settle(env: AECEnv[str, Any, Any], sit: Sit, told: Mapping[str, float
             for agent in env.agents
         }
 
-    await _tell(sit, await _guard("reward", env, owed))
+    await _record_all(seat_of, await _guard("reward", env, owed))
 
 
 async def _play_rounds(
-    env: ParallelEnv[str, Any, Any], sit: Sit, opening: tuple[Mapping[str, Any], Mapping[str, Any]], max_turns: int
+    env: ParallelEnv[str, Any, Any],
+    seat_of: SeatOf,
+    opening: tuple[Mapping[str, Any], Mapping[str, Any]],
+    max_turns: int,
 ) -> EndReason:
     """Step all live agents together, each deciding while the others do, until nobody is left."""
     index, truncated = 0, False
@@ -296,7 +299,7 @@ async def _play_rounds(
     while seen:
         if index >= max_turns:
             return "turn_limit"
-        seats = {agent: await sit(agent) for agent in seen}
+        seats = {agent: await seat_of(agent) for agent in seen}
         try:
             decided = await all_or_first_error(_decide(seats[agent], *view) for agent, view in seen.items())
         except ContextFullError:
@@ -306,12 +309,12 @@ async def _play_rounds(
             seat.drafts.append(_Draft(index, seen[agent][0], decisions[agent]))
             index += 1
         actions = {agent: decision.action for agent, decision in decisions.items()}
-        news, others, seen = await _guard("step", env, _round, env, actions)
+        results, others, seen = await _guard("step", env, _round, env, actions)
         for agent, seat in seats.items():
-            seat.hear(news[agent])
-            truncated |= news[agent].truncated
+            seat.record(results[agent])
+            truncated |= results[agent].truncated
         for agent, reward in others.items():
-            (await sit(agent)).pay(reward)
+            (await seat_of(agent)).add_reward(reward)
         await asyncio.sleep(0)  # scripted players never yield; thousands of episodes share the loop
     return "truncated" if truncated else "terminated"
 
@@ -326,12 +329,17 @@ def _views(env: ParallelEnv[str, Any, Any], observations: Mapping[str, Any], inf
 
 def _round(
     env: ParallelEnv[str, Any, Any], actions: dict[str, str]
-) -> tuple[dict[str, _News], dict[str, float], Views]:
+) -> tuple[dict[str, _StepResult], dict[str, float], Views]:
     """What those who acted are told, what others earn (who left earlier, or join now), and who decides next."""
     observations, rewards, terminated, truncated, infos = env.step(actions)
-    news = {a: _News.of(a, rewards.get(a, 0.0), terminated[a], truncated[a], infos.get(a, {})) for a in actions}
+    results = {
+        agent: _StepResult.of(
+            agent, rewards.get(agent, 0.0), terminated[agent], truncated[agent], infos.get(agent, {})
+        )
+        for agent in actions
+    }
     others = {agent: _finite(reward, agent) for agent, reward in rewards.items() if agent not in actions}
-    return news, others, _views(env, observations, infos)
+    return results, others, _views(env, observations, infos)
 
 
 async def _decide(seat: _Seat, observation: str, info: Mapping[str, Any]) -> Decision:

@@ -145,7 +145,7 @@ def _bind(source: str, target: str, attributes: int) -> None:
 
 
 def build_root(readable: list[str], hidden: list[str], program: bytes, *, disk_bytes: int, num_files: int) -> None:
-    """A new file tree: `readable` paths read-only, `hidden` ones empty, /dev/null and kin, /program.py, and /box.
+    """A new file tree: `readable` paths read-only, `hidden` ones empty, /dev/null and the like, /program.py, and /box.
 
     /box is the one place that can be written: memory-backed, bounded in bytes and in number of files.
     """

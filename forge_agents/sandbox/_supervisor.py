@@ -115,7 +115,7 @@ class Run:
             os._exit(70)
 
     def _be_init(self, pipes: dict[str, tuple[int, int]], report: int) -> None:
-        """Starts the program, then buries orphans until the program ends; its own end ends all others."""
+        """Starts the program, then reaps orphans until the program ends; its own end ends all others."""
         program = os.fork()
         if program == 0:
             return

@@ -36,7 +36,7 @@ class _Replica:
 
     name: str
     engine: Engine | None = None
-    keeper: asyncio.Task[None] | None = None
+    watcher: asyncio.Task[None] | None = None
     busy: Busy = field(default_factory=Busy)
 
 
@@ -166,7 +166,7 @@ class Replicas:
         Returns:
             ``version`` and ``bytes`` of one; ``fetch_s``, ``load_s`` and ``seconds`` of all together.
         """
-        self._tell()  # an engine on its way may wait for these weights
+        self._notify()  # an engine on its way may wait for these weights
         timings: list[dict[str, float]] = []
         for wave in waves(self._replicas):
             timings += await all_or_first_error(self._load(each, version, adapter, timeout_s) for each in wave)
@@ -196,7 +196,7 @@ class Replicas:
                     await engine.use_store(store)
                 except (ActorDiedError, StallError):  # its successor is told
                     continue
-        self._tell()
+        self._notify()
 
     async def infos(self, *, timeout_s: float = 30.0) -> dict[str, EngineInfo]:
         """The state of every replica that lives, by name."""
@@ -207,11 +207,11 @@ class Replicas:
     async def stop(self, *, timeout_s: float = 10.0) -> None:
         """End all engines; requests in flight fail. Twice is no error."""
         self._failure = self._failure or ActorDiedError(f"{self.name} was stopped", self.name)
-        self._tell()
-        keepers = [replica.keeper for replica in self._replicas if replica.keeper is not None]
-        for keeper in keepers:
-            keeper.cancel()
-        await asyncio.gather(*keepers, return_exceptions=True)
+        self._notify()
+        watchers = [replica.watcher for replica in self._replicas if replica.watcher is not None]
+        for watcher in watchers:
+            watcher.cancel()
+        await asyncio.gather(*watchers, return_exceptions=True)
         engines = [replica.engine for replica in self._replicas if replica.engine is not None]
         await asyncio.gather(*(engine.stop(timeout_s=timeout_s) for engine in engines))
 
@@ -270,8 +270,8 @@ class Replicas:
             raise
         self._max_model_len = engine.max_model_len
         replica.engine = engine
-        replica.keeper = asyncio.ensure_future(self._keep(replica, engine))
-        self._tell()
+        replica.watcher = asyncio.ensure_future(self._watch(replica, engine))
+        self._notify()
 
     async def _catch_up(self, engine: Engine, store: WeightStoreRef | None) -> None:
         """Give a new engine, which looks into `store`, the newest weights, if any were loaded so far."""
@@ -293,7 +293,7 @@ class Replicas:
                 if store is self._store:
                     return
 
-    async def _keep(self, replica: _Replica, engine: Engine) -> None:
+    async def _watch(self, replica: _Replica, engine: Engine) -> None:
         """Wait for the engine's end and start another in its place."""
         cause = await engine.died()
         replica.engine = None
@@ -305,9 +305,9 @@ class Replicas:
             await stopping
         except Exception as error:  # noqa: BLE001  # the boundary: whoever waits for a completion raises it
             self._failure = error
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Wake those who wait for an engine or a store."""
         self._changed.set()
         self._changed = asyncio.Event()
