@@ -35,7 +35,7 @@ FLOORS = (
     "forge_verifiers.judge forge_verifiers.report",
     "forge_verifiers.models",
     "forge_verifiers.ensemble",
-    "forge_verifiers.distill",
+    "forge_verifiers.distillation",
     "forge_trainers.losses forge_trainers.batch",
     "forge_trainers.learner forge_trainers.records",
     "forge_trainers.run",

@@ -39,3 +39,10 @@ def standalone_page(title: str, body: str, *, style: str = "") -> str:
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}{style}</style></head>\n'
         f"<body>\n{body}\n</body></html>\n"
     )
+
+
+def printable(text: str, longest: int = 400) -> str:
+    """A text on one line: control and direction characters replaced, the middle of a long one left out."""
+    text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(text.split()))
+    half = longest // 2 - 1
+    return text if len(text) <= longest else f"{text[:half]} \N{HORIZONTAL ELLIPSIS} {text[-half:]}"

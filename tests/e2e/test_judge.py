@@ -16,7 +16,7 @@ from forge_agents.serving import EngineConfig
 from forge_agents.testing._echo import Echo
 from forge_agents.types import Trajectory, Turn
 from forge_verifiers import Judge, Pairs, Reasoned, Scale, YesNo
-from forge_verifiers.judge.text import documents, fence_key, instructions_for, question_of
+from forge_verifiers.judge.prompts import documents, fence_key, instructions_for, question_of
 
 RUBRIC = "Is it right?"
 SMALL = EngineConfig(enforce_eager=True, kv_cache_gb=0.05, threads=1, max_model_len=2048, max_num_seqs=16)

@@ -218,7 +218,7 @@ def _requests(options: Options, seed: int) -> list[Request]:
     from forge_agents.rollout.rendering import Renderer
     from forge_agents.serving._wire import Request
     from forge_verifiers import YesNo
-    from forge_verifiers.judge.text import documents, fence_key, instructions_for, question_of
+    from forge_verifiers.judge.prompts import documents, fence_key, instructions_for, question_of
 
     renderer = Renderer.of(Path(options.model))
     form = YesNo()

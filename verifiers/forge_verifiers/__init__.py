@@ -27,17 +27,16 @@ if TYPE_CHECKING:
         checked_scores,
         group_ids,
     )
-    from forge_verifiers.distill.distill import distill
-    from forge_verifiers.distill.distilled import Agreement, Distilled
+    from forge_verifiers.distillation.model import Agreement, Distilled, distill
     from forge_verifiers.ensemble.alarms import Alarm, HackingAlarm, RewardHackingError, RewardHackingWarning
-    from forge_verifiers.ensemble.cascade import Cascade
+    from forge_verifiers.ensemble.belief import LowerBound, SoftMinimum
     from forge_verifiers.ensemble.ensemble import Ensemble
-    from forge_verifiers.ensemble.pessimism import LowerBound, SoftMinimum
-    from forge_verifiers.judge.answers import Pairs, Reasoned, Scale, YesNo
+    from forge_verifiers.ensemble.panel import Cascade
     from forge_verifiers.judge.judge import Judge, JudgeUsage
+    from forge_verifiers.judge.prompts import Pairs, Reasoned, Scale, YesNo
     from forge_verifiers.models.embedding import EmbeddingSimilarity
     from forge_verifiers.models.reward_model import RewardModel
-    from forge_verifiers.report.data import EnsembleReport, Snapshot, VerifierReport
+    from forge_verifiers.report.report import EnsembleReport, Snapshot, VerifierReport
     from forge_verifiers.rules.consistency import SelfConsistency
     from forge_verifiers.rules.maths.equal import MathEqual, Numeric
     from forge_verifiers.rules.text import Exact, Format, JsonSchema, Language, Length, Regex, Repetition
@@ -51,17 +50,16 @@ _HOME = {
         "Assessment", "Composable", "Cost", "EnvReward", "Rule", "ScoreError", "Sum", "Verifier", "checked_scores",
         "group_ids",
     ),
-    "distill.distill": ("distill",),
-    "distill.distilled": ("Agreement", "Distilled"),
+    "distillation.model": ("Agreement", "Distilled", "distill"),
     "ensemble.alarms": ("Alarm", "HackingAlarm", "RewardHackingError", "RewardHackingWarning"),
-    "ensemble.cascade": ("Cascade",),
+    "ensemble.belief": ("LowerBound", "SoftMinimum"),
     "ensemble.ensemble": ("Ensemble",),
-    "ensemble.pessimism": ("LowerBound", "SoftMinimum"),
-    "judge.answers": ("Pairs", "Reasoned", "Scale", "YesNo"),
+    "ensemble.panel": ("Cascade",),
     "judge.judge": ("Judge", "JudgeUsage"),
+    "judge.prompts": ("Pairs", "Reasoned", "Scale", "YesNo"),
     "models.embedding": ("EmbeddingSimilarity",),
     "models.reward_model": ("RewardModel",),
-    "report.data": ("EnsembleReport", "Snapshot", "VerifierReport"),
+    "report.report": ("EnsembleReport", "Snapshot", "VerifierReport"),
     "rules.consistency": ("SelfConsistency",),
     "rules.maths.equal": ("MathEqual", "Numeric"),
     "rules.text": ("Exact", "Format", "JsonSchema", "Language", "Length", "Regex", "Repetition"),

@@ -13,6 +13,7 @@ def test_every_public_name_exists():
     assert sorted(forge_verifiers.__all__) == forge_verifiers.__all__
     for name in forge_verifiers.__all__:
         assert getattr(forge_verifiers, name) is not None
+        assert callable(getattr(forge_verifiers, name)) or name in {"combiners", "Cost"}  # no room hides a name
     with pytest.raises(AttributeError, match="Ensemble"):
         _ = forge_verifiers.Ensembel
 

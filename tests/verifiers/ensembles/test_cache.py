@@ -3,7 +3,7 @@ import pytest
 
 from forge_agents.types import Trajectory, Turn
 from forge_verifiers import Ensemble, Rule, SelfConsistency
-from forge_verifiers.ensemble.cache import ScoreCache, content_key
+from forge_verifiers.ensemble.panel import ScoreCache, content_key
 
 
 def said(text, *, seed=0, reward=0.0, info=None, **turn):

@@ -7,7 +7,7 @@ import pytest
 
 from forge_agents.types import Trajectory
 from forge_verifiers import Composable, Ensemble
-from forge_verifiers.judge.calls import Caller
+from forge_verifiers.ensemble.panel import Caller
 
 ROWS = [Trajectory(agent="a", policy="p", turns=(), env_id="t", seed=seed // 4) for seed in range(12)]
 

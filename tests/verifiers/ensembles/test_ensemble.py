@@ -7,7 +7,7 @@ import pytest
 from forge_agents.errors import UnknownIdError
 from forge_agents.types import Trajectory
 from forge_verifiers import Composable, Ensemble, Rule
-from forge_verifiers.ensemble.window import ScoreWindow
+from forge_verifiers.ensemble.ensemble import ScoreWindow
 
 
 def played(seed=0, groups=40, siblings=8):

@@ -9,9 +9,9 @@ import pytest
 from forge_agents.policy import Endpoint
 from forge_verifiers import Composable, Ensemble, Gate, Judge, PerTurn, Rule, Seat, Sum
 from forge_verifiers.core.verifier import Assessment, assessed, longest_s
-from forge_verifiers.judge.answers import Reply
-from forge_verifiers.judge.calls import Caller
-from forge_verifiers.judge.clients.chat import Conversation
+from forge_verifiers.ensemble.panel import Caller
+from forge_verifiers.judge.clients import Conversation
+from forge_verifiers.judge.prompts import Reply
 
 from .simulated import judges, played, truth  # noqa: TID252 (tests are no installed package)
 
@@ -71,7 +71,7 @@ def test_a_judge_that_starts_longer_than_the_ensembles_limit_is_waited_for():
 
 
 def test_one_late_answer_of_64_costs_one_answer(monkeypatch):
-    monkeypatch.setattr("forge_verifiers.judge.clients.chat._SLACK_S", 0.1)
+    monkeypatch.setattr("forge_verifiers.judge.clients._SLACK_S", 0.1)
     with judge_on(FakeModel(late=">>>\n3 5\n<<<")) as late:
         ensemble = Ensemble([*judges(), late], timeout_s=0.2)
         rows = played(0)

@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from forge_agents.errors import ActorDiedError, StallError
-from forge_verifiers.judge.answers import Reply
-from forge_verifiers.judge.clients.chat import Conversation, Question
+from forge_verifiers.judge.clients import Conversation, Question
+from forge_verifiers.judge.prompts import Reply
 
 
 class FakeChat:
@@ -104,7 +104,7 @@ def test_a_closed_conversation_frees_who_waits():
 
 
 def test_waits_have_deadlines(monkeypatch):
-    monkeypatch.setattr("forge_verifiers.judge.clients.chat._SLACK_S", 0.1)
+    monkeypatch.setattr("forge_verifiers.judge.clients._SLACK_S", 0.1)
     talk = conversation(FakeChat(start_s=30), start_timeout_s=0.1)
     with pytest.raises(StallError, match="fake did not finish start within 0.2 s"):
         talk.start()
@@ -122,7 +122,7 @@ class Stuck(FakeChat):
 
 
 def test_one_late_answer_of_64_costs_one(monkeypatch):
-    monkeypatch.setattr("forge_verifiers.judge.clients.chat._SLACK_S", 0.2)
+    monkeypatch.setattr("forge_verifiers.judge.clients._SLACK_S", 0.2)
     talk = conversation(Stuck())
     asked = [question("late" if k == 7 else f"{k}") for k in range(64)]
     replies = talk.ask(asked)

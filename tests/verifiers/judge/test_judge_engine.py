@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from forge_agents.types import Completion
-from forge_verifiers.judge.clients.chat import Question
-from forge_verifiers.judge.clients.engine import EngineChat
+from forge_verifiers.judge.clients import EngineChat, Question
 
 TEXTS = {1: "yes", 2: "no", 3: "The"}
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_verifiers.judge.answers import Pairs, Reasoned, Reply, Scale, YesNo, choice_in, shares_of
-from forge_verifiers.judge.ranking import pairings, rank
+from forge_verifiers.judge.judge import pairings, rank
+from forge_verifiers.judge.prompts import Pairs, Reasoned, Reply, Scale, YesNo, choice_in, shares_of
 
 
 def reply(text, shares=None, mass=1.0):

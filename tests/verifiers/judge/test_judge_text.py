@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.types import Trajectory, Turn
 from forge_verifiers import Judge
-from forge_verifiers.judge.text import Part, comparison_of, defused, documents, instructions_for, question_of
+from forge_verifiers.judge.prompts import Part, comparison_of, defused, documents, instructions_for, question_of
 
 KEY = bytes(32)
 INJECTION = (

@@ -9,9 +9,7 @@ import pytest
 from forge_agents.errors import RunFolderError
 from forge_agents.types import Trajectory
 from forge_verifiers import Ensemble, Rule
-from forge_verifiers.report.data import EnsembleReport, Snapshot
-from forge_verifiers.report.evidence import Evidence, unblurred
-from forge_verifiers.report.html import page
+from forge_verifiers.report.report import EnsembleReport, Evidence, Snapshot, page, unblurred
 
 HOSTILE = '</td></html><script>alert("$x$")</script>\x1b[31m\u202e[bold]\nnext'
 
@@ -88,20 +86,21 @@ def test_the_page_runs_nothing_and_loads_nothing(hostile):
 def test_hostile_names_are_shown_as_text(hostile):
     text = hostile[2]
     assert "\x1b" not in text and "\u202e" not in text and "<script" not in text
-    assert text.count("&lt;script&gt;alert(&quot;$x$&quot;)&lt;/script&gt;") >= 4  # title, heading, name, family
+    assert text.count("&lt;script&gt;alert(&#34;$x$&#34;)&lt;/script&gt;") >= 4  # title, heading, name, family
     table = hostile[0].table()
     assert "\x1b" not in table and "\u202e" not in table and "[bold]" in table
 
 
 def test_pictures_spell_names_instead_of_obeying_them():
-    from forge_verifiers.report.plots import accuracy_figure, labels
+    from forge_verifiers.report.pictures import accuracy_figure, labels
 
     ensemble = Ensemble([weak(0, name=r"_$\frac{1}$"), weak(1, name="日本"), weak(2)])
     ensemble.score(played())
-    report = ensemble.report()
-    assert labels(report) == [r"1  _$\frac{1}$", "2  \u25a1\u25a1", "3  weak2"]
-    picture = accuracy_figure(report)
-    assert picture == accuracy_figure(report) and b"<text" not in picture and b"<script" not in picture
+    names = [v.name for v in ensemble.report().verifiers]
+    assert labels(names) == [r"1  _$\frac{1}$", "2  \u25a1\u25a1", "3  weak2"]
+    rates = [np.array([0.7, 0.8, 0.9]), np.array([0.3, 0.2, 0.1]), np.ones(3)]
+    picture = accuracy_figure(names, *rates)
+    assert picture == accuracy_figure(names, *rates) and b"<text" not in picture and b"<script" not in picture
 
 
 def test_the_page_holds_the_numbers(hostile):

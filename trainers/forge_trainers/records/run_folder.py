@@ -27,7 +27,7 @@ from forge_trainers.records.plots import draw_curve
 from forge_trainers.records.trackers import Tracker, open_tracker
 
 if TYPE_CHECKING:
-    from forge_verifiers.report.data import Snapshot
+    from forge_verifiers.report.report import Snapshot
 
 _log = logging.getLogger(__name__)
 EPISODES, _VERIFIERS = "episodes.jsonl", "verifiers.jsonl"
@@ -288,8 +288,7 @@ def verifier_history(folder: str | os.PathLike[str]) -> list[Snapshot]:
     Raises:
         RunFolderError: The folder holds no run, a run without verifiers, or a damaged one.
     """
-    from forge_verifiers.report.data import EnsembleReport, Snapshot
-    from forge_verifiers.report.evidence import Evidence
+    from forge_verifiers.report.report import EnsembleReport, Evidence, Snapshot
 
     path = Path(folder)
     check_plain_files(path)

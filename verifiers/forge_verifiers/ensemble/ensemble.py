@@ -9,13 +9,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+import forge_verifiers.combiners as combiners
 from forge_agents.types import Trajectory
-from forge_verifiers import combiners
 from forge_verifiers.combiners import Prior
 from forge_verifiers.core.verifier import (
     COSTS,
@@ -31,14 +31,86 @@ from forge_verifiers.core.verifier import (
     nested_state,
 )
 from forge_verifiers.ensemble.alarms import Alarm, HackingAlarm, Watch, disagreement, mean_scores, sibling_spread
-from forge_verifiers.ensemble.belief import Belief, combiner_for, families_of, rewards, witnesses
-from forge_verifiers.ensemble.cascade import Cascade
-from forge_verifiers.ensemble.panel import Answers, Panel
-from forge_verifiers.ensemble.pessimism import LowerBound, Pessimism
-from forge_verifiers.ensemble.window import Forget, ScoreWindow
-from forge_verifiers.judge.calls import Caller
-from forge_verifiers.report.data import EnsembleReport
-from forge_verifiers.report.evidence import Evidence
+from forge_verifiers.ensemble.belief import (
+    Belief,
+    LowerBound,
+    Pessimism,
+    combiner_for,
+    families_of,
+    rewards,
+    witnesses,
+)
+from forge_verifiers.ensemble.panel import Answers, Caller, Cascade, Panel
+from forge_verifiers.report.report import EnsembleReport, Evidence
+
+Forget = Literal["exponential", "window"]
+_ROWS = ("scores", "asked", "groups", "labels")
+
+
+class ScoreWindow:
+    """At most `max_rows` score rows of whole groups.
+
+    ``"exponential"`` lets every new group displace a random one of those held, so ages are geometrically distributed:
+    an unweighted sample of exponentially forgotten statistics, with a time constant of `max_rows` rows.
+    ``"window"`` displaces the oldest. What is displaced depends on the number of calls alone, never on global
+    randomness.
+    """
+
+    def __init__(self, *, num_verifiers: int, max_rows: int, forget: Forget) -> None:
+        self.max_rows, self.forget = max_rows, forget
+        self.scores = np.empty((0, num_verifiers), np.float32)
+        """[N, m], NaN where there is none."""
+        self.asked = np.empty((0, num_verifiers), bool)
+        """[N, m]; False where a verifier was not asked or its call failed, so that its silence says nothing."""
+        self.groups = np.empty(0, np.int64)
+        """[N], ascending from old to new."""
+        self.labels = np.empty(0, np.float32)
+        """[N] 0, 1 or NaN."""
+        self.calls = 0
+        self._next_group = 0
+
+    def add(
+        self,
+        scores: NDArray[np.float32],
+        groups: NDArray[np.intp],
+        labels: NDArray[np.float32],
+        asked: NDArray[np.bool_],
+    ) -> None:
+        """Takes the rows of one call; `groups` are numbered from 0 within the call."""
+        old = np.unique(self.groups)
+        order = np.argsort(groups, kind="stable")
+        new = {"scores": scores, "asked": asked, "groups": groups + self._next_group, "labels": labels}
+        for name in _ROWS:
+            setattr(self, name, np.concatenate([getattr(self, name), new[name][order]]))
+        self._next_group += int(groups.max()) + 1
+        if len(self.groups) > self.max_rows:
+            self._displace(old)
+        self.calls += 1
+
+    def _displace(self, old: NDArray[np.int64]) -> None:
+        new = np.setdiff1d(self.groups, old)
+        if self.forget == "exponential":
+            rng = np.random.default_rng(self.calls)
+            old, new = rng.permutation(old), rng.permutation(new)
+        leaving = np.concatenate([old, new])
+        sizes = np.bincount(self.groups - self.groups[0])[leaving - self.groups[0]]
+        excess = len(self.groups) - self.max_rows
+        count = int(np.searchsorted(np.cumsum(sizes), excess)) + 1
+        count = min(count, len(leaving) - 1)  # one group always stays, however large
+        keep = ~np.isin(self.groups, leaving[:count])
+        for name in _ROWS:
+            setattr(self, name, getattr(self, name)[keep])
+
+    def state_dict(self) -> State:
+        """Everything held."""
+        rows = {name: getattr(self, name).copy() for name in _ROWS}
+        return {**rows, "calls": np.array(self.calls), "next_group": np.array(self._next_group)}
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Restores what `state_dict` returned."""
+        for name in _ROWS:
+            setattr(self, name, np.array(state[name], getattr(self, name).dtype))
+        self.calls, self._next_group = int(state["calls"]), int(state["next_group"])
 
 
 class Ensemble(Composable):
@@ -200,20 +272,12 @@ class Ensemble(Composable):
             verifiers=self._panel.report(fitted, self.families),
             notes=() if fitted is None else tuple(fitted.notes([v.name for v in self.verifiers])),
             alarms=tuple(alarm.evidence for alarm in self.alarms),
-            evidence=self._evidence(),
+            evidence=None if fitted is None else self._evidence(),
         )
 
-    def _evidence(self) -> Evidence | None:
-        if not self._version:
-            return None
-        return Evidence(
-            scores=self._window.scores,
-            groups=self._window.groups,
-            labels=self._window.labels,
-            asked=self._window.asked,
-            families=self.families,
-            combiner=self._combiner.state_dict(),
-        )
+    def _evidence(self) -> Evidence:
+        rows = {name: getattr(self._window, name) for name in _ROWS}
+        return Evidence(**rows, families=self.families, combiner=self._combiner.state_dict())
 
     def state_dict(self) -> State:
         """Window, fitted parameters and counts, and the states of the verifiers; loading it continues bit-equal."""

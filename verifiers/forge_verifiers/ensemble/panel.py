@@ -1,35 +1,280 @@
 """Puts trajectories before the verifiers of an ensemble: remembers verdicts, spares calls, counts failures.
 
-In: trajectories. Out: the score matrix [n, m] and who was asked what. Waits for the verifiers, each at most its
-deadline in each cost class.
+In: trajectories. Out: the score matrix [n, m] and who was asked what. Waits for the verifiers, classes side by side:
+for each as long as its own limits say, and at most as long as the ensemble allows where it has none.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import math
+import queue
+import threading
+import time
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forge_agents.types import Trajectory
 from forge_verifiers.combiners import CombinerReport
-from forge_verifiers.core.verifier import COSTS, Scores, State, Verifier, nested_state
-from forge_verifiers.ensemble.cache import ScoreCache, content_key
-from forge_verifiers.ensemble.cascade import Cascade
-from forge_verifiers.judge.calls import Caller, Verdict
-from forge_verifiers.report.data import VerifierReport
+from forge_verifiers.core.verifier import (
+    COSTS,
+    Assessment,
+    Cost,
+    ScoreError,
+    Scores,
+    State,
+    Verifier,
+    assessed,
+    longest_s,
+    nested_state,
+)
+from forge_verifiers.report.report import VerifierReport
 
 _LOG = logging.getLogger(__name__)
+_DIGEST_BYTES = 16
 COUNTS = ("scored", "abstained", "failed", "errors", "timeouts", "cached", "skipped")
 """What is counted per verifier; see `VerifierReport`."""
+AT_ONCE: Mapping[Cost, int] = {"cheap": 1, "model": 4, "expensive": 8}
+"""Verifiers of a cost class asked at the same time: pure Python shares one lock, the others mostly wait."""
 
 Bools: TypeAlias = NDArray[np.bool_]
 Believe: TypeAlias = Callable[[Scores, Bools], NDArray[np.float64]]
 """Scores [n, m] and who was heard [n, m] to P(correct) [n]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cascade:
+    """Asks the next, dearer cost class only about rows that the cheaper ones leave undecided.
+
+    Rows that were skipped are missing because of their scores, so not at random: judges that see only hard cases look
+    worse than they are, and their silence looks like a verdict. So whole groups are drawn beforehand in which every
+    verifier judges every row, and the ensemble learns from these alone. Until it has learned from `warm_up_rows` rows,
+    and where all verifiers are of one cost class, everybody is asked.
+    """
+
+    undecided: tuple[float, float] = (0.1, 0.9)
+    """A row is open while its P(correct) lies strictly between these two."""
+    verified_share: float = 0.2
+    """Share of groups, in (0, 1], in which everybody is asked."""
+    warm_up_rows: int = 256
+    """Fully judged rows before the first call is spared."""
+    seed: int = 0
+    """Of the draw of groups."""
+
+    def __post_init__(self) -> None:
+        low, high = self.undecided
+        if not 0 <= low < high <= 1:
+            raise ValueError(f"undecided={self.undecided} must be (low, high) with 0 <= low < high <= 1")
+        if not 0 < self.verified_share <= 1:
+            raise ValueError(
+                f"verified_share={self.verified_share} must lie in (0, 1]: nothing can be learned without such groups"
+            )
+        if self.warm_up_rows < 1:
+            raise ValueError(f"warm_up_rows={self.warm_up_rows} must be at least 1")
+
+    def verified(self, groups: NDArray[np.intp], draw: int) -> Bools:
+        """The rows [n] of the groups in which everybody is asked; `draw` numbers the draws of a run."""
+        rng = np.random.default_rng([self.seed, draw])
+        return np.asarray(rng.random(int(groups.max()) + 1)[groups] < self.verified_share)
+
+    def open(self, posterior: NDArray[np.float64]) -> Bools:
+        """The rows [n] on which the next cost class is asked; NaN is open."""
+        low, high = self.undecided
+        return ~((posterior <= low) | (posterior >= high))
+
+
+def content_key(trajectory: Trajectory) -> bytes:
+    """16 bytes that stand for everything in a trajectory that a verifier may read.
+
+    That is the task, the agent, its instructions, what it saw and said, rewards and infos; not tokens,
+    log-probabilities, weights versions and timings.
+    """
+    turns = [(t.observation, t.action, t.reward, t.terminated, t.truncated, dict(t.info)) for t in trajectory.turns]
+    content = (
+        trajectory.env_id,
+        trajectory.seed,
+        trajectory.agent,
+        trajectory.instructions,
+        trajectory.early_reward,
+        dict(trajectory.info),
+        turns,
+    )
+    text = json.dumps(content, sort_keys=True, default=repr)
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).digest()
+
+
+class ScoreCache:
+    """The last `max_rows` verdicts, least recently used out first. Abstentions are not kept: they may be passing.
+
+    Args:
+        max_rows: Verdicts held, all verifiers together; 0 holds none.
+    """
+
+    def __init__(self, max_rows: int) -> None:
+        if max_rows < 0:
+            raise ValueError(f"cache_rows={max_rows} must be at least 0; 0 switches the cache off")
+        self.max_rows = max_rows
+        self._scores: OrderedDict[tuple[int, bytes], float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._scores)
+
+    def get(self, verifier: int, key: bytes) -> float | None:
+        """The score that verifier number `verifier` gave to this content, or None."""
+        score = self._scores.get((verifier, key))
+        if score is not None:
+            self._scores.move_to_end((verifier, key))
+        return score
+
+    def put(self, verifier: int, key: bytes, score: float) -> None:
+        """Keeps a score; NaN is left out."""
+        if np.isnan(score) or not self.max_rows:
+            return
+        self._scores[verifier, key] = score
+        self._scores.move_to_end((verifier, key))
+        if len(self._scores) > self.max_rows:
+            self._scores.popitem(last=False)
+
+    def state_dict(self) -> State:
+        """Everything held, oldest use first."""
+        keys = b"".join(key for _, key in self._scores)
+        return {
+            "verifiers": np.array([verifier for verifier, _ in self._scores], np.int64),
+            "keys": np.frombuffer(keys, np.uint8).reshape(-1, _DIGEST_BYTES).copy(),
+            "scores": np.array(list(self._scores.values()), np.float32),
+        }
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Restores what `state_dict` returned, at most `max_rows` of it."""
+        rows = zip(state["verifiers"].tolist(), state["keys"], state["scores"].tolist(), strict=True)
+        self._scores.clear()
+        for verifier, key, score in rows:
+            self.put(verifier, key.astype(np.uint8).tobytes(), score)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What came of one call of one verifier."""
+
+    scores: Scores
+    """float32 [n]; all NaN after a failure of the whole call."""
+    failed: Mapping[int, str] = field(default_factory=dict)
+    """Rows that failed, and why; see `Assessment.failed`. All after a failure of the whole call."""
+    failure: Literal["", "error", "timeout"] = ""
+    """What ended the whole call, if anything did."""
+
+
+class _Call(threading.Thread):
+    """One call, in a thread of its own: Python cannot end a thread that hangs, but can stop waiting for it."""
+
+    def __init__(
+        self, k: int, verifier: Verifier, trajectories: Sequence[Trajectory], ended: queue.Queue[int], limit_s: float
+    ) -> None:
+        super().__init__(name=f"verifier {verifier.name}", daemon=True)
+        self.k, self.verifier, self.trajectories, self._ended = k, verifier, trajectories, ended
+        self.found: Assessment | None = None
+        self.error: Exception | None = None
+        self.limit_s, self.deadline = limit_s, math.inf
+
+    def run(self) -> None:
+        try:
+            self.found = assessed(self.verifier, self.trajectories)
+        except Exception as error:  # noqa: BLE001  # whatever a verifier raises is data: it says nothing and is counted
+            self.error = error
+        self._ended.put(self.k)
+
+
+class Caller:
+    """Calls verifiers and remembers which of them hang.
+
+    Each verifier gets all its trajectories, of every group, in one call. At most `at_once[cost]` verifiers of a cost
+    class run at the same time; the classes run side by side. A call that outlived its deadline gives up its place but
+    cannot be ended: while it still runs, its verifier is left out.
+
+    Args:
+        verifiers: Who may be asked.
+        timeout_s: Seconds that one call may take, from its own start, of a verifier without limits of its own. One that
+            has some (`Composable.longest_s`) is waited for until these have passed: cut off from outside, it would lose
+            all its answers for one that is late.
+        at_once: Calls in flight by cost class; classes that are not named keep the default of `AT_ONCE`.
+
+    Raises:
+        ValueError: a limit below 1 or an unknown cost class.
+    """
+
+    def __init__(
+        self, verifiers: Sequence[Verifier], *, timeout_s: float, at_once: Mapping[Cost, int] | None = None
+    ) -> None:
+        self.verifiers, self.timeout_s = tuple(verifiers), timeout_s
+        self.at_once = {**AT_ONCE, **(at_once or {})}
+        for cost, limit in self.at_once.items():
+            if cost not in AT_ONCE or limit < 1:
+                raise ValueError(
+                    f"at_once[{cost!r}]={limit}; send at least 1 for any of {', '.join(map(repr, AT_ONCE))}"
+                )
+        self._hanging: dict[int, _Call] = {}
+
+    def ask(self, asked: Mapping[int, Sequence[Trajectory]]) -> dict[int, Verdict]:
+        """One verdict for each verifier asked, by its number.
+
+        Raises:
+            ScoreError: a verifier broke the contract (wrong shape, a score outside [0, 1]); names it.
+        """
+        self._hanging = {k: call for k, call in self._hanging.items() if call.is_alive()}
+        ended: queue.Queue[int] = queue.Queue()
+        waiting = [
+            _Call(k, self.verifiers[k], rows, ended, longest_s(self.verifiers[k], rows, self.timeout_s))
+            for k, rows in asked.items()
+            if k not in self._hanging
+        ]
+        calls = {call.k: call for call in waiting}
+        running: dict[int, _Call] = {}
+        while waiting or running:
+            waiting = self._start(waiting, running)
+            rest_s = min(call.deadline for call in running.values()) - time.monotonic()
+            try:
+                running.pop(ended.get(timeout=max(0.0, rest_s)), None)
+            except queue.Empty:
+                late = [k for k, call in running.items() if call.deadline <= time.monotonic()]
+                self._hanging |= {k: running.pop(k) for k in late}
+        return {k: self._verdict(calls.get(k), len(rows)) for k, rows in asked.items()}
+
+    def _start(self, waiting: Sequence[_Call], running: dict[int, _Call]) -> list[_Call]:
+        """Starts what the limits allow; returns the rest."""
+        busy = Counter(call.verifier.cost for call in running.values())
+        rest = []
+        for call in waiting:
+            cost = call.verifier.cost
+            if busy[cost] >= self.at_once[cost]:
+                rest.append(call)
+                continue
+            busy[cost] += 1
+            call.deadline = time.monotonic() + call.limit_s
+            running[call.k] = call
+            call.start()
+        return rest
+
+    def _verdict(self, call: _Call | None, n: int) -> Verdict:
+        if call is None:
+            return _lost(n, "timeout", "left out: an earlier call still hangs")
+        if self._hanging.get(call.k) is call:
+            return _lost(n, "timeout", f"no scores after {call.limit_s:g} s")
+        if isinstance(call.error, ScoreError):
+            raise call.error
+        if call.found is None:
+            return _lost(n, "error", f"{type(call.error).__name__}: {call.error}")
+        return Verdict(scores=call.found.scores, failed=call.found.failed)
+
+
+def _lost(n: int, failure: Literal["error", "timeout"], why: str) -> Verdict:
+    return Verdict(scores=np.full(n, math.nan, np.float32), failed=dict.fromkeys(range(n), why), failure=failure)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,5 @@
-"""Language models that grade, rank or compare. Start at `judge`.
+"""A language model as a judge: `prompts` says what it is asked, `clients` who answers, `judge` puts both together.
 
-In: trajectories and a rubric. Out: scores. Waits for: the model, with deadlines.
+In: trajectories, a rubric. Out: scores, NaN where the judge makes no sense, and what was asked. Waits for the judge's
+model, each wait with a deadline. Start at `judge`.
 """

@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -22,14 +22,15 @@ from numpy.typing import NDArray
 from forge_agents.policy import Endpoint, Policy
 from forge_agents.types import Trajectory
 from forge_verifiers.core.verifier import Assessment, Composable, Scores, group_ids
-from forge_verifiers.judge.answers import Answer, Pairs, Reply, YesNo
-from forge_verifiers.judge.clients.chat import Chat, Conversation, Question
-from forge_verifiers.judge.clients.endpoint import EndpointChat
-from forge_verifiers.judge.clients.engine import EngineChat
-from forge_verifiers.judge.ranking import pairings, rank
-from forge_verifiers.judge.text import (
+from forge_verifiers.judge.clients import Chat, Conversation, EndpointChat, EngineChat, Question
+from forge_verifiers.judge.prompts import (
+    Answer,
     Document,
+    Pairs,
+    Ranking,
+    Reply,
     View,
+    YesNo,
     comparison_of,
     documents,
     fence_key,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from forge_agents.serving.config import EngineConfig
 
 _LOG = logging.getLogger(__name__)
+_ROUNDS, _CLOSE = 1000, 1e-9  # of Hunter's iteration
 _Replies: TypeAlias = Mapping[str, Reply | BaseException]
 """By question its reply, or why there is none."""
 
@@ -358,3 +360,52 @@ def _ranked(outcomes: Sequence[tuple[Document, Document, float]], answer: Pairs)
         wins[numbers[second], numbers[first]] += 1 - won
     grades = rank(wins, answer.ranking).tolist()
     return {document: grades[number] for document, number in numbers.items()}
+
+
+def pairings(n: int, opponents: int | None) -> Iterator[tuple[int, int]]:
+    """Who meets whom among `n`: all, or the nearest `opponents` on a ring in this order; each pair once."""
+    reach = n - 1 if opponents is None else min(opponents // 2, n - 1)
+    for first in range(n):
+        for second in range(first + 1, n):
+            distance = second - first
+            if min(distance, n - distance) <= reach:
+                yield first, second
+
+
+def rank(wins: NDArray[np.float64], ranking: Ranking) -> NDArray[np.float32]:
+    """Grades of n texts from their comparisons.
+
+    ``"win_rate"``: wins plus half the ties, over the comparisons made. Copeland's score, on [0, 1], is the same number,
+    because every pair has one outcome. ``"bradley_terry"``: strengths p that maximise the likelihood of the outcomes
+    under P(i beats j) = p_i / (p_i + p_j), by Hunter's iteration (2004, Annals of Statistics 32, eq. 3); the grade is
+    the mean probability of beating another. Departure: everyone also ties once with an invented opponent of strength
+    1, which keeps the strengths finite. Prefer it where texts met different opponents.
+
+    Args:
+        wins: float64 [n, n]; how often row beat column, a tie is 0.5 for both, 0 where they did not meet.
+        ranking: See above.
+
+    Returns:
+        float32 [n] in [0, 1]; NaN for a text that met nobody.
+    """
+    met = wins + wins.T
+    alone = met.sum(axis=1) == 0
+    if ranking == "win_rate":
+        grades = wins.sum(axis=1) / np.where(alone, 1.0, met.sum(axis=1))
+    else:
+        strength = _strengths(wins, met)
+        beats = strength[:, None] / (strength[:, None] + strength[None, :])
+        others = ~alone[None, :] & ~np.eye(len(wins), dtype=bool)
+        grades = (beats * others).sum(axis=1) / np.maximum(others.sum(axis=1), 1)
+    return np.where(alone, np.nan, grades).astype(np.float32)
+
+
+def _strengths(wins: NDArray[np.float64], met: NDArray[np.float64]) -> NDArray[np.float64]:
+    strength = np.ones(len(wins))
+    won = wins.sum(axis=1) + 0.5
+    for _ in range(_ROUNDS):
+        before = strength
+        strength = won / ((met / (before[:, None] + before[None, :])).sum(axis=1) + 1.0 / (before + 1.0))
+        if np.max(np.abs(strength - before) / strength) < _CLOSE:
+            break
+    return strength

@@ -14,7 +14,7 @@ import numpy as np
 
 from forge_agents.types import Trajectory
 from forge_verifiers.core.verifier import Composable, Cost, Scores
-from forge_verifiers.judge.text import defused
+from forge_verifiers.judge.prompts import defused
 from forge_verifiers.models.text_models import Text, TextModel, TextModelUsage
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What an ensemble did, for people: tables, charts, one HTML file.
+"""What an ensemble did, for people: a table, charts, one HTML file. Start at `report`; `pictures` draws its charts.
 
-In: a fitted ensemble and its evidence. Out: text and HTML. Waits for: nothing.
+In: what a fitted combiner believes, and the score rows behind it. Out: text and HTML. Waits for nothing.
 """

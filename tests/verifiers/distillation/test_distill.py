@@ -6,9 +6,7 @@ import pytest
 from forge_agents.types import Trajectory, Turn
 from forge_verifiers import Ensemble, Rule, check_verifier
 from forge_verifiers.combiners import NotFittedError
-from forge_verifiers.distill.distill import distill
-from forge_verifiers.distill.distilled import Distilled
-from forge_verifiers.distill.features import MEASURES, NUM_HASHED, text_features
+from forge_verifiers.distillation.model import MEASURES, NUM_HASHED, Distilled, distill, text_features
 
 WORDS = [*"abcdefgh", "river", "stone", "blue", "seven", "answer", "maybe", "because", "equals", "then", "wind"]
 
@@ -166,7 +164,7 @@ def test_without_weights_there_is_no_score_and_nothing_to_save(tmp_path):
 def test_foreign_state_is_refused(student, tmp_path):
     state = student.state_dict()
     with pytest.raises(ValueError, match="distil again"):
-        Distilled().load_state_dict({**state, "format": np.array("hashed-text-0")})
+        Distilled().load_state_dict({**state, "format": np.array("hashed-text-1")})
     with pytest.raises(ValueError, match="'hashed'"):
         Distilled().load_state_dict({**state, "hashed": np.zeros(3)})
     with pytest.raises(ValueError, match="'bias'"):
@@ -180,7 +178,7 @@ def test_features_are_the_same_in_every_process():
     hashed, measures = text_features([trajectory("Answer: 42 rivers", observation="How many rivers in 42?")])
     assert hashed.shape == (1, NUM_HASHED) and measures.shape == (1, len(MEASURES))
     assert hashed.multiply(hashed).sum() == pytest.approx(5, abs=0.2)  # five kinds of length 1
-    assert int(hashed.indices.astype(np.int64).sum()) == 2289286
+    assert int(hashed.indices.astype(np.int64).sum()) == 1722007
     named = dict(zip(MEASURES, measures[0].tolist(), strict=True))
     assert named["numbers of the observation"] == 1 and named["digits"] == pytest.approx(2 / 17)
     assert named["words of the observation"] == 0.5 and named["cut off"] == 0

@@ -1,24 +1,22 @@
 """The pictures of an ensemble's report.
 
-In: a report, its evidence, its history. Out: SVG images as bytes. Waits for nothing.
+In: numbers. Out: SVG images as bytes. Waits for nothing. Axes: m verifiers, n trajectories, B bins, T steps.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from forge_verifiers.report.table import printable
+from forge_agents.page import printable
 
-if TYPE_CHECKING:
-    from forge_verifiers.report.data import EnsembleReport, Snapshot
-    from forge_verifiers.report.evidence import Calibration, Floats
-
+Floats = NDArray[np.float64]
 _INK, _QUIET, _GOOD, _BAD, _FIRST = "#1f2933", "#9aa5b1", "#0b7a75", "#c2410c", "#2f5d9b"
 _STYLE = {
     "axes.axisbelow": True,
@@ -42,17 +40,15 @@ _MOST_CELLS = 14
 """Verifiers up to which the correlation map has room for numbers."""
 
 
-def accuracy_figure(report: EnsembleReport) -> bytes:
-    """False and true positive rate of each verifier as two ends of a bar, its weight beside."""
-    names = labels(report)
-    tpr, fpr, weight = (np.array([getattr(v, key) for v in report.verifiers]) for key in ("tpr", "fpr", "weight"))
+def accuracy_figure(names: Sequence[str], tpr: Floats, fpr: Floats, weight: Floats) -> bytes:
+    """False and true positive rate [m] of each verifier as two ends of a bar, its weight [m] beside."""
     y = np.arange(len(names))
     with _figure(9.0, 1.3 + 0.34 * len(names)) as (figure, save):
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
         left.hlines(y, fpr, tpr, colors=np.where(tpr >= fpr, _QUIET, _BAD), linewidth=3, zorder=1)
         left.scatter(fpr, y, color="white", edgecolor=_BAD, linewidth=1.6, s=42, label="says yes when wrong (FPR)")
         left.scatter(tpr, y, color=_GOOD, s=46, label="says yes when correct (TPR)")
-        left.set(xlim=(-0.03, 1.03), xlabel="rate", yticks=y, yticklabels=names, ylim=(len(names) - 0.4, -0.6))
+        left.set(xlim=(-0.03, 1.03), xlabel="rate", yticks=y, yticklabels=labels(names), ylim=(len(names) - 0.4, -0.6))
         figure.legend(*left.get_legend_handles_labels(), loc="outside upper left", ncols=2)
         right.barh(y, np.nan_to_num(weight), color=_FIRST, height=0.55)
         right.set(xlabel="weight", xlim=(0, max(1.0, float(np.nan_to_num(weight).max(initial=0)))))
@@ -60,19 +56,18 @@ def accuracy_figure(report: EnsembleReport) -> bytes:
         return save()
 
 
-def correlation_figure(report: EnsembleReport, correlation: Floats) -> bytes:
+def correlation_figure(names: Sequence[str], families: Sequence[str | None], correlation: Floats) -> bytes:
     """Correlation [m, m] of the verifiers' scores as a map; families lie side by side."""
-    families = [v.family or "" for v in report.verifiers]
-    order = sorted(range(len(families)), key=lambda k: (families[k] == "", families[k], k))
-    names, shown = [labels(report)[k] for k in order], correlation[np.ix_(order, order)]
+    order = sorted(range(len(names)), key=lambda k: (families[k] is None, families[k] or "", k))
+    shown, titles = correlation[np.ix_(order, order)], [labels(names)[k] for k in order]
     side = 0.6 + 0.42 * len(names)
     with _figure(max(9.0, side + 4.0), side) as (figure, save):
         axes = figure.subplots()
         axes.grid(visible=False)
         image = axes.imshow(shown, cmap="RdBu_r", vmin=-1, vmax=1)
         ticks = np.arange(len(names))
-        axes.set_xticks(ticks, [name.split("  ")[0] for name in names])
-        axes.set_yticks(ticks, names)
+        axes.set_xticks(ticks, [title.split("  ")[0] for title in titles])
+        axes.set_yticks(ticks, titles)
         for i, j in np.ndindex(shown.shape) if len(names) <= _MOST_CELLS else ():
             if not np.isnan(shown[i, j]):
                 colour = "white" if abs(shown[i, j]) > 0.6 else _INK
@@ -81,15 +76,13 @@ def correlation_figure(report: EnsembleReport, correlation: Floats) -> bytes:
         return save()
 
 
-def calibration_figure(curve: Calibration, posterior: Floats) -> bytes:
-    """Predicted against observed correctness, and how often each probability is given."""
+def calibration_figure(predicted: Floats, observed: Floats, half_width: Floats, posterior: Floats) -> bytes:
+    """Predicted against observed correctness [B], NaN where not known, and how often each probability is given."""
     with _figure(9.0, 4.0) as (figure, save):
         left, right = figure.subplots(1, 2)
         left.plot((0, 1), (0, 1), color=_QUIET, linestyle="--", linewidth=1, label="perfectly calibrated")
-        if curve.source != "none":
-            left.errorbar(
-                curve.predicted, curve.observed, curve.half_width, marker="o", color=_FIRST, capsize=2, label="observed"
-            )
+        if np.isfinite(observed).any():
+            left.errorbar(predicted, observed, half_width, marker="o", color=_FIRST, capsize=2, label="observed")
         else:
             left.text(0.5, 0.4, "no labels and too few\nverifiers for a check", ha="center", color=_BAD)
         left.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="predicted P(correct)", ylabel="share correct")
@@ -99,40 +92,50 @@ def calibration_figure(curve: Calibration, posterior: Floats) -> bytes:
         return save()
 
 
-def drift_figure(history: Sequence[Snapshot]) -> bytes:
-    """How weights, rates, the ensemble's size and the reward moved over the steps."""
-    steps = [snapshot.step for snapshot in history]
-    report = history[-1].report
-    names = [v.name for v in report.verifiers]
-    colours = _colours(len(names))
+def drift_figure(
+    steps: Sequence[int],
+    names: Sequence[str],
+    series: Mapping[str, Floats],
+    *,
+    effective_number: Sequence[float],
+    reward: Sequence[float],
+    share_correct: Sequence[float],
+) -> bytes:
+    """How weights, rates, the ensemble's size and the reward moved over T steps.
+
+    Args:
+        steps: [T].
+        names: [m].
+        series: "weight", "accuracy", "tpr" and "fpr" of each verifier, [m, T].
+        effective_number: [T] how many independent verifiers all are worth.
+        reward: [T] mean reward.
+        share_correct: [T] as the combiner estimates it.
+    """
+    from matplotlib import colormaps
+
+    palette = colormaps["tab10" if len(names) <= 10 else "tab20"]
     with _figure(9.0, 8.2 + 0.17 * len(names)) as (figure, save):
         panels = figure.subplots(3, 2, sharex=True)
         titles = {"weight": "weight", "accuracy": "estimated accuracy", "tpr": "TPR", "fpr": "FPR"}
         for axes, (key, title) in zip(panels.flat[:4], titles.items(), strict=True):
-            for k, name in enumerate(names):
-                axes.plot(steps, _series(history, name, key), color=colours[k], linewidth=1.4, label=labels(report)[k])
+            for k, name in enumerate(labels(names)):
+                axes.plot(steps, series[key][k], color=palette(k % palette.N), linewidth=1.4, label=name)
             axes.set(title=title, ylim=(-0.03, 1.03))
-        size, reward = panels[2]
-        size.plot(steps, [s.report.effective_number for s in history], color=_INK)
+        size, paid = panels[2]
+        size.plot(steps, effective_number, color=_INK)
         size.set(title="effective number of verifiers", ylim=(0, None), xlabel="step")
-        reward.plot(steps, [s.reward for s in history], color=_GOOD, label="mean reward of the step")
-        reward.plot(steps, [s.report.class_balance for s in history], color=_QUIET, label="estimated share correct")
-        reward.set(title="reward", xlabel="step")
-        reward.legend(loc="best", fontsize=8)
+        paid.plot(steps, reward, color=_GOOD, label="mean reward of the step")
+        paid.plot(steps, share_correct, color=_QUIET, label="estimated share correct")
+        paid.set(title="reward", xlabel="step")
+        paid.legend(loc="best", fontsize=8)
         figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower left", ncols=3, fontsize=8)
         return save()
 
 
-def labels(report: EnsembleReport) -> list[str]:
+def labels(names: Sequence[str]) -> list[str]:
     """What the pictures call the verifiers: a number, as in the table, and as much of the name as fits."""
-    known = _glyphs()
-    names = [printable(v.name, 28) for v in report.verifiers]
-    return [f"{k}  " + "".join(c if ord(c) in known else "\N{WHITE SQUARE}" for c in n) for k, n in enumerate(names, 1)]
-
-
-def _series(history: Sequence[Snapshot], name: str, key: str) -> list[float]:
-    of_name = [{v.name: float(getattr(v, key)) for v in snapshot.report.verifiers} for snapshot in history]
-    return [values.get(name, float("nan")) for values in of_name]
+    known, short = _glyphs(), [printable(name, 28) for name in names]
+    return [f"{k}  " + "".join(c if ord(c) in known else "\N{WHITE SQUARE}" for c in n) for k, n in enumerate(short, 1)]
 
 
 @contextmanager
@@ -150,13 +153,6 @@ def _figure(width: float, height: float) -> Iterator[tuple[Any, Callable[[], byt
             return out.getvalue()
 
         yield figure, save
-
-
-def _colours(count: int) -> list[Any]:
-    from matplotlib import colormaps
-
-    palette = colormaps["tab10" if count <= 10 else "tab20"]
-    return [palette(k % palette.N) for k in range(count)]
 
 
 @lru_cache(maxsize=1)

@@ -1,0 +1,361 @@
+"""Who answers a judge's questions, asked from synchronous code on any thread: an engine of our own, or an endpoint.
+
+In: questions. Out: replies, with the probabilities of the choices where they are known, or the error of each question.
+Waits for the engine or the server, each wait with a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import contextlib
+import logging
+import math
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from forge_agents.errors import ActorDiedError, StallError
+from forge_agents.policy import Endpoint, Sampling
+from forge_agents.types import Message
+from forge_verifiers.judge.prompts import Reply, shares_of
+
+if TYPE_CHECKING:
+    from forge_agents.rollout.endpoint import EndpointClient
+    from forge_agents.rollout.rendering import Renderer
+    from forge_agents.serving import Engine, EngineConfig
+    from forge_agents.types import Completion
+
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
+_SLACK_S = 30.0
+"""Beyond a model's own deadlines: for the way there and back."""
+_TOP = 20
+"""Most alternatives that are asked for at a token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One question to a model; the answer is greedy."""
+
+    instructions: str
+    """The system prompt."""
+    text: str
+    """The user's message."""
+    choices: tuple[str, ...]
+    """The answer is one of these; empty where `schema` alone says what it is."""
+    schema: Mapping[str, Any]
+    """The answer as JSON."""
+    max_tokens: int
+
+
+class Chat(Protocol):
+    """A model that answers. All calls come from one event loop."""
+
+    async def start(self) -> None:
+        """Make ready."""
+
+    async def ask(self, question: Question) -> Reply:
+        """Answer, or raise."""
+
+    async def stop(self) -> None:
+        """Let go of everything."""
+
+    def longest_s(self, questions: int) -> float:
+        """Seconds that so many questions, asked at once, may take at most."""
+
+
+class Conversation:
+    """A model that starts when first asked, on an event loop and a thread of its own, and again after its death.
+
+    Args:
+        chat: The model.
+        name: Said in errors.
+        start_timeout_s: Seconds for it to start.
+    """
+
+    def __init__(self, chat: Chat, *, name: str, start_timeout_s: float) -> None:
+        self._chat, self._name, self._start_timeout_s = chat, name, start_timeout_s
+        self._thread: _LoopThread | None = None
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Start the model. Twice is no error."""
+        self._running()
+
+    def ask(self, questions: Sequence[Question]) -> list[Reply | BaseException]:
+        """For every question its reply, or why there is none; all are asked at once, and each has its own deadline.
+
+        A model that died is started again, once, and asked again what it did not answer.
+        """
+        found = self._ask(questions)
+        left = [at for at, reply in enumerate(found) if isinstance(reply, ActorDiedError)]
+        if left:
+            _LOG.warning("the model of %s died and is started again: %s", self._name, found[left[0]])
+            self.close()
+            for at, reply in zip(left, self._ask([questions[at] for at in left]), strict=True):
+                found[at] = reply
+        return found
+
+    def longest_s(self, questions: int) -> float:
+        """Seconds that `ask` may take at most: a start, the answers and an end, and all again after a death."""
+        return 2 * (self._start_timeout_s + self._chat.longest_s(questions) + 4 * _SLACK_S)
+
+    def close(self) -> None:
+        """Stop the model; the next question starts it again. Twice is no error."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        atexit.unregister(self.close)
+        try:
+            thread.run(self._chat.stop(), timeout_s=_SLACK_S, what="stop")
+        finally:
+            thread.close()
+
+    def _ask(self, questions: Sequence[Question]) -> list[Reply | BaseException]:
+        limit_s = self._chat.longest_s(len(questions)) + _SLACK_S
+
+        async def answer(question: Question) -> Reply:
+            try:
+                return await asyncio.wait_for(self._chat.ask(question), limit_s)
+            except StallError:  # the model's own, which says more
+                raise
+            except TimeoutError as error:
+                raise StallError(f"{self._name} gave no answer within {limit_s:g} s") from error
+
+        async def all_at_once() -> list[Reply | BaseException]:
+            return await asyncio.gather(*map(answer, questions), return_exceptions=True)
+
+        return self._running().run(all_at_once(), timeout_s=limit_s + _SLACK_S, what=f"{len(questions)} questions")
+
+    def _running(self) -> _LoopThread:
+        with self._lock:
+            if self._thread is None:
+                thread = _LoopThread(self._name)
+                try:
+                    thread.run(self._chat.start(), timeout_s=self._start_timeout_s + _SLACK_S, what="start")
+                except BaseException:
+                    thread.close()
+                    raise
+                self._thread = thread
+                atexit.register(self.close)
+            return self._thread
+
+
+class _LoopThread:
+    """An event loop on a thread of its own, for synchronous callers on any thread, inside another loop or not."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T], *, timeout_s: float, what: str) -> T:
+        """The result of `work`.
+
+        Raises:
+            StallError: It took longer than `timeout_s`.
+            ActorDiedError: The thread was closed meanwhile.
+            Exception: What `work` raised.
+        """
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout_s)
+        except concurrent.futures.CancelledError:
+            raise ActorDiedError(f"{self._name} was closed during {what}") from None
+        except TimeoutError as error:
+            if future.done():  # what `work` raised
+                raise
+            raise StallError(f"{self._name} did not finish {what} within {timeout_s:g} s") from error
+        finally:
+            future.cancel()
+
+    def close(self) -> None:
+        """Cancel what still runs and end the thread."""
+        with contextlib.suppress(concurrent.futures.CancelledError, TimeoutError):
+            asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop).result(5)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
+async def _cancel_all() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class EndpointChat:
+    """Asks an endpoint.
+
+    A server that does not know structured output or log-probabilities is asked without; replies must then be nothing
+    but the choice.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._client: EndpointClient | None = None
+
+    async def start(self) -> None:
+        """Look up the key.
+
+        Raises:
+            ValueError: Its environment variable is not set.
+        """
+        from forge_agents.rollout.endpoint import EndpointClient
+
+        self._client = EndpointClient(self._endpoint)
+
+    async def ask(self, question: Question) -> Reply:
+        """The answer.
+
+        Raises:
+            StallError, EndpointError, BudgetError: As in `EndpointClient.ask`.
+        """
+        assert self._client is not None
+        schema = {"name": "verdict", "strict": True, "schema": dict(question.schema)}
+        optional: dict[str, Mapping[str, Any]] = {
+            "response_format": {"response_format": {"type": "json_schema", "json_schema": schema}}
+        }
+        if question.choices:
+            optional["logprobs"] = {"logprobs": True, "top_logprobs": _TOP}
+        reply = await self._client.ask(
+            [Message(role="system", content=question.instructions), Message(role="user", content=question.text)],
+            Sampling(temperature=0.0, max_tokens=question.max_tokens),
+            optional=optional,
+        )
+        shares, mass = shares_of(_alternatives(reply.text, reply.logprobs), question.choices)
+        return Reply(
+            text=reply.text,
+            shares=shares,
+            mass=mass,
+            prompt_tokens=reply.usage.prompt_tokens if reply.usage else 0,
+            completion_tokens=reply.usage.completion_tokens if reply.usage else 0,
+        )
+
+    async def stop(self) -> None:
+        """Close the connections."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    def longest_s(self, questions: int) -> float:
+        """They go in rounds of `concurrency`."""
+        return self._endpoint.timeout_s * math.ceil(questions / self._endpoint.concurrency)
+
+
+def _alternatives(text: str, tokens: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Probabilities of the tokens where the verdict begins, in ``{"answer": "yes"}`` or the bare ``yes``."""
+    at = len(text) - len(text.lstrip())
+    if text.lstrip().startswith("{"):
+        at = text.find('"', text.find(":")) + 1
+    end = 0
+    for token in tokens:
+        end += len(token["token"])
+        if end > at:
+            found: dict[str, float] = {}
+            for entry in token["top_logprobs"]:
+                found[entry["token"]] = found.get(entry["token"], 0.0) + math.exp(entry["logprob"])
+            return found
+    return {}
+
+
+class EngineChat:
+    """A model on an engine in a process of its own.
+
+    Args:
+        model: A built-in name, a folder or a hub id.
+        config: The engine's limits, its model is filled in; None for the defaults.
+        name: Said in errors and logs.
+        timeout_s: Seconds for one question, the queue included.
+        start_timeout_s: Seconds for the engine to start.
+    """
+
+    def __init__(
+        self, model: str, config: EngineConfig | None, *, name: str, timeout_s: float, start_timeout_s: float
+    ) -> None:
+        self._model, self._config, self._name = model, config, name
+        self._timeout_s, self._start_timeout_s = timeout_s, start_timeout_s
+        self._engine: Engine | None = None
+        self._renderer: Renderer | None = None
+
+    async def start(self) -> None:
+        """Start the engine.
+
+        Raises:
+            ModelNotFoundError: There is no such model.
+            StallError: The engine was not ready in time.
+        """
+        from forge_agents.models import resolve as models
+        from forge_agents.rollout.rendering import Renderer
+        from forge_agents.serving import Engine, EngineConfig
+
+        folder = models.resolve(self._model)
+        self._renderer = Renderer.of(folder)
+        config = replace(self._config or EngineConfig(), model=str(folder))
+        self._engine = await Engine.start(
+            config, name=self._name, role="judges", timeout_s=self._start_timeout_s
+        )
+
+    async def ask(self, question: Question) -> Reply:
+        """The answer, constrained to the choices or else to the schema.
+
+        Raises:
+            ValueError: The question does not fit the model's context.
+            StallError, ActorDiedError: As in `Engine.generate`.
+        """
+        engine, renderer = self._engine, self._renderer
+        assert engine is not None
+        assert renderer is not None
+        prompt_ids = renderer.start(question.instructions, question.text)
+        if len(prompt_ids) + question.max_tokens > engine.max_model_len:
+            raise ValueError(
+                f"a question of {len(prompt_ids)} tokens and {question.max_tokens} for the answer exceed the "
+                f"{engine.max_model_len} that {self._name} holds; lower max_chars or raise the engine's max_model_len"
+            )
+        completion = await engine.generate(
+            prompt_ids,
+            Sampling(temperature=0.0, max_tokens=question.max_tokens),
+            choices=question.choices,
+            json_schema=None if question.choices else question.schema,
+            top_logprobs=_TOP if question.choices else 0,
+            timeout_s=self._timeout_s,
+        )
+        mass = math.nan
+        if question.choices:  # probabilities under a constraint sum to 1: what the model would have said tells more
+            free = await engine.generate(
+                prompt_ids, Sampling(temperature=0.0, max_tokens=1), top_logprobs=_TOP, timeout_s=self._timeout_s
+            )
+            mass = shares_of(_first(free, renderer), question.choices)[1]
+        return Reply(
+            text=renderer.text(completion.token_ids),
+            shares=shares_of(_first(completion, renderer), question.choices)[0],
+            mass=mass,
+            prompt_tokens=len(prompt_ids),
+            completion_tokens=len(completion.token_ids),
+        )
+
+    async def stop(self) -> None:
+        """Stop the engine."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.stop()
+
+    def longest_s(self, questions: int) -> float:
+        """All wait in the engine's queue together, twice."""
+        return 2 * self._timeout_s
+
+
+def _first(completion: Completion, renderer: Renderer) -> dict[str, float]:
+    """Probabilities of the texts that the first token could have been; empty where nothing was sampled."""
+    found: dict[str, float] = {}
+    for token, logprob in completion.top_logprobs[0].items() if completion.top_logprobs else ():
+        text = renderer.text((token,))
+        found[text] = found.get(text, 0.0) + math.exp(logprob)
+    return found
