@@ -45,8 +45,8 @@ FLOORS = (
     "forge_trainers.forecast",
     "cli",
 )
-"""Rooms from the ground up; those of forge_agents without its name. A package's own name stands for its modules that lie
-in no room."""
+"""Rooms from the ground up; those of forge_agents without its name. A package's own name stands for its modules that
+lie in no room."""
 
 Graph = dict[str, set[str]]
 

@@ -1,6 +1,6 @@
 """A small text model that stands in for an ensemble: hashed n-grams and a dozen measures in, a logistic regression out.
 
-In: trajectories with the ensemble's posteriors. Out: a cheap verifier, and how well it agrees on prompts that it did not
+In: trajectories with the ensemble's posteriors. Out: a cheap verifier, and how well it agrees on prompts it did not
 see. Waits for the ensemble, where it must be asked.
 """
 
