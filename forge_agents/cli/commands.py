@@ -1,48 +1,113 @@
-"""What each word after ``forge-agents`` does.
+"""What each word after ``forge-agents`` does, with the examples that its help shows.
 
 In: the words after it. Out: lines on the terminal and an exit status. Waits for what the command does.
 """
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from forge_agents.bench.report import Report
     from forge_agents.cli.config import Parser
-    from forge_agents.policy import Policy
+
+T = TypeVar("T")
+Command: TypeAlias = Callable[[Sequence[str]], int]
+COMMANDS: dict[str, Command] = {}
+"""By name, in the order in which help lists them."""
+EXAMPLES: dict[str, tuple[str, ...]] = {}
+"""Command lines that the help of each command shows, by its name."""
 
 
+def _command(name: str, *examples: str) -> Callable[[Command], Command]:
+    def keep(run: Command) -> Command:
+        COMMANDS[name], EXAMPLES[name] = run, examples
+        return run
+
+    return keep
+
+
+def _parser(name: str) -> Parser:
+    from forge_agents.cli.config import Parser
+
+    return Parser(prog=f"forge-agents {name}", description=COMMANDS[name].__doc__, examples=EXAMPLES[name])
+
+
+def _parse(name: str, kind: type[T], words: Sequence[str]) -> T:
+    from forge_agents.cli.config import parse
+
+    about = str(COMMANDS[name].__doc__)
+    return parse(kind, words, prog=f"forge-agents {name}", description=about, examples=EXAMPLES[name])
+
+
+@_command("demo", "forge-agents demo", "forge-agents demo --seed 1 --control_steps 0")
+def demo(words: Sequence[str]) -> int:
+    """Train two agents on the whole stack, beside a control: forge-agents demo [--seed 1]"""
+    import forge_agents as fa
+
+    return 0 if fa.demo(_parse("demo", fa.DemoConfig, words)) else 1
+
+
+@_command("init", "forge-agents init my-team", "forge-agents init my-duel --template duel")
+def init(words: Sequence[str]) -> int:
+    """Write a folder to begin with: forge-agents init [DIR] [--template team]"""
+    from forge_agents.cli.scaffold import TEMPLATES, create
+
+    meanings = "; ".join(f"{name}: {meaning}" for name, meaning in TEMPLATES.items()) + "."
+    parser = _parser("init")
+    parser.add_argument("dir", nargs="?", type=str, default=".", help="The folder, new or empty; this one by default.")
+    parser.add_argument("--template", choices=sorted(TEMPLATES), default="team", help=meanings)
+    chosen = parser.parse_args(list(words))
+    root = create(chosen.dir, chosen.template)
+    print(f"wrote  {', '.join(str(root / file.name) for file in sorted(root.iterdir()))}")
+    _say_next("forge-agents train train.yaml" if chosen.dir == "." else f"cd {root} && forge-agents train train.yaml")
+    return 0
+
+
+@_command(
+    "train",
+    "forge-agents train train.yaml",
+    "forge-agents train train.yaml --steps 200 --trainer.learner.lr 1e-5 --out_dir runs/second",
+    "forge-agents train train.yaml --trainer.log_to wandb",
+    "forge-agents train --env forge/Relay-v0 --policies.team.model smollm2-135m-instruct",
+)
 def train(words: Sequence[str]) -> int:
     """Train a team: forge-agents train CONFIG.yaml [--steps 200] [--trainer.learner.lr 1e-5 ...]"""
     import forge_agents as fa
-    from forge_agents.cli.config import parse
 
-    run = parse(fa.RunConfig, words, prog="forge-agents train", description=str(train.__doc__))
-    run = run.warmed_up()
+    run = _parse("train", fa.RunConfig, words).warmed_up()
     for name in run.warm_start:
         print(f"{name} starts from {run.policies[name].model}")
     with fa.GRPOTrainer(run.seated, run.load_reward(), run.trainer, run.out_dir, run.mesh) as trainer:
         result = trainer.fit(run.env, steps=run.steps, env_args=run.env_args)
     print(f"{result.steps} steps are in {result.out_dir}\ncurve  {result.curve}\nmodel  {result.export}")
+    # where several policies learned, the export has a folder for each
+    each = [result.export / name for name, policy in run.policies.items() if policy.trainable]
+    model = next((folder for folder in each if folder.is_dir()), result.export)
+    env = run.env if isinstance(run.env, str) else next(iter(run.env))
     _say_next(
-        _with_config("eval", words),
-        f"forge-agents bench --players.trained {_one_model(result.export, run.policies)} --players.random random"
-        f" --suite {_one_env(run.env)}",
+        _again("eval", words),
+        f"forge-agents bench --players.trained {model} --players.random random --suite {env}",
         f"forge-agents view {result.out_dir}",
     )
     return 0
 
 
+@_command(
+    "sft",
+    "forge-agents sft sums.yaml",
+    "forge-agents sft --data chats.jsonl --policy.model smollm2-135m-instruct --out_dir runs/sft --epochs 3",
+)
 def sft(words: Sequence[str]) -> int:
     """Fine-tune on conversations or episodes: forge-agents sft CONFIG.yaml [--data chats.jsonl --epochs 3 ...]"""
     import forge_agents as fa
-    from forge_agents.cli.config import parse
 
-    run = parse(fa.SFTRunConfig, words, prog="forge-agents sft", description=str(sft.__doc__))
+    run = _parse("sft", fa.SFTRunConfig, words)
     with fa.SFTTrainer(run.policy, run.trainer, run.out_dir, run.mesh) as trainer:
         result = trainer.fit(run.data, eval_dataset=run.eval_data, epochs=run.epochs, steps=run.steps)
     print(f"{result.steps} steps are in {result.out_dir}\ncurve  {result.curve}\nmodel  {result.export}")
@@ -50,13 +115,12 @@ def sft(words: Sequence[str]) -> int:
     return 0
 
 
+@_command("eval", "forge-agents eval train.yaml", "forge-agents eval train.yaml --trainer.eval_episodes 256")
 def evaluate(words: Sequence[str]) -> int:
     """Play held-out seeds: forge-agents eval CONFIG.yaml [--trainer.eval_episodes 128]"""
     import forge_agents as fa
-    from forge_agents.cli.config import parse
 
-    run = parse(fa.RunConfig, words, prog="forge-agents eval", description=str(evaluate.__doc__))
-    run = run.warmed_up(train=False)
+    run = _parse("eval", fa.RunConfig, words).warmed_up(train=False)
     with fa.GRPOTrainer(run.seated, run.load_reward(), run.trainer, run.out_dir, run.mesh) as trainer:
         result = trainer.evaluate(run.env, episodes=run.trainer.eval_episodes, env_args=run.env_args)
     print(f"reward {result.reward:.4f} +/- {result.ci:.4f} (95 %)")
@@ -67,11 +131,60 @@ def evaluate(words: Sequence[str]) -> int:
     return int(result.failed == len(result.episodes))  # nothing was measured
 
 
+@_command(
+    "simulate",
+    "forge-agents simulate train.yaml --measured runs/measured",
+    "forge-agents simulate train.yaml --measured runs/measured runs/async --trainer.max_staleness 1 --json",
+    "forge-agents simulate train.yaml --measured runs/measured --gpus 64 --learner_gpus 16",
+    "forge-agents simulate train.yaml --measured runs/measured --gpus 512 --sweep --price_per_gpu_hour 2.5",
+)
+def simulate(words: Sequence[str]) -> int:
+    """Predict time and cost of a run: forge-agents simulate CONFIG.yaml --measured RUN [--gpus 512]"""
+    from rich.console import Console
+
+    import forge_agents as fa
+    from forge_agents.cli.config import add_fields, built, with_flag
+
+    parser = _parser("simulate")
+    add_fields(parser, fa.RunConfig)
+    parser.add_argument(
+        "--measured", nargs="+", type=str, default=[], help="Folders of short measured runs; default: that of out_dir."
+    )
+    parser.add_class_arguments(fa.Hardware, as_group=False)
+    parser.add_argument("--simulated_steps", type=int, default=8, help="Warm steps that means are taken over.")
+    parser.add_argument("--sweep", action="store_true", help="Show every split of the GPUs that was tried.")
+    parser.add_argument("--json", action="store_true", help="Print JSON.")
+    chosen = parser.parse_args(with_flag("--config", words))
+    measured, steps, sweep, as_json = (chosen.pop(n) for n in ("measured", "simulated_steps", "sweep", "json"))
+    if sweep and not chosen.gpus:
+        parser.error("--sweep tries splits of GPUs; say how many with --gpus")
+
+    def both(**values: object) -> tuple[fa.RunConfig, fa.Hardware]:
+        machine = {field.name: values.pop(field.name) for field in fields(fa.Hardware)}
+        return fa.RunConfig(**values), fa.Hardware(**machine)  # type: ignore[arg-type]
+
+    run, hardware = built(parser, both, chosen)
+    found = fa.simulate(run, measured=measured, hardware=hardware, steps=steps)
+    if as_json:
+        print(json.dumps(found.json()))
+        return 0
+    console = Console()
+    if sweep:
+        console.print(found.splits_table())
+    console.print(found.table())
+    for assumption in found.assumptions:
+        console.print(f"assumed: {assumption}", highlight=False)
+    return 0
+
+
+@_command(
+    "export", "forge-agents export runs/guess", "forge-agents export runs/guess --checkpoint newest --out guess"
+)
 def export(words: Sequence[str]) -> int:
     """Write a checkpoint as a Hugging Face model: forge-agents export RUN [--checkpoint best] [--out FOLDER]"""
     import forge_agents as fa
 
-    parser = _parser("export", export)
+    parser = _parser("export")
     parser.add_argument("run", type=str, help="Folder of a training run.")
     parser.add_argument("--checkpoint", type=str, default="best", help="best, newest, or a name such as step-000020.")
     parser.add_argument("--out", type=str, default="", help="A new folder; default: RUN/export-step-NNNNNN.")
@@ -83,40 +196,34 @@ def export(words: Sequence[str]) -> int:
     return 0
 
 
-def demo(words: Sequence[str]) -> int:
-    """Train two agents on the whole stack, beside a control: forge-agents demo [--seed 1]"""
-    import forge_agents as fa
-    from forge_agents.cli.config import parse
-
-    return 0 if fa.demo(parse(fa.DemoConfig, words, prog="forge-agents demo", description=str(demo.__doc__))) else 1
-
-
-def simulate(words: Sequence[str]) -> int:
-    """Predict time and cost of a run: forge-agents simulate CONFIG.yaml --measured RUN [--gpus 512]"""
-    from forge_agents.cli.simulate import predict
-
-    return predict(words, str(simulate.__doc__))
-
-
+@_command(
+    "play",
+    "forge-agents play forge/KuhnPoker-v0",
+    "forge-agents play forge/KuhnPoker-v0 --seat p1 --model smollm2-135m-instruct --sampling.temperature 0.7",
+    "forge-agents play forge/Relay-v0 --endpoint http://127.0.0.1:8000/v1 --endpoint_model mine --api_key_env KEY",
+    "forge-agents play forge/LeducPoker-v0 --opponent human --seed 3",
+    "forge-agents play forge/Relay-v0 --env_args.max_number 9",
+)
 def play(words: Sequence[str]) -> int:
     """Take a seat in the terminal: forge-agents play ENV [--seat p0] [--model ID | --opponent random]"""
-    from forge_agents.cli.config import parse
+    from forge_agents.cli.config import with_flag
     from forge_agents.cli.play import PlayConfig, left, play_in_terminal
 
-    if words and not words[0].startswith("-"):
-        words = ["--env", *words]
-    config = parse(PlayConfig, words, prog="forge-agents play", description=str(play.__doc__))
-    episode = play_in_terminal(config)
+    episode = play_in_terminal(_parse("play", PlayConfig, with_flag("--env", words)))
     return 0 if episode.error is None or left(episode) else 1
 
 
+@_command(
+    "bench",
+    "forge-agents bench --players.random random --suite duel-v0 --episodes 16",
+    "forge-agents bench --players.before smollm2-135m-instruct --players.after runs/relay/export --html board.html",
+)
 def bench(words: Sequence[str]) -> int:
     """Benchmark players: forge-agents bench [CONFIG.yaml] --players.NAME WHAT ... [--suite core-v1] [--episodes 64]"""
     import forge_agents as fa
     from forge_agents.bench.plan import BenchConfig
-    from forge_agents.cli.config import parse
 
-    chosen = parse(BenchConfig, words, prog="forge-agents bench", description=str(bench.__doc__))
+    chosen = _parse("bench", BenchConfig, words)
     report = fa.benchmark(
         chosen.entrants(),
         chosen.suite,
@@ -129,64 +236,34 @@ def bench(words: Sequence[str]) -> int:
         engine=chosen.engine,
         out_dir=chosen.out_dir,
     )
-    report.table()
-    saved = report.save(chosen.json or Path(chosen.out_dir) / "board.json")
-    print(f"report {saved}")
-    _write_pages(report, chosen.html, chosen.markdown)
+    board = Path(chosen.json or Path(chosen.out_dir) / "board.json")
+    _show(report, board, html=chosen.html, markdown=chosen.markdown)
     if report.complete:
-        _say_next(f"forge-agents leaderboard {saved} OTHER.json --html all.html")
+        _say_next(f"forge-agents leaderboard {board} OTHER.json --html all.html")
     else:
-        _say_next(f"{_with_config('bench', words)}   (plays what is missing)")
+        _say_next(f"{_again('bench', words)}   (plays what is missing)")
     return 0 if report.complete else 1
 
 
+@_command("leaderboard", "forge-agents leaderboard mine/board.json theirs/board.json --html all.html")
 def leaderboard(words: Sequence[str]) -> int:
     """Merge reports of benchmarks: forge-agents leaderboard A.json B.json [--out ALL.json] [--html PAGE]"""
     from forge_agents.bench.report import leaderboard as merge
 
-    parser = _parser("leaderboard", leaderboard)
+    parser = _parser("leaderboard")
     parser.add_argument("reports", nargs="+", type=str, help="Files that bench wrote, of one suite and one seed.")
     parser.add_argument("--out", type=str, default="", help="Write the merged report as JSON.")
     parser.add_argument("--html", type=str, default="", help="Write it as a page.")
     parser.add_argument("--markdown", type=str, default="", help="Write it as Markdown.")
     chosen = parser.parse_args(list(words))
-    report = merge(*chosen.reports)
+    _show(merge(*chosen.reports), chosen.out, html=chosen.html, markdown=chosen.markdown)
+    return 0
+
+
+def _show(report: Report, out: str | Path, *, html: str, markdown: str) -> None:
     report.table()
-    if chosen.out:
-        print(f"report {report.save(chosen.out)}")
-    _write_pages(report, chosen.html, chosen.markdown)
-    return 0
-
-
-def init(words: Sequence[str]) -> int:
-    """Write a folder to begin with: forge-agents init [DIR] [--template team]"""
-    from forge_agents.cli.init import TEMPLATES, create
-
-    parser = _parser("init", init)
-    parser.add_argument("dir", nargs="?", type=str, default=".", help="The folder, new or empty; this one by default.")
-    parser.add_argument("--template", choices=sorted(TEMPLATES), default="team", help=_lines(TEMPLATES))
-    chosen = parser.parse_args(list(words))
-    root = create(chosen.dir, chosen.template)
-    print(f"wrote  {', '.join(str(root / file.name) for file in sorted(root.iterdir()))}")
-    _say_next("forge-agents train train.yaml" if chosen.dir == "." else f"cd {root} && forge-agents train train.yaml")
-    return 0
-
-
-def completion(words: Sequence[str]) -> int:
-    """Complete words in the shell: forge-agents completion bash|zsh|fish"""
-    from forge_agents.cli.completion import SHELLS, script
-
-    parser = _parser("completion", completion)
-    parser.add_argument("shell", choices=SHELLS, help="Whose script is printed.")
-    print(script(parser.parse_args(list(words)).shell))
-    return 0
-
-
-def _lines(meanings: Mapping[str, str]) -> str:
-    return "; ".join(f"{name}: {meaning}" for name, meaning in meanings.items()) + "."
-
-
-def _write_pages(report: Report, html: str, markdown: str) -> None:
+    if out:
+        print(f"report {report.save(out)}")
     if html:
         print(f"page   {report.html(html)}")
     if markdown:
@@ -194,6 +271,7 @@ def _write_pages(report: Report, html: str, markdown: str) -> None:
         print(f"text   {markdown}")
 
 
+@_command("list", "forge-agents list", "forge-agents list --tag zero-sum")
 def list_environments(words: Sequence[str]) -> int:
     """List environments and suites: forge-agents list [--tag 2p]"""
     from rich.console import Console
@@ -201,10 +279,9 @@ def list_environments(words: Sequence[str]) -> int:
 
     from forge_agents.envs import registry
 
-    parser = _parser("list", list_environments)
+    parser = _parser("list")
     parser.add_argument("--tag", type=str, help="Only environments with this tag.")
-    chosen = registry.list_envs(parser.parse_args(list(words)).tag)
-    specs = [registry.spec(env_id) for env_id in chosen]
+    specs = map(registry.spec, registry.list_envs(parser.parse_args(list(words)).tag))
     rows = [(spec.id, ", ".join(spec.tags), str(spec.max_turns or "")) for spec in specs]
     console = Console()
     if console.is_terminal:
@@ -219,12 +296,13 @@ def list_environments(words: Sequence[str]) -> int:
     return 0
 
 
+@_command("check", "forge-agents check forge/KuhnPoker-v0", "forge-agents check --all --tag 2p --json")
 def check(words: Sequence[str]) -> int:
     """Check environments against the contract: forge-agents check ID [ID ...] | --all [--tag 2p] [--json]"""
     from forge_agents.envs import registry
     from forge_agents.envs.conformance.check import report_all
 
-    parser = _parser("check", check)
+    parser = _parser("check")
     parser.add_argument("ids", nargs="*", help="Environment ids.")
     parser.add_argument("--all", action="store_true", help="Every registered id.")
     parser.add_argument("--tag", type=str, help="Of --all, only ids with this tag.")
@@ -246,11 +324,12 @@ def check(words: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
+@_command("verifiers", "forge-agents verifiers report runs/sums --out verifiers.html")
 def verifiers(words: Sequence[str]) -> int:
     """Show what a run learned of its verifiers: forge-agents verifiers report RUN [--out report.html]"""
     import forge_agents as fa
 
-    parser = _parser("verifiers", verifiers)
+    parser = _parser("verifiers")
     parser.add_argument("action", choices=["report"], help="report: print the table, write the page.")
     parser.add_argument("run", help="The run's folder: out_dir of a training whose reward is an Ensemble.")
     parser.add_argument("--out", type=str, help="The HTML file; verifiers.html in the run's folder by default.")
@@ -262,11 +341,18 @@ def verifiers(words: Sequence[str]) -> int:
     return 0
 
 
+@_command(
+    "view",
+    "forge-agents view runs/guess",
+    "forge-agents view runs/first runs/second",
+    "forge-agents view runs/guess --out guess.html --episodes 50",
+    "on another machine: ssh -L 8765:127.0.0.1:8765 HOST, then open the address that view printed there",
+)
 def view(words: Sequence[str]) -> int:
     """Look at runs in a browser: forge-agents view RUN [RUN ...] [--port 8765] [--out PAGE.html]"""
     from forge_agents import viewer
 
-    parser = _parser("view", view)
+    parser = _parser("view")
     parser.add_argument("runs", nargs="+", type=str, help="Folders of runs and benchmarks, or folders of such folders.")
     parser.add_argument("--port", type=int, help="On 127.0.0.1; default: 8765, or another where that is in use.")
     parser.add_argument("--browser", action="store_true", help="Open the page in this machine's browser.")
@@ -280,39 +366,46 @@ def view(words: Sequence[str]) -> int:
     return 0
 
 
+@_command(
+    "serve",
+    "forge-agents serve runs/guess",
+    "forge-agents serve runs/duel --policy rival --port 8001",
+    "FORGE_AGENTS_TOKEN=$(cat token) forge-agents serve smollm2-135m-instruct --kv_cache_gb 4",
+    "forge-agents serve runs/guess -- --enable-auto-tool-choice --tool-call-parser hermes",
+)
 def serve(words: Sequence[str]) -> int:
     """Serve a model behind a token: forge-agents serve CHECKPOINT [--port 8000] [-- options of vllm serve]"""
-    from forge_agents.cli.config import parse
+    from forge_agents.cli.config import with_flag
     from forge_agents.cli.serve import ServeConfig
     from forge_agents.cli.serve import serve as become_server
 
-    own = list(words)
-    more = own[own.index("--") + 1 :] if "--" in own else []
-    own = own[: own.index("--")] if "--" in own else own
-    if own and not own[0].startswith("-"):
-        own = ["--checkpoint", *own]
-    config = parse(ServeConfig, own, prog="forge-agents serve", description=str(serve.__doc__))
-    become_server(config, more)
+    end = words.index("--") if "--" in words else len(words)
+    config = _parse("serve", ServeConfig, with_flag("--checkpoint", words[:end]))
+    become_server(config, words[end + 1 :])
 
 
+@_command("new-env", "forge-agents new-env word-duel", "forge-agents new-env word-duel --out projects")
 def new_env(words: Sequence[str]) -> int:
     """Write a project with a two-seat game and its test: forge-agents new-env NAME [--out FOLDER]"""
-    from forge_agents.cli.new_env import create
+    from forge_agents.cli.scaffold import create_project
 
-    parser = _parser("new-env", new_env)
+    parser = _parser("new-env")
     parser.add_argument("name", type=str, help="Name of the project, such as word-duel.")
     parser.add_argument("--out", type=str, default=".", help="Where its folder is made.")
     chosen = parser.parse_args(list(words))
-    root = create(chosen.name, chosen.out)
+    root = create_project(chosen.name, chosen.out)
     print(f"wrote {root}\nnext   cd {root} && pip install -e . && pytest")
     return 0
 
 
+@_command(
+    "download", "forge-agents download Qwen/Qwen3-0.6B", "forge-agents download Qwen/Qwen3-0.6B --ignore '*.bin'"
+)
 def download(words: Sequence[str]) -> int:
     """Fetch a model: forge-agents download ID [--ignore '*.bin']"""
     from forge_agents.models import resolve as models
 
-    parser = _parser("download", download)
+    parser = _parser("download")
     parser.add_argument("id", type=str, help="Hugging Face id or built-in name.")
     parser.add_argument("--ignore", type=str, nargs="*", default=[], help="File patterns to leave out.")
     chosen = parser.parse_args(list(words))
@@ -320,35 +413,29 @@ def download(words: Sequence[str]) -> int:
     return 0
 
 
+@_command(
+    "completion",
+    'bash: eval "$(forge-agents completion bash)" in ~/.bashrc',
+    'zsh:  eval "$(forge-agents completion zsh)" in ~/.zshrc, after compinit',
+    "fish: forge-agents completion fish > ~/.config/fish/completions/forge-agents.fish",
+)
+def completion(words: Sequence[str]) -> int:
+    """Complete words in the shell: forge-agents completion bash|zsh|fish"""
+    from forge_agents.cli.completion import SHELLS, script
+
+    parser = _parser("completion")
+    parser.add_argument("shell", choices=SHELLS, help="Whose script is printed.")
+    print(script(parser.parse_args(list(words)).shell))
+    return 0
+
+
+@_command("doctor", "forge-agents doctor")
 def doctor(words: Sequence[str]) -> int:
     """Try every part for real and say how to mend what fails: forge-agents doctor"""
     from forge_agents.cli import doctor as examination
 
-    _parser("doctor", doctor).parse_args(list(words))
+    _parser("doctor").parse_args(list(words))
     return examination.main()
-
-
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "demo": demo,
-    "init": init,
-    "train": train,
-    "sft": sft,
-    "eval": evaluate,
-    "simulate": simulate,
-    "export": export,
-    "play": play,
-    "bench": bench,
-    "leaderboard": leaderboard,
-    "list": list_environments,
-    "check": check,
-    "verifiers": verifiers,
-    "view": view,
-    "serve": serve,
-    "new-env": new_env,
-    "download": download,
-    "completion": completion,
-    "doctor": doctor,
-}
 
 
 def _say_next(*commands: str) -> None:
@@ -357,22 +444,6 @@ def _say_next(*commands: str) -> None:
         print(f"{title} {command}")
 
 
-def _with_config(command: str, words: Sequence[str]) -> str:
+def _again(command: str, words: Sequence[str]) -> str:
     """The same words for another command, or the same again."""
     return shlex.join(["forge-agents", command, *words])
-
-
-def _one_model(export: Path, policies: Mapping[str, Policy]) -> Path:
-    """The folder of one trained model in an export, which has a folder for each where there are several."""
-    inside = [export / name for name, policy in policies.items() if policy.trainable and (export / name).is_dir()]
-    return inside[0] if inside else export
-
-
-def _one_env(env: str | Mapping[str, float]) -> str:
-    return env if isinstance(env, str) else next(iter(env))
-
-
-def _parser(name: str, run: Callable[[Sequence[str]], int]) -> Parser:
-    from forge_agents.cli.config import Parser
-
-    return Parser(prog=f"forge-agents {name}", description=run.__doc__)

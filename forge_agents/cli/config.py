@@ -7,13 +7,12 @@ for nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_settings
 
 from forge_agents.cli import completion
-from forge_agents.cli.examples import EXAMPLES
 from forge_agents.errors import did_you_mean
 
 T = TypeVar("T")
@@ -36,15 +35,13 @@ class Parser(ArgumentParser):
     """A parser whose errors name the nearest known keys.
 
     Args:
-        prog: ``forge-agents COMMAND``, whose examples are shown after the options; None for the parsers that
-            jsonargparse makes for parts.
+        examples: Command lines that help shows after the options.
         **kwargs: As jsonargparse takes them.
     """
 
-    def __init__(self, *, prog: str | None = None, **kwargs: Any) -> None:
-        shown = EXAMPLES.get((prog or "").partition(" ")[2], ())
-        epilog = "\n  ".join(("examples:", *shown)) if shown else None
-        super().__init__(prog=prog, allow_abbrev=False, formatter_class=_Formatter, epilog=epilog, **kwargs)
+    def __init__(self, *, examples: Sequence[str] = (), **kwargs: Any) -> None:
+        epilog = "\n  ".join(("examples:", *examples)) if examples else None
+        super().__init__(allow_abbrev=False, formatter_class=_Formatter, epilog=epilog, **kwargs)
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
         """As jsonargparse's; where the shell asks, words are completed instead."""
@@ -65,39 +62,42 @@ class Parser(ArgumentParser):
         """Exit with status 2 and a message that says what to write instead."""
         if not self.exit_on_error and ex is not None:
             raise ex
-        hint = _suggestion(message, self._known_keys())
+        known = [option.removeprefix("--") for option in self._option_string_actions if option.startswith("--")]
+        hint = _suggestion(message, known)
         self.exit(2, f"{self.prog}: {message.strip()}.{hint}\nSee {self.prog} --help\n".replace("..", "."))
 
-    def _known_keys(self) -> list[str]:
-        return [option.removeprefix("--") for option in self._option_string_actions if option.startswith("--")]
 
-
-def schema_parser(kind: type[T], *, prog: str, description: str) -> Parser:
-    """A parser whose keys are the fields of dataclass `kind`, nested ones with dots, plus ``--config FILE``."""
-    parser = Parser(prog=prog, description=description)
+def add_fields(parser: Parser, kind: type) -> None:
+    """Let `parser` take the fields of dataclass `kind`, nested ones with dots, and ``--config FILE`` with the same."""
     parser.add_argument("--config", action="config", help="YAML file with the same keys; flags override it.")
     parser.add_class_arguments(kind, as_group=False)
-    return parser
+
+
+def built(parser: Parser, kind: Callable[..., T], values: Any) -> T:
+    """What `kind` makes of parsed values; what the dataclasses themselves refuse is told as a wrong flag is."""
+    values.pop("config", None)
+    try:
+        return kind(**parser.instantiate(values))
+    except (TypeError, ValueError) as cause:
+        parser.error(str(cause))
+
+
+def with_flag(flag: str, words: Sequence[str]) -> list[str]:
+    """The words, the first of which may be the value of `flag`, which was left out."""
+    return [flag, *words] if words and not words[0].startswith("-") else list(words)
 
 
 def parse(
-    kind: type[T], words: Sequence[str], *, prog: str, description: str
+    kind: type[T], words: Sequence[str], *, prog: str, description: str, examples: Sequence[str] = ()
 ) -> T:
     """Read an instance of `kind` from `words`, the first of which may be a YAML file.
 
     Raises:
         SystemExit: Unknown keys, wrong types or values; the message is printed.
     """
-    if words and not words[0].startswith("-"):
-        words = ["--config", *words]
-    parser = schema_parser(kind, prog=prog, description=description)
-    values = parser.parse_args(list(words))
-    values.pop("config", None)
-    try:
-        built: Any = parser.instantiate(values)
-        return kind(**built)
-    except (TypeError, ValueError) as cause:  # the dataclasses' own checks
-        parser.error(str(cause))
+    parser = Parser(prog=prog, description=description, examples=examples)
+    add_fields(parser, kind)
+    return built(parser, kind, parser.parse_args(with_flag("--config", words)))
 
 
 def _suggestion(message: str, known: Sequence[str]) -> str:

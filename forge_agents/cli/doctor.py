@@ -6,6 +6,7 @@ to a deadline, so that a part that hangs is a finding, too.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 import importlib.metadata
@@ -16,13 +17,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forge_agents.models import resolve as models
 
-__all__ = ["Check", "main", "run_doctor"]
+if TYPE_CHECKING:
+    import torch
 
 REINSTALL = "install the pinned set again: `make clean`, then `make venv`"
 
@@ -68,20 +73,20 @@ PROBES: tuple[Probe, ...] = (
     *(_library(name) for name in ("torchtitan", "vllm")),
     Probe(
         name="actor",
-        function="forge_agents.cli.probes:actor",
+        function="forge_agents.cli.doctor:actor",
         deadline_s=60,
         fix="Monarch starts processes and talks to them over loopback: see that `localhost` resolves and that the "
         "process limit (`ulimit -u`) leaves room",
     ),
     Probe(
         name="tensor",
-        function="forge_agents.cli.probes:tensor",
+        function="forge_agents.cli.doctor:tensor",
         deadline_s=90,
         fix="TorchStore passes tensors through shared memory: give /dev/shm some GB (in a container: --shm-size=4g)",
     ),
     Probe(
         name="engine step",
-        function="forge_agents.cli.probes:engine_step",
+        function="forge_agents.cli.doctor:engine_step",
         deadline_s=180,
         fix="if vLLM ran out of memory, free 2 GB; if it lacks an instruction, it needs a CPU with AVX2; else "
         + REINSTALL,
@@ -115,9 +120,7 @@ def run_doctor(probes: Sequence[Probe] = PROBES) -> list[Check]:
     Returns:
         The checks in order; a part that fails does not keep later ones from being tried.
     """
-    checks = [_python(), _compiler(), _cache()]
-    checks += [_run(probe) for probe in probes]
-    return checks
+    return [_python(), _compiler(), _cache(), *map(_run, probes)]
 
 
 def main() -> int:
@@ -146,46 +149,30 @@ def main() -> int:
 
 def _python() -> Check:
     fits = (3, 11) <= sys.version_info[:2] <= (3, 13) and (sys.platform, platform.machine()) == ("linux", "x86_64")
-    return Check(
-        name="python",
-        ok=fits,
-        seconds=0.0,
-        detail=f"{platform.python_version()} on {platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        fix=""
-        if fits
-        else "use Python 3.11 to 3.13 on Linux x86-64: the wheels of vLLM and Monarch are made for these",
-    )
+    seen = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    cure = "use Python 3.11 to 3.13 on Linux x86-64: the wheels of vLLM and Monarch are made for these"
+    return Check(name="python", ok=fits, seconds=0.0, detail=seen, fix="" if fits else cure)
 
 
 def _compiler() -> Check:
     found = next((path for path in map(shutil.which, ("cc", "gcc", "clang")) if path), None)
-    return Check(
-        name="C compiler",
-        ok=found is not None,
-        seconds=0.0,
-        detail=found or "none of cc, gcc, clang is on the path",
-        fix=""
-        if found
-        else "install one (Debian and Ubuntu: `apt install build-essential`): vLLM compiles models with it",
-    )
+    seen = found or "none of cc, gcc, clang is on the path"
+    cure = "install one (Debian and Ubuntu: `apt install build-essential`): vLLM compiles models with it"
+    return Check(name="C compiler", ok=found is not None, seconds=0.0, detail=seen, fix="" if found else cure)
 
 
 def _cache() -> Check:
-    folder = models.cache_folder()
-    started = time.perf_counter()
+    folder, started = models.cache_folder(), time.perf_counter()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".doctor-{os.getpid()}"
         probe.touch()
         probe.unlink()
+        seen, cure = f"{folder}, {shutil.disk_usage(folder).free / 1e9:.0f} GB free", ""
     except OSError as cause:
         seen = f"{folder} cannot be written: {cause.strerror}"
-        fix = f"set {models.CACHE_VARIABLE} to a folder that you can write"
-        return Check(name="model cache", ok=False, seconds=time.perf_counter() - started, detail=seen, fix=fix)
-    free_gb = shutil.disk_usage(folder).free / 1e9
-    return Check(
-        name="model cache", ok=True, seconds=time.perf_counter() - started, detail=f"{folder}, {free_gb:.0f} GB free"
-    )
+        cure = f"set {models.CACHE_VARIABLE} to a folder that you can write"
+    return Check(name="model cache", ok=not cure, seconds=time.perf_counter() - started, detail=seen, fix=cure)
 
 
 # ---- in a process of its own
@@ -203,63 +190,119 @@ def _run(probe: Probe) -> Check:
         errors="replace",
         start_new_session=True,  # so that whatever the probe started can be ended with it
     )
-    try:
+    output, trouble = "", f"no result within {probe.deadline_s:.0f} s"
+    with contextlib.suppress(subprocess.TimeoutExpired):
         output, errors = process.communicate(timeout=probe.deadline_s)
         trouble = _trouble(process.returncode, errors)
-    except subprocess.TimeoutExpired:
-        output, trouble = "", f"no result within {probe.deadline_s:.0f} s"
-    finally:
-        _end_group(process)
-    seconds = time.perf_counter() - started
-    detail = _answer(output)
-    if not trouble and detail is None:
-        trouble = "it ended without an answer"
-    if trouble:
-        fix = next((fix for text, fix in KNOWN_TROUBLE if text in trouble), probe.fix)
-        return Check(name=probe.name, ok=False, seconds=seconds, detail=trouble, fix=fix)
-    return Check(name=probe.name, ok=True, seconds=seconds, detail=detail or "")
-
-
-def _end_group(process: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(ProcessLookupError):  # which is the usual case: all of them have ended
+    with contextlib.suppress(ProcessLookupError):  # which is the usual case: all of the group have ended
         os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
+    seconds = time.perf_counter() - started
+    detail = "" if trouble else _answer(output)
+    if detail is None:
+        trouble = "it ended without an answer"
+    fix = next((fix for text, fix in KNOWN_TROUBLE if text in trouble), probe.fix) if trouble else ""
+    return Check(name=probe.name, ok=not trouble, seconds=seconds, detail=trouble or str(detail), fix=fix)
 
 
 def _trouble(status: int, errors: str) -> str:
     """Why the process failed; empty if it did not."""
-    if status == 0:
-        return ""
     if status < 0:
         return f"killed by {signal.Signals(-status).name}"
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    return lines[-1] if lines else f"exit status {status}"
+    return (lines[-1] if lines else f"exit status {status}") if status else ""
 
 
 def _answer(output: str) -> str | None:
-    lines = output.strip().splitlines()
     try:
-        answer = json.loads(lines[-1]) if lines else None
-    except ValueError:
+        answer = json.loads(output.strip().splitlines()[-1])
+    except (ValueError, IndexError):
         return None
-    return answer["detail"] if isinstance(answer, dict) and "detail" in answer else None
+    return answer.get("detail") if isinstance(answer, dict) else None
 
 
 def _probe(function: str) -> str:
     """What a probe says; an exception is its failure."""
     module, _, name = function.partition(":")
-    if module == "import":
-        found = importlib.import_module(name)
-        return _version(name, found)
-    said = getattr(importlib.import_module(module), name)()
-    return str(said)
-
-
-def _version(name: str, module: object) -> str:
+    if module != "import":
+        return str(getattr(importlib.import_module(module), name)())
+    library = importlib.import_module(name)
     owners = importlib.metadata.packages_distributions().get(name, [])
     distribution = DISTRIBUTIONS.get(name) or (owners[0] if owners else "")
-    version = importlib.metadata.version(distribution) if distribution else getattr(module, "__version__", "?")
+    version = importlib.metadata.version(distribution) if distribution else getattr(library, "__version__", "?")
     return f"{distribution or name} {version}"
+
+
+# ---- parts: each says what was seen; an exception is the finding
+
+
+def actor() -> str:
+    """A message to an actor in a process of its own, and back."""
+    from forge_agents.runtime import mesh
+    from forge_agents.testing._echo import Echo
+
+    async def ask() -> str:
+        async with mesh.session():
+            echo = mesh.spawn_procs("doctor").spawn("echo", Echo)
+            pid = await mesh.with_deadline(echo.pid.call_one(), 45, who="doctor", what="its first answer")
+            started = time.perf_counter()
+            await mesh.with_deadline(echo.pid.call_one(), 10, who="doctor", what="its second answer")
+            return f"process {pid} answers in {1e3 * (time.perf_counter() - started):.1f} ms"
+
+    return asyncio.run(ask())
+
+
+def tensor() -> str:
+    """A tensor into the weight store and back."""
+    import torch
+
+    from forge_agents.runtime import mesh
+    from forge_agents.weights import Publisher, Subscriber, WeightStore
+
+    sent, got = {"weight": torch.arange(4_000_000, dtype=torch.float32)}, {}
+
+    def keep(tensors: Mapping[str, torch.Tensor], version: int) -> None:
+        got.update({name: tensor.clone() for name, tensor in tensors.items()})
+
+    async def carry() -> str:
+        async with mesh.session():
+            store = await WeightStore.start(timeout_s=60)
+            started = time.perf_counter()
+            await Publisher(store.ref, "doctor", dtype=torch.float32).publish(sent, 1)
+            published = time.perf_counter()
+            await Subscriber(store.ref, "doctor").fetch(keep)
+            fetched = time.perf_counter()
+            await store.stop()
+        return f"16 MB put in {1e3 * (published - started):.0f} ms, got in {1e3 * (fetched - published):.0f} ms"
+
+    said = asyncio.run(carry())
+    if not torch.equal(got["weight"], sent["weight"]):
+        raise RuntimeError("what came out of the store is not what went in")
+    return said
+
+
+def engine_step() -> str:
+    """Eight tokens from vLLM, in an actor, with a tiny model."""
+    from forge_agents.policy import Sampling
+    from forge_agents.runtime import mesh
+    from forge_agents.serving import Engine, EngineConfig
+    from forge_agents.testing._tiny_model import tiny_model
+
+    async def sample(model: Path) -> str:
+        config = EngineConfig(
+            model=str(model), max_model_len=256, max_num_seqs=2, kv_cache_gb=0.1, enforce_eager=True, threads=1
+        )
+        async with mesh.session():
+            started = time.perf_counter()
+            engine = await Engine.start(config, name="doctor", timeout_s=150)
+            ready = time.perf_counter()
+            completion = await engine.generate(list(b"hello"), Sampling(max_tokens=8), timeout_s=60)
+            took_ms = 1e3 * (time.perf_counter() - ready)
+            await engine.stop()
+        return f"{len(completion.token_ids)} tokens in {took_ms:.0f} ms, ready after {ready - started:.0f} s"
+
+    with tempfile.TemporaryDirectory() as folder:
+        return asyncio.run(sample(tiny_model(Path(folder))))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -88,26 +88,24 @@ def play_in_terminal(config: PlayConfig) -> Episode:
         policies: dict[str, AnyPolicy] = {agent: Human() if agent == seat else other for agent in env.possible_agents}
         shown = terminal()
         shown.show(f"{config.env}: you are {seat}. Type an action and press Enter; Ctrl-D leaves.", "bold")
-        episode = asyncio.run(_play(env, policies, config))
+        spec = registry.spec(config.env)
+
+        async def played() -> Episode:
+            turns = spec.max_turns or 1000
+            async with _engine(other) as served:
+                return await play(env, policies, seed=config.seed, env_id=spec.id, served=served, max_turns=turns)
+
+        episode = asyncio.run(played())
         _show_end(shown, env, episode)
     finally:
         close(env, config.env)
     return episode
 
 
-async def _play(env: PlayableEnv, policies: Mapping[str, AnyPolicy], config: PlayConfig) -> Episode:
-    spec = registry.spec(config.env)
-    async with _engines(policies) as served:
-        return await play(
-            env, policies, seed=config.seed, env_id=spec.id, served=served, max_turns=spec.max_turns or 1000
-        )
-
-
 @contextlib.asynccontextmanager
-async def _engines(policies: Mapping[str, AnyPolicy]) -> AsyncIterator[dict[str, Served]]:
-    """The engine of the model among `policies`, if there is one."""
-    model = next((policy for policy in policies.values() if isinstance(policy, Policy)), None)
-    if model is None:
+async def _engine(model: AnyPolicy) -> AsyncIterator[dict[str, Served]]:
+    """The engine of a policy that needs one."""
+    if not isinstance(model, Policy):
         yield {}
         return
     from forge_agents.models import resolve as models
@@ -126,13 +124,10 @@ async def _engines(policies: Mapping[str, AnyPolicy]) -> AsyncIterator[dict[str,
 def _show_end(shown: Terminal, env: PlayableEnv, episode: Episode) -> None:
     from rich.table import Table
 
-    error = episode.error
-    if error is not None:
-        shown.show(f"\nthe episode ended early: {error.message}", "red")
-    else:
-        said = env.render()
-        if isinstance(said, str) and said.strip():
-            shown.show(f"\nhow it went\n{said}", "dim")
+    if episode.error is not None:
+        shown.show(f"\nthe episode ended early: {episode.error.message}", "red")
+    elif isinstance(said := env.render(), str) and said.strip():
+        shown.show(f"\nhow it went\n{said}", "dim")
     table = Table("seat", "who", "reward", title=f"{episode.end_reason} after {len(episode.turns)} turns")
     for agent, trajectory in episode.trajectories.items():
         table.add_row(visible(agent), trajectory.policy, f"{trajectory.reward:g}")

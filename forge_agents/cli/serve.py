@@ -122,12 +122,14 @@ def serve(config: ServeConfig, more: Sequence[str] = (), say: Callable[[str], No
 
 def command(config: ServeConfig, folder: Path, name: str, more: Sequence[str] = ()) -> list[str]:
     """The words that start the server of the model in `folder`."""
+    stored = _read(folder / "config.json")
     options: dict[str, Any] = {
         "model": folder,
         "host": config.host,
         "port": config.port,
         "served-model-name": name,
-        "dtype": _dtype(folder),
+        # what the weights are stored in: "auto" would take float32 as a half-precision type
+        "dtype": stored.get("dtype") or stored.get("torch_dtype") or "auto",
         "generation-config": "vllm",  # a request that says nothing of sampling is not bent by the model's files
         "max-num-seqs": config.max_num_seqs,
         "max-model-len": config.max_model_len,
@@ -148,12 +150,19 @@ def find_model(config: ServeConfig) -> tuple[Path, str]:
         ValueError: It has no chat template.
     """
     given = Path(config.checkpoint).expanduser()
-    export = _exported(given)
-    policies = sorted(child.name for child in export.iterdir() if _is_model(child)) if export.is_dir() else []
-    if _is_model(export) or not export.is_dir():
+    # what a run wrote at its end, else what was last made of a checkpoint, else the folder itself
+    steps = [child for child in given.glob(f"{_OF_A_STEP}*") if child.is_dir()]
+    newest = max(steps, key=lambda child: (len(child.name), child.name), default=given)
+    export = given / "export" if (given / "export").is_dir() else newest
+    children = sorted(export.iterdir()) if export.is_dir() else []
+    policies = [child.name for child in children if (child / "config.json").is_file()]
+    if (export / "config.json").is_file() or not export.is_dir():
         if config.policy:
             raise ModelNotFoundError(f"{config.checkpoint} holds one model and no policies; leave out policy")
-        folder, name = resolve(export if export.is_dir() else config.checkpoint), _name(given, export, config)
+        folder, name = resolve(export if export.is_dir() else config.checkpoint), config.checkpoint
+        if export.is_dir():
+            own = given.absolute()
+            name = own.parent.name if own.name == "export" or own.name.startswith(_OF_A_STEP) else own.name
     elif not policies:
         raise ModelNotFoundError(
             f"{given} holds no exported model: training writes export/ at its end, forge-agents export RUN makes one "
@@ -164,9 +173,14 @@ def find_model(config: ServeConfig) -> tuple[Path, str]:
         raise ModelNotFoundError(f"{given} holds the policies {', '.join(policies)}; choose one with --policy.{near}")
     else:
         folder, name = resolve(export / config.policy), config.policy
-    if not config.chat_template and not _has_chat_template(folder):
+    templates = ((folder / file).is_file() for file in ("chat_template.jinja", "chat_template.json"))
+    if not (config.chat_template or any(templates) or _read(folder / "tokenizer_config.json").get("chat_template")):
         raise ValueError(f"{folder} has no chat template; give a file with --chat_template")
     return folder, config.name or name
+
+
+def _read(file: Path) -> dict[str, Any]:
+    return dict(json.loads(file.read_text())) if file.is_file() else {}
 
 
 class RequireToken:
@@ -198,37 +212,6 @@ class RequireToken:
         scheme, _, token = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
         matches = hmac.compare_digest(hashlib.sha256(token.strip()).digest(), self._digest)
         return matches and scheme.lower() == b"bearer"
-
-
-def _exported(given: Path) -> Path:
-    """What a run wrote at its end, else what was last made of a checkpoint, else `given`."""
-    steps = [child for child in given.glob(f"{_OF_A_STEP}*") if child.is_dir()]
-    newest = max(steps, key=lambda child: (len(child.name), child.name), default=given)
-    return given / "export" if (given / "export").is_dir() else newest
-
-
-def _is_model(folder: Path) -> bool:
-    return (folder / "config.json").is_file()
-
-
-def _name(given: Path, export: Path, config: ServeConfig) -> str:
-    if not export.is_dir():
-        return config.checkpoint
-    folder = given.absolute()
-    return folder.parent.name if folder.name == "export" or folder.name.startswith(_OF_A_STEP) else folder.name
-
-
-def _has_chat_template(folder: Path) -> bool:
-    if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
-        return True
-    settings = folder / "tokenizer_config.json"
-    return settings.is_file() and bool(json.loads(settings.read_text()).get("chat_template"))
-
-
-def _dtype(folder: Path) -> str:
-    """What the weights are stored in; ``auto`` would take float32 as a half-precision type."""
-    settings = json.loads((folder / "config.json").read_text())
-    return str(settings.get("dtype") or settings.get("torch_dtype") or "auto")
 
 
 def _check_port(config: ServeConfig) -> None:

@@ -18,14 +18,6 @@ def test_unknown_command_suggests_the_nearest(capsys):
     assert "Did you mean 'train'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", sorted(cli.COMMANDS))
-def test_every_command_has_help(command, capsys):
-    with pytest.raises(SystemExit) as exit_:
-        cli.main([command, "--help"])
-    assert exit_.value.code == 0
-    assert f"forge-agents {command}" in capsys.readouterr().out
-
-
 def test_list_shows_environments_by_tag(capsys):
     assert cli.main(["list", "--tag", "zero-sum"]) == 0
     text = capsys.readouterr().out

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from forge_agents.cli import main as cli
-from forge_agents.cli.new_env import create
+from forge_agents.cli.scaffold import create_project
 from forge_agents.errors import ForgeError
 
 
@@ -37,21 +37,21 @@ def test_a_new_project_installs_is_found_and_passes_its_test(tmp_path, capsys):
 @pytest.mark.parametrize("name", ["", "1st", "a b", "../up", "a--b", "a-", "dünn", "a/b"])
 def test_what_is_no_name_is_refused(name, tmp_path):
     with pytest.raises(ForgeError, match="cannot name a project"):
-        create(name, tmp_path)
+        create_project(name, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["json", "class", "forge-envs", "NumPy"])
 def test_a_name_that_hides_a_package_is_refused(name, tmp_path):
     with pytest.raises(ForgeError, match="would hide"):
-        create(name, tmp_path)
+        create_project(name, tmp_path)
 
 
 def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "my_world").mkdir()
-    create("my_world", tmp_path)
+    create_project("my_world", tmp_path)
     with pytest.raises(ForgeError, match="is there already"):
-        create("my_world", tmp_path)
+        create_project("my_world", tmp_path)
 
 
 # ---- plugins, as they are installed

@@ -11,7 +11,7 @@ from rich.console import Console
 import forge_agents as fa
 from forge_agents.cli import main as cli
 from forge_agents.cli import play as playing
-from forge_agents.cli.examples import EXAMPLES
+from forge_agents.cli.commands import EXAMPLES
 from forge_agents.cli.play import PlayConfig
 from forge_agents.rollout import players
 from forge_agents.rollout.terminal import Terminal
@@ -136,13 +136,6 @@ def test_what_cannot_be_played_is_said(capsys, typed):
         with pytest.raises(SystemExit):
             cli.main(["play", *words])
         assert said in capsys.readouterr().err
-
-
-def test_help_shows_examples_that_can_be_read(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["play", "--help"])
-    text = capsys.readouterr().out
-    assert "\nexamples:\n  " + "\n  ".join(EXAMPLES["play"]) in text
 
 
 @pytest.mark.parametrize("example", EXAMPLES["play"])

@@ -4,18 +4,18 @@ import pytest
 import yaml
 
 import forge_agents as fa
-from forge_agents.cli import init
 from forge_agents.cli import main as cli
+from forge_agents.cli import scaffold
 from forge_agents.envs.registry import UnknownIdError
 from forge_agents.errors import ForgeError
 from forge_agents.policy import Random
 from forge_agents.rollout.rollout import Rollout
 
 
-@pytest.fixture(params=sorted(init.TEMPLATES))
+@pytest.fixture(params=sorted(scaffold.TEMPLATES))
 def folder(request, tmp_path, monkeypatch):
     """A folder of each template, as `forge-agents` in that folder sees it."""
-    made = init.create(tmp_path / request.param, request.param)
+    made = scaffold.create(tmp_path / request.param, request.param)
     monkeypatch.chdir(made)
     monkeypatch.syspath_prepend(str(made))
     return made
@@ -47,7 +47,7 @@ def test_the_settings_that_a_template_names_are_no_others(folder):
 def test_the_conversations_say_what_the_game_asks(tmp_path):
     import json
 
-    root = init.create(tmp_path, "sft")
+    root = scaffold.create(tmp_path, "sft")
     rows = [json.loads(line)["messages"] for line in (root / "chats.jsonl").read_text().splitlines()]
     assert len(rows) == 18 and all([m["role"] for m in row] == ["system", "user", "assistant"] for row in rows)
     assert all(row[0]["content"] in (root / "my_world.py").read_text() for row in rows)
@@ -56,9 +56,9 @@ def test_the_conversations_say_what_the_game_asks(tmp_path):
 def test_a_folder_that_holds_something_is_left_alone(tmp_path):
     (tmp_path / "note").write_text("mine")
     with pytest.raises(ForgeError, match="is there already"):
-        init.create(tmp_path)
+        scaffold.create(tmp_path)
     with pytest.raises(ForgeError, match="Did you mean 'duel'"):
-        init.create(tmp_path / "new", "dul")
+        scaffold.create(tmp_path / "new", "dul")
     assert [path.name for path in tmp_path.iterdir()] == ["note"]
 
 
