@@ -125,6 +125,8 @@ def test_the_wheel_holds_the_four_packages(tmp_path: Path):
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert any(name.endswith("licenses/forge_agents/viewer/static/vendor/uPlot.LICENSE") for name in names)
     assert {f"forge_agents/viewer/static/{name}" for name in ("index.html", *viewer_page.FILES)} <= set(names)
+    templates = [file for file in (ROOT / "forge_agents" / "templates").rglob("*.*") if "__pycache__" not in file.parts]
+    assert {file.relative_to(ROOT).as_posix() for file in templates} <= set(names), "init and new-env copy them"
     for line in ("forge-agents = forge_agents.cli.main:main", "forge = forge_envs", "forge = forge_verifiers"):
         assert line in entry_points
 
