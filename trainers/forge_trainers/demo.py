@@ -132,20 +132,9 @@ def _table(trained: Outcome, control: Outcome | None) -> Table:
         runs.append(("control", control, "unmoved" if control.unmoved else "MOVED"))
     for name, run, verdict in runs:
         ratio = run.after.reward / run.before.reward if run.before.reward else float("inf")
-        table.add_row(
-            name,
-            _interval(run.before),
-            _interval(run.after),
-            f"{ratio:.1f}x",
-            str(len(run.rows)),
-            f"{run.train_s:.0f}",
-            verdict,
-        )
+        ends = (f"{result.reward:.3f} ± {result.ci:.3f}" for result in (run.before, run.after))
+        table.add_row(name, *ends, f"{ratio:.1f}x", str(len(run.rows)), f"{run.train_s:.0f}", verdict)
     return table
-
-
-def _interval(result: EvalResult) -> str:
-    return f"{result.reward:.3f} ± {result.ci:.3f}"
 
 
 def _plot(folder: Path, trained: Outcome, control: Outcome | None) -> Path:
@@ -157,14 +146,12 @@ def _plot(folder: Path, trained: Outcome, control: Outcome | None) -> Path:
         if run is None:
             continue
         draw_curve(axes, run.rows, "reward/mean", "reward/ci", label=f"{name}: training episodes")
-        colour = axes.lines[-1].get_color()
-        ends = [(-1, run.before), (len(run.rows), run.after)]
         axes.errorbar(
-            [x for x, _ in ends],
-            [e.reward for _, e in ends],
-            yerr=[e.ci for _, e in ends],
+            [-1, len(run.rows)],
+            [run.before.reward, run.after.reward],
+            yerr=[run.before.ci, run.after.ci],
             fmt="o",
-            color=colour,
+            color=axes.lines[-1].get_color(),
             capsize=4,
             label=f"{name}: held-out seeds",
         )

@@ -104,14 +104,12 @@ class Endings:
                 self._abstained += (not known) * len(item.group.episodes)
             for agent, rewards in own.items():
                 if not np.isnan(rewards).any():
-                    self._note((item.group.env_id, agent), rewards, taught)
+                    seat, least, most = (item.group.env_id, agent), float(rewards.min()), float(rewards.max())
+                    low, high = self._seen.get(seat, (least, most))
+                    self._seen[seat] = (min(low, least), max(high, most))
+                    if not taught:
+                        self._levels.setdefault(seat, Counter())[round(most, 6)] += 1
         return None if taught or self._steps < self._patience else self._ended(samples, tops)
-
-    def _note(self, seat: Seat, rewards: np.ndarray, taught: bool) -> None:
-        low, high = self._seen.get(seat, (np.inf, -np.inf))
-        self._seen[seat] = (min(low, float(rewards.min())), max(high, float(rewards.max())))
-        if not taught:
-            self._levels.setdefault(seat, Counter())[round(float(rewards.max()), 6)] += 1
 
     def _ended(self, samples: StepSamples, tops: Mapping[str, float | None]) -> Ending | None:
         if self._levels and set(tops) - {env_id for env_id, _ in self._levels}:
@@ -222,12 +220,10 @@ def nothing_played(judged: Sequence[JudgedGroup], trained: Collection[str]) -> s
             f"all {len(episodes)} episodes failed ({', '.join(f'{n} in {cause}' for cause, n in causes.items())}). "
             f"First: {where_it_failed(errors[0])}. {blame}, then run it again"
         )
-    if any(turn.response_ids for trajectory in own for turn in trajectory.turns):
+    if any(turn.response_ids for trajectory in own for turn in trajectory.turns) or not episodes:
         return None
     if any(episode.error is None and episode.end_reason != "context" and episode.turns for episode in episodes):
         return None  # games may end before it is a trained seat's turn
-    if not episodes:
-        return None
     full = [episode for episode in episodes if episode.end_reason == "context"]
     if not full:
         return (

@@ -159,19 +159,16 @@ class Pipeline(Generic[G, J]):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _start(self, step: int) -> None:
-        task = self._playing[step] = asyncio.ensure_future(self._play(step, self._putter(step)))
-        task.add_done_callback(lambda _: self._news.set())
-
-    def _putter(self, step: int) -> Put[G]:
         def put(number: int, group: G) -> None:
             self._played[step, number] = group
             self._news.set()
 
-        return put
+        task = self._playing[step] = asyncio.ensure_future(self._play(step, put))
+        task.add_done_callback(lambda _: self._news.set())
 
     async def _taken(self, step: int, before: Batch[G, J] | None) -> list[G]:
         if before is not None:
-            await _result(before.groups)
+            await asyncio.shield(before.groups)  # others wait for it, too: it goes on where this one is cancelled
         while True:
             for at in [at for at, task in self._playing.items() if task.done()]:
                 await self._playing.pop(at)
@@ -189,15 +186,10 @@ class Pipeline(Generic[G, J]):
         return [self._played.pop(key) for key in keys]
 
     async def _judged(self, step: int, played: asyncio.Task[list[G]], before: Batch[G, J] | None) -> J:
-        groups = await _result(played)
+        groups = await asyncio.shield(played)
         if before is not None:
-            await _result(before.judged)
+            await asyncio.shield(before.judged)  # a verifier learns from the steps in their order
         return await self._judge(step, groups)
-
-
-async def _result(task: asyncio.Task[J]) -> J:
-    """Of a task that others wait for, too: it goes on where this one is cancelled."""
-    return await asyncio.shield(task)
 
 
 class Background:

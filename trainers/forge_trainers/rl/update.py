@@ -201,18 +201,34 @@ async def train(
     Raises:
         DivergedError: A loss or gradient is not finite.
         MismatchError: Sampler and learner differ too much.
+        ValueError, AssertionError: A sample is newer than its learner, or older than the loop allows.
     """
     ages = {name: staleness(batch, learners[name].version) for name, batch in batches.items()}
-    metrics = _histogram(ages, config.max_staleness)
-    results = await all_or_first_error(
-        _train_one(learners[name], name, batch, config, step=step, folder=folder) for name, batch in batches.items()
-    )
+    for name, own in ages.items():
+        if max(own) > config.max_staleness:
+            raise AssertionError(
+                f"a sample of {name} is {max(own)} versions old; the loop allows {config.max_staleness}"
+            )
+    metrics = {"staleness/max": float(max((age for own in ages.values() for age in own), default=0))}
+    for age in range(config.max_staleness + 1):
+        metrics[f"staleness/{age}"] = float(sum(own.get(age, 0) for own in ages.values()))
+
+    def kept(error: ForgeError, name: str) -> ForgeError:
+        return _with_batch(error, name, batches[name], config, step=step, folder=folder)
+
+    async def one(name: str) -> dict[str, float]:
+        try:
+            return await learners[name].train_step(batches[name], timeout_s=config.stage_timeout_s)
+        except FloatingPointError as cause:
+            raise kept(DivergedError(f"policy {name}: {cause}"), name) from cause
+
+    results = await all_or_first_error(map(one, batches))
     for name, result in zip(batches, results, strict=True):
         if max(ages[name]) == 0:  # older samples differ by what was learned since
             try:
                 check_gap(name, result["logprob_gap_mean"], config.max_logprob_gap)
             except MismatchError as error:
-                raise _with_batch(error, name, batches[name], config, step=step, folder=folder) from None
+                raise kept(error, name) from None
         metrics |= {f"{_prefix(name, learners)}/{key}": float(value) for key, value in result.items()}
     return metrics
 
@@ -246,16 +262,6 @@ def staleness(batch: EpisodeBatch, version: int) -> dict[int, int]:
     return {version - int(sampled): int(count) for sampled, count in zip(versions, counts, strict=True)}
 
 
-async def _train_one(
-    learner: Learner, name: str, batch: EpisodeBatch, config: GRPOConfig, *, step: int, folder: Path
-) -> dict[str, float]:
-    try:
-        return await learner.train_step(batch, timeout_s=config.stage_timeout_s)
-    except FloatingPointError as cause:
-        error = DivergedError(f"policy {name}: {cause}")
-        raise _with_batch(error, name, batch, config, step=step, folder=folder) from cause
-
-
 def _with_batch(
     error: ForgeError, name: str, batch: EpisodeBatch, config: GRPOConfig, *, step: int, folder: Path
 ) -> ForgeError:
@@ -267,19 +273,3 @@ def _with_batch(
     except OSError as cause:
         where = f"The batch could not be written to {file} ({cause})"
     return type(error)(f"{error}. {where}; the checkpoints are as they were, and the next run goes on from the newest")
-
-
-def _histogram(ages: Mapping[str, Mapping[int, int]], bound: int) -> dict[str, float]:
-    """Loss tokens of all policies by age, and the age of the oldest.
-
-    Raises:
-        AssertionError: One is older than the loop allows.
-    """
-    for name, own in ages.items():
-        if max(own) > bound:
-            raise AssertionError(f"a sample of {name} is {max(own)} versions old; the loop allows {bound}")
-    counts = {age: sum(own.get(age, 0) for own in ages.values()) for age in range(bound + 1)}
-    return {
-        "staleness/max": float(max((age for own in ages.values() for age in own), default=0)),
-        **{f"staleness/{age}": float(count) for age, count in counts.items()},
-    }

@@ -255,7 +255,7 @@ class Processes:
             return Learner.start_together(
                 configs,
                 name=name,
-                store=self.store.ref,
+                store=self.store.ref,  # of this moment: a new one may have taken its place
                 world_size=self.config.learner_procs,
                 silence_s=self.config.silence_s,
                 timeout_s=self.config.start_timeout_s,
