@@ -79,7 +79,39 @@ def writable(text: str) -> str:
     return text
 
 
-class TextGame:
+def observation(env: object, agent: str, text: object, method: str, max_chars: int) -> Observation:
+    """A text that `method` gave as what `agent` sees.
+
+    Raises:
+        TypeError, ValueError: It is no string, or longer than its space allows.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"{env}: {method} returned {type(text).__name__} for {agent!r}; return a string")
+    if len(text) > max_chars:
+        raise ValueError(
+            f"{env}: observation of {agent!r} has {len(text)} characters, the space allows {max_chars}; shorten it or "
+            "raise max_observation_chars"
+        )
+    return Observation(text)
+
+
+class Forkable:
+    """Branching, of what keeps all its state on itself."""
+
+    def fork(self) -> Self:
+        """An independent copy in the same state: it continues like this one, and neither notices the other."""
+        return copy.deepcopy(self)
+
+    def snapshot(self) -> Mapping[str, Any]:
+        """The whole state, for `restore` of this or another instance of the class."""
+        return copy.deepcopy(vars(self))
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Go back to a `snapshot`, which can be used any number of times."""
+        self.__dict__ = copy.deepcopy(dict(snapshot))
+
+
+class TextGame(Forkable):
     """The part of a text environment that does not depend on who decides when; see `TurnEnv`, `ParallelTurnEnv`.
 
     Args:
@@ -172,15 +204,7 @@ class TextGame:
         Raises:
             TypeError, ValueError: The game's text is no string, or longer than `max_observation_chars`.
         """
-        text = self.observe_text(agent)
-        if not isinstance(text, str):
-            raise TypeError(f"{self}: observe_text({agent!r}) returned {type(text).__name__}; return a string")
-        if len(text) > self.max_observation_chars:
-            raise ValueError(
-                f"{self}: observation of {agent!r} has {len(text)} characters, the space allows "
-                f"{self.max_observation_chars}; shorten it or raise max_observation_chars"
-            )
-        return Observation(text)
+        return observation(self, agent, self.observe_text(agent), "observe_text", self.max_observation_chars)
 
     def observation_space(self, agent: str) -> TextSpace:
         """Text of at most `max_observation_chars`."""
@@ -203,20 +227,6 @@ class TextGame:
 
     def __str__(self) -> str:
         return self.spec.id if self.spec else type(self).__name__
-
-    # ---- branching
-
-    def fork(self) -> Self:
-        """An independent copy in the same state: it continues like this one, and neither notices the other."""
-        return copy.deepcopy(self)
-
-    def snapshot(self) -> Mapping[str, Any]:
-        """The whole state, for `restore` of this or another instance of the class."""
-        return copy.deepcopy(vars(self))
-
-    def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Go back to a `snapshot`, which can be used any number of times."""
-        self.__dict__ = copy.deepcopy(dict(snapshot))
 
     # ---- for the two kinds of game
 

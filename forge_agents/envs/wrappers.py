@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 import numpy as np
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils import BaseWrapper
 from pettingzoo.utils.conversions import parallel_to_aec
 
-from forge_agents.envs.env import HOOKS, Observation, TextSpace, hook, without_legal, writable
+from forge_agents.envs.env import HOOKS, Forkable, Observation, TextSpace, hook, observation, without_legal, writable
 from forge_agents.envs.spec import AnyEnv, EnvSpec, check_max_turns
 from forge_agents.errors import ForgeError
 
@@ -27,7 +27,7 @@ V = TypeVar("V")
 Policy: TypeAlias = Literal["end", "penalty", "ask"]
 
 
-class EnvWrapper(BaseWrapper):  # type: ignore[misc]  # PettingZoo ships no types
+class EnvWrapper(Forkable, BaseWrapper):  # type: ignore[misc]  # PettingZoo ships no types
     """An environment that passes everything on to the one inside, `env`.
 
     Raises:
@@ -44,18 +44,6 @@ class EnvWrapper(BaseWrapper):  # type: ignore[misc]  # PettingZoo ships no type
                 "pettingzoo.utils.conversions.parallel_to_aec makes one of a ParallelEnv"
             )
         super().__init__(env)
-
-    def fork(self) -> Self:
-        """An independent copy in the same state, wrapped alike."""
-        return copy.deepcopy(self)
-
-    def snapshot(self) -> Mapping[str, Any]:
-        """The whole state, also of the environment inside."""
-        return copy.deepcopy(vars(self))
-
-    def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Go back to a `snapshot`, which can be used any number of times."""
-        self.__dict__ = copy.deepcopy(dict(snapshot))
 
     def __str__(self) -> str:
         return str(self.env)
@@ -116,6 +104,11 @@ class ObservationWindow(EnvWrapper):
         return cast("TextSpace", self.env.observation_space(agent) if self._spaces is None else self._spaces[agent])
 
 
+def _by_agent(name: str, doc: str) -> Any:
+    """A property of `RoleShuffle`: what stands under `name` inside by role, by agent."""
+    return property(lambda self: self._outside(getattr(self.env, name)), doc=doc)
+
+
 class RoleShuffle(EnvWrapper):
     """Seats change roles: in each episode a permutation says which of the seats inside each agent takes.
 
@@ -146,24 +139,10 @@ class RoleShuffle(EnvWrapper):
         """Who decides."""
         return next(agent for agent, role in self._role.items() if role == self.env.agent_selection)
 
-    @property
-    def rewards(self) -> dict[str, float]:
-        """Rewards of the last step, by agent."""
-        return self._outside(self.env.rewards)
-
-    @property
-    def _cumulative_rewards(self) -> dict[str, float]:
-        return self._outside(self.env._cumulative_rewards)
-
-    @property
-    def terminations(self) -> dict[str, bool]:
-        """Whose game is over."""
-        return self._outside(self.env.terminations)
-
-    @property
-    def truncations(self) -> dict[str, bool]:
-        """Whose game was cut off."""
-        return self._outside(self.env.truncations)
+    rewards = _by_agent("rewards", "Rewards of the last step, by agent.")
+    _cumulative_rewards = _by_agent("_cumulative_rewards", "Rewards since an agent's last decision.")
+    terminations = _by_agent("terminations", "Whose game is over.")
+    truncations = _by_agent("truncations", "Whose game was cut off.")
 
     @property
     def infos(self) -> dict[str, dict[str, Any]]:
@@ -391,15 +370,7 @@ class WrappedEnv(_Mirror):
     def observe(self, agent: str) -> Observation:
         """The observation inside, as text."""
         text = self._to_text(self.env.observe(agent), agent)
-        if not isinstance(text, str):
-            raise TypeError(f"{self}: obs_to_text returned {type(text).__name__} for {agent!r}; return a string")
-        limit = self._max_chars["observation"]
-        if len(text) > limit:
-            raise ValueError(
-                f"{self}: observation of {agent!r} has {len(text)} characters, the space allows {limit}; shorten it or "
-                "raise max_observation_chars"
-            )
-        return Observation(text)
+        return observation(self, agent, text, "obs_to_text", self._max_chars["observation"])
 
     def observation_space(self, agent: str) -> TextSpace:
         """Text of at most `max_observation_chars`."""

@@ -72,34 +72,18 @@ _HARMLESS = re.compile(
 )
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[list[warnings.WarningMessage]]:
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        yield seen
-
-
-def _notes(seen: list[warnings.WarningMessage]) -> str:
-    return "; ".join(sorted({str(w.message) for w in seen if not _HARMLESS.search(str(w.message))}))
-
-
 def pettingzoo_api(case: Case) -> str:
     """PettingZoo's `api_test`; returns its unusual warnings."""
     from pettingzoo.test import api_test
 
-    with _quiet() as seen:
-        try:
-            api_test(case.create(), num_cycles=100)
-        except AssertionError as error:
-            raise BreachError(f"api_test: {error}", "derive from TurnEnv, or see PettingZoo's api_test") from error
-    return _notes(seen)
+    return _passes(api_test, case.create(), "derive from TurnEnv, or see PettingZoo's api_test")
 
 
 def pettingzoo_seed(case: Case) -> None:
     """PettingZoo's `seed_test`."""
     from pettingzoo.test import seed_test
 
-    _seed(lambda: seed_test(case.create, num_cycles=100), "seed_test")
+    _passes(seed_test, case.create, "draw every random number from the rng that setup is given", "setup")
 
 
 def pettingzoo_parallel(case: Case) -> str:
@@ -107,25 +91,33 @@ def pettingzoo_parallel(case: Case) -> str:
     from pettingzoo import ParallelEnv
     from pettingzoo.test import parallel_api_test, parallel_seed_test
 
-    if not isinstance(case.build(), ParallelEnv):
+    env = case.build()
+    if not isinstance(env, ParallelEnv):
         raise NotApplicableError("not a ParallelEnv")
-    with _quiet() as seen:
-        try:
-            parallel_api_test(case.build(), num_cycles=100)
-        except AssertionError as error:
-            fix = "derive from ParallelTurnEnv, or see PettingZoo's parallel_api_test"
-            raise BreachError(f"parallel_api_test: {error}", fix) from error
-    _seed(lambda: parallel_seed_test(case.build, num_cycles=100), "parallel_seed_test")
-    return _notes(seen)
+    notes = _passes(parallel_api_test, env, "derive from ParallelTurnEnv, or see PettingZoo's parallel_api_test")
+    _passes(parallel_seed_test, case.build, "draw every random number from the rng that setup is given", "setup")
+    return notes
 
 
-def _seed(test: Callable[[], None], name: str) -> None:
-    with _quiet():
+def _passes(test: Callable[..., None], subject: object, fix: str, method: str = "") -> str:
+    """Run a test of PettingZoo, which prints; returns its unusual warnings."""
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
         try:
-            test()
+            test(subject, num_cycles=100)
         except AssertionError as error:
-            fix = "draw every random number from the rng that setup is given"
-            raise BreachError(f"{name}: two environments with seed 42 differ: {error}", fix, "setup") from error
+            differ = "two environments with seed 42 differ: " if method == "setup" else ""
+            raise BreachError(f"{test.__name__}: {differ}{error}", fix, method) from error
+    return "; ".join(sorted({str(w.message) for w in seen if not _HARMLESS.search(str(w.message))}))
+
+
+def _steps(case: Case) -> Iterator[tuple[AnyEnv, int, Step]]:
+    """Every step of an episode for each seed, all in one environment, with the seed."""
+    env = case.create()
+    for seed in case.seeds:
+        for step in play(env, seed):
+            yield env, seed, step
+    env.close()
 
 
 def plays(case: Case) -> str:
@@ -175,18 +167,15 @@ def seats(case: Case) -> str:
 
 def spaces(case: Case) -> None:
     """Observations are text within their space; instructions are text."""
-    env = case.create()
-    for seed in case.seeds:
-        for agent, observation, *_ in play(env, seed):
-            for text, what in ((observation, "observation"), (instructions(env, agent), "instructions")):
-                _must_be_text(env, agent, text, what, seed)
-            if not isinstance(env.observe(agent), str):
-                raise BreachError(
-                    f"seed {seed}: observation of {agent!r} is {type(env.observe(agent)).__name__}, not text",
-                    "return a string, or use forge_agents.wrap",
-                    "observe_text",
-                )
-    env.close()
+    for env, seed, (agent, observation, *_) in _steps(case):
+        for text, what in ((observation, "observation"), (instructions(env, agent), "instructions")):
+            _must_be_text(env, agent, text, what, seed)
+        if not isinstance(env.observe(agent), str):
+            raise BreachError(
+                f"seed {seed}: observation of {agent!r} is {type(env.observe(agent)).__name__}, not text",
+                "return a string, or use forge_agents.wrap",
+                "observe_text",
+            )
 
 
 def _must_be_text(env: AnyEnv, agent: str, text: str, what: str, seed: int) -> None:
@@ -206,34 +195,28 @@ def _must_be_text(env: AnyEnv, agent: str, text: str, what: str, seed: int) -> N
 
 def observing(case: Case) -> None:
     """Observing changes nothing."""
-    env = case.create()
-    for seed in case.seeds:
-        for agent, observation, *_ in play(env, seed):
-            for other in env.agents:
-                look(env, other)
-            again = look(env, agent)
-            if again != observation:
-                raise BreachError(
-                    f"seed {seed}: observing {agent!r} twice gives {observation[:60]!r}, then {again[:60]!r}",
-                    "let observe_text only read state; change state in act",
-                    "observe_text",
-                )
-    env.close()
+    for env, seed, (agent, observation, *_) in _steps(case):
+        for other in env.agents:
+            look(env, other)
+        again = look(env, agent)
+        if again != observation:
+            raise BreachError(
+                f"seed {seed}: observing {agent!r} twice gives {observation[:60]!r}, then {again[:60]!r}",
+                "let observe_text only read state; change state in act",
+                "observe_text",
+            )
 
 
 def rewards_and_infos(case: Case) -> None:
     """Rewards are finite, infos JSON."""
-    env = case.create()
-    for seed in case.seeds:
-        for agent, _, reward, *_ in play(env, seed):
-            if not math.isfinite(reward):
-                raise BreachError(f"seed {seed}: reward of {agent!r} is {reward}", "return finite rewards", "act")
-            try:
-                json.dumps(env.infos[agent], allow_nan=False)
-            except (TypeError, ValueError) as error:
-                fix = "put only numbers, strings, booleans, lists and dicts with string keys into infos"
-                raise BreachError(f"seed {seed}: infos[{agent!r}] is not JSON: {error}", fix, "act") from error
-    env.close()
+    for env, seed, (agent, _, reward, *_) in _steps(case):
+        if not math.isfinite(reward):
+            raise BreachError(f"seed {seed}: reward of {agent!r} is {reward}", "return finite rewards", "act")
+        try:
+            json.dumps(env.infos[agent], allow_nan=False)
+        except (TypeError, ValueError) as error:
+            fix = "put only numbers, strings, booleans, lists and dicts with string keys into infos"
+            raise BreachError(f"seed {seed}: infos[{agent!r}] is not JSON: {error}", fix, "act") from error
 
 
 def odd_actions(case: Case) -> None:
