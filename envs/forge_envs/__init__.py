@@ -78,40 +78,18 @@ register_suite(
     episodes=12,
     swap_seats=False,
 )
-register_suite(
-    "text-games-v1",  # TextArena: five for one seat, five duels
-    [
-        "textarena/FrozenLake-v0",
-        "textarena/GuessTheNumber-v0",
-        "textarena/LightsOut-v0",
-        "textarena/Mastermind-v0",
-        "textarena/TowerOfHanoi-v0",
-        "textarena/ConnectFour-v0",
-        "textarena/IteratedPrisonersDilemma-v0",
-        "textarena/KuhnPoker-v0",
-        "textarena/Nim-v0",
-        "textarena/TicTacToe-v0",
-    ],
-    episodes=12,
+_GAMES = (  # TextArena: five for one seat, five duels
+    "FrozenLake GuessTheNumber LightsOut Mastermind TowerOfHanoi "
+    "ConnectFour IteratedPrisonersDilemma KuhnPoker Nim TicTacToe"
+)
+register_suite("text-games-v1", [f"textarena/{game}-v0" for game in _GAMES.split()], episodes=12)
+_GENERATORS = (  # reasoning-gym, at the generators' own settings
+    "calendar_arithmetic chain_sum countdown family_relationships gcd knights_knaves letter_counting mini_sudoku "
+    "number_sequence shortest_path simple_equations spell_backward syllogism word_sorting"
 )
 register_suite(
-    "reasoning-v1",  # reasoning-gym, at the generators' own settings
-    [
-        "reasoning-gym/calendar_arithmetic-v0",
-        "reasoning-gym/chain_sum-v0",
-        "reasoning-gym/countdown-v0",
-        "reasoning-gym/family_relationships-v0",
-        "reasoning-gym/gcd-v0",
-        "reasoning-gym/knights_knaves-v0",
-        "reasoning-gym/letter_counting-v0",
-        "reasoning-gym/mini_sudoku-v0",
-        "reasoning-gym/number_sequence-v0",
-        "reasoning-gym/shortest_path-v0",
-        "reasoning-gym/simple_equations-v0",
-        "reasoning-gym/spell_backward-v0",
-        "reasoning-gym/syllogism-v0",
-        "reasoning-gym/word_sorting-v0",
-    ],
+    "reasoning-v1",
+    [f"reasoning-gym/{generator}-v0" for generator in _GENERATORS.split()],
     episodes=16,
     max_tokens=256,  # room to think
 )

@@ -216,21 +216,27 @@ def make(
         ArgumentError: An argument that the constructor does not take.
         TypeError: A turn limit on what is no PettingZoo environment.
     """
-    from forge_agents.envs import wrappers
-
     found = spec(id)
     check_max_turns(max_turns, id)
     newest = max((s.version for s in _specs.values() if s.name == found.name), default=found.version)
     if found.version < newest:
         warnings.warn(f"{found.id} is outdated: {found.name}-v{newest} exists", UserWarning, stacklevel=2)
-    found = replace(
-        found,
-        max_turns=found.max_turns if max_turns is None else max_turns,
-        isolation=found.isolation if isolation is None else isolation,
-        kwargs={**found.kwargs, **kwargs},
+    return made(
+        replace(
+            found,
+            max_turns=found.max_turns if max_turns is None else max_turns,
+            isolation=found.isolation if isolation is None else isolation,
+            kwargs={**found.kwargs, **kwargs},
+        )
     )
-    wraps = _check_arguments(found)
-    bare = replace(found, kwargs={name: value for name, value in found.kwargs.items() if name not in wraps})
+
+
+def made(wanted: EnvSpec) -> AnyEnv:
+    """The environment of a spec, isolated and wrapped as it says; raises as `make`, but looks nothing up."""
+    from forge_agents.envs import wrappers
+
+    wraps = _check_arguments(wanted)
+    bare = replace(wanted, kwargs={name: value for name, value in wanted.kwargs.items() if name not in wraps})
     if bare.isolation == "process":
         from forge_agents.envs.workers.env import WorkerEnv
 
@@ -239,7 +245,7 @@ def make(
         env = wrappers.build(bare)
     if wraps:
         env = wrappers.wrapped(env, wraps)
-    env.spec = found
+    env.spec = wanted
     return cast("AnyEnv", env)
 
 

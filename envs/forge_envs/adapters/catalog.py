@@ -123,7 +123,7 @@ def textarena(name: str | None) -> str | None:
 @cache
 def _textarena_games() -> tuple[str, ...]:
     """TextArena's ids, read off the calls that register them."""
-    source = (_folder("textarena") / "envs" / "__init__.py").read_text()
+    source = (folder_of("textarena") / "envs" / "__init__.py").read_text()
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.startswith("register"):
@@ -160,7 +160,7 @@ def reasoning_gym(name: str | None) -> str | None:
 def _reasoning_gym_generators() -> dict[str, str]:
     """Category by generator, read off the calls that register them."""
     found = {}
-    root = _folder("reasoning_gym")
+    root = folder_of("reasoning_gym")
     for path in sorted(root.rglob("*.py")):
         source = path.read_text()
         if "register_dataset(" not in source:
@@ -176,7 +176,7 @@ def _reasoning_gym_generators() -> dict[str, str]:
 def pettingzoo(name: str | None) -> str | None:
     """``pettingzoo/game-vN`` for PettingZoo's classic games, N being PettingZoo's own version."""
     known, hidden = {}, set()
-    for path in sorted((_folder("pettingzoo") / "classic").glob("*_v*.py")):
+    for path in sorted((folder_of("pettingzoo") / "classic").glob("*_v*.py")):
         game, _, version = path.stem.rpartition("_v")
         known[f"{game}-v{version}"] = {
             "entry_point": "forge_envs.adapters.pettingzoo:classic",
@@ -253,7 +253,8 @@ def _loads_environment(module: str) -> bool:
     return "load_environment" in Path(spec.origin).read_text(errors="replace")
 
 
-def _folder(package: str) -> Path:
+def folder_of(package: str) -> Path:
+    """Where an installed package lies; it is not imported."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(f"no package {package!r}")

@@ -51,41 +51,37 @@ class GymnasiumText(TurnEnv):
         super().__init__()
         import gymnasium
 
-        self._env: Any = gymnasium.make(game, **options) if "render_mode" in options else _made(game, options)
+        self._env: Any = _made(game, options)
         action, seen = self._env.action_space, self._env.observation_space
         if not isinstance(action, gymnasium.spaces.Discrete | gymnasium.spaces.Text):
             raise ArgumentError(f"{game} acts in {action}; this adapter takes Discrete and Text actions")
         if self._env.render_mode != "ansi" and not _is_tellable(seen):
             raise ArgumentError(f"{game} observes {seen} and has no render mode 'ansi'; use forge_agents.wrap")
-        name = re.sub(r"-v\d+$", "", game)
-        self._names = _names(action, ACTION_NAMES.get(name, ()))
+        count, named = int(getattr(action, "n", 0)), ACTION_NAMES.get(re.sub(r"-v\d+$", "", game), ())
+        numbers = tuple(str(number + int(getattr(action, "start", 0))) for number in range(count))
+        self._names = named if len(named) == count else numbers
         self._illegal_reward = illegal_reward
 
     def setup(self, rng: np.random.Generator) -> None:
-        """Reset with a seed of its own."""
         seed = int(rng.integers(2**31))
         self._randomness = Randomness(seed)
         with self._randomness.contained():
             self._seen, _ = self._env.reset(seed=seed)
 
     def instructions(self, agent: str) -> str:
-        """How to answer."""
         game = str(self._env.spec.id) if self._env.spec else "the game"
         return f"You play {game}. " + (f"Answer with one of: {', '.join(self._names)}." if self._names else "Answer.")
 
     def observe_text(self, agent: str) -> str:
-        """The rendering, or the observation as text."""
         if self._env.render_mode == "ansi":
             drawn = str(self._env.render())
             return _ANSI.sub("", re.sub(r"\x1b\[[0-9;]+m(.*?)\x1b\[0m", r"[\1]", drawn)).strip()
         return _told(self._env, self._seen)
 
     def legal_actions(self, agent: str) -> Sequence[str] | None:
-        """The names of all actions; None where actions are text."""
         return self._names or None
 
     def act(self, agent: str, action: str) -> Outcome:
-        """One step."""
         move: Any = action
         if self._names:
             words = re.findall(r"-?\w+", action.casefold()[-4000:])
@@ -102,7 +98,6 @@ class GymnasiumText(TurnEnv):
         return Outcome(rewards={agent: float(reward)}, done=bool(done), truncated=bool(cut) and not done)
 
     def close(self) -> None:
-        """Close the environment inside."""
         self._env.close()
 
 
@@ -111,7 +106,7 @@ def _made(game: str, options: dict[str, Any]) -> Any:
     import gymnasium
 
     bare = gymnasium.make(game, **options)
-    if "ansi" not in bare.metadata.get("render_modes", ()):
+    if "render_mode" in options or "ansi" not in bare.metadata.get("render_modes", ()):
         return bare
     bare.close()
     return gymnasium.make(game, render_mode="ansi", **options)
@@ -133,10 +128,3 @@ def _told(env: Any, seen: Any) -> str:
     if isinstance(seen, tuple):
         return ", ".join(str(part) for part in seen)
     return str(seen)
-
-
-def _names(space: Any, known: tuple[str, ...]) -> tuple[str, ...]:
-    count = getattr(space, "n", None)
-    if count is None:
-        return ()
-    return known if len(known) == count else tuple(str(number + int(space.start)) for number in range(count))

@@ -72,18 +72,15 @@ class OpenEnv(TurnEnv):
         self._seen = self._client.reset(seed=int(rng.integers(2**31))).observation
 
     def instructions(self, agent: str) -> str:
-        """What the constructor was given."""
         return self._told
 
     def observe_text(self, agent: str) -> str:
-        """The server's last observation."""
         shown = {name: value for name, value in dict(self._seen).items() if name not in _HIDDEN}
         only = next(iter(shown.values())) if len(shown) == 1 else None
         text = only if isinstance(only, str) else json.dumps(shown, ensure_ascii=False, default=str)
         return writable(text[: self.max_observation_chars])
 
     def act(self, agent: str, action: str) -> Outcome:
-        """One step on the server."""
         try:
             sent = {self._field: action} if self._field else json.loads(action)
         except (ValueError, RecursionError) as error:
@@ -102,7 +99,6 @@ class OpenEnv(TurnEnv):
         return Outcome(rewards={agent: float(result.reward or 0.0)}, done=bool(result.done))
 
     def close(self) -> None:
-        """End the session."""
         if self._client is not None:
             with contextlib.suppress(Exception):  # the connection may be gone already
                 self._client.close()

@@ -50,50 +50,40 @@ class ClassicGame(WrappedEnv):
             env,
             obs_to_text=self._read_out,
             text_to_action=self._meaning,
+            legal_actions=self._find_moves,
             instructions=rules.instructions,
             illegal_reward=illegal_reward,
         )
 
-    def moves(self, agent: str) -> dict[str, int]:
-        """The legal moves of the deciding seat by name; none for the others."""
-        return self._moves if agent == self.agent_selection else {}
+    def _mirror(self) -> None:
+        self._moves: dict[str, int] = {}  # by name, of the seat that decides
+        super()._mirror()
+        for info in self.infos.values():
+            info.pop("action_mask", None)  # an array, which is no JSON
 
-    def _find_moves(self, agent: str) -> dict[str, int]:
+    def _find_moves(self, seen: Any, agent: str) -> Sequence[str]:
         names = self._rules.names(self.env, agent)
-        seen = self.env.observe(agent)
         mask = seen.get("action_mask") if isinstance(seen, dict) else None
         legal = range(len(names)) if mask is None else np.flatnonzero(mask)
-        return {names[number]: int(number) for number in legal}
+        self._moves = {names[number]: int(number) for number in legal}
+        return list(self._moves)
 
     def _read_out(self, observation: Any, agent: str) -> str:
         text = self._rules.text(self.env, observation, agent)
-        moves = self.moves(agent)
-        if not moves:
+        if agent != self.agent_selection or not self._moves:
             return f"{text}\nNot your turn."
-        return f"{text}\nYour moves: {', '.join(moves)}" if self._rules.lists_moves else text
+        return f"{text}\nYour moves: {', '.join(self._moves)}" if self._rules.lists_moves else text
 
     def _meaning(self, text: str, agent: str, space: Any) -> int:
-        moves = {name.casefold(): number for name, number in self.moves(agent).items()}
+        moves = {name.casefold(): number for name, number in self._moves.items()}
         wanted = " ".join(text.casefold().split())
         if wanted in moves:
             return moves[wanted]
-        longest_first = sorted(moves, key=len, reverse=True)
-        pattern = "|".join(map(re.escape, longest_first))
-        found = re.findall(rf"(?<![\w-])(?:{pattern})(?![\w-])", wanted[-4000:])
+        longest_first = "|".join(map(re.escape, sorted(moves, key=len, reverse=True)))
+        found = re.findall(rf"(?<![\w-])(?:{longest_first})(?![\w-])", wanted[-4000:])
         if not found:
             raise ValueError(f"{text[:60]!r} names no legal move")
         return moves[found[-1]]
-
-    def _mirror(self) -> None:
-        super()._mirror()
-        agent = self.agent_selection
-        live = agent in self.agents and not (self.terminations[agent] or self.truncations[agent])
-        for seat in self.agents:
-            self.infos[seat].pop("legal_actions", None)
-            self.infos[seat].pop("action_mask", None)
-        self._moves = self._find_moves(agent) if live else {}
-        if live:
-            self.infos[agent]["legal_actions"] = list(self._moves)
 
 
 def classic(game: str, *, illegal_reward: float = -1.0, **options: Any) -> ClassicGame:

@@ -54,23 +54,19 @@ class ReasoningGym(TurnEnv):
         _config(generator, level, settings, seed=0)  # a wrong argument is told here, not at reset
 
     def setup(self, rng: np.random.Generator) -> None:
-        """Generate the question."""
         self._source: dict[str, Any] = {**self._task, "seed": int(rng.integers(2**31))}
         self._dataset, self._entry = _generate(self._source)
         self._answered = False
 
     def instructions(self, agent: str) -> str:
-        """reasoning-gym's own default system prompt."""
         from reasoning_gym.utils import SYSTEM_PROMPTS
 
         return str(SYSTEM_PROMPTS["default"])
 
     def observe_text(self, agent: str) -> str:
-        """The question."""
         return "" if self._answered else writable(str(self._entry["question"]))
 
     def act(self, agent: str, action: str) -> Outcome:
-        """Score the answer and end."""
         self._answered = True
         given = final_answer(action)
         reward, why = score(self._dataset, self._entry, given, self._source["generator"])

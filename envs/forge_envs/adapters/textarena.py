@@ -7,7 +7,6 @@ never calls a forfeit a win. Waits for nothing.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import re
 import tempfile
@@ -20,7 +19,7 @@ from unittest import mock
 import numpy as np
 
 from forge_agents.envs.env import Outcome, TurnEnv
-from forge_envs.adapters.catalog import TEXTARENA_PLAYERS
+from forge_envs.adapters.catalog import TEXTARENA_PLAYERS, folder_of
 from forge_envs.adapters.contained import Randomness, failure, fitting
 
 _CUT = "[earlier messages are left out]\n"
@@ -97,11 +96,9 @@ class TextArena(TurnEnv):
             return self._deliver()
 
     def instructions(self, agent: str) -> str:
-        """The prompts that the game wrote for the seat at the start."""
         return "\n".join(self._prompts[agent])
 
     def observe_text(self, agent: str) -> str:
-        """Messages since the seat's last decision, each headed by who says it."""
         seat = self.possible_agents.index(agent)
         told = []
         for sender, text, *kind in [*self._read[agent], *self._core.state.observations.get(seat, [])]:
@@ -111,7 +108,6 @@ class TextArena(TurnEnv):
         return fitting("\n".join(told), self.max_observation_chars, _CUT)
 
     def act(self, agent: str, action: str) -> Outcome:
-        """One move; what it means is the game's to say."""
         self._read[agent] = []
         try:
             with self._randomness.contained():
@@ -225,10 +221,7 @@ def _offer() -> None:
 
     if all(_is_there(resource) for resource in ("corpora/words", f"taggers/{_TAGGER}")):
         return
-    spec = importlib.util.find_spec("textarena")
-    if spec is None or spec.origin is None:
-        raise ModuleNotFoundError("no package 'textarena'")
-    dictionary = Path(spec.origin).parent / "envs" / "utils" / "data" / "en_US.dic"
+    dictionary = folder_of("textarena") / "envs" / "utils" / "data" / "en_US.dic"
     entries = dict(line.partition("/")[::2] for line in dictionary.read_text().splitlines()[1:])
     words = sorted(word for word in entries if word.isascii() and word.isalpha() and word.islower())
     short = range(3, 9)

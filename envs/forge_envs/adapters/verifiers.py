@@ -100,7 +100,6 @@ class VerifiersEnv(TurnEnv):
         self._rollout: Rollout | None = None
 
     def setup(self, rng: np.random.Generator) -> None:
-        """Start a rollout of one row."""
         self.close()
         env = self._env()
         rows = env.get_dataset() if self._split == "train" else env.get_eval_dataset()  # built at the first call
@@ -121,15 +120,12 @@ class VerifiersEnv(TurnEnv):
         self._asked = state
 
     def instructions(self, agent: str) -> str:
-        """The prompt's system messages, and how to call the tools."""
         return self._told
 
     def observe_text(self, agent: str) -> str:
-        """What the environment has said since the seat's last text."""
         return self._seen
 
     def act(self, agent: str, action: str) -> Outcome:
-        """The model's next message."""
         assert self._rollout is not None
         try:
             state = self._rollout.answer(self._response(action))
@@ -144,7 +140,6 @@ class VerifiersEnv(TurnEnv):
         return self._scored(agent, state)
 
     def close(self) -> None:
-        """Give up the rollout that runs."""
         if self._rollout is not None:
             self._rollout.stop()
             self._rollout = None

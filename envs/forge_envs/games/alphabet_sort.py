@@ -69,11 +69,9 @@ class AlphabetSort(TurnEnv):
         self.turn, self.perfect = 0, True
 
     def instructions(self, agent: str) -> str:
-        """What is asked, in every turn."""
         return "Sort names alphabetically. Reply with the names only, one per line."
 
     def observe_text(self, agent: str) -> str:
-        """The names that are new in this turn."""
         if self.turn == len(self.batches):
             return "Done."
         names = ", ".join(self.batches[self.turn])
@@ -85,7 +83,6 @@ class AlphabetSort(TurnEnv):
         return ("\n".join(gold), ", ".join(gold))
 
     def act(self, agent: str, action: str) -> Outcome:
-        """One sorted list."""
         gold = self._gold()
         similarity = list_similarity(read_names(action), [name.casefold() for name in gold])
         self.turn += 1

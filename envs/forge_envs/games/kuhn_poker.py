@@ -36,14 +36,12 @@ class KuhnPoker(TurnEnv):
     max_turns = 3
 
     def setup(self, rng: np.random.Generator) -> None:
-        """Deal one card each."""
         dealt = rng.permutation(len(CARDS))[:2]
         self.cards = {agent: int(card) for agent, card in zip(self.possible_agents, dealt, strict=True)}
         self.moves: list[str] = []
         self.over = False
 
     def instructions(self, agent: str) -> str:
-        """The rules, short."""
         return (
             "You play Kuhn poker. Three cards: Jack < Queen < King. Each player holds one and has paid 1 chip. "
             "Check or bet 1 chip; facing a bet, call (pay 1 chip) or fold. The higher card wins the pot. "
@@ -51,13 +49,11 @@ class KuhnPoker(TurnEnv):
         )
 
     def observe_text(self, agent: str) -> str:
-        """The own card, the moves so far and the choice."""
         told = ", ".join(f"{'you' if who == agent else 'opponent'} {move}" for who, move in self._history())
         text = f"Your card: {CARDS[self.cards[agent]]}. Moves: {told or 'none'}."
         return f"{text} Your move: {' or '.join(self._options())}?" if self._options() else text
 
     def legal_actions(self, agent: str) -> tuple[str, ...]:
-        """Check or bet; facing a bet, call or fold."""
         return self._options()
 
     def secrets(self, agent: str) -> tuple[str, ...]:
@@ -77,7 +73,6 @@ class KuhnPoker(TurnEnv):
             yield 1 / 6, game
 
     def act(self, agent: str, action: str) -> Outcome:
-        """One move; an illegal one folds."""
         named = {word.casefold() for word in _WORD.findall(action)}
         move = named.pop() if len(named) == 1 else ""
         if move not in self._options():

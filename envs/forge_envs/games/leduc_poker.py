@@ -45,7 +45,6 @@ class LeducPoker(TurnEnv):
     max_turns = 8
 
     def setup(self, rng: np.random.Generator) -> None:
-        """Deal one card each, and one for later."""
         deck = [rank for rank in range(len(RANKS)) for _ in range(2)]
         a, b, public = (deck[i] for i in rng.permutation(len(deck))[:3])
         self.cards = {"p0": a, "p1": b}
@@ -55,7 +54,6 @@ class LeducPoker(TurnEnv):
         self.over = False
 
     def instructions(self, agent: str) -> str:
-        """The rules, short."""
         return (
             "You play Leduc poker. Six cards: two each of Jack < Queen < King. Each player holds one and has paid "
             "1 chip. Two rounds: call, raise (2 chips, then 4; at most two raises a round) or fold. After the first "
@@ -63,7 +61,6 @@ class LeducPoker(TurnEnv):
         )
 
     def observe_text(self, agent: str) -> str:
-        """The own card, the public card once it is shown, the moves so far, the chips and the choice."""
         public = RANKS[self.public] if len(self.rounds) == 2 else "hidden"
         text = f"Your card: {RANKS[self.cards[agent]]}. Public card: {public}."
         for number, moves in enumerate(self.rounds, 1):
@@ -73,7 +70,6 @@ class LeducPoker(TurnEnv):
         return f"{text} Your move: {' or '.join(self._options())}?" if self._options() else text
 
     def legal_actions(self, agent: str) -> tuple[str, ...]:
-        """Call; raise while raises are left; fold facing a raise."""
         return self._options()
 
     def secrets(self, agent: str) -> tuple[str, ...]:
@@ -106,7 +102,6 @@ class LeducPoker(TurnEnv):
             yield count / deals.total(), game
 
     def act(self, agent: str, action: str) -> Outcome:
-        """One move; an illegal one folds."""
         named = {_SAME.get(word, word) for word in map(str.casefold, _WORD.findall(action))}
         move = named.pop() if len(named) == 1 else ""
         if move not in self._options():

@@ -59,7 +59,6 @@ class Debate(TurnEnv):
         self._below = below
 
     def setup(self, rng: np.random.Generator) -> None:
-        """Draw a question."""
         if self._questions:
             self.question, self.truth, self.evidence = self._questions[int(rng.integers(len(self._questions)))]
         else:
@@ -67,7 +66,6 @@ class Debate(TurnEnv):
         self.said: list[tuple[str, str]] = []
 
     def instructions(self, agent: str) -> str:
-        """What the seat is to do."""
         if agent == "judge":
             return "You judge a debate. One side argues for yes, the other for no; one is wrong. Answer yes or no."
         return (
@@ -76,7 +74,6 @@ class Debate(TurnEnv):
         )
 
     def observe_text(self, agent: str) -> str:
-        """The question, for debaters the evidence, and the debate so far."""
         evidence = "" if agent == "judge" else f"\nEvidence: {self.evidence}"
         debate = "".join(f"\n{_SIDE[seat]} side: {text}" for seat, text in self.said)
         return f"Question: {self.question}{evidence}{debate}"
@@ -91,7 +88,6 @@ class Debate(TurnEnv):
             self.truth, self.evidence = not self.truth, f"the opposite of: {self.evidence} ({rng.integers(1000)})"
 
     def act(self, agent: str, action: str) -> Outcome:
-        """An argument, or the verdict."""
         if agent != "judge":
             self.said.append((agent, " ".join(action.split())[: self._max_argument_chars]))
             return Outcome(next="judge" if len(self.said) == self._arguments else "con" if agent == "pro" else "pro")

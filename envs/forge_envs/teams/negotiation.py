@@ -56,7 +56,6 @@ class Negotiation(TurnEnv):
         self._selfish, self._texts, self._max_message_chars = selfish, 2 * max_rounds, max_message_chars
 
     def setup(self, rng: np.random.Generator) -> None:
-        """Draw the items and both seats' values."""
         while True:
             self.items: Counts = tuple(int(n) for n in rng.integers(1, 5, size=len(ITEMS)))
             values = possible_values(self.items)
@@ -71,7 +70,6 @@ class Negotiation(TurnEnv):
             self.infos[agent] = {"values": list(self.values[agent])}
 
     def instructions(self, agent: str) -> str:
-        """The rules and how to answer."""
         return (
             "You share out items with a partner whose values differ from yours and are hidden. Talk, and make offers "
             "that name what you would have: take 2 books, 1 hat. Your partner would have the rest. Write accept to "
@@ -79,7 +77,6 @@ class Negotiation(TurnEnv):
         )
 
     def observe_text(self, agent: str) -> str:
-        """The items, the own values, the partner's last text and offer, and the texts left."""
         text = f"Items: {_listed(self.items)}. {self._worth(agent)} Partner: {self.said or '(nothing yet)'}"
         if self.offer and self.offer[0] != agent:
             text += f"\nPartner's offer: partner has {_listed(self.offer[1])}; you have {_listed(self._rest())}."
@@ -96,7 +93,6 @@ class Negotiation(TurnEnv):
         self.values[other] = choices[int(rng.integers(len(choices)))]
 
     def act(self, agent: str, action: str) -> Outcome:
-        """An offer, the acceptance of one, or talk."""
         self.count += 1
         self.said = " ".join(action.split())[: self._max_message_chars]
         taken = read_offer(action, self.items)

@@ -86,11 +86,9 @@ class Relay(ToolEnv):
             self._prompts["asker"] += f" Your tool: {render_tool_call(_EXAMPLE, tool_format)}"
 
     def tools(self, agent: str) -> Sequence[Tool]:
-        """The asker's calculator."""
         return [calculator] if self._tool and agent == "asker" else []
 
     def setup(self, rng: np.random.Generator) -> None:
-        """Draw a question."""
         self._draw(rng)
         self.message: str | None = None
         self.called = False
@@ -106,11 +104,9 @@ class Relay(ToolEnv):
         self.question = self._question_form.format(a=a, op=sign, b=b)
 
     def instructions(self, agent: str) -> str:
-        """The task of a seat."""
         return self._prompts[agent]
 
     def observe_text(self, agent: str) -> str:
-        """The question; the message, once it is sent."""
         if agent == "asker":
             return self.question
         return "" if self.message is None else self._message_form.replace("{message}", self.message)
@@ -125,13 +121,11 @@ class Relay(ToolEnv):
             self._draw(rng)
 
     def after_calls(self, agent: str, results: Sequence[ToolResult]) -> Outcome:
-        """The reward of the first call that works."""
         first = not self.called and any(result.ok for result in results)
         self.called |= first
         return Outcome(rewards=dict.fromkeys(self.possible_agents, self._call_reward) if first else {})
 
     def act(self, agent: str, action: str) -> Outcome:
-        """The message of the asker; the answer of the answerer."""
         if agent == "answerer":
             return self._judge(action)
         self.message = action.strip()[: self._max_message_chars]

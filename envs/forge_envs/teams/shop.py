@@ -74,7 +74,6 @@ class Shop(ToolEnv):
         self._num_goods, self._max_message_chars = num_goods, max_message_chars
 
     def setup(self, rng: np.random.Generator) -> None:
-        """Fill the shop and draw a customer."""
         self.goods = tuple(GOODS[i] for i in rng.permutation(len(GOODS))[: self._num_goods])
         self.prices = {item: int(rng.integers(10, 100)) for item in self.goods}
         self.stock_of = {item: int(rng.integers(1, 6)) for item in self.goods}
@@ -146,13 +145,11 @@ class Shop(ToolEnv):
         return f"Approved: up to {discount} % on {item}. Now tell the clerk."
 
     def tools(self, agent: str) -> Sequence[Tool]:
-        """The clerk looks up and offers, the manager knows margins and approves, the customer only talks."""
         return {"customer": [], "clerk": [self.stock, self.offer], "manager": [self.margin, self.approve]}[agent]
 
     # ---- the game
 
     def instructions(self, agent: str) -> str:
-        """The role of a seat, and its tools."""
         role = {
             "customer": "You are a customer in a shop. Tell the clerk what you want. Buy only what you came for, "
             "within your budget. Write ACCEPT to take the offer on the table, or LEAVE if the shop cannot serve you.",
@@ -165,7 +162,6 @@ class Shop(ToolEnv):
         return f"{role}\n\n{self.tool_help(agent)}".strip()
 
     def observe_text(self, agent: str) -> str:
-        """What was last said to a seat."""
         return self.inbox[agent]
 
     def secrets(self, agent: str) -> tuple[str, ...]:
@@ -181,7 +177,6 @@ class Shop(ToolEnv):
             self.bears = {item: int(rng.integers(0, 41)) for item in self.goods}
 
     def act(self, agent: str, action: str) -> Outcome:
-        """A message, or the customer's decision."""
         message = action.strip()[: self._max_message_chars]
         if agent == "customer":
             found = [word for word in _DECISION.findall(action) if word == "LEAVE" or self.offered]

@@ -78,7 +78,6 @@ class SoftwareTeam(ToolEnv):
         self._sandbox = Sandbox(limits=limits, allow_weaker=allow_weaker)
 
     def setup(self, rng: np.random.Generator) -> None:
-        """Draw a task, its examples and its hidden tests."""
         self.task = TASKS[int(rng.integers(len(TASKS)))]
         self.examples = [self.task.test(rng) for _ in range(2)]
         shown = [arguments for arguments, _ in self.examples]
@@ -101,11 +100,9 @@ class SoftwareTeam(ToolEnv):
         return _told(self._sandbox.run(code, files={"solution.py": self.code.encode()}))
 
     def tools(self, agent: str) -> Sequence[Tool]:
-        """Only the tester runs code."""
         return [self.python] if agent == "tester" else []
 
     def instructions(self, agent: str) -> str:
-        """The role of a seat, and its tools."""
         role = {
             "planner": "You plan the work of a software team. You alone know the task: tell the coder all that "
             "matters.",
@@ -116,7 +113,6 @@ class SoftwareTeam(ToolEnv):
         return f"{role}\n\n{self.tool_help(agent)}".strip()
 
     def observe_text(self, agent: str) -> str:
-        """What a seat has to work on now."""
         if agent == "planner":
             return f"The task: {self.description}\nThe function: {self.head}\nExamples:\n{self._examples()}"
         return self.inbox[agent]
@@ -134,7 +130,6 @@ class SoftwareTeam(ToolEnv):
             self.examples = [self.task.test(rng) for _ in range(2)]
 
     def act(self, agent: str, action: str) -> Outcome:
-        """A plan, code, or a report."""
         if agent == "planner":
             self.inbox["coder"] = f"Write this function:\n{self.head}\n\nThe plan:\n{action.strip()[:MAX_CODE_CHARS]}"
             return Outcome(next="coder")

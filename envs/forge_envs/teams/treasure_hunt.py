@@ -81,7 +81,6 @@ class TreasureHunt(TurnEnv):
         self.moves: dict[str, str] = {}
 
     def instructions(self, agent: str) -> str:
-        """The rules, short."""
         return (
             "You and your partner walk as one team T to the treasure X. You see only the "
             f"{'western' if agent == 'left' else 'eastern'} half of the map; # are rocks, ? is seen by your partner. "
@@ -90,7 +89,6 @@ class TreasureHunt(TurnEnv):
         )
 
     def observe_text(self, agent: str) -> str:
-        """The half map with the team, what the partner said last, and the rounds left."""
         partner = next(seat for seat in self.possible_agents if seat != agent)
         said = self.said[partner] or "(nothing yet)"
         return f"{self._half(agent)}\nPartner: {said}\nRounds left: {self._rounds - self.rounds}"
@@ -108,7 +106,6 @@ class TreasureHunt(TurnEnv):
         self.treasure = moved.get(self.treasure, self.treasure)
 
     def act(self, agent: str, action: str) -> Outcome:
-        """A message with a move; after the second one of a round the team may step."""
         named = _MOVE.findall(action)
         self.moves[agent] = named[-1].casefold() if named else ""
         self.said[agent] = " ".join(action.split())[: self._max_message_chars]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import signal
 import sys
@@ -24,7 +25,8 @@ from rich.text import Text
 
 from forge_agents.envs.conformance.checks import CHECKS, Case, Check
 from forge_agents.envs.conformance.play import BreachError, NotApplicableError, line_of_error, line_of_method
-from forge_agents.envs.registry import make, spec
+from forge_agents.envs.registry import make
+from forge_agents.envs.spec import EnvSpec
 from forge_agents.envs.wrappers import turn_based
 from forge_agents.errors import ForgeError, UnknownIdError
 
@@ -136,13 +138,20 @@ def check_env(
         raise ValueError(f"episodes={episodes} checks nothing; set episodes >= 1")
     if level not in (None, *get_args(Level)) or not timeout_s > 0:
         raise ValueError(f"level={level!r} must be one of {', '.join(get_args(Level))}, timeout_s={timeout_s} above 0")
-    build, name, tags = _factory(env, kwargs)
-    level = level or ("adapter" if ADAPTER in tags else "full")
+    if isinstance(env, str):
+        build, name = functools.partial(make, env, **kwargs), env
+    elif callable(env):
+        build, name = functools.partial(env, **kwargs), getattr(env, "__name__", type(env).__name__)
+    else:
+        raise TypeError(f"check_env takes an id, a class or a function making an environment, got {type(env).__name__}")
     sample = build()  # an unknown id or a wrong argument is the caller's mistake, not a finding
-    cls = _class_of(sample)
+    spec = sample.spec if isinstance(env, str) else EnvSpec(id="checked/Class-v0", entry_point=env, kwargs=kwargs)
+    built = spec.load()  # also where the environment lives in a worker process
+    cls = built if isinstance(built, type) else type(sample.unwrapped)
     sample.close()
+    level = level or ("adapter" if ADAPTER in spec.tags else "full")
     seeds = range(seed, seed + (episodes or (8 if level == "full" else 20)))
-    case = Case(build=build, create=lambda: turn_based(build()), cls=cls, env=env, kwargs=kwargs, seeds=seeds)
+    case = Case(build=build, create=lambda: turn_based(build()), cls=cls, spec=spec, seeds=seeds)
     each = CHECKS[level]
     if unknown := [check for check in checks or () if check not in each]:
         known = ", ".join(each)
@@ -155,23 +164,6 @@ def check_env(
     if raise_on_failure and not report.ok:
         raise ConformanceError(report)
     return report
-
-
-def _factory(
-    env: str | Callable[..., Any], kwargs: Mapping[str, Any]
-) -> tuple[Callable[[], Any], str, tuple[str, ...]]:
-    if isinstance(env, str):
-        return (lambda: make(env, **kwargs)), env, spec(env).tags
-    if callable(env):
-        return (lambda: env(**kwargs)), getattr(env, "__name__", type(env).__name__), ()
-    raise TypeError(f"check_env takes an id, a class or a function making an environment, got {type(env).__name__}")
-
-
-def _class_of(env: Any) -> type:
-    """The class whose code is checked, also where the environment lives in a worker process."""
-    registered = getattr(env, "spec", None)
-    built = registered.load() if registered is not None else None
-    return built if isinstance(built, type) else type(env.unwrapped)
 
 
 def _run_all(each: Mapping[str, Check], case: Case, timeout_s: float) -> tuple[Finding, ...]:

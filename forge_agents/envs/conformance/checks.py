@@ -15,7 +15,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -39,7 +39,7 @@ from forge_agents.envs.conformance.play import (
     same,
 )
 from forge_agents.envs.env import TextGame, hook
-from forge_agents.envs.spec import AnyEnv
+from forge_agents.envs.spec import AnyEnv, EnvSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +52,8 @@ class Case:
     """A fresh one that takes turns."""
     cls: type
     """The class whose code is at fault."""
-    env: str | Callable[..., Any]
-    """The id, class or function, for another process."""
-    kwargs: Mapping[str, Any]
-    """Constructor arguments, for another process."""
+    spec: EnvSpec
+    """How another process makes one."""
     seeds: range
     """Of the episodes."""
 
@@ -488,7 +486,7 @@ CHECKS: dict[str, dict[str, Check]] = {
         "fork": fork,
         "leak": leak,
         "information sets": information_sets,
-        "other process": lambda case: other_process(case.create, case.env, case.kwargs, case.seeds),
+        "other process": lambda case: other_process(case.create, case.spec, case.seeds),
     },
     "adapter": {"plays": plays, "spaces": _few(spaces), "determinism": _few(determinism)},
 }

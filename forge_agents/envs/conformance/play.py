@@ -1,14 +1,13 @@
 """How the checks of `check_env` play, here and in another process: seeded texts, transcripts, verdicts.
 
 In: an environment and a seed. Out: `Step`s, one by one. Waits for the other process, with a deadline. Run as a program,
-it is that process: a target and seeds come in as JSON, transcripts go out.
+it is that process: a spec and seeds come in as JSON, transcripts go out.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
 import importlib.util
 import inspect
 import itertools
@@ -28,7 +27,6 @@ from forge_agents.envs import registry
 from forge_agents.envs.env import TextGame, hook
 from forge_agents.envs.spec import AnyEnv, EnvSpec
 from forge_agents.envs.wrappers import turn_based
-from forge_agents.errors import UnknownIdError
 
 ODD_ACTIONS = (
     "",
@@ -199,13 +197,12 @@ def _short(filename: str) -> str:
 # ---- in another process
 
 
-def other_process(
-    create: Callable[[], AnyEnv], env: str | Callable[..., Any], kwargs: Mapping[str, Any], seeds: range
-) -> None:
+def other_process(create: Callable[[], AnyEnv], spec: EnvSpec, seeds: range) -> None:
     """A check: a fresh interpreter with another hash seed plays the same episodes; of long texts a digest."""
-    asked = {"target": _target(env, kwargs), "path": sys.path, "seeds": list(seeds)}
+    entry_point = spec.entry_point if isinstance(spec.entry_point, str) else _importable(spec.entry_point)
+    there = {"id": spec.id, "entry_point": entry_point, "max_turns": spec.max_turns, "kwargs": dict(spec.kwargs)}
     try:
-        question = json.dumps(asked).encode()
+        question = json.dumps({"spec": there, "path": sys.path, "seeds": list(seeds)}).encode()
     except (TypeError, ValueError) as error:
         raise NotApplicableError(f"an argument cannot be sent to another process: {error}") from error
     here = [[_fingerprint(step) for step in play(create(), seed)] for seed in seeds]
@@ -230,16 +227,6 @@ def other_process(
         same(f"seed {seed}, in this process and in another", one, [tuple(step) for step in other], _ALONE)
 
 
-def _target(env: str | Callable[..., Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `_made` with which another process makes `env`."""
-    spec = registry.spec(env) if isinstance(env, str) else None
-    build = spec.entry_point if spec is not None else env
-    entry_point = build if isinstance(build, str) else _importable(build)
-    registration = {} if spec is None else {"max_turns": spec.max_turns, **spec.kwargs}
-    id_ = "" if spec is None else spec.id
-    return {"id_": id_, "entry_point": entry_point, "kwargs": dict(kwargs), "registration": registration}
-
-
 def _importable(build: Any) -> str:
     module, name = getattr(build, "__module__", "?"), getattr(build, "__qualname__", "?")
     known: Any = sys.modules.get(module)
@@ -252,25 +239,6 @@ def _importable(build: Any) -> str:
     if found is None or found.origin != getattr(sys.modules[module], "__file__", None):
         raise NotApplicableError(f"another process cannot import {name} of {module}; put it into a module of its own")
     return f"{module}:{name}"
-
-
-def _made(id_: str, entry_point: str, kwargs: dict[str, Any], registration: dict[str, Any]) -> Any:
-    """A fresh environment in the other process.
-
-    Args:
-        id_: Registered id; empty for a class or function.
-        entry_point: ``"package.module:name"``.
-        kwargs: Constructor arguments.
-        registration: Arguments of `register`, where importing the module does not register the id.
-    """
-    if not id_:
-        return EnvSpec(id="checked/Class-v0", entry_point=entry_point).load()(**kwargs)
-    importlib.import_module(entry_point.partition(":")[0])
-    try:
-        registry.spec(id_)
-    except UnknownIdError:
-        registry.register(id_, entry_point=entry_point, **registration)
-    return registry.make(id_, **kwargs)
 
 
 def _fingerprint(step: Step) -> Step:
@@ -288,7 +256,8 @@ def _main() -> None:
     asked = json.loads(sys.stdin.buffer.read())
     sys.path[:] = asked["path"]
     with contextlib.redirect_stdout(sys.stderr):  # an environment that prints is not what is asked about
-        envs = ((seed, turn_based(_made(**asked["target"]))) for seed in asked["seeds"])
+        spec = EnvSpec(**asked["spec"])
+        envs = ((seed, turn_based(registry.made(spec))) for seed in asked["seeds"])
         played = [[_fingerprint(step) for step in play(env, seed)] for seed, env in envs]
     sys.stdout.write("\n" + json.dumps(played) + "\n")
 
