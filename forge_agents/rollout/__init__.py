@@ -1,7 +1,7 @@
-"""Policies act in environments: a seed in, a scored trajectory per seat out. Start at `rollout`.
+"""Policies act in environments: a seed in, a scored trajectory per seat out.
 
-In: environments and players. Out: episodes of `forge_agents.types`. Waits for: engines, endpoints, people and
-environments, each with a deadline.
+In: environments and policies. Out: episodes of `forge_agents.types`. Waits for: engines, endpoints, people and
+environments, each with a deadline. Start at `rollout`, which plays a game; `players` bring a policy to life in a seat.
 """
 
 from forge_agents.rollout.rollout import Rollout

@@ -1,6 +1,8 @@
 """Served models: vLLM engines in Monarch actors.
 
-In: prompts as tokens. Out: completions. Waits for the engines, with deadlines.
+In: prompts as tokens, versions of weights. Out: completions. Waits for the engines, with deadlines. Start at `engine`,
+the controller's side of one; `_actor`, `_loop` and `_vllm` are the other side, in the engine's process. `replicas` are
+engines of one model behind a router, `fleet` those of several models.
 """
 
 from forge_agents.serving._wire import EngineInfo

@@ -1,7 +1,8 @@
 """Tools that agents call in text: functions with a JSON schema, calls read from what a model wrote, results as text.
 
 In: typed functions, model text. Out: tools, calls, results. Every failure is text that the model can read, never an
-exception. Waits for the tool's function, with the tool's deadline where it has one.
+exception. Waits for the tool's function, with the tool's deadline where it has one. Start at `definition`; `formats`
+reads and writes calls as models do, `env` lets seats call tools, `code`, `mcp` and `arithmetic` are tools.
 """
 
 from __future__ import annotations
