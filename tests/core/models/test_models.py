@@ -17,17 +17,16 @@ NAME = "smollm2-135m-instruct"
 
 # Counts conversions and is slow at it, so that two processes that start together really meet.
 RACER = """
-import os, sys, time
+import os, shutil, sys, time
 from pathlib import Path
 from forge_agents.models import gguf as _gguf, resolve as models
-from forge_agents.testing._tiny_model import tiny_model
 
 def convert(source, target):
     with open(os.environ["COUNT"], "a") as file:
         file.write("x")
     (target / "config.json").write_text("{}")
-    time.sleep(1.5)
-    tiny_model(target)
+    time.sleep(1)
+    shutil.copytree(os.environ["TINY"], target, dirs_exist_ok=True)
 
 _gguf.convert = convert
 print(models.resolve(sys.argv[1]))
@@ -127,9 +126,9 @@ def test_a_path_that_does_not_exist_says_so(tmp_path: Path):
 # ---- the built-in model
 
 
-def test_two_processes_unpack_once(tmp_path: Path, cache: Path):
+def test_two_processes_unpack_once(tmp_path: Path, cache: Path, tiny_llama: Path):
     count = tmp_path / "count"
-    environment = os.environ | {"COUNT": str(count)}
+    environment = os.environ | {"COUNT": str(count), "TINY": str(tiny_llama)}
     racers = [
         subprocess.Popen([sys.executable, "-c", RACER, NAME], stdout=subprocess.PIPE, text=True, env=environment)
         for _ in range(2)
@@ -142,9 +141,9 @@ def test_two_processes_unpack_once(tmp_path: Path, cache: Path):
     assert not list(cache.rglob("*.partial-*"))
 
 
-def test_a_killed_unpacking_leaves_nothing_visible_and_is_done_again(tmp_path: Path, cache: Path):
+def test_a_killed_unpacking_leaves_nothing_visible_and_is_done_again(tmp_path: Path, cache: Path, tiny_llama: Path):
     count = tmp_path / "count"
-    environment = os.environ | {"COUNT": str(count)}
+    environment = os.environ | {"COUNT": str(count), "TINY": str(tiny_llama)}
     process = subprocess.Popen([sys.executable, "-c", RACER, NAME], env=environment)
     while not count.exists():
         assert process.poll() is None

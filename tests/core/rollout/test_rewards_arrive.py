@@ -135,21 +135,21 @@ cuts = st.fixed_dictionaries({
 })
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(scripts(), cuts, st.sampled_from(["", "step", "observe"]), st.sampled_from(sorted(KINDS)))
 def test_rewards_of_a_game_in_turns_sum_to_what_it_paid(script, cut, breaks, kind):
     game = Turns(*script, breaks)
     check(KINDS[kind](game), game, **cut)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(scripts(), cuts, st.sampled_from(["", "step", "observe"]))
 def test_rewards_of_a_game_in_rounds_sum_to_what_it_paid(script, cut, breaks):
     game = Rounds(*script, "step" if breaks else "")
     check(game, game, **cut)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(scripts(), cuts, st.booleans(), st.booleans())
 def test_rewards_of_a_converted_game_sum_to_what_it_paid(script, cut, breaks, limited):
     game = Rounds(*script, "step" if breaks else "")
