@@ -5,7 +5,7 @@ import pytest
 
 import forge_agents as fa
 from forge_verifiers import Ensemble, Exact, Gate, Judge, MathEqual, Numeric, PerTurn, Rule, Seat
-from forge_verifiers.models.reward_model import RewardModel
+from forge_verifiers.models.text_models import RewardModel
 
 
 def test_verifiers_of_one_likeness_are_one_family_unless_told_otherwise() -> None:

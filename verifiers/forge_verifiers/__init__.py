@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from forge_verifiers.ensemble.panel import Cascade
     from forge_verifiers.judge.judge import Judge, JudgeUsage
     from forge_verifiers.judge.prompts import Pairs, Reasoned, Scale, YesNo
-    from forge_verifiers.models.embedding import EmbeddingSimilarity
-    from forge_verifiers.models.reward_model import RewardModel
+    from forge_verifiers.models.text_models import EmbeddingSimilarity, RewardModel
     from forge_verifiers.report.report import EnsembleReport, Snapshot, VerifierReport
     from forge_verifiers.rules.consistency import SelfConsistency
     from forge_verifiers.rules.maths.equal import MathEqual, Numeric
@@ -57,8 +56,7 @@ _HOME = {
     "ensemble.panel": ("Cascade",),
     "judge.judge": ("Judge", "JudgeUsage"),
     "judge.prompts": ("Pairs", "Reasoned", "Scale", "YesNo"),
-    "models.embedding": ("EmbeddingSimilarity",),
-    "models.reward_model": ("RewardModel",),
+    "models.text_models": ("EmbeddingSimilarity", "RewardModel"),
     "report.report": ("EnsembleReport", "Snapshot", "VerifierReport"),
     "rules.consistency": ("SelfConsistency",),
     "rules.maths.equal": ("MathEqual", "Numeric"),

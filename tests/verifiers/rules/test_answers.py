@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from forge_agents.types import Trajectory, Turn
 from forge_verifiers import Ensemble, Exact, MathEqual, Numeric, SelfConsistency, check_verifier
 from forge_verifiers.rules.answers import MAX_CHARS, final_answer, stated
-from forge_verifiers.rules.maths import sandbox as maths_sandbox
+from forge_verifiers.rules.maths import math_verify
 
 STYLES = runpy.run_path(str(Path(__file__).with_name("answer_styles.py")))
 STATED, UNDECIDED, WRITINGS, cases, ours = (
@@ -266,7 +266,7 @@ SUM = r"\sum_{k=1}^{10} k"
 
 
 def test_without_math_verify_an_unread_gold_answer_is_a_counted_abstention(monkeypatch):
-    monkeypatch.setattr(maths_sandbox.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(math_verify.importlib.util, "find_spec", lambda name: None)
     rule = MathEqual()
     got = rule.score([said("The answer is 54.", SUM + " + 0"), said(SUM + " + 0", SUM + " + 0"), said("4", "4")])
     assert np.isnan(got[0]) and got[1:].tolist() == [1, 1]
@@ -289,7 +289,7 @@ def test_an_unread_gold_answer_is_compared_by_math_verify_shut_in_a_sandbox():
 def test_math_verify_is_given_up_at_its_deadline():
     pytest.importorskip("math_verify")
     start = time.monotonic()
-    found, why = maths_sandbox.compare([("1", r"\sum_{k=1}^{9} k"), ("x", r"\int_0^{1} e^{-x^2} dx")], limit_s=0.05)
+    found, why = math_verify.compare([("1", r"\sum_{k=1}^{9} k"), ("x", r"\int_0^{1} e^{-x^2} dx")], limit_s=0.05)
     assert not found and "wall_s" in why and time.monotonic() - start < 30
 
 

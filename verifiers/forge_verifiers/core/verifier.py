@@ -338,12 +338,6 @@ class TrajectoryRule(Composable):
     cost: Cost = "cheap"
     """What a score costs."""
 
-    @property
-    def likeness(self) -> str | None:  # type: ignore[override]
-        """Checks against the same gold answer read, and misread, the same answer."""
-        key = getattr(self, "answer_key", None)
-        return f"answer in info[{key!r}]" if self.exact and key is not None else None
-
     @abstractmethod
     def grade(self, trajectory: Trajectory) -> float | bool | None:
         """A score in [0, 1], or None to abstain."""

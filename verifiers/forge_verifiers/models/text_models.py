@@ -1,16 +1,26 @@
-"""Hugging Face models that read texts in batches: the common part of reward models and encoders.
+"""Hugging Face models that read texts in batches, and what they make verifiers of: reward models and embeddings.
 
-In: texts. Out: one row of numbers for each. Waits for the model's files, once, and for its forward passes.
+In: trajectories. Out: scores [n] in [0, 1]. Waits for the model's files, once, and for its forward passes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+
+from forge_agents.models import resolve as models
+from forge_agents.types import Trajectory
+from forge_verifiers.core.verifier import Composable, Cost, Scores, group_ids
+from forge_verifiers.judge.prompts import defused
+from forge_verifiers.rules.answers import golds, last_action
 
 if TYPE_CHECKING:
     import torch
@@ -121,8 +131,6 @@ class TextModel:
     def _load(self) -> tuple[Any, Any]:
         import transformers
 
-        from forge_agents.models import resolve as models
-
         folder = models.resolve(self._name)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         tokenizer.padding_side = "right"
@@ -183,3 +191,228 @@ def _batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
         size = max(1, batch_tokens // max(1, lengths[order[0]]))
         yield order[:size]
         order = order[size:]
+
+
+class _Reader(Composable):
+    """What verifiers of text models share: the model, its cost and its usage."""
+
+    cost: Cost = "model"
+    _model: TextModel
+
+    @property
+    def usage(self) -> TextModelUsage:
+        """Counts since the verifier was made."""
+        return self._model.usage
+
+
+class RewardModel(_Reader):
+    """A Hugging Face sequence classifier that grades conversations, as reward models do.
+
+    A model with one label gives a logit; with several, the log-odds of `positive` against all others. The score is
+    sigmoid(scale * (logit - offset)): at scale 1 and offset 0 this is the softmax probability of `positive`. Reward
+    models are trained on differences (Bradley-Terry) and their logits have no fixed zero: `offset` and `scale` put
+    them on [0, 1] without saturating; combiners that use quantiles only need the latter.
+
+    Where the tokenizer has a chat template the model reads a conversation in it; otherwise the task and the answers as
+    a pair of texts. Control tokens in them are broken up.
+
+    Args:
+        model: A local folder, a built-in name or a hub id; safetensors only, code from the hub is never run.
+        positive: Label that stands for "good"; needed with three labels or more, by default 1 of two.
+        scale: Steepness; positive.
+        offset: The logit that scores 0.5.
+        view: ``"trajectory"``, the whole conversation, or ``"answer"``, its last turn.
+        max_tokens: Longer conversations lose their middle; `usage` counts them.
+        batch_tokens: Tokens of one forward pass, padding included.
+        threads: CPU threads of this process while it reads; None leaves torch's number.
+        device: Where the model lives, in torch's words.
+        name: What reports call it.
+        family: Verifiers of one family share a cause of error.
+
+    Raises:
+        ValueError: A number is out of range. At the first score: the classifier's head is not in the files, or there
+            is no label `positive`.
+        ModelNotFoundError: At the first score: there is no such model.
+    """
+
+    likeness = "reward models"
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        positive: int | None = None,
+        scale: float = 1.0,
+        offset: float = 0.0,
+        view: Literal["answer", "trajectory"] = "trajectory",
+        max_tokens: int = 2048,
+        batch_tokens: int = 8192,
+        threads: int | None = None,
+        device: str = "cpu",
+        name: str = "reward_model",
+        family: str | None = None,
+    ) -> None:
+        if not (0 < scale < math.inf and math.isfinite(offset)):
+            raise ValueError(f"scale={scale}, offset={offset}; scale must be positive, both finite")
+        if view not in {"answer", "trajectory"}:
+            raise ValueError(f"view={view!r}; choose 'answer' or 'trajectory'")
+        self.name, self.family = name, family
+        self._positive, self._scale, self._offset, self._view = positive, scale, offset, view
+        self._model = TextModel(
+            "AutoModelForSequenceClassification",
+            model,
+            max_tokens=max_tokens,
+            batch_tokens=batch_tokens,
+            threads=threads,
+            device=device,
+        )
+
+    def score(self, trajectories: Sequence[Trajectory]) -> Scores:
+        """Scores, float32 [n]; NaN for a trajectory without turns."""
+        scores = np.full(len(trajectories), math.nan, np.float32)
+        at = [number for number, trajectory in enumerate(trajectories) if trajectory.turns]
+        if at:
+            scores[at] = self._scores([trajectories[number] for number in at])
+        return scores
+
+    def _scores(self, trajectories: Sequence[Trajectory]) -> Scores:
+        tokenizer, model = self._model.load()
+        positive = self._label(int(model.config.num_labels))
+        texts = [self._text(trajectory, tokenizer) for trajectory in trajectories]
+        templated = bool(getattr(tokenizer, "chat_template", None))
+        logits_NC = self._model.rows(texts, lambda output, mask: output.logits, special_tokens=not templated)
+        logits_N = _log_odds(logits_NC, positive)
+        scores: Scores = (self._scale * (logits_N - self._offset)).sigmoid().numpy().astype(np.float32)
+        return scores
+
+    def _label(self, labels: int) -> int:
+        if labels > 2 and self._positive is None:
+            raise ValueError(f"{self.name!r} has {labels} labels; say which means good with positive=")
+        positive = labels - 1 if self._positive is None else self._positive
+        if not 0 <= positive < labels:
+            raise ValueError(f"{self.name!r} has labels 0 to {labels - 1}, not positive={positive}")
+        return positive
+
+    def _text(self, trajectory: Trajectory, tokenizer: Any) -> Text:
+        turns = trajectory.turns if self._view == "trajectory" else trajectory.turns[-1:]
+        said = [(turn.observation, turn.action) for turn in turns]
+        if trajectory.instructions:
+            said[0] = (f"{trajectory.instructions}\n\n{said[0][0]}", said[0][1])
+        safe = [tuple(defused(text, tokenizer.all_special_tokens) for text in pair) for pair in said]
+        if not getattr(tokenizer, "chat_template", None):
+            before = [text for pair in safe[:-1] for text in pair]
+            return "\n".join([*before, safe[-1][0]]), safe[-1][1]
+        roles = ("user", "assistant")
+        messages = [
+            {"role": role, "content": text} for pair in safe for role, text in zip(roles, pair, strict=True)
+        ]
+        return str(tokenizer.apply_chat_template(messages, tokenize=False))
+
+
+def _log_odds(logits_NC: torch.Tensor, positive: int) -> torch.Tensor:
+    if logits_NC.shape[1] == 1:
+        return logits_NC[:, 0]
+    others = [label for label in range(logits_NC.shape[1]) if label != positive]
+    return logits_NC[:, positive] - logits_NC[:, others].logsumexp(1)
+
+
+class EmbeddingSimilarity(_Reader):
+    """Cosine similarity of the answer's embedding, the mean of the encoder's last hidden states over the text's tokens.
+
+    ``against="reference"`` compares with the reference in `Trajectory.info`, the nearest where there are several;
+    ``against="group"`` with the mean of the siblings' unit embeddings, its own left out: the answer that the group
+    agrees on in meaning, where `SelfConsistency` needs equal words. The score is (cosine - floor) / (1 - floor), within
+    [0, 1].
+
+    Args:
+        model: Encoder: a local folder, a built-in name or a hub id; safetensors only.
+        against: See above.
+        answer_key: Where the reference lies in `Trajectory.info`: a text, or a list of alternatives.
+        extract: The text that is compared, or None to abstain; by default the whole last action.
+        floor: Cosine that scores 0, in [-1, 1); encoders rarely give unlike texts less than 0.2 to 0.7.
+        max_tokens: Longer texts lose their middle; `usage` counts them.
+        batch_tokens: Tokens of one forward pass, padding included.
+        threads: CPU threads of this process while it reads; None leaves torch's number.
+        device: Where the model lives, in torch's words.
+        name: What reports call it.
+        family: Verifiers of one family share a cause of error.
+
+    Raises:
+        ValueError: A number is out of range.
+        ModelNotFoundError: At the first score: there is no such model.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        against: Literal["reference", "group"] = "reference",
+        answer_key: str = "answer",
+        extract: Callable[[Trajectory], str | None] = last_action,
+        floor: float = 0.0,
+        max_tokens: int = 512,
+        batch_tokens: int = 8192,
+        threads: int | None = None,
+        device: str = "cpu",
+        name: str = "embedding",
+        family: str | None = None,
+    ) -> None:
+        if against not in {"reference", "group"}:
+            raise ValueError(f"against={against!r}; choose 'reference' or 'group'")
+        if not -1 <= floor < 1:
+            raise ValueError(f"floor={floor} must be a cosine in [-1, 1)")
+        self.name, self.family = name, family
+        self.sees_groups = against == "group"
+        self._against, self._answer_key, self._extract, self._floor = against, answer_key, extract, floor
+        self._model = TextModel(
+            "AutoModel", model, max_tokens=max_tokens, batch_tokens=batch_tokens, threads=threads, device=device
+        )
+
+    def score(self, trajectories: Sequence[Trajectory]) -> Scores:
+        """Similarities, float32 [n]; NaN without an answer, a reference or a sibling that answered."""
+        answers = [self._extract(trajectory) or None for trajectory in trajectories]
+        if self._against == "reference":
+            references = [golds(trajectory, self._answer_key) or () for trajectory in trajectories]
+            vectors = self._vectors([*answers, *(text for texts in references for text in texts)])
+            cosines = [_nearest(vectors, answer, texts) for answer, texts in zip(answers, references, strict=True)]
+        else:
+            cosines = _to_siblings(self._vectors(answers), answers, group_ids(trajectories).tolist())
+        scores = (np.array(cosines, np.float64) - self._floor) / (1 - self._floor)
+        return np.clip(scores, 0.0, 1.0).astype(np.float32)
+
+    def _vectors(self, texts: Sequence[str | None]) -> dict[str, np.ndarray]:
+        """Unit vectors, float64, by text."""
+        unique = list(dict.fromkeys(text for text in texts if text))
+        if not unique:
+            return {}
+        rows = self._model.rows(unique, _mean_over_tokens).numpy().astype(np.float64)
+        return dict(zip(unique, rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12), strict=True))
+
+
+def _mean_over_tokens(output: Any, mask: torch.Tensor) -> torch.Tensor:
+    hidden_BTH, mask_BT1 = output.last_hidden_state.float(), mask[:, :, None]
+    mean: torch.Tensor = (hidden_BTH * mask_BT1).sum(1) / mask_BT1.sum(1)
+    return mean
+
+
+def _nearest(vectors: Mapping[str, np.ndarray], answer: str | None, references: Sequence[str]) -> float:
+    cosines = [float(vectors[answer] @ vectors[text]) for text in references if text and answer is not None]
+    return max(cosines, default=math.nan)
+
+
+def _to_siblings(
+    vectors: Mapping[str, np.ndarray], answers: Sequence[str | None], groups: Sequence[int]
+) -> list[float]:
+    members: defaultdict[int, list[np.ndarray]] = defaultdict(list)
+    for answer, group in zip(answers, groups, strict=True):
+        if answer is not None:
+            members[group].append(vectors[answer])
+    sums = {group: np.sum(rows, axis=0) for group, rows in members.items()}
+    cosines = []
+    for answer, group in zip(answers, groups, strict=True):
+        if answer is None or len(members[group]) < 2:
+            cosines.append(math.nan)
+            continue
+        others = sums[group] - vectors[answer]
+        cosines.append(float(vectors[answer] @ others / max(float(np.linalg.norm(others)), 1e-12)))
+    return cosines

@@ -18,12 +18,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from forge_agents.types import Trajectory
+from forge_verifiers.core.verifier import TrajectoryRule
 
 MAX_CHARS = 20_000
 """Longer texts are judged by their last characters: answers come last, and no text may cost unbounded time."""
@@ -61,6 +63,30 @@ def golds(trajectory: Trajectory, key: str) -> tuple[str, ...] | None:
         value = value.tolist()
     values = value if isinstance(value, list | tuple | set | frozenset) else [value]
     return tuple(_gold(str(v)) for v in values if not _is_missing(v)) or None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerRule(TrajectoryRule):
+    """A rule that compares the final answer with a gold one."""
+
+    exact = True
+    answer_key: str = "answer"
+    """Where the gold answer lies in `Trajectory.info`: a value, or several alternatives."""
+
+    @property
+    def likeness(self) -> str | None:  # type: ignore[override]
+        """Checks against the same gold answer read, and misread, the same answer."""
+        return f"answer in info[{self.answer_key!r}]"
+
+    def read(self, trajectory: Trajectory) -> tuple[Stated, tuple[str, ...]] | None:
+        """What was answered, and what is accepted; None where either is missing."""
+        text, wanted = last_action(trajectory), golds(trajectory, self.answer_key)
+        return None if text is None or wanted is None else (stated(text), wanted)
+
+    def extracted(self, trajectory: Trajectory) -> str | None:
+        """The answer that is compared; None where the agent never decided."""
+        text = last_action(trajectory)
+        return None if text is None else stated(text).value
 
 
 def _is_missing(value: object) -> bool:

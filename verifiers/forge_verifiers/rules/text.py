@@ -19,35 +19,24 @@ from typing import Any, Literal, NoReturn
 from forge_agents.errors import MissingExtraError
 from forge_agents.types import Trajectory, total_tokens
 from forge_verifiers.core.verifier import TrajectoryRule
-from forge_verifiers.rules.answers import golds, last_action, same_text, stated
+from forge_verifiers.rules.answers import AnswerRule, last_action, same_text
 
 _FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exact(TrajectoryRule):
+class Exact(AnswerRule):
     """The final answer is the gold answer as text; case, white space and a closing full stop aside.
 
     What the final answer is, `answers` says: "It is Paris.", "**Paris**" and "Paris" agree.
     """
 
-    exact = True
     name: str = "exact"
-    answer_key: str = "answer"
-    """Where the gold answer lies in `Trajectory.info`."""
 
     def grade(self, trajectory: Trajectory) -> float | None:
-        """1 where they are equal, else 0."""
-        text, wanted = last_action(trajectory), golds(trajectory, self.answer_key)
-        if text is None or wanted is None:
-            return None
-        read = stated(text)
-        return float(any(same_text(read, gold) for gold in wanted))
-
-    def extracted(self, trajectory: Trajectory) -> str | None:
-        """The answer that is compared; all of the text is, too."""
-        text = last_action(trajectory)
-        return None if text is None else stated(text).value
+        """1 where the answer, or all of the text, is a gold answer, else 0."""
+        found = self.read(trajectory)
+        return None if found is None else float(any(same_text(found[0], gold) for gold in found[1]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,23 +66,18 @@ class Regex(TrajectoryRule):
         text = last_action(trajectory)
         if text is None:
             return None
-        return float(_matches(self.pattern, text, full=self.full, timeout_s=self.timeout_s))
+        pattern = _compiled(self.pattern)
+        try:
+            if self.full:
+                return float(pattern.fullmatch(text.strip(), timeout=self.timeout_s) is not None)
+            return float(pattern.search(text, timeout=self.timeout_s) is not None)
+        except TimeoutError:
+            return 0.0
 
 
 @lru_cache(maxsize=256)
 def _compiled(pattern: str) -> Any:
     return importlib.import_module("regex").compile(pattern)  # unlike `re`, it can be given a time limit
-
-
-def _matches(pattern: str, text: str, *, full: bool, timeout_s: float) -> bool:
-    compiled = _compiled(pattern)
-    try:
-        found = (
-            compiled.fullmatch(text.strip(), timeout=timeout_s) if full else compiled.search(text, timeout=timeout_s)
-        )
-    except TimeoutError:
-        return False
-    return found is not None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,13 +19,29 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from forge_agents.types import Trajectory
-from forge_verifiers.core.verifier import Scores, TrajectoryRule
-from forge_verifiers.rules.answers import Stated, folded, golds, last_action, same_text, stated
-from forge_verifiers.rules.maths import sandbox as maths_sandbox
-from forge_verifiers.rules.maths.expression import Node, NotMathsError, decimal_comma, literal, variables
-from forge_verifiers.rules.maths.parser import MAX_CHARS, Answer, interval, parse_answer, plain_text, solved
-from forge_verifiers.rules.maths.units import PERCENT, Unit
-from forge_verifiers.rules.maths.values import equal, number_of, proportional
+from forge_verifiers.core.verifier import Scores
+from forge_verifiers.rules.answers import AnswerRule, Stated, folded, same_text
+from forge_verifiers.rules.maths import math_verify
+from forge_verifiers.rules.maths.expression import (
+    Node,
+    NotMathsError,
+    decimal_comma,
+    equal,
+    literal,
+    number_of,
+    proportional,
+    variables,
+)
+from forge_verifiers.rules.maths.parser import (
+    MAX_CHARS,
+    PERCENT,
+    Answer,
+    Unit,
+    interval,
+    parse_answer,
+    plain_text,
+    solved,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -72,17 +88,14 @@ class UnreadGolds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numeric(TrajectoryRule):
+class Numeric(AnswerRule):
     r"""The final answer is the gold number, however it is written: ``1,234.5``, ``1e3``, ``\frac{1}{2}``, ``10^3``.
 
     A unit, a currency or a percent sign that one side leaves out is forgiven, as `MathEqual` does. An answer that is no
     single number, such as "3-5" for 5 or "41 or 42", is wrong; a gold answer that is none makes it abstain.
     """
 
-    exact = True
     name: str = "numeric"
-    answer_key: str = "answer"
-    """Where the gold number lies in `Trajectory.info`."""
     tolerance: float = 1e-6
     """Greatest difference that counts as equal, relative to the gold number, and absolute below 1. Up to 1e-6 it is for
     rounding: two whole numbers must be the same."""
@@ -95,20 +108,15 @@ class Numeric(TrajectoryRule):
 
     def grade(self, trajectory: Trajectory) -> float | None:
         """1 where they are equal, else 0; None without a gold answer that is a number."""
-        text, wanted = last_action(trajectory), golds(trajectory, self.answer_key)
-        if text is None or wanted is None:
+        if (found := self.read(trajectory)) is None:
             return None
+        answer, wanted = found
         numbers = [number for gold in wanted if not _fields(gold) and (number := _number(gold))]
         if not numbers:
             self.unread.add(self.name, wanted[0], compared=False, reason="not a number")
             return None
-        parts = stated(text).value.split(" or ")  # "1/2 or 0.5"
-        said = [_number(part) for part in parts]
+        said = [_number(part) for part in answer.value.split(" or ")]  # "1/2 or 0.5"
         return float(any(all(one and self._equal(one, number) for one in said) for number in numbers))
-
-    def extracted(self, trajectory: Trajectory) -> str | None:
-        """The answer that is compared."""
-        return _extracted(trajectory)
 
     def _equal(self, answer: _Number, gold: _Number) -> bool:
         (a, unit_a), (b, unit_b) = answer, gold
@@ -149,7 +157,7 @@ def _number(text: str) -> _Number | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MathEqual(TrajectoryRule):
+class MathEqual(AnswerRule):
     r"""The final answer equals the gold answer as mathematics: ``\frac{1}{2}``, ``0.5`` and ``50\%`` are equal.
 
     Reads LaTeX and plain text: numbers, mixed numbers, fractions, powers, roots, the common functions, variables,
@@ -166,10 +174,7 @@ class MathEqual(TrajectoryRule):
     nested at most 40 deep, with integers of at most 4,096 bits.
     """
 
-    exact = True
     name: str = "math_equal"
-    answer_key: str = "answer"
-    """Where the gold answer lies in `Trajectory.info`."""
     tolerance: float = 1e-6
     """Greatest relative difference between decimal or irrational numbers that count as equal."""
     fallback_s: float = 20.0
@@ -193,10 +198,9 @@ class MathEqual(TrajectoryRule):
         scores = np.full(len(trajectories), math.nan, np.float32)
         left: dict[int, tuple[str, str]] = {}
         for at, trajectory in enumerate(trajectories):
-            text, wanted = last_action(trajectory), golds(trajectory, self.answer_key)
-            if text is None or wanted is None:
+            if (found := self.read(trajectory)) is None:
                 continue
-            read = stated(text)
+            read, wanted = found
             if any(_right(read, gold, self.tolerance) for gold in wanted):
                 scores[at] = 1.0
             elif unread := [gold for gold in wanted if not _readable(gold)]:
@@ -204,20 +208,11 @@ class MathEqual(TrajectoryRule):
             else:
                 scores[at] = 0.0
         if left:
-            verdicts, reason = maths_sandbox.compare(set(left.values()), limit_s=self.fallback_s)
+            verdicts, reason = math_verify.compare(set(left.values()), limit_s=self.fallback_s)
             for at, pair in left.items():
                 scores[at] = verdicts.get(pair, math.nan)
                 self.unread.add(self.name, pair[1], compared=pair in verdicts, reason=reason)
         return scores
-
-    def extracted(self, trajectory: Trajectory) -> str | None:
-        """The answer that is compared."""
-        return _extracted(trajectory)
-
-
-def _extracted(trajectory: Trajectory) -> str | None:
-    text = last_action(trajectory)
-    return None if text is None else stated(text).value
 
 
 @lru_cache(maxsize=8192)

@@ -66,4 +66,4 @@ def _ask(pairs: list[tuple[str, str]], limit_s: float) -> tuple[dict[tuple[str, 
 
 @cache
 def _program() -> str:
-    return Path(__file__).with_name("_math_verify.py").read_text(encoding="utf-8")
+    return Path(__file__).with_name("_math_verify_program.py").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What runs in the sandbox of `maths_sandbox`: math-verify, which works through sympy, on texts that nobody trusts.
+"""What runs in the sandbox of `math_verify`: math-verify, which works through sympy, on texts that nobody trusts.
 
 In: pairs of texts on standard input, as JSON. Out: a line ``[number, verdict]`` for each. Waits for nothing.
 """
