@@ -22,7 +22,7 @@ from forge_trainers.forecast.simulation import Plan
 from forge_trainers.forecast.workload import Rounds, TurnShape
 from forge_trainers.losses.registry import find_loss
 from forge_trainers.records.run_folder import read_rows
-from forge_trainers.run.processes import share_threads
+from forge_trainers.run.config import share_threads
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -262,22 +262,21 @@ def read_episodes(folder: Path) -> list[tuple[Episode, dict[str, float]]]:
 
 
 def _episode(row: Mapping[str, Any]) -> Episode:
+    def turn(fields: Mapping[str, Any]) -> Turn:
+        columns = {name: tuple(fields[name]) for name in ("prompt_ids", "response_ids", "logprobs")}
+        return Turn(**{**fields, **columns, "versions": tuple(VersionSpan(**span) for span in fields["versions"])})
+
     return Episode(
         env_id=row["env_id"],
         seed=row["seed"],
         trajectories={
-            agent: Trajectory(**{**fields, "turns": tuple(map(_turn, fields["turns"]))})
+            agent: Trajectory(**{**fields, "turns": tuple(turn(own) for own in fields["turns"])})
             for agent, fields in row["trajectories"].items()
         },
         error=None if row["error"] is None else EpisodeError(**row["error"]),
         end_reason=row["end_reason"],
         duration_s=row["duration_s"],
     )
-
-
-def _turn(fields: Mapping[str, Any]) -> Turn:
-    columns = {name: tuple(fields[name]) for name in ("prompt_ids", "response_ids", "logprobs")}
-    return Turn(**{**fields, **columns, "versions": tuple(VersionSpan(**span) for span in fields["versions"])})
 
 
 def verifier_history(folder: str | os.PathLike[str]) -> list[Snapshot]:

@@ -13,7 +13,7 @@ from forge_agents.types import Trajectory
 from forge_trainers.losses.registry import Denominator, find_loss
 from forge_trainers.records.trackers import Tracker, check_tracker
 from forge_trainers.rl.credit import Credit
-from forge_trainers.run.processes import ProcessConfig
+from forge_trainers.run.config import ProcessConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -236,16 +236,16 @@ class Credit:
     ) -> list[np.ndarray | None]:
         """Divided by the standard deviation over the step, of all or of the role; turns without a score are no part."""
         # REINFORCE++ (arXiv 2501.03262): A / std over the batch; one seat's rewards say nothing of another's spread.
+        names = [one.role if "role" in self.by else "" for one in scored]
         pools: dict[str, list[np.ndarray]] = {}
-        for one, own, values in zip(scored, found, compared, strict=True):
+        for name, own, values in zip(names, found, compared, strict=True):
             if own is not None:
-                pools.setdefault(one.role if "role" in self.by else "", []).append(own[~np.isnan(values)])
+                pools.setdefault(name, []).append(own[~np.isnan(values)])
         spreads = {name: float(np.concatenate(pool).std()) for name, pool in pools.items()}
-        scaled: list[np.ndarray | None] = []
-        for one, own in zip(scored, found, strict=True):
-            spread = spreads.get(one.role if "role" in self.by else "", 0.0)
-            scaled.append(None if own is None or spread <= self.min_spread else own / spread)
-        return scaled
+        return [
+            None if own is None or spreads[name] <= self.min_spread else own / spreads[name]
+            for name, own in zip(names, found, strict=True)
+        ]
 
     def _spread(self, one: Scored, own: np.ndarray) -> np.ndarray:
         """One float32 per turn."""

@@ -18,6 +18,7 @@ import numpy as np
 from forge_agents.runtime.mesh import with_deadline
 from forge_agents.runtime.threads import in_thread
 from forge_agents.types import EpisodeGroup, Reward, Trajectory, total_tokens
+from forge_verifiers.core.verifier import Assessment, load_nested, nested_state
 
 _log = logging.getLogger(__name__)
 
@@ -45,18 +46,6 @@ def env_reward(trajectories: Sequence[Trajectory]) -> np.ndarray:
     return np.array([trajectory.reward for trajectory in trajectories], dtype=np.float32)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assessment:
-    """What a reward says of n trajectories."""
-
-    scores: np.ndarray
-    """float32 ``[n]``."""
-    turns: Sequence[np.ndarray] | None = None
-    """By trajectory, float32 ``[its turns]``."""
-    noise: np.ndarray | None = None
-    """float32 ``[n]``; None where the reward is exact, or does not know."""
-
-
 class EnvTurnReward:
     """The environment's own reward, turn by turn; what arrives before an agent's first turn is in the total alone."""
 
@@ -67,7 +56,7 @@ class EnvTurnReward:
         return env_reward(trajectories)
 
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
-        """Total rewards and those of every turn."""
+        """Total rewards and those of every turn, of any range."""
         turns = [np.array([turn.reward for turn in t.turns], np.float32) for t in trajectories]
         return Assessment(scores=env_reward(trajectories), turns=turns)
 
@@ -110,14 +99,10 @@ class Columns:
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """What the rewards have learned, under ``name/``."""
-        from forge_verifiers.core.verifier import nested_state
-
         return nested_state(self._rewards)  # type: ignore[arg-type]  # any reward may have a state
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Continue from `state_dict`."""
-        from forge_verifiers.core.verifier import load_nested
-
         load_nested(self._rewards, state, owner=self.name)  # type: ignore[arg-type]  # as above
 
 

@@ -149,6 +149,7 @@ class LeagueSeating(Seating):
     def __init__(self, league: League, config: GRPOConfig, folder: Path) -> None:
         check_trainable({league.policy.name: league.policy})
         self._league, self._config, self._folder = league, config, folder
+        self._snapshots = folder / "league"
         self.standings = Standings(
             anchors=[anchor.name for anchor in league.anchors], start=league.start, pool=league.pool
         )
@@ -249,7 +250,9 @@ class LeagueSeating(Seating):
         self, tasks: Sequence[Task], matches: Sequence[Match], group: PlayGroup, processes: Processes
     ) -> list[EpisodeGroup]:
         """Play every match, snapshot by snapshot, with the first also what needs none. Groups come in tasks' order."""
-        players, policy = self._players, self._league.policy.name
+        policy, anchors = self._league.policy, self._league.anchors
+        past = [self._league.frozen(one.name) for one in self.standings.opponents if one.version >= 0]
+        players: dict[str, AnyPolicy] = {player.name: player for player in (policy, *anchors, *past)}
         snapshots = {one.name: one.version for one in self.standings.opponents if one.version >= 0}
         turns = list(dict.fromkeys(match.opponent for match in matches if match.opponent in snapshots)) or [""]
         turns.sort(key=lambda name: name != self._loaded)  # the one that sits in the engine already goes first
@@ -260,20 +263,13 @@ class LeagueSeating(Seating):
                 await processes.with_store(partial(self._load, name, snapshots[name], processes))
                 served[name] = served[self._league.engine]
             due = [
-                (task, {agent: players[who] for agent, who in match.players(task.agents, policy).items()})
+                (task, {agent: players[who] for agent, who in match.players(task.agents, policy.name).items()})
                 for task, match in zip(tasks, matches, strict=True)
                 if match.opponent == name or (name == turns[0] and match.opponent not in snapshots)
             ]
             groups = await all_or_first_error(group(task, seats, served) for task, seats in due)
             played |= {task.number: found for (task, _), found in zip(due, groups, strict=True)}
         return [played[task.number] for task in tasks]
-
-    @property
-    def _players(self) -> dict[str, AnyPolicy]:
-        """All who may sit in a seat, by name."""
-        policy = self._league.policy
-        past = [self._league.frozen(one.name) for one in self.standings.opponents if one.version >= 0]
-        return {player.name: player for player in (policy, *self._league.anchors, *past)}
 
     async def _load(self, name: str, version: int, processes: Processes, by: WeightStore) -> None:
         """Put a snapshot's weights into the opponents' engine."""
@@ -324,10 +320,6 @@ class LeagueSeating(Seating):
         for path in self._snapshots.iterdir():
             if path.name not in named:
                 shutil.rmtree(path)
-
-    @property
-    def _snapshots(self) -> Path:
-        return self._folder / "league"
 
 
 def _read(folder: Path) -> dict[str, Any]:

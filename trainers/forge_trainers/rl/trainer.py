@@ -256,7 +256,13 @@ class GRPOTrainer:
     # ---- around it: sessions, restarts, the end
 
     async def _fit(self, sampler: TaskSampler, steps: int) -> FitResult:
-        run = RunFolder(self.out_dir, self._settings(sampler), log_to=self.config.log_to)
+        settings = {
+            "env": list(sampler.env_ids),
+            "policies": {name: dataclasses.asdict(policy) for name, policy in self._models(sampler).items()},
+            **self._seating.settings(),
+            "trainer": dataclasses.asdict(self.config),
+        }
+        run = RunFolder(self.out_dir, settings, log_to=self.config.log_to)
         with contextlib.closing(run), stalls_recorded(self.out_dir):
             while True:
                 try:
@@ -496,14 +502,6 @@ class GRPOTrainer:
         models = {name: policy for name, policy in declared.items() if isinstance(policy, Policy)}
         check_trainable(models)
         return models
-
-    def _settings(self, sampler: TaskSampler) -> dict[str, Any]:
-        return {
-            "env": list(sampler.env_ids),
-            "policies": {n: dataclasses.asdict(p) for n, p in self._models(sampler).items()},
-            **self._seating.settings(),
-            "trainer": dataclasses.asdict(self.config),
-        }
 
     def _announce_seats(self, say: Callable[[str], None], sampler: TaskSampler, processes: Processes) -> None:
         """Say who plays which seats, and which of them share a learner; from here on lines go to `say`."""

@@ -134,20 +134,17 @@ def credit_groups(
     shares = {name: taught / (taught + sizes[False][name]) for name, taught in sizes[True].items() if taught}
     lost = len({*overlong} - used)
     counts.update(used=len(used), too_long=lost, flat=len(usable) - len(used) - lost)
+    for name, share in shares.items():
+        if share < 1.0:
+            samples[name] = [replace(sample, advantage=share * sample.advantages) for sample in samples[name]]
     return StepSamples(
-        samples={name: _scaled(own, shares.get(name, 1.0)) for name, own in samples.items()},
+        samples=samples,
         counts=dict(counts),
         advantages=learned,
         too_long=len(overlong),
         bad_logprobs={name: bad[name] / number for name, number in sampled.items() if number},
         shares=shares,
     )
-
-
-def _scaled(samples: Sequence[Sample], share: float) -> Sequence[Sample]:
-    if share == 1.0:
-        return samples
-    return [replace(sample, advantage=share * sample.advantages) for sample in samples]
 
 
 def _scored(item: JudgedGroup, agent: str, number: int, column: str) -> list[Scored]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -65,6 +64,9 @@ class Standings:
         if pool < 2:
             raise ValueError(f"pool={pool} has no room for a snapshot beside the start model; set at least 2")
         self._pool = pool
+        from openskill.models import PlackettLuce
+
+        self._ratings: Any = PlackettLuce()
         fresh = self._ratings.rating()
         self.mu, self.sigma = float(fresh.mu), float(fresh.sigma)
         """The policy's own rating."""
@@ -99,7 +101,9 @@ class Standings:
         elif matchmaking == "pfsp_even":
             weights_n = win_n * (1 - win_n)
         else:
-            weights_n = np.array([self._draw_chance(one) for one in everyone])
+            rating = self._ratings.rating
+            pairs = ([[rating(mu=one.mu, sigma=one.sigma)] for one in (self, other)] for other in everyone)
+            weights_n = np.array([float(self._ratings.predict_draw(pair)) for pair in pairs])
             if not weights_n.sum() > 0:  # all far away: the nearest
                 weights_n = np.array([-abs(one.mu - self.mu) for one in everyone])
                 weights_n = (weights_n == weights_n.max()).astype(float)
@@ -201,14 +205,3 @@ class Standings:
             [[mine], [theirs]] = model.rate([[mine], [theirs]], scores=[score, 1 - score])
         self.mu, self.sigma = float(mine.mu), float(mine.sigma)
         return float(theirs.mu), float(theirs.sigma)
-
-    def _draw_chance(self, one: Opponent) -> float:
-        model = self._ratings
-        pair = [[model.rating(mu=self.mu, sigma=self.sigma)], [model.rating(mu=one.mu, sigma=one.sigma)]]
-        return float(model.predict_draw(pair))
-
-    @cached_property
-    def _ratings(self) -> Any:
-        from openskill.models import PlackettLuce
-
-        return PlackettLuce()

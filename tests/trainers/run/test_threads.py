@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import forge_agents as fa
-from forge_trainers.run.processes import share_threads, with_threads
+from forge_trainers.run.config import share_threads, with_threads
 
 COUNTS = st.integers(1, 9)
 

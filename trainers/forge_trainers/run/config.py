@@ -1,0 +1,93 @@
+"""What the processes of a run need to know, and who gets which share of a host's cores where nobody said so.
+
+In: what a user sets. Out: a checked, frozen dataclass. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from forge_agents.serving.config import EngineConfig
+from forge_trainers.learner.config import LearnerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessConfig:
+    """What the processes of a run need to know."""
+
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    """Optimiser, loss and precision."""
+    learner_procs: int = 1
+    """Processes of each learner; more than one shards it."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    """How models are served."""
+    max_staleness: int = 0
+    """Weight versions a sample may lie behind the learner that eats it. 0 waits for each update; 1 collects and judges
+    the next step while the learner works; from 2 on slow groups may also come a step late."""
+    seed: int = 0
+    """Of environments, sampling and initialisation. Training seeds lie below 2**31, held-out seeds above."""
+    start_timeout_s: float = 600.0
+    """Deadline for engines and learners to start."""
+    stage_timeout_s: float = 1800.0
+    """Deadline of each stage of a step: judging, learning, weight return; of collecting, the longest time without an
+    answer of an engine, so that many long episodes may take longer."""
+    silence_s: float = 60.0
+    """Seconds after which an engine, a learner or the weight store that says nothing counts as dead."""
+    max_respawns: int = 8
+    """Dead processes that a session may replace; one more death, or two at one place, end it with
+    `RespawnLimitError`."""
+
+    def __post_init__(self) -> None:
+        if self.learner_procs < 1:
+            raise ValueError(f"learner_procs={self.learner_procs} must be at least 1")
+        for name in ("max_staleness", "max_respawns"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
+        for name in ("start_timeout_s", "stage_timeout_s", "silence_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be positive: every wait has a deadline")
+
+
+C = TypeVar("C", bound=ProcessConfig)
+
+
+def share_threads(cores: int, *, engines: int, ranks: int, overlap: bool) -> tuple[int | None, int | None]:
+    """Threads of each engine and of each rank of a learner, at least 1, so that no more compute than there are cores.
+
+    None is for what has all cores for itself.
+
+    Args:
+        cores: Of the host.
+        engines: All replicas of all engines; 0 where no model plays.
+        ranks: All ranks of all learners; 0 where nothing learns.
+        overlap: Engines compute while learners do.
+    """
+    half = cores // 2
+    for_engines, for_learners = (half, cores - half) if overlap and ranks else (cores, cores)
+    shares = max(1, for_engines // max(1, engines)), max(1, for_learners // max(1, ranks))
+    return shares[0] if shares[0] < cores else None, shares[1] if shares[1] < cores else None
+
+
+def with_threads(config: C, *, engines: int, learners: int) -> C:
+    """`config` with threads where nobody chose them.
+
+    Without an accelerator all that compute at the same time divide the cores. What has them for itself is left to its
+    library.
+    """
+    import torch
+
+    if torch.accelerator.is_available():
+        return config
+    engine, learner = share_threads(
+        len(os.sched_getaffinity(0)),
+        engines=engines * config.engine.replicas,
+        ranks=learners * config.learner_procs,
+        overlap=config.max_staleness > 0,
+    )
+    return replace(
+        config,
+        engine=replace(config.engine, threads=config.engine.threads or engine),
+        learner=replace(config.learner, threads=config.learner.threads or learner),
+    )
