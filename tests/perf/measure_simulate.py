@@ -154,9 +154,8 @@ def _train(one: Configuration, folder: Path, model: str, steps: int) -> None:
 
 def compare(folder: Path) -> list[dict[str, Any]]:
     """Fit the configurations that are to be fitted, and predict all."""
-    from forge_trainers.forecast.measured_runs import read_run
+    from forge_trainers.forecast.measured import measure, read_run
     from forge_trainers.forecast.simulation import simulate
-    from forge_trainers.forecast.stage_times import measure
 
     runs = {one: read_run(folder / one.folder, skip=SKIP) for one in CONFIGURATIONS}
     found = measure([run for one, run in runs.items() if one.fitted])

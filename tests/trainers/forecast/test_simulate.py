@@ -12,11 +12,17 @@ import forge_agents as fa
 from forge_agents.cli import main as cli
 from forge_agents.errors import RunFolderError
 from forge_trainers.forecast.engine import EngineTimes
-from forge_trainers.forecast.measured_runs import plan_of, read_run
+from forge_trainers.forecast.measured import measure, plan_of, read_run
 from forge_trainers.forecast.simulate import _splits, planned
-from forge_trainers.forecast.simulation import LearnerTimes, SimulatedRun, StageTimes, simulate
-from forge_trainers.forecast.stage_times import measure
-from forge_trainers.forecast.workload import LearnerWork, TurnShape, Workload, learner_work
+from forge_trainers.forecast.simulation import (
+    LearnerTimes,
+    SimulatedRun,
+    StageTimes,
+    TurnShape,
+    Workload,
+    learner_work,
+    simulate,
+)
 from forge_trainers.run_file import RunLeague
 
 TRUE = StageTimes(
@@ -91,9 +97,7 @@ def written(folder, run, *, steps=4, stages=TRUE, cores=CORES):
         own = SimulatedRun(plan, stages, world(), seed=0)
         groups = own.draw(step, plan.groups_per_step)
         asked = own.play(groups)
-        work = sum(
-            (learner_work(group, plan.trained, max_tokens=room, share_prefixes=True) for group in groups), LearnerWork()
-        )
+        work = learner_work(groups, plan.trained, max_tokens=room, share_prefixes=True)
         passes = work.microbatches(plan.max_tokens_per_microbatch)
         passes_s = slower * (0.003 * work.positions + 0.001 * work.loss_tokens + 0.3 * passes)
         metrics.append({
@@ -365,7 +369,7 @@ def test_the_command_prints_json_and_tables(folders, tmp_path, capsys):
 
 def test_the_model_needs_no_torch():
     code = (
-        "import sys, forge_trainers.forecast.simulation, forge_trainers.forecast.stage_times; "
+        "import sys, forge_trainers.forecast.simulation, forge_trainers.forecast.measured; "
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)

@@ -7,8 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_trainers.forecast.engine import Cores, EngineTimes, Replica, Request, SimulatedReplicas
-from forge_trainers.forecast.simulation import LearnerTimes, Plan, SimulatedRun, StageTimes, simulate
-from forge_trainers.forecast.workload import TurnShape, Workload, learner_work
+from forge_trainers.forecast.simulation import (
+    LearnerTimes,
+    Plan,
+    SimulatedRun,
+    StageTimes,
+    TurnShape,
+    Workload,
+    learner_work,
+    simulate,
+)
 
 TURN = TurnShape(agent="a", policy="p", prompt_tokens=30, response_tokens=10, common_tokens=30)
 ONE = Workload(groups=[[((TURN,),)]])
@@ -262,12 +270,26 @@ def test_every_run_keeps_the_laws(world):
             assert replica.busy_s <= run.env.now * (1 + 1e-9)
     assert run.cores.core_s <= plan.cores * run.env.now * (1 + 1e-9)
     total_s = run.steps[-1].ends_s
-    fastest = plan.replicas * STAGES.engine.tokens_per_s(plan.max_num_seqs)
+    fastest = plan.replicas * plan.max_num_seqs / STAGES.engine.seconds(plan.max_num_seqs)
     assert sum(step.tokens for step in run.steps) <= fastest * total_s * (1 + 1e-9)
     learned = sum(sum(step.ages.values()) for step in run.steps)
     assert learned * STAGES.learner.loss_token_s <= total_s
     assert learned <= sum(step.tokens for step in run.steps)
     assert simulate(plan, STAGES, workload, steps=5, seed=3) == tuple(run.steps)
+
+
+@given(worlds())
+@settings(max_examples=15, deadline=None)
+def test_every_request_finds_the_least_loaded_replica_of_that_moment(world):
+    def least(engine):
+        states = [(r.unfinished, engine._asked[n], n) for n, r in enumerate(engine.replicas)]
+        return min(states)[2]
+
+    plan, workload = world
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SimulatedReplicas, "_least", least)
+        expected = simulate(plan, STAGES, workload, steps=3)
+    assert simulate(plan, STAGES, workload, steps=3) == expected
 
 
 def test_no_step_is_refused():
@@ -296,7 +318,7 @@ def test_a_larger_limit_lengthens_only_what_was_cut():
     [(True, 100, 30 + 30), (True, 55, 30 + 20 + 40), (True, 40, 3 * 40), (False, 100, 3 * 40)],
 )
 def test_siblings_share_their_prompt_once_for_each_piece(share, room, positions):
-    work = learner_work([((TURN,),)] * 3, frozenset("p"), max_tokens=room, share_prefixes=share)
+    work = learner_work([[((TURN,),)] * 3], frozenset("p"), max_tokens=room, share_prefixes=share)
     assert (work.positions, work.loss_tokens, work.longest) == (positions, 30, 40)
     assert work.microbatches(60) == math.ceil(positions / 60)
 
@@ -306,7 +328,7 @@ def test_a_turn_that_continues_is_one_sample_and_others_are_not_learned():
     anew = dataclasses.replace(later, continues=False)
     other = dataclasses.replace(TURN, policy="q", agent="b")
     for second, positions in ((later, 50), (anew, 40 + 50)):
-        work = learner_work([((TURN,), (other,), (second,))], frozenset("p"), max_tokens=500, share_prefixes=True)
+        work = learner_work([[((TURN,), (other,), (second,))]], frozenset("p"), max_tokens=500, share_prefixes=True)
         assert (work.positions, work.loss_tokens) == (positions, 15)
 
 

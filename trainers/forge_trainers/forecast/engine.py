@@ -6,12 +6,13 @@ it. Waits in simulated time only.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
 from collections import Counter, deque
-from collections.abc import Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import simpy
 
@@ -38,7 +39,9 @@ class EngineTimes:
     """On n times as many cores it is n**scaling times as fast."""
 
     def __post_init__(self) -> None:
-        _not_negative(self, "iteration_s", "sequence_s", "prompt_token_s", "scaling")
+        for name in ("iteration_s", "sequence_s", "prompt_token_s", "scaling"):
+            if not (math.isfinite(value := getattr(self, name)) and value >= 0):
+                raise ValueError(f"{name}={value} of EngineTimes must be finite and at least 0")
         if self.iteration_s + self.sequence_s <= 0 or self.cores <= 0:
             raise ValueError(f"{self}: an engine needs time and cores above 0")
 
@@ -46,17 +49,16 @@ class EngineTimes:
         """Of one iteration."""
         return self.iteration_s + self.sequence_s * sequences + self.prompt_token_s * prompt_tokens
 
-    def tokens_per_s(self, sequences: int) -> float:
-        """Sampled by `sequences` sequences that are decoded at the same time."""
-        return sequences / self.seconds(sequences)
 
-
+@dataclass(slots=True, eq=False)
 class Job:
-    """Work on cores; `done` fires at its end."""
+    """Work on cores."""
 
-    def __init__(self, env: simpy.Environment, begins: float, ends: float, cores: float) -> None:
-        self.done = env.event()
-        self.begins, self.ends, self.cores = begins, ends, cores
+    done: simpy.Event
+    begins: float
+    """By the clock that all jobs share."""
+    ends: float
+    cores: float
 
 
 class Cores:
@@ -79,17 +81,11 @@ class Cores:
         self.core_s = 0.0
         """Used so far."""
 
-    @property
-    def speed(self) -> float:
-        """Of every job, in (0, 1]."""
-        return min(1.0, self.capacity / self._wanted) if self._wanted > 0 else 1.0
-
     def start(self, seconds: float, cores: float = 1.0) -> Job:
-        """Begin work that takes `seconds` alone, on that many cores."""
+        """Begin work that takes `seconds` alone, on that many cores; `done` fires at its end."""
         self._tick()
-        cores = min(cores, self.capacity)
-        job = Job(self._env, self._clock, self._clock + seconds, cores)
-        self._wanted += cores
+        job = Job(self._env.event(), self._clock, self._clock + seconds, min(cores, self.capacity))
+        self._wanted += job.cores
         self._active += 1
         self._push(job)
         return job
@@ -106,22 +102,26 @@ class Cores:
         job.ends = max(self._clock, job.begins + share * (job.ends - job.begins))
         self._push(job)
 
+    def _speed(self) -> float:
+        """Of every job, in (0, 1]."""
+        return min(1.0, self.capacity / self._wanted) if self._wanted > 0 else 1.0
+
+    def _tick(self) -> None:
+        passed, self._seen = self._env.now - self._seen, self._env.now
+        self._clock += passed * self._speed()
+        self.core_s += passed * self._speed() * self._wanted
+
     def _push(self, job: Job) -> None:
         self._count += 1
         heapq.heappush(self._ends, (job.ends, self._count, job))
         self._set_alarm()
-
-    def _tick(self) -> None:
-        passed, self._seen = self._env.now - self._seen, self._env.now
-        self._clock += passed * self.speed
-        self.core_s += passed * self.speed * self._wanted
 
     def _set_alarm(self) -> None:
         while self._ends and self._ends[0][2].done.triggered:
             heapq.heappop(self._ends)
         self._alarms += 1
         if self._ends:
-            due = self._env.timeout(max(0.0, (self._ends[0][0] - self._clock) / self.speed), value=self._alarms)
+            due = self._env.timeout(max(0.0, (self._ends[0][0] - self._clock) / self._speed()), value=self._alarms)
             due.callbacks.append(self._ring)
 
     def _ring(self, alarm: simpy.Event) -> None:
@@ -138,13 +138,15 @@ class Cores:
         self._set_alarm()
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(NamedTuple):
     """What a replica has done up to a moment."""
 
     iterations: int = 0
     sampled_tokens: int = 0
     prompt_tokens: int = 0
+
+
+NOTHING = Counts()
 
 
 @dataclass(slots=True, eq=False)
@@ -160,10 +162,9 @@ class Request:
     """What the prompt and the response are called when they are cached; None: not again."""
     versions: Counter[int] = field(default_factory=Counter)
     """Sampled tokens by version of the weights."""
-    arrived: Counts = Counts()
+    arrived: Counts = NOTHING
     """What the replica had done when the request arrived."""
-    ended: Counts = Counts()
-    """The same at its end."""
+    ended: Counts = NOTHING
     asked_s: float = 0.0
     """When it arrived."""
     ended_s: float = 0.0
@@ -209,16 +210,13 @@ class Replica:
         self._cache: dict[Hashable, int] = {}
         self._news = env.event()
         self._iteration = self._sampled = self._prompted = self._added = 0
+        self.changed: Callable[[], object] = lambda: None
+        """Called whenever `unfinished` has changed."""
         self.version = 0
         self.busy_s = 0.0
         """Seconds with work so far."""
         self.most_running = 0
         env.process(self._work())
-
-    @property
-    def counts(self) -> Counts:
-        """Done so far."""
-        return Counts(self._iteration, self._sampled, self._prompted)
 
     @property
     def unfinished(self) -> int:
@@ -227,8 +225,9 @@ class Replica:
 
     def add(self, request: Request) -> None:
         """Queue a request of at least one token; its `done` fires at its end."""
-        request.arrived, request.asked_s = self.counts, self._env.now
+        request.arrived, request.asked_s = self._counts(), self._env.now
         self._waiting.append(request)
+        self.changed()
         if len(self._running) < self._room:
             self._wake()
 
@@ -238,6 +237,9 @@ class Replica:
         self._updates.append((seconds, version, done))
         self._wake()
         return done
+
+    def _counts(self) -> Counts:
+        return Counts(self._iteration, self._sampled, self._prompted)
 
     def _wake(self) -> None:
         if not self._news.triggered:
@@ -283,39 +285,33 @@ class Replica:
         self._iteration += planned
         self._sampled += planned * sequences
         while self._running and self._running[0][0] <= self._iteration:
-            self._end(heapq.heappop(self._running)[2])
+            request = heapq.heappop(self._running)[2]
+            request.mark(self._iteration, self.version)
+            request.ended, request.ended_s = self._counts(), self._env.now
+            if request.leaves is not None:
+                self._cache[request.leaves] = request.prompt_tokens + request.response_tokens
+            self.changed()
+            request.done.succeed()
 
     def _admit(self) -> int:
         """Take requests into the batch; returns the prompt tokens that have to be computed."""
         taken = 0
         while self._waiting and len(self._running) < self._room:
             request = self._waiting[0]
-            tokens = max(1, request.prompt_tokens - self._held(request))
+            # of the prompt, whole blocks are cached
+            known = [min(length, self._cache[name]) for name, length in request.cached if name in self._cache]
+            held = max(known, default=0) // self._block * self._block if self._block else 0
+            tokens = max(1, request.prompt_tokens - held)
             if taken and taken + tokens > PROMPT_TOKENS_PER_ITERATION:
                 break
             self._waiting.popleft()
             taken += tokens
-            for name, length in request.cached:
-                self._cache[name] = length
+            self._cache.update(request.cached)
             request.marked, request.ends_at = self._iteration, self._iteration + request.response_tokens
             self._added += 1
             heapq.heappush(self._running, (request.ends_at, self._added, request))
         self._prompted += taken
         return taken
-
-    def _held(self, request: Request) -> int:
-        """Tokens of the prompt that whole cached blocks hold."""
-        if not self._block:
-            return 0
-        known = [min(length, self._cache[name]) for name, length in request.cached if name in self._cache]
-        return max(known, default=0) // self._block * self._block
-
-    def _end(self, request: Request) -> None:
-        request.mark(self._iteration, self.version)
-        request.ended, request.ended_s = self.counts, self._env.now
-        if request.leaves is not None:
-            self._cache[request.leaves] = request.prompt_tokens + request.response_tokens
-        request.done.succeed()
 
 
 class SimulatedReplicas:
@@ -333,9 +329,12 @@ class SimulatedReplicas:
         self._homes: dict[Hashable, int] = {}
         self._asked = [0] * len(self.replicas)
         self._turn = 0
-        self._order = [(0, 0, number) for number in range(len(self.replicas))]
-        """A heap of (requests, when asked last, number); an entry may be out of date."""
-        self._entries = [1] * len(self.replicas)
+        self._order = [(replica.unfinished, 0, number) for number, replica in enumerate(self.replicas)]
+        """A heap of (requests, when asked last, number). Every change adds an entry and leaves an old one behind: to
+        look at each of hundreds of replicas for each request would take longer than all else."""
+        heapq.heapify(self._order)
+        for number, replica in enumerate(self.replicas):
+            replica.changed = functools.partial(self._note, number)
 
     def ask(self, request: Request, conversation: Hashable) -> None:
         """Hand a request to the replica that the rules say."""
@@ -349,28 +348,13 @@ class SimulatedReplicas:
             self._asked[home] = self._turn
         self._homes[conversation] = home
         self.replicas[home].add(request)
-        self._note(home)
-        request.done.callbacks.append(lambda _: self._note(home))
 
     def _note(self, number: int) -> None:
-        self._entries[number] += 1
         heapq.heappush(self._order, (self.replicas[number].unfinished, self._asked[number], number))
 
     def _least(self) -> int:
         while True:
             load, asked, number = self._order[0]
-            now = (self.replicas[number].unfinished, self._asked[number])
-            if (load, asked) == now:
+            if (load, asked) == (self.replicas[number].unfinished, self._asked[number]):
                 return number
-            if self._entries[number] > 1:
-                self._entries[number] -= 1
-                heapq.heappop(self._order)
-            else:
-                heapq.heapreplace(self._order, (*now, number))
-
-
-def _not_negative(owner: object, *names: str) -> None:
-    for name in names:
-        value = getattr(owner, name)
-        if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name}={value} of {type(owner).__name__} must be finite and at least 0")
+            heapq.heappop(self._order)

@@ -9,7 +9,7 @@ import dataclasses
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +19,9 @@ import numpy as np
 from forge_agents.envs import registry
 from forge_agents.errors import ForgeError
 from forge_agents.runtime.hosts import ENVS
-from forge_trainers.forecast.measured_runs import plan_of, read_run
+from forge_trainers.forecast.measured import Measured, measure, plan_of, read_run
 from forge_trainers.forecast.simulation import Plan, SimulatedRun
 from forge_trainers.forecast.simulation import simulate as run_steps
-from forge_trainers.forecast.stage_times import Measured, measure
 from forge_trainers.run_file import RunConfig
 
 if TYPE_CHECKING:
@@ -102,9 +101,10 @@ class Prediction:
 
         table = Table("engines", "learner", "step s", "engines idle", "learner idle", "hours", "cost", title="splits")
         for one in self.splits:
-            counts = (str(one.engine_gpus), str(one.learner_gpus), f"{one.step_s:.2f}")
-            table.add_row(*counts, f"{one.engines_idle:.0%}", f"{one.learner_idle:.0%}", f"{one.hours:.2f}",
-                          f"{one.cost:,.2f}")  # fmt: skip
+            table.add_row(
+                str(one.engine_gpus), str(one.learner_gpus), f"{one.step_s:.2f}", f"{one.engines_idle:.0%}",
+                f"{one.learner_idle:.0%}", f"{one.hours:.2f}", f"{one.cost:,.2f}",
+            )  # fmt: skip
         return table
 
 
@@ -161,7 +161,13 @@ def simulate(
     where = hardware or Hardware()
     if steps < 1:
         raise ValueError(f"steps={steps} looks at nothing; set at least 1")
-    found = measure([read_run(folder, cores=where.cores) for folder in _folders(run, measured)])
+    if not measured and not (Path(run.out_dir) / "metrics.jsonl").is_file():
+        raise ValueError(
+            f"nothing is measured: out_dir={run.out_dir} holds no run. Train a few steps, keep their episodes, and "
+            "name the folder: forge-agents train CONFIG --steps 8 --trainer.max_staleness 0 "
+            "--trainer.keep_episodes 10000 --out_dir runs/measured; then --measured runs/measured"
+        )
+    found = measure([read_run(folder, cores=where.cores) for folder in measured or [run.out_dir]])
     base = planned(run, found, where)
     if not where.gpus:
         return _predict(run, found, base, where, steps=steps)
@@ -183,19 +189,19 @@ def planned(run: RunConfig, found: Measured, where: Hardware) -> Plan:
     if run.league is not None:
         raise ValueError("opponents of a league change engines, which is not simulated; leave league out")
     env_ids = {run.env} if isinstance(run.env, str) else set(run.env)
-    if env_ids != found.env_ids:
+    if env_ids != found.run.env_ids:
         raise ValueError(
-            f"the measured runs played {', '.join(sorted(found.env_ids))}, this one plays "
+            f"the measured runs played {', '.join(sorted(found.run.env_ids))}, this one plays "
             f"{', '.join(sorted(env_ids))}; how long episodes are is only known of what was played"
         )
     seated = set(run.seats.values()) if isinstance(run.seats, dict) else {run.seats}
     policies = {name: dataclasses.asdict(policy) for name, policy in run.policies.items() if name in seated}
-    if set(policies) != found.policies:
+    if set(policies) != set(found.run.plan.homes):
         raise ValueError(
-            f"the measured runs had the policies {', '.join(sorted(found.policies))}, this one has "
+            f"the measured runs had the policies {', '.join(sorted(found.run.plan.homes))}, this one has "
             f"{', '.join(sorted(policies))}; measure the same"
         )
-    on_gpu = found.on_gpu or bool(where.gpus)
+    on_gpu = found.run.on_gpu or bool(where.gpus)
     cores = math.inf if on_gpu else float(os.cpu_count() or 1)
     plan = plan_of(
         policies,
@@ -216,18 +222,6 @@ def _isolated(env_id: str) -> bool:
         return False
 
 
-def _folders(run: RunConfig, measured: Sequence[str | os.PathLike[str]]) -> Sequence[str | os.PathLike[str]]:
-    if measured:
-        return measured
-    if (Path(run.out_dir) / "metrics.jsonl").is_file():
-        return [run.out_dir]
-    raise ValueError(
-        f"nothing is measured: out_dir={run.out_dir} holds no run. Train a few steps, keep their episodes, and name "
-        "the folder: forge-agents train CONFIG --steps 8 --trainer.max_staleness 0 --trainer.keep_episodes 10000 "
-        "--out_dir runs/measured; then --measured runs/measured"
-    )
-
-
 def _splits(gpus: int, engines: int) -> list[int]:
     """Numbers of GPUs for the learner that are worth a try: even steps, and powers of two from either end."""
     most = gpus - engines
@@ -245,7 +239,7 @@ def _split(base: Plan, found: Measured, where: Hardware, learner_gpus: int) -> P
     replicas = (where.gpus - learner_gpus) // len(set(base.homes.values()))
     if replicas < 1:
         raise ValueError(f"learner_gpus={learner_gpus} leaves less than one of {where.gpus} GPUs for each engine")
-    ratio = learner_gpus / found.learner_ranks
+    ratio = learner_gpus / found.run.plan.learner_ranks
     return dataclasses.replace(
         base,
         replicas=replicas,
@@ -263,20 +257,18 @@ def _predict(
     rows = run_steps(plan, found.stages, found.workload, steps=warm + steps + plan.max_staleness, seed=seed)
     before, looked_at = rows[warm - 1], rows[warm : warm + steps]
     spent_s = looked_at[-1].ends_s - before.ends_s
-    evaluated_s = _evaluation_s(run, plan, found)
-    hours = (run.steps * spent_s / steps + evaluated_s) / 3600
-    ages: Counter[int] = Counter()
-    for row in looked_at:
-        ages.update(row.ages)
-    seconds = {name: float(np.mean([getattr(row, name) for row in looked_at])) for name in _STAGES}
+    hours = (run.steps * spent_s / steps + _evaluations_s(run, plan, found)) / 3600
+    ages = sum((Counter(row.ages) for row in looked_at), Counter[int]())
+    stages = ("step_s", "collect_s", "judge_s", "learn_s", "sync_s")
+    means: dict[str, Any] = {name: float(np.mean([getattr(row, name) for row in looked_at])) for name in stages}
+
+    def idle(busy_s: Iterable[float]) -> float:
+        return min(1.0, max(0.0, 1 - sum(busy_s) / spent_s))
+
     return Prediction(
-        step_s=seconds["step_s"],
-        collect_s=seconds["collect_s"],
-        judge_s=seconds["judge_s"],
-        learn_s=seconds["learn_s"],
-        sync_s=seconds["sync_s"],
-        engines_idle=_idle([row.engine_busy_s for row in looked_at], spent_s),
-        learner_idle=_idle([row.learner_busy_s for row in looked_at], spent_s),
+        **means,
+        engines_idle=idle(row.engine_busy_s for row in looked_at),
+        learner_idle=idle(row.learner_busy_s for row in looked_at),
         staleness={age: ages[age] / max(1, ages.total()) for age in range(plan.max_staleness + 1)},
         tokens_per_s=sum(row.tokens for row in looked_at) / spent_s,
         steps=run.steps,
@@ -290,21 +282,13 @@ def _predict(
     )
 
 
-_STAGES = ("step_s", "collect_s", "judge_s", "learn_s", "sync_s")
-
-
-def _idle(busy_s: Sequence[float], spent_s: float) -> float:
-    return min(1.0, max(0.0, 1 - sum(busy_s) / spent_s))
-
-
-def _evaluation_s(run: RunConfig, plan: Plan, found: Measured) -> float:
+def _evaluations_s(run: RunConfig, plan: Plan, found: Measured) -> float:
     """Of all evaluations of the run, each with nothing beside it."""
-    every = run.trainer.eval_every
-    if not every:
+    if not run.trainer.eval_every:
         return 0.0
     own = SimulatedRun(plan, found.stages, found.workload, seed=run.trainer.seed)
     own.play(own.draw(0, run.trainer.eval_episodes, size=1))
-    return math.ceil(run.steps / every) * own.env.now
+    return math.ceil(run.steps / run.trainer.eval_every) * own.env.now
 
 
 def _assumptions(run: RunConfig, found: Measured, where: Hardware) -> tuple[str, ...]:
@@ -318,8 +302,8 @@ def _assumptions(run: RunConfig, found: Measured, where: Hardware) -> tuple[str,
             f"twice the GPUs make the learner {2 * where.learner_scaling:.2f} times as fast (learner_scaling)",
             "weights travel as fast as measured, to half of the replicas at a time",
         ]
-        if not found.on_gpu:
+        if not found.run.on_gpu:
             told.append("stages were measured on a CPU: a GPU counts as as fast as that host. Measure on one GPU")
-    elif run.trainer.learner_procs != found.learner_ranks:
-        told.append(f"the learner takes as long with {run.trainer.learner_procs} ranks as with {found.learner_ranks}")
+    elif (ranks := run.trainer.learner_procs) != (measured := found.run.plan.learner_ranks):
+        told.append(f"the learner takes as long with {ranks} ranks as with {measured}")
     return tuple(told)

@@ -1,7 +1,7 @@
 """A training run in simulated time: the trainer's loop over engines, learner and weights that only take time.
 
-In: a plan, seconds of every stage, a workload. Out: what each step took, how old its samples were, how busy the stages
-were. Waits in simulated time only.
+In: a plan, seconds of every stage, a workload: how long episodes are. Out: what each step took, how old its samples
+were, how busy the stages were. Waits in simulated time only.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Generator, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,11 +18,173 @@ import simpy
 
 from forge_agents.serving.replicas import waves
 from forge_trainers.forecast.engine import Cores, EngineTimes, Process, Replica, Request, SimulatedReplicas
-from forge_trainers.forecast.workload import LearnerWork, Rounds, TurnShape, Workload, learner_work
 from forge_trainers.rl.pipeline import window
 
 _LUCK = 1
 """Names the random numbers that decide which groups teach something."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnShape:
+    """One decision, without its words."""
+
+    agent: str
+    policy: str
+    prompt_tokens: int = 0
+    """0 where no model decided."""
+    response_tokens: int = 0
+    cut: bool = False
+    """`max_tokens` ended the response."""
+    common_tokens: int = 0
+    """First tokens of the prompt that siblings share; only of an agent's first turn."""
+    continues: bool = False
+    """The prompt begins with the agent's previous prompt and response."""
+    think_s: float = 0.0
+    """Seconds of environment and controller before the decision."""
+    answer_s: float = 0.0
+    """Seconds from the question to the answer, as measured; players without an engine take as long again."""
+
+
+Rounds = tuple[tuple[TurnShape, ...], ...]
+"""An episode: rounds one after the other, the turns of a round at the same time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerWork:
+    """What a learner computes of one or more groups."""
+
+    positions: int = 0
+    """Tokens through the model, common prompts once."""
+    loss_tokens: int = 0
+    longest: int = 0
+    """Positions of the longest sample, which no rank shares with another."""
+
+    def microbatches(self, max_tokens: int) -> int:
+        """Forward passes with room for `max_tokens` each."""
+        return max(1, math.ceil(self.positions / max_tokens))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Groups to draw from."""
+
+    groups: Sequence[Sequence[Rounds]]
+    """Siblings that were measured, by group."""
+    stop_rates: Mapping[str, float] = field(default_factory=dict)
+    """By policy: probability that a response ends at a token. It says how long one that was cut goes on under a larger
+    `max_tokens`; 0 or absent: to the new limit."""
+    used_share: float = 1.0
+    """Share of groups that teach something, of those whose siblings earn differently."""
+    outcomes: Sequence[Sequence[Hashable]] = ()
+    """What siblings earned, by group; groups of other sizes are alike more or less often. Empty: all differ."""
+
+    def __post_init__(self) -> None:
+        if not self.groups or not all(self.groups):
+            raise ValueError("a workload needs at least one measured episode")
+        if not 0 <= self.used_share <= 1:
+            raise ValueError(f"used_share={self.used_share} is a share, in [0, 1]")
+
+    def used_share_of(self, size: int) -> float:
+        """Share of groups of `size` siblings that teach something.
+
+        Siblings without replacement, so for sizes up to the measured ones this is right on average.
+        """
+        if not self.outcomes:
+            return self.used_share
+        return self.used_share * (1 - float(np.mean([_alike(Counter(group), size) for group in self.outcomes])))
+
+    def draw(self, rng: np.random.Generator, size: int, max_tokens: Mapping[str, int]) -> list[Rounds]:
+        """`size` siblings of one measured group, with responses as long as `max_tokens` by policy lets them be."""
+        siblings = self.groups[int(rng.integers(len(self.groups)))]
+        picked = rng.integers(len(siblings), size=size)
+        return [self._under(rng, siblings[int(at)], max_tokens) for at in picked]
+
+    def _under(self, rng: np.random.Generator, rounds: Rounds, max_tokens: Mapping[str, int]) -> Rounds:
+        """The episode under other limits; what is said longer or shorter is read so in later rounds."""
+        shift, found = 0, []
+        for turns in rounds:
+            new, said = [], 0
+            for turn in turns:
+                length = self._length(rng, turn, max_tokens.get(turn.policy))
+                prompt = max(turn.common_tokens, turn.prompt_tokens + shift) if turn.prompt_tokens else 0
+                new.append(replace(turn, response_tokens=length, prompt_tokens=prompt))
+                said += length - turn.response_tokens
+            shift += said
+            found.append(tuple(new))
+        return tuple(found)
+
+    def _length(self, rng: np.random.Generator, turn: TurnShape, limit: int | None) -> int:
+        if not turn.response_tokens or limit is None:
+            return turn.response_tokens
+        if not turn.cut or limit <= turn.response_tokens:
+            return min(turn.response_tokens, limit)
+        rate = self.stop_rates.get(turn.policy, 0.0)
+        more = int(rng.geometric(rate)) if rate > 0 else limit
+        return min(limit, turn.response_tokens + more)
+
+
+def _alike(counts: Counter[Hashable], size: int) -> float:
+    """Probability that `size` siblings earn the same, where this many of those measured earned each."""
+    total = sum(counts.values())
+    if size > total:  # more than were measured: each earns what any of those did
+        return sum((count / total) ** size for count in counts.values())
+    # drawn without replacement, sum_i C(n_i, k) / C(n, k): with it, a group would too often hold one sibling twice
+    return sum(math.comb(count, size) for count in counts.values()) / math.comb(total, size)
+
+
+def learner_work(
+    groups: Sequence[Sequence[Rounds]], trained: frozenset[str], *, max_tokens: int, share_prefixes: bool
+) -> LearnerWork:
+    """What the learners of `trained` policies compute of groups of siblings, all together.
+
+    Args:
+        groups: Siblings, by group.
+        trained: Names of the policies.
+        max_tokens: Most positions of one piece.
+        share_prefixes: Whether siblings' common prompt is computed once for each piece.
+    """
+    positions = loss_tokens = longest = 0
+    for group in groups:
+        by_agent: dict[str, list[list[TurnShape]]] = {}
+        for rounds in group:
+            own: dict[str, list[TurnShape]] = {}
+            for turn in (turn for turns in rounds for turn in turns):
+                if turn.policy in trained and turn.response_tokens:
+                    own.setdefault(turn.agent, []).append(turn)
+            for agent, said in own.items():
+                by_agent.setdefault(agent, []).append(said)
+        for siblings in by_agent.values():
+            loss_tokens += sum(turn.response_tokens for said in siblings for turn in said)
+            samples = [_samples(said) for said in siblings]
+            common = min(said[0].common_tokens for said in siblings) if share_prefixes else 0
+            positions += sum(sum(others) for _, *others in samples)
+            positions += _positions([first for first, *_ in samples], common, max_tokens)
+            longest = max(longest, *(length for lengths in samples for length in lengths))
+    return LearnerWork(positions=positions, loss_tokens=loss_tokens, longest=longest)
+
+
+def _samples(said: Sequence[TurnShape]) -> list[int]:
+    """Tokens of a seat's samples: a turn that continues the one before ends the same sample."""
+    lengths: list[int] = []
+    for turn in said:
+        if lengths and turn.continues:
+            lengths.pop()
+        lengths.append(turn.prompt_tokens + turn.response_tokens)
+    return lengths
+
+
+def _positions(lengths: Sequence[int], common: int, max_tokens: int) -> int:
+    """Of siblings laid out in pieces of at most `max_tokens`, each with the common tokens once."""
+    total = piece = 0
+    for length in lengths:
+        own = length - common
+        if piece and piece + own <= max_tokens:
+            piece += own
+            total += own
+        else:
+            piece = length
+            total += length
+    return total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +347,12 @@ class SimulatedRun:
         self._played = played or {}
         self.env = simpy.Environment()
         self.cores = Cores(self.env, plan.cores)
-        self.engines = {home: self._start_engine() for home in sorted(set(plan.homes.values()))}
+        room, threads, block = plan.max_num_seqs, plan.engine_threads, stages.cache_block
+        start = partial(Replica, self.env, self.cores, stages.engine, room=room, threads=threads, block=block)
+        self.engines = {
+            home: SimulatedReplicas([start() for _ in range(plan.replicas)], affine=plan.affine, room=room)
+            for home in sorted(set(plan.homes.values()))
+        }
         self._controller = simpy.Resource(self.env, 1)
         self._live = simpy.Resource(self.env, plan.max_live_episodes)
         self.steps: list[SimulatedStep] = []
@@ -197,21 +365,6 @@ class SimulatedRun:
         """Started, and in no batch yet; oldest first."""
         self._news = self.env.event()
         """The next group ends."""
-
-    def _start_engine(self) -> SimulatedReplicas:
-        plan = self.plan
-        replicas = [
-            Replica(
-                self.env,
-                self.cores,
-                self.stages.engine,
-                room=plan.max_num_seqs,
-                threads=plan.engine_threads,
-                block=self.stages.cache_block,
-            )
-            for _ in range(plan.replicas)
-        ]
-        return SimulatedReplicas(replicas, affine=plan.affine, room=plan.max_num_seqs)
 
     def train(self, steps: int) -> Process:
         """The loop of `GRPOTrainer.fit`."""
@@ -237,7 +390,8 @@ class SimulatedRun:
             self._weights = self.env.process(self._sync(published))
             yield published if self.plan.max_staleness else self._weights
             synced = self.env.now
-            busy = self._engine_busy_s()
+            each_s = [replica.busy_s for engine in self.engines.values() for replica in engine.replicas]
+            busy = sum(each_s) / len(each_s)
             self.steps.append(
                 SimulatedStep(
                     collect_s=collected - begun,
@@ -366,9 +520,8 @@ class SimulatedRun:
                         ages[self.version - version] += tokens
         assert all(0 <= age <= plan.max_staleness for age in ages), f"ages {dict(ages)}"
         room, ranks = plan.max_tokens_per_microbatch, plan.learner_ranks
-        work = LearnerWork()
-        for group in used:
-            work += learner_work(group.siblings, plan.trained, max_tokens=room, share_prefixes=plan.share_prefixes)
+        siblings = [group.siblings for group in used]
+        work = learner_work(siblings, plan.trained, max_tokens=room, share_prefixes=plan.share_prefixes)
         if not work.loss_tokens:
             return ages
         microbatches = math.ceil(work.microbatches(room) / ranks)
@@ -394,7 +547,3 @@ class SimulatedRun:
         """New weights for half of the replicas at a time, as `Replicas.load_weights` does."""
         for wave in waves(self.engines[home].replicas):
             yield self.env.all_of([replica.update(self.stages.fetch_s, version) for replica in wave])
-
-    def _engine_busy_s(self) -> float:
-        replicas = [replica for engine in self.engines.values() for replica in engine.replicas]
-        return sum(replica.busy_s for replica in replicas) / len(replicas)

@@ -1,6 +1,7 @@
-"""How long each stage takes, from the metrics and episodes of real runs.
+"""What runs tell: how long each stage takes, how long episodes are, how much stages hinder each other.
 
-In: measured runs. Out: `StageTimes` and a `Workload` for `forge_trainers.forecast.simulation`. Waits for nothing.
+In: run folders, by their settings, metrics and episodes. Out: `MeasuredRun`s, and what is `Measured` by them for
+`forge_trainers.forecast.simulation`. Waits for the disk.
 
 What several runs, or several steps, tell apart is fitted by least squares on relative errors with coefficients of at
 least 0. What they do not tell apart is divided as the `_PRIOR...` below say.
@@ -9,17 +10,32 @@ least 0. What they do not tell apart is divided as the `_PRIOR...` below say.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
+from forge_agents.errors import RunFolderError
+from forge_agents.files import check_plain_files
 from forge_agents.serving.replicas import waves
-from forge_trainers.forecast.engine import Counts, EngineTimes, Request
-from forge_trainers.forecast.measured_runs import MeasuredRun
-from forge_trainers.forecast.simulation import LearnerTimes, Plan, SimulatedRun, StageTimes, simulate
-from forge_trainers.forecast.workload import Rounds, TurnShape, Workload
+from forge_trainers.forecast.engine import NOTHING, Counts, EngineTimes, Request
+from forge_trainers.forecast.simulation import (
+    LearnerTimes,
+    Plan,
+    Rounds,
+    SimulatedRun,
+    StageTimes,
+    TurnShape,
+    Workload,
+    simulate,
+)
+from forge_trainers.losses.registry import find_loss
+from forge_trainers.records.run_folder import read_rows
+from forge_trainers.run.config import share_threads
 
 CPU_BLOCK, GPU_BLOCK = 128, 16
 """Tokens of a block of vLLM's prefix cache."""
@@ -45,16 +61,195 @@ _FIT_ROUNDS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
+class MeasuredRun:
+    """A run as its folder tells it."""
+
+    folder: Path
+    env_ids: frozenset[str]
+    plan: Plan
+    on_gpu: bool
+    rows: Sequence[Mapping[str, Any]]
+    """Metrics of warm steps."""
+    episodes: Mapping[int, Sequence[Sequence[Rounds]]]
+    """By step, the groups that were kept."""
+    outcomes: Sequence[Sequence[Hashable]] = ()
+    """What the siblings of whole groups earned; groups in which a reward abstained are left out."""
+
+    @property
+    def groups(self) -> list[Sequence[Rounds]]:
+        """All that were kept."""
+        return [group for groups in self.episodes.values() for group in groups]
+
+    @property
+    def whole_steps(self) -> dict[int, Sequence[Sequence[Rounds]]]:
+        """Those of which every episode was kept."""
+        played = self.plan.group_size * self.plan.groups_per_step
+        return {step: groups for step, groups in self.episodes.items() if sum(map(len, groups)) == played}
+
+    @property
+    def step_s(self) -> float:
+        """Mean over the warm steps."""
+        return float(np.mean([row["time/step_s"] for row in self.rows]))
+
+
+def plan_of(
+    policies: Mapping[str, Mapping[str, Any]],
+    trainer: Mapping[str, Any],
+    *,
+    cores: float,
+    on_gpu: bool,
+    isolated: bool = False,
+) -> Plan:
+    """The plan that settings describe.
+
+    Args:
+        policies: Those that a model plays, by name; each as ``dataclasses.asdict`` gives it, or config.yaml.
+        trainer: ``GRPOConfig`` in the same form.
+        cores: That engines and learner share.
+        on_gpu: Engines and learner compute on GPUs.
+        isolated: Environments run in worker processes.
+    """
+    engine, learner = trainer["engine"], trainer["learner"]
+    first: dict[str, str] = {}
+    homes = {
+        name: name if policy.get("lora") is None else first.setdefault(str(policy["model"]), name)
+        for name, policy in policies.items()
+    }
+    share = learner.get("share_prefixes")
+    trained = frozenset(name for name, policy in policies.items() if policy.get("trainable", True))
+    engine_threads, learner_threads = engine.get("threads"), learner.get("threads")
+    if math.isfinite(cores):
+        shares = share_threads(
+            max(1, round(cores)),
+            engines=len(set(homes.values())) * engine.get("replicas", 1),
+            ranks=len({homes[name] for name in trained}) * trainer["learner_procs"],
+            overlap=trainer["max_staleness"] > 0,
+        )
+        engine_threads, learner_threads = engine_threads or shares[0], learner_threads or shares[1]
+    return Plan(
+        group_size=trainer["group_size"],
+        groups_per_step=trainer["groups_per_step"],
+        max_staleness=trainer["max_staleness"],
+        trained=trained,
+        homes=homes,
+        max_tokens={name: policy["sampling"]["max_tokens"] for name, policy in policies.items()},
+        replicas=engine.get("replicas", 1),
+        max_num_seqs=engine["max_num_seqs"],
+        affine=engine.get("routing", "prefix") == "prefix",
+        max_live_episodes=trainer["max_live_episodes"],
+        refills=find_loss(learner["loss"]).refills if trainer["refills"] is None else trainer["refills"],
+        max_tokens_per_microbatch=learner["max_tokens_per_microbatch"],
+        share_prefixes=not on_gpu if share is None else share,
+        learner_ranks=trainer["learner_procs"],
+        cores=cores,
+        engine_threads=engine_threads or math.inf,
+        learner_threads=(learner_threads or math.inf) * trainer["learner_procs"],
+        isolated=isolated,
+    )
+
+
+def read_run(folder: str | os.PathLike[str], *, cores: float | None = None, skip: int = 1) -> MeasuredRun:
+    """Read a run folder.
+
+    Args:
+        folder: With ``config.yaml``, ``metrics.jsonl`` and ``episodes.jsonl``.
+        cores: That engines and learner shared; None: this machine's, or on GPUs none.
+        skip: First steps that are left out: memory is new and caches are cold.
+
+    Raises:
+        RunFolderError: A file is missing, or there are not enough steps or episodes.
+    """
+    path = Path(folder)
+    check_plain_files(path)
+    files = {name: path / name for name in ("config.yaml", "metrics.jsonl", "episodes.jsonl")}
+    for file in files.values():
+        if not file.is_file():
+            raise RunFolderError(f"{path} has no {file.name}; give the out_dir of a run of at least {skip + 2} steps")
+    settings = yaml.safe_load(files["config.yaml"].read_text())
+    rows = [row for row in read_rows(files["metrics.jsonl"]) if row["step"] >= skip]
+    if len(rows) < 2:
+        raise RunFolderError(f"{path} has {len(rows)} steps after the first {skip}; at least 2 are needed")
+    on_gpu = any(name.endswith("peak_device_bytes") for name in rows[0])
+    shared = cores if cores is not None else math.inf if on_gpu else float(os.cpu_count() or 1)
+    episodes: dict[int, list[Sequence[Rounds]]] = {}
+    siblings: dict[tuple[int, str, int], list[Mapping[str, Any]]] = {}
+    for row in read_rows(files["episodes.jsonl"]):
+        if row["step"] >= skip and row.get("error") is None:
+            siblings.setdefault((row["step"], row["env_id"], row["seed"]), []).append(row)
+    for (step, _, _), found in siblings.items():
+        episodes.setdefault(step, []).append(_shapes(found))
+    if not episodes:
+        raise RunFolderError(f"{path} kept no episode; set keep_episodes above 0")
+    plan = plan_of(settings["policies"], settings["trainer"], cores=shared, on_gpu=on_gpu)
+    earned = [[tuple(sorted(row["rewards"].items())) for row in found] for found in siblings.values()]
+    whole = [group for group in earned if len(group) == plan.group_size > 1]
+    return MeasuredRun(
+        folder=path,
+        env_ids=frozenset(settings["env"]),
+        plan=plan,
+        on_gpu=on_gpu,
+        rows=rows,
+        episodes=episodes,
+        outcomes=[group for group in whole if all(math.isfinite(reward) for one in group for _, reward in one)],
+    )
+
+
+def _shapes(siblings: Sequence[Mapping[str, Any]]) -> list[Rounds]:
+    """The shapes of one group's episodes, as ``episodes.jsonl`` holds them."""
+    first: dict[str, list[list[int]]] = {}  # prompts, by agent
+    for episode in siblings:
+        for agent, trajectory in episode["trajectories"].items():
+            if trajectory["turns"]:
+                first.setdefault(agent, []).append(trajectory["turns"][0]["prompt_ids"])
+    common = {agent: _common(min(prompts), max(prompts)) for agent, prompts in first.items()}
+    return [_rounds(episode, common) for episode in siblings]
+
+
+def _common(first: Sequence[int], last: Sequence[int]) -> int:
+    """Tokens that both begin with, and so does all that is sorted between them."""
+    pairs = enumerate(zip(first, last, strict=False))
+    return next((at for at, (one, other) in pairs if one != other), len(first))
+
+
+def _rounds(episode: Mapping[str, Any], common: Mapping[str, int]) -> Rounds:
+    turns: list[TurnShape] = []
+    said: dict[str, list[int]] = {}
+    by_index = sorted((t for own in episode["trajectories"].values() for t in own["turns"]), key=lambda t: t["index"])
+    for turn in by_index:
+        agent, prompt = turn["agent"], turn["prompt_ids"]
+        before = said.get(agent)
+        turns.append(
+            TurnShape(
+                agent=agent,
+                policy=turn["policy"],
+                prompt_tokens=len(prompt),
+                response_tokens=len(turn["response_ids"]),
+                cut=turn["finish_reason"] == "length",
+                common_tokens=common[agent] if before is None else 0,
+                continues=before is not None and prompt[: len(before)] == before,
+                answer_s=turn["generate_s"],
+            )
+        )
+        said[agent] = [*prompt, *turn["response_ids"]]
+    rounds: list[list[TurnShape]] = []
+    together = sum(turn.answer_s for turn in turns) > episode["duration_s"]  # a parallel environment
+    for shape in turns:  # in a round of it every agent decides once
+        if not together or not rounds or shape.agent in {other.agent for other in rounds[-1]}:
+            rounds.append([])
+        rounds[-1].append(shape)
+    played = sum(max(turn.answer_s for turn in own) for own in rounds)
+    think_s = max(0.0, episode["duration_s"] - played) / max(1, len(rounds))
+    return tuple((replace(own[0], think_s=think_s), *own[1:]) for own in rounds)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measured:
     """What runs tell of the machine and the episodes."""
 
     stages: StageTimes
     workload: Workload
-    env_ids: frozenset[str]
-    on_gpu: bool
-    learner_ranks: int
-    """That the learner's seconds are of."""
-    policies: frozenset[str]
+    run: MeasuredRun
+    """One of them, not asynchronous; environments, devices and ranks of the learner are the same in all."""
     core_share: float = 1.0
     """Of the host's cores that do work as if each were alone, when all are busy: two hardware threads of one core are
     less than two cores, and memory is shared."""
@@ -83,8 +278,9 @@ def measure(runs: Sequence[MeasuredRun]) -> Measured:
     ):
         if len(values) > 1:
             raise ValueError(f"measured runs have different {what}: {'; '.join(sorted(values))}; measure them apart")
-    if not _tell_of_cores(runs):
-        return _measured(runs, 1.0, 1.0)[1]
+    threads = {(run.plan.engine_threads, run.plan.learner_threads) for run in runs}
+    if math.isinf(runs[0].plan.cores) or (len(alone) == len(runs) and len(threads) == 1):
+        return _measured(runs, 1.0, 1.0)[1]  # nobody shared cores, or all in the same way
     found: dict[tuple[float, float], tuple[float, Measured]] = {}
 
     def price(share: float, scaling: float) -> float:
@@ -97,13 +293,6 @@ def measure(runs: Sequence[MeasuredRun]) -> Measured:
         scaling = min(_SCALINGS, key=lambda other: price(share, other))
         share = min(_SHARES, key=lambda other: price(other, scaling))
     return found[share, scaling][1]
-
-
-def _tell_of_cores(runs: Sequence[MeasuredRun]) -> bool:
-    """Whether engine and learner computed at the same time, or on different numbers of cores."""
-    threads = {(run.plan.engine_threads, run.plan.learner_threads) for run in runs}
-    ahead = any(run.plan.max_staleness > 0 for run in runs)
-    return math.isfinite(runs[0].plan.cores) and (ahead or len(threads) > 1)
 
 
 def _measured(runs: Sequence[MeasuredRun], core_share: float, scaling: float) -> tuple[float, Measured]:
@@ -130,10 +319,7 @@ def _measured(runs: Sequence[MeasuredRun], core_share: float, scaling: float) ->
     found = Measured(
         stages=replace(stages, engine=_engine_times(alone, stages)),
         workload=_workload(runs),
-        env_ids=first.env_ids,
-        on_gpu=first.on_gpu,
-        learner_ranks=first.plan.learner_ranks,
-        policies=frozenset(first.plan.homes),
+        run=first,
         core_share=core_share,
     )
     return sum(_error(run, found.stages) for run in runs), found
@@ -145,12 +331,10 @@ def _error(run: MeasuredRun, stages: StageTimes) -> float:
     total = cold + len(run.rows)
     steps = simulate(run.plan, stages, _workload([run]), steps=total, played=run.whole_steps)[cold:]
     compared = ("collect_s", "learn_s") if run.plan.max_staleness == 0 else ("step_s",)
-    error = 0.0
-    for name in compared:
-        measured = np.mean([row[f"time/{name}"] for row in run.rows])
-        predicted = np.mean([getattr(step, name) for step in steps])
-        error += math.log(max(float(predicted), 1e-9) / max(float(measured), 1e-9)) ** 2 / len(compared)
-    return error
+    measured = [np.mean([row[f"time/{name}"] for row in run.rows]) for name in compared]
+    predicted = [np.mean([getattr(step, name) for step in steps]) for name in compared]
+    ratios = np.maximum(predicted, 1e-9) / np.maximum(measured, 1e-9)
+    return float(np.mean(np.log(ratios) ** 2))
 
 
 def _workload(runs: Sequence[MeasuredRun]) -> Workload:
@@ -158,7 +342,7 @@ def _workload(runs: Sequence[MeasuredRun]) -> Workload:
     most = max(sum(run.plan.max_tokens.values()) for run in runs)
     groups = [group for run in runs if sum(run.plan.max_tokens.values()) == most for group in run.groups]
     ends: dict[str, list[int]] = {}
-    for turn in _turns(groups):
+    for turn in (turn for group in groups for rounds in group for turns in rounds for turn in turns):
         if turn.response_tokens:
             own = ends.setdefault(turn.policy, [0, 0])
             own[0] += not turn.cut
@@ -172,10 +356,6 @@ def _workload(runs: Sequence[MeasuredRun]) -> Workload:
         used_share=float(fates[0] / told) if told else 1.0,
         outcomes=outcomes,
     )
-
-
-def _turns(groups: Sequence[Sequence[Rounds]]) -> Iterator[TurnShape]:
-    return (turn for group in groups for rounds in group for turns in rounds for turn in turns)
 
 
 def _fates(row: Mapping[str, Any]) -> tuple[float, float, float]:
@@ -265,18 +445,14 @@ def _replayed(
     own = SimulatedRun(run.plan, stages, Workload(groups=run.groups), seed=row["step"])
     asked = own.play(whole or own.draw(row["step"], run.plan.groups_per_step))
     _, last = max(asked, key=lambda item: item[1].ended_s)
-    yield _features(last, stages.engine, since=Counts(), begun_s=0.0), row["time/collect_s"]
+    yield _features(last, stages.engine, since=NOTHING, begun_s=0.0), row["time/collect_s"]
     for turn, request in asked if whole else ():
         yield _features(request, stages.engine, since=request.arrived, begun_s=request.asked_s), turn.answer_s
 
 
 def _features(request: Request, engine: EngineTimes, *, since: Counts, begun_s: float) -> tuple[float, ...]:
     """Iterations, sampled and prompt tokens, stretched by what the engine did not work, or worked slowly, meanwhile."""
-    counted = (
-        request.ended.iterations - since.iterations,
-        request.ended.sampled_tokens - since.sampled_tokens,
-        request.ended.prompt_tokens - since.prompt_tokens,
-    )
+    counted = [after - before for after, before in zip(request.ended, since, strict=True)]
     seconds = (engine.iteration_s, engine.sequence_s, engine.prompt_token_s)
     worked_s = sum(count * each_s for count, each_s in zip(counted, seconds, strict=True))
     stretch = (request.ended_s - begun_s) / worked_s
@@ -306,6 +482,8 @@ def _fit(
     size, mean_s = np.maximum(x.mean(axis=0), 1e-12), max(float(y.mean()), 1e-9)
     shares = mean_s * np.asarray(prior)
     found = shares
+    # Iteratively reweighted: an error counts relative to the prediction of the pass before. The prior is a row more for
+    # each coefficient: min |w (X b - y) / e|^2 + (s / mean y)^2 |b - b_0|^2, b >= 0, where s is how the rows scatter.
     for _ in range(_PASSES):
         predicted = (x / size) @ found
         expected = np.maximum(predicted, 0.02 * mean_s)
