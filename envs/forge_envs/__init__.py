@@ -10,7 +10,7 @@ from forge_agents.envs.registry import register, register_suite
 
 register(
     "forge/KuhnPoker-v0",
-    entry_point="forge_envs.games.kuhn_poker:KuhnPoker",
+    entry_point="forge_envs.games.poker:KuhnPoker",
     max_turns=3,
     tags=("2p", "zero-sum", "hidden-information"),
 )
@@ -29,7 +29,7 @@ register(
 register("forge/AlphabetSort-v0", entry_point="forge_envs.games.alphabet_sort:AlphabetSort", tags=("1p", "multi-turn"))
 register(
     "forge/LeducPoker-v0",
-    entry_point="forge_envs.games.leduc_poker:LeducPoker",
+    entry_point="forge_envs.games.poker:LeducPoker",
     max_turns=8,
     tags=("2p", "zero-sum", "hidden-information"),
 )

@@ -19,7 +19,7 @@ from functools import cache
 from importlib import metadata
 from typing import Any, TypeAlias, TypeVar, cast, overload
 
-from forge_agents.envs.spec import AnyEnv, EnvSpec, Isolation, check_max_turns, split_id
+from forge_agents.envs.spec import AnyEnv, EnvSpec, Isolation, split_id
 from forge_agents.errors import DISTRIBUTION, ArgumentError, MissingExtraError, UnknownIdError, did_you_mean
 
 E = TypeVar("E", bound=Callable[..., Any])
@@ -217,7 +217,6 @@ def make(
         TypeError: A turn limit on what is no PettingZoo environment.
     """
     found = spec(id)
-    check_max_turns(max_turns, id)
     newest = max((s.version for s in _specs.values() if s.name == found.name), default=found.version)
     if found.version < newest:
         warnings.warn(f"{found.id} is outdated: {found.name}-v{newest} exists", UserWarning, stacklevel=2)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pettingzoo.test import api_test, seed_test
 
 import forge_agents as fa
-from forge_envs.games.kuhn_poker import CARDS, KuhnPoker
+from forge_envs.games.poker import CARDS, KuhnPoker
 
 # Kuhn 1950: every way a hand can go, and p0's chips where p0 holds the higher card and where the lower.
 LINES = {

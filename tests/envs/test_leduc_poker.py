@@ -9,7 +9,7 @@ from scipy.optimize import linprog
 from scipy.sparse import block_array, coo_array
 
 import forge_agents as fa
-from forge_envs.games.leduc_poker import LeducPoker
+from forge_envs.games.poker import LeducPoker
 
 DECK = [0, 0, 1, 1, 2, 2]
 

@@ -59,7 +59,7 @@ def test_nothing_is_overwritten(tmp_path):
 
 PLUGIN = '''
 from forge_agents.envs.registry import register
-register("{name}/Kuhn-v0", entry_point="forge_envs.games.kuhn_poker:KuhnPoker")
+register("{name}/Kuhn-v0", entry_point="forge_envs.games.poker:KuhnPoker")
 '''
 
 

@@ -227,7 +227,7 @@ def test_make_and_register_take_wrappers_by_keyword():
         names.append(type(env).__name__)
         env = env.env
     assert names == ["RewardScale", "ObservationWindow", "InvalidAction", "RoleShuffle"]
-    fa.register("t/Half-v0", entry_point="forge_envs.games.kuhn_poker:KuhnPoker", max_turns=3, reward_scale=0.5)
+    fa.register("t/Half-v0", entry_point="forge_envs.games.poker:KuhnPoker", max_turns=3, reward_scale=0.5)
     env = started(fa.make("t/Half-v0"))
     env.step("bad")
     assert env.rewards == {"p0": -0.5, "p1": 0.5} and env.spec.kwargs == {"reward_scale": 0.5} and env.max_turns == 3

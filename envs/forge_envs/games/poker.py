@@ -1,0 +1,232 @@
+"""Kuhn poker, the smallest game in which bluffing pays, and Leduc poker: two rounds, a public card between them.
+
+In: a move's word somewhere in a text. Out: chips won or lost. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from forge_agents.envs.env import Outcome, TurnEnv
+
+CARDS = ("Jack", "Queen", "King")
+"""Lowest first. Leduc poker has two of each."""
+BETS = (2, 4)
+"""Chips of a raise in the first and in the second round of Leduc poker."""
+MAX_RAISES = 2
+"""Per round of Leduc poker, by both players together."""
+_KUHN_WORD = re.compile(r"\b(check|bet|call|fold)\b", re.IGNORECASE)
+_LEDUC_WORD = re.compile(r"\b(fold|call|check|raise|bet)\b", re.IGNORECASE)
+_SAME = {"check": "call", "bet": "raise"}
+
+
+class _Poker(TurnEnv):
+    """Two seats with a card each."""
+
+    possible_agents = ("p0", "p1")
+    cards: dict[str, int]
+    over: bool
+
+    def _other(self, agent: str) -> str:
+        return "p1" if agent == "p0" else "p0"
+
+    def _told(self, agent: str, moves: Sequence[str]) -> str:
+        """Moves that p0 began, as a seat reads them."""
+        return ", ".join(
+            f"{'you' if self.possible_agents[place % 2] == agent else 'opponent'} {move}"
+            for place, move in enumerate(moves)
+        )
+
+    def _asked(self, agent: str) -> str:
+        options = self.legal_actions(agent)
+        return f" Your move: {' or '.join(options)}?" if options else ""
+
+    def _end(self, winner: str | None, chips: int, illegal: str | None, cards: dict[str, str], moves: Any) -> Outcome:
+        self.over = True
+        info = {seat: {"cards": cards, "moves": moves, "illegal": seat == illegal} for seat in self.possible_agents}
+        rewards = {winner: float(chips), self._other(winner): -float(chips)} if winner else {}
+        return Outcome(rewards=rewards, done=True, info=info)
+
+
+class KuhnPoker(_Poker):
+    """Two seats, zero-sum; the rules of Kuhn, "A Simplified Two-Person Poker" (1950).
+
+    Each player pays an ante of 1 chip and gets one of three cards. p0 may check or bet 1 chip. Facing a bet, a player
+    calls (pays 1 chip, the higher card wins the pot) or folds. After a check p1 may check, too (the higher card wins),
+    or bet, and then p0 calls or folds. Rewards are chips won: +-1 after two checks or a fold, +-2 after a call. The
+    value of the game for p0 is -1/18 chip.
+
+    A text is the move whose word it contains. A text with no move's word, with words of several moves, or with a move
+    that is not allowed now is illegal: the player loses the ante, as by folding, and its info says ``"illegal": true``.
+
+    When the game is over, infos hold both ``cards`` by seat and the ``moves``.
+    """
+
+    max_turns = 3
+
+    def setup(self, rng: np.random.Generator) -> None:
+        dealt = rng.permutation(len(CARDS))[:2]
+        self.cards = {agent: int(card) for agent, card in zip(self.possible_agents, dealt, strict=True)}
+        self.moves: list[str] = []
+        self.over = False
+
+    def instructions(self, agent: str) -> str:
+        return (
+            "You play Kuhn poker. Three cards: Jack < Queen < King. Each player holds one and has paid 1 chip. "
+            "Check or bet 1 chip; facing a bet, call (pay 1 chip) or fold. The higher card wins the pot. "
+            "Answer with one word."
+        )
+
+    def observe_text(self, agent: str) -> str:
+        told = self._told(agent, self.moves) or "none"
+        return f"Your card: {CARDS[self.cards[agent]]}. Moves: {told}.{self._asked(agent)}"
+
+    def legal_actions(self, agent: str) -> tuple[str, ...]:
+        if self.over:
+            return ()
+        return ("call", "fold") if self.moves[-1:] == ["bet"] else ("check", "bet")
+
+    def secrets(self, agent: str) -> tuple[str, ...]:
+        """What `agent` must not read: the opponent's card, as observations write cards."""
+        return (f"card: {CARDS[self.cards[self._other(agent)]]}",)
+
+    def swap_secrets(self, agent: str, rng: np.random.Generator) -> None:
+        """Give the opponent the card that nobody holds."""
+        self.cards[self._other(agent)] = next(n for n in range(len(CARDS)) if n not in self.cards.values())
+
+    def openings(self) -> Iterator[tuple[float, KuhnPoker]]:
+        """All six deals with their probability, each a game of its own before the first move."""
+        for first, second in itertools.permutations(range(len(CARDS)), 2):
+            game = KuhnPoker()
+            game.reset(seed=0)
+            game.cards = {"p0": first, "p1": second}
+            yield 1 / 6, game
+
+    def act(self, agent: str, action: str) -> Outcome:
+        named = {word.casefold() for word in _KUHN_WORD.findall(action)}
+        move = named.pop() if len(named) == 1 else ""
+        if move not in self.legal_actions(agent):
+            return self._over(self._other(agent), 1, illegal=agent)
+        self.moves.append(move)
+        if move == "fold":
+            return self._over(self._other(agent), 1)
+        if move == "call" or self.moves == ["check", "check"]:
+            return self._over(max(self.cards, key=lambda seat: self.cards[seat]), 2 if move == "call" else 1)
+        return Outcome()
+
+    def _over(self, winner: str, chips: int, illegal: str | None = None) -> Outcome:
+        cards = {seat: CARDS[card] for seat, card in self.cards.items()}
+        return self._end(winner, chips, illegal, cards, list(self.moves))
+
+
+class LeducPoker(_Poker):
+    """Two seats, zero-sum; the rules of Southey et al., "Bayes' Bluff" (arXiv:1207.1411).
+
+    Each player pays an ante of 1 chip and gets one of six cards, two of each rank. In each of two rounds p0 speaks
+    first: call (pay what the other has paid more; nothing to pay is a check), raise (call and pay 2 chips more, 4 in
+    the second round; at most two raises a round) or, facing a raise, fold. A round ends when a raise is called or both
+    check; then a public card is shown. After the second round a player whose card pairs with the public card wins, else
+    the higher card; equal ranks share the pot.
+
+    Rewards are chips won, -13 to 13: the winner gets what the other has paid, and the other loses it. The value of the
+    game for p0 is -0.0856 chips.
+
+    A text is the move whose word it contains; "check" and "call" are one word, and so are "bet" and "raise". A text
+    with no such word, with words of two moves, or with a move that is not allowed now is illegal: it folds, and the
+    player's info says ``"illegal": true``. When the game is over, infos hold all ``cards`` and the ``moves``.
+    """
+
+    max_turns = 8
+
+    def setup(self, rng: np.random.Generator) -> None:
+        deck = [rank for rank in range(len(CARDS)) for _ in range(2)]
+        a, b, public = (deck[i] for i in rng.permutation(len(deck))[:3])
+        self.cards = {"p0": a, "p1": b}
+        self.public = public
+        self.paid = {"p0": 1, "p1": 1}
+        self.rounds: list[list[str]] = [[]]
+        self.over = False
+
+    def instructions(self, agent: str) -> str:
+        return (
+            "You play Leduc poker. Six cards: two each of Jack < Queen < King. Each player holds one and has paid "
+            "1 chip. Two rounds: call, raise (2 chips, then 4; at most two raises a round) or fold. After the first "
+            "round a public card is shown. At the end a pair with it wins, else the higher card. Answer with one word."
+        )
+
+    def observe_text(self, agent: str) -> str:
+        public = CARDS[self.public] if len(self.rounds) == 2 else "hidden"
+        text = f"Your card: {CARDS[self.cards[agent]]}. Public card: {public}."
+        for number, moves in enumerate(self.rounds, 1):
+            text += f" Round {number}: {self._told(agent, moves) or 'no moves'}."
+        return f"{text} Paid: you {self.paid[agent]}, opponent {self.paid[self._other(agent)]}.{self._asked(agent)}"
+
+    def legal_actions(self, agent: str) -> tuple[str, ...]:
+        if self.over:
+            return ()
+        raises = self.rounds[-1].count("raise")
+        return ("call", *(["raise"] if raises < MAX_RAISES else []), *(["fold"] if raises else []))
+
+    def secrets(self, agent: str) -> tuple[str, ...]:
+        """What `agent` must not read: the other's card, and the public card before it is shown."""
+        hidden = [f"your card: {CARDS[self.cards[self._other(agent)]]}"]
+        if self.cards[agent] == self.cards[self._other(agent)]:
+            hidden = []  # the same words describe the own card
+        return (*hidden, *([f"public card: {CARDS[self.public]}"] if len(self.rounds) == 1 else []))
+
+    def swap_secrets(self, agent: str, rng: np.random.Generator) -> None:
+        """Deal what `agent` does not know anew."""
+        if self.over:
+            return
+        deck = [rank for rank in range(len(CARDS)) for _ in range(2)]
+        deck.remove(self.cards[agent])
+        if len(self.rounds) == 2:
+            deck.remove(self.public)
+        other, public = (deck[i] for i in rng.permutation(len(deck))[:2])
+        self.cards[self._other(agent)] = other
+        self.public = self.public if len(self.rounds) == 2 else public
+
+    def openings(self) -> Iterator[tuple[float, LeducPoker]]:
+        """All different deals with their probability, each a game of its own before the first move."""
+        deck = [rank for rank in range(len(CARDS)) for _ in range(2)]
+        deals = Counter(itertools.permutations(deck, 3))
+        for (first, second, public), count in deals.items():
+            game = LeducPoker()
+            game.reset(seed=0)
+            game.cards, game.public = {"p0": first, "p1": second}, public
+            yield count / deals.total(), game
+
+    def act(self, agent: str, action: str) -> Outcome:
+        named = {_SAME.get(word, word) for word in map(str.casefold, _LEDUC_WORD.findall(action))}
+        move = named.pop() if len(named) == 1 else ""
+        if move not in self.legal_actions(agent):
+            return self._over(self._other(agent), illegal=agent)
+        moves = self.rounds[-1]
+        moves.append(move)
+        if move == "fold":
+            return self._over(self._other(agent))
+        self.paid[agent] = self.paid[self._other(agent)]
+        if move == "raise":
+            self.paid[agent] += BETS[len(self.rounds) - 1]
+            return Outcome()
+        if len(moves) == 1:
+            return Outcome()
+        if len(self.rounds) == 2:
+            return self._over(self._winner())
+        self.rounds.append([])
+        return Outcome(next="p0")
+
+    def _winner(self) -> str | None:
+        worth = {seat: (card == self.public, card) for seat, card in self.cards.items()}
+        return None if worth["p0"] == worth["p1"] else max(worth, key=lambda seat: worth[seat])
+
+    def _over(self, winner: str | None, illegal: str | None = None) -> Outcome:
+        chips = self.paid[self._other(winner)] if winner else 0
+        cards = {**{seat: CARDS[card] for seat, card in self.cards.items()}, "public": CARDS[self.public]}
+        return self._end(winner, chips, illegal, cards, [list(moves) for moves in self.rounds])
