@@ -531,13 +531,8 @@ class GRPOTrainer:
         ]
         rows.sort(key=lambda row: row[0].error is None)  # what failed is worth reading first
         kept = rows[: self.config.keep_episodes]
-        run.keep_episodes(
-            step,
-            [row[0] for row in kept],
-            [row[1] for row in kept],
-            [row[2] for row in kept],
-            trained=self._running.learners,
-        )
+        episodes, rewards, advantages = zip(*kept, strict=True) if kept else ((), (), ())
+        run.keep_episodes(step, episodes, rewards, advantages, trained=self._running.learners)
 
     async def _stop(self) -> None:
         if self._processes is not None:
