@@ -19,7 +19,7 @@ from forge_agents.policy import Policy, Sampling
 from forge_agents.runtime.hosts import Hosts
 from forge_agents.serving.config import EngineConfig
 from forge_trainers.learner.config import LearnerConfig
-from forge_trainers.records.plots import draw_curve
+from forge_trainers.records.plots import draw_curve, picture
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.trainer import EvalResult, GRPOTrainer
 
@@ -138,26 +138,19 @@ def _table(trained: Outcome, control: Outcome | None) -> Table:
 
 
 def _plot(folder: Path, trained: Outcome, control: Outcome | None) -> Path:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for name, run in (("trained", trained), ("control, learning rate 0", control)):
-        if run is None:
-            continue
-        draw_curve(axes, run.rows, "reward/mean", "reward/ci", label=f"{name}: training episodes")
-        axes.errorbar(
-            [-1, len(run.rows)],
-            [run.before.reward, run.after.reward],
-            yerr=[run.before.ci, run.after.ci],
-            fmt="o",
-            color=axes.lines[-1].get_color(),
-            capsize=4,
-            label=f"{name}: held-out seeds",
-        )
-    axes.set(xlabel="step", ylabel="mean reward", title=ENV_ID)
-    axes.legend()
-    axes.grid(alpha=0.3)
     target = folder / "demo.png"
-    figure.savefig(target, dpi=120)
+    with picture(target, xlabel="step", ylabel="mean reward", title=ENV_ID) as axes:
+        for name, run in (("trained", trained), ("control, learning rate 0", control)):
+            if run is None:
+                continue
+            draw_curve(axes, run.rows, "reward/mean", "reward/ci", label=f"{name}: training episodes")
+            axes.errorbar(
+                [-1, len(run.rows)],
+                [run.before.reward, run.after.reward],
+                yerr=[run.before.ci, run.after.ci],
+                fmt="o",
+                color=axes.lines[-1].get_color(),
+                capsize=4,
+                label=f"{name}: held-out seeds",
+            )
     return target

@@ -5,11 +5,27 @@ In: numbers by step. Out: lines on axes, pictures. Waits for the disk only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+
+@contextlib.contextmanager
+def picture(target: Path, *, size: tuple[float, float] = (8, 4.5), **labels: str) -> Iterator[Any]:
+    """Axes to draw on, written to `target` at the end of the block; `labels` as in matplotlib's ``Axes.set``."""
+    from matplotlib.figure import Figure  # without pyplot: no window system, no global state
+
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots()
+    yield axes
+    axes.set(**labels)
+    axes.legend()
+    axes.grid(alpha=0.3)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, dpi=120)
 
 
 def draw_curve(
@@ -19,11 +35,9 @@ def draw_curve(
     points = [(row["step"], row[value], row.get(half_width) or 0.0) for row in rows if row.get(value) is not None]
     if not points:
         return
-    steps, means, widths = zip(*points, strict=True)
+    steps, means, widths = np.array(points, np.float64).T
     axes.plot(steps, means, label=label, marker=marker)
-    low = [m - w for m, w in zip(means, widths, strict=True)]
-    high = [m + w for m, w in zip(means, widths, strict=True)]
-    axes.fill_between(steps, low, high, alpha=0.2)
+    axes.fill_between(steps, means - widths, means + widths, alpha=0.2)
 
 
 def draw_arms(
@@ -45,19 +59,11 @@ def draw_arms(
         over: What the first number of a pair is.
         level: A value to compare with, named and drawn as a dashed line.
     """
-    from matplotlib.figure import Figure  # without pyplot: no window system, no global state
-
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for number, (label, curves) in enumerate(arms.items()):
-        seeds = np.array(curves)
-        for curve in seeds:
-            axes.plot(*curve.T, color=f"C{number}", alpha=0.3, linewidth=1)
-        axes.plot(*seeds.mean(axis=0).T, color=f"C{number}", label=label, marker="o")
-    if level is not None:
-        axes.axhline(level[1], color="grey", linestyle="--", label=level[0])
-    axes.set(xlabel=over, ylabel=value, title=title)
-    axes.legend()
-    axes.grid(alpha=0.3)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, dpi=120)
+    with picture(target, xlabel=over, ylabel=value, title=title) as axes:
+        for number, (label, curves) in enumerate(arms.items()):
+            seeds = np.array(curves)
+            for curve in seeds:
+                axes.plot(*curve.T, color=f"C{number}", alpha=0.3, linewidth=1)
+            axes.plot(*seeds.mean(axis=0).T, color=f"C{number}", label=label, marker="o")
+        if level is not None:
+            axes.axhline(level[1], color="grey", linestyle="--", label=level[0])

@@ -23,7 +23,7 @@ import yaml
 from forge_agents.errors import ForgeError, RunFolderError
 from forge_agents.files import check_plain_files
 from forge_agents.types import Episode, EpisodeBatch, EpisodeError, Trajectory, Turn, VersionSpan
-from forge_trainers.records.plots import draw_curve
+from forge_trainers.records.plots import draw_curve, picture
 from forge_trainers.records.trackers import Tracker, open_tracker
 
 if TYPE_CHECKING:
@@ -175,19 +175,12 @@ class RunFolder:
         rows = self.metrics()
         if not rows:
             return None
-        from matplotlib.figure import Figure  # without pyplot: no window system, no global state
-
-        figure = Figure(figsize=(7, 4), layout="constrained")
-        axes = figure.subplots()
-        for metric, label in curves.items():
-            group, _, rest = metric.partition("/")
-            width = f"{group}/ci" if metric in _REWARDS else f"{group}_ci/{rest}"
-            draw_curve(axes, rows, metric, width, label=label, marker="o" if group == "eval" else "")
-        axes.set(xlabel="step", ylabel=f"mean {what}")
-        axes.legend()
-        axes.grid(alpha=0.3)
         target = self.path / f"{what}.png"
-        figure.savefig(target, dpi=120)
+        with picture(target, size=(7, 4), xlabel="step", ylabel=f"mean {what}") as axes:
+            for metric, label in curves.items():
+                group, _, rest = metric.partition("/")
+                width = f"{group}/ci" if metric in _REWARDS else f"{group}_ci/{rest}"
+                draw_curve(axes, rows, metric, width, label=label, marker="o" if group == "eval" else "")
         return target
 
     def close(self) -> None:
