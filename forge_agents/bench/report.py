@@ -115,7 +115,28 @@ class Report:
 
     def document(self, *, brief: bool = False) -> Document:
         """All that is shown, in texts; `brief` fits a terminal."""
-        return _document(self, brief)
+        s = self.settings
+        seats = "seats swapped" if s["swap_seats"] else "seats not swapped"
+        headline = (
+            f"{s['suite']}: {len(self.worlds)} environments, {s['episodes']} seeds (seed {s['seed']}), "
+            f"{s['samples']} samples, {seats}, {len(self.records)} episodes{_departures(self)}"
+        )
+        found = [_players(self), *_environments(self, brief), _passes(self), *_differences(self)]
+        found += [*_meetings(self), *_exploitability(self), _spent(self)]
+        packages = ", ".join(f"{name} {version}" for name, version in self.provenance["packages"].items())
+        facts = [f"Python {self.provenance['python']}; {packages}"]
+        facts += [f"played {self.timing.get('date', 'at no known time')}"]
+        for name, known in self.players.items():
+            facts.append(f"player {name}: {', '.join(f'{key} {value}' for key, value in known.items())}")
+        facts += [f"environment {world.id}: code {world.code}, arguments {dict(world.kwargs)}" for world in self.worlds]
+        return Document(
+            title=f"Benchmark: {s['suite']}",
+            headline=headline,
+            warnings=_warnings(self),
+            bars=self.summary.overall,
+            sections=[section for section in found if section.rows],
+            facts=facts,
+        )
 
     def table(self) -> str:
         """Print the report to the terminal, if there is one, and return it as text."""
@@ -145,8 +166,8 @@ def _read(path: Path) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        advice = " It looks like a log of episodes: run the benchmark again with its folder as out_dir."
-        hint = advice if path.suffix == ".jsonl" else ""
+        log = " It looks like a log of episodes: run the benchmark again with its folder as out_dir."
+        hint = log if path.suffix == ".jsonl" else ""
         raise ReportError(f"{path} is no whole JSON file ({error}); it may be cut off.{hint}") from None
 
 
@@ -161,21 +182,15 @@ def _from_json(facts: Any, path: Path) -> Report:
             f"{facts.get('provenance', {}).get('packages', {}).get('forge-agents-rl', 'unknown')}"
         )
     try:
-        worlds = tuple(World(**{**world, "seats": tuple(world["seats"])}) for world in facts["environments"])
+        same = ("settings", "players", "provenance", "planned", "stopped", "exploitability", "timing")
         report = Report(
-            settings=facts["settings"],
-            worlds=worlds,
-            players=facts["players"],
-            provenance=facts["provenance"],
+            worlds=tuple(World(**{**world, "seats": tuple(world["seats"])}) for world in facts["environments"]),
             records=tuple(Record.from_json(row) for row in facts["episodes"]),
-            planned=facts["planned"],
-            stopped=facts["stopped"],
-            exploitability=facts["exploitability"],
-            timing=facts["timing"],
+            **{name: facts[name] for name in same},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ReportError(f"{path} is a damaged report: {type(error).__name__}: {error}") from None
-    known = {world.id for world in worlds}
+    known = {world.id for world in report.worlds}
     strange = next((record for record in report.records if record.env not in known), None)
     if strange is not None:
         raise ReportError(f"{path} is a damaged report: it has an episode of {strange.env}, which is not in its suite")
@@ -194,31 +209,6 @@ def _strict(value: Any) -> Any:
 
 
 # ---- what is shown
-
-
-def _document(report: Report, brief: bool) -> Document:
-    s = report.settings
-    seats = "seats swapped" if s["swap_seats"] else "seats not swapped"
-    headline = (
-        f"{s['suite']}: {len(report.worlds)} environments, {s['episodes']} seeds (seed {s['seed']}), "
-        f"{s['samples']} samples, {seats}, {len(report.records)} episodes{_departures(report)}"
-    )
-    found = [_players(report), *_environments(report, brief), _passes(report), *_differences(report)]
-    found += [*_meetings(report), *_exploitability(report), _spent(report)]
-    packages = ", ".join(f"{name} {version}" for name, version in report.provenance["packages"].items())
-    facts = [f"Python {report.provenance['python']}; {packages}"]
-    facts += [f"played {report.timing.get('date', 'at no known time')}"]
-    for name, known in report.players.items():
-        facts.append(f"player {name}: {', '.join(f'{key} {value}' for key, value in known.items())}")
-    facts += [f"environment {world.id}: code {world.code}, arguments {dict(world.kwargs)}" for world in report.worlds]
-    return Document(
-        title=f"Benchmark: {s['suite']}",
-        headline=headline,
-        warnings=_warnings(report),
-        bars=report.summary.overall,
-        sections=[section for section in found if section.rows],
-        facts=facts,
-    )
 
 
 def _departures(report: Report) -> str:
@@ -440,7 +430,14 @@ def leaderboard(*reports: Report | str | os.PathLike[str]) -> Report:
 
 
 def _check_comparable(one: str, first: Report, two: str, second: Report) -> None:
-    mine, other = _conditions(first), _conditions(second)
+    def conditions(report: Report) -> dict[str, Any]:
+        """What must be the same, by a name to show."""
+        found = {name: report.settings[name] for name in _ALIKE}
+        found |= {f"{world.id} {name}": value for world in report.worlds for name, value in asdict(world).items()}
+        version = report.provenance["packages"].get("forge-agents-rl", "unknown")
+        return found | {"version of forge-agents-rl": version}
+
+    mine, other = conditions(first), conditions(second)
     gaps = [
         f"{name}: {mine[name]} in {one}, {other[name]} in {two}"
         for name in mine
@@ -456,16 +453,6 @@ def _check_comparable(one: str, first: Report, two: str, second: Report) -> None
     ]
     if gaps:
         raise ReportError("the reports cannot be compared; they differ in\n  " + "\n  ".join(gaps))
-
-
-def _conditions(report: Report) -> dict[str, Any]:
-    """What must be the same, by a name to show."""
-    found: dict[str, Any] = {name: report.settings[name] for name in _ALIKE}
-    for world in report.worlds:
-        for name, value in asdict(world).items():
-            found[f"{world.id} {name}"] = value
-    found["version of forge-agents-rl"] = report.provenance["packages"].get("forge-agents-rl", "unknown")
-    return found
 
 
 def _merged(named: Mapping[str, Report]) -> Report:
