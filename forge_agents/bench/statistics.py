@@ -253,30 +253,31 @@ def bradley_terry(wins: npt.ArrayLike, *, prior_draws: float = PRIOR_DRAWS) -> t
     w = np.array(wins, float)
     if w.ndim != 2 or w.shape[0] != w.shape[1] or (w < 0).any() or np.diag(w).any():
         raise ValueError(f"wins of shape {w.shape} must be square, not negative, with zeros on the diagonal")
-    met = (w + w.T) > 0
-    if not _linked(met):
+    if not _linked(w):
         raise ValueError("some players never met the others, not even through a third: they cannot be rated together")
-    w = w + prior_draws / 2 * met
+    w = w + prior_draws / 2 * ((w + w.T) > 0)
     if connected_components(w > 0, connection="strong")[0] > 1:  # Ford 1957: the maximum exists just then
         raise ValueError("some players won or lost every game, so the likelihood has no maximum; set prior_draws > 0")
-    games, won, theta = w + w.T, w.sum(1), np.zeros(len(w))
+    theta, information = _strengths(w[None])
+    return theta[0], np.sqrt(np.diag(np.linalg.pinv(information[0])))
 
-    def curvature() -> tuple[Floats, Floats]:
-        """Chances to win p_ij = 1 / (1 + exp(theta_j - theta_i)), and the log-likelihood's negative Hessian."""
-        p = 1 / (1 + np.exp(np.clip(theta[None, :] - theta[:, None], -500, 500)))
-        weight = games * p * (1 - p)
-        return p, np.diag(weight.sum(1)) - weight
 
+def _strengths(wins_BKK: Floats) -> tuple[Floats, Floats]:
+    """Log-odds strengths ``[B, K]`` of B tables at once, and the negative Hessians ``[B, K, K]`` there."""
+    games, theta_BK, information = wins_BKK + wins_BKK.transpose(0, 2, 1), np.zeros_like(wins_BKK[:, 0]), wins_BKK
     for _ in range(200):
-        p, information = curvature()
-        gradient = won - (games * p).sum(1)  # games won minus games that these strengths expect
+        # the chance that i beats j: p_ij = 1 / (1 + exp(theta_j - theta_i))
+        p = 1 / (1 + np.exp(np.clip(theta_BK[:, None, :] - theta_BK[:, :, None], -500, 500)))
+        weight = games * p * (1 - p)
+        information = np.eye(len(p[0])) * weight.sum(2)[:, :, None] - weight
+        gradient = (wins_BKK - games * p).sum(2)  # games won minus games that these strengths expect
         # only differences count, so the Hessian is singular along (1, ..., 1): a constant added there makes it whole
-        step = np.linalg.solve(information + np.ones_like(w) / len(w), gradient)
-        theta = theta + np.clip(step, -2.0, 2.0)  # far from the maximum a whole Newton step overshoots
-        theta -= theta.mean()
+        step = np.linalg.solve(information + 1 / len(p[0]), gradient[:, :, None])[:, :, 0]
+        theta_BK = theta_BK + np.clip(step, -2.0, 2.0)  # far from the maximum a whole Newton step overshoots
+        theta_BK -= theta_BK.mean(1, keepdims=True)
         if np.abs(step).max() < 1e-10:
             break
-    return theta, np.sqrt(np.diag(np.linalg.pinv(curvature()[1])))
+    return theta_BK, information
 
 
 def rate_players(games: Sequence[Game], players: Sequence[str], *, seed: int = 0) -> dict[str, Rating]:
@@ -296,16 +297,17 @@ def rate_players(games: Sequence[Game], players: Sequence[str], *, seed: int = 0
         by_seed[game.seed][place[game.second], place[game.first]] += 1 - game.score
     tables = np.stack([by_seed[s] for s in sorted(by_seed)])
     total = tables.sum(0)
-    if not _linked((total + total.T) > 0):
+    if not _linked(total):
         return {}
     theta, error = bradley_terry(total)
     rng = np.random.default_rng(seed)
-    draws = []
-    for _ in range(400 if len(tables) > 1 else 0):
-        drawn = tables[rng.integers(len(tables), size=len(tables))].sum(0)
-        if _linked((drawn + drawn.T) > 0):
-            draws.append(bradley_terry(drawn)[0])
-    spread = np.percentile(draws, [2.5, 97.5], axis=0) if draws else np.full((2, len(names)), math.nan)
+    seeds = (rng.integers(len(tables), size=len(tables)) for _ in range(400 if len(tables) > 1 else 0))
+    drawn = [table for table in (tables[chosen].sum(0) for chosen in seeds) if _linked(table)]
+    spread = np.full((2, len(names)), math.nan)
+    if drawn:
+        draws = np.stack(drawn)
+        prior = PRIOR_DRAWS / 2 * ((draws + draws.transpose(0, 2, 1)) > 0)
+        spread = np.percentile(_strengths(draws + prior)[0], [2.5, 97.5], axis=0)
     low = MEAN + SCALE * np.minimum(spread[0], theta - _Z * error)
     high = MEAN + SCALE * np.maximum(spread[1], theta + _Z * error)
     middle, counts = MEAN + SCALE * theta, total.sum(0) + total.sum(1)
@@ -315,5 +317,6 @@ def rate_players(games: Sequence[Game], players: Sequence[str], *, seed: int = 0
     }
 
 
-def _linked(met: npt.NDArray[np.bool_]) -> bool:
-    return bool(connected_components(met, directed=False)[0] == 1)
+def _linked(wins: Floats) -> bool:
+    """Whether games lead from every player to every other."""
+    return bool(connected_components(wins > 0, directed=False)[0] == 1)

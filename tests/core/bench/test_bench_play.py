@@ -82,12 +82,13 @@ def test_another_player_of_the_same_name_is_played_anew(tmp_path):
 
 
 PROGRAM = """
+import os
 import sys
 import time
 import forge_agents as fa
 
 def slow(observation):
-    time.sleep(0.01)
+    time.sleep(float(os.environ.get("SLOW_S", "0")))
     return "call" if "call" in observation else "check"
 
 def measure(folder):
@@ -103,7 +104,7 @@ def test_a_killed_benchmark_goes_on_where_it_was(tmp_path):
     script, folder = tmp_path / "killed.py", tmp_path / "bench"
     script.write_text(PROGRAM)
     log = folder / "episodes.jsonl"
-    first = subprocess.Popen([sys.executable, str(script), str(folder)])
+    first = subprocess.Popen([sys.executable, str(script), str(folder)], env={**os.environ, "SLOW_S": "0.02"})
     deadline = time.monotonic() + 60
     while not (log.exists() and log.read_bytes().count(b"\n") >= 10) and time.monotonic() < deadline:
         time.sleep(0.01)
