@@ -82,7 +82,8 @@ class _StepResult:
 
     @classmethod
     def of(cls, agent: str, reward: Any, terminated: Any, truncated: Any, info: Mapping[str, Any]) -> _StepResult:
-        return cls(_finite(reward, agent), bool(terminated), bool(truncated), _json_safe(info))
+        plain = {str(name): _as_json(value) for name, value in info.items()}
+        return cls(_finite(reward, agent), bool(terminated), bool(truncated), plain)
 
 
 @dataclass(slots=True)
@@ -381,12 +382,8 @@ def _instructions(env: PlayableEnv, agent: str) -> str:
     return "" if tell is None else writable(str(tell(agent)))
 
 
-def _json_safe(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain values; NumPy's numbers and truth values stay what they are, for anybody would take "False" for true."""
-    return {str(name): _as_json(value) for name, value in info.items()}
-
-
 def _as_json(value: Any) -> Any:
+    """A plain value; NumPy's numbers and truth values stay what they are, for anybody would take "False" for true."""
     try:
         return json.loads(json.dumps(value, default=_plain))
     except (TypeError, ValueError):  # keys that JSON does not have, or a value that holds itself

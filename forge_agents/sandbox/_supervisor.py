@@ -195,7 +195,10 @@ class Run:
             if now >= deadline and not self.limit:
                 self.limit = "wall_s"
             if not self.strong:
-                running = self._still_runs()
+                if self.status is None:
+                    pid, status = os.waitpid(self.child, os.WNOHANG)
+                    self.status = status if pid else None
+                running = self.status is None
 
     @staticmethod
     def _feed(stdin: int, waiting: bytes, poll: Any) -> bytes:
@@ -218,13 +221,6 @@ class Run:
         if len(data) > room:
             self.limit = self.limit or "output_kb"
         return bool(data)
-
-    def _still_runs(self) -> bool:
-        if self.status is None:
-            pid, status = os.waitpid(self.child, os.WNOHANG)
-            if pid:
-                self.status = status
-        return self.status is None
 
     def _look(self) -> None:
         """Memory, processor time and processes of the whole tree, against the limits."""

@@ -134,14 +134,11 @@ class ToolEnv(TurnEnv):
         self._calls[agent] += len(calls)
         self._calls_in_a_row[agent] += len(calls)
         self._failed[agent] += sum(not result.ok for result in results)
-        self._shown[agent] = self._result_text(agent, results)
+        note = "" if self.calls_left(agent) > 0 else _LAST
+        text = writable(render_results(results, self.tool_format))
+        self._shown[agent] = text[: self.max_observation_chars - len(note)] + note
         outcome = self.after_calls(agent, results)
         counts = {"tool_calls": self._calls[agent], "tool_errors": self._failed[agent]}
         info = {**outcome.info, agent: {**counts, **outcome.info.get(agent, {})}}
         over = agent in {*self._named(outcome.done, "done"), *self._named(outcome.truncated, "truncated")}
         return replace(outcome, next=outcome.next or (None if over else agent), info=info)
-
-    def _result_text(self, agent: str, results: Sequence[ToolResult]) -> str:
-        note = "" if self.calls_left(agent) > 0 else _LAST
-        text = writable(render_results(results, self.tool_format))
-        return text[: self.max_observation_chars - len(note)] + note

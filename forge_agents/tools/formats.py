@@ -281,7 +281,7 @@ def describe_tools(tools: Iterable[Tool], format: ToolFormat = "hermes") -> str:
             '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
         )
     if format == "plain":
-        lines = [f"{_signature(t)}: {t.description}" for t in offered]
+        lines = [f"{t.name}({', '.join(t.parameters.get('properties', {}))}): {t.description}" for t in offered]
         examples = [render_tool_call(_example(t), "plain") for t in offered]
         return "Tools:\n" + "\n".join(lines) + "\nTo use a tool, write a line such as\n" + "\n".join(examples)
     schemas = "\n\n".join(json.dumps(t.schema, indent=4, ensure_ascii=False) for t in offered)
@@ -307,10 +307,6 @@ def render_results(results: Sequence[ToolResult], format: ToolFormat = "hermes")
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-def _signature(offered: Tool) -> str:
-    return f"{offered.name}({', '.join(offered.parameters.get('properties', {}))})"
 
 
 _EXAMPLES = {"string": "text", "integer": 2, "number": 2.5, "boolean": True, "array": [], "object": {}}

@@ -200,7 +200,8 @@ class Publisher(_Records):
         if not state_dict:
             raise ValueError(f"no tensors for weights {self.weights_name!r} version {version}")
         started = time.perf_counter()
-        rank, world = _rank_and_world()
+        several = dist.is_available() and dist.is_initialized()
+        rank, world = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
         layout = lay_out([self._describe(name, tensor) for name, tensor in state_dict.items()], world)
         client = await self._together(self._ref.client(), world)
         slot, index = await self._claim_slot(client, rank, world)
@@ -292,12 +293,6 @@ class Publisher(_Records):
 
 async def _nothing() -> None:
     """The work of a rank that has none."""
-
-
-def _rank_and_world() -> tuple[int, int]:
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return 0, 1
 
 
 # ---- reading
