@@ -1,6 +1,7 @@
-"""Files of runs: folders that a stranger may have made hold plain files, and texts are written whole.
+"""Files of runs: folders that a stranger may have made hold plain files, texts are written whole, sums tell of damage.
 
-In: a folder, or a path and a text. Out: a file, nothing, or an error. Waits for the disk.
+In: a folder, a path and a text, bytes on their way to a file. Out: a file, sums that JSON holds, nothing, or an error.
+Waits for the disk.
 """
 
 from __future__ import annotations
@@ -8,6 +9,9 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+import zlib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,9 @@ from forge_agents.errors import RunFolderError
 
 _OURS = (".yaml", ".json", ".jsonl", ".npz", ".png", ".draft", ".lock")
 """Ends of the names that runs and benchmarks read and write."""
+CHUNK_BYTES = 1 << 26
+"""Each chunk of a file has a sum of its own, so that several threads can read one large file."""
+_MOST_THREADS = 8
 
 
 def check_plain_files(folder: str | os.PathLike[str]) -> None:
@@ -73,3 +80,62 @@ def is_small(value: Any, most: int = 100_000) -> bool:
         seen += 1
         waiting += part.values() if isinstance(part, dict) else part if isinstance(part, list | tuple | set) else ()
     return seen <= most
+
+
+class Sums:
+    """Size and CRC-32, chunk by chunk, of a file that is written from its beginning to its end.
+
+    Taken on the way, so that what is written need not be read again for its sum.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._crcs: list[int] = []
+
+    def add(self, data: Any) -> None:
+        """The next bytes."""
+        left = memoryview(data).cast("B")
+        while left:
+            if self.size % CHUNK_BYTES == 0:
+                self._crcs.append(0)
+            part = left[: CHUNK_BYTES - self.size % CHUNK_BYTES]
+            self._crcs[-1] = zlib.crc32(part, self._crcs[-1])
+            self.size += len(part)
+            left = left[len(part) :]
+
+    @property
+    def all(self) -> list[int]:
+        """The size in bytes, then the CRC-32 of each chunk."""
+        return [self.size, *self._crcs]
+
+
+def damaged(folder: Path, files: Mapping[str, list[int]], *, chunk_bytes: int) -> str:
+    """What is wrong with the first file that is not as it was written; empty where all are. Several threads read.
+
+    Args:
+        folder: Of the files.
+        files: Size and sums by path in `folder`.
+        chunk_bytes: What each sum is of; 0: of the whole file.
+    """
+    places: list[tuple[str, int, int, int]] = []
+    for name, (size, *crcs) in files.items():
+        check_plain_file(folder / name)
+        if (found := (folder / name).stat().st_size) != size:
+            return f"{name} has {found} bytes, {size} were written"
+        step = chunk_bytes or max(size, 1)
+        if len(crcs) < -(-size // step):
+            return f"{name} has {len(crcs)} sums for {size} bytes"
+        places += [(name, at * step, min(step, size - at * step), crc) for at, crc in enumerate(crcs) if size]
+
+    def wrong(place: tuple[str, int, int, int]) -> str:
+        name, start, length, written = place
+        crc = 0
+        with (folder / name).open("rb") as stream:
+            stream.seek(start)
+            while length and (data := stream.read(min(length, 1 << 22))):
+                crc, length = zlib.crc32(data, crc), length - len(data)
+        end = f"{name} has CRC-32 {crc} from byte {start} on, it was written with {written}"
+        return "" if crc == written and not length else end
+
+    with ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0)))) as threads:
+        return next((found for found in threads.map(wrong, places) if found), "")

@@ -70,7 +70,7 @@ def _record(name: str, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_learner(options: Options) -> dict[str, Any]:
-    from forge_trainers.learner._memory import keep_freed_memory
+    from forge_trainers.learner.actor import keep_freed_memory
 
     keep_freed_memory()  # as the learner's actor does; the bare passes profit alike
     from forge_trainers.learner.config import LearnerConfig

@@ -35,6 +35,13 @@ class Layout:
     family: str = "llama"
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `LearnerConfig`."""
+    adapter: bool = False
+    """Learns a LoRA adapter."""
+
+    @property
+    def kind(self) -> tuple[str, bool]:
+        """Layouts of one kind are compared with each other."""
+        return self.family, self.adapter
 
 
 LAYOUTS = (
@@ -46,6 +53,9 @@ LAYOUTS = (
     Layout(name="TP 2, no sequence parallelism", processes=2, settings={"tp": 2, "sequence_parallel": False}),
     Layout(name="FSDP 2 x TP 2", processes=4, settings={"dp_shard": 2, "tp": 2}),
     Layout(name="HSDP 2 x 2", processes=4, settings={"dp_replicate": 2, "dp_shard": 2}),
+    Layout(name="adapter, 1 process", adapter=True),
+    Layout(name="adapter, FSDP 2", processes=2, settings={"dp_shard": 2}, adapter=True),
+    Layout(name="adapter, TP 2", processes=2, settings={"tp": 2}, adapter=True),
     Layout(name="experts, 1 process", family="qwen3_moe"),
     Layout(name="experts, FSDP 2", processes=2, family="qwen3_moe", settings={"dp_shard": 2}),
     Layout(name="experts, FSDP 2, EP 2", processes=2, family="qwen3_moe", settings={"dp_shard": 2, "ep": 2}),
@@ -63,7 +73,7 @@ LAYOUTS = (
         settings={"dp_shard": 2, "tp": 2, "ep": 2},
     ),
 )
-"""The first of each family is what the others are compared with."""
+"""The first of each kind is what the others are compared with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +98,7 @@ def main() -> int:
 
 
 def measure() -> list[dict[str, Any]]:
-    """A row per layout, in order: how far its losses, norms and weights lie from those of its family's first."""
+    """A row per layout, in order: how far its losses, norms and weights lie from those of its kind's first."""
     os.environ["OMP_NUM_THREADS"] = "1"
     import forge_trainers.learner.core  # noqa: F401  (imported once; the processes are forks)
     from forge_agents.testing._tiny_model import tiny_model
@@ -114,8 +124,8 @@ def measure() -> list[dict[str, Any]]:
 
 def plan() -> Iterator[Visit]:
     """Every layout takes the steps and resumes what the one before it saved; the first what the last saved."""
-    families = [[x for x in LAYOUTS if x.family == name] for name in dict.fromkeys(x.family for x in LAYOUTS)]
-    for layouts in families:
+    kinds = [[x for x in LAYOUTS if x.kind == kind] for kind in dict.fromkeys(x.kind for x in LAYOUTS)]
+    for layouts in kinds:
         for before, layout in zip([None, *layouts], layouts, strict=False):
             yield Visit(layout=layout, steps=True, resume=before)
         if len(layouts) > 1:
@@ -149,6 +159,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _run_rank(rank: int, visits: Sequence[Visit], folder: Path) -> None:
+    import torch
+
     rows: dict[str, dict[str, Any]] = {}
     serial: dict[str, Any] = {}
     for number, visit in enumerate(visits):
@@ -163,6 +175,7 @@ def _run_rank(rank: int, visits: Sequence[Visit], folder: Path) -> None:
             learner.save(folder / layout.name)
             steps += [learner.train_step(_batch(step)) for step in range(SAVED_AT, STEPS)]
             found = {"steps": steps, "weights": _weights(learner), "logprobs": learner.logprobs(_batch(0))}
+            found["adapter"] = learner.published_state(torch.float32) if layout.adapter else {}
             serial = found if visit.resume is None else serial
             row |= _compared(found, serial) if rank == 0 else {}
         if visit.resume is not None:
@@ -188,17 +201,19 @@ def _learner(layout: Layout, folder: Path) -> Any:
     """This rank's part of a learner that also tells the gradient's norm in float64."""
     import torch
 
+    from forge_agents.policy import LoRA
     from forge_trainers.learner.config import LearnerConfig
     from forge_trainers.learner.core import LearnerCore
 
     class Measured(LearnerCore):
         def _update(self, *args: Any) -> dict[str, float]:
-            gradients = (p.grad.full_tensor().double() for p in self.model.parameters())
+            gradients = (p.grad.full_tensor().double() for p in self.model.parameters() if p.requires_grad)
             norm = torch.stack([g.norm() for g in gradients]).norm()
             return {**super()._update(*args), "norm": float(norm)}
 
     common = {"model": str(folder / layout.family), "compute_dtype": "float32", "threads": 1, "lr": 1e-3}
-    return Measured(LearnerConfig(**common, warmup_steps=2, entropy_coef=0.01, **layout.settings))
+    lora = LoRA() if layout.adapter else None
+    return Measured(LearnerConfig(**common, warmup_steps=2, entropy_coef=0.01, lora=lora, **layout.settings))
 
 
 def _leave() -> None:
@@ -249,12 +264,13 @@ def _compared(found: Mapping[str, Any], serial: Mapping[str, Any]) -> dict[str, 
         "norm": max(abs(a["norm"] / b["norm"] - 1) for a, b in pairs),
         "weights": _distance(found["weights"], serial["weights"]),
         "logprobs": float((found["logprobs"] - serial["logprobs"]).abs().max()),
+        "adapter": _distance(found["adapter"], serial["adapter"]),
     }
 
 
 def _distance(weights: Mapping[str, Any], serial: Mapping[str, Any]) -> float:
     """Norm of the difference over that of the serial weights; the worst tensor's."""
-    return max(float((weights[name] - x).norm() / x.norm()) for name, x in serial.items())
+    return max((float((weights[name] - x).norm() / x.norm()) for name, x in serial.items()), default=0.0)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""Losses that look at whole sequences, and the entropy bonus, in the learner: against loops, and over two processes."""
+"""Losses that look at whole sequences, and the entropy bonus, in the learner, against loops."""
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from forge_agents.runtime import mesh
 from forge_agents.types import EpisodeBatch
-from forge_trainers.learner.client import Learner
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
-from forge_trainers.losses import registry as algorithms
-from forge_trainers.losses.registry import TokenInputs, TokenLoss, find_loss, register_loss
 
 Batches = Callable[..., EpisodeBatch]
 
@@ -83,30 +78,3 @@ def test_a_sequence_correction_masks_whole_trajectories(tiny_llama: Path, random
     batch["tokens"]["logprobs"][:first] -= 5.0 * own / own.sum()
     share = float(own.sum() / batch["tokens"]["loss_mask"].sum())
     assert core.train_step(batch)["corrected_fraction"] == pytest.approx(plain["corrected_fraction"] + share, rel=1e-5)
-
-
-@pytest.mark.timeout(180)
-def test_two_processes_know_the_users_loss_and_agree_with_one(
-    tiny_llama: Path, random_batch: Batches, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(algorithms, "_losses", dict(algorithms._losses))
-    gspo = find_loss("gspo").function
-
-    @register_loss("mine", reduction="sequence_mean", clip=(0.05, 0.05), sequence_ratio=True)
-    def mine(inputs: TokenInputs) -> TokenLoss:
-        found = gspo(inputs)
-        return TokenLoss(2.0 * found.loss_S, found.clipped_S)
-
-    settings = config(tiny_llama, loss="mine", entropy_coef=0.1)
-    one = LearnerCore(settings)
-    batch = mixed(random_batch, one)
-
-    async def run() -> list[dict[str, float]]:
-        async with mesh.session():
-            learner = await Learner.start(settings, world_size=2, timeout_s=90)
-            return [await learner.train_step(batch, timeout_s=60) for _ in range(2)]
-
-    for found in asyncio.run(run()):
-        wanted = one.train_step(batch)
-        for key in ("loss", "grad_norm", "entropy", "clip_fraction"):
-            assert found[key] == pytest.approx(wanted[key], rel=1e-4, abs=1e-6), key

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from forge_agents.errors import RunFolderError
-from forge_trainers.learner import checkpoint as learner_files
+from forge_trainers.learner import checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed")
 
@@ -50,7 +50,7 @@ def rewritten(folder: Path, change: Any) -> None:
 def test_what_was_saved_is_read(saved: Path) -> None:
     wanted = state(0)
     wanted["model"]["w"].zero_()
-    found = learner_files.load(wanted, saved)
+    found = checkpoint.load(wanted, saved)
     assert found["numbers"] == state()["numbers"] and found["model"]["w"].tolist() == [1, 1, 1]
 
 
@@ -60,17 +60,17 @@ def test_metadata_that_asks_for_a_call_is_refused(saved: Path, tmp_path: Path) -
     assert (tmp_path / "mark").exists()
     (tmp_path / "mark").unlink()
     with pytest.raises(RunFolderError, match=r"is refused: .* asks for \w+\.system"):
-        learner_files.load(state(), saved)
+        checkpoint.load(state(), saved)
     assert not (tmp_path / "mark").exists()
 
 
 def test_a_call_hidden_in_the_metadata_or_in_a_value_is_refused(saved: Path, tmp_path: Path) -> None:
     rewritten(saved, lambda found: setattr(found, "planner_data", Touch(tmp_path / "mark")))
     with pytest.raises(RunFolderError, match="is refused"):
-        learner_files.load(state(), saved)
+        checkpoint.load(state(), saved)
     state_dict_saver.save(state(Touch(tmp_path / "mark")), checkpoint_id=str(tmp_path / "value"), no_dist=True)
     with pytest.raises(RunFolderError, match="does not fit"):
-        learner_files.load(state(), tmp_path / "value")
+        checkpoint.load(state(), tmp_path / "value")
     assert not (tmp_path / "mark").exists()
 
 
@@ -80,7 +80,7 @@ def test_metadata_that_changes_a_class_is_refused(saved: Path) -> None:
     assert [op.name for op, *_ in pickletools.genops(poison)][-2:] == ["BUILD", "STOP"]
     (saved / ".metadata").write_bytes(poison)
     with pytest.raises(RunFolderError, match="changes a class"):
-        learner_files.load(state(), saved)
+        checkpoint.load(state(), saved)
     assert not hasattr(MetadataIndex, "poison")
 
 
@@ -97,7 +97,7 @@ def test_metadata_that_leads_out_of_the_folder_is_refused(saved: Path, tmp_path:
 
     rewritten(saved, lead)
     with pytest.raises(RunFolderError, match="no file of this folder"):
-        learner_files.load(state(), saved)
+        checkpoint.load(state(), saved)
 
 
 def test_nonsense_is_an_error_that_names_the_folder(saved: Path) -> None:
@@ -109,5 +109,5 @@ def test_nonsense_is_an_error_that_names_the_folder(saved: Path) -> None:
         kept = (saved / ".metadata").read_bytes()
         rewritten(saved, change)
         with pytest.raises(RunFolderError, match="step"):
-            learner_files.load(state(), saved)
+            checkpoint.load(state(), saved)
         (saved / ".metadata").write_bytes(kept)

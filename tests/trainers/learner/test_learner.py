@@ -1,4 +1,4 @@
-"""The learner in processes of its own: agreement, failure, publishing."""
+"""The learner in processes of its own: agreement, also with a loss of the user's; failure, publishing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from forge_agents.types import EpisodeBatch
 from forge_trainers.learner.client import Learner
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
+from forge_trainers.losses import registry
+from forge_trainers.losses.registry import TokenInputs, TokenLoss, find_loss, register_loss
 
 Batches = Callable[..., EpisodeBatch]
 
@@ -26,37 +29,105 @@ def config(model: Path, **changes: object) -> LearnerConfig:
     return LearnerConfig(model=str(model), compute_dtype="float32", threads=1, lr=1e-3, **changes)  # type: ignore[arg-type]
 
 
-def near(found: dict[str, float], expected: dict[str, float]) -> bool:
-    return (
-        found["loss"] == pytest.approx(expected["loss"], abs=1e-6)
-        and found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
-        and found["entropy"] == pytest.approx(expected["entropy"], rel=1e-5)
-    )
+def mixed(random_batch: Batches, core: LearnerCore, seed: int) -> EpisodeBatch:
+    """A batch whose sampler is near the learner and whose neighbouring samples are one trajectory."""
+    batch = random_batch(groups=4, seed=seed)
+    samples, tokens = batch["samples"], batch["tokens"]
+    samples["trajectory"] = torch.arange(len(samples["start"])) // 2
+    noise = 0.1 * torch.randn(tokens["ids"].shape, generator=torch.Generator().manual_seed(seed))
+    tokens["logprobs"] = (core.logprobs(batch) + noise * tokens["loss_mask"]).clamp(max=0)
+    return batch
+
+
+@dataclass
+class Session:
+    """What two processes with a loss of the user's said, step by step, until one of them was killed."""
+
+    one: LearnerCore
+    """The same learner in this process, as it was at the start."""
+    batches: list[EpisodeBatch]
+    folder: Path
+    """Of the checkpoint after two steps, and of an export after three."""
+    steps: list[dict[str, float]]
+    logprobs: torch.Tensor
+    errors: dict[str, BaseException]
+    after_the_bad_batch: dict[str, float]
+    until_noticed_s: float
+
+
+@pytest.fixture(scope="module")
+def session(tiny_llama: Path, random_batch: Batches, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    folder = tmp_path_factory.mktemp("two")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_losses", dict(registry._losses))
+        gspo = find_loss("gspo").function
+
+        @register_loss("mine", reduction="sequence_mean", clip=(0.05, 0.05), sequence_ratio=True)
+        def mine(inputs: TokenInputs) -> TokenLoss:
+            found = gspo(inputs)
+            return TokenLoss(2.0 * found.loss_S, found.clipped_S)
+
+        settings = config(tiny_llama, loss="mine", entropy_coef=0.1)
+        one = LearnerCore(settings)
+        batches = [mixed(random_batch, one, seed) for seed in range(3)]
+
+        async def run() -> Session:
+            async with mesh.session():
+                learner = await Learner.start(settings, name="hero", world_size=2, timeout_s=90)
+                steps = [await learner.train_step(batch, timeout_s=60) for batch in batches[:2]]
+                await learner.save(folder / "step-2", timeout_s=60)
+                steps.append(await learner.train_step(batches[2], timeout_s=60))
+                assert learner.version == 3
+                await learner.export(folder / "export", timeout_s=60)
+                logprobs = await learner.logprobs(batches[0])
+                errors: dict[str, BaseException] = {}
+                bad = random_batch()
+                bad["tokens"]["logprobs"][25] = float("nan")
+                with pytest.raises(ValueError) as refused:  # noqa: PT011  # the test looks at it
+                    await learner.train_step(bad)
+                after = await learner.train_step(random_batch())
+                with pytest.raises(RuntimeError) as unstored:
+                    await learner.publish()
+                logs = mesh.log_folder("hero")
+                assert logs is not None
+                os.kill(int((logs / "1.pid").read_text()), signal.SIGKILL)
+                started = time.monotonic()
+                with pytest.raises((ActorDiedError, RuntimeError)):
+                    await learner.train_step(random_batch(), timeout_s=60)
+                noticed_s = time.monotonic() - started
+                await learner.stop()
+                errors |= {"bad batch": refused.value, "no store": unstored.value}
+                return Session(one, batches, folder, steps, logprobs, errors, after, noticed_s)
+
+        yield asyncio.run(run())
 
 
 @pytest.mark.timeout(120)
-def test_two_sharded_processes_compute_what_one_does(tiny_llama: Path, random_batch: Batches, tmp_path: Path):
-    batches = [random_batch(seed=seed) for seed in range(3)]
+def test_two_sharded_processes_compute_what_one_does_with_the_users_loss(session: Session):
+    one, two_logprobs = session.one, float(session.logprobs.sum())
+    for batch, found in zip(session.batches, session.steps, strict=True):
+        wanted = one.train_step(batch)
+        assert found["loss"] == pytest.approx(wanted["loss"], abs=1e-6)
+        for name, rel in (("grad_norm", 1e-4), ("entropy", 1e-5), ("clip_fraction", 1e-4)):
+            assert found[name] == pytest.approx(wanted[name], rel=rel, abs=1e-6), name
+    assert two_logprobs == pytest.approx(float(one.logprobs(session.batches[0]).sum()), rel=1e-5)
+    exported = LearnerCore(config(session.folder / "export"))  # stored in bfloat16
+    assert two_logprobs == pytest.approx(float(exported.logprobs(session.batches[0]).sum()), rel=1e-2)
+    assert one.load(session.folder / "step-2") == 2  # what two ranks saved, one continues
+    assert one.train_step(session.batches[2])["loss"] == pytest.approx(session.steps[2]["loss"], abs=1e-6)
 
-    async def run() -> tuple[list[dict[str, float]], float]:
+
+def test_failures_come_back_at_once_and_by_name(session: Session, tmp_path: Path):
+    async def run() -> None:
         async with mesh.session():
-            learner = await Learner.start(config(tiny_llama), world_size=2, timeout_s=90)
-            steps = [await learner.train_step(batch, timeout_s=60) for batch in batches[:2]]
-            await learner.save(tmp_path / "step-2", timeout_s=60)
-            steps.append(await learner.train_step(batches[2], timeout_s=60))
-            assert learner.version == 3
-            await learner.export(tmp_path / "export", timeout_s=60)
-            return steps, float((await learner.logprobs(batches[0])).sum())
+            with pytest.raises(ModelNotFoundError, match="no config.json"):
+                await Learner.start(config(tmp_path), timeout_s=60)
 
-    two, two_logprobs = asyncio.run(run())
-    one = LearnerCore(config(tiny_llama))
-    for batch, found in zip(batches, two, strict=True):
-        assert near(found, one.train_step(batch))
-    assert two_logprobs == pytest.approx(float(one.logprobs(batches[0]).sum()), rel=1e-5)
-    exported = LearnerCore(config(tmp_path / "export"))  # stored in bfloat16
-    assert two_logprobs == pytest.approx(float(exported.logprobs(batches[0]).sum()), rel=1e-2)
-    assert one.load(tmp_path / "step-2") == 2  # what two ranks saved, one continues
-    assert near(one.train_step(batches[2]), two[2])
+    asyncio.run(run())
+    assert "logprobs of token 25 is nan" in str(session.errors["bad batch"])
+    assert session.after_the_bad_batch["version"] == 4
+    assert "without a store" in str(session.errors["no store"])
+    assert session.until_noticed_s < 30
 
 
 @pytest.mark.timeout(120)
@@ -86,31 +157,5 @@ def test_published_versions_reach_a_subscriber(tiny_llama: Path, random_batch: B
             await subscriber.fetch(compare)
             assert fetched == [(0, True), (1, False)]
             await store.stop()
-
-    asyncio.run(run())
-
-
-@pytest.mark.timeout(120)
-def test_failures_come_back_at_once_and_by_name(tiny_llama: Path, random_batch: Batches, tmp_path: Path):
-    async def run() -> None:
-        async with mesh.session():
-            with pytest.raises(ModelNotFoundError, match="no config.json"):
-                await Learner.start(config(tmp_path), timeout_s=60)
-            learner = await Learner.start(config(tiny_llama), name="hero", world_size=2, timeout_s=90)
-            bad = random_batch()
-            bad["tokens"]["logprobs"][25] = float("nan")
-            with pytest.raises(ValueError, match="logprobs of token 25 is nan"):
-                await learner.train_step(bad)
-            assert (await learner.train_step(random_batch()))["version"] == 1
-            with pytest.raises(RuntimeError, match="without a store"):
-                await learner.publish()
-            logs = mesh.log_folder("hero")
-            assert logs is not None
-            os.kill(int((logs / "1.pid").read_text()), signal.SIGKILL)
-            started = time.monotonic()
-            with pytest.raises((ActorDiedError, RuntimeError)):
-                await learner.train_step(random_batch(), timeout_s=60)
-            assert time.monotonic() - started < 30
-            await learner.stop()
 
     asyncio.run(run())

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors import SafetensorError
+from torch.distributed.checkpoint import FileSystemWriter
 
+from forge_agents import files as sums_of_files
 from forge_agents.errors import ModelNotFoundError, RunFolderError
 from forge_agents.types import EpisodeBatch
 from forge_trainers.batch.layout import blocks_of, build_row
-from forge_trainers.learner import checkpoint as learner_files
-from forge_trainers.learner import checksums
+from forge_trainers.learner import checkpoint
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
-from forge_trainers.learner.model import check_degrees
-from forge_trainers.learner.model_spec import read_config
+from forge_trainers.learner.model import check_degrees, read_config
 
 Batches = Callable[..., EpisodeBatch]
 
@@ -118,7 +118,7 @@ def test_microbatches_add_up_to_one_big_batch(tiny_llama: Path, random_batch: Ba
 def test_a_checkpoint_knows_the_sums_of_its_files_without_reading_them(
     tiny_llama: Path, random_batch: Batches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(checksums, "CHUNK_BYTES", 100_000)
+    monkeypatch.setattr(sums_of_files, "CHUNK_BYTES", 100_000)
     core = LearnerCore(config(tiny_llama))
     core.train_step(random_batch())
     before = bytes_read()
@@ -129,15 +129,15 @@ def test_a_checkpoint_knows_the_sums_of_its_files_without_reading_them(
     assert bytes_read() - before < 0.05 * written
     assert sums.keys() == files.keys() and max(map(len, sums.values())) > 40
     for name, path in files.items():
-        own = checksums.Sums()
+        own = sums_of_files.Sums()
         own.add(path.read_bytes())
         assert sums[name] == own.all
-    assert checksums.damaged(tmp_path / "step-1", sums, chunk_bytes=100_000) == ""
+    assert sums_of_files.damaged(tmp_path / "step-1", sums, chunk_bytes=100_000) == ""
     (file,) = (tmp_path / "step-1").glob("*.distcp")
     content = bytearray(file.read_bytes())
     content[250_000] ^= 1
     file.write_bytes(content)
-    found = checksums.damaged(tmp_path / "step-1", sums, chunk_bytes=100_000)
+    found = sums_of_files.damaged(tmp_path / "step-1", sums, chunk_bytes=100_000)
     assert found.startswith(f"{file.name} has CRC-32 ") and "from byte 200000 on" in found
 
 
@@ -260,16 +260,17 @@ def test_a_broken_checkpoint_is_refused(tiny_llama: Path, tmp_path: Path):
 def test_a_checkpoint_holds_the_state_at_its_start_whatever_is_learned_meanwhile(
     tiny_llama: Path, random_batch: Batches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    core, write, waited = LearnerCore(config(tiny_llama)), learner_files._write, []
+    core, write, waited = LearnerCore(config(tiny_llama)), FileSystemWriter.write_data, []
     core.train_step(random_batch())
     before = weights(core)
 
-    def slowly(*args: Any) -> None:
+    def slowly(*args: Any) -> Any:
         time.sleep(0.5)
-        write(*args)
+        written = write(*args)
         waited.append(core.version)
+        return written
 
-    monkeypatch.setattr(learner_files, "_write", slowly)
+    monkeypatch.setattr(FileSystemWriter, "write_data", slowly)
     core.start_save(tmp_path / "step-1")
     after = core.train_step(random_batch(seed=1))
     assert waited == [1]  # the weights of version 2 came after the last byte of version 1
@@ -446,7 +447,7 @@ def test_a_disk_that_is_full_is_told_and_leaves_no_export(tmp_path, monkeypatch)
     def full(*args, **kwargs):
         raise SafetensorError("I/O error: No space left on device")
 
-    monkeypatch.setattr(learner_files, "save_torch_state_dict", full)
+    monkeypatch.setattr(checkpoint, "save_torch_state_dict", full)
     with pytest.raises(RunFolderError, match="cannot export to .*out: .*No space left on device. Make room"):
-        learner_files.export({"w": torch.ones(2)}, tmp_path, tmp_path / "out", dtype=torch.float32)
+        checkpoint.export({"w": torch.ones(2)}, tmp_path, tmp_path / "out", dtype=torch.float32)
     assert not (tmp_path / "out").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 from collections.abc import Callable
@@ -15,9 +14,7 @@ from safetensors.torch import load_file
 
 from forge_agents.cli.config import parse
 from forge_agents.policy import LORA_TARGETS, LoRA, Policy
-from forge_agents.runtime import mesh
 from forge_agents.types import EpisodeBatch
-from forge_trainers.learner.client import Learner
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
 from forge_trainers.learner.lora import is_adapter
@@ -197,33 +194,6 @@ def test_activation_checkpointing_changes_nothing(tiny_llama: Path, random_batch
     batch = random_batch()
     trained(plain, batch), trained(saving, batch)
     assert torch.allclose(plain.logprobs(batch), saving.logprobs(batch), atol=1e-5)
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("layout", [{}, {"tp": 2}], ids=["sharded", "tensor parallel"])
-def test_two_processes_compute_what_one_does(
-    tiny_llama: Path, random_batch: Batches, tmp_path: Path, layout: dict[str, int]
-):
-    batches = [random_batch(seed=seed) for seed in range(3)]
-
-    async def run() -> tuple[list[dict[str, float]], torch.Tensor]:
-        async with mesh.session():
-            learner = await Learner.start(config(tiny_llama, **layout), world_size=2, timeout_s=90)
-            steps = [await learner.train_step(batch, timeout_s=60) for batch in batches]
-            await learner.save(tmp_path / "step-3", timeout_s=60)
-            await learner.export(tmp_path / "export", dtype="float32", timeout_s=60)
-            return steps, await learner.logprobs(batches[0])
-
-    two, logprobs = asyncio.run(run())
-    one = LearnerCore(config(tiny_llama))
-    for batch, found in zip(batches, two, strict=True):
-        expected = one.train_step(batch)
-        assert found["loss"] == pytest.approx(expected["loss"], abs=1e-5)
-        assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
-    assert (logprobs - hf_logprobs(hf_model(tmp_path / "export"), batches[0])).abs().max() < 1e-4
-    other = LearnerCore(config(tiny_llama, seed=5))
-    other.load(tmp_path / "step-3")
-    assert (other.logprobs(batches[0]) - logprobs).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 
 from forge_agents.types import EpisodeBatch
 from forge_trainers.learner import attention, titan
-from forge_trainers.learner import model as _parallel
+from forge_trainers.learner import model as titan_model
 from forge_trainers.learner.attention import attend
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
@@ -56,7 +56,7 @@ def test_bad_options_are_refused(changes: dict[str, Any], message: str):
 @pytest.fixture
 def gpu_options(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What is refused on CPU runs; blocks are traced and not lowered, which takes seconds less."""
-    monkeypatch.setattr(_parallel, "check_device", lambda _: None)
+    monkeypatch.setattr(titan_model, "check_device", lambda _: None)
     monkeypatch.setattr(titan, "CompileConfig", partial(titan.CompileConfig, backend="aot_eager"))
     budget = torch._functorch.config.activation_memory_budget
     yield

@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 from forge_agents.errors import ModelNotFoundError
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
-from forge_trainers.learner.model import check_weights
-from forge_trainers.learner.model_spec import read_config, spec_from_config
+from forge_trainers.learner.model import check_weights, read_config, spec_from_config
 
 
 def changed(folder: Path, **changes: Any) -> dict[str, Any]:

@@ -34,6 +34,8 @@ def rows() -> dict[str, dict[str, Any]]:
         "TP 2, no sequence parallelism",
         "FSDP 2 x TP 2",
         "HSDP 2 x 2",
+        "adapter, FSDP 2",
+        "adapter, TP 2",
         "experts, FSDP 2",
         "experts, FSDP 2, EP 2",
         "experts, TP 2, no sequence parallelism",
@@ -47,6 +49,7 @@ def test_a_layout_computes_what_one_process_does(rows: dict[str, dict[str, Any]]
     assert row["norm"] <= 1e-5
     assert row["weights"] <= 1e-5
     assert row["logprobs"] <= 1e-4
+    assert row["adapter"] <= 1e-3  # as engines get it
 
 
 def test_a_checkpoint_of_any_layout_resumes_in_another(rows: dict[str, dict[str, Any]]):

@@ -13,26 +13,31 @@ import torch
 
 from forge_agents.types import EpisodeBatch
 from forge_trainers.learner.config import LearnerConfig
-from forge_trainers.learner.core import LearnerCore
-from forge_trainers.learner.schedule import Schedule
-
-
-def optimizer() -> torch.optim.Optimizer:
-    return torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], lr=99.0)  # the configuration's rate counts
+from forge_trainers.learner.core import LearnerCore, learning_rate
 
 
 def rates(total: int, **settings: Any) -> list[float]:
-    """What the optimiser's group holds in each step."""
-    adamw = optimizer()
-    schedule = Schedule(LearnerConfig(lr=1.0, **settings), [adamw])
-    schedule.set_total_steps(total)
-    found = []
+    config = LearnerConfig(lr=1.0, **settings)
+    return [learning_rate(config, step, total) for step in range(total)]
+
+
+@pytest.mark.parametrize("decay", ["none", "linear", "cosine", "sqrt"])
+@pytest.mark.parametrize(("warmup", "share", "floor"), [(0, 1.0, 0.0), (3, 0.4, 0.1), (5, 1.0, 0.2), (2, 0.01, 0.0)])
+def test_rates_are_torchtitans(decay: str, warmup: int, share: float, floor: float):
+    from torchtitan.components.optimizer import LRSchedulersContainer
+
+    total, adamw = 12, torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    titans = LRSchedulersContainer.Config(
+        warmup_steps=warmup, decay_ratio=0.0 if decay == "none" else share,
+        decay_type="linear" if decay == "none" else decay, min_lr_factor=floor,
+    ).build(optimizers=[adamw], training_steps=total)  # fmt: skip
+    wanted = []
     for _ in range(total):
-        found.append(adamw.param_groups[0]["lr"])
-        assert schedule.lr == found[-1]
+        wanted.append(adamw.param_groups[0]["lr"])
         adamw.step()
-        schedule.step()
-    return found
+        titans.step()
+    found = rates(total, warmup_steps=warmup, lr_decay=decay, lr_decay_share=share, lr_min_share=floor)
+    assert found == pytest.approx(wanted, rel=1e-12)
 
 
 def test_without_decay_the_rate_stays_after_warm_up():
@@ -58,20 +63,15 @@ def test_a_square_root_falls_fastest_at_first():
     assert found == pytest.approx([1, 0.5, 1 - math.sqrt(0.5), 1 - math.sqrt(0.75)])
 
 
-def test_a_falling_rate_needs_to_know_the_end():
-    adamw = optimizer()
-    schedule = Schedule(LearnerConfig(lr_decay="linear", warmup_steps=2), [adamw])
+def test_a_falling_rate_needs_to_know_the_end(tiny_llama: Path):
+    settings = LearnerConfig(lr_decay="linear", warmup_steps=2, model=str(tiny_llama), threads=1)
     with pytest.raises(ValueError, match="0 are taken and None planned"):
-        _ = schedule.lr
+        learning_rate(settings, 0, None)
     with pytest.raises(ValueError, match="leaves none of the run's 2 steps"):
-        schedule.set_total_steps(2)
-    schedule.set_total_steps(3)
-    for _ in range(3):
-        assert schedule.lr > 0
-        adamw.step()
-        schedule.step()
+        LearnerCore(settings).set_total_steps(2)
+    assert all(learning_rate(settings, step, 3) > 0 for step in range(3))
     with pytest.raises(ValueError, match="3 are taken and 3 planned"):  # TorchTitan's own would turn negative
-        _ = schedule.lr
+        learning_rate(settings, 3, 3)
 
 
 def test_a_longer_run_goes_on_at_the_longer_schedules_rate(

@@ -9,7 +9,7 @@ import forge_agents as fa
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.types import Episode, Trajectory, Turn
 from forge_trainers.learner.config import LearnerConfig
-from forge_trainers.offline.pairs import read_pairs
+from forge_trainers.offline.data import read_pairs
 
 BETA = 0.3
 

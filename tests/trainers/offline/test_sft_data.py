@@ -10,7 +10,7 @@ from forge_agents.errors import RunFolderError
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Message, Trajectory, Turn, VersionSpan
 from forge_trainers.offline.config import SFTConfig
-from forge_trainers.offline.demonstrations import read_demonstrations
+from forge_trainers.offline.data import read_demonstrations
 from forge_trainers.records.run_folder import RunFolder
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from forge_agents.errors import ActorDiedError, ForgeError, RunFolderError
-from forge_trainers.learner.checksums import Sums
+from forge_agents.files import Sums
 from forge_trainers.records.run_folder import saved_reward
 from forge_trainers.rl.credit import Baselines
 from forge_trainers.run.checkpoints import Checkpoints, ProcessRandomness

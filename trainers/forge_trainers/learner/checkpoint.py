@@ -2,6 +2,10 @@
 
 In: state dicts. Out: folders that appear complete. Waits for the disk and the other ranks; a checkpoint is written on
 a thread of its own.
+
+PyTorch unpickles a checkpoint's ``.metadata`` and every value in it that is no tensor, and a pickle may call anything.
+Here the first is read by an unpickler that knows the classes of that file only, the others by ``weights_only``, so a
+folder that anybody may have written is read without running what it holds.
 """
 
 from __future__ import annotations
@@ -12,10 +16,10 @@ import logging
 import os
 import pickle
 import shutil
-from collections.abc import Collection, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path
+import stat
+from collections.abc import Collection
+from concurrent.futures import Future
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -25,12 +29,14 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.tensor import DTensor
 
 from forge_agents.errors import RunFolderError
-from forge_trainers.learner.checkpoint_reader import Planner, Reader
-from forge_trainers.learner.checksums import Sums
+from forge_agents.files import Sums
 
 _log = logging.getLogger(__name__)
 _NONSENSE = (AssertionError, AttributeError, IndexError, KeyError, TypeError)
@@ -38,42 +44,31 @@ _NONSENSE = (AssertionError, AttributeError, IndexError, KeyError, TypeError)
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".safetensors.index.json", ".bin.index.json")
 
 
-class _Stream(io.RawIOBase):
-    """What is written to it goes to `file`, and into `sums`."""
+# ---- writing
 
-    def __init__(self, file: io.IOBase, sums: Sums) -> None:
-        self._file, self._sums = file, sums
 
-    def writable(self) -> bool:
-        return True
+class _SummedFile(io.BufferedWriter):
+    """A new file whose sums are taken on the way."""
+
+    def __init__(self, path: str | os.PathLike[str], sums: Sums) -> None:
+        super().__init__(io.FileIO(path, "wb"))
+        self._sums = sums
 
     def write(self, data: Any) -> int:
-        self._file.write(data)
         self._sums.add(data)
-        return memoryview(data).nbytes
-
-    def tell(self) -> int:
-        return self._sums.size
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def fileno(self) -> int:
-        return self._file.fileno()
+        return super().write(data)
 
 
 class _SummingFileSystem(FileSystem):
+    """Files that are only ever written, and their sums by name."""
+
     def __init__(self) -> None:
         self.sums: dict[str, Sums] = {}
 
-    @contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
-        with super().create_stream(path, mode) as file:
-            if mode != "wb":
-                yield file
-                return
-            sums = self.sums[Path(path).name] = Sums()
-            yield _Stream(file, sums)
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Any:
+        assert mode == "wb"
+        sums = self.sums[Path(path).name] = Sums()
+        return _SummedFile(path, sums)
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
         super().rename(path, new_path)
@@ -81,16 +76,74 @@ class _SummingFileSystem(FileSystem):
 
 
 class _Writer(FileSystemWriter):
-    """PyTorch's writer of distributed checkpoints, which remembers the sums of what it has written."""
+    """PyTorch's writer of one checkpoint into a folder that gets its name last, so none is there half."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.fs = self._summing = _SummingFileSystem()
+        super().__init__(folder.with_name(f".unfinished-{folder.name}"))
+        self.folder = folder
+        self.fs = self.files = _SummingFileSystem()
 
-    @property
-    def sums(self) -> dict[str, list[int]]:
-        """Size and CRCs by file name."""
-        return {name: sums.all for name, sums in self._summing.sums.items()}
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        super().set_up_storage_writer(is_coordinator, *args, **kwargs)
+        if is_coordinator:
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        return state_dict  # nothing is copied: whoever changes these tensors waits first
+
+    def finish(self, metadata: Metadata, results: Any) -> None:
+        super().finish(metadata, results)  # on the first rank, after all have written; what it raises, all hear
+        _put_in_place(Path(self.path), self.folder)
+
+
+class Writer:
+    """Writes one checkpoint at a time while the learner computes: torch's ``async_save``.
+
+    Nothing is copied: what is being written must not change before `wait` has returned. That costs no memory, and a
+    learner changes its weights only in the optimiser's step, which comes last.
+    """
+
+    def __init__(self) -> None:
+        self._group: dist.ProcessGroup | None = None
+        self._under_way: tuple[_Writer, Future[Any]] | None = None
+
+    def start(self, state: dict[str, Any], folder: Path) -> None:
+        """Begin to write `state` to `folder` with torch's distributed checkpoint. All ranks call it together.
+
+        Args:
+            state: Nested dicts of tensors, DTensors and numbers; the same keys on every rank.
+            folder: Appears once everything is written; replaced if it exists.
+        """
+        self.wait()
+        if self._group is None:  # the thread's collectives must not mix with those of training
+            self._group = dist.new_group(backend="gloo")
+        writer = _Writer(folder)
+        saving: Any = state_dict_saver.async_save(state, storage_writer=writer, process_group=self._group)
+        self._under_way = writer, saving
+
+    def wait(self) -> None:
+        """Return once nothing is being written; whether it succeeded, `finish` says."""
+        if self._under_way is not None:
+            self._under_way[1].exception()
+
+    def finish(self) -> dict[str, list[int]]:
+        """Wait for what `start` began.
+
+        Returns:
+            Size and CRCs of the files that this rank wrote, by name; see `forge_agents.files.Sums`.
+
+        Raises:
+            RunFolderError: It could not be written; what the folder held before is still there.
+        """
+        if self._under_way is None:
+            return {}
+        writer, saving = self._under_way
+        try:
+            saving.result()
+        except (CheckpointException, OSError, RuntimeError) as error:  # RuntimeError: torch's, where the disk is full
+            words = " ".join(str(error).split())
+            raise RunFolderError(f"cannot write a checkpoint to {writer.folder}: {words}") from error
+        return {name: sums.all for name, sums in writer.files.sums.items()}
 
 
 def optimizer_state(optimizers: Any) -> dict[str, Any]:
@@ -107,81 +160,70 @@ def optimizer_state(optimizers: Any) -> dict[str, Any]:
     return state
 
 
-class Writer:
-    """Writes one checkpoint at a time, on a thread, while the learner computes.
+# ---- reading
 
-    Nothing is copied: what is being written must not change before `wait` has returned. That costs no memory, and a
-    learner changes its weights only in the optimiser's step, which comes last.
-    """
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._group: dist.ProcessGroup | None = None
-        self._under_way: Future[dict[str, list[int]]] | None = None
-
-    def start(self, state: dict[str, Any], folder: Path) -> None:
-        """Begin to write `state` to `folder` with torch's distributed checkpoint. All ranks call it together.
-
-        The folder gets its name once everything is written, so a killed process leaves none that looks complete.
-
-        Args:
-            state: Nested dicts of tensors, DTensors and numbers; the same keys on every rank.
-            folder: Replaced if it exists.
-
-        Raises:
-            RunFolderError: The folder cannot be written.
-        """
-        self.wait()
-        unfinished = folder.with_name(f".unfinished-{folder.name}")
-        try:
-            if _is_first_rank():
-                folder.parent.mkdir(parents=True, exist_ok=True)
-                shutil.rmtree(unfinished, ignore_errors=True)
-        except OSError as error:
-            raise _unwritable(folder, error) from error
-        if self._group is None:  # the thread's collectives must not mix with those of training
-            self._group = dist.new_group(backend="gloo")
-        _wait_for_ranks()
-        self._under_way = self._thread.submit(_write, state, unfinished, folder, self._group)
-
-    def wait(self) -> None:
-        """Return once nothing is being written; whether it succeeded, `finish` says."""
-        if self._under_way is not None:
-            self._under_way.exception()
-
-    def finish(self) -> dict[str, list[int]]:
-        """Wait for what `start` began; on the first rank, the folder is in place then.
-
-        Returns:
-            Size and CRCs of the files that this rank wrote, by name; see `forge_trainers.learner.checksums`.
-
-        Raises:
-            RunFolderError: It could not be written; what `folder` held before is still there.
-        """
-        return {} if self._under_way is None else self._under_way.result()
+_DCP = "torch.distributed.checkpoint"
+_CLASSES = frozenset(
+    (f"{_DCP}.metadata", name)
+    for name in (
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    )
+) | {(f"{_DCP}.filesystem", "_StorageInfo"), ("torch", "Size"), ("torch.serialization", "_get_layout")}
 
 
-def _write(
-    state: dict[str, Any], unfinished: Path, folder: Path, group: dist.ProcessGroup
-) -> dict[str, list[int]]:
-    writer = _Writer(unfinished)
-    failure: list[str | None] = [None]
-    try:
-        state_dict_saver.save(state, storage_writer=writer, process_group=group)
-        if _is_first_rank():
-            _put_in_place(unfinished, folder)
-    except CheckpointException as error:  # every rank hears of it
-        raise _unwritable(folder, error) from error
-    except (OSError, RuntimeError) as error:  # RuntimeError: torch's, where the disk is full
-        failure = [str(error)]
-    dist.broadcast_object_list(failure, group_src=0, group=group)
-    if failure[0] is not None:
-        raise _unwritable(folder, failure[0])
-    return writer.sums
+class _Reader(FileSystemReader):
+    """PyTorch's reader, for folders that nobody vouches for."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        folder = Path(self.path)
+        with self.fs.create_stream(self._get_metadata_path(kwargs.get("rank")), "rb") as file:
+            found = _Unpickler(file).load()
+        if not isinstance(found, Metadata) or not isinstance(found.storage_data, dict):
+            raise pickle.UnpicklingError(f"{folder / '.metadata'} describes no checkpoint")
+        for name in {str(place.relative_path) for place in found.storage_data.values()}:
+            if name != Path(name).name or not stat.S_ISREG((folder / name).lstat().st_mode):
+                raise pickle.UnpicklingError(f"{folder / '.metadata'} names {name!r}, which is no file of this folder")
+        found.storage_meta = StorageMeta(load_id=self.load_id)
+        return found
 
 
-def _unwritable(folder: Path, error: object) -> RunFolderError:
-    return RunFolderError(f"cannot write a checkpoint to {folder}: {' '.join(str(error).split())}")
+class _Planner(DefaultLoadPlanner):
+    """PyTorch's planner; values that are no tensors are read as tensors are: without calling anything."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        packed = io.BytesIO()
+        torch.save(torch.load(value, weights_only=True), packed)  # nothing but plain values comes through
+        packed.seek(0)
+        super().load_bytes(read_item, packed)
+
+
+class _Unpickler(pickle._Unpickler):
+    """Knows the classes that PyTorch writes into ``.metadata``, and lets their attributes be."""
+
+    dispatch = dict(pickle._Unpickler.dispatch)
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if module in ("pathlib", "pathlib._local") and name == "PosixPath":  # where it was written; not used
+            return PurePosixPath
+        if (module, name) in _CLASSES:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"the checkpoint's .metadata asks for {module}.{name}, which no checkpoint needs")
+
+    def load_build(self) -> None:
+        if isinstance(self.stack[-2], type):  # type: ignore[attr-defined]  # a state would change the class for all
+            raise pickle.UnpicklingError("the checkpoint's .metadata changes a class")
+        super().load_build()  # type: ignore[misc]
+
+    dispatch[pickle.BUILD[0]] = load_build  # type: ignore[assignment]  # of the same class, for mypy of the base
 
 
 def load(state: dict[str, Any], folder: Path, *, optional: Collection[str] = ()) -> dict[str, Any]:
@@ -201,17 +243,20 @@ def load(state: dict[str, Any], folder: Path, *, optional: Collection[str] = ())
     if not (folder / ".metadata").is_file():
         raise RunFolderError(f"{folder} holds no complete checkpoint; choose another, or start without one")
     try:
-        reader = Reader(folder)
+        reader = _Reader(folder)
         stored = {str(name).partition(".")[0] for name in reader.read_metadata().state_dict_metadata}
         wanted = {name: value for name, value in state.items() if name in stored or name not in optional}
         if left := sorted(state.keys() - wanted.keys()):
             _log.warning("%s holds no %s; the run goes on with what it has", folder, ", ".join(left))
-        state_dict_loader.load(wanted, storage_reader=reader, planner=Planner())
+        state_dict_loader.load(wanted, storage_reader=reader, planner=_Planner())
     except pickle.UnpicklingError as error:
         raise RunFolderError(f"{folder} is refused: {error}. Nothing in it was run; ask who made it") from error
     except (CheckpointException, OSError, RuntimeError, ValueError, EOFError, *_NONSENSE) as error:
         raise RunFolderError(f"{folder} does not fit this model ({error}); was it saved by another one?") from error
     return state | wanted
+
+
+# ---- exports
 
 
 def export(

@@ -108,11 +108,7 @@ class Learner:
 
         Args:
             configs: By what their published weights are called. Several need adapters of one shape on one model.
-            name: Said in errors.
-            store: As in `start`.
-            world_size: As in `start`.
-            silence_s: As in `start`.
-            timeout_s: As in `start`.
+            name, store, world_size, silence_s, timeout_s: As in `start`.
 
         Raises:
             ValueError: The learners cannot share a model. Otherwise as `start`.
@@ -197,7 +193,7 @@ class Learner:
         """Wait for the checkpoint that `start_save` began. Raises RunFolderError where it cannot be written.
 
         Returns:
-            Size and CRCs of its files, by name; see `forge_trainers.learner.checksums`.
+            Size and CRCs of its files, by name; see `forge_agents.files.Sums`.
         """
         by_rank: list[dict[str, list[int]]] = await self._call("finish_save", timeout_s=timeout_s)
         return {name: sums for own in by_rank for name, sums in own.items()}

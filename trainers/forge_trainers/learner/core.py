@@ -22,13 +22,11 @@ from forge_agents.models import resolve as models
 from forge_agents.types import EpisodeBatch
 from forge_trainers.batch.layout import Microbatch, Row, lay_out
 from forge_trainers.batch.packing import check_batch
-from forge_trainers.learner import checkpoint as learner_files
-from forge_trainers.learner import lora, titan
-from forge_trainers.learner import model as _parallel
+from forge_trainers.learner import checkpoint, lora, titan
 from forge_trainers.learner.attention import plan_attention
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.measures import flops_per_step, memory, peak_flops, ratio_quantiles
-from forge_trainers.learner.schedule import Schedule
+from forge_trainers.learner.model import Built, Ranks, build_model, free_unsharded, join_ranks
 from forge_trainers.losses.correction import loss_columns
 from forge_trainers.losses.policy_loss import PolicyLoss, logprobs_of
 
@@ -56,23 +54,25 @@ class LearnerCore:
             raise ValueError("share_prefixes=True runs on CPU only; leave it None")
         self.config = config
         self._share = titan.DEVICE_TYPE == "cpu" if config.share_prefixes is None else config.share_prefixes
-        self._ranks: _parallel.Ranks = _parallel.join_ranks(config) if base is None else base._ranks
-        built: _parallel.Built = _parallel.build_model(config, self._ranks) if base is None else base._built
-        self.model: Any = built.model
-        self._built: _parallel.Built = built
+        self._ranks: Ranks = join_ranks(config) if base is None else base._ranks
+        self._built: Built = build_model(config, self._ranks) if base is None else base._built
+        self.model: Any = self._built.model
         self._adapter = None
         if config.lora is not None:
             beside = None if base is None else base._adapter
             self._adapter = lora.Adapter(self.model, seed=config.seed, beside=beside)
-        self._reference = self._start_model() if config.kl_coef > 0 else None
+        self._reference = None  # the start model: this one without its adapter, else a frozen copy
+        if config.kl_coef > 0:
+            alone = self._adapter is None
+            self._reference = build_model(config, self._ranks, trainable=False).model if alone else self.model
         self._loss = titan.ChunkedLossWrapper.Config(num_chunks=1).build()
         self._loss.loss_fn = PolicyLoss(config.loss_settings)  # any callable will do
         self._loss.set_lm_head(self.model.lm_head)
         optimizer = titan.default_adamw(lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
         optimizer.implementation = "fused"
         self._optimizers = optimizer.build(model_parts=[self.model])
-        self._schedule = Schedule(config, self._optimizers)
-        self._writer = learner_files.Writer()
+        self._total_steps: int | None = None
+        self._writer = checkpoint.Writer()
         self.version = 0
         """Number of optimiser steps taken; the version of the weights."""
 
@@ -82,8 +82,17 @@ class LearnerCore:
         return self._built.max_seq_len
 
     def set_total_steps(self, total: int) -> None:
-        """Say how many optimiser steps the run has, for a learning rate that falls; see `Schedule`."""
-        self._schedule.set_total_steps(total)
+        """Say how many optimiser steps the run has, those already taken included, for a learning rate that falls.
+
+        Raises:
+            ValueError: The rate is to fall, and warm-up leaves no step for it.
+        """
+        if self.config.lr_decay != "none" and self.config.warmup_steps >= total:
+            raise ValueError(
+                f"warmup_steps={self.config.warmup_steps} leaves none of the run's {total} steps for "
+                f"lr_decay={self.config.lr_decay!r}; lower warmup_steps or train longer"
+            )
+        self._total_steps = total
 
     def train_step(self, batch: EpisodeBatch) -> dict[str, float]:
         """Learn from one batch: all its microbatches, one optimiser step.
@@ -120,7 +129,7 @@ class LearnerCore:
         num_loss_tokens = float(batch["tokens"]["loss_mask"].sum())
         if num_loss_tokens == 0:
             raise ValueError("no token of the batch is in the loss; there is nothing to learn")
-        lr = self._schedule.lr
+        lr = learning_rate(self.config, self.version, self._total_steps)
         totals: dict[str, torch.Tensor] = {}
         log_ratio_T = torch.zeros(batch["tokens"]["ids"].shape, device=self._ranks.device)
         for i, microbatch in enumerate(microbatches):
@@ -133,7 +142,7 @@ class LearnerCore:
             log_ratio_T[token_S] = self._loss.loss_fn.take_log_ratios()[: token_S.numel()]
         metrics = self._reduce(totals)
         done = time.perf_counter()
-        metrics |= {**self._update(metrics["loss"]), "lr": lr}
+        metrics |= {**self._update(metrics["loss"], lr), "lr": lr}
         end = time.perf_counter()
         num_tokens = int(batch["tokens"]["ids"].numel())
         flops = flops_per_step(self._built.architecture, self.model, batch["samples"]["length"], facts["positions"])
@@ -176,12 +185,14 @@ class LearnerCore:
             if self.config.lora is not None:
                 state = lora.merged(state, self.config.lora.alpha / self.config.lora.rank)
             state = {name: value.to(dtype, copy=True) for name, value in state.items()}
-            state = {name: _parallel.whole_if_experts(value) for name, value in state.items()}
+            for name, value in state.items():
+                if isinstance(value, DTensor) and value.ndim == 3:  # experts: the adapter would name this rank's only
+                    state[name] = value.full_tensor()
             converted: dict[str, Any] = self._built.adapter.to_hf(state)
             # the stacked experts' parts would share one piece of memory
             return {n: value.clone() if ".experts." in n else value.contiguous() for n, value in converted.items()}
 
-    def published_state(self, *, dtype: torch.dtype) -> dict[str, Any]:
+    def published_state(self, dtype: torch.dtype) -> dict[str, Any]:
         """What an engine needs: all weights, as `hf_state_dict`, or the adapter alone, in PEFT's layout."""
         if self._adapter is None:
             return self.hf_state_dict(dtype=dtype)
@@ -190,10 +201,7 @@ class LearnerCore:
             return {name: value.to(dtype) for name, value in adapter.items()}
 
     def save(self, folder: str | Path) -> None:
-        """Write weights, optimiser, schedule, random state and version to `folder`, all or nothing.
-
-        Args:
-            folder: Replaced if it exists.
+        """Write weights, optimiser, random state and version to `folder`, all or nothing; replaces one.
 
         Raises:
             RunFolderError: The folder cannot be written.
@@ -209,7 +217,7 @@ class LearnerCore:
         """Wait for what `start_save` began; it may be called from another thread. Raises what `save` raises.
 
         Returns:
-            Size and CRCs of the files that this rank wrote, by name; see `forge_trainers.learner.checksums`.
+            Size and CRCs of the files that this rank wrote, by name; see `forge_agents.files.Sums`.
         """
         return self._writer.finish()
 
@@ -225,48 +233,45 @@ class LearnerCore:
             RunFolderError: There is no complete checkpoint, or it belongs to another model.
         """
         self._enter()
-        _parallel.free_unsharded(self.model)
+        free_unsharded(self.model)
         self._writer.wait()
-        state = learner_files.load(self._state(), Path(folder), optional=("random",))
+        state = checkpoint.load(self._state(), Path(folder), optional=("random",))
         self.model.load_state_dict(state["model"], strict=self._adapter is None)
         self._optimizers.load_state_dict(state["optimizer"])
-        self._schedule.load_state_dict(state["schedule"])
         torch.set_rng_state(state["random"])
         self.version = int(state["version"])
         return self.version
 
-    def export(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> Path:
+    def export(self, folder: str | Path, dtype: torch.dtype | str | None = None) -> Path:
         """Write a Hugging Face model folder: safetensors, config.json and the tokenizer's files.
 
         Of an adapter it is the model with the adapter merged; ``adapter/`` in it holds the adapter alone, as PEFT does.
 
         Args:
             folder: Appears when complete; an existing one is replaced.
-            dtype: Of the stored weights; None for that of the model trained.
+            dtype: Of the stored weights, or its name; None for that of the model trained.
         """
         source = Path(self.config.model)
-        dtype = dtype or getattr(torch, models.dtype_of(source))
+        dtype = dtype or models.dtype_of(source)
+        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
         state, adapter = self.hf_state_dict(dtype=dtype), None
         if self.config.lora is not None:
             weights = lora.peft_state(self._whole_state(), self._built.adapter)
             adapter = (weights, lora.peft_config(self.config.lora, self.config.model))
-        return learner_files.export(state, source, Path(folder), dtype=dtype, adapter=adapter)
-
-    def _start_model(self) -> Any:
-        """A frozen model of the start weights: this one where its adapter can be switched off, else a second."""
-        if self._adapter is not None:
-            return self.model
-        return _parallel.build_model(self.config, self._ranks, trainable=False).model
+        return checkpoint.export(state, source, Path(folder), dtype=dtype, adapter=adapter)
 
     def _enter(self) -> None:
         """Put this learner's adapter into the model; another learner of the same model may have worked since."""
         if self._adapter is not None and self._adapter.enter():
-            _parallel.free_unsharded(self.model)
+            free_unsharded(self.model)
 
     def _whole_state(self) -> dict[str, Any]:
         """The model's tensors by TorchTitan's names, plain where this rank has all of them."""
         self._enter()
-        return {name: _parallel.plain_if_whole(value) for name, value in self.model.state_dict().items()}
+        return {
+            name: value.to_local() if isinstance(value, DTensor) and value.device_mesh.size() == 1 else value
+            for name, value in self.model.state_dict().items()
+        }
 
     def _learned(self) -> dict[str, Any]:
         """What training changes. Of an adapter it is a copy: the next learner of the model takes the place of it."""
@@ -279,8 +284,7 @@ class LearnerCore:
     def _state(self) -> dict[str, Any]:
         return {
             "model": self._learned(),
-            "optimizer": learner_files.optimizer_state(self._optimizers),
-            "schedule": self._schedule.state_dict(),
+            "optimizer": checkpoint.optimizer_state(self._optimizers),
             "random": torch.get_rng_state(),
             "version": self.version,
         }
@@ -350,7 +354,7 @@ class LearnerCore:
                     logits = model.lm_head(hidden_1SD[:, chunk])
                     found.append(logprobs_of(logits, labels_S[chunk][None], temperature=self.config.temperature)[0])
             out_T[row.token_S.to(out_T.device)] = torch.cat(found)[: row.token_S.numel()]
-        _parallel.free_unsharded(model)
+        free_unsharded(model)
         return self._over_ranks(out_T)
 
     def _over_ranks(self, values_T: torch.Tensor) -> torch.Tensor:
@@ -364,10 +368,10 @@ class LearnerCore:
         metrics = {}
         for name, value in totals.items():
             over_ranks = titan.dist_utils.dist_max if name.endswith("/max") else titan.dist_utils.dist_sum
-            metrics[_METRICS[name]] = float(over_ranks(value.detach(), mesh))
+            metrics[name.partition("/")[0]] = float(over_ranks(value.detach(), mesh))
         return metrics
 
-    def _update(self, loss: float) -> dict[str, float]:
+    def _update(self, loss: float, lr: float) -> dict[str, float]:
         grad_norm = float(
             titan.dist_utils.clip_grad_norm_(
                 list(self.model.parameters()), self.config.max_grad_norm, foreach=True, ep_enabled=self.config.ep > 1
@@ -379,25 +383,13 @@ class LearnerCore:
                 f"the loss is {loss:g} and the gradient norm {grad_norm:g} at version {self.version}; the weights are "
                 "unchanged. Lower lr or max_grad_norm, or compute in float32"
             )
-        self._writer.wait()
+        for group in (group for optimizer in self._optimizers for group in optimizer.param_groups):
+            group["lr"] = lr
+        self._writer.wait()  # a checkpoint under way reads these very tensors
         self._optimizers.step()
-        self._schedule.step()
         self._optimizers.zero_grad()
         self.version += 1
         return {"grad_norm": grad_norm, "version": float(self.version)}
-
-
-_METRICS = {
-    "loss/mean": "loss",
-    "ratio/mean": "ratio_mean",
-    "clip_fraction/mean": "clip_fraction",
-    "correction/mean": "correction",
-    "corrected_fraction/mean": "corrected_fraction",
-    "kl/mean": "kl",
-    "entropy/mean": "entropy",
-    "logprob_gap/mean": "logprob_gap_mean",
-    "logprob_gap/max": "logprob_gap_max",
-}
 
 
 def _select(hidden_1LD: torch.Tensor, source_S: torch.Tensor) -> torch.Tensor:
@@ -406,3 +398,33 @@ def _select(hidden_1LD: torch.Tensor, source_S: torch.Tensor) -> torch.Tensor:
         mesh = hidden_1LD.device_mesh
         source_S = DTensor.from_local(source_S, mesh, [Replicate()] * mesh.ndim)
     return hidden_1LD.index_select(1, source_S)
+
+
+def learning_rate(config: LearnerConfig, step: int, total: int | None) -> float:
+    """The rate of a step: warm-up, stable, decay (arXiv 2404.06395), counted as TorchTitan does.
+
+    It is a function of these arguments alone, so a resumed run that is made longer goes on at the rate that the longer
+    schedule has at that step.
+
+    Args:
+        config: Says how the rate moves.
+        step: Steps taken before.
+        total: Steps of the run; None where nobody has said.
+
+    Raises:
+        ValueError: The rate is to fall and `total` is None, or all those steps are taken.
+    """
+    falls = config.lr_decay != "none"
+    if falls and (total is None or step >= total):
+        raise ValueError(
+            f"lr_decay={config.lr_decay!r} needs the run's number of steps, {step} are taken and {total} planned; "
+            "call set_total_steps with more"
+        )
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    if not falls or total is None:
+        return config.lr
+    decay = min(round(total * config.lr_decay_share), total - config.warmup_steps)
+    progress = max(0, step - total + decay) / max(1, decay)  # 1 would be reached one step after the last
+    left = {"linear": 1 - progress, "sqrt": 1 - math.sqrt(progress), "cosine": (1 + math.cos(math.pi * progress)) / 2}
+    return config.lr * (config.lr_min_share + (1 - config.lr_min_share) * left[config.lr_decay])

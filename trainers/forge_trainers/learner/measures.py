@@ -75,14 +75,9 @@ def peak_flops(dtype: torch.dtype) -> float:
 
 
 def memory() -> dict[str, float]:
-    """``peak_rss_bytes``, and on an accelerator ``peak_device_bytes`` that torch has allocated there."""
-    found = {"peak_rss_bytes": float(peak_rss_bytes())}
+    """``peak_rss_bytes`` of this process, on an accelerator also ``peak_device_bytes`` that torch has allocated."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = {"peak_rss_bytes": float(peak if sys.platform == "darwin" else peak * 1024)}
     if titan.DEVICE_TYPE != "cpu":
         found["peak_device_bytes"] = float(titan.device_utils.device_module.max_memory_allocated())
     return found
-
-
-def peak_rss_bytes() -> int:
-    """Most resident memory this process ever had."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,36 +1,58 @@
-"""Process group, device mesh and model of one learner rank.
+"""A Hugging Face folder as a TorchTitan model on this rank: process group and mesh, shape, weights.
 
-In: a `LearnerConfig`. Out: `Built`: the parallelised TorchTitan model with the folder's weights. Waits for the other
-ranks, at most `collective_timeout_s` seconds each time.
+In: a `LearnerConfig`. Out: `Ranks`, and `Built`: the parallelised model (Llama or Qwen3) with the folder's weights.
+Waits for the other ranks, at most `collective_timeout_s` seconds each time.
+
+Axes: R tokens sent to the experts of this rank, D hidden size, E experts, F hidden size of an expert.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from forge_agents.errors import ModelNotFoundError
+from forge_agents.errors import ModelNotFoundError, did_you_mean
 from forge_trainers.learner import titan
 from forge_trainers.learner.attention import PackedAttention
 from forge_trainers.learner.config import LearnerConfig
-from forge_trainers.learner.experts import num_experts
 from forge_trainers.learner.lora import adapted, is_adapter, lower_base
-from forge_trainers.learner.model_spec import read_config, spec_from_config
 
+SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
+"""Values of ``architectures[0]`` in a config.json that the learner can train."""
+
+_ONES = {"weight": torch.nn.init.ones_}
+_NORMAL = {"weight": partial(torch.nn.init.normal_, std=0.02), "bias": torch.nn.init.zeros_}
+_REQUIRED = ("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+             "max_position_embeddings")  # fmt: skip
+_REQUIRED_OF_EXPERTS = ("moe_intermediate_size", "num_experts_per_tok")
+# Options that TorchTitan's blocks do not compute; any other value would train a different model in silence.
+_ONLY_VALUES: dict[str, tuple[Any, ...]] = {
+    "attention_bias": (False, None),
+    "mlp_bias": (False, None),
+    "hidden_act": ("silu",),
+    "use_sliding_window": (False, None),
+    "attention_dropout": (0, 0.0, None),
+    "pretraining_tp": (1, None),
+    "partial_rotary_factor": (1, 1.0, None),
+    "quantization_config": (None,),
+}
 _FLOATS = ("F64", "F32", "BF16", "F16")
 """Types of stored weights, as safetensors calls them."""
 
@@ -150,6 +172,12 @@ def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) 
     spec.model.update_from_config(config=SimpleNamespace(parallelism=ranks.parallelism))
     if config.lora is not None:
         spec.model = adapted(spec.model, config.lora)
+    recomputed = {
+        "none": None,
+        "selective": titan.SelectiveAC.Config(),
+        "full": titan.FullAC.Config(),
+        "memory_budget": titan.MemoryBudgetAC.Config(memory_budget=config.memory_budget),
+    }
     dtype = "float32" if trainable else config.compute_dtype
     with torch.device("meta"), titan.device_utils.set_default_dtype(titan.TORCH_DTYPE_MAP[dtype]):
         model = spec.model.build()
@@ -168,10 +196,10 @@ def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) 
         ),
         parallelism=ranks.parallelism,
         compile_config=titan.CompileConfig(enable=config.compile, components=["model"]),
-        ac_config=_checkpointing(config) if trainable else None,
+        ac_config=recomputed[config.activation_checkpointing] if trainable else None,
         dump_folder=config.dump_folder or tempfile.gettempdir(),
     )
-    for module in fsdp_modules(model):
+    for module in (m for m in model.modules() if isinstance(m, FSDPModule)):
         # TorchTitan's gradient_divide_factor=1.0 makes FSDP ask for PREMUL_SUM, which gloo lacks; SUM is the same sum
         module.set_force_sum_reduction_for_comms(True)
         if ranks.dp_size == 1:  # the same factor, without a division that copies every gradient
@@ -197,18 +225,6 @@ def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) 
         max_seq_len=max_seq_len,
         hidden_size=hf_config["hidden_size"],
     )
-
-
-def _checkpointing(config: LearnerConfig) -> Any:
-    """TorchTitan's configuration of what is recomputed; None for nothing."""
-    match config.activation_checkpointing:
-        case "selective":
-            return titan.SelectiveAC.Config()
-        case "full":
-            return titan.FullAC.Config()
-        case "memory_budget":
-            return titan.MemoryBudgetAC.Config(memory_budget=config.memory_budget)
-    return None
 
 
 def check_device(config: LearnerConfig) -> None:
@@ -242,18 +258,14 @@ def check_degrees(config: LearnerConfig, hf_config: Mapping[str, Any]) -> None:
         )
 
 
-def fsdp_modules(model: torch.nn.Module) -> Iterator[FSDPModule]:
-    """The modules whose parameters are sharded as units."""
-    return (module for module in model.modules() if isinstance(module, FSDPModule))
-
-
 def free_unsharded(model: torch.nn.Module) -> None:
     """Drop the compute copies of the weights after a forward pass without backward pass.
 
     The next forward pass would use them although the weights have changed since.
     """
-    for module in fsdp_modules(model):
-        module.reshard()
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 @torch.no_grad()
@@ -306,13 +318,202 @@ def check_weights(folder: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def whole_if_experts(tensor: torch.Tensor) -> torch.Tensor:
-    """A layer's stacked experts, gathered: TorchTitan's adapter would name those of this rank only."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) and tensor.ndim == 3 else tensor
+# ---- the model's shape, from config.json
 
 
-def plain_if_whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A DTensor on a mesh of one rank as the plain tensor it holds."""
-    if isinstance(tensor, DTensor) and tensor.device_mesh.size() == 1:
-        return tensor.to_local()
-    return tensor
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """Read ``config.json`` of a model folder.
+
+    Raises:
+        ModelNotFoundError: The folder or its config.json is missing, or the file is not a JSON object.
+    """
+    path = Path(folder) / "config.json"
+    try:
+        config = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ModelNotFoundError(
+            f"{folder} holds no config.json; give the folder of a Hugging Face model (forge-agents download ID)"
+        ) from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ModelNotFoundError(f"{path} is not valid JSON ({error}); download the model again") from error
+    if not isinstance(config, dict):
+        raise ModelNotFoundError(f"{path} holds a {type(config).__name__}, not an object; download the model again")
+    return config
+
+
+def spec_from_config(
+    config: Mapping[str, Any], *, inner_attention: Any, max_seq_len: int | None = None, fuse_qkv: bool = True
+) -> Any:
+    """Build the TorchTitan ``ModelSpec`` of a Hugging Face configuration.
+
+    Tied embeddings, a head_dim other than hidden_size / heads, RMSNorm's epsilon and Llama-3 RoPE scaling are
+    taken over. The spec's state-dict adapter converts weights between both naming schemes.
+
+    Args:
+        config: The content of config.json.
+        inner_attention: TorchTitan attention config, a ``VarlenAttention.Config`` or a subclass.
+        max_seq_len: Longest position that will be asked for, in tokens; sizes the RoPE cache. None: the model's own
+            ``max_position_embeddings``.
+        fuse_qkv: Compute queries, keys and values as one product; adapters need them apart.
+
+    Raises:
+        ValueError: The architecture or one of its options is not supported; the message lists what is.
+    """
+    _check_supported(config)
+    is_llama = config["architectures"][0] == "LlamaForCausalLM"
+    dim, vocab_size = config["hidden_size"], config["vocab_size"]
+    num_heads = config["num_attention_heads"]
+    num_kv_heads = config.get("num_key_value_heads") or num_heads
+    head_dim = config.get("head_dim") or dim // num_heads
+    tied = bool(config.get("tie_word_embeddings", False))
+
+    def norm(size: int) -> Any:
+        return titan.RMSNorm.Config(normalized_shape=size, eps=config.get("rms_norm_eps", 1e-6), param_init=_ONES)
+
+    rope = _rope(config, titan.ComplexRoPE if is_llama else titan.CosSinRoPE, head_dim, max_seq_len)
+    block = titan.Llama3TransformerBlock if is_llama else titan.Qwen3TransformerBlock
+    layers = [
+        block.Config(
+            attention_norm=norm(dim),
+            ffn_norm=norm(dim),
+            attention=titan.make_gqa_config(
+                dim=dim, n_heads=num_heads, n_kv_heads=num_kv_heads, fuse_qkv=fuse_qkv, rope=rope,
+                # TorchTitan derives head_dim and the default softmax scale from dim / heads when it is None
+                head_dim=None if is_llama and head_dim == dim // num_heads else head_dim,
+                qk_norm=None if is_llama else norm(head_dim),
+                wqkv_param_init=_NORMAL, wo_param_init=_NORMAL, inner_attention=inner_attention,
+            ),
+            **({"moe": moe_config(config, param_init=_NORMAL["weight"])} if has_experts(config, layer) else
+               {"feed_forward": titan.make_ffn_config(
+                   dim=dim, hidden_dim=config["intermediate_size"], w1_param_init=_NORMAL, w2w3_param_init=_NORMAL
+               )}),
+        )
+        for layer in range(config["num_hidden_layers"])
+    ]  # fmt: skip
+    embedding_init = {"weight": titan.skip_param_init} if tied else _NORMAL
+    model = (titan.Llama3Model if is_llama else titan.Qwen3Model).Config(
+        dim=dim, vocab_size=vocab_size, enable_weight_tying=tied, norm=norm(dim), layers=layers,
+        tok_embeddings=titan.Embedding.Config(
+            num_embeddings=vocab_size, embedding_dim=dim, param_init=embedding_init
+        ),
+        lm_head=titan.Linear.Config(in_features=dim, out_features=vocab_size, param_init=_NORMAL),
+    )  # fmt: skip
+    return titan.ModelSpec(
+        name="llama3" if is_llama else "qwen3",
+        flavor="hf",
+        model=model,
+        parallelize_fn=titan.parallelize_llama if is_llama else titan.parallelize_qwen3,
+        pipelining_fn=titan.pipeline_llm,
+        post_optimizer_build_fn=None,
+        state_dict_adapter=titan.Llama3StateDictAdapter if is_llama else titan.Qwen3StateDictAdapter,
+    )
+
+
+def _check_supported(config: Mapping[str, Any]) -> None:
+    names = config.get("architectures") or ["(none named)"]
+    if names[0] not in SUPPORTED_ARCHITECTURES:
+        raise ValueError(
+            f"architecture {names[0]!r} cannot be trained; supported: {', '.join(SUPPORTED_ARCHITECTURES)}."
+            + did_you_mean(str(names[0]), SUPPORTED_ARCHITECTURES)
+        )
+    required = (*_REQUIRED, *(_REQUIRED_OF_EXPERTS if num_experts(config) else ()))
+    missing = [key for key in required if not isinstance(config.get(key), int)]
+    if missing:
+        raise ValueError(f"config.json lacks whole numbers for {', '.join(missing)}; download the model again")
+    for key, allowed in _ONLY_VALUES.items():
+        if key in config and config[key] not in allowed:
+            raise ValueError(f"{key}={config[key]!r} is not supported by the learner; supported: {allowed[0]!r}")
+
+
+def _rope(config: Mapping[str, Any], kind: Any, head_dim: int, max_seq_len: int | None) -> Any:
+    # transformers >= 5 writes rope_parameters; older files hold rope_theta and rope_scaling
+    given = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
+    theta = float(given.get("rope_theta", config.get("rope_theta", 10000.0)))
+    own_limit = config["max_position_embeddings"]
+    if max_seq_len is not None and max_seq_len > own_limit:
+        raise ValueError(f"max_seq_len={max_seq_len} exceeds the model's {own_limit} positions; lower it")
+    common = {"dim": head_dim, "max_seq_len": max_seq_len or own_limit, "theta": theta}
+    scaling = given.get("rope_type", given.get("type", "default"))
+    if scaling == "default":
+        return kind.Config(**common)
+    if scaling == "llama3" and kind is titan.ComplexRoPE:
+        keys = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        return kind.Config(
+            scaling="llama", scaling_factor=given["factor"], **{key: given[key] for key in keys}, **common
+        )
+    raise ValueError(
+        f"RoPE scaling {scaling!r} of {config['architectures'][0]} is not supported; supported: 'default' for both "
+        "families and 'llama3' for Llama"
+    )
+
+
+class Experts(titan.GroupedExperts):  # type: ignore[misc]  # torchtitan is untyped
+    """TorchTitan's grouped experts in the type of their input; its own compute in bfloat16 whatever they are given."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(titan.GroupedExperts.Config):  # type: ignore[misc]  # torchtitan is untyped
+        """As ``GroupedExperts.Config``."""
+
+    def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
+        """Apply each expert to its tokens.
+
+        Args:
+            x_RD: Tokens, sorted by expert.
+            num_tokens_per_expert_E: How many belong to each.
+
+        Returns:
+            [R, D], the type of `x_RD`.
+        """
+        weights = (self.w1_EFD, self.w3_EFD, self.w2_EDF)
+        gate, up, down = (w.to_local() if isinstance(w, DTensor) else w for w in weights)
+        gate, up, down = (w.transpose(-2, -1) for w in (gate, up, down))
+        ends_E = num_tokens_per_expert_E.cumsum(0, dtype=torch.int32)
+        hidden = F.silu(F.grouped_mm(x_RD, gate, offs=ends_E)) * F.grouped_mm(x_RD, up, offs=ends_E)
+        return F.grouped_mm(hidden, down, offs=ends_E)
+
+
+def num_experts(config: Mapping[str, Any]) -> int:
+    """Experts of each mixture layer; 0 of a dense model."""
+    return int(config.get("num_experts") or config.get("num_local_experts") or 0)
+
+
+def has_experts(config: Mapping[str, Any], layer: int) -> bool:
+    """Whether a layer of a Qwen3 mixture is one; the others are dense."""
+    every = config.get("decoder_sparse_step") or 1
+    return num_experts(config) > 0 and layer not in (config.get("mlp_only_layers") or ()) and (layer + 1) % every == 0
+
+
+def moe_config(config: Mapping[str, Any], *, param_init: Any) -> Any:
+    """The mixture of a Qwen3 layer: softmax over all experts, the best few weighted by it.
+
+    There is no load balancing: neither TorchTitan's bias, which the model does not have, nor the auxiliary loss of
+    pre-training.
+
+    Args:
+        config: The content of config.json.
+        param_init: Initialises a weight in place.
+    """
+    dim, count, top_k = config["hidden_size"], num_experts(config), config["num_experts_per_tok"]
+    return titan.make_moe_config(
+        num_experts=count,
+        load_balance_coeff=None,
+        router=titan.make_router_config(
+            dim=dim,
+            num_experts=count,
+            gate_param_init={"weight": param_init},
+            top_k=top_k,
+            score_func="softmax",
+            route_norm=bool(config.get("norm_topk_prob", False)),
+        ),
+        routed_experts=titan.RoutedExperts.Config(
+            inner_experts=Experts.Config(
+                dim=dim,
+                hidden_dim=config["moe_intermediate_size"],
+                num_experts=count,
+                param_init=dict.fromkeys(("w1_EFD", "w2_EDF", "w3_EFD"), param_init),
+            ),
+            token_dispatcher=titan.make_token_dispatcher_config(
+                num_experts=count, top_k=top_k, comm_backend="standard"
+            ),
+        ),
+    )

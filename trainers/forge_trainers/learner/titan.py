@@ -45,15 +45,11 @@ def _import_with_the_device_that_exists() -> str:
 DEVICE_TYPE = _import_with_the_device_that_exists()
 """Torch device type of the learner on this machine: ``"cpu"``, ``"cuda"``, ..."""
 
-# ruff: noqa: E402  (the imports below must follow the device choice above)
+# the imports below must follow the device choice above
 from torchtitan.components.checkpointer.utils import canonical_fqn
 from torchtitan.components.lora import LoRAConverter
 from torchtitan.components.loss import ChunkedLossWrapper
-from torchtitan.components.optimizer import (
-    LRSchedulersContainer,
-    OptimizersContainer,
-    default_adamw,
-)
+from torchtitan.components.optimizer import default_adamw
 from torchtitan.config import (
     TORCH_DTYPE_MAP,
     CommConfig,
@@ -66,17 +62,8 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.distributed.activation_checkpoint import FullAC, MemoryBudgetAC, SelectiveAC
 from torchtitan.distributed.pipeline_parallel import pipeline_llm
-from torchtitan.models.common import (
-    ComplexRoPE,
-    CosSinRoPE,
-    Embedding,
-    Linear,
-    RMSNorm,
-)
-from torchtitan.models.common.attention import (
-    VarlenAttention,
-    create_varlen_metadata_for_document,
-)
+from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, Linear, RMSNorm
+from torchtitan.models.common.attention import VarlenAttention, create_varlen_metadata_for_document
 from torchtitan.models.common.config_utils import (
     make_ffn_config,
     make_gqa_config,
@@ -86,66 +73,8 @@ from torchtitan.models.common.config_utils import (
 )
 from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
 from torchtitan.models.common.param_init import skip_param_init
-from torchtitan.models.llama3 import (
-    Llama3Model,
-    Llama3StateDictAdapter,
-    Llama3TransformerBlock,
-    parallelize_llama,
-)
-from torchtitan.models.qwen3 import (
-    Qwen3Model,
-    Qwen3StateDictAdapter,
-    Qwen3TransformerBlock,
-    parallelize_qwen3,
-)
+from torchtitan.models.llama3 import Llama3Model, Llama3StateDictAdapter, Llama3TransformerBlock, parallelize_llama
+from torchtitan.models.qwen3 import Qwen3Model, Qwen3StateDictAdapter, Qwen3TransformerBlock, parallelize_qwen3
 from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.protocols.module import Module
 from torchtitan.tools import utils as device_utils
-
-__all__ = [
-    "DEVICE_TYPE",
-    "TORCH_DTYPE_MAP",
-    "ChunkedLossWrapper",
-    "CommConfig",
-    "CompileConfig",
-    "ComplexRoPE",
-    "CosSinRoPE",
-    "DebugConfig",
-    "Embedding",
-    "FullAC",
-    "GroupedExperts",
-    "LRSchedulersContainer",
-    "Linear",
-    "Llama3Model",
-    "Llama3StateDictAdapter",
-    "Llama3TransformerBlock",
-    "LoRAConverter",
-    "MemoryBudgetAC",
-    "ModelSpec",
-    "Module",
-    "OptimizersContainer",
-    "ParallelDims",
-    "ParallelismConfig",
-    "Qwen3Model",
-    "Qwen3StateDictAdapter",
-    "Qwen3TransformerBlock",
-    "RMSNorm",
-    "RoutedExperts",
-    "SelectiveAC",
-    "TrainingConfig",
-    "VarlenAttention",
-    "canonical_fqn",
-    "create_varlen_metadata_for_document",
-    "default_adamw",
-    "device_utils",
-    "dist_utils",
-    "make_ffn_config",
-    "make_gqa_config",
-    "make_moe_config",
-    "make_router_config",
-    "make_token_dispatcher_config",
-    "parallelize_llama",
-    "parallelize_qwen3",
-    "pipeline_llm",
-    "skip_param_init",
-]

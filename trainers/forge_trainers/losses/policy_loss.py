@@ -126,7 +126,8 @@ class PolicyLoss:
                 ``reference_logprobs``, and what `forge_trainers.losses.correction.loss_columns` made.
 
         Returns:
-            The loss, and metrics that add up over chunks (``/mean``) or of which the largest counts (``/max``).
+            The loss, and metrics that add up over chunks (``NAME/mean``) or of which the largest counts (``NAME/max``);
+            TorchTitan's wrapper goes by these ends.
         """
         settings, rule = self._settings, self._settings.correction
         column = {name: value[0] for name, value in columns_1S.items()}
@@ -168,14 +169,14 @@ class PolicyLoss:
             gap_S = torch.where(valid_S, (now_S - sampler_S).abs(), 0.0)
             metrics = {
                 "loss/mean": loss.detach(),
-                "ratio/mean": mean(limited(now_S - sampler_S).exp()),
+                "ratio_mean/mean": mean(limited(now_S - sampler_S).exp()),
                 "clip_fraction/mean": mean(clipped_S),
                 "correction/mean": mean(correction_S),
                 "corrected_fraction/mean": mean(corrected_S),
                 "kl/mean": mean(kl_S),
                 "entropy/mean": mean(entropy_S),
-                "logprob_gap/mean": mean(gap_S),
-                "logprob_gap/max": gap_S.max(),
+                "logprob_gap_mean/mean": mean(gap_S),
+                "logprob_gap_max/max": gap_S.max(),
             }
         return loss, metrics
 

@@ -144,35 +144,26 @@ def register_loss(
 
     The function must be pure: it is called on chunks of a sequence, in any order, in the learner's processes.
 
-    Args:
-        name: A word. A name may be taken once; registering the same function again is no error.
-        reduction: See `Reduction`.
-        clip: Published clip ranges below and above 1.
-        sequence_ratio: Whether it reads `TokenInputs.sequence_log_ratio_S`.
-        credit: The advantages it is published with, a `forge_agents.Credit` or a mapping of its settings; None is
-            GRPO's.
-        correction: What it does about samples of another policy; None: its ratio is taken to the sampler.
-        denominator: See `Denominator`.
-        refills: Times a step replaces groups that teach nothing.
+    A name may be taken once; registering the same function again is no error. `Loss` explains the arguments: what the
+    loss was published with, and holds where nothing else is set.
 
     Raises:
         ValueError: The name is taken by another function, or an argument is out of range.
     """
 
     def register(function: LossFunction) -> LossFunction:
-        add_loss(
-            Loss(
-                name=name,
-                function=function,
-                reduction=reduction,
-                clip=clip,
-                sequence_ratio=sequence_ratio,
-                credit=credit or {},
-                correction=correction or Correction(),
-                denominator=denominator,
-                refills=refills,
-            )
+        loss = Loss(
+            name=name,
+            function=function,
+            reduction=reduction,
+            clip=clip,
+            sequence_ratio=sequence_ratio,
+            credit=credit or {},
+            correction=correction or Correction(),
+            denominator=denominator,
+            refills=refills,
         )
+        add_loss(loss)
         return function
 
     return register

@@ -17,8 +17,7 @@ from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime.hosts import Hosts
 from forge_trainers.learner.client import Learner
 from forge_trainers.offline.config import DPOConfig
-from forge_trainers.offline.demonstrations import Dataset, Gathered
-from forge_trainers.offline.pairs import Pair, read_pairs
+from forge_trainers.offline.data import Dataset, Gathered, Pair, packed, read_pairs
 from forge_trainers.offline.trainer import OfflineTrainer, learner_metrics
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class DPOTrainer(OfflineTrainer[Pair]):
-    """Teaches a policy to prefer the better of two answers; see `forge_trainers.offline.pairs.read_pairs` for the data.
+    """Teaches a policy to prefer the better of two answers; see `forge_trainers.offline.data.read_pairs` for the data.
 
     The loss of a pair is ``-log sigmoid(m)``, ``m = beta * (log p(c) / p0(c) - log p(r) / p0(r))`` with the chosen c,
     the rejected r and the frozen start model p0 (DPO, arXiv 2305.18290, eq. 7). Its gradient is that of
@@ -42,6 +41,7 @@ class DPOTrainer(OfflineTrainer[Pair]):
         mesh: Where the learner runs; None: on this host.
     """
 
+    config: DPOConfig
     title = "dpo"
 
     def __init__(
@@ -51,13 +51,9 @@ class DPOTrainer(OfflineTrainer[Pair]):
         out_dir: str | os.PathLike[str] = "runs/dpo",
         mesh: Hosts | None = None,
     ) -> None:
-        self.config = config or DPOConfig()
-        super().__init__(policy, self.config, out_dir, mesh)
+        super().__init__(policy, config or DPOConfig(), out_dir, mesh)
         self._start: dict[bytes, tuple[float, float]] = {}
         """The start model's log-probability of a pair's chosen and rejected streams, by the pair's content."""
-
-    def __enter__(self) -> DPOTrainer:
-        return self
 
     def _gather(self, dataset: Dataset, renderer: Renderer, room: int, reward: Reward | None) -> Gathered[Pair]:
         return read_pairs(dataset, renderer, self.config, policy=self.policy.name, room=room, reward=reward)
@@ -116,9 +112,7 @@ class DPOTrainer(OfflineTrainer[Pair]):
 
 
 def _packed(items: Sequence[Pair]) -> EpisodeBatch:
-    from forge_trainers.batch.packing import pack
-
-    return pack([stream.sample() for pair in items for stream in (*pair.chosen, *pair.rejected)])
+    return packed(stream for pair in items for stream in (*pair.chosen, *pair.rejected))
 
 
 def _owners(items: Sequence[Pair]) -> tuple[torch.Tensor, torch.Tensor]:

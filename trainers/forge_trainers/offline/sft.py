@@ -16,8 +16,7 @@ from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime.hosts import Hosts
 from forge_trainers.learner.client import Learner
 from forge_trainers.offline.config import SFTConfig
-from forge_trainers.offline.conversations import Demonstration
-from forge_trainers.offline.demonstrations import Dataset, Gathered, read_demonstrations
+from forge_trainers.offline.data import Dataset, Demonstration, Gathered, packed, read_demonstrations
 from forge_trainers.offline.trainer import OfflineTrainer, learner_metrics
 
 if TYPE_CHECKING:
@@ -39,18 +38,16 @@ class SFTEval:
 class SFTTrainer(OfflineTrainer[Demonstration]):
     """Teaches a policy to answer as in given conversations or episodes.
 
-    `forge_trainers.offline.demonstrations.Dataset` says which.
+    `forge_trainers.offline.data.Dataset` says which.
 
     Args:
         policy: The model that learns.
         config: Settings.
         out_dir: The run's folder. Where it holds a run already, training continues from its newest checkpoint.
         mesh: Where the learner runs; None: on this host.
-
-    The learner starts with the first call that needs it and stops with `close`, at the end of a ``with`` block or of
-    the program.
     """
 
+    config: SFTConfig
     title = "sft"
 
     def __init__(
@@ -60,8 +57,7 @@ class SFTTrainer(OfflineTrainer[Demonstration]):
         out_dir: str | os.PathLike[str] = "runs/sft",
         mesh: Hosts | None = None,
     ) -> None:
-        self.config = config or SFTConfig()
-        super().__init__(policy, self.config, out_dir, mesh)
+        super().__init__(policy, config or SFTConfig(), out_dir, mesh)
 
     def evaluate(self, dataset: Dataset, *, reward: Reward | None = None) -> SFTEval:
         """How well the current weights predict the answers in `dataset`; nothing is learned.
@@ -70,11 +66,7 @@ class SFTTrainer(OfflineTrainer[Demonstration]):
             dataset: As in `fit`; `too_long`, `min_reward` and `best_per_group` of the settings hold here, too.
             reward: What episodes are filtered by.
         """
-        items = self._read(dataset, reward).items
-        return self._loop.run(self._evaluate(items))
-
-    def __enter__(self) -> SFTTrainer:
-        return self
+        return self._loop.run(self._evaluate(self._read(dataset, reward).items))
 
     def _gather(
         self, dataset: Dataset, renderer: Renderer, room: int, reward: Reward | None
@@ -84,10 +76,7 @@ class SFTTrainer(OfflineTrainer[Demonstration]):
         )
 
     async def _learn(self, learner: Learner, items: Sequence[Demonstration]) -> dict[str, float]:
-        from forge_trainers.batch.packing import pack
-
-        batch = pack([item.sample() for item in items])
-        found = await learner.train_step(batch, timeout_s=self.config.stage_timeout_s)
+        found = await learner.train_step(packed(items), timeout_s=self.config.stage_timeout_s)
         return {"train/loss": float(found["loss"]), **learner_metrics(found, self.config)}
 
     async def _measure(self, learner: Learner, items: Sequence[Demonstration]) -> dict[str, float]:
@@ -98,11 +87,9 @@ class SFTTrainer(OfflineTrainer[Demonstration]):
         return await self._predicted(await self._started(items), items)
 
     async def _predicted(self, learner: Learner, items: Sequence[Demonstration]) -> SFTEval:
-        from forge_trainers.batch.packing import pack
-
         total, tokens = 0.0, 0
         for start in range(0, len(items), self.config.batch_size):
-            batch = pack([item.sample() for item in items[start : start + self.config.batch_size]])
+            batch = packed(items[start : start + self.config.batch_size])
             logprobs_T = await learner.logprobs(batch, timeout_s=self.config.stage_timeout_s)
             total -= float(logprobs_T.double().sum())
             tokens += int(batch["tokens"]["loss_mask"].sum())

@@ -12,7 +12,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from forge_agents.runtime import mesh
 from forge_agents.runtime.hosts import Hosts
 from forge_trainers.learner.client import Learner
 from forge_trainers.offline.config import OfflineConfig
-from forge_trainers.offline.demonstrations import Dataset, Gathered, T
+from forge_trainers.offline.data import Dataset, Gathered, T
 from forge_trainers.records.run_folder import FitResult, RunFolder
 from forge_trainers.run.checkpoints import Checkpoints
 from forge_trainers.run.console import Display
@@ -50,6 +50,7 @@ class OfflineTrainer(ABC, Generic[T]):
     the program.
     """
 
+    config: OfflineConfig
     title: ClassVar[str]
     """Said by the live display."""
     curves: ClassVar[Mapping[str, str]] = {"train/loss": "learned", "eval/loss": "held out"}
@@ -61,7 +62,7 @@ class OfflineTrainer(ABC, Generic[T]):
         if not isinstance(policy, Policy):
             raise TypeError(f"policy must be an fa.Policy, got {type(policy).__name__}; write fa.Policy('model')")
         self.policy, self.out_dir = policy, Path(out_dir)
-        self._settings, self._hosts = config, hosts or Hosts()
+        self.config, self._hosts = config, hosts or Hosts()
         self._loop = LoopRunner(self._stop)
         self._learner: Learner | None = None
         self._checkpoints = Checkpoints(
@@ -97,15 +98,15 @@ class OfflineTrainer(ABC, Generic[T]):
         """
         if epochs < 1 or (steps is not None and steps < 1):
             raise ValueError(f"epochs={epochs}, steps={steps} trains nothing; set at least 1")
-        if eval_dataset is not None and self._settings.eval_share:
+        if eval_dataset is not None and self.config.eval_share:
             raise ValueError(
-                f"there is an eval_dataset, and eval_share={self._settings.eval_share} would hold out more; give one"
+                f"there is an eval_dataset, and eval_share={self.config.eval_share} would hold out more; give one"
             )
         data = self._read(dataset, reward)
-        learned, held_out = split(data.items, self._settings)
+        learned, held_out = split(data.items, self.config)
         if eval_dataset is not None:
             held_out = list(self._read(eval_dataset, reward).items)
-        wanted = steps or math.ceil(epochs * len(learned) / self._settings.batch_size)
+        wanted = steps or math.ceil(epochs * len(learned) / self.config.batch_size)
         return self._loop.run(self._fit(data, learned, held_out, wanted))
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
@@ -115,6 +116,9 @@ class OfflineTrainer(ABC, Generic[T]):
     def close(self) -> None:
         """Stop the learner."""
         self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
@@ -146,13 +150,13 @@ class OfflineTrainer(ABC, Generic[T]):
     def _read(self, dataset: Dataset, reward: Reward | None) -> Gathered[T]:
         folder = models.resolve(self.policy.model)
         context = json.loads((folder / "config.json").read_text()).get("max_position_embeddings", math.inf)
-        room = min(context, self._settings.learner.max_sample_tokens or math.inf)
+        room = min(context, self.config.learner.max_sample_tokens or math.inf)
         return self._gather(dataset, Renderer.of(folder), room, reward)
 
     async def _fit(
         self, data: Gathered[T], learned: Sequence[T], held_out: Sequence[T], steps: int
     ) -> FitResult:
-        config = self._settings
+        config = self.config
         run = RunFolder(self.out_dir, self._described(data, len(held_out)), log_to=config.log_to)
         try:
             self._keep_digest(data.digest)
@@ -195,7 +199,7 @@ class OfflineTrainer(ABC, Generic[T]):
     async def _export(self, folder: Path) -> Path:
         if self._learner is None:
             raise NotReadyError("nothing has been trained yet; call fit first")
-        await self._learner.export(folder, timeout_s=self._settings.stage_timeout_s)
+        await self._learner.export(folder, timeout_s=self.config.stage_timeout_s)
         return folder
 
     async def _started(self, items: Sequence[T]) -> Learner:
@@ -203,7 +207,7 @@ class OfflineTrainer(ABC, Generic[T]):
         if not self._ready_for(items):
             await self._stop()  # only a fresh learner holds the start model
         if self._learner is None:
-            name, config = self.policy.name, self._settings
+            name, config = self.policy.name, self.config
             folder = models.resolve(self.policy.model)
             self._hosts.check_processes("learner", config.learner_procs, each=config.learner_procs)
             self.out_dir.mkdir(parents=True, exist_ok=True)
@@ -243,7 +247,7 @@ class OfflineTrainer(ABC, Generic[T]):
         return {
             "policy": dataclasses.asdict(self.policy),
             "data": {**data.counts, "held out": held_out},
-            "trainer": dataclasses.asdict(self._settings),
+            "trainer": dataclasses.asdict(self.config),
         }
 
     async def _stop(self) -> None:

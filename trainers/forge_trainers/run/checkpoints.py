@@ -26,12 +26,11 @@ import numpy as np
 import yaml
 
 from forge_agents.errors import ActorDiedError, ForgeError, RunFolderError, StallError
-from forge_agents.files import check_plain_files
+from forge_agents.files import CHUNK_BYTES, Sums, check_plain_files, damaged
 from forge_agents.models import resolve as models
 from forge_agents.policy import LoRA
 from forge_agents.runtime.mesh import with_deadline
 from forge_agents.runtime.waits import all_or_first_error
-from forge_trainers.learner.checksums import CHUNK_BYTES, Sums, damaged
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.records.run_folder import CHECKPOINT_MARK, read_arrays
 

@@ -1,0 +1,450 @@
+"""What is learned offline: conversations, pairs and episodes as token streams, with the answers marked.
+
+In: rows, files of them, episodes, run folders; a renderer. Out: `Demonstration`s or `Pair`s. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+
+from forge_agents.errors import did_you_mean
+from forge_agents.rollout.rendering import Renderer
+from forge_agents.types import Episode, EpisodeGroup, Message, Trajectory
+from forge_trainers.records.run_folder import EPISODES, read_episodes
+
+if TYPE_CHECKING:
+    from forge_agents.types import EpisodeBatch, Reward
+    from forge_trainers.offline.config import DPOConfig, OfflineConfig, SFTConfig
+
+Dataset: TypeAlias = "str | os.PathLike[str] | Iterable[Mapping[str, Any] | Episode | EpisodeGroup | Trajectory]"
+"""A finite source of conversations: a JSONL file, the folder of a run, or any iterable, such as a Hugging Face dataset.
+
+A row is a mapping with ``messages``, a list of ``{"role", "content"}`` of which every assistant message is learned, or
+with ``prompt`` and ``completion``, each a text or such a list, of which only the completion is learned; other keys are
+not read. Of an episode the trajectories of the policy that learns are taken; a trajectory given itself always is.
+"""
+
+T = TypeVar("T", bound="Content")
+_log = logging.getLogger(__name__)
+_ROLES = ("system", "user", "assistant", "tool")
+_OTHER_NAMES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
+
+
+class Content(Protocol):
+    """What is learned at once: a conversation, or a pair of them."""
+
+    @property
+    def content(self) -> bytes: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Demonstration:
+    """One token stream to imitate."""
+
+    ids: np.ndarray
+    """int32 ``[L]``."""
+    mask: np.ndarray
+    """bool ``[L]``, True at the tokens of answers, their end-of-turn tokens included."""
+    source: str
+    """Where it comes from, as errors say it."""
+
+    @property
+    def content(self) -> bytes:
+        """32 bytes, equal for equal streams."""
+        return hashlib.sha256(self.ids.tobytes() + self.mask.tobytes()).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pair:
+    """Two answers to the same, or two episodes of the same, of which one is better."""
+
+    chosen: tuple[Demonstration, ...]
+    """Token streams of the better one; several where an episode's history was rewritten."""
+    rejected: tuple[Demonstration, ...]
+
+    @property
+    def content(self) -> bytes:
+        """32 bytes, equal for equal pairs."""
+        parts = (*(s.content for s in self.chosen), b"/", *(s.content for s in self.rejected))
+        return hashlib.sha256(b"".join(parts)).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered(Generic[T]):
+    """A data set, ready to be packed."""
+
+    items: Sequence[T]
+    counts: Mapping[str, int]
+    """What became of what arrived: ``learned``, ``rendered from text``, and why others were left out."""
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal items in the same order."""
+        return hashlib.sha256(b"".join(item.content for item in self.items)).hexdigest()
+
+
+def packed(streams: Iterable[Demonstration]) -> EpisodeBatch:
+    """What the learner takes, every token of an answer with weight 1."""
+    from forge_trainers.batch.packing import Sample, pack  # loads torch, which reading settings does not need
+
+    return pack(
+        [
+            Sample(
+                token_ids=stream.ids,
+                loss_mask=stream.mask,
+                logprobs=np.zeros(len(stream.ids)),
+                advantage=1.0,
+                versions=np.full(len(stream.ids), -1),
+                group=0,  # conversations of a batch that begin alike share the computation of that
+            )
+            for stream in streams
+        ]
+    )
+
+
+def read_demonstrations(
+    data: Dataset, renderer: Renderer, config: SFTConfig, *, policy: str, room: int, reward: Reward | None = None
+) -> Gathered[Demonstration]:
+    """Read, filter and tokenise `data`.
+
+    Episodes are taken token by token where the learner's tokenizer reads their tokens as the text that was played;
+    what a script, a person or a model of another vocabulary played is rendered from its text.
+
+    Args:
+        data: See `Dataset`.
+        renderer: Of the model that learns.
+        config: What is left out.
+        policy: Name of the policy whose part in episodes is learned.
+        room: Most tokens of one stream.
+        reward: What episodes are filtered by; None is the environment's own reward, and in a run's folder the reward
+            that the run trained on.
+
+    Raises:
+        ValueError: Nothing is left to learn; a row is malformed, has no answer, or is too long. The message names it.
+        TypeError: `data` or a row of it is of no known kind.
+    """
+    counts: Counter[str] = Counter()
+    rows, played = _rows_and_episodes(data, policy, reward, counts)
+    items = [_demonstration(source, row, renderer) for source, row in rows]
+    for one in _best(played, config, counts):
+        items += _streams(one, renderer, counts)
+    return _gathered([item for item in items if _fits((item,), room, config, counts)], counts, policy)
+
+
+def read_pairs(
+    data: Dataset, renderer: Renderer, config: DPOConfig, *, policy: str, room: int, reward: Reward | None = None
+) -> Gathered[Pair]:
+    """Read `data` and pair it.
+
+    A row has ``chosen`` and ``rejected``, each a text or a list of messages, and the ``prompt`` before both, unless
+    they begin with it. Of the episodes with one environment and seed, each agent's best and worst are a pair.
+
+    Arguments and errors are those of `read_demonstrations`; `config` says what makes a pair, and `reward` is what
+    episodes are compared by.
+    """
+    counts: Counter[str] = Counter()
+    rows, played = _rows_and_episodes(data, policy, reward, counts)
+    pairs = [_pair(source, row, renderer) for source, row in rows]
+    pairs += [
+        Pair(chosen=tuple(_streams(best, renderer, counts)), rejected=tuple(_streams(worst, renderer, counts)))
+        for best, worst in _extremes(played, config, counts)
+    ]
+    kept = [pair for pair in pairs if _fits((*pair.chosen, *pair.rejected), room, config, counts)]
+    return _gathered(kept, counts, policy)
+
+
+def _fits(streams: Sequence[Demonstration], room: int, config: OfflineConfig, counts: Counter[str]) -> bool:
+    """Whether the learner has room for each of `streams`; else they are counted, the first is named, or an error."""
+    long = next((item for item in streams if len(item.ids) > room), None)
+    if long is None:
+        return True
+    message = (
+        f"{long.source} has {len(long.ids)} tokens, the learner takes at most {room}; raise "
+        "learner.max_sample_tokens (up to the model's context) or shorten it"
+    )
+    if config.too_long == "error":
+        raise ValueError(message)
+    if not counts["too long"]:
+        _log.warning("%s. It is left out, and so is every other that is too long", message)
+    counts["too long"] += 1
+    return False
+
+
+def _gathered(items: Sequence[T], counts: Counter[str], policy: str) -> Gathered[T]:
+    left = {why: number for why, number in counts.items() if number}
+    if not items:
+        raise ValueError(
+            f"nothing is left to learn ({', '.join(f'{number} {why}' for why, number in left.items())}). "
+            f"other policies: none of the episode's trajectories is of {policy!r}, so name the policy as in the "
+            "episodes or pass trajectories; too long: raise learner.max_sample_tokens, up to the model's context; "
+            "otherwise the settings leave nothing"
+        )
+    return Gathered(items=items, counts={"learned": len(items), **left})
+
+
+# ---- where they come from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Played:
+    """A trajectory that may be learned."""
+
+    source: str
+    trajectory: Trajectory
+    reward: float
+    """NaN where it is not known."""
+
+
+def _rows_and_episodes(
+    data: Dataset, policy: str, reward: Reward | None, counts: Counter[str]
+) -> tuple[list[tuple[str, Mapping[str, Any]]], list[_Played]]:
+    """The rows of `data`, each with where it comes from, and the trajectories to learn of its episodes."""
+    rows: list[tuple[str, Mapping[str, Any]]] = []
+    played: list[_Played] = []
+    for source, thing in _items(data):
+        if isinstance(thing, Mapping):
+            rows.append((source, thing))
+        else:
+            played += _trajectories(source, thing, policy, counts)
+    if not rows and not played and not counts:
+        raise ValueError("the dataset is empty; give at least one conversation or episode")
+    if reward is not None and played:
+        scores = np.asarray(reward([one.trajectory for one in played]), np.float32)
+        if scores.shape != (len(played),):
+            raise ValueError(
+                f"the reward returned shape {scores.shape} for {len(played)} trajectories; return one each"
+            )
+        played = [replace(one, reward=float(score)) for one, score in zip(played, scores, strict=True)]
+    return rows, played
+
+
+def _items(data: Dataset) -> Iterator[tuple[str, Any]]:
+    """Rows, episodes, and of a run's folder episodes with the rewards that they were trained on; and their names."""
+    if isinstance(data, str | os.PathLike):
+        yield from _items_of_file(Path(data))
+        return
+    if isinstance(data, Mapping):
+        raise TypeError(
+            f"the dataset is a mapping with the keys {', '.join(map(str, data))}; pass one of its values, such as "
+            "dataset['train']"
+        )
+    if isinstance(data, Episode | EpisodeGroup | Trajectory):
+        data = [data]
+    if not isinstance(data, Iterable):
+        raise TypeError(f"a dataset is a path or an iterable of rows, got {type(data).__name__}")
+    for number, row in enumerate(data):
+        if not isinstance(row, Mapping | Episode | EpisodeGroup | Trajectory):
+            raise TypeError(
+                f"row {number} is a {type(row).__name__}; expected a mapping with 'messages', or an fa.Episode, "
+                "fa.EpisodeGroup or fa.Trajectory"
+            )
+        yield f"row {number}", row
+
+
+def _items_of_file(path: Path) -> Iterator[tuple[str, Any]]:
+    if path.is_dir():
+        for number, scored in enumerate(read_episodes(path)):
+            yield f"episode {number} of {path / EPISODES}", scored
+        return
+    if not path.is_file():
+        raise ValueError(f"{path} is neither a JSONL file nor the folder of a run")
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as cause:
+                raise ValueError(f"{path}:{number} is not JSON ({cause}); write one object per line") from None
+            if not isinstance(row, dict):
+                raise ValueError(f"{path}:{number} is a JSON {type(row).__name__}; write one object per line")  # noqa: TRY004  # content of a file
+            yield f"{path}:{number}", row
+
+
+# ---- conversations
+
+
+def _demonstration(source: str, row: Mapping[str, Any], renderer: Renderer) -> Demonstration:
+    """The conversation of a row with ``messages``, or with ``prompt`` and ``completion``."""
+    if row.get("messages") is not None:
+        messages, learned_from = _messages(source, "messages", row["messages"]), 0
+    elif row.get("prompt") is not None and row.get("completion") is not None:
+        prompt = _messages(source, "prompt", row["prompt"], text_is="user")
+        messages = prompt + _messages(source, "completion", row["completion"], text_is="assistant")
+        learned_from = _num_answers(prompt)
+    else:
+        raise _wrong_keys(source, row, ("messages", "prompt", "completion"), "'messages', or 'prompt' and 'completion'")
+    if _num_answers(messages) <= learned_from:
+        raise ValueError(f"{source} has no assistant message to learn; it has {', '.join(r for r, _ in messages)}")
+    return _rendered(source, messages, renderer, learned_from)
+
+
+def _pair(source: str, row: Mapping[str, Any], renderer: Renderer) -> Pair:
+    if row.get("chosen") is None or row.get("rejected") is None:
+        raise _wrong_keys(source, row, ("prompt", "chosen", "rejected"), "'prompt', 'chosen' and 'rejected'")
+    given = row.get("prompt")
+    prompt = [] if given is None else _messages(source, "prompt", given, text_is="user")
+    chosen, rejected = (
+        prompt + _messages(source, side, row[side], text_is="assistant") for side in ("chosen", "rejected")
+    )
+    alike = takewhile(lambda two: two[0] == two[1], zip(chosen, rejected, strict=False))
+    common = _num_answers([message for message, _ in alike])
+    for side, messages in (("chosen", chosen), ("rejected", rejected)):
+        if _num_answers(messages) <= common:
+            raise ValueError(f"{source}: {side!r} has no assistant message of its own; there is nothing to prefer")
+    return Pair(
+        chosen=(_rendered(f"{source}, chosen", chosen, renderer, common),),
+        rejected=(_rendered(f"{source}, rejected", rejected, renderer, common),),
+    )
+
+
+def _num_answers(messages: Sequence[tuple[str, str]]) -> int:
+    return sum(role == "assistant" for role, _ in messages)
+
+
+def _wrong_keys(source: str, row: Mapping[str, Any], known: Sequence[str], expected: str) -> ValueError:
+    near = next((hint for key in row if key not in known and (hint := did_you_mean(str(key), known))), "")
+    return ValueError(f"{source} has the keys {', '.join(map(str, row))}; expected {expected}.{near}")
+
+
+def _rendered(
+    source: str, messages: Sequence[tuple[str, str]], renderer: Renderer, learned_from: int = 0
+) -> Demonstration:
+    """`messages` with all answers marked but the first `learned_from`."""
+    try:
+        said = renderer.dialogue(messages)
+    except ValueError as cause:
+        raise ValueError(f"{source}: {cause}") from cause
+    ids = [token for heard, answer in said for token in (*heard, *answer)]
+    sizes = [size for heard, answer in said for size in (len(heard), len(answer))]
+    marks = [mark for number in range(len(said)) for mark in (False, number >= learned_from)]
+    return Demonstration(ids=np.array(ids, np.int32), mask=np.repeat(marks, sizes), source=source)
+
+
+def _messages(source: str, key: str, value: Any, *, text_is: str = "") -> list[tuple[str, str]]:
+    """Role and text of each message; a text stands for one message where `text_is` says of whom."""
+    if isinstance(value, str) and text_is:
+        return [(text_is, value)]
+    if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
+        wanted = "a text or a list of messages" if text_is else "a list of messages"
+        raise ValueError(f"{source}: {key!r} is {type(value).__name__}; expected {wanted}")  # noqa: TRY004  # content of a row
+    return [_message(f"{source}, {key}[{number}]", message) for number, message in enumerate(value)]
+
+
+def _message(source: str, message: Any) -> tuple[str, str]:
+    if isinstance(message, Message):
+        return message.role, message.content
+    if not isinstance(message, Mapping):
+        found = type(message).__name__
+        raise ValueError(f"{source} is {found}; expected {{'role', 'content'}}")  # noqa: TRY004  # content of a row
+    for key in ("role", "content"):
+        if key not in message:
+            near = next((f" Is {other!r} meant?" for other in message if did_you_mean(str(other), [key])), "")
+            raise ValueError(f"{source} has no {key!r}; its keys are {', '.join(map(str, message))}.{near}")
+    role, content = message["role"], message["content"]
+    if role not in _ROLES:
+        meant = _OTHER_NAMES.get(str(role))
+        near = f" Did you mean {meant!r}?" if meant else did_you_mean(str(role), _ROLES)
+        raise ValueError(f"{source} has the role {role!r}, known are {', '.join(_ROLES)}.{near}")
+    if message.get("tool_calls"):
+        raise ValueError(f"{source} holds 'tool_calls', which are not read; write calls into the content as text")
+    if not isinstance(content, str) or (role == "assistant" and not content.strip()):
+        what = "empty" if isinstance(content, str) else f"of type {type(content).__name__}"
+        raise ValueError(f"{source} has a content that is {what}; expected text")
+    return str(role), content
+
+
+# ---- episodes
+
+
+def _trajectories(source: str, thing: Any, policy: str, counts: Counter[str]) -> list[_Played]:
+    """What may be learned of an episode, with or without rewards, of a group of episodes, or of a trajectory itself."""
+    if isinstance(thing, Trajectory):
+        return [_Played(source=source, trajectory=thing, reward=thing.reward)]
+    if isinstance(thing, EpisodeGroup):
+        return [
+            one
+            for number, episode in enumerate(thing.episodes)
+            for one in _trajectories(f"{source}, episode {number}", episode, policy, counts)
+        ]
+    episode, rewards = (thing, thing.rewards) if isinstance(thing, Episode) else thing
+    if episode.error is not None:
+        counts["failed"] += 1
+        return []
+    own = [t for t in episode.trajectories.values() if t.policy == policy and t.turns]
+    if not own:
+        counts["other policies"] += 1
+    return [
+        _Played(
+            source=f"{source}, agent {trajectory.agent!r}",
+            trajectory=trajectory,
+            reward=float(rewards.get(trajectory.agent, float("nan"))),
+        )
+        for trajectory in own
+    ]
+
+
+def _best(played: Sequence[_Played], config: SFTConfig, counts: Counter[str]) -> list[_Played]:
+    """Those that `min_reward` and `best_per_group` leave, in their order. A NaN reward reaches no bound."""
+    if config.min_reward is None and config.best_per_group is None:
+        return list(played)
+    known = [one for one in played if not np.isnan(one.reward)]
+    counts["without reward"] += len(played) - len(known)
+    good = [one for one in known if config.min_reward is None or one.reward >= config.min_reward]
+    counts["below min_reward"] += len(known) - len(good)
+    if config.best_per_group is None:
+        return good
+    # sorted is stable: of equals the earlier stays
+    best = [sorted(own, key=lambda n: -good[n].reward)[: config.best_per_group] for own in _siblings(good)]
+    chosen = sorted(number for own in best for number in own)
+    counts["not among the best"] += len(good) - len(chosen)
+    return [good[number] for number in chosen]
+
+
+def _extremes(played: Sequence[_Played], config: DPOConfig, counts: Counter[str]) -> list[tuple[_Played, _Played]]:
+    """Best and worst of each agent among siblings; of equals the earlier."""
+    known = [one for one in played if not np.isnan(one.reward)]
+    counts["without reward"] += len(played) - len(known)
+    found = []
+    for own in _siblings(known):
+        best, worst = (known[end(own, key=lambda n: known[n].reward)] for end in (max, min))
+        if best.reward - worst.reward > config.min_difference:
+            found.append((best, worst))
+        else:
+            counts["groups without a difference"] += 1
+    return found
+
+
+def _siblings(played: Sequence[_Played]) -> Iterable[list[int]]:
+    """Places of one agent's trajectories in episodes with one environment and seed."""
+    groups: dict[tuple[str, int, str], list[int]] = {}
+    for number, one in enumerate(played):
+        key = (one.trajectory.env_id, one.trajectory.seed, one.trajectory.agent)
+        groups.setdefault(key, []).append(number)
+    return groups.values()
+
+
+def _streams(one: _Played, renderer: Renderer, counts: Counter[str]) -> list[Demonstration]:
+    """Its own tokens where the learner reads them as the actions that were played, else its text, which is counted."""
+    from forge_trainers.batch.packing import samples_from
+
+    trajectory = one.trajectory
+    if all(len(turn.response_ids) and renderer.text(turn.response_ids) == turn.action for turn in trajectory.turns):
+        samples = samples_from(trajectory, [1.0] * len(trajectory.turns), 0)
+        return [Demonstration(ids=s.token_ids.astype(np.int32), mask=s.loss_mask, source=one.source) for s in samples]
+    counts["rendered from text"] += 1
+    messages = [("system", trajectory.instructions)] if trajectory.instructions else []
+    for turn in trajectory.turns:
+        messages += [("user", turn.observation), ("assistant", turn.action)]
+    return [_rendered(one.source, messages, renderer)]
