@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from forge_agents.policy import LoRA
 from forge_trainers.losses.registry import Correction, LossSettings, find_loss
@@ -138,7 +138,7 @@ class LearnerConfig:
         _require(self.correction_high is None or self.correction_high >= 1, self, "correction_high", "at least 1")
         for name, words in _WORDS.items():
             absent = getattr(self, name) is None and name.startswith("correction")
-            _require(absent or getattr(self, name) in words, self, name, f"one of {words}")
+            _require(not words or absent or getattr(self, name) in words, self, name, f"one of {words}")
         _require(0 <= self.memory_budget <= 1, self, "memory_budget", "in [0, 1]")
         if self.activation_checkpointing == "memory_budget" and not self.compile:
             raise ValueError("activation_checkpointing='memory_budget' is the compiler's choice; set compile=True")
@@ -174,15 +174,10 @@ class LearnerConfig:
 
 
 _WORDS = {
-    "sequence": ("trajectory", "turn"),
-    "correction": ("ratio", "truncate", "mask", "none"),
-    "correction_level": ("token", "sequence", "geometric"),
-    "kl": ("k1", "k2", "k3"),
-    "compute_dtype": ("bfloat16", "float32"),
-    "lr_decay": ("none", "linear", "cosine", "sqrt"),
-    "reduce_dtype": ("float32", "bfloat16"),
-    "activation_checkpointing": ("none", "selective", "full", "memory_budget"),
+    name: tuple(word for part in (hint, *get_args(hint)) if get_origin(part) is Literal for word in get_args(part))
+    for name, hint in get_type_hints(LearnerConfig).items()
 }
+"""What each field may say; empty where it is not one of some words."""
 
 
 def _require(holds: bool, config: LearnerConfig, name: str, wanted: str) -> None:

@@ -273,17 +273,14 @@ class LearnerCore:
             for name, value in self.model.state_dict().items()
         }
 
-    def _learned(self) -> dict[str, Any]:
-        """What training changes. Of an adapter it is a copy: the next learner of the model takes the place of it."""
-        self._enter()
-        state: dict[str, Any] = self.model.state_dict()
-        if self._adapter is None:
-            return state
-        return {name: value.clone() for name, value in state.items() if lora.is_adapter(name)}
-
     def _state(self) -> dict[str, Any]:
+        """What a checkpoint holds. Adapters are copied: the next learner of the model puts its own in their place."""
+        self._enter()
+        model = self.model.state_dict()
+        if self._adapter is not None:
+            model = {name: value.clone() for name, value in model.items() if lora.is_adapter(name)}
         return {
-            "model": self._learned(),
+            "model": model,
             "optimizer": checkpoint.optimizer_state(self._optimizers),
             "random": torch.get_rng_state(),
             "version": self.version,
@@ -334,7 +331,7 @@ class LearnerCore:
             hidden_1SD = _select(self._hidden(self.model, row), source_S.to(device))
             labels_1S = tokens["ids"][token_S][None].to(device)
             loss, metrics = self._loss(hidden_1SD, labels_1S, num_loss_tokens, valid=valid_S[None].to(device), **inputs)
-            loss.backward()
+            loss.backward()  # of the trunk; the wrapper has taken the head's already, chunk by chunk
         found: dict[str, torch.Tensor] = metrics
         return found
 
@@ -383,9 +380,10 @@ class LearnerCore:
                 f"the loss is {loss:g} and the gradient norm {grad_norm:g} at version {self.version}; the weights are "
                 "unchanged. Lower lr or max_grad_norm, or compute in float32"
             )
-        for group in (group for optimizer in self._optimizers for group in optimizer.param_groups):
-            group["lr"] = lr
         self._writer.wait()  # a checkpoint under way reads these very tensors
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr
         self._optimizers.step()
         self._optimizers.zero_grad()
         self.version += 1

@@ -133,6 +133,7 @@ def merged(state: Mapping[str, Any], scale: float) -> dict[str, Any]:
         if module + _A not in state:
             found[name] = value
             continue
+        # W + alpha / r * B A (LoRA, arXiv 2106.09685, eq. 3), in float32: the change is small beside W
         change = scale * (_whole(state[module + _B]).float() @ _whole(state[module + _A]).float())
         found[name] = value.float() + _like(change, value)
     return found

@@ -468,6 +468,7 @@ class Experts(titan.GroupedExperts):  # type: ignore[misc]  # torchtitan is unty
         gate, up, down = (w.to_local() if isinstance(w, DTensor) else w for w in weights)
         gate, up, down = (w.transpose(-2, -1) for w in (gate, up, down))
         ends_E = num_tokens_per_expert_E.cumsum(0, dtype=torch.int32)
+        # SwiGLU, W2 (silu(W1 x) * W3 x) (arXiv 2002.05202, eq. 6), each expert on its own rows
         hidden = F.silu(F.grouped_mm(x_RD, gate, offs=ends_E)) * F.grouped_mm(x_RD, up, offs=ends_E)
         return F.grouped_mm(hidden, down, offs=ends_E)
 

@@ -41,5 +41,5 @@ def learner_step() -> str:
         done = time.perf_counter()
     if learner.version != 1:
         raise RuntimeError(f"the learner's weights are at version {learner.version} after one step; expected 1")
-    norm = next((value for name, value in metrics.items() if "grad_norm" in name), float("nan"))
-    return f"gradient norm {norm:.3g} in {1e3 * (done - ready):.0f} ms, ready after {ready - started:.0f} s"
+    step_ms, start_s = 1e3 * (done - ready), ready - started
+    return f"gradient norm {metrics['grad_norm']:.3g} in {step_ms:.0f} ms, ready after {start_s:.0f} s"

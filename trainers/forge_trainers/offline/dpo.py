@@ -70,7 +70,7 @@ class DPOTrainer(OfflineTrainer[Pair]):
     async def _learn(self, learner: Learner, items: Sequence[Pair]) -> dict[str, float]:
         batch = _packed(items)
         margin_P = self._margins(items, await self._sums(learner, items, batch))
-        pull_P = self.config.beta * (-margin_P).sigmoid()
+        pull_P = self.config.beta * (-margin_P).sigmoid()  # d -log sigmoid(m) = -sigmoid(-m) dm (section 4)
         pair_n, side_n = _owners(items)
         # the learner divides by the loss tokens of the batch; wanted is the mean over pairs
         scale = float(batch["tokens"]["loss_mask"].sum()) / len(items)
@@ -108,7 +108,7 @@ class DPOTrainer(OfflineTrainer[Pair]):
         import torch
 
         gain_P2 = sums_P2 - torch.tensor([self._start[pair.content] for pair in items], dtype=torch.float64)
-        return self.config.beta * (gain_P2[:, 0] - gain_P2[:, 1])
+        return self.config.beta * (gain_P2[:, 0] - gain_P2[:, 1])  # eq. 7
 
 
 def _packed(items: Sequence[Pair]) -> EpisodeBatch:
