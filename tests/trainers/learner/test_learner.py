@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from forge_agents.errors import ActorDiedError, ModelNotFoundError
 from forge_agents.runtime import mesh
 from forge_agents.types import EpisodeBatch
+from forge_agents.weights import Subscriber, WeightStore
 from forge_trainers.learner.client import Learner
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
@@ -50,6 +52,8 @@ class Session:
     """Of the checkpoint after two steps, and of an export after three."""
     steps: list[dict[str, float]]
     logprobs: torch.Tensor
+    fetched: list[tuple[int, bool]]
+    """Versions that a subscriber got, and whether they equal the model's file."""
     errors: dict[str, BaseException]
     after_the_bad_batch: dict[str, float]
     until_noticed_s: float
@@ -70,24 +74,37 @@ def session(tiny_llama: Path, random_batch: Batches, tmp_path_factory: pytest.Te
         settings = config(tiny_llama, loss="mine", entropy_coef=0.1)
         one = LearnerCore(settings)
         batches = [mixed(random_batch, one, seed) for seed in range(3)]
+        stored = load_file(tiny_llama / "model.safetensors")
 
         async def run() -> Session:
             async with mesh.session():
                 learner = await Learner.start(settings, name="hero", world_size=2, timeout_s=90)
+                with pytest.raises(RuntimeError) as unstored:
+                    await learner.publish()
+                store = await WeightStore.start(timeout_s=60)
+                await learner.use_store(store.ref)
+                subscriber, fetched = Subscriber(store.ref, "hero"), []
+
+                def compare(tensors: Mapping[str, torch.Tensor], version: int) -> None:
+                    same = tensors.keys() == stored.keys() and all(
+                        tensors[name].equal(value) for name, value in stored.items()
+                    )
+                    fetched.append((version, same))
+
+                assert await learner.publish() == 0
+                await subscriber.fetch(compare)
                 steps = [await learner.train_step(batch, timeout_s=60) for batch in batches[:2]]
                 await learner.save(folder / "step-2", timeout_s=60)
                 steps.append(await learner.train_step(batches[2], timeout_s=60))
-                assert learner.version == 3
+                assert await learner.publish() == learner.version == 3
+                await subscriber.fetch(compare)
                 await learner.export(folder / "export", timeout_s=60)
                 logprobs = await learner.logprobs(batches[0])
-                errors: dict[str, BaseException] = {}
                 bad = random_batch()
                 bad["tokens"]["logprobs"][25] = float("nan")
                 with pytest.raises(ValueError) as refused:  # noqa: PT011  # the test looks at it
                     await learner.train_step(bad)
                 after = await learner.train_step(random_batch())
-                with pytest.raises(RuntimeError) as unstored:
-                    await learner.publish()
                 logs = mesh.log_folder("hero")
                 assert logs is not None
                 os.kill(int((logs / "1.pid").read_text()), signal.SIGKILL)
@@ -96,8 +113,9 @@ def session(tiny_llama: Path, random_batch: Batches, tmp_path_factory: pytest.Te
                     await learner.train_step(random_batch(), timeout_s=60)
                 noticed_s = time.monotonic() - started
                 await learner.stop()
-                errors |= {"bad batch": refused.value, "no store": unstored.value}
-                return Session(one, batches, folder, steps, logprobs, errors, after, noticed_s)
+                await store.stop()
+                errors = {"bad batch": refused.value, "no store": unstored.value}
+                return Session(one, batches, folder, steps, logprobs, fetched, errors, after, noticed_s)
 
         yield asyncio.run(run())
 
@@ -130,32 +148,6 @@ def test_failures_come_back_at_once_and_by_name(session: Session, tmp_path: Path
     assert session.until_noticed_s < 30
 
 
-@pytest.mark.timeout(120)
-def test_published_versions_reach_a_subscriber(tiny_llama: Path, random_batch: Batches):
-    from safetensors.torch import load_file
-
-    from forge_agents.weights import Subscriber, WeightStore
-
-    async def run() -> None:
-        async with mesh.session():
-            store = await WeightStore.start(timeout_s=60)
-            learner = await Learner.start(config(tiny_llama), name="hero", store=store.ref, timeout_s=60)
-            assert await learner.publish() == 0
-            stored = load_file(tiny_llama / "model.safetensors")
-            subscriber = Subscriber(store.ref, "hero")
-            fetched = []
-
-            def compare(tensors: Mapping[str, torch.Tensor], version: int) -> None:
-                same = tensors.keys() == stored.keys() and all(
-                    tensors[name].equal(value) for name, value in stored.items()
-                )
-                fetched.append((version, same))
-
-            await subscriber.fetch(compare)
-            await learner.train_step(random_batch())
-            assert await learner.publish() == 1
-            await subscriber.fetch(compare)
-            assert fetched == [(0, True), (1, False)]
-            await store.stop()
-
-    asyncio.run(run())
+def test_published_versions_reach_a_subscriber(session: Session):
+    """Two ranks put their parts together; a learner that began without a store is given one."""
+    assert session.fetched == [(0, True), (3, False)]

@@ -180,7 +180,7 @@ def gap(core: LearnerCore, batch: EpisodeBatch, sampler: LearnerCore) -> float:
     batch["tokens"]["logprobs"] = sampler.logprobs(batch)
     microbatches, _ = core._plan(batch)
     count = float(batch["tokens"]["loss_mask"].sum())
-    found = [core._forward_backward(batch, microbatch, count)["logprob_gap/mean"] for microbatch in microbatches]
+    found = [core._forward_backward(batch, microbatch, count)["logprob_gap_mean/mean"] for microbatch in microbatches]
     core._loss.loss_fn.take_log_ratios()
     core._optimizers.zero_grad()
     return float(sum(found))
