@@ -83,11 +83,6 @@ class _Writer(FileSystemWriter):
         self.folder = folder
         self.fs = self.files = _SummingFileSystem()
 
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        super().set_up_storage_writer(is_coordinator, *args, **kwargs)
-        if is_coordinator:
-            shutil.rmtree(self.path, ignore_errors=True)
-
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         return state_dict  # nothing is copied: whoever changes these tensors waits first
 
@@ -118,6 +113,9 @@ class Writer:
         if self._group is None:  # the thread's collectives must not mix with those of training
             self._group = dist.new_group(backend="gloo")
         writer = _Writer(folder)
+        if _is_first_rank():
+            shutil.rmtree(writer.path, ignore_errors=True)  # what a killed process left
+        _wait_for_ranks()  # else it could remove what another rank has just made
         saving: Any = state_dict_saver.async_save(state, storage_writer=writer, process_group=self._group)
         self._under_way = writer, saving
 

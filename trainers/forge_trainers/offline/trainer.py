@@ -12,7 +12,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self
+from typing import TYPE_CHECKING, ClassVar, Generic, Self
 
 import numpy as np
 
@@ -157,7 +157,12 @@ class OfflineTrainer(ABC, Generic[T]):
         self, data: Gathered[T], learned: Sequence[T], held_out: Sequence[T], steps: int
     ) -> FitResult:
         config = self.config
-        run = RunFolder(self.out_dir, self._described(data, len(held_out)), log_to=config.log_to)
+        described = {
+            "policy": dataclasses.asdict(self.policy),
+            "data": {**data.counts, "held out": len(held_out)},
+            "trainer": dataclasses.asdict(config),
+        }
+        run = RunFolder(self.out_dir, described, log_to=config.log_to)
         try:
             self._keep_digest(data.digest)
             learner = await self._started([*learned, *held_out])
@@ -242,13 +247,6 @@ class OfflineTrainer(ABC, Generic[T]):
                 "model to go on from"
             )
         file.write_text(digest)
-
-    def _described(self, data: Gathered[T], held_out: int) -> dict[str, Any]:
-        return {
-            "policy": dataclasses.asdict(self.policy),
-            "data": {**data.counts, "held out": held_out},
-            "trainer": dataclasses.asdict(self.config),
-        }
 
     async def _stop(self) -> None:
         if self._learner is not None:
