@@ -193,14 +193,13 @@ class LeagueSeating(Seating):
 
     async def play_held_out(self, tasks: Sequence[Task], group: PlayGroup, processes: Processes) -> list[EpisodeGroup]:
         """Games against the anchors, or else the start model, all of them in every environment."""
+        each = evaluation_matches(self._league, tasks[0].agents, len(tasks))
         met: Counter[str] = Counter()
-        places = []
-        for task in tasks:
-            places.append(met[task.env_id])
+        matches = []
+        for task in tasks:  # counted by environment: in step with its turns, an anchor would meet only one of two
+            matches.append(each[met[task.env_id]])
             met[task.env_id] += 1
         async with self._one_at_a_time:
-            each = evaluation_matches(self._league, tasks[0].agents, max(met.values()))
-            matches = [each[place] for place in places]
             return await self._play(tasks, matches, group, processes)
 
     def measured(self, judged: Sequence[JudgedGroup]) -> Sequence[JudgedGroup]:

@@ -115,7 +115,7 @@ class GRPOTrainer:
         self._loop = LoopRunner(self._stop)
         self._processes: Processes | None = None
         self._live = asyncio.Semaphore(self.config.max_live_episodes)
-        self._weights, self._synced = Background(), True
+        self._weights, self._synced = Background(), True  # engines start with the weights that learners start with
         self._reward_state, self._taken = RewardState(self.reward), TakenGroups()
         self._baselines, self._endings = Baselines(), Endings(self.config.max_empty_steps)
         self._say: Callable[[str], None] = _log.warning
@@ -308,7 +308,7 @@ class GRPOTrainer:
             return await self._result(run, max(first, self._next_step or 0), ending)
         finally:
             self._say = _log.warning
-            await pipeline.cancel()
+            await pipeline.cancel()  # what was played ahead is played again, by the seeds of its step
             self._synced = await self._weights.cancel() and self._synced
             await self._checkpoints.settle()
 
@@ -366,7 +366,7 @@ class GRPOTrainer:
     ) -> list[EpisodeGroup]:
         """Play groups of one step: all, or `only` some, or `count` of its refill. `put` hears of each when it ends."""
         config = self.config
-        await self._weights.done()
+        await self._weights.done()  # samples of the weights before would be older than the pipeline reckons
         tasks = sampler.tasks(config.seed, step, count or config.groups_per_step, refill=refill)
         tasks = [task for task in tasks if only is None or task.number in only]
         if not tasks:
@@ -381,6 +381,7 @@ class GRPOTrainer:
         """Judged groups, and those that replace the ones that teach nothing."""
         config, judged = self.config, await judge(groups, self.reward, timeout_s=self.config.stage_timeout_s)
         for refill in range(1, config.max_refills + 1):
+            # Without `_baselines`, whose running means may take in a step's rewards only once.
             found = credit_groups(judged, config.credit_rule, trainable, room=self._running.room)
             missing = config.groups_per_step - found.counts["used"]
             if not missing or nothing_played(judged, trainable):

@@ -131,6 +131,7 @@ def credit_groups(
             used.add(number)
         if size_of is not None and (kept or not known):  # what is dropped for its length counts nowhere
             sizes[bool(known)][trajectory.policy] += size_of(trajectory)
+    # A mean over all that was sampled is the learner's mean over what teaches, times the share of the latter.
     shares = {name: taught / (taught + sizes[False][name]) for name, taught in sizes[True].items() if taught}
     lost = len({*overlong} - used)
     counts.update(used=len(used), too_long=lost, flat=len(usable) - len(used) - lost)

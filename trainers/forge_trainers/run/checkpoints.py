@@ -303,6 +303,7 @@ class Checkpoints:
     async def _write(
         self, step: int, learners: Mapping[str, Learner], score: float | None, taken: asyncio.Event
     ) -> None:
+        # Under a name that nobody looks for until all files and, last, the mark are there: a kill leaves no half one.
         draft, final = self._folder / f".draft-{step:06d}", self._folder / f"step-{step:06d}"
         try:
             for old in self._folder.glob(".draft-*"):

@@ -94,6 +94,7 @@ class Processes:
                 replace(
                     config.engine,
                     seed=config.seed,
+                    # A late answer fails its episode, before the stage that waits for it fails the run.
                     answer_timeout_s=min(config.engine.answer_timeout_s, config.stage_timeout_s / 2),
                 ),
                 adapters=adapters,

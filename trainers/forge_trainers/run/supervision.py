@@ -256,7 +256,7 @@ class Watchdog:
             beat = self._beat
             if time.monotonic() - beat < self._limit_s or self._owner.ident is None or reported == beat:
                 continue
-            if self._interrupts:
+            if self._interrupts:  # a signal reaches code that never awaits, even in a blocking call
                 signal.pthread_kill(self._owner.ident, signal.SIGUSR2)
             else:
                 reported = beat
