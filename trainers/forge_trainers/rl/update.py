@@ -87,27 +87,23 @@ def credit_groups(
     from forge_trainers.batch.packing import samples_from
 
     counts: Counter[str] = Counter(used=0, failed=0, abstained=0, too_long=0, flat=0)
-    usable: list[int] = []
-    scored: dict[str, list[Scored]] = {}  # by column; one without a name where rewards are not credited apart
-    weights: dict[str, float] = {"": 1.0}
-    trajectories: list[Trajectory] = []
-    siblings: list[int] = []
+    rows: list[tuple[int, int, Trajectory]] = []  # group, sibling, what it did
+    scored: dict[str, list[Scored]] = {}  # by part of the reward, in the order of rows; "" where it has no parts
+    weights: dict[str, float] = {}
     for number, item in enumerate(judged):
-        if item.group.failed:
-            counts["failed"] += 1
-            continue
         learners = {t.agent for t in item.group.trajectories if t.policy in trainable}
         trained = [agent for agent in item.rewards if agent in learners]
-        if any(np.isnan(item.rewards[agent]).any() for agent in trained):
+        if item.group.failed:
+            counts["failed"] += 1
+        elif any(np.isnan(item.rewards[agent]).any() for agent in trained):
             counts["abstained"] += 1
-            continue
-        usable.append(number)
-        for agent in trained:
-            trajectories += [episode.trajectories[agent] for episode in item.group.episodes]
-            siblings += range(len(item.group.episodes))
-            for name, (weight, column) in (item.parts or {"": (1.0, item)}).items():
-                weights[name] = weight
-                scored.setdefault(name, []).extend(_scored(column, agent, number, name))
+        else:
+            for agent in trained:
+                rows += [(number, at, one.trajectories[agent]) for at, one in enumerate(item.group.episodes)]
+                for name, (weight, part) in (item.parts or {"": (1.0, item)}).items():
+                    weights[name] = weight
+                    scored.setdefault(name, []).extend(_scored(part, agent, number, name))
+    assigned = [(weights[name], credit.assign(part, baselines)) for name, part in scored.items()]
     samples: dict[str, list[Sample]] = {}
     sampled: Counter[str] = Counter()
     bad: Counter[str] = Counter()
@@ -115,10 +111,9 @@ def credit_groups(
     used: set[int] = set()
     overlong: list[int] = []
     learned: dict[tuple[int, int], dict[str, Sequence[float]]] = {}
-    assigned = {name: credit.assign(column, baselines) for name, column in scored.items()}
-    for at, trajectory in enumerate(trajectories):
-        known = [weights[name] * own for name, column in assigned.items() if (own := column[at]) is not None]
-        number = next(iter(scored.values()))[at].seed
+    for at, (number, sibling, trajectory) in enumerate(rows):
+        # GDPO (arXiv 2601.05242): each reward is compared with its own kind, and the advantages are added.
+        known = [weight * own for weight, part in assigned if (own := part[at]) is not None]
         advantages = np.sum(known, axis=0).tolist() if known else []
         cut = samples_from(trajectory, advantages, group=number, number=at) if known else []
         limit = (room or {}).get(trajectory.policy, math.inf)
@@ -127,14 +122,15 @@ def credit_groups(
         sampled[trajectory.policy] += sum(int(sample.loss_mask.sum()) + sample.bad_logprobs for sample in cut)
         if kept := [sample for sample in cut if len(sample.token_ids) <= limit and sample.loss_mask.any()]:
             samples.setdefault(trajectory.policy, []).extend(kept)
-            learned.setdefault((number, siblings[at]), {})[trajectory.agent] = advantages
+            learned.setdefault((number, sibling), {})[trajectory.agent] = advantages
             used.add(number)
         if size_of is not None and (kept or not known):  # what is dropped for its length counts nowhere
             sizes[bool(known)][trajectory.policy] += size_of(trajectory)
     # A mean over all that was sampled is the learner's mean over what teaches, times the share of the latter.
     shares = {name: taught / (taught + sizes[False][name]) for name, taught in sizes[True].items() if taught}
     lost = len({*overlong} - used)
-    counts.update(used=len(used), too_long=lost, flat=len(usable) - len(used) - lost)
+    flat = len(judged) - counts["failed"] - counts["abstained"] - len(used) - lost
+    counts.update(used=len(used), too_long=lost, flat=flat)
     for name, share in shares.items():
         if share < 1.0:
             samples[name] = [replace(sample, advantage=share * sample.advantages) for sample in samples[name]]
@@ -148,12 +144,12 @@ def credit_groups(
     )
 
 
-def _scored(item: JudgedGroup, agent: str, number: int, column: str) -> list[Scored]:
-    """What the siblings of one agent earned, in one column."""
+def _scored(item: JudgedGroup, agent: str, number: int, part: str) -> list[Scored]:
+    """What the siblings of one agent earned, of one part of the reward."""
     return [
         Scored(
             seed=number,
-            role="/".join(filter(None, (item.group.env_id, agent, column))),
+            role="/".join(filter(None, (item.group.env_id, agent, part))),
             reward=float(item.rewards[agent][at]),
             response_tokens=[len(turn.response_ids) for turn in episode.trajectories[agent].turns],
             turns=None if item.turns is None else item.turns[agent][at],
