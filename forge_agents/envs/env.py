@@ -291,7 +291,7 @@ class TextGame(Forkable):
             self._check_agents([seat], "Outcome.info names")
             if seat not in self.agents:
                 raise ValueError(f"{self}: {method} informs {seat!r}, which is out of the game; inform self.agents")
-            self.infos[seat] = {**self.infos[seat], **info}
+            self.infos[seat] = {**self.infos[seat], **info}  # a new one: a reader may hold the old
         return rewards
 
     def _named(self, who: bool | Collection[str], field_name: str) -> list[str]:
@@ -373,7 +373,7 @@ class TurnEnv(TextGame, AECEnv):  # type: ignore[misc]  # PettingZoo ships no ty
         self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
         self.terminations = dict.fromkeys(self.agents, False)
         self.truncations = dict.fromkeys(self.agents, False)
-        self._skip_agent_selection = None
+        self._skip_agent_selection = None  # where PettingZoo's dead steps keep their place
         self.agent_selection = self.agents[0]
         first = self.setup(self.rng)
         if first is not None:
@@ -397,21 +397,19 @@ class TurnEnv(TextGame, AECEnv):  # type: ignore[misc]  # PettingZoo ships no ty
         rewards = self._checked_rewards(outcome, f"act({agent!r}, ...)")
         self.num_turns += 1
         self.rewards = dict.fromkeys(self.agents, 0.0) | rewards
-        self._cumulative_rewards[agent] = 0.0
+        self._cumulative_rewards[agent] = 0.0  # `last` tells an agent what it earned since its own last decision
         for seat, reward in rewards.items():
             self._cumulative_rewards[seat] += reward
         self._transcript.append(({agent: text}, rewards))
         done, cut = self._ends(outcome)
-        for seat in done:
-            self.terminations[seat] = True
-        for seat in cut:
-            self.truncations[seat] = True
+        self.terminations.update(dict.fromkeys(done, True))
+        self.truncations.update(dict.fromkeys(cut, True))
         out = frozenset((*done, *cut))
         if len(out) < len(self.agents):
             self.agent_selection = self._following(agent, outcome.next, out)
             self._legal(self.agent_selection)
         if out:
-            self._deads_step_first()
+            self._deads_step_first()  # PettingZoo's rule: who is out takes a step of None before anybody plays on
 
     def _play(self, agent: str, action: str) -> Outcome:
         """What a decision led to. Families of games, such as those with tools, come between here and `act`."""
@@ -423,6 +421,7 @@ class TurnEnv(TextGame, AECEnv):  # type: ignore[misc]  # PettingZoo ships no ty
             self._check_live(chosen, "Outcome.next is", out)
             return chosen
         place = self._order.index(agent) + 1
+        # Most steps of most games: nobody is out, and nothing need be searched.
         if len(self.agents) == len(self._order) and not out:
             return self._order[place % len(self._order)]
         later = self._order[place:] + self._order[:place]

@@ -33,7 +33,7 @@ class SuiteDefaults:
     """What a benchmark of a suite takes where its caller says nothing."""
 
     episodes: int = 64
-    """Seeds for every environment and line-up, at least 1."""
+    """Seeds for every environment and seating, at least 1."""
     seed: int = 0
     """Chooses the episodes' seeds, at least 0."""
     swap_seats: bool = True

@@ -35,7 +35,7 @@ class EnvSpec:
     tags: tuple[str, ...] = ()
     """Words to filter by, e.g. ``"2p"``."""
     kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Constructor arguments, and those of `WRAPPERS`."""
+    """Constructor arguments, and those that `forge_agents.envs.wrappers.BY_NAME` names."""
     isolation: Isolation = "none"
     """``"process"``: the environment lives in a worker process, because it is slow, or may crash or hang."""
     step_timeout_s: float = 60.0

@@ -124,6 +124,7 @@ class RoleShuffle(EnvWrapper):
     def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
         """Start an episode in new roles."""
         seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else int(seed)
+        # A second word beside the seed: the roles must not follow from the game's first draws, nor change them.
         order = np.random.default_rng([seed, 0x520135]).permutation(len(self.possible_agents))
         self._role = {agent: self.possible_agents[i] for agent, i in zip(self.possible_agents, order, strict=True)}
         self.env.reset(seed=seed, options=options)
@@ -290,6 +291,8 @@ class InvalidAction(_Mirror, EnvWrapper):
         return Observation(text)
 
     def _decide(self, agent: str, action: str | None) -> None:
+        # Whether a text is illegal is known only after it was played, so what may be undone is played on the original
+        # and a copy is kept. A listed action is legal for sure and costs no copy.
         listed = self.infos[agent].get("legal_actions") or ()
         before = self.env if action in listed else copy.deepcopy(self.env)
         self.env.step(action)

@@ -30,6 +30,7 @@ class Randomness:
     @contextlib.contextmanager
     def contained(self) -> Iterator[None]:
         """The globals hold this state inside, and what they held before afterwards; printed text is dropped."""
+        # One lock for all: between two threads that swap the same globals, each would keep the other's state.
         with _lock, contextlib.redirect_stdout(io.StringIO()):
             outer = random.getstate(), np.random.get_state()  # noqa: NPY002
             random.setstate(self._python)

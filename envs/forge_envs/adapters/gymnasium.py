@@ -76,7 +76,7 @@ class GymnasiumText(TurnEnv):
         if self._env.render_mode == "ansi":
             drawn = str(self._env.render())
             return _ANSI.sub("", re.sub(r"\x1b\[[0-9;]+m(.*?)\x1b\[0m", r"[\1]", drawn)).strip()
-        return _told(self._env, self._seen)
+        return _as_text(self._env, self._seen)
 
     def legal_actions(self, agent: str) -> Sequence[str] | None:
         return self._names or None
@@ -120,7 +120,7 @@ def _is_tellable(space: Any) -> bool:
     return isinstance(space, Discrete | MultiBinary | MultiDiscrete | Text)
 
 
-def _told(env: Any, seen: Any) -> str:
+def _as_text(env: Any, seen: Any) -> str:
     if isinstance(seen, str):
         return seen
     if env.spec is not None and env.spec.id.startswith("Blackjack"):

@@ -97,7 +97,7 @@ class SoftwareTeam(ToolEnv):
         Args:
             code: The program, such as: from solution import *; print(1 + 1)
         """
-        return _told(self._sandbox.run(code, files={"solution.py": self.code.encode()}))
+        return _as_text(self._sandbox.run(code, files={"solution.py": self.code.encode()}))
 
     def tools(self, agent: str) -> Sequence[Tool]:
         return [self.python] if agent == "tester" else []
@@ -160,7 +160,7 @@ class SoftwareTeam(ToolEnv):
         right = [json.dumps(["ok", expected]) for _, expected in self.tests]
         lines = result.stdout.splitlines()[: len(right)]
         passed = sum(line == gold for line, gold in zip(lines, right, strict=False))
-        return passed, "" if result.ok else _told(result)[-200:]
+        return passed, "" if result.ok else _as_text(result)[-200:]
 
     def _examples(self) -> str:
         return "\n".join(
@@ -184,7 +184,7 @@ def _defines(code: str, name: str) -> bool:
     return name in names
 
 
-def _told(result: SandboxResult) -> str:
+def _as_text(result: SandboxResult) -> str:
     """What a run printed, its error's last lines, and what ended it."""
     parts = [result.stdout.rstrip(), result.stderr.rstrip()[-1000:]]
     if result.limit:

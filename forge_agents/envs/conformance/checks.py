@@ -309,6 +309,7 @@ def _reseed(salt: int) -> None:
 
 def global_randomness(case: Case) -> None:
     """The process's own generators stay untouched, and nothing depends on them."""
+    # Two salts: an environment that puts a generator back after use leaves no trace but the episode it played.
     before = _global_states()
     try:
         for seed in case.seeds:
