@@ -12,8 +12,7 @@ import io
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,8 +22,7 @@ from forge_agents.errors import DISTRIBUTION, MissingExtraError
 _GO_COLUMNS = "ABCDEFGHJKLMNOPQRSTUVWXYZ"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rules:
+class Rules(NamedTuple):
     """How a game is read and played as text."""
 
     instructions: str
@@ -211,48 +209,31 @@ def _fixed(*names: str) -> Callable[[Any, str], Sequence[str]]:
 
 
 _CARDS = "Cards are written suit then rank: S, H, D, C. Answer with the name of a move."
+_LIMIT = _fixed("call", "raise", "fold", "check")
+_NO_LIMIT = _fixed("fold", "check or call", "raise half pot", "raise full pot", "all in")
+_SIGNS = "You are X, your opponent is O. Answer with the number of a"
 RULES = {
-    "tictactoe": Rules(
-        instructions="You play tic-tac-toe. You are X, your opponent is O. Answer with the number of a free square.",
-        text=_tictactoe,
-        names=_fixed(*"012345678"),
-    ),
-    "connect_four": Rules(
-        instructions="You play connect four. You are X, your opponent is O. Answer with the number of a column.",
-        text=_connect_four,
-        names=_fixed(*"0123456"),
-    ),
+    "tictactoe": Rules(f"You play tic-tac-toe. {_SIGNS} free square.", _tictactoe, _fixed(*"012345678")),
+    "connect_four": Rules(f"You play connect four. {_SIGNS} column.", _connect_four, _fixed(*"0123456")),
     "chess": Rules(
-        instructions="You play chess. Answer with a move from square to square, e.g. e2e4; a promotion is e7e8q.",
-        text=_chess,
-        names=_chess_names,
+        "You play chess. Answer with a move from square to square, e.g. e2e4; a promotion is e7e8q.",
+        _chess,
+        _chess_names,
     ),
     "go": Rules(
-        instructions="You play go. Black is X and moves first, white is O. Answer with a point, e.g. D4, or pass.",
-        text=_go,
-        names=_go_names,
+        "You play go. Black is X and moves first, white is O. Answer with a point, e.g. D4, or pass.",
+        _go,
+        _go_names,
         lists_moves=False,
     ),
-    "rps": Rules(
-        instructions="You play rock, paper, scissors, many rounds. Answer with one word.", text=_rps, names=_rps_names
-    ),
-    "leduc_holdem": Rules(
-        instructions=f"You play Leduc hold'em. {_CARDS}", text=_poker, names=_fixed("call", "raise", "fold", "check")
-    ),
-    "texas_holdem": Rules(
-        instructions=f"You play limit Texas hold'em. {_CARDS}",
-        text=_poker,
-        names=_fixed("call", "raise", "fold", "check"),
-    ),
-    "texas_holdem_no_limit": Rules(
-        instructions=f"You play no-limit Texas hold'em. {_CARDS}",
-        text=_poker,
-        names=_fixed("fold", "check or call", "raise half pot", "raise full pot", "all in"),
-    ),
+    "rps": Rules("You play rock, paper, scissors, many rounds. Answer with one word.", _rps, _rps_names),
+    "leduc_holdem": Rules(f"You play Leduc hold'em. {_CARDS}", _poker, _LIMIT),
+    "texas_holdem": Rules(f"You play limit Texas hold'em. {_CARDS}", _poker, _LIMIT),
+    "texas_holdem_no_limit": Rules(f"You play no-limit Texas hold'em. {_CARDS}", _poker, _NO_LIMIT),
     "hanabi": Rules(
-        instructions="You play Hanabi together. You see all hands but your own. Answer with the name of a move.",
-        text=_hanabi,
-        names=_hanabi_names,
+        "You play Hanabi together. You see all hands but your own. Answer with the name of a move.",
+        _hanabi,
+        _hanabi_names,
     ),
 }
 """Texts and names by game."""
@@ -272,14 +253,8 @@ def tic_tac_toe(*, illegal_reward: float = -1.0) -> WrappedEnv:
     Args:
         illegal_reward: Reward of a text without such a digit and of a square that is taken; the other gets 0.
     """
-    return wrap(
-        _raw_env("tictactoe.tictactoe"),
-        obs_to_text=lambda seen, agent: f"{_rows(_grid(seen['observation'], _SQUARES).T)}\n{_free(seen)}",
-        text_to_action=lambda text, agent, space: int(_NUMBER.findall(text)[-1]),
-        legal_actions=_legal,
-        instructions="You play tic-tac-toe. You are X, your opponent is O. Answer with the number of a free square.",
-        illegal_reward=illegal_reward,
-    )
+    read = lambda seen, agent: f"{_rows(_grid(seen['observation'], _SQUARES).T)}\n{_free(seen)}"  # noqa: E731
+    return _numbered("tictactoe", f"You play tic-tac-toe. {_SIGNS} free square.", read, illegal_reward)
 
 
 def connect_four(*, illegal_reward: float = -1.0) -> WrappedEnv:
@@ -290,20 +265,24 @@ def connect_four(*, illegal_reward: float = -1.0) -> WrappedEnv:
     Args:
         illegal_reward: Reward of a text without such a digit and of a full column; the other gets 0.
     """
+    read = lambda seen, agent: f"{_connect_four(None, seen, agent)}\n{_free(seen)}"  # noqa: E731
+    return _numbered("connect_four", f"You play connect four. {_SIGNS} free column.", read, illegal_reward)
+
+
+def _numbered(game: str, instructions: str, read: Callable[[Any, str], str], illegal_reward: float) -> WrappedEnv:
     return wrap(
-        _raw_env("connect_four.connect_four"),
-        obs_to_text=lambda seen, agent: f"{_connect_four(None, seen, agent)}\n{_free(seen)}",
+        _raw_env(f"{game}.{game}"),
+        obs_to_text=read,
         text_to_action=lambda text, agent, space: int(_NUMBER.findall(text)[-1]),
-        legal_actions=_legal,
-        instructions="You play connect four. You are X, your opponent is O. Answer with the number of a free column.",
+        legal_actions=lambda seen, agent: _numbers(seen),
+        instructions=instructions,
         illegal_reward=illegal_reward,
     )
 
 
-def _legal(seen: Mapping[str, Any], agent: str) -> list[str]:
+def _numbers(seen: Mapping[str, Any]) -> list[str]:
     return [str(move) for move in np.flatnonzero(seen["action_mask"])]
 
 
 def _free(seen: Mapping[str, Any]) -> str:
-    moves = _legal(seen, "")
-    return f"Free: {', '.join(moves)}" if moves else "Not your turn."
+    return f"Free: {', '.join(_numbers(seen))}" if any(seen["action_mask"]) else "Not your turn."

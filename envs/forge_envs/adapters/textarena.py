@@ -92,7 +92,11 @@ class TextArena(TurnEnv):
             while isinstance(self._core, textarena.Wrapper):
                 self._core = self._core.env
             self._read: dict[str, list[Any]] = {agent: [] for agent in self.possible_agents}
-            self._prompts = {agent: self._prompts_of(agent) for agent in self.possible_agents}
+            seen = self._core.state.observations
+            self._prompts = {
+                agent: [str(text) for _, text, *kind in seen.get(seat, []) if _kind(kind) == "PROMPT"]
+                for seat, agent in enumerate(self.possible_agents)
+            }
             return self._deliver()
 
     def instructions(self, agent: str) -> str:
@@ -130,10 +134,6 @@ class TextArena(TurnEnv):
         agent = str(self.possible_agents[seat])
         self._read[agent] = [*self._read[agent], *messages]
         return agent
-
-    def _prompts_of(self, agent: str) -> list[str]:
-        seen = self._core.state.observations.get(self.possible_agents.index(agent), [])
-        return [str(text) for _, text, *kind in seen if _kind(kind) == "PROMPT"]
 
     def _crash(self, agent: str, error: Exception) -> Outcome:
         rewards = {seat: -1.0 if name == agent else 0.0 for seat, name in enumerate(self.possible_agents)}

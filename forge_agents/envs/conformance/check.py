@@ -244,7 +244,11 @@ def report_all(
             worst = report.failures[0] if report.failures else None
             table.add_row(Text(env_id), report.level, _verdict(report.ok), f"{report.seconds:.1f}", _cell(worst))
         else:
-            Console().print(_table_of(report))
+            title = f"{report.name}, {report.seconds:.1f} s"
+            own = Table("check", "result", "finding", title=title, title_justify="left")
+            for finding in report.findings:
+                own.add_row(finding.check, _verdict(finding.ok), _cell(finding))
+            Console().print(own)
     if brief and not as_json:
         Console().print(table)
         sys.stdout.write(f"{len(ids) - failed} of {len(ids)} environments keep the contract\n")
@@ -268,14 +272,6 @@ def _examine(env_id: str, *, episodes: int | None, seed: int, timeout_s: float) 
         finding = Finding(check="made", ok=False, message=f"{type(error).__name__}: {error}", fix=fix)
         seconds = round(time.perf_counter() - started, 3)
         return ConformanceReport(name=env_id, findings=(finding,), seconds=seconds)
-
-
-def _table_of(report: ConformanceReport) -> Table:
-    """A row per check."""
-    table = Table("check", "result", "finding", title=f"{report.name}, {report.seconds:.1f} s", title_justify="left")
-    for finding in report.findings:
-        table.add_row(finding.check, _verdict(finding.ok), _cell(finding))
-    return table
 
 
 def _verdict(ok: bool) -> Text:
