@@ -101,18 +101,19 @@ def _offer(
     return f"{namespace}/{chosen[0]}" if name is not None and chosen else None
 
 
+def _entry(home: str, *tags: str, **kwargs: Any) -> dict[str, Any]:
+    """Arguments of `register`."""
+    return {"entry_point": f"forge_envs.adapters.{home}", "tags": ("adapter", *tags), **kwargs}
+
+
 def textarena(name: str | None) -> str | None:
     """``textarena/Game-variant-vN``. TextArena's spelling ``Game-vN-variant`` is understood, too."""
     known, hidden = {}, set()
     for game in _textarena_games():
         id_, title = _moved_version(game), _part(game, "game")
         least, most = TEXTARENA_PLAYERS.get(title, (1, 1))
-        known[id_] = {
-            "entry_point": "forge_envs.adapters.textarena:TextArena",
-            "max_turns": 1000,
-            "tags": ("adapter", "textarena", f"{least}p" if least == most else f"{least}-{most}p"),
-            "game": game,
-        }
+        seats = f"{least}p" if least == most else f"{least}-{most}p"
+        known[id_] = _entry("textarena:TextArena", "textarena", seats, max_turns=1000, game=game)
         if title in TEXTARENA_EXCLUDED:
             hidden.add(id_)
     if name is not None and _UPSTREAM_ID.fullmatch(name):
@@ -146,11 +147,7 @@ def _moved_version(game: str) -> str:
 def reasoning_gym(name: str | None) -> str | None:
     """``reasoning-gym/generator-v0``."""
     known = {
-        f"{generator}-v0": {
-            "entry_point": "forge_envs.adapters.reasoning_gym:ReasoningGym",
-            "tags": ("adapter", "reasoning-gym", "1p", category),
-            "generator": generator,
-        }
+        f"{generator}-v0": _entry("reasoning_gym:ReasoningGym", "reasoning-gym", "1p", category, generator=generator)
         for generator, category in _reasoning_gym_generators().items()
     }
     return _offer("reasoning-gym", name, known, {f"{generator}-v0" for generator in REASONING_GYM_EXCLUDED})
@@ -178,12 +175,7 @@ def pettingzoo(name: str | None) -> str | None:
     known, hidden = {}, set()
     for path in sorted((folder_of("pettingzoo") / "classic").glob("*_v*.py")):
         game, _, version = path.stem.rpartition("_v")
-        known[f"{game}-v{version}"] = {
-            "entry_point": "forge_envs.adapters.pettingzoo:classic",
-            "max_turns": 1000,
-            "tags": ("adapter", "pettingzoo"),
-            "game": path.stem,
-        }
+        known[f"{game}-v{version}"] = _entry("pettingzoo:classic", "pettingzoo", max_turns=1000, game=path.stem)
         if name is None and not _has_dependencies(game):
             hidden.add(f"{game}-v{version}")
     return _offer("pettingzoo", name, known, hidden)
@@ -198,12 +190,7 @@ def _has_dependencies(game: str) -> bool:
 def gymnasium(name: str | None) -> str | None:
     """``gymnasium/Id-vN`` for environments with text or discrete spaces; any such id can be asked for by name."""
     known = {
-        id_: {
-            "entry_point": "forge_envs.adapters.gymnasium:GymnasiumText",
-            "max_turns": 200,
-            "tags": ("adapter", "gymnasium", "1p"),
-            "game": id_,
-        }
+        id_: _entry("gymnasium:GymnasiumText", "gymnasium", "1p", max_turns=200, game=id_)
         for id_ in (TEXT_ENVS if name is None else (name,))
         if re.fullmatch(r"[\w.-]+-v\d+", id_)
     }
@@ -212,8 +199,7 @@ def gymnasium(name: str | None) -> str | None:
 
 def openenv(name: str | None) -> str | None:
     """``openenv/Server-v0``: any OpenEnv server, given its ``url``. Nothing to list: a server must run."""
-    server = {"entry_point": "forge_envs.adapters.openenv:OpenEnv", "tags": ("adapter", "openenv", "1p")}
-    return _offer("openenv", name, {"Server-v0": server}, ("Server-v0",))
+    return _offer("openenv", name, {"Server-v0": _entry("openenv:OpenEnv", "openenv", "1p")}, ("Server-v0",))
 
 
 def verifiers(name: str | None) -> str | None:
@@ -223,11 +209,7 @@ def verifiers(name: str | None) -> str | None:
     """
     name = None if name is None else name.removesuffix("-v0").replace("_", "-")
     known = {
-        f"{each}-v0": {
-            "entry_point": "forge_envs.adapters.verifiers:load",
-            "tags": ("adapter", "verifiers", "1p"),
-            "name": each,
-        }
+        f"{each}-v0": _entry("verifiers:load", "verifiers", "1p", name=each)
         for each in (_environment_packages() if name is None else (name,))
         if _loads_environment(each.replace("-", "_"))
     }
