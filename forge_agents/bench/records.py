@@ -20,8 +20,6 @@ from forge_agents.errors import RunFolderError
 from forge_agents.files import check_plain_files
 from forge_agents.types import Episode, Trajectory
 
-_GOOD = ("win", "solved")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeatRecord:
@@ -105,16 +103,15 @@ def success_of(episode: Episode, lineup: Mapping[str, str]) -> dict[str, bool]:
     rivals = min(rewards.values(), default=0.0) < 0 < max(rewards.values(), default=0.0)
     found = {}
     for agent, trajectory in episode.trajectories.items():
-        told = trajectory.info
-        others = [r for seat, r in rewards.items() if lineup[seat] != lineup[agent]] or [
-            r for seat, r in rewards.items() if seat != agent
-        ]
-        if isinstance(told.get("success"), bool):
-            found[agent] = bool(told["success"])
-        elif isinstance(told.get("outcome"), str):
-            found[agent] = told["outcome"] in _GOOD
+        success, outcome = trajectory.info.get("success"), trajectory.info.get("outcome")
+        if isinstance(success, bool):
+            found[agent] = success
+        elif isinstance(outcome, str):
+            found[agent] = outcome in ("win", "solved")
         elif rivals:
-            found[agent] = all(rewards[agent] > other for other in others)
+            against = [seat for seat in rewards if lineup[seat] != lineup[agent]]
+            others = against or [seat for seat in rewards if seat != agent]  # in self-play, the other seats
+            found[agent] = all(rewards[agent] > rewards[seat] for seat in others)
         else:
             found[agent] = rewards[agent] >= 1 - 1e-9
     return found
@@ -128,9 +125,8 @@ def tokens_of(trajectory: Trajectory) -> tuple[int, int]:
 
 
 def _seat(trajectory: Trajectory, player: str, success: bool) -> SeatRecord:
-    turns, told = trajectory.turns, trajectory.info
-    named = told.get("forfeits")
-    forfeits = trajectory.agent in named if isinstance(named, list) else bool(told.get("illegal"))
+    turns, named = trajectory.turns, trajectory.info.get("forfeits")
+    forfeit = trajectory.agent in named if isinstance(named, list) else bool(trajectory.info.get("illegal"))
     invalid = sum(bool(turn.info.get("illegal")) for turn in turns)
     read, sampled = tokens_of(trajectory)
     return SeatRecord(
@@ -138,8 +134,8 @@ def _seat(trajectory: Trajectory, player: str, success: bool) -> SeatRecord:
         reward=trajectory.reward,
         success=success,
         decisions=len(turns),
-        invalid=max(invalid, int(forfeits and bool(turns))),
-        forfeit=forfeits,
+        invalid=max(invalid, int(forfeit and bool(turns))),
+        forfeit=forfeit,
         cut_off=sum(turn.finish_reason in ("length", "context") for turn in turns),
         tokens=sampled,
         prompt_tokens=read,

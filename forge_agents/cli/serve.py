@@ -107,7 +107,7 @@ def serve(config: ServeConfig, more: Sequence[str] = (), say: Callable[[str], No
     folder, name = find_model(config)
     _check_port(config)
     token = config.token()
-    made = config.api_key_env not in os.environ or not os.environ[config.api_key_env]
+    made = not os.environ.get(config.api_key_env)
     url = f"http://{config.host}:{config.port}/v1"
     say(f"model  {folder} as {name}")
     say(f"url    {url}")

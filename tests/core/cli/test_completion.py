@@ -27,7 +27,7 @@ def completions(line, tmp_path):
     [
         ("forge-agents le", ["leaderboard"]),
         ("forge-agents train --trainer.learner.clip_l", ["--trainer.learner.clip_low"]),
-        ("forge-agents train --trainer.log_to m", ["mlflow"]),
+        ("forge-agents play forge/KuhnPoker-v0 --opponent h", ["human"]),
         ("forge-agents bench --swap_seats f", ["false"]),
         ("forge-agents play forge/Kuhn", ["forge/KuhnPoker-v0"]),
         ("forge-agents check forge/KuhnPoker-v0 forge/Led", ["forge/LeducPoker-v0"]),

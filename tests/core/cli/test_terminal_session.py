@@ -44,9 +44,9 @@ def ended(child):
 def test_help_names_the_commands_and_their_examples(started):
     said, status = ended(started("--help"))
     assert status == 0 and "forge-agents COMMAND --help says more." in said
-    said, status = ended(started("train", "--help"))
-    assert status == 0 and "examples:" in said and "forge-agents train train.yaml" in said
-    assert "--trainer.log_to" in said
+    said, status = ended(started("play", "--help"))
+    assert status == 0 and "examples:" in said and "forge-agents play forge/KuhnPoker-v0" in said
+    assert "--sampling.temperature" in said
 
 
 def test_a_person_begins_a_project_and_takes_a_seat(started, tmp_path):
