@@ -170,14 +170,13 @@ class EpisodeIndex:
         return {"total": total, "rows": [{**row, "agents": json.loads(row["agents"])} for row in rows]}
 
     def facets(self) -> dict[str, Any]:
-        """``envs`` and ``errors``: [name, episodes], most first; ``reward``: [least, most]."""
+        """``envs`` and ``errors``: [name, episodes], most first."""
         with self._opened() as db:
             envs = db.execute("SELECT env, count(*) c FROM episodes GROUP BY env ORDER BY c DESC, env").fetchall()
             errors = db.execute(
                 "SELECT error, count(*) c FROM episodes WHERE error != '' GROUP BY error ORDER BY c DESC LIMIT 50"
             ).fetchall()
-            reward = db.execute("SELECT min(reward), max(reward) FROM episodes").fetchone()
-        return {"envs": envs, "errors": errors, "reward": reward}
+        return {"envs": envs, "errors": errors}
 
     def row(self, n: int) -> dict[str, Any]:
         """Row `n` as the file has it.

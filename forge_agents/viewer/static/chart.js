@@ -34,6 +34,7 @@ export function figure(title, { log: canLog = false, named = false, height = HEI
   let plot = null;
   let zoom = null;
   let log = false;
+  let inSight = false;
   const button = (text, label, click) => h("button", { type: "button", "aria-label": `${label} of ${title}`, title: label, click }, text);
   const logs = button("log", "logarithmic axis", () => { log = !log; draw(); });
   const whole = button("all", "whole range", () => scale(null));
@@ -52,6 +53,11 @@ export function figure(title, { log: canLog = false, named = false, height = HEI
     if (plot && box.clientWidth) plot.setSize({ width: box.clientWidth, height });
     else draw();
   }).observe(box);
+  // Of a hundred charts a few are in sight, and only those are drawn: a plot costs milliseconds, its texts do not.
+  new IntersectionObserver((entries) => {
+    inSight = entries.at(-1).isIntersecting;
+    if (inSight && !plot) draw();
+  }).observe(box);
 
   function draw() {
     if (!describe) return;
@@ -64,7 +70,7 @@ export function figure(title, { log: canLog = false, named = false, height = HEI
     logs.setAttribute("aria-pressed", String(log));
     box.setAttribute("aria-label", `${title}: ${shown.summary}`);
     legend.replaceChildren(...shown.legend.map(([name, colour]) => h("span", {}, h("i", { class: "swatch", vars: { "--colour": colour } }), ` ${name}`)));
-    if (nothing || !box.clientWidth) return;
+    if (nothing || !inSight || !box.clientWidth) return;
     plot = new uPlot(withDefaults(shown.options, box.clientWidth), shown.data, box);
     plots.set(box, plot);
     if (zoom) plot.setScale("x", { min: zoom[0], max: zoom[1] });
@@ -160,7 +166,7 @@ function lines(series, log) {
   const ends = series.map((one, at) => `${one.name} from ${number(known[at][0])} to ${number(known[at].at(-1))}`);
   const said = { summary: ends.join("; "), table, legend: series.map(({ name, colour }) => [name, colour]) };
   if (!known.some((values) => values.length)) return { ...said, data: null };
-  const options = { series: [{}], bands: [], scales: { x: { time: false }, y: { distr: log ? 3 : 1 } } };
+  const options = { series: [{}], bands: [], scales: { x: { time: false }, y: log ? { distr: 3 } : { range: around } } };
   const drawn = [];  // the line of each series in uPlot's numbering
   const columns = series.map((one, at) => {
     const hidden = { width: 0, spanGaps: true, points: { show: false } };
@@ -189,6 +195,13 @@ function lines(series, log) {
     })];
   };
   return { ...said, options, data: uPlot.join(columns), told: tell };
+}
+
+// uPlot would show a value that never moves on an axis from 0 to its double, and 0 on one up to 100.
+function around(_, low, high) {
+  if (low === null) return [null, null];
+  const pad = Math.abs(low) * 0.1 || 0.5;
+  return low === high ? [low - pad, high + pad] : uPlot.rangeNum(low, high, 0.1, true);
 }
 
 function transposed(columns) {

@@ -51,12 +51,7 @@ class Inside {
 
   async facets(run) {
     const rows = this.data.runs[run].rows;
-    const rewards = rows.map((row) => row.reward).filter((reward) => reward !== null);
-    return {
-      envs: counted(rows.map((row) => row.env)),
-      errors: counted(rows.map((row) => row.error).filter(Boolean)),
-      reward: rewards.length ? [Math.min(...rewards), Math.max(...rewards)] : [null, null],
-    };
+    return { envs: counted(rows.map((row) => row.env)), errors: counted(rows.map((row) => row.error).filter(Boolean)) };
   }
 
   async episodes(run, asked) {

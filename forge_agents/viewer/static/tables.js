@@ -31,6 +31,8 @@ const VERIFIER = ["name", "family", "cost", "accuracy", "tpr", "fpr", "weight", 
 
 export function verifiersView(page) {
   const node = h("section", { "aria-label": "Verifiers" });
+  let charts = null;  // they keep their zoom while the run goes on
+  let drawn = null;  // whose they are
   return {
     node,
     async update() {
@@ -41,7 +43,9 @@ export function verifiersView(page) {
         return;
       }
       const { latest, step, series } = found;
-      const curve = (what) => lineChart(what, { named: true }).show(Object.entries(series).filter(([name]) => name.startsWith(`${what}/`)).map(([name, y], at) => (
+      if (drawn !== run.id) charts = { weight: lineChart("weight", { named: true }), accuracy: lineChart("accuracy", { named: true }), effective: lineChart("effective number") };
+      drawn = run.id;
+      const curve = (what) => charts[what].show(Object.entries(series).filter(([name]) => name.startsWith(`${what}/`)).map(([name, y], at) => (
         { name: name.slice(what.length + 1), colour: colourOf(at), x: step, y })));
       const alarms = latest.alarms ?? [];
       const failed = latest.verifiers.filter((one) => one.last_error);
@@ -52,7 +56,7 @@ export function verifiersView(page) {
         grid(VERIFIER, latest.verifiers.map((one) => VERIFIER.map((key) => (typeof one[key] === "number" ? number(one[key], 3) : String(one[key] ?? "–")))), 3),
         failed.length ? h("details", {}, h("summary", {}, "last failures"), h("ul", {}, failed.map((one) => h("li", {}, h("b", {}, one.name), ": ", one.last_error)))) : "",
         h("div", { class: "charts" }, curve("weight"), curve("accuracy"),
-          lineChart("effective number").show([{ name: latest.name, colour: colourOf(0), x: step, y: series["effective number"] ?? [] }])),
+          charts.effective.show([{ name: latest.name, colour: colourOf(0), x: step, y: series["effective number"] ?? [] }])),
         page.source.live ? h("p", {}, h("a", { href: `reports/${run.id}/verifiers`, target: "_blank", rel: "noopener" }, "Whole report"), ": calibration, correlation, drift.") : "");
     },
   };

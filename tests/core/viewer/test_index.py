@@ -73,7 +73,6 @@ def test_facets_count_environments_and_errors(index):
     assert index.facets() == {
         "envs": [("my/Game-v0", 5), ("my/Other-v0", 1)],
         "errors": [("step: ValueError", 1)],
-        "reward": (-1.0, 1.0),
     }
 
 
