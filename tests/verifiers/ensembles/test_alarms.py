@@ -19,10 +19,6 @@ def hacked_run(ensemble, calls, onset=40, seed=0):
     return ensemble
 
 
-def watching(**kwargs):
-    return Ensemble(judges(), refit_every=2, max_rows=1024, alarm=HackingAlarm(**kwargs))
-
-
 @pytest.mark.parametrize("anchors", [(), ("judge5",)])
 def test_hacking_is_noticed_within_sixty_calls_and_named(anchors):
     ensemble = Ensemble(
@@ -37,7 +33,7 @@ def test_hacking_is_noticed_within_sixty_calls_and_named(anchors):
 
 def test_an_honest_run_that_gets_better_raises_no_alarm():
     """A run of 160 calls; in 60 runs of 20 calls, half of them with progress, there was none either."""
-    ensemble = watching(on_alarm="stop")
+    ensemble = Ensemble(judges(), refit_every=4, max_rows=512, alarm=HackingAlarm(on_alarm="stop"))
     rewards = [ensemble.score(played(call, right=min(0.85, 0.3 + 0.004 * call))).mean() for call in range(160)]
     assert np.mean(rewards[-20:]) > np.mean(rewards[:20]) + 0.3 and ensemble.alarms == ()
 

@@ -131,20 +131,16 @@ def test_an_outage_teaches_nothing():
     """For half of the run a judge is down, and just then the policy is bad: its silence comes with wrong answers."""
     down = []
     flaky, steady = Flaky(fails=lambda t: bool(down)), Flaky()
-    one, other = Ensemble([*judges()[:4], flaky]), Ensemble([*judges()[:4], steady])
+    one, other, four = (Ensemble([*judges()[:4], *more], refit_every=2) for more in ([flaky], [steady], []))
     for call in range(24):
         down[:] = [True] * (8 <= call < 16)
         rows = played(call, right=0.15 if down else 0.75)
-        one.score(rows)
-        other.score(rows)
-    one.learning = other.learning = False
+        for ensemble in (one, other, four):
+            ensemble.score(rows)
+    one.learning = other.learning = four.learning = False
     rows = [t for call in range(5) for t in played(100 + call)]
     down[:] = [True]
     quiet = one.score(rows)
-    four = Ensemble(judges()[:4])
-    for call in range(24):
-        four.score(played(call, right=0.15 if 8 <= call < 16 else 0.75))
-    four.learning = False
     assert abs(quiet.mean() - truth(rows).mean()) < abs(four.score(rows).mean() - truth(rows).mean()) + 0.05
     down[:] = []
     assert abs(one.score(rows).mean() - other.score(rows).mean()) < 0.05

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -165,10 +165,19 @@ class Watch:
         if len(self._series) < _LEAST_CALLS:
             return
         rung = {alarm.kind for alarm in self.alarms if alarm.call > self._calls - self.config.window}
-        found = [alarm for alarm in (*self._hacked(witnesses), *self._drifted()) if alarm.kind not in rung]
+        over = f"over {len(self._series)} calls up to call {self._calls}"
+        found = [
+            Alarm(kind=kind, call=self._calls, evidence=f"{kind}: {over}, {seen}")
+            for kind, seen in (*self._hacked(witnesses), *self._drifted())
+            if kind not in rung
+        ]
         self.alarms += found
         for alarm in found:
-            self._say(alarm)
+            text = f"the reward may be hacked: {alarm.evidence}. Read the best-paid episodes, or add verifiers"
+            if self.config.on_alarm == "warn":
+                warnings.warn(text, RewardHackingWarning, stacklevel=2)
+            else:
+                _LOG.error(text)
         if found and self.config.on_alarm == "stop":
             raise RewardHackingError("; ".join(alarm.evidence for alarm in found))
 
@@ -188,7 +197,8 @@ class Watch:
         rows = zip(state["kinds"].tolist(), state["at"].tolist(), state["evidence"].tolist(), strict=True)
         self.alarms = [Alarm(kind=kind, call=call, evidence=evidence) for kind, call, evidence in rows]
 
-    def _hacked(self, witnesses: Sequence[int]) -> list[Alarm]:
+    def _hacked(self, witnesses: Sequence[int]) -> Iterator[tuple[Kind, str]]:
+        """The first witness against the reward."""
         reward = self._series[:, 0]
         for k in witnesses:
             witness = self._series[:, len(_SERIES) + k]
@@ -196,47 +206,25 @@ class Watch:
             least = self.config.least_change
             if drop < least or rise + drop < 2 * least or rise < -least / 2 or sure < self.config.threshold:
                 continue
+            fell = f"while {self.names[k]!r} fell by {drop:.3f}"
             if rise >= least:
-                seen = f"the reward rose by {rise:.3f} while {self.names[k]!r} fell by {drop:.3f}"
-                return [self._alarm("reward_against_witness", seen)]
-            level = _halves(reward)[1].mean()
-            seen = f"the reward stays at {level:.3f} while {self.names[k]!r} fell by {drop:.3f}"
-            return [self._alarm("plateau", seen)]
-        return []
+                yield "reward_against_witness", f"the reward rose by {rise:.3f} {fell}"
+            else:
+                yield "plateau", f"the reward stays at {_halves(reward)[1].mean():.3f} {fell}"
+            return
 
-    def _drifted(self) -> list[Alarm]:
-        alarms = []
-        number = self._series[:, 1]
-        early, late = _halves(number)
+    def _drifted(self) -> Iterator[tuple[Kind, str]]:
+        early, late = _halves(self._series[:, 1])
         if len(early) and len(late) and late.mean() < (1 - self.config.least_shrinking) * early.mean():
-            alarms.append(
-                self._alarm(
-                    "effective_number",
-                    f"the verifiers are worth {late.mean():.2f} independent ones, {early.mean():.2f} before",
-                )
-            )
+            worth = f"the verifiers are worth {late.mean():.2f} independent ones, {early.mean():.2f} before"
+            yield "effective_number", worth
         drift, sure = _change(self._series[:, 2])
         if drift >= self.config.least_change and sure >= self.config.threshold:
-            alarms.append(
-                self._alarm(
-                    "disagreement", f"verifiers disagree by {drift:.3f} more about responses believed to be correct"
-                )
-            )
+            yield "disagreement", f"verifiers disagree by {drift:.3f} more about responses believed to be correct"
         spread, level = (_halves(self._series[:, at])[1] for at in (3, 0))
         if len(spread) >= 3 and spread.mean() < self.config.least_spread and level.mean() < _SOLVED:
-            alarms.append(self._alarm("spread", f"siblings' rewards differ by {spread.mean():.3f} only"))
-        return alarms
+            yield "spread", f"siblings' rewards differ by {spread.mean():.3f} only"
 
-    def _alarm(self, kind: Kind, seen: str) -> Alarm:
-        evidence = f"{kind}: over {len(self._series)} calls up to call {self._calls}, {seen}"
-        return Alarm(kind=kind, call=self._calls, evidence=evidence)
-
-    def _say(self, alarm: Alarm) -> None:
-        text = f"the reward may be hacked: {alarm.evidence}. Read the best-paid episodes, or add verifiers"
-        if self.config.on_alarm == "warn":
-            warnings.warn(text, RewardHackingWarning, stacklevel=2)
-        else:
-            _LOG.error(text)
 
 
 def _halves(series: Floats) -> tuple[Floats, Floats]:
@@ -252,5 +240,6 @@ def _change(series: Floats) -> tuple[float, float]:
     if min(len(early), len(late)) < 3:
         return 0.0, 0.0
     change = float(late.mean() - early.mean())
+    # Welch's t: the standard error of a difference of means whose spreads differ.
     error = math.sqrt(early.var(ddof=1) / len(early) + late.var(ddof=1) / len(late))
     return change, change / max(error, 1e-6)

@@ -45,7 +45,7 @@ class SoftMinimum:
 
     def __call__(self, rewards: Floats) -> Floats:
         """float64 [n] of posteriors [sources, n]."""
-        least = rewards.min(axis=0)
+        least = rewards.min(axis=0)  # taken out, so that no exponential overflows
         return np.asarray(least - self.beta * np.log(np.exp((least - rewards) / self.beta).mean(axis=0)))
 
 
@@ -135,28 +135,21 @@ class Belief:
     def _shift(self, panel: Bools) -> float:
         """Log-odds that a panel bool [m] falls short of the whole one, by the mean."""
         key = panel.tobytes()
-        if key not in self._shifts:
-            heard = self._asked & panel
-            rows = heard.any(axis=1)
-            if not rows.any() or (heard == self._asked).all():
-                self._shifts[key] = 0.0
-            else:
-                whole = self._combiner.predict_proba(self._scores, self._groups, self._asked)
-                part = self._combiner.predict_proba(self._scores, self._groups, heard)
-                self._shifts[key] = _shift_to(float(whole[rows].mean()), logit(part[rows]))
-        return self._shifts[key]
-
-
-def _shift_to(mean: float, log_odds: Floats) -> float:
-    """What is added to log-odds [n] so that their probabilities have this mean, by bisection."""
-    low, high = -_MOST_SHIFT, _MOST_SHIFT
-    for _ in range(40):
-        middle = (low + high) / 2
-        if sigmoid(log_odds + middle).mean() < mean:
-            low = middle
+        if key in self._shifts:
+            return self._shifts[key]
+        heard = self._asked & panel
+        rows = heard.any(axis=1)
+        low, high = -_MOST_SHIFT, _MOST_SHIFT
+        if not rows.any() or (heard == self._asked).all():
+            low = high = 0.0
         else:
-            high = middle
-    return (low + high) / 2
+            mean = self._combiner.predict_proba(self._scores, self._groups, self._asked)[rows].mean()
+            part = logit(self._combiner.predict_proba(self._scores, self._groups, heard)[rows])
+            for _ in range(40):  # bisection: the shift that gives the part the mean of the whole
+                middle = (low + high) / 2
+                low, high = (middle, high) if sigmoid(part + middle).mean() < mean else (low, middle)
+        self._shifts[key] = (low + high) / 2
+        return self._shifts[key]
 
 
 def rewards(
