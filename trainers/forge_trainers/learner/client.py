@@ -108,7 +108,11 @@ class Learner:
 
         Args:
             configs: By what their published weights are called. Several need adapters of one shape on one model.
-            name, store, world_size, silence_s, timeout_s: As in `start`.
+            name: Said in errors. This and what follows are as in `start`.
+            store: Where weights go.
+            world_size: Number of ranks.
+            silence_s: Of a rank that counts as dead.
+            timeout_s: Deadline of the start.
 
         Raises:
             ValueError: The learners cannot share a model. Otherwise as `start`.
