@@ -96,8 +96,7 @@ class Endings:
         for item in judged:
             if item.group.failed:
                 continue
-            agents = {trajectory.agent for trajectory in item.group.trajectories if trajectory.policy in trained}
-            own = {agent: rewards for agent, rewards in item.rewards.items() if agent in agents}
+            own = item.rewards_of(trained)
             known = not any(np.isnan(rewards).any() for rewards in own.values())
             if not taught:
                 self._episodes += known * len(item.group.episodes)

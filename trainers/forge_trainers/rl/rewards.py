@@ -40,6 +40,11 @@ class JudgedGroup:
         """Rewards of one sibling, by agent."""
         return {agent: float(rewards[index]) for agent, rewards in self.rewards.items()}
 
+    def rewards_of(self, policies: Collection[str]) -> dict[str, np.ndarray]:
+        """`rewards` of the agents that one of `policies` played in any sibling."""
+        agents = {trajectory.agent for trajectory in self.group.trajectories if trajectory.policy in policies}
+        return {agent: rewards for agent, rewards in self.rewards.items() if agent in agents}
+
 
 def env_reward(trajectories: Sequence[Trajectory]) -> np.ndarray:
     """The environment's own total reward of each trajectory."""

@@ -91,11 +91,10 @@ def credit_groups(
     scored: dict[str, list[Scored]] = {}  # by part of the reward, in the order of rows; "" where it has no parts
     weights: dict[str, float] = {}
     for number, item in enumerate(judged):
-        learners = {t.agent for t in item.group.trajectories if t.policy in trainable}
-        trained = [agent for agent in item.rewards if agent in learners]
+        trained = item.rewards_of(trainable)
         if item.group.failed:
             counts["failed"] += 1
-        elif any(np.isnan(item.rewards[agent]).any() for agent in trained):
+        elif any(np.isnan(rewards).any() for rewards in trained.values()):
             counts["abstained"] += 1
         else:
             for agent in trained:
