@@ -13,7 +13,7 @@ from forge_agents.types import Trajectory
 from forge_trainers.losses.registry import Denominator, find_loss
 from forge_trainers.records.trackers import Tracker, check_tracker
 from forge_trainers.rl.credit import Credit
-from forge_trainers.run.config import ProcessConfig
+from forge_trainers.run.config import ProcessConfig, check_at_least, check_deadlines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,22 +77,11 @@ class GRPOConfig(ProcessConfig):
         check_tracker(self.log_to)
         if self.group_size < 2 and self.credit_rule.needs_siblings:
             raise ValueError(f"group_size={self.group_size} gives every advantage 0; set group_size >= 2")
-        for name in (
-            "groups_per_step",
-            "max_live_episodes",
-            "max_turns",
-            "eval_episodes",
-            "checkpoint_every",
-            "keep_checkpoints",
-            "max_empty_steps",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        check_at_least(self, 1, "groups_per_step", "max_live_episodes", "max_turns", "eval_episodes")
+        check_at_least(self, 1, "checkpoint_every", "keep_checkpoints", "max_empty_steps")
+        check_at_least(self, 0, "refills", "eval_every", "keep_episodes")
         if self.denominator not in (None, *get_args(Denominator)):
             raise ValueError(f"denominator={self.denominator!r} must be one of {get_args(Denominator)}, or None")
-        for name in ("refills", "eval_every", "keep_episodes"):
-            if (getattr(self, name) or 0) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
         if self.exploitability_samples < 0 or (self.exploitability_samples and not self.eval_every):
             raise ValueError(
                 f"exploitability_samples={self.exploitability_samples} with eval_every={self.eval_every}: at least 0, "
@@ -102,8 +91,7 @@ class GRPOConfig(ProcessConfig):
             raise ValueError(f"max_logprob_gap={self.max_logprob_gap} must be above 0; inf switches the guard off")
         if not 0 <= self.max_bad_logprobs <= 1:
             raise ValueError(f"max_bad_logprobs={self.max_bad_logprobs} must be in [0, 1]; 1 switches the guard off")
-        if not self.block_timeout_s > 0:
-            raise ValueError(f"block_timeout_s={self.block_timeout_s} must be positive: every wait has a deadline")
+        check_deadlines(self, "block_timeout_s")
 
     @property
     def credit_rule(self) -> Credit:

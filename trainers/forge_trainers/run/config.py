@@ -13,6 +13,20 @@ from forge_agents.serving.config import EngineConfig
 from forge_trainers.learner.config import LearnerConfig
 
 
+def check_at_least(settings: object, least: int, *names: str) -> None:
+    """Raise ValueError where one of the fields `names` is less than `least`; None is no number."""
+    for name in names:
+        if (value := getattr(settings, name)) is not None and value < least:
+            raise ValueError(f"{name}={value} must be at least {least}")
+
+
+def check_deadlines(settings: object, *names: str) -> None:
+    """Raise ValueError where one of the fields `names` is not above 0."""
+    for name in names:
+        if not getattr(settings, name) > 0:
+            raise ValueError(f"{name}={getattr(settings, name)} must be positive: every wait has a deadline")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ProcessConfig:
     """What the processes of a run need to know."""
@@ -40,14 +54,9 @@ class ProcessConfig:
     `RespawnLimitError`."""
 
     def __post_init__(self) -> None:
-        if self.learner_procs < 1:
-            raise ValueError(f"learner_procs={self.learner_procs} must be at least 1")
-        for name in ("max_staleness", "max_respawns"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
-        for name in ("start_timeout_s", "stage_timeout_s", "silence_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be positive: every wait has a deadline")
+        check_at_least(self, 1, "learner_procs")
+        check_at_least(self, 0, "max_staleness", "max_respawns")
+        check_deadlines(self, "start_timeout_s", "stage_timeout_s", "silence_s")
 
 
 C = TypeVar("C", bound=ProcessConfig)
