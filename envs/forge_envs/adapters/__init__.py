@@ -1,7 +1,8 @@
 """Environments of other libraries, each behind an optional extra, each running that library's code unchanged.
 
 In: the namespaces' names. Out: offers in the registry; a library is imported when one of its environments is made.
-Waits for nothing.
+Waits for nothing. Start at `catalog` for what is listed and what is not, and why; at `contained` for what every adapter
+does around a library's code; else at the library's own module.
 """
 
 from __future__ import annotations

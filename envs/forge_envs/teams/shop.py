@@ -190,7 +190,9 @@ class Shop(ToolEnv):
         if _TO_MANAGER.match(action):
             self.inbox["manager"] = f"Clerk: {message}"
             return Outcome(next="manager")
-        self.inbox["customer"] = f"Clerk: {message}" + self._on_the_table()
+        self.inbox["customer"] = f"Clerk: {message}"
+        if (open_ := self.offered) is not None:
+            self.inbox["customer"] += f"\nOffer: {open_.quantity} x {open_.item} for {_money(open_.cents)}."
         return Outcome(next="customer")
 
     def _end(self, decision: str) -> Outcome:
@@ -209,11 +211,6 @@ class Shop(ToolEnv):
 
     def _bearing(self, item: str) -> str:
         return f"{item} bears a discount of at most {self.bears[item]} %"
-
-    def _on_the_table(self) -> str:
-        if self.offered is None:
-            return ""
-        return f"\nOffer: {self.offered.quantity} x {self.offered.item} for {_money(self.offered.cents)}."
 
     def _must_exist(self, item: str) -> None:
         if item not in self.prices:

@@ -100,17 +100,14 @@ def play(
         env.step(action)
 
 
-def _words(text: str) -> list[str]:
-    return re.findall(r"\w+", text)[:400]
-
-
 def _choose(env: AnyEnv, agent: str, observation: str, info: Mapping[str, Any], rng: random.Random) -> str:
     """A text that this environment may well understand: legal, or words it used itself; sometimes an odd one."""
     luck = rng.random()
     legal = info.get("legal_actions")
     if legal and luck < 0.7:
         return str(rng.choice(list(legal)))
-    words = _words(instructions(env, agent)) + 2 * _words(observation)
+    told, seen = (re.findall(r"\w+", text)[:400] for text in (instructions(env, agent), observation))
+    words = told + 2 * seen
     if words and luck < 0.9:
         start = rng.randrange(len(words))
         return " ".join(words[start : start + rng.choice((1, 1, 2, 8))])
@@ -157,14 +154,10 @@ def line_of_method(cls: type, method: str) -> str:
     for name in (method, f"{method}_all", _ALIASES.get(method, method)):
         for owner in cls.__mro__:
             if name in vars(owner) and not _ours(owner):
-                return _line_of_code(owner, name)
+                code = getattr(inspect.unwrap(vars(owner)[name]), "__code__", None)
+                label = f"{owner.__qualname__}.{name}"
+                return f"{_short(code.co_filename)}:{code.co_firstlineno} {label}" if code is not None else label
     return ""
-
-
-def _line_of_code(owner: type, name: str) -> str:
-    code = getattr(inspect.unwrap(vars(owner)[name]), "__code__", None)
-    label = f"{owner.__qualname__}.{name}"
-    return f"{_short(code.co_filename)}:{code.co_firstlineno} {label}" if code is not None else label
 
 
 def line_of_error(cls: type, error: BaseException) -> str:
