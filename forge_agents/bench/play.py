@@ -237,7 +237,7 @@ class _Run:
                 read, sampled = tokens_of(trajectory)
                 self.tokens += sampled
                 self.cost += cost_of(self.facts[match.lineup[agent]], read, sampled)
-            self.bar.step(self.played, self.tokens, failed=bool(record.error))
+            self.bar.step(self.tokens, failed=bool(record.error))
             for name in set(record.lineup.values()):
                 self.failed_in_a_row[name] = self.failed_in_a_row[name] + 1 if record.error else 0
                 if self.failed_in_a_row[name] >= _HOPELESS and not self.stopped:
@@ -288,23 +288,22 @@ class _Bar(bars.Progress):
             console=console,
             disable=not (shown and console.is_terminal),
         )
-        self._shown, self._failed, self._first = shown, 0, 0
+        self._shown, self._failed = shown, 0
         self._bench = self.add_task("bench", total=total, facts="")
 
     def start_at(self, done: int, *, unreadable: int) -> None:
         """`done` episodes are known already; `unreadable` lines of the log were dropped."""
-        self._first = done
         self.update(self._bench, completed=done)
         if done and self._shown:
             self.print(f"{done} episodes were played before and are not repeated")
         if unreadable and self._shown:
             self.print(f"{unreadable} lines of the log could not be read; their episodes are played again")
 
-    def step(self, played: int, tokens: int, *, failed: bool) -> None:
+    def step(self, tokens: int, *, failed: bool) -> None:
         """One more episode has ended."""
         self._failed += failed
         facts = f"{tokens:,} tokens" + (f", {self._failed} failed" if self._failed else "")
-        self.update(self._bench, completed=self._first + played, facts=facts)
+        self.update(self._bench, advance=1, facts=facts)
 
 
 @contextlib.asynccontextmanager
