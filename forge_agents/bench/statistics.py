@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy import special, stats
 from scipy.sparse.csgraph import connected_components
 
 Floats = npt.NDArray[np.float64]
@@ -117,7 +117,8 @@ def mean_rate(strata: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Inte
     telling = min(sum(int((hit > 0).sum()) for hit, _ in kept), sum(int((hit < trial).sum()) for hit, trial in kept))
     effective, freedom = total if telling >= SPEAKING else min(float(seeds), total), seeds - len(kept)
     if freedom and variance > 0:
-        few = (_Z / float(stats.t.ppf(0.5 + CONFIDENCE / 2, freedom))) ** 2
+        # stdtrit: Student's t quantiles, without the 0.1 ms that stats.t.ppf spends on reading its arguments
+        few = (_Z / float(special.stdtrit(freedom, 0.5 + CONFIDENCE / 2))) ** 2
         effective = min(effective, few * p * (1 - p) / variance)  # p (1 - p) / n_eff = variance, as of n_eff coins
     low, high = wilson(p * effective, effective)
     return Interval(value=p, low=low, high=high, n=seeds)
@@ -139,7 +140,7 @@ def mean(values: Sequence[float], *, seed: int = 0) -> Interval:
     if np.ptp(x) <= _NOISE * np.abs(x).max():
         return Interval(value=middle, low=middle, high=middle, n=n)
     # Hesterberg's expanded percentile: the normal tail beyond sqrt(n / (n - 1)) t_(n-1), in place of 0.025
-    tail = max(1 / RESAMPLES, stats.norm.sf(math.sqrt(n / (n - 1)) * stats.t.ppf(0.5 + CONFIDENCE / 2, n - 1)))
+    tail = max(1 / RESAMPLES, stats.norm.sf(math.sqrt(n / (n - 1)) * special.stdtrit(n - 1, 0.5 + CONFIDENCE / 2)))
     rng, level = np.random.default_rng(seed), float(1 - 2 * tail)
     found = stats.bootstrap((x,), np.mean, n_resamples=RESAMPLES, confidence_level=level, method="BCa", rng=rng)
     ends = found.confidence_interval
