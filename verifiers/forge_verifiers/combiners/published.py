@@ -118,6 +118,7 @@ def _newton(features: Floats, labels: Floats, *, steps: int = 50, tolerance: flo
     for _ in range(steps):
         p = sigmoid(features @ beta)
         gradient = features.T @ (p - labels) + penalty * beta
+        # Newton's step on the penalised likelihood: (X' W X + P)^-1 (X' (p - y) + P b), W = p (1 - p).
         hessian = (features.T * (p * (1 - p))) @ features + np.diag(penalty)
         change = np.linalg.solve(hessian, gradient)
         beta = beta - change
@@ -146,6 +147,7 @@ class DawidSkene(Combiner):
             if labels is not None:
                 q = np.where(known, labels, q)
             before = q
+            # M-step, Dawid and Skene 1979, eqs. 2.3 and 2.4, with the prior answers added; then the E-step, eq. 2.5.
             pi = float(np.clip(q.mean(), 0.01, 0.99))
             tpr = (yes.T @ q + 2.0) / ((yes + no).T @ q + 3.0)
             fpr = (yes.T @ (1 - q) + 1.0) / ((yes + no).T @ (1 - q) + 3.0)
@@ -163,6 +165,7 @@ class DawidSkene(Combiner):
 def naive_bayes(yes: Floats, no: Floats, tpr: Floats, fpr: Floats, pi: float) -> Floats:
     """P(Y=1 | votes) [n] under conditional independence; rates are kept 1e-3 away from 0 and 1."""
     tpr, fpr = np.clip(tpr, 1e-3, 1 - 1e-3), np.clip(fpr, 1e-3, 1 - 1e-3)
+    # logit P(Y=1|S) = logit pi + sum of S log(TPR/FPR) + (1 - S) log((1 - TPR)/(1 - FPR)), as in arXiv 2506.18203.
     return sigmoid(logit(pi) + yes @ np.log(tpr / fpr) + no @ np.log((1 - tpr) / (1 - fpr)))
 
 
@@ -184,6 +187,7 @@ def vote_cut(values: Floats) -> float:
     below, moment = np.cumsum(counts), np.cumsum(counts * centres)
     total, mean = below[-1], moment[-1]
     inner = below[:-1] < total
+    # Otsu 1979: the cut of greatest variance between the two sides, w0 w1 (mu0 - mu1)^2.
     gap = (mean * below[:-1] - moment[:-1] * total) ** 2
     between = np.where(inner, gap / np.maximum(below[:-1] * (total - below[:-1]), 1), -1.0)
     return float(edges[1 + int(np.argmax(between))])
@@ -257,7 +261,7 @@ def match_second_moments(votes: Floats, pi: float, *, sweeps: int = 500, toleran
     for _ in range(sweeps):
         before = d.copy()
         for k in range(m):
-            rest = d @ d - d[k] ** 2
+            rest = d @ d - d[k] ** 2  # C_ij = pi (1 - pi) d_i d_j off the diagonal: least squares in d_k alone
             d[k] = off[k] @ d / max(rest, 1e-12)
         if np.abs(d - before).max() < tolerance:
             break

@@ -1,4 +1,5 @@
-"""What a verifier is, how verifiers are combined into one, and what a score is. Start at `verifier`.
+"""What a verifier is, how verifiers are combined into one, what a score is, and a check of all that.
 
-In: trajectories. Out: scores, and where there is none the reason. Waits for: the verifier's own work.
+In: trajectories. Out: scores, and where there is none the reason. Waits for the verifier's own work.
+Start at `verifier`.
 """

@@ -51,12 +51,20 @@ def check_verifier(
     if not golds or not wrongs:
         raise ValueError(f"{len(golds)} gold and {len(wrongs)} wrong trajectories arrived; send at least one of each")
     everything = [*golds, *wrongs]
+
+    def ask(trajectories: Sequence[Trajectory]) -> np.ndarray:
+        return np.asarray(verifier.score(trajectories))
+
     checks: dict[str, Callable[[], str | None]] = {
         "declared": lambda: _declared(verifier),
-        "shape and range": lambda: _shape_and_range(verifier, everything),
-        "no trajectories": lambda: _shape_and_range(verifier, []),
-        "repeatable": lambda: _repeatable(verifier, everything),
-        "order": lambda: _order(verifier, everything),
+        "shape and range": lambda: _shape_and_range(ask(everything), len(everything)),
+        "no trajectories": lambda: _shape_and_range(ask([]), 0),
+        "repeatable": lambda: _alike(
+            ask(everything), ask(everything), "then", "let equal trajectories get equal scores"
+        ),
+        "order": lambda: _alike(
+            ask(everything), ask(everything[::-1])[::-1], "asked in reverse", "let the order of trajectories not matter"
+        ),
         "gold": lambda: _gold(verifier, everything, len(golds)),
     }
     name = str(getattr(verifier, "name", type(verifier).__name__))
@@ -87,15 +95,10 @@ def _declared(verifier: Any) -> None:
         raise _BreachError(f"cost is {cost!r}", f"give it an attribute cost, one of {', '.join(COSTS)}")
 
 
-def _ask(verifier: Any, trajectories: Sequence[Trajectory]) -> np.ndarray:
-    return np.asarray(verifier.score(trajectories))
-
-
-def _shape_and_range(verifier: Any, trajectories: Sequence[Trajectory]) -> None:
-    scores = _ask(verifier, trajectories)
-    if scores.shape != (len(trajectories),) or scores.dtype != np.float32:
+def _shape_and_range(scores: np.ndarray, n: int) -> None:
+    if scores.shape != (n,) or scores.dtype != np.float32:
         raise _BreachError(
-            f"{scores.dtype} of shape {scores.shape} for {len(trajectories)} trajectories",
+            f"{scores.dtype} of shape {scores.shape} for {n} trajectories",
             "return a numpy float32 array with one score per trajectory",
         )
     outside = scores[~np.isnan(scores) & ~((scores >= 0) & (scores <= 1))]
@@ -103,20 +106,13 @@ def _shape_and_range(verifier: Any, trajectories: Sequence[Trajectory]) -> None:
         raise _BreachError(f"a score of {outside[0]}", "scale scores to [0, 1]; NaN abstains")
 
 
-def _repeatable(verifier: Any, trajectories: Sequence[Trajectory]) -> None:
-    first, second = _ask(verifier, trajectories), _ask(verifier, trajectories)
+def _alike(first: np.ndarray, second: np.ndarray, when: str, fix: str) -> None:
     if not np.allclose(first, second, atol=1e-4, equal_nan=True):
-        raise _BreachError(f"{first}, then {second}", "let equal trajectories get equal scores")
-
-
-def _order(verifier: Any, trajectories: Sequence[Trajectory]) -> None:
-    forward, backward = _ask(verifier, trajectories), _ask(verifier, trajectories[::-1])[::-1]
-    if not np.allclose(forward, backward, atol=1e-4, equal_nan=True):
-        raise _BreachError(f"{forward} and, asked in reverse, {backward}", "let the order of trajectories not matter")
+        raise _BreachError(f"{first}, {when} {second}", fix)
 
 
 def _gold(verifier: Any, trajectories: Sequence[Trajectory], num_gold: int) -> str:
-    scores = _ask(verifier, trajectories)
+    scores = np.asarray(verifier.score(trajectories))
     read = _read(verifier, trajectories, num_gold)
     gold, wrong = float(scores[:num_gold].min()), float(scores[num_gold:].max())  # NaN where one abstains
     if getattr(verifier, "exact", False) and not gold >= 1 - 1e-4:

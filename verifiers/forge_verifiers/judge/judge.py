@@ -405,6 +405,7 @@ def _strengths(wins: NDArray[np.float64], met: NDArray[np.float64]) -> NDArray[n
     won = wins.sum(axis=1) + 0.5
     for _ in range(_ROUNDS):
         before = strength
+        # p_i = W_i / sum over j of n_ij / (p_i + p_j), Hunter 2004, eq. 3; the invented opponent adds half a win.
         strength = won / ((met / (before[:, None] + before[None, :])).sum(axis=1) + 1.0 / (before + 1.0))
         if np.max(np.abs(strength - before) / strength) < _CLOSE:
             break

@@ -268,6 +268,7 @@ class Scale(_Choice):
         found = self.chosen(reply)
         if found is None:
             return None
+        # G-Eval, arXiv 2303.16634, eq. 1: sum of p(s) s over the marks s.
         mark = sum(int(choice) * share for choice, share in found.items())
         return min(max((mark - 1) / (self.levels - 1), 0.0), 1.0)
 

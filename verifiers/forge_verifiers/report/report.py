@@ -162,6 +162,7 @@ def unblurred(posterior: Floats) -> Floats:
     A calibrated q has class means E[q | right] = E[q q] / E[q] and E[q | wrong] = E[q (1 - q)] / E[1 - q]; mapping
     these to 1 and 0 takes the blur out, as Rogan and Gladen (1978) do for a diagnostic test.
     """
+    # Rogan and Gladen 1978: what is seen less the false positives, over the separation.
     wrong = float(posterior @ (1 - posterior) / max((1 - posterior).sum(), 1e-9))
     return (posterior - wrong) / max(_separation(posterior), 1e-9)
 

@@ -57,7 +57,7 @@ class SelfConsistency(Composable):
             same = _as_one(votes) if self.extract is None else {}
             for answer, other in same.items():
                 votes[other] += votes.pop(answer)
-            most = max(votes.values())
+            most = max(votes.values())  # arg max over answers of how many samples gave it, arXiv 2203.11171
             tied = sum(count == most for count in votes.values())
             for at in rows:
                 answer = answers[at] or ""

@@ -403,6 +403,7 @@ def _values(left: Node, right: Node, names: frozenset[str]) -> Iterator[tuple[Va
 
 @lru_cache(maxsize=1024)
 def _points(names: frozenset[str]) -> tuple[Mapping[str, Fraction], ...]:
+    # Schwartz 1980: unequal polynomials of degree d agree at a point drawn from N with a probability of at most d / N.
     ordered = sorted(names)
     rng = random.Random("/".join(ordered))
     return tuple(
