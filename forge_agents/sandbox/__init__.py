@@ -18,11 +18,5 @@ from forge_agents.sandbox.sandbox import (
 )
 
 __all__ = [
-    "Guarantees",
-    "Sandbox",
-    "SandboxError",
-    "SandboxLimits",
-    "SandboxResult",
-    "SandboxUnavailable",
-    "checked_path",
+    "Guarantees", "Sandbox", "SandboxError", "SandboxLimits", "SandboxResult", "SandboxUnavailable", "checked_path",
 ]
