@@ -112,12 +112,7 @@ class Forkable:
 
 
 class TextGame(Forkable):
-    """The part of a text environment that does not depend on who decides when; see `TurnEnv`, `ParallelTurnEnv`.
-
-    Args:
-        max_turns: Decisions of all agents together after which the episode is truncated. None takes the class's, then
-            the registered limit.
-    """
+    """The part of a text environment that does not depend on who decides when; see `TurnEnv`, `ParallelTurnEnv`."""
 
     possible_agents: Sequence[str]
     """All seats that there may be, in their order."""
