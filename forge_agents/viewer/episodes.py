@@ -209,7 +209,6 @@ def _turns(
             "calls": calls,
             "reward": number(turn.get("reward")),
             "advantage": number(advantage),
-            "prompt_tokens": len(turn.get("prompt_ids", ())),
             "ids": list(turn.get("response_ids", ())),
             "pieces": pieces(str(turn.get("policy", "")), turn["response_ids"]) if turn.get("response_ids") else [],
             "logprobs": [number(value) for value in turn.get("logprobs", ())],

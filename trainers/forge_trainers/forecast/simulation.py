@@ -332,12 +332,7 @@ def simulate(
 class SimulatedRun:
     """One run. `forge_trainers.rl.trainer` and `forge_trainers.rl.pipeline.Pipeline` have the rules that it repeats.
 
-    Args:
-        plan: Settings and hardware.
-        stages: Seconds.
-        workload: What is played.
-        seed: Of the groups that are drawn.
-        played: As in `simulate`.
+    Takes what `simulate` takes.
     """
 
     def __init__(
