@@ -139,18 +139,7 @@ class PackedAttention(titan.VarlenAttention):  # type: ignore[misc]  # torchtita
         scale: float | None = None,
         **_: Any,
     ) -> torch.Tensor:
-        """Attend within the spans of one row (B = 1).
-
-        Args:
-            q_BLNH: Queries, [1, T, N, H].
-            k_BLNH: Keys, [1, T, K, H].
-            v_BLNH: Values, [1, T, K, H].
-            attention_masks: The row's plan.
-            scale: Factor on the scores; None: ``H ** -0.5``.
-
-        Returns:
-            [1, T, N, H], the type of `q_BLNH`.
-        """
+        """`attend` on one row (B = 1); TorchTitan hands it the row's plan under the name of its masks."""
         return attend(q_BLNH[0], k_BLNH[0], v_BLNH[0], attention_masks, scale=scale)[None]
 
 

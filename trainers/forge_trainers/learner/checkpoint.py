@@ -285,43 +285,30 @@ def export(
     failure: Exception | None = None
     try:
         if _is_first_rank():
-            _write_model(whole, model_folder, folder, dtype, adapter)
+            unfinished = folder.with_name(f".unfinished-{folder.name}")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir(parents=True)
+            save_torch_state_dict(whole, str(unfinished), metadata={"format": "pt"})
+            for file in model_folder.iterdir():
+                if file.is_file() and not file.name.startswith(".") and not file.name.endswith(_WEIGHTS):
+                    shutil.copyfile(file, unfinished / file.name)
+            config = json.loads((model_folder / "config.json").read_text())
+            config.pop("torch_dtype", None)  # the name before transformers 5
+            config["dtype"] = str(dtype).removeprefix("torch.")
+            (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+            if adapter is not None:  # in the files that PEFT writes
+                weights, settings = adapter
+                (unfinished / "adapter").mkdir()
+                plain = {name: value.cpu().contiguous() for name, value in weights.items()}
+                save_file(plain, unfinished / "adapter" / "adapter_model.safetensors")
+                (unfinished / "adapter" / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+            _put_in_place(unfinished, folder)
     except (OSError, SafetensorError) as error:  # the latter where a disk is full
         failure = error
     _wait_for_ranks()
     if failure is not None:
         raise RunFolderError(f"cannot export to {folder}: {failure}. Make room, or the folder writable") from failure
     return folder
-
-
-def _write_model(
-    state: dict[str, torch.Tensor],
-    model_folder: Path,
-    folder: Path,
-    dtype: torch.dtype,
-    adapter: tuple[dict[str, torch.Tensor], dict[str, Any]] | None,
-) -> None:
-    unfinished = folder.with_name(f".unfinished-{folder.name}")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    save_torch_state_dict(state, str(unfinished), metadata={"format": "pt"})
-    for file in model_folder.iterdir():
-        if file.is_file() and not file.name.startswith(".") and not file.name.endswith(_WEIGHTS):
-            shutil.copyfile(file, unfinished / file.name)
-    config = json.loads((model_folder / "config.json").read_text())
-    config.pop("torch_dtype", None)  # the name before transformers 5
-    config["dtype"] = str(dtype).removeprefix("torch.")
-    (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    if adapter is not None:
-        write_adapter(*adapter, unfinished / "adapter")
-    _put_in_place(unfinished, folder)
-
-
-def write_adapter(state: dict[str, torch.Tensor], config: dict[str, Any], folder: Path) -> None:
-    """Write an adapter as PEFT does: ``adapter_model.safetensors`` and ``adapter_config.json``."""
-    folder.mkdir()
-    save_file({name: value.cpu().contiguous() for name, value in state.items()}, folder / "adapter_model.safetensors")
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _put_in_place(unfinished: Path, target: Path) -> None:

@@ -455,15 +455,7 @@ class Experts(titan.GroupedExperts):  # type: ignore[misc]  # torchtitan is unty
         """As ``GroupedExperts.Config``."""
 
     def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
-        """Apply each expert to its tokens.
-
-        Args:
-            x_RD: Tokens, sorted by expert.
-            num_tokens_per_expert_E: How many belong to each.
-
-        Returns:
-            [R, D], the type of `x_RD`.
-        """
+        """Each expert on its tokens, which `x_RD` holds sorted by expert: [R, D], the type of `x_RD`."""
         weights = (self.w1_EFD, self.w3_EFD, self.w2_EDF)
         gate, up, down = (w.to_local() if isinstance(w, DTensor) else w for w in weights)
         gate, up, down = (w.transpose(-2, -1) for w in (gate, up, down))
