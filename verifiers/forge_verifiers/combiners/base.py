@@ -143,18 +143,15 @@ def family_index(families: Sequence[Hashable | None] | Mapping[int, Hashable] | 
     """Family number per verifier [m]; an undeclared verifier is a family of its own. None where nothing is declared."""
     if families is None:
         return None
-    named: list[Hashable | None]
     if isinstance(families, Mapping):
-        strangers = [k for k in families if k not in range(m)]
-        if strangers:
+        if strangers := [k for k in families if k not in range(m)]:
             raise ValueError(f"families name verifier {strangers[0]!r}; expected column numbers 0 to {m - 1}")
-        named = [families.get(k) for k in range(m)]
-    else:
-        named = list(families)
+        families = [families.get(k) for k in range(m)]
+    named = list(families)
     if len(named) != m:
         raise ValueError(f"{len(named)} families arrived for {m} verifiers; send one per verifier, None = its own")
     numbers: dict[Hashable, int] = {}
-    keys: list[Hashable] = [("own", k) if name is None else ("named", name) for k, name in enumerate(named)]
+    keys = [("own", k) if name is None else ("named", name) for k, name in enumerate(named)]
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.intp)
 
 

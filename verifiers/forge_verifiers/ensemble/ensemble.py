@@ -249,10 +249,10 @@ class Ensemble(Composable):
         scores[heard] = reward
         if self.learning and self._watch is not None:
             self._look(self._watch, answers, scores, groups)
-        if deviation is None:
-            return Assessment(scores=scores, failed=failed)
-        noise = np.full(n, math.nan, np.float32)
-        noise[heard] = deviation
+        noise = None
+        if deviation is not None:
+            noise = np.full(n, math.nan, np.float32)
+            noise[heard] = deviation
         return Assessment(scores=scores, noise=noise, failed=failed)
 
     def longest_s(self, trajectories: Sequence[Trajectory], otherwise_s: float) -> float:
@@ -306,8 +306,7 @@ class Ensemble(Composable):
         if state["names"].tolist() != own or str(state["kind"]) != self._combiner.name:
             raise ValueError(
                 f"state of {state['kind']!s} over {state['names'].tolist()} arrived at {self._combiner.name} over "
-                f"{own}; "
-                "build the ensemble with the same verifiers, order and combiner"
+                f"{own}; build the ensemble with the same verifiers, order and combiner"
             )
         fitted = _under("combiner/", state)
         if fitted:
@@ -327,13 +326,10 @@ class Ensemble(Composable):
         cascade = self.cascade
         if cascade is None or not self._version or len(self._window.groups) < cascade.warm_up_rows:
             return self._panel.ask(trajectories, groups)
-
         belief = self._belief()
-
-        def believe(scores: Scores, asked: NDArray[np.bool_]) -> NDArray[np.float64]:
-            return belief(scores, groups, asked)
-
-        return self._panel.ask(trajectories, groups, believe=believe, verify=self.learning)
+        return self._panel.ask(
+            trajectories, groups, believe=lambda scores, asked: belief(scores, groups, asked), verify=self.learning
+        )
 
     def _belief(self) -> Belief:
         return Belief(self._combiner, self._window.scores, self._window.groups, self._window.asked)

@@ -347,7 +347,12 @@ class Panel:
             if asked.any():
                 belief = np.where(asked.any(axis=1), believe(scores, asked), math.nan)
                 undecided &= self.cascade.open(belief)
-            wanted = {k: self._rows(k, undecided | verified, groups) for k in stage}
+            wanted = {}
+            for k in stage:
+                rows = undecided | verified
+                if getattr(self.verifiers[k], "sees_groups", False):  # whole groups where it compares siblings
+                    rows = np.isin(groups, groups[rows])
+                wanted[k] = np.flatnonzero(rows)
             self._hear(wanted, trajectories, keys, scores, asked)
         return Answers(scores=scores, asked=asked, verified=verified)
 
@@ -389,12 +394,6 @@ class Panel:
         self.last_errors = [str(text) for text in state["last_errors"].tolist()]
         self._draws = int(state["draws"])
         self._cache.load_state_dict({key[6:]: value for key, value in state.items() if key.startswith("cache/")})
-
-    def _rows(self, k: int, wanted: Bools, groups: NDArray[np.intp]) -> NDArray[np.intp]:
-        """The rows that verifier k gets: whole groups where it compares siblings."""
-        if getattr(self.verifiers[k], "sees_groups", False):
-            wanted = np.isin(groups, groups[wanted])
-        return np.flatnonzero(wanted)
 
     def _hear(
         self,
