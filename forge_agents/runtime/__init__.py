@@ -1,5 +1,10 @@
 """Processes on one machine or many: Monarch's meshes, who lives, who died and of what. Start at `mesh`.
 
-In: which roles run, and on which hosts. Out: meshes of actors. Waits for: processes that start, answer and end, each
-with a deadline.
+In: which roles run, and on which hosts (`hosts`). Out: meshes of actors. Waits for: processes that start, answer and
+end, each with a deadline.
+
+`mesh` starts and ends processes where `layout` places them; `host_process` is what runs on other hosts. `processes`
+knows how they ended, `pulse` sees it happen, `faults` counts it and says when it is too often. `waits` is who waits for
+whom.
+`_monarch` is the door to Monarch.
 """

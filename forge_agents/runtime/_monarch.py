@@ -63,17 +63,18 @@ if TYPE_CHECKING:
     def concurrent_endpoint(method: Callable[..., Any]) -> Any:
         """A method that other processes may call; every call is its own task."""
 
-    def current_rank() -> Any:
-        """Where in its mesh the current call runs."""
-
-    def current_size() -> dict[str, int]:
-        """Sizes of the mesh of the current call."""
-
-    def default_bootstrap_cmd() -> Any:
-        """How Monarch starts a process."""
-
-    def this_host() -> Any:
-        """This machine, as a mesh of one host."""
+    attach_to_workers: Any
+    configure: Any
+    current_rank: Any
+    """Where in its mesh the current call runs."""
+    current_size: Any
+    default_bootstrap_cmd: Any
+    """How Monarch starts a process."""
+    enable_transport: Any
+    run_worker_loop_forever: Any
+    shutdown_context: Any
+    this_host: Any
+    """This machine, as a mesh of one host."""
 
 else:
     with _without_notice():
@@ -82,13 +83,18 @@ else:
             Actor,
             ActorError,
             ProcMesh,
+            attach_to_workers,
             concurrent_endpoint,
             current_rank,
             current_size,
             default_bootstrap_cmd,
+            enable_transport,
             endpoint,
+            run_worker_loop_forever,
+            shutdown_context,
             this_host,
         )
+        from monarch.config import configure
 
 __all__ = [
     "Actor",
@@ -97,16 +103,16 @@ __all__ = [
     "SupervisionError",
     "attach",
     "concurrent_endpoint",
+    "configure",
     "current_rank",
     "current_size",
     "default_bootstrap_cmd",
+    "enable_transport",
     "endpoint",
     "leave_quietly",
-    "listen",
     "new_host_address",
     "on_unhandled_fault",
-    "serve_host",
-    "set_attach_deadline",
+    "run_worker_loop_forever",
     "start_runtime",
     "this_host",
 ]
@@ -129,57 +135,23 @@ def on_unhandled_fault(hook: Callable[[Any], None]) -> None:
     monarch.actor.unhandled_fault_hook = hook
 
 
-def listen(address: str) -> None:
-    """Talk TCP, before anything else is asked of Monarch in this process.
-
-    Args:
-        address: ``tcp://HOST:PORT``, or ``tcp`` for this machine's name and a free port.
-
-    Raises:
-        RuntimeError: Monarch runs already, another way.
-    """
-    from monarch.actor import enable_transport  # type: ignore[import-untyped,unused-ignore]
-
-    enable_transport(address)
-
-
-def set_attach_deadline(seconds: float) -> None:
-    """How long `attach` lets hosts take to answer."""
-    from monarch.config import configure  # type: ignore[import-untyped,unused-ignore]
-
-    configure(mesh_attach_config_timeout=f"{seconds:g}s")
-
-
 def attach(name: str, addresses: Sequence[str]) -> Any:
     """The hosts that listen there, as a mesh with dimension ``hosts``; it connects in the background."""
-    from monarch.actor import attach_to_workers
-
     with _without_notice():
         return attach_to_workers(name=name, ca="trust_all_connections", workers=list(addresses))
 
 
 def new_host_address(address: str) -> str:
     """`address` with an identity of its own, by which hosts are told apart."""
-    from monarch._src.job.service_identity import (  # type: ignore[import-untyped,unused-ignore]
-        new_service_proc_id,
-        service_proc_addr,
-    )
+    from monarch._src.job import service_identity  # type: ignore[import-untyped,unused-ignore]
 
-    found: str = service_proc_addr(address, new_service_proc_id())
+    found: str = service_identity.service_proc_addr(address, service_identity.new_service_proc_id())
     return found
-
-
-def serve_host(address: str) -> None:
-    """Be a host; does not return."""
-    from monarch.actor import run_worker_loop_forever
-
-    run_worker_loop_forever(address=address, ca="trust_all_connections")
 
 
 @functools.cache
 def leave_quietly() -> None:
     """See to it that this process may end when hosts are gone; Monarch would say at length that they are."""
-    from monarch.actor import shutdown_context
 
     def leave() -> None:
         with contextlib.suppress(TimeoutError):

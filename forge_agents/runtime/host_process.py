@@ -1,15 +1,30 @@
-"""One host of a run: ``python -m forge_agents.runtime.host_process --port 26600``.
+"""One host of a run: ``python -m forge_agents.runtime.host_process --port 26600``, and its warden.
 
-In: where to listen. Out: the processes that a controller asks for. Waits for one controller, and ends with it.
+In: where to listen. Out: the processes that a controller asks for. Waits for one controller, and ends with it: the
+warden, a small process on the host, holds a line to the controller and beats on it every second.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import contextlib
 import os
+import re
+import shutil
+import signal
 import socket
 import threading
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from forge_agents.runtime._monarch import Actor, concurrent_endpoint, run_worker_loop_forever
+from forge_agents.runtime.processes import kill_marked, place
+
+_BEAT_S = 1.0
+_CONNECT_S = 30.0
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -23,15 +38,92 @@ def main(words: Sequence[str] | None = None) -> None:
     if chosen.end_with_stdin:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
     name = socket.getfqdn() if chosen.address is None else ""
-    from forge_agents.runtime import _monarch
-
-    _monarch.serve_host(chosen.address or f"tcp://{name}:{chosen.port}@tcp://0.0.0.0:{chosen.port}")
+    address = chosen.address or f"tcp://{name}:{chosen.port}@tcp://0.0.0.0:{chosen.port}"
+    run_worker_loop_forever(address=address, ca="trust_all_connections")
 
 
 def _end_with_stdin() -> None:
     """The other end of the pipe is held by the controller, and the kernel closes it whatever ends that."""
     while os.read(0, 4096):
         continue
+    os._exit(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFacts:
+    """What a host has."""
+
+    hostname: str
+    gpus: tuple[str, ...]
+    """Ids of the GPUs that a process there sees, as CUDA_VISIBLE_DEVICES takes them."""
+    cores: frozenset[int]
+    """Those that a process there may use."""
+    place: str
+    """Who shares memory with its processes; see `processes.place`."""
+
+
+def facts_here() -> HostFacts:
+    """Of the host that this process runs on."""
+    return HostFacts(
+        hostname=socket.gethostname(), gpus=visible_gpus(), cores=frozenset(os.sched_getaffinity(0)), place=place()
+    )
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """Ids of NVIDIA GPUs here, without loading a library that would take hold of them."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return tuple(one.strip() for one in chosen.split(",") if one.strip() not in ("", "-1"))
+    devices = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
+    return tuple(str(number) for number in range(len(devices)))
+
+
+class Warden(Actor):
+    """On a host that is not the controller's; its parent is the host's process."""
+
+    @concurrent_endpoint
+    async def report(self, address: tuple[str, int], secret: str) -> HostFacts:
+        """Hold a line to the controller from now on. Returns what the host has."""
+        line = await asyncio.to_thread(socket.create_connection, address, _CONNECT_S)
+        line.sendall(f"{secret}\n".encode())
+        threading.Thread(target=_hold, args=(line,), name="lifeline", daemon=True).start()
+        return facts_here()
+
+    @concurrent_endpoint
+    async def lacks(self, paths: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of `paths` that do not exist here."""
+        return tuple(path for path in paths if not Path(path).exists())
+
+    @concurrent_endpoint
+    async def kill(self, mark: str, logs: str) -> None:
+        """Kill what is left here of a mesh; remove the logs of one that ended well, if `logs` names their folder."""
+        await asyncio.to_thread(kill_marked, mark)
+        if logs:
+            await asyncio.to_thread(shutil.rmtree, logs, ignore_errors=True)
+
+
+def _hold(line: socket.socket) -> None:
+    """Beat until the controller's end of the line is closed, by whatever; then end the host."""
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # the kernel gives up on a machine that is gone: 7 s
+    for option, value in ((socket.TCP_KEEPIDLE, 3), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 4)):
+        line.setsockopt(socket.IPPROTO_TCP, option, value)
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 7000)  # also while something is on its way
+    line.settimeout(_BEAT_S)
+    while True:
+        try:
+            line.sendall(b".")
+            if not line.recv(64):
+                break
+        except TimeoutError:
+            continue
+        except OSError:
+            break
+    host = os.getppid()  # this process and the others of the host end with it
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(OSError):
+            if host > 1:
+                os.kill(host, sign)
+        time.sleep(_BEAT_S)
     os._exit(0)
 
 

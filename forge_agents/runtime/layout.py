@@ -1,7 +1,7 @@
-"""The hosts of a run: reached, counted, watched, and what is placed on which.
+"""The hosts of a run: asked for, reached, counted, watched, and what is placed on which.
 
-In: `Hosts`. Out: for each mesh of processes the hosts it belongs on, and word of hosts that are lost. Waits for every
-host's first answer, with a deadline that names the host.
+In: `Hosts`. Out: for each mesh of processes the hosts it belongs on, and word of hosts that are lost. Waits for the
+scheduler and for every host's first answer, with a deadline that names the host.
 """
 
 from __future__ import annotations
@@ -9,22 +9,33 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import math
+import os
 import secrets
+import shutil
+import signal
 import socket
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from forge_agents.envs.workers import env as workers
-from forge_agents.envs.workers._homes import KNOCK_S, Door, Here, There, room
 from forge_agents.errors import HostError, StallError
 from forge_agents.runtime import _monarch
-from forge_agents.runtime import jobs as _host_jobs
+from forge_agents.runtime.host_process import HostFacts, Warden, facts_here
 from forge_agents.runtime.hosts import ENVS, ROLES, Hosts, parse_cores
-from forge_agents.runtime.warden import HostFacts, Warden, facts_here
 
+_LOOPBACK = ("ipc://", "tcp://127.0.0.1:", "tcp://localhost:")
 _TICK_S = 1.0
 _END_S = 5.0
+_PROCESS_END_S = 2.0
+_AFTERWARDS_S = 60.0
+"""Monarch gives up later than we do: its words name no host."""
+_LEAST_ROOM = 4
+"""Environments that a host with few cores plays at once: most wait for their players most of the time."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -94,13 +105,11 @@ class Layout:
         self._here_machine = here
         self._here = Host(name="this host", role="", number=0, machine=None)
         self.hosts: list[Host] = []
-        self._job: _host_jobs.Job | None = None
+        self._job: Job | None = None
         self._server: asyncio.Server | None = None
         self._greeted: dict[str, asyncio.Future[asyncio.StreamReader]] = {}
         self._lines: list[asyncio.StreamWriter] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._door: Door | None = None
-        self._worker_homes: list[There] = []
 
     @property
     def by_ip(self) -> bool:
@@ -122,14 +131,13 @@ class Layout:
             if self.config.kind != "local":
                 await self._reach(env)
             self._check_facts()
-            await self._settle_workers()
         except BaseException:
             await self.end()
             raise
 
     async def _reach(self, env: Callable[[str], Mapping[str, str]]) -> None:
         timeout_s = self.config.start_timeout_s
-        self._job = _host_jobs.start(self.config, env(""))
+        self._job = _start(self.config, env(""))
         for role, machines in self._job.meshes.items():
             self.hosts += [
                 Host(name=f"{role}-{i}", role=role, number=i, machine=machines.slice(hosts=slice(i, i + 1)))
@@ -178,28 +186,6 @@ class Layout:
         host.warden, host.facts = warden, facts
         self._tasks += [asyncio.ensure_future(self._listen(host, reader))]
 
-    async def _settle_workers(self) -> None:
-        """Let worker processes of environments start on the hosts that are for them."""
-        cores = self.config.cores_of(ENVS)
-        for host in [host for host in self.hosts if host.role == ENVS]:
-            assert host.facts is not None
-            try:
-                self._door = self._door or Door(self._bind(), self._reached_at())
-                place, knocked = self._door.expect()
-                async with asyncio.timeout(KNOCK_S):
-                    await host.warden.start_workers.call_one(place)
-                    control = await asyncio.wrap_future(knocked)
-            except (OSError, RuntimeError) as cause:
-                raise HostError(
-                    f"host {host} did not connect to this process at {self._reached_at()} within {KNOCK_S:g} s for "
-                    "worker processes of environments; see that hosts can connect to the controller"
-                ) from cause
-            capacity = room(len(cores or host.facts.cores))
-            home = There(str(host), self._door, control, cores=cores, capacity=capacity)
-            host.listeners.append(home.lose)
-            self._worker_homes.append(home)
-        workers.move(self._worker_homes or ([Here(cores)] if cores else []))
-
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Whoever connects says a secret first; who knows none is sent away."""
         with contextlib.suppress(OSError, TimeoutError, ValueError):
@@ -245,28 +231,29 @@ class Layout:
     def spot(self, role: str, procs: int) -> Spot:
         """Choose the hosts of one mesh.
 
-        A lost host is replaced by others of its role, then by spare ones, then by those of other roles.
+        A lost host is replaced by others of its role, then by spare ones, then by those of other roles; for
+        environments by the controller's host at once, as they may be played anywhere.
 
         Raises:
             ValueError: The processes cannot be spread evenly.
             HostError: No host is left.
         """
         home = role if role in self.config.counts else "learner" if role == "store" else ""
-        if home not in self.config.counts or self.config.kind == "local":
+        others = () if role == ENVS else ("spare", *(other for other in ROLES if other not in (home, "spare")))
+        living = next(filter(None, map(self._living, (home, *others))), [])
+        elsewhere = home in self.config.counts and self.config.kind != "local"
+        if not elsewhere or (role == ENVS and not living):
             if self._here.machine is None:
                 self._here.machine = self._here_machine()
             return self._spot((self._here,), self._here.machine, role, procs)
-        for candidate in (home, "spare", *(other for other in ROLES if other not in (home, "spare"))):
-            living = [host for host in self.hosts if host.role == candidate and not host.lost]
-            if living:
-                break
-        else:
+        if not living:
             raise HostError(
                 f"no host is left for {role}: {'; '.join(host.lost for host in self.hosts)}. The run continues from "
                 "its newest checkpoint when it is started again"
             )
         if procs == 1 or role == "store":
-            least = min(living, key=lambda host: (host.processes, host.number))
+            # environments are many and go where the most cores are free; of others there are a few large ones
+            least = min(living, key=lambda one: (one.processes / (self._size(one) if role == ENVS else 1), one.number))
             return self._spot((least if role != "store" else living[0],), None, role, procs)
         run = _longest_run(living)
         count = next(n for n in range(len(run), 0, -1) if procs % n == 0)
@@ -275,6 +262,17 @@ class Layout:
         assert self._job is not None
         machines = self._job.meshes[first.role].slice(hosts=slice(first.number, first.number + count))
         return self._spot(chosen, machines, role, procs)
+
+    def room(self, role: str) -> int:
+        """Processes of a role that its living hosts, or else the controller's, should have at once: one a core."""
+        return sum(map(self._size, self._living(role) or [self._here]))
+
+    def _size(self, host: Host) -> int:
+        cores = self.config.cores_of(host.role or ENVS)
+        return max(_LEAST_ROOM, len(cores or (host.facts.cores if host.facts else os.sched_getaffinity(0))))
+
+    def _living(self, role: str) -> list[Host]:
+        return [host for host in self.hosts if host.role == role and not host.lost]
 
     def _spot(self, hosts: tuple[Host, ...], machines: Any, role: str, procs: int) -> Spot:
         each = procs // len(hosts)
@@ -342,12 +340,8 @@ class Layout:
 
     async def end(self) -> None:
         """End the hosts: each ends when its line does. Twice is no error."""
-        for home in self._worker_homes:
-            home.close(f"host {home.name} has ended with its run")
-        self._worker_homes.clear()
-        workers.move()
-        if self._door is not None:
-            self._door.close()
+        for host in self.hosts:
+            host.lost = host.lost or f"host {host} has ended with its run"
         for task in self._tasks:
             task.cancel()
         if self._server is not None:
@@ -371,7 +365,7 @@ class Layout:
     def _all_here(self) -> bool:
         workers = [one for addresses in self.config.workers.values() for one in addresses]
         return self.config.kind == "process" or bool(
-            workers and all(one.startswith(_host_jobs.LOOPBACK) for one in workers)
+            workers and all(one.startswith(_LOOPBACK) for one in workers)
         )
 
     def _better_name(self, host: Host) -> str:
@@ -388,3 +382,170 @@ def _longest_run(hosts: Sequence[Host]) -> list[Host]:
         else:
             runs.append([host])
     return max(runs, key=len)
+
+
+# ---- how there come to be hosts: processes here, host processes elsewhere, a Slurm job, pods
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """Hosts that were asked for."""
+
+    meshes: Mapping[str, Any]
+    """Monarch's host mesh by role; dimension ``hosts``."""
+    end: Callable[[], None]
+    """Ends what `Monarch` itself does not: processes here, the scheduler's job. Twice is no error."""
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By role, what errors call the hosts beside their number; a role that is missing has nothing better."""
+    pids: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """By role, ids of host processes that run on this machine."""
+    by_ip: bool = False
+    """Hosts know each other by address, not by name."""
+
+
+def _start(config: Hosts, env: Mapping[str, str]) -> Job:
+    """Ask for the hosts. Where it needs TCP, this must be the process's first use of Monarch.
+
+    Args:
+        config: Of another kind than "local".
+        env: Variables of host processes that are started here.
+
+    Raises:
+        HostError: The scheduler refuses, or a library or a program for it is missing.
+    """
+    starters: Mapping[str, Callable[[], Job]] = {
+        "process": lambda: _processes(config, env),
+        "attach": lambda: _attached(config),
+        "slurm": lambda: _slurm(config),
+        "kubernetes": lambda: _kubernetes(config),
+    }
+    _monarch.configure(mesh_attach_config_timeout=f"{config.start_timeout_s + _AFTERWARDS_S:g}s")
+    return starters[config.kind]()
+
+
+def _processes(config: Hosts, env: Mapping[str, str]) -> Job:
+    """Monarch's ProcessJob leaves its hosts behind when the controller is killed; these end with a pipe."""
+    folder = Path(tempfile.mkdtemp(prefix="forge-agents-hosts-"))
+    started: list[subprocess.Popen[bytes]] = []
+
+    def end() -> None:
+        died = any(process.poll() is not None for process in started)
+        for process in started:
+            _end(process)
+        if not died:  # errors name the log of a host that died
+            shutil.rmtree(folder, ignore_errors=True)
+
+    workers: dict[str, tuple[str, ...]] = {}
+    try:
+        for role, count in config.counts.items():
+            workers[role] = tuple(_monarch.new_host_address(f"ipc://{folder}/{role}-{i}") for i in range(count))
+            for number, address in enumerate(workers[role]):
+                started.append(_host_process(address, folder / f"{role}-{number}.log", env))
+    except BaseException:
+        end()
+        raise
+    pids = iter([process.pid for process in started])
+    return Job(
+        meshes={role: _monarch.attach(role, addresses) for role, addresses in workers.items()},
+        end=end,
+        names={role: tuple(f"log {folder / role}-{i}.log" for i in range(len(w))) for role, w in workers.items()},
+        pids={role: tuple(next(pids) for _ in addresses) for role, addresses in workers.items()},
+    )
+
+
+def _host_process(address: str, log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "forge_agents.runtime.host_process", "--address", address, "--end-with-stdin"],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **env},
+            start_new_session=True,  # Ctrl-C is the controller's to handle
+        )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a host process; its own processes end with it."""
+    if process.stdin is not None:
+        process.stdin.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_PROCESS_END_S)
+    with contextlib.suppress(ProcessLookupError):  # what it started is in its session, not in its group
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _attached(config: Hosts) -> Job:
+    addresses = {role: workers[: config.counts[role]] for role, workers in config.workers.items()}
+    if config.address or not all(one.startswith(_LOOPBACK) for role in addresses.values() for one in role):
+        _listen(config)
+    return Job(
+        meshes={role: _monarch.attach(role, workers) for role, workers in addresses.items()},
+        end=lambda: None,
+        names=addresses,
+    )
+
+
+def _slurm(config: Hosts) -> Job:
+    if shutil.which("sbatch") is None or shutil.which("squeue") is None:
+        raise HostError(
+            "kind='slurm' of the mesh needs sbatch and squeue on the path, and they are not; start the run where jobs "
+            "are submitted, or use kind='attach' inside a job"
+        )
+    _listen(config)
+    from monarch.job import SlurmJob  # type: ignore[import-untyped,unused-ignore]
+
+    job = SlurmJob(
+        config.counts,
+        python_exe=sys.executable,
+        job_name="forge-agents",
+        slurm_args=config.slurm_args,
+        time_limit=config.time_limit or None,
+        partition=config.partition or None,
+        account=config.account or None,
+        qos=config.qos or None,
+        gpus_per_node=max(config.gpus.values(), default=None),
+        job_start_timeout=math.ceil(config.start_timeout_s),
+    )
+    return _of_scheduler(job, config, by_ip=False)
+
+
+def _kubernetes(config: Hosts) -> Job:
+    try:
+        from monarch.job.kubernetes import KubernetesJob  # type: ignore[import-untyped,unused-ignore]
+    except (ImportError, RuntimeError) as cause:
+        raise HostError(
+            f"kind='kubernetes' of the mesh: {cause}; install with: pip install 'forge-agents-rl[kubernetes]'"
+        ) from cause
+    _listen(config)
+    job = KubernetesJob(config.namespace, timeout=math.ceil(config.start_timeout_s))
+    for role, count in config.counts.items():
+        job.add_mesh(role, count)
+    return _of_scheduler(job, config, by_ip=True)
+
+
+def _of_scheduler(job: Any, config: Hosts, *, by_ip: bool) -> Job:
+    """Waits here until the job runs; nothing else is to be done meanwhile."""
+    try:
+        state = job.state(cached_path=None)
+    except (RuntimeError, OSError, ValueError) as cause:
+        job.kill()
+        raise HostError(
+            f"kind={config.kind!r} of the mesh: {cause}; it was asked for {config.counts} and given "
+            f"{config.start_timeout_s:g} s"
+        ) from cause
+    except BaseException:  # Ctrl-C in the queue
+        job.kill()
+        raise
+    return Job(meshes={role: getattr(state, role) for role in config.counts}, end=job.kill, by_ip=by_ip)
+
+
+def _listen(config: Hosts) -> None:
+    try:
+        _monarch.enable_transport(config.address or "tcp")
+    except RuntimeError as cause:
+        raise HostError(
+            f"kind={config.kind!r} of the mesh needs Monarch on TCP, and this process uses it otherwise already; start "
+            "the run in a process of its own"
+        ) from cause

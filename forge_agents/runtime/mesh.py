@@ -10,19 +10,22 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 import re
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge_agents.errors import ActorDiedError, HostError, StallError
-from forge_agents.runtime import deaths as _deaths
 from forge_agents.runtime import processes as _processes
 from forge_agents.runtime import waits as _waits
-from forge_agents.runtime.hosts import Hosts
-from forge_agents.runtime.places import place
+from forge_agents.runtime.hosts import ENVS, Hosts
+from forge_agents.runtime.processes import place
 
 if TYPE_CHECKING:
     from forge_agents.runtime._monarch import ProcMesh
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+ENDED = "its process ended"
+"""Of the end of a process; how it ended Monarch may know later."""
 _GRACE_S = 2.0
 _log = logging.getLogger(__name__)
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -44,15 +49,20 @@ class _Spawned:
     """One dimension, ``rank``."""
     whole: ProcMesh
     """The same as it was spawned: hosts and the processes of each."""
+    role: str
+    layout: Layout
     spot: Spot
     logs: Path
     """Folder with ``RANK.log`` (what the process printed) and ``RANK.pid``, on the hosts of the processes. Its name
     marks them."""
 
 
-_spawned: list[_Spawned] = []
+_spawned: dict[int, _Spawned] = {}
+"""By `id` of their mesh, in the order of their start. Threads of environments' calls read and write it, too: each does
+so in one step, `tuple(_spawned.values())` or a look-up."""
+_placing = threading.Lock()
 _hosts: list[Layout] = []
-"""The one layout of a run, or none: everything is on this host."""
+"""The one layout of a run that was launched, or none: everything is on this host."""
 _in_trouble: set[str] = set()
 """Names that stalled or died: their logs outlive them."""
 
@@ -82,11 +92,12 @@ def spawn_procs(
     if threads is not None and threads < 1:
         raise ValueError(f"threads={threads} for {name!r}; give at least 1, or None for the default")
     from forge_agents.runtime._monarch import default_bootstrap_cmd
-    from forge_agents.runtime.warden import MESH_VARIABLE
 
-    spot = _layout().spot(role, procs)
+    with _placing:
+        layout = _layout()
+        spot = layout.spot(role, procs)
     logs = _processes.new_log_folder(name)
-    variables = {MESH_VARIABLE: logs.name, **(env or {})}
+    variables = {_processes.MESH_VARIABLE: logs.name, **(env or {})}
     if threads is not None:
         variables |= dict.fromkeys(_THREAD_VARIABLES, str(threads))
     if spot.gpus:
@@ -103,7 +114,8 @@ def spawn_procs(
         bootstrap_command=command,
     )
     mesh = whole.flatten("rank") if spot.elsewhere else whole
-    _spawned.append(_Spawned(name=name, mesh=mesh, whole=whole, spot=spot, logs=logs))
+    entry = _Spawned(name=name, mesh=mesh, whole=whole, role=role, layout=layout, spot=spot, logs=logs)
+    _spawned[id(mesh)] = entry
     return mesh
 
 
@@ -144,6 +156,9 @@ async def end_hosts(config: Hosts) -> None:
     """End the hosts of a `launch_hosts` with this very `config`; without any, nothing happens."""
     for layout in [layout for layout in _hosts if layout.config is config]:
         _hosts.remove(layout)
+        for entry in tuple(_spawned.values()):
+            if entry.role == ENVS and entry.layout is layout:
+                kill(entry.mesh)
         await layout.end()
 
 
@@ -153,13 +168,13 @@ async def exchange_addresses(procs: ProcMesh, timeout_s: float, *, who: str) -> 
     from monarch.tools.network import AddrType  # type: ignore[import-untyped,unused-ignore]
 
     by = AddrType.IPv4 if _layout().by_ip else None
-    telling = setup_torch_elastic_env_async(_entry(procs).whole, use_ipaddr=by)
+    telling = setup_torch_elastic_env_async(_spawned[id(procs)].whole, use_ipaddr=by)
     await with_deadline(telling, timeout_s, who=who, what="exchange of addresses")
 
 
 def place_of(procs: ProcMesh) -> str:
     """Who shares memory with a mesh's first process."""
-    first = _entry(procs).spot.hosts[0]
+    first = _spawned[id(procs)].spot.hosts[0]
     return first.facts.place if first.warden is not None and first.facts is not None else place()
 
 
@@ -169,7 +184,7 @@ def on_lost_host(procs: ProcMesh, tell: Callable[[str], None]) -> bool:
     Returns:
         Whether the mesh is on other hosts than this one.
     """
-    spot = _entry(procs).spot
+    spot = _spawned[id(procs)].spot
     if spot.lost:
         tell(spot.lost)
     for host in spot.hosts:
@@ -177,24 +192,31 @@ def on_lost_host(procs: ProcMesh, tell: Callable[[str], None]) -> bool:
     return spot.elsewhere
 
 
-async def with_deadline(awaitable: Awaitable[T], timeout_s: float, *, who: str, what: str) -> T:
-    """Await a Monarch call or any awaitable, at most `timeout_s` seconds.
+async def with_deadline(
+    awaitable: Awaitable[T], timeout_s: float, *, who: str, what: str, progress: Callable[[], int] = lambda: 0
+) -> T:
+    """Await a Monarch call or any awaitable, at most `timeout_s` seconds or as long as it makes progress.
 
     Args:
         awaitable: A coroutine, future or Monarch future.
-        timeout_s: Seconds until the wait counts as a stall.
+        timeout_s: Seconds without progress until the wait counts as a stall; with progress before, it is seen before
+            twice as long.
         who: The one waited for, by the name it was spawned under where it has one.
         what: What it should do, as a noun: ``"weight update"``.
+        progress: Counts whatever is done, for work of any length.
 
     Raises:
         StallError: The deadline passed. The remote work is not cancelled.
         ActorDiedError: The actor's process ended.
         Exception: What the endpoint raised, with the remote traceback as a note.
     """
-    task = asyncio.ensure_future(_plain(awaitable))
+    task, seen = asyncio.ensure_future(_plain(awaitable)), progress()
     try:
         with _waits.waiting(who, what, timeout_s):
-            await asyncio.wait({task}, timeout=timeout_s)
+            while not (await asyncio.wait({task}, timeout=timeout_s))[0]:
+                before, seen = seen, progress()
+                if seen == before:
+                    break
         if not task.done():
             raise _stall(who, what, timeout_s)
     finally:
@@ -207,33 +229,6 @@ async def with_deadline(awaitable: Awaitable[T], timeout_s: float, *, who: str, 
     raise as_local_error(error, who=who, what=what) from None
 
 
-async def while_it_goes_on(
-    awaitable: Awaitable[T], silence_s: float, *, progress: Callable[[], int], who: str, what: str
-) -> T:
-    """As `with_deadline`, for work of any length: it may go on for as long as `progress` changes.
-
-    Args:
-        awaitable: As there.
-        silence_s: Seconds without progress that count as a stall; it is seen before twice as long.
-        progress: Counts whatever is done.
-        who: As there.
-        what: As there.
-    """
-    task, seen = asyncio.ensure_future(_plain(awaitable)), progress()
-    try:
-        while True:
-            try:
-                return await with_deadline(asyncio.shield(task), silence_s, who=who, what=what)
-            except StallError:
-                if task.done() or progress() == seen:
-                    raise
-                seen = progress()
-    finally:
-        if not task.done():
-            task.cancel()
-            task.add_done_callback(_forget)
-
-
 def _stall(who: str, what: str, timeout_s: float) -> StallError:
     meanwhile = _waits.summary(without=who)
     error = StallError(
@@ -243,24 +238,6 @@ def _stall(who: str, what: str, timeout_s: float) -> StallError:
     )
     error.picture = _waits.picture()
     return error
-
-
-async def start_all(starts: Iterable[Awaitable[T]], stop: Callable[[T], Awaitable[None]]) -> list[T]:
-    """What `starts` start, all at once; where one fails, what the others have started is stopped, and its error raised.
-
-    Args:
-        starts: Each stops what it began where it fails or is cancelled.
-        stop: Ends what one of them has started.
-    """
-    tasks = [asyncio.ensure_future(start) for start in starts]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(stop(one) for one in ended if not isinstance(one, BaseException)))
-        raise
 
 
 async def call_all(mesh: Any, n: int, endpoint_name: str, *args: Any, timeout_s: float, who: str) -> list[Any]:
@@ -286,17 +263,7 @@ async def call_all(mesh: Any, n: int, endpoint_name: str, *args: Any, timeout_s:
         endpoint = getattr(mesh.slice(rank=rank), endpoint_name)
         return await with_deadline(endpoint.call_one(*args), timeout_s, who=who, what=f"{endpoint_name} (rank {rank})")
 
-    tasks = [asyncio.ensure_future(one(rank)) for rank in range(n)]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            if (error := task.exception()) is not None:
-                raise error
-        return [task.result() for task in tasks]
-    finally:
-        for task in tasks:
-            task.cancel()
-            task.add_done_callback(_forget)
+    return await _waits.all_or_first_error(one(rank) for rank in range(n))
 
 
 def as_local_error(error: BaseException, *, who: str, what: str) -> BaseException:
@@ -309,7 +276,7 @@ def as_local_error(error: BaseException, *, who: str, what: str) -> BaseExceptio
             inner.add_note(f"raised by {who} during {what}:\n{error.exception_formatted}")
         return inner
     if isinstance(error, SupervisionError):
-        reason = _deaths.named(" ".join(str(error).split()))
+        reason = _processes.named(" ".join(str(error).split()))
         return ActorDiedError(f"{who} died during {what}: {reason}. Look at {log_advice(who)}", who)
     if type(error) is RuntimeError and "error spawning" in str(error):  # Monarch's, where the process is gone
         return ActorDiedError(f"{who} died while it was started. Look at {log_advice(who)}", who)
@@ -323,12 +290,13 @@ async def stop(mesh: ProcMesh, *, timeout_s: float = 10.0) -> None:
         mesh: From `spawn_procs`.
         timeout_s: Most seconds to wait for Monarch's word that it is over.
     """
-    entry = _found(mesh)
+    entry = _spawned.get(id(mesh))
     if entry is None:
         return
     if not entry.spot.elsewhere and len(ended(mesh)) == entry.spot.each:
         timeout_s = min(timeout_s, _GRACE_S)  # all are dead already, of which Monarch may never hear
-    _spawned.remove(entry)
+    if _spawned.pop(id(mesh), None) is None:  # another thread has begun to
+        return
     killer = asyncio.ensure_future(_processes.kill_after(min(_GRACE_S, timeout_s), _pids(entry)))
     try:
         if not entry.spot.lost:  # Monarch would wait for a host that does not answer
@@ -338,9 +306,34 @@ async def stop(mesh: ProcMesh, *, timeout_s: float = 10.0) -> None:
     await killer
     well = entry.name not in _in_trouble
     await _sweep(entry, logs=str(entry.logs) if well else "", timeout_s=timeout_s)
-    entry.spot.give_back()
+    with _placing:
+        entry.spot.give_back()
     if well:
         shutil.rmtree(entry.logs, ignore_errors=True)
+
+
+def kill(mesh: ProcMesh) -> None:
+    """End a mesh's processes at once, from any thread, without a wait; the rest of `stop` follows in the background.
+
+    Args:
+        mesh: From `spawn_procs`.
+    """
+    for pid in pids(mesh):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+    def stop_it() -> None:
+        if (entry := _spawned.get(id(mesh))) is None:
+            return
+        begun = len(_pids(entry)) == entry.spot.each * len(entry.spot.hosts)
+        _processes.kill_marked(entry.logs.name)  # children in groups of their own, too
+        asyncio.run(stop(mesh))
+        if not begun:  # Monarch goes on to start what it was told to stop
+            time.sleep(_GRACE_S)
+            _processes.kill_marked(entry.logs.name)
+            shutil.rmtree(entry.logs, ignore_errors=True)
+
+    threading.Thread(target=stop_it, name="stop", daemon=True).start()
 
 
 async def _sweep(entry: _Spawned, *, logs: str, timeout_s: float) -> None:
@@ -355,9 +348,13 @@ async def _sweep(entry: _Spawned, *, logs: str, timeout_s: float) -> None:
 
 
 async def shutdown_all(*, timeout_s: float = 10.0) -> None:
-    """Stop every mesh that this controller spawned, the latest first, and the hosts."""
-    for entry in reversed(_spawned.copy()):
-        await stop(entry.mesh, timeout_s=timeout_s)
+    """Stop every mesh that this controller spawned, the latest first, and the hosts.
+
+    Worker processes of environments outlive it unless their hosts were launched: their pool has them, whoever plays.
+    """
+    for entry in reversed(tuple(_spawned.values())):
+        if entry.role != ENVS:
+            await stop(entry.mesh, timeout_s=timeout_s)
     for layout in _hosts.copy():
         await end_hosts(layout.config)
     with contextlib.suppress(OSError):  # logs of a process that died stay
@@ -373,56 +370,66 @@ async def session() -> AsyncIterator[None]:
         await shutdown_all()
 
 
+def room(role: str) -> int:
+    """Processes of a role that the hosts should have at once, one a core of theirs but at least four a host."""
+    return _layout().room(role)
+
+
+def end_seen(mesh: ProcMesh) -> str:
+    """What was seen of the end of a mesh's hosts or, on this machine, processes; empty while all live."""
+    entry = _spawned.get(id(mesh))
+    if entry is None:
+        return "it was ended"
+    return entry.spot.lost or ENDED * bool(ended(mesh))
+
+
+def is_current(mesh: ProcMesh) -> bool:
+    """Whether a mesh runs on hosts of the run of this moment."""
+    entry = _spawned.get(id(mesh))
+    return entry is not None and entry.layout is _layout()
+
+
 def pids(mesh: ProcMesh) -> list[int]:
     """Process ids of a mesh's ranks that have started and run on this machine."""
-    return [pid for s in _spawned if s.mesh is mesh for pid in _pids(s) if _processes.is_ours(pid)]
+    entry = _spawned.get(id(mesh))
+    return [] if entry is None else [pid for pid in _pids(entry) if _processes.is_ours(pid)]
 
 
 def ended(mesh: ProcMesh) -> list[int]:
     """Process ids of a mesh's ranks that have started on this machine and run no more."""
-    entry = _found(mesh)
+    entry = _spawned.get(id(mesh))
     if entry is None or entry.spot.elsewhere:
         return []
     return [pid for pid in _pids(entry) if not _processes.is_ours(pid)]
 
 
-def death(mesh: ProcMesh, pid: int, status: int | None) -> _deaths.Death:
+def death(mesh: ProcMesh, pid: int, status: int | None) -> _processes.Death:
     """What is known of the end of one of a mesh's processes.
 
     Args:
         mesh: From `spawn_procs`.
         pid: The process's.
-        status: As `_deaths.death`.
+        status: As `_processes.death`.
     """
-    entry = _found(mesh)
+    entry = _spawned.get(id(mesh))
     noted = () if entry is None else entry.logs.glob("*.pid")
     log = next((path.with_suffix(".log") for path in noted if path.read_text() == str(pid)), None)
-    return _deaths.death(status, log)
+    return _processes.death(status, log)
 
 
 def log_folder(name: str) -> Path | None:
     """Folder of what the latest mesh of that name prints, one file a rank; None where none runs."""
-    return next((s.logs for s in reversed(_spawned) if s.name == name), None)
+    return next((s.logs for s in reversed(tuple(_spawned.values())) if s.name == name), None)
 
 
 def log_advice(who: str) -> str:
     """Where to read what `who` printed, for an error's text; from now on its logs are kept after it is stopped."""
     _in_trouble.add(who)
-    entry = next((s for s in reversed(_spawned) if s.name == who), None)
+    entry = next((s for s in reversed(tuple(_spawned.values())) if s.name == who), None)
     if entry is None:
         return f"the logs in {_processes.run_folder()}"
     where = f" on {', '.join(map(str, entry.spot.hosts))}" if entry.spot.elsewhere else ""
     return f"its log in {entry.logs}{where}"
-
-
-def _found(mesh: ProcMesh) -> _Spawned | None:
-    return next((s for s in _spawned if s.mesh is mesh), None)
-
-
-def _entry(mesh: ProcMesh) -> _Spawned:
-    entry = _found(mesh)
-    assert entry is not None
-    return entry
 
 
 def _pids(entry: _Spawned) -> list[int]:
@@ -440,11 +447,14 @@ def _forget(task: asyncio.Future[Any]) -> None:
 
 
 def _layout() -> Layout:
-    if not _hosts:
-        from forge_agents.runtime.layout import Layout
+    return _hosts[-1] if _hosts else _this_host_alone()
 
-        _hosts.append(Layout(Hosts(), _host))
-    return _hosts[-1]
+
+@functools.cache
+def _this_host_alone() -> Layout:
+    from forge_agents.runtime.layout import Layout
+
+    return Layout(Hosts(), _host)
 
 
 @functools.cache

@@ -1,6 +1,7 @@
-"""What the processes of one controller have in common: a mark, import paths, and folders for what they print.
+"""The processes of one controller: their mark, import paths and memory, what they print, and how they end.
 
-In: names. Out: variables, folders, process ids. Waits for the end of processes, with a deadline.
+In: names, and how the kernel says that a process ended. Out: variables, folders, process ids, `Death`. Waits for the
+end of processes, with a deadline.
 """
 
 from __future__ import annotations
@@ -17,12 +18,31 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-
-from forge_agents.runtime.places import HOST_VARIABLE
 
 RUN_VARIABLE = "FORGE_AGENTS_RUN"
 """Environment variable that marks every process of one controller; its value is the controller's token."""
+MESH_VARIABLE = "FORGE_AGENTS_MESH"
+"""Environment variable that marks every process of one mesh, and what these start."""
+HOST_VARIABLE = "FORGE_AGENTS_HOST"
+"""Environment variable of processes on another host than the controller's: that host's name in the run."""
+
+_TAIL_BYTES = 65536
+_LAST_LINES = 8
+_FRAMES = 3
+_DUMP = "Fatal Python error: "
+"""Begins what faulthandler, on in every process that we start, writes at the signals of a crash."""
+_CRASHES = {
+    "Segmentation": signal.SIGSEGV,
+    "Illegal": signal.SIGILL,
+    "Bus": signal.SIGBUS,
+    "Floating": signal.SIGFPE,
+    "Aborted": signal.SIGABRT,
+}
+"""Signals by the first word of faulthandler's name for them."""
+_CURRENT = re.compile(r"^Current thread .*\n((?:  .*\n)+)", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
 
 @functools.cache
@@ -61,6 +81,16 @@ def is_ours(pid: int) -> bool:
     return f"{RUN_VARIABLE}={_token()}".encode() in environment
 
 
+def kill_marked(mark: str) -> None:
+    """Kill the processes of a mesh here, and what they have started."""
+    wanted = f"{MESH_VARIABLE}={mark}".encode()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):  # it ended, or is somebody else's
+                if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(folder.name), signal.SIGKILL)
+
+
 async def kill_after(grace_s: float, pids: Sequence[int]) -> None:
     """Wait until the processes are gone, and kill those that take longer: big libraries take seconds to unload."""
     deadline = time.monotonic() + grace_s
@@ -96,3 +126,82 @@ def variables(host: str) -> dict[str, str]:
     """What every process of this run finds in its environment; those on another host also its name."""
     variables = {RUN_VARIABLE: _token(), "PYTHONPATH": _python_path()}
     return {**variables, HOST_VARIABLE: host} if host else variables
+
+
+@functools.cache
+def place() -> str:
+    """Names what processes must have in common to share memory: host, kernel, process-id namespace and user.
+
+    Hosts that are processes of one machine count as several: they are there to try what several machines do.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    host = os.environ.get(HOST_VARIABLE, "")
+    return f"{host}/{boot}/{Path('/proc/self/ns/pid').readlink()}/{os.getuid()}"
+
+
+# ---- deaths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """One process's end."""
+
+    how: str
+    """The signal or exit status, and the innermost Python frames; says only that it ended where nothing is known."""
+    place: str
+    """Signal and Python stack, equal for two deaths at the same place; empty where the process could not note it."""
+    known: bool
+    """Whether `how` says more than that it ended."""
+    last_lines: str
+    """What it printed before, a few lines; empty where it printed nothing or its log is elsewhere."""
+
+
+def death(status: int | None, log: Path | None) -> Death:
+    """Put together what is known.
+
+    Args:
+        status: As `subprocess.Popen.returncode`: -4 is SIGILL; None where nobody was told.
+        log: What the process printed; None or absent where it is not here.
+    """
+    printed = "" if log is None else _tail(log)
+    before, _, dump = printed.partition(_DUMP)
+    current = _CURRENT.search(dump)
+    # a library's own thread has no Python stack; then those of all threads say where
+    frames = _FRAME.findall(current[1] if current else "") or _FRAME.findall(dump)
+    word = re.match("[A-Z][a-z]+", dump)
+    if status is None and word and word[0] in _CRASHES:
+        status = -_CRASHES[word[0]]
+    ended = "ended" if status is None else how_it_ended(status)
+    where = " < ".join(f"{name} ({'/'.join(Path(file).parts[-2:])}:{line})" for file, line, name in frames[:_FRAMES])
+    return Death(
+        how=f"{ended} in {where}" if where else ended,
+        known=status is not None,
+        place=f"{ended} in {frames}" if frames else "",
+        last_lines="\n".join([line for line in before.splitlines() if line.strip()][-_LAST_LINES:]),
+    )
+
+
+def named(text: str) -> str:
+    """`text` with each ``sig=9`` of Monarch's as ``SIGKILL``."""
+    return re.sub(r"\bsig=(\d+)", lambda found: _signal(int(found[1])), text)
+
+
+def how_it_ended(status: int) -> str:
+    """In words; `status` as `death`'s."""
+    return f"was ended by {_signal(-status)}" if status < 0 else f"ended with exit status {status}"
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _tail(log: Path) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""

@@ -101,8 +101,10 @@ class Pulse:
                 raise self._lost.result()
             return task.result()
         except RuntimeError as error:
-            if self._size > 1 and not isinstance(error, ForgeError) and await self._lost_within(_NOTICE_S):
-                raise self._lost.result() from error
+            if self._size > 1 and not isinstance(error, ForgeError):
+                await asyncio.wait({self._lost}, timeout=_NOTICE_S)
+                if self._lost.done():
+                    raise self._lost.result() from error
             raise
         finally:
             task.cancel()
@@ -111,10 +113,6 @@ class Pulse:
         """Look no more: the processes are about to be stopped. Twice is no error."""
         for task in self._tasks:
             task.cancel()
-
-    async def _lost_within(self, seconds: float) -> bool:
-        await asyncio.wait({self._lost}, timeout=seconds)
-        return self._lost.done()
 
     def _ended(self, pid: int, status: int | None = None) -> None:
         if self._lost.done():

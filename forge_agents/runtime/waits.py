@@ -1,7 +1,7 @@
-"""Who waits for whom in this process, for the error and the file that a stall leaves.
+"""Who waits for whom in this process, and who is busy: for errors and files that a stall leaves, and for measures.
 
-In: waits as they begin and end, and what others know of their state. Out: a JSON-safe picture of all of it. Waits for
-nothing.
+In: waits and work as they begin and end, and what others know of their state. Out: a JSON-safe picture of all of it.
+Waits for what it is given to wait for; give that a deadline.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, TypeVar
@@ -50,15 +51,24 @@ def waiting(who: str, what: str, timeout_s: float) -> Iterator[None]:
         _waits.pop(number, None)
 
 
-async def all_or_first_error(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Results in order; at the first exception the rest is cancelled, awaited, and that exception raised."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
+async def all_or_first_error(
+    work: Iterable[Awaitable[T]], undo: Callable[[T], Awaitable[None]] | None = None
+) -> list[T]:
+    """Results in order; at the first exception the rest is cancelled, awaited, and that exception raised.
+
+    Args:
+        work: Each undoes what it began where it fails or is cancelled.
+        undo: Undoes what one of them has finished.
+    """
+    tasks = [asyncio.ensure_future(one) for one in work]
     try:
         return await asyncio.gather(*tasks)
     except BaseException:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        if undo is not None:
+            await asyncio.gather(*(undo(one) for one in ended if not isinstance(one, BaseException)))
         raise
 
 
@@ -147,3 +157,50 @@ def _asked(state: Callable[[], Any]) -> Any:
         return state()
     except Exception as error:  # noqa: BLE001  # the boundary: the picture of a broken run is worth more than its gap
         return f"{type(error).__name__}: {error}"
+
+
+async def in_thread(call: Callable[..., T], *args: Any, name: str) -> T:
+    """As `asyncio.to_thread`, but a call that never returns is left behind when the program ends, not waited for.
+
+    Args:
+        call: What to run.
+        args: Its arguments.
+        name: The thread's, for a picture of a stall.
+    """
+    done: Future[T] = Future()
+    done.set_running_or_notify_cancel()  # who waits may stop to; the call goes on
+
+    def run() -> None:
+        try:
+            done.set_result(call(*args))
+        except BaseException as error:  # noqa: BLE001  # the boundary: the caller's thread raises it
+            done.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await asyncio.wrap_future(done)
+
+
+class Busy:
+    """Counts the seconds in which at least one piece of work is under way; pieces may overlap.
+
+    Use it as a context around each piece, in one thread.
+    """
+
+    def __init__(self) -> None:
+        self._under_way = 0
+        self._since = self._before = 0.0
+
+    def __enter__(self) -> None:
+        if not self._under_way:
+            self._since = time.perf_counter()
+        self._under_way += 1
+
+    def __exit__(self, *exc: object) -> None:
+        self._under_way -= 1
+        if not self._under_way:
+            self._before += time.perf_counter() - self._since
+
+    @property
+    def seconds(self) -> float:
+        """So far, the work under way included."""
+        return self._before + (time.perf_counter() - self._since if self._under_way else 0.0)

@@ -15,8 +15,8 @@ from forge_agents.models import resolve as models
 from forge_agents.policy import LoRA, Policy
 from forge_agents.rollout.players import Served
 from forge_agents.rollout.rendering import Renderer
-from forge_agents.runtime import mesh
 from forge_agents.runtime.faults import Faults
+from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.engine import SILENCE_S
 from forge_agents.serving.replicas import Replicas
@@ -61,7 +61,7 @@ async def start_engines(
         )
         for name, folder in folders.items()
     )
-    engines = await mesh.start_all(starts, Replicas.stop)
+    engines = await all_or_first_error(starts, Replicas.stop)
     return dict(zip(folders, engines, strict=True))
 
 

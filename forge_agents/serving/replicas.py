@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from forge_agents.errors import ActorDiedError, StallError, UnknownIdError
 from forge_agents.policy import Sampling
 from forge_agents.runtime import mesh
-from forge_agents.runtime.busy import Busy
 from forge_agents.runtime.faults import Faults
-from forge_agents.runtime.waits import all_or_first_error
+from forge_agents.runtime.waits import Busy, all_or_first_error
 from forge_agents.serving._wire import EngineInfo
 from forge_agents.serving.engine import SILENCE_S, Engine
 from forge_agents.serving.routing import LeastLoaded, PrefixAffine, Router

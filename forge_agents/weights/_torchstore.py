@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from forge_agents.runtime._monarch import endpoint
-from forge_agents.runtime.places import place
+from forge_agents.runtime.processes import place
 from forge_agents.weights._segments import SegmentHandle, open_segment, segment_of
 
 import torchstore  # isort: skip  # type: ignore[import-untyped,unused-ignore]  # after Monarch's settings

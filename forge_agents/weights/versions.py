@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from forge_agents.errors import ForgeError, StallError, UnknownIdError, did_you_mean
 from forge_agents.runtime import mesh
-from forge_agents.runtime.places import place
+from forge_agents.runtime.processes import place
 from forge_agents.weights import _segments
 from forge_agents.weights.store import WeightStoreRef
 

@@ -21,7 +21,7 @@ import forge_agents as fa
 from forge_agents.envs.workers import env as workers
 from forge_agents.errors import ActorDiedError, HostError, StallError
 from forge_agents.runtime import mesh
-from forge_agents.runtime.places import place
+from forge_agents.runtime.processes import place
 from forge_agents.types import Trajectory
 from forge_trainers.rl.tasks import TaskSampler
 
@@ -187,9 +187,12 @@ def test_environments_play_on_hosts_of_their_own_and_after_these_here(run: Any, 
         mesh._hosts[-1].hosts[0].listeners.append(lambda why: lost.set())
         kill_host("envs-0")
         await asyncio.wait_for(lost.wait(), 10)
-        await asyncio.sleep(3)
-        where = [worker.home.name[:6] for worker in workers.pool().workers if worker.alive]
-        assert where == ["envs-1"] * 4  # all that it has room for
+        deadline, where = time.monotonic() + 20, [""]
+        while where != ["envs-1"] * 4 and time.monotonic() < deadline:  # all that it has room for
+            await asyncio.sleep(0.2)
+            pids_here = [worker.pid for worker in workers.pool().workers if worker.alive]
+            where = [host_of(pid) for pid in pids_here if pid is not None]
+        assert where == ["envs-1"] * 4
         kill_host("envs-1")
         visited = await visiting  # an episode whose worker dies is played once more, elsewhere
         assert visited.count("") == 2 and sum("host envs-1" in one and "is lost" in one for one in visited) == 2
@@ -276,7 +279,7 @@ def test_a_run_on_three_hosts_continues_when_the_engines_is_killed_and_then_the_
     hosts = fa.Hosts(kind="process", hosts={"learner": 1, "engines": 2})
     with fa.GRPOTrainer(policy, reward, config, tmp_path / "run", hosts) as trainer:
         trainer.fit("hosts/Letters-v0", steps=4)
-        left = [host_pid("engines-1"), *(pid for entry in mesh._spawned for pid in mesh.pids(entry.mesh))]
+        left = [host_pid("engines-1"), *(pid for entry in mesh._spawned.values() for pid in mesh.pids(entry.mesh))]
         assert {host_of(pid) for pid in left[1:]} == {"engines-1"} and len(left) == 4
 
     assert all(map(gone, left))

@@ -338,7 +338,7 @@ def _sabotage(trainer: Any, saboteur: Saboteur) -> None:
         if who == "env worker":
             return [worker.pid for worker in workers.pool().workers if worker.pid is not None and worker.alive]
         name = WHO.get(who, "team-learner")
-        entries = [entry for entry in mesh._spawned if entry.name == name]
+        entries = [entry for entry in mesh._spawned.values() if entry.name == name]
         found = mesh.pids(entries[-1].mesh) if entries else []
         return found[1:] if who == "learner rank 1" else found
 

@@ -8,13 +8,13 @@ This holds crashes, not malice: a worker has every right of this process. Hostil
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import functools
 import itertools
 import pickle
+import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -22,10 +22,11 @@ from pettingzoo import AECEnv
 
 from forge_agents.envs.env import Observation
 from forge_agents.envs.spec import EnvSpec
-from forge_agents.envs.workers._homes import START_TIMEOUT_S, Home
-from forge_agents.envs.workers.pool import Pool, Worker, WorkerDiedError, WorkerHungError
+from forge_agents.envs.workers.pool import START_TIMEOUT_S, Pool, Worker, WorkerDiedError, WorkerHungError
 from forge_agents.envs.workers.process import NOT_SHARED, STATE
 from forge_agents.errors import ForgeError
+from forge_agents.runtime.processes import how_it_ended
+from forge_agents.runtime.waits import in_thread
 
 __all__ = ["Pool", "Worker", "WorkerDiedError", "WorkerEnv", "WorkerHungError", "pool", "shutdown", "use"]
 
@@ -131,8 +132,7 @@ class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
             self._worker = await pool().borrow_async(str(self))
         if self._worker is not None and self._worker.busy:  # with a call that was cancelled and holds its thread
             return call(*args, **kwargs)  # which can only be a close, and that kills
-        running = asyncio.get_running_loop().run_in_executor
-        return await running(pool().threads, functools.partial(call, *args, **kwargs))
+        return await in_thread(functools.partial(call, *args, **kwargs), name=f"environment {self}")
 
     def __getattr__(self, name: str) -> Any:
         about = self.__dict__.get("_about", {})
@@ -191,7 +191,7 @@ def pool() -> Pool:
     """The workers of this process."""
     global _pool  # noqa: PLW0603  # processes are the process's
     if _pool is None:
-        _pool = Pool(homes=_homes)
+        _pool = Pool()
     return _pool
 
 
@@ -199,16 +199,7 @@ def use(max_workers: int) -> None:
     """Replace the pool: its processes end, and episodes that live there fail."""
     global _pool  # noqa: PLW0603  # processes are the process's
     shutdown()
-    _pool = Pool(max_workers, homes=_homes)
-
-
-def move(homes: Sequence[Home] = ()) -> None:
-    """Let workers that start from now on run on these hosts; none: on this one."""
-    global _homes  # noqa: PLW0603  # processes are the process's
-    if tuple(homes) != _homes:
-        _homes = tuple(homes)
-        if _pool is not None:
-            _pool.move(homes)
+    _pool = Pool(max_workers)
 
 
 def shutdown() -> None:
@@ -220,7 +211,6 @@ def shutdown() -> None:
 
 
 _pool: Pool | None = None
-_homes: tuple[Home, ...] = ()
 
 
 def _packed(spec: EnvSpec) -> bytes:
@@ -236,14 +226,34 @@ def _packed(spec: EnvSpec) -> bytes:
     return pickle.dumps(replace(spec, entry_point=target))
 
 
+_DESCRIBE = (
+    "import sys; sys.path[:] = sys.argv[1:]; "
+    "from forge_agents.envs.workers.process import describe_here; describe_here()"
+)
+
+
 @functools.lru_cache(maxsize=64)
 def _about(packed: bytes) -> dict[str, Any]:
-    """What the environment is, from a process of its own: asking must not wait for a free worker."""
-    worker = Worker()
+    """What the environment is, from a process of its own: asking must not wait for a free worker.
+
+    It is no actor: what a run plays is looked at before its hosts are there, and where these need TCP, nobody may have
+    used Monarch before.
+    """
+    command = [sys.executable, "-c", _DESCRIBE, *sys.path]
     try:
-        return dict(worker.call("describe", packed, timeout_s=START_TIMEOUT_S))
-    finally:
-        worker.end()
+        done = subprocess.run(
+            command, input=packed, stdout=subprocess.PIPE, timeout=START_TIMEOUT_S, start_new_session=True, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise WorkerHungError(
+            f"to import and build the environment took longer than {START_TIMEOUT_S:g} s, so its process was killed"
+        ) from None
+    if done.returncode:
+        raise WorkerDiedError(f"the process that imports and builds the environment {how_it_ended(done.returncode)}")
+    ok, answer = pickle.loads(done.stdout)  # noqa: S301  # ours
+    if not ok:
+        raise answer
+    return dict(answer)
 
 
 def _as_observation(seen: Any) -> Any:

@@ -7,25 +7,32 @@ with deadlines.
 from __future__ import annotations
 
 import asyncio
-import atexit
+import itertools
+import math
 import pickle
-import signal
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Sequence
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYetError
-from multiprocessing.connection import Connection
 from typing import Any
 
-from forge_agents.envs.workers._homes import Here, Home, Process
-from forge_agents.errors import ForgeError, HostError, StallError
+from forge_agents.errors import ActorDiedError, ForgeError, StallError
+from forge_agents.runtime import mesh
+from forge_agents.runtime.hosts import ENVS
 
+START_TIMEOUT_S = 120.0
+"""Seconds that a worker may take to start, to import an environment's module and to build the environment."""
 PATIENCE_S = 600.0
 """Seconds that an event loop's episode waits for a free worker while not a single one is given back."""
 THREAD_PATIENCE_S = 60.0
 """The same for a plain PettingZoo loop, which may itself hold all workers."""
+
+_LOOK_S = 0.5
+"""The end of a process or a host is seen within this time."""
+_NAMED_S = 1.5
+"""Within this time Monarch mostly says how a process ended that is seen to be gone."""
+_numbers = itertools.count()
 
 
 class WorkerDiedError(ForgeError, RuntimeError):
@@ -37,16 +44,12 @@ class WorkerHungError(ForgeError, TimeoutError):
 
 
 class Worker:
-    """One process. It starts at the first call.
+    """One process, a Monarch mesh of its own: it may die alone. It starts at the first call."""
 
-    Args:
-        home: The host that it runs on.
-    """
-
-    def __init__(self, home: Home | None = None) -> None:
-        self.home = home or Here()
-        self._process: Process | None = None
-        self._pipe: Connection | None = None
+    def __init__(self) -> None:
+        self.name = f"env-worker-{next(_numbers)}"
+        self._procs: Any = None
+        self._actor: Any = None
         self._lock = threading.Lock()
         self._over = False
         self.holders = 0
@@ -54,15 +57,18 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """Process id; None before the first call."""
-        return self._process.pid if self._process else None
+        """Process id; None before the first call, and where the process runs on another machine."""
+        return next(iter(mesh.pids(self._procs)), None)
 
     @property
     def alive(self) -> bool:
         """Whether it runs, or was not needed yet."""
-        if self._over or self.home.lost:
-            return False
-        return self._process is None or self._process.poll() is None
+        return not self._over and (self._procs is None or not mesh.end_seen(self._procs))
+
+    @property
+    def useful(self) -> bool:
+        """Whether it lives on a host of the run of this moment."""
+        return self.alive and (self._procs is None or mesh.is_current(self._procs))
 
     @property
     def busy(self) -> bool:
@@ -70,33 +76,39 @@ class Worker:
         return self._lock.locked()
 
     def call(self, what: str, *args: Any, timeout_s: float) -> Any:
-        """Do `what` there.
+        """Do `what` there, as `process.Environments.answer`.
 
         Raises:
             WorkerDiedError, WorkerHungError: The process is gone now.
             Exception: What the environment raised.
         """
-        answer: Any
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return self._call(what, args, timeout_s)
+        with ThreadPoolExecutor(1) as beside:  # Monarch warns of a wait on an event loop's own thread
+            return beside.submit(self._call, what, args, timeout_s).result()
+
+    def end(self) -> None:
+        """Kill the process and what it started, and have Monarch forget it; does not wait."""
+        self._over = True
+        if self._procs is not None:
+            mesh.kill(self._procs)
+
+    def _call(self, what: str, args: tuple[Any, ...], timeout_s: float) -> Any:
         with self._lock:
             try:
-                pipe = self._pipe or self._start()
-                pipe.send_bytes(pickle.dumps((what, args, timeout_s)))
-                answered = pipe.poll(timeout_s)
-                ok, answer = pickle.loads(pipe.recv_bytes()) if answered else (False, None)  # noqa: S301  # ours
-            except HostError as error:
-                self._over = True
-                raise WorkerDiedError(f"no worker process for {what}: {error}") from None
-            except (EOFError, OSError):
-                status = self.end(grace_s=2.0)
-                how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-                how = self.home.lost or how
-                raise WorkerDiedError(f"the worker process died during {what} ({how})") from None
-            if not answered:
+                if self._procs is None and not self._over:
+                    self._start()
+                if self._over:
+                    raise ActorDiedError(f"{self.name} died before {what}: it was ended", self.name)
+                ok, answer = pickle.loads(self._wait(self._actor.do.call_one(what, args), what, timeout_s))  # noqa: S301  # ours
+            except ActorDiedError as error:
                 self.end()
-                raise WorkerHungError(
-                    f"{what} took longer than {timeout_s:g} s, so its worker process was killed; mend the environment, "
-                    "or register it with a larger step_timeout_s"
-                )
+                raise WorkerDiedError(str(error)) from None
+            except WorkerHungError:
+                self.end()
+                raise
         if not ok:
             try:
                 raise answer
@@ -104,33 +116,52 @@ class Worker:
                 del answer  # or its traceback keeps this frame alive, and so the environment, until garbage collection
         return answer
 
-    def end(self, grace_s: float = 0.0) -> int:
-        """Kill the process and what it started, at once or after `grace_s`. Returns its exit status."""
-        self._over = True
-        return self._process.end(grace_s) if self._process is not None else 0
+    def _start(self) -> None:
+        from forge_agents.envs.workers.actor import EnvActor
 
-    def _start(self) -> Connection:
-        self._pipe, self._process = self.home.start()
-        if self._over:
-            self._process.end(0.0)
-            raise HostError("it was ended while its process started")
-        return self._pipe
+        procs = mesh.spawn_procs(self.name, role=ENVS)
+        self._actor, self._procs = procs.spawn("environments", EnvActor), procs
+        if self._over:  # its episode was cancelled meanwhile
+            mesh.kill(procs)
+
+    def _wait(self, answer: Any, what: str, timeout_s: float) -> bytes:
+        """What `answer`, a Monarch future, gives, or the error of the process or host that was lost meanwhile."""
+        began, seen_at = time.monotonic(), math.inf
+        while True:
+            waited = time.monotonic() - began
+            try:
+                packed: bytes = answer.get(min(_LOOK_S, max(0.05, timeout_s - waited)))
+            except TimeoutError:
+                if why := mesh.end_seen(self._procs):
+                    seen_at = min(seen_at, waited)
+                    if waited >= seen_at + _NAMED_S * (why == mesh.ENDED):
+                        raise ActorDiedError(f"{self.name} died during {what}: {why}", self.name) from None
+                elif waited >= timeout_s:
+                    raise WorkerHungError(
+                        f"{what} took longer than {timeout_s:g} s, so its worker process was killed; mend the "
+                        "environment, or register it with a larger step_timeout_s"
+                    ) from None
+            except Exception as error:  # noqa: BLE001  # Monarch's, of several types; environments' own come as answers
+                cause = mesh.as_local_error(error, who=self.name, what=what)
+                if not isinstance(cause, ActorDiedError):  # its process could not begin
+                    words = f"{self.name} died during {what}: {type(cause).__name__}: {cause}"
+                    cause = ActorDiedError(f"{words}. Look at {mesh.log_advice(self.name)}", self.name)
+                raise cause from None
+            else:
+                return packed
 
 
 class Pool:
     """A bounded number of workers, each lent to one episode at a time and then to the next.
 
     Args:
-        max_workers: Processes, and so live episodes, at once, at least 1; further episodes wait. None: as many as its
-            hosts have cores, at least four each.
+        max_workers: Processes, and so live episodes, at once, at least 1; further episodes wait. None: as many as the
+            hosts for environments have cores, at least four each.
         patience_s: How long to wait for a free one while none is given back, in seconds; a thread waits no longer than
             `THREAD_PATIENCE_S`.
-        homes: Hosts that they run on, this one alone if empty.
     """
 
-    def __init__(
-        self, max_workers: int | None = None, *, patience_s: float = PATIENCE_S, homes: Sequence[Home] = ()
-    ) -> None:
+    def __init__(self, max_workers: int | None = None, *, patience_s: float = PATIENCE_S) -> None:
         if (max_workers is not None and max_workers < 1) or patience_s <= 0:
             raise ValueError(f"max_workers={max_workers} must be >= 1 and patience_s={patience_s} > 0")
         self.patience_s = patience_s
@@ -140,19 +171,11 @@ class Pool:
         self._lent: set[Worker] = set()
         self._waiting: deque[Future[Worker]] = deque()
         self._last_return = time.monotonic()
-        self._settle(homes)
-        atexit.register(self.close)
-
-    def _settle(self, homes: Sequence[Home]) -> None:
-        self.homes = tuple(homes) or (Here(),)
-        self._most = self._limit or sum(home.capacity for home in self.homes)
-        self.threads = ThreadPoolExecutor(self._most, thread_name_prefix="env-worker")
-        """Where the calls of event loops wait. As many as workers: whoever has a worker has a thread."""
 
     @property
     def max_workers(self) -> int:
         """Processes at once; fewer once a host is lost."""
-        return min(self._most, self._limit or sum(home.capacity for home in self._living))
+        return self._limit or mesh.room(ENVS)
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -195,31 +218,17 @@ class Pool:
         with self._lock:
             self._last_return = time.monotonic()
             self._lent.discard(worker)
-            useful = worker.alive and worker.home in self._living
-            if useful:
-                self._idle.append(worker)
+            self._idle.append(worker)
             while self._waiting and len(self._lent) < self.max_workers:
                 future = self._waiting.popleft()
                 if future.set_running_or_notify_cancel():
                     future.set_result(self._lend())
-        if not useful:
-            worker.end()
-
-    def move(self, homes: Sequence[Home]) -> None:
-        """Let processes that start from now on run on these hosts. Idle ones are ended, others when given back."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-            self.threads.shutdown(wait=False)  # calls that are under way are finished
-            self._settle(homes)
-        for worker in idle:
-            worker.end()
+            self._drop_useless()
 
     def close(self) -> None:
         """End all processes."""
-        atexit.unregister(self.close)
         for worker in self.workers:
             worker.end()
-        self.threads.shutdown(wait=False, cancel_futures=True)
 
     def _ask(self) -> Future[Worker]:
         future: Future[Worker] = Future()
@@ -231,17 +240,16 @@ class Pool:
         return future
 
     def _lend(self) -> Worker:
-        self._idle = [worker for worker in self._idle if worker.alive]
-        used = Counter(worker.home for worker in self._lent)
-        worker = self._idle.pop() if self._idle else Worker(min(self._living, key=lambda h: used[h] / h.capacity))
+        self._drop_useless()
+        worker = self._idle.pop() if self._idle else Worker()
         self._lent.add(worker)
         return worker
 
-    @property
-    def _living(self) -> tuple[Home, ...]:
-        """Hosts that are not lost; this one where all are."""
-        living = tuple(home for home in self.homes if not home.lost)
-        return living or (Here(),)
+    def _drop_useless(self) -> None:
+        useless = [worker for worker in self._idle if not worker.useful]
+        self._idle = [worker for worker in self._idle if worker not in useless]
+        for worker in useless:
+            worker.end()
 
     def _check_patience(self, future: Future[Worker], patience_s: float, who: str) -> None:
         if time.monotonic() - self._last_return > patience_s and future.cancel():

@@ -2,14 +2,13 @@ import asyncio
 import contextlib
 import copy
 import os
-import pickle
 import re
 import signal
-import socket
 import subprocess
+import sys
 import threading
 import time
-from multiprocessing.connection import Connection
+import warnings
 from pathlib import Path
 
 import pytest
@@ -17,10 +16,9 @@ import pytest
 import forge_agents as fa
 from forge_agents.envs import registry
 from forge_agents.envs.workers import env as workers
-from forge_agents.envs.workers._homes import Door, Here, There, obey
-from forge_agents.envs.workers.process import GRACE_S
-from forge_agents.errors import ForgeError, HostError, StallError
+from forge_agents.errors import ForgeError, StallError
 from forge_agents.rollout.rollout import Rollout, play
+from forge_agents.runtime import mesh
 
 MODULE = '''
 import os
@@ -92,28 +90,10 @@ class Moody(fa.TurnEnv):
 '''
 
 
-@contextlib.contextmanager
-def another_host(name="far", cores=frozenset()):
-    """A home for workers that is reached as one on another machine is."""
-    door = Door("127.0.0.1", "127.0.0.1")
-    place, knocked = door.expect()
-    thread = threading.Thread(target=obey, args=(place,), daemon=True)
-    thread.start()
-    home = There(name, door, knocked.result(10), cores=cores, capacity=2)
-    try:
-        yield home
-    finally:
-        home.lose("the test is over")
-        door.close()
-        thread.join(10)
-        assert not thread.is_alive()
-
-
-@pytest.fixture(scope="module", autouse=True, params=["here", "there"])
-def _module(request, tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as hosts:
-        if request.param == "there":
-            workers.move([hosts.enter_context(another_host())])
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory):
+    """Holds the module of the environments that are played here."""
+    with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("moody")
         (folder / "moody_game.py").write_text(MODULE)
         patch.syspath_prepend(str(folder))
@@ -122,11 +102,10 @@ def _module(request, tmp_path_factory):
         fa.register("t/Moody-v0", entry_point="moody_game:Moody", isolation="process", step_timeout_s=30.0)
         fa.register("t/Hasty-v0", entry_point="moody_game:Moody", isolation="process", step_timeout_s=0.5)
         workers.use(max_workers=2)
-        yield
+        yield folder
         pids = [worker.pid for worker in workers.pool().workers]
         workers.shutdown()
-        assert all(ended(pid) for pid in pids if pid)
-        workers.move()
+        assert all(gone_within(pid, 5) for pid in pids if pid)
 
 
 def alive(pid):
@@ -142,11 +121,6 @@ def gone_within(pid, seconds):
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     return not alive(pid)
-
-
-def ended(pid):
-    """Whether the process has ended: at once if it is a child of this one, soon if another host has to be told."""
-    return gone_within(pid, 5 if isinstance(workers.pool().homes[0], There) else 0)
 
 
 def started(env_id="t/Moody-v0", seed=1, **kwargs):
@@ -211,13 +185,13 @@ def test_what_the_environment_raises_is_raised_here_and_the_worker_lives():
         env.step("x")
 
 
-@pytest.mark.parametrize(("text", "how"), [("die", "SIGKILL"), ("leave", "exit status 3")])
+@pytest.mark.parametrize(("text", "how"), [("die", "SIGKILL"), ("leave", "SystemExit: 3")])
 def test_a_worker_that_dies_is_replaced(text, how):
     env = started()
     pid = pid_of(env)
     with pytest.raises(workers.WorkerDiedError, match=f"during step.*{how}"):
         env.step(text)
-    assert not alive(pid) and env.agents == []
+    assert gone_within(pid, 5) and env.agents == []
     env.reset(seed=1)
     assert pid_of(env) != pid
     env.close()
@@ -228,28 +202,52 @@ def test_a_worker_that_hangs_is_killed_with_its_children(tmp_path):
     pid, before = pid_of(env), time.monotonic()
     with pytest.raises(workers.WorkerHungError, match=r"step took longer than 0.5 s.*step_timeout_s"):
         env.step(f"child {tmp_path / 'pid'}")
-    assert time.monotonic() - before < 15 and ended(pid)
+    assert time.monotonic() - before < 15 and gone_within(pid, 5)
     assert gone_within(int((tmp_path / "pid").read_text()), 5)
 
 
-def test_a_call_ends_by_itself_when_nobody_is_left_to_kill_it():
-    process = workers.Worker()
-    process.call("build", 1, fa.make("t/Hasty-v0")._packed, timeout_s=60)
-    process.call("reset", 1, 0, None, timeout_s=60)
-    process._pipe.send_bytes(pickle.dumps(("step", (1, "hang"), 0.2 - GRACE_S)))
-    assert gone_within(process.pid, 20)
-    assert process.end() == -signal.SIGALRM
+def test_a_worker_that_is_frozen_costs_its_deadline():
+    env = started("t/Hasty-v0")
+    pid = pid_of(env)
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(workers.WorkerHungError, match="step took longer than 0.5 s"):
+        env.step("x")
+    assert gone_within(pid, 5)
 
 
-def test_a_worker_and_its_children_end_with_whoever_has_the_other_end_of_its_pipe(tmp_path):
-    process = workers.Worker()
-    process.call("build", 1, fa.make("t/Moody-v0")._packed, timeout_s=60)
-    process.call("reset", 1, 0, None, timeout_s=60)
-    process._pipe.send_bytes(pickle.dumps(("step", (1, f"child {tmp_path / 'pid'}"), 60.0)))
-    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-        time.sleep(0.02)
-    process._pipe.close()  # as when this process is killed in the middle of a call
-    assert gone_within(process.pid, 20) and gone_within(int((tmp_path / "pid").read_text()), 20)
+CONTROLLER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import forge_agents as fa
+fa.register("t/Moody-v0", entry_point="moody_game:Moody", isolation="process")
+env = fa.make("t/Moody-v0")
+env.reset(seed=0)
+print(str(env.last()[0]).split()[-1], flush=True)
+env.step("child " + sys.argv[2])
+"""
+
+
+def test_a_worker_and_its_children_end_with_a_controller_that_is_killed_in_the_middle_of_a_call(folder, tmp_path):
+    words = [sys.executable, "-c", CONTROLLER, folder, tmp_path / "pid"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as controller:
+        worker = int(controller.stdout.readline())
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            time.sleep(0.02)
+        assert alive(worker)
+        controller.kill()
+    assert gone_within(worker, 20) and gone_within(int((tmp_path / "pid").read_text()), 20)
+
+
+def test_it_is_played_in_a_coroutine_without_await_too():
+    async def main():
+        env = started()
+        env.step("x")
+        assert env.last()[1] == 1.0
+        env.close()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # Monarch's, of a wait on the loop's thread
+        asyncio.run(main())
 
 
 def test_a_copy_lives_in_the_same_worker_and_goes_its_own_way():
@@ -353,112 +351,109 @@ def test_settings_are_checked(bad):
         workers.Pool(0)
 
 
+def host_of(pid):
+    """The name of the host in the run; empty for the controller's."""
+    variables = dict(item.partition("=")[::2] for item in Path(f"/proc/{pid}/environ").read_text().split("\0"))
+    return variables.get("FORGE_AGENTS_HOST", "")
+
+
 def call(worker):
     worker.call("close", 0, timeout_s=30)
     return worker.pid
 
 
-def test_workers_spread_over_hosts_and_leave_one_that_is_lost():
-    with another_host("one") as one, another_host("two") as two:
-        pool = workers.Pool(homes=[one, two])
-        assert pool.max_workers == 4
-        lent = [pool.borrow("test") for _ in range(4)]
-        assert [worker.home.name for worker in lent] == ["one", "two", "one", "two"]
-        pids = [call(worker) for worker in lent]
-        assert len(set(pids)) == 4
+@contextlib.contextmanager
+def run_on(config):
+    """The hosts of a run whose event loop is in another thread."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(mesh.launch_hosts(config), loop).result(300)
+        yield mesh._hosts[-1]
+    finally:
+        asyncio.run_coroutine_threadsafe(mesh.end_hosts(config), loop).result(60)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
 
-        lent[0].call("build", 7, workers._packed(registry.spec("t/Moody-v0")), timeout_s=30)
-        lent[0].call("reset", 7, 1, None, timeout_s=30)
-        threading.Timer(0.5, one.lose, ["host one is lost: it burns"]).start()
-        started_at = time.monotonic()
-        with pytest.raises(workers.WorkerDiedError, match="host one is lost: it burns"):
-            lent[0].call("step", 7, "hang", timeout_s=30)
-        assert time.monotonic() - started_at < 15
-        assert gone_within(pids[0], 10) and gone_within(pids[2], 10) and alive(pids[1])
+
+def test_on_hosts_of_their_own_workers_spread_are_replaced_and_leave_a_host_that_is_lost(tmp_path):
+    core, spec = min(os.sched_getaffinity(0)), workers._packed(registry.spec("t/Moody-v0"))
+    with run_on(fa.Hosts(kind="process", hosts={"envs": 2}, cpus={"envs": str(core)})) as layout:
+        pool = workers.Pool()
+        assert pool.max_workers == 8
+        lent = [pool.borrow("test") for _ in range(4)]
+        pids = [call(worker) for worker in lent]
+        assert [host_of(pid) for pid in pids] == ["envs-0", "envs-1"] * 2 and len(set(pids)) == 4
+        assert all(os.sched_getaffinity(pid) == {core} for pid in pids)
+        for worker in lent:
+            worker.call("build", 7, spec, timeout_s=30)
+            worker.call("reset", 7, 1, None, timeout_s=30)
+
+        with pytest.raises(workers.WorkerHungError, match="step took longer than 2 s"):
+            lent[1].call("step", 7, f"child {tmp_path / 'pid'}", timeout_s=2)
+        assert gone_within(pids[1], 10) and gone_within(int((tmp_path / "pid").read_text()), 10)
+        with pytest.raises(workers.WorkerDiedError, match="died during step.*SIGKILL"):
+            lent[3].call("step", 7, "die", timeout_s=60)
+
+        threading.Timer(0.5, layout.lose, [layout.hosts[0], "host envs-0 is lost: it burns"]).start()
+        began = time.monotonic()
+        with pytest.raises(workers.WorkerDiedError, match="host envs-0 is lost: it burns"):
+            lent[0].call("step", 7, "hang", timeout_s=60)
+        assert time.monotonic() - began < 15 and not lent[2].alive
         for worker in lent:
             pool.give_back(worker)
-        assert pool.max_workers == 2
-        again = [pool.borrow("test") for _ in range(2)]
-        assert {worker.home.name for worker in again} == {"two"}
-        two.lose("so is this")
-        with pytest.raises(workers.WorkerDiedError, match="so is this"):
-            call(again[1])
-        assert pool.borrow("test").home == Here()
-        pool.close()
-
-
-def test_workers_of_another_host_are_bound_to_its_cores():
-    core = min(os.sched_getaffinity(0))
-    with another_host(cores=frozenset({core})) as home:
-        worker = workers.Worker(home)
-        assert os.sched_getaffinity(call(worker)) == {core}
-        assert worker.alive and worker.end() == -signal.SIGKILL and not worker.alive
-
-
-def test_a_host_that_says_nothing_costs_a_deadline_and_no_more_when_it_is_lost(monkeypatch):
-    monkeypatch.setattr("forge_agents.envs.workers._homes.START_TIMEOUT_S", 0.3)
-    ours, theirs = socket.socketpair()
-    with theirs, contextlib.closing(Door("127.0.0.1", "127.0.0.1")) as door:
-        home = There("mute", door, Connection(ours.detach()), cores=frozenset(), capacity=1)
-        with pytest.raises(HostError, match=r"on host mute did not connect to 127\.0\.0\.1:\d+ within 0\.3 s"):
-            home.start()
-        monkeypatch.setattr("forge_agents.envs.workers._homes.START_TIMEOUT_S", 30.0)
-        threading.Timer(0.2, home.lose, ["host mute is lost: at last"]).start()
-        started_at = time.monotonic()
-        for _ in range(2):
-            with pytest.raises(HostError, match="host mute is lost: at last"):
-                home.start()
-        assert time.monotonic() - started_at < 15 and not door._expected
+        assert gone_within(pids[0], 10) and gone_within(pids[2], 10)
+        assert pool.max_workers == 4
+        again = pool.borrow("test")
+        assert host_of(call(again)) == "envs-1"
+        layout.lose(layout.hosts[1], "so is this")
+        assert not again.alive
+        pool.give_back(again)
+        here = pool.borrow("test")
+        pid = call(here)
+        assert host_of(pid) == "" and here.useful
+    assert gone_within(pid, 10) and not here.alive
+    pool.close()
 
 
 def test_a_process_that_does_not_start_is_told_at_once_and_the_host_goes_on(monkeypatch):
-    with another_host(cores=frozenset({4095})) as home, pytest.raises(HostError, match="worker process on far ended"):
-        home.start()
-    with another_host() as home:
-        with monkeypatch.context() as patch:
-            patch.setattr(subprocess, "Popen", lambda *a, **k: (_ for _ in ()).throw(OSError("no more processes")))
-            with pytest.raises(workers.WorkerDiedError, match="host far cannot start a worker process: no more proc"):
-                call(lost := workers.Worker(home))
-            assert not lost.alive
-            with pytest.raises(workers.WorkerDiedError, match="this host cannot start a worker process: no more proc"):
-                call(workers.Worker())
-        worker = workers.Worker(home)
-        assert call(worker) and not re.search(r"[0-9a-f]{32}", Path(f"/proc/{worker.pid}/cmdline").read_text())
+    with monkeypatch.context() as patch:
+        patch.setattr(fa.Hosts, "cores_of", lambda self, role: frozenset({4095}))
+        lost, began = workers.Worker(), time.monotonic()
+        with pytest.raises(workers.WorkerDiedError, match=f"{lost.name} died during close: OSError"):
+            lost.call("close", 0, timeout_s=60)
+        assert not lost.alive and time.monotonic() - began < 30
+    worker = workers.Worker()
+    assert call(worker)
+    worker.end()
 
 
-def test_a_worker_that_is_ended_while_it_starts_is_not_lent_again():
-    with another_host() as home:
-        worker = workers.Worker(home)
-        process = home.start()
+def test_a_worker_that_is_ended_while_it_starts_is_not_lent_again(monkeypatch):
+    worker, spawn_procs, marks = workers.Worker(), mesh.spawn_procs, []
 
-        def start():
-            worker.end()  # as when an episode is cancelled meanwhile
-            return process
+    def spawn(name, **kwargs):
+        procs = spawn_procs(name, **kwargs)
+        marks.append(f"FORGE_AGENTS_MESH={mesh.log_folder(name).name}".encode())
+        worker.end()  # as when an episode is cancelled meanwhile
+        return procs
 
-        home.start = start
-        with pytest.raises(workers.WorkerDiedError, match="ended while its process started"):
-            call(worker)
-        assert not worker.alive and gone_within(process[1].pid, 5)
+    def runs():
+        for file in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if marks[0] in file.read_bytes():
+                    return True
+        return False
 
-
-def test_who_knows_no_secret_is_sent_away():
-    with contextlib.closing(Door("127.0.0.1", "127.0.0.1")) as door:
-        place, knocked = door.expect()
-        host, port, secret = place.rsplit(":", 2)
-        for said in (b"0" * 32, b"\xff" * 32, secret[:31].encode() + b"x"):
-            with socket.create_connection((host, int(port)), 5) as line:
-                line.sendall(said)
-                line.settimeout(5)
-                assert line.recv(1) == b""
-        assert not knocked.done()
-        with socket.create_connection((host, int(port)), 5) as line:
-            line.sendall(secret.encode())
-            pipe = knocked.result(5)
-            with socket.create_connection((host, int(port)), 5) as thief:  # a secret opens once
-                thief.sendall(secret.encode())
-                thief.settimeout(5)
-                assert thief.recv(1) == b""
-            pipe.close()
+    monkeypatch.setattr(mesh, "spawn_procs", spawn)
+    with pytest.raises(workers.WorkerDiedError, match="it was ended"):
+        call(worker)
+    assert not worker.alive
+    deadline = time.monotonic() + 20
+    while (runs() or mesh.log_folder(worker.name)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not runs() and mesh.log_folder(worker.name) is None
 
 
 @pytest.mark.parametrize(("how", "said"), [("hang", "close took longer than 0.5 s"), ("raise", "boom")])

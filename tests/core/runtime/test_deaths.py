@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from forge_agents.runtime.deaths import death, named
+from forge_agents.runtime.processes import death, named
 
 DIES = """
 import faulthandler, os, signal, sys

@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,9 @@ import forge_agents as fa
 from forge_agents.envs.workers import env as workers
 from forge_agents.errors import HostError
 from forge_agents.runtime import mesh
+from forge_agents.runtime.host_process import HostFacts, visible_gpus
 from forge_agents.runtime.hosts import parse_cores
-from forge_agents.runtime.jobs import Job
-from forge_agents.runtime.layout import Host, Layout
-from forge_agents.runtime.warden import HostFacts, visible_gpus
+from forge_agents.runtime.layout import Host, Job, Layout
 
 
 @pytest.mark.parametrize(
@@ -219,6 +219,47 @@ def test_a_lost_host_is_replaced_by_its_role_then_by_spares_then_by_others() -> 
     layout.lose(by_name["engines-1"], "gone, too")
     with pytest.raises(HostError, match=r"no host is left for learner: .*gone, too"):
         layout.spot("learner", 1)
+
+
+def test_environments_go_where_most_cores_are_free_and_at_the_end_here() -> None:
+    layout = laid_out(hosts={"envs": 2, "spare": 1})
+    facts = layout.hosts[0].facts
+    assert facts is not None
+    layout.hosts[0].facts = replace(facts, cores=frozenset(range(8)))
+    assert layout.room("envs") == 8 + 4  # that one has two cores, and four places as any
+    where = [names(layout.spot("envs", 1))[0] for _ in range(12)]
+    assert (where.count("envs-0"), where.count("envs-1")) == (8, 4)
+    for host in layout.hosts[:2]:
+        layout.lose(host, "gone")
+    assert names(layout.spot("envs", 1)) == ["this host"] and layout.room("envs") == 4
+
+
+def test_who_connects_and_knows_no_secret_is_sent_away() -> None:
+    async def main() -> None:
+        layout = laid_out(hosts={"envs": 1})
+        server = await asyncio.start_server(layout._greet, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        secret = "a" * 32
+        line = layout._greeted[secret] = asyncio.get_running_loop().create_future()
+
+        async def knock(said: bytes) -> asyncio.StreamReader:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(said + b"\n")
+            kept.append(writer)
+            return reader
+
+        kept: list[asyncio.StreamWriter] = []
+        for said in (b"0" * 32, b"\xff" * 32, b"a" * 31 + b"x"):
+            assert await asyncio.wait_for((await knock(said)).read(1), 5) == b""
+        assert not line.done()
+        await knock(secret.encode())
+        await asyncio.wait_for(line, 5)
+        assert await asyncio.wait_for((await knock(secret.encode())).read(1), 5) == b""  # a secret opens once
+        for writer in kept:
+            writer.close()
+        server.close()
+
+    asyncio.run(main())
 
 
 def test_a_learner_that_lost_a_host_takes_as_many_as_divide_its_ranks() -> None:

@@ -101,11 +101,11 @@ def test_work_may_take_long_as_long_as_it_goes_on() -> None:
 
     async def main() -> None:
         watched = {"progress": lambda: done, "who": "episodes", "what": "collection of step 3"}
-        assert await mesh.while_it_goes_on(work(8), 0.2, **watched) == 8  # type: ignore[arg-type]
+        assert await mesh.with_deadline(work(8), 0.2, **watched) == 8  # type: ignore[arg-type]
         with pytest.raises(StallError, match=r"episodes did not finish collection of step 3 within 0\.2 s"):
-            await mesh.while_it_goes_on(work(1), 0.2, **watched)  # type: ignore[arg-type]
+            await mesh.with_deadline(work(1), 0.2, **watched)  # type: ignore[arg-type]
         with pytest.raises(StallError, match="somebody else"):
-            await mesh.while_it_goes_on(fail(), 0.2, **watched)  # type: ignore[arg-type]
+            await mesh.with_deadline(fail(), 0.2, **watched)  # type: ignore[arg-type]
 
     async def fail() -> None:
         raise StallError("somebody else")

@@ -12,7 +12,7 @@ import pytest
 from forge_agents.errors import StallError
 from forge_agents.runtime import mesh
 from forge_agents.runtime import waits as _waits
-from forge_agents.runtime.threads import in_thread
+from forge_agents.runtime.waits import in_thread
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_agents.errors import StallError
-from forge_agents.runtime.places import place
+from forge_agents.runtime.processes import place
 from forge_agents.weights import versions
 from forge_agents.weights.versions import ALIGN_BYTES, Index, lay_out
 

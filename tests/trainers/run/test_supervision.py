@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from forge_agents.runtime.busy import Busy
+from forge_agents.runtime.waits import Busy
 from forge_trainers.run.supervision import Interrupt, LoopRunner, Stopwatch
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from forge_agents.errors import ActorDiedError, StallError
 from forge_agents.runtime import mesh
-from forge_agents.runtime.busy import Busy
+from forge_agents.runtime.waits import Busy
 from forge_agents.types import EpisodeBatch
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.losses.registry import find_loss

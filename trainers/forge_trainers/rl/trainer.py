@@ -26,7 +26,7 @@ from forge_agents.errors import ActorDiedError, ArgumentError, EmptyBatchError, 
 from forge_agents.policy import Policy, Seats
 from forge_agents.rollout.players import Served
 from forge_agents.runtime.hosts import Hosts
-from forge_agents.runtime.mesh import while_it_goes_on, with_deadline
+from forge_agents.runtime.mesh import with_deadline
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.types import Episode, EpisodeBatch, EpisodeGroup, Reward
 from forge_trainers.records.run_folder import FitResult, RunFolder
@@ -408,7 +408,7 @@ class GRPOTrainer:
         """What is played; many long episodes may take long, as long as engines answer."""
         what = f"{what} (no engine has answered meanwhile: stage_timeout_s)"
         silence_s = self.config.stage_timeout_s
-        return await while_it_goes_on(
+        return await with_deadline(
             playing, silence_s, progress=lambda: self._running.answers, who="episodes", what=what
         )
 

@@ -147,7 +147,7 @@ class Processes:
         async def stop(those: Mapping[str, Learner]) -> None:
             await next(iter(those.values())).stop()  # they share their processes
 
-        for started in await mesh.start_all(map(self._start_learners, together.values()), stop):
+        for started in await all_or_first_error(map(self._start_learners, together.values()), stop):
             self.learners.update(started)
         while self._lost:
             self.faults.recovered(self._lost.pop())
