@@ -301,7 +301,7 @@ async def stop(mesh: ProcMesh, *, timeout_s: float = 10.0) -> None:
     try:
         if not entry.spot.lost:  # Monarch would wait for a host that does not answer
             await with_deadline(entry.whole.stop(), timeout_s, who=entry.name, what="stop")
-    except (StallError, RuntimeError) as error:  # RuntimeError: Monarch's, for a mesh that is dead already
+    except Exception as error:  # noqa: BLE001  # Monarch's: it is dead already; or the error that its start ended with
         _log.info("stopping %s: %s", entry.name, error)
     await killer
     well = entry.name not in _in_trouble
