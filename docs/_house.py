@@ -127,16 +127,12 @@ def drawing() -> str:
     """The house, top floor first: a line for each room, with the rooms that it imports."""
     graph = module_graph()
     arrows, at = room_graph(graph), floors()
-    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for module, file in modules().items():
-        counts[room_of(module)][0] += 1
-        counts[room_of(module)][1] += len(file.read_text(encoding="utf-8").splitlines())
-    lines = ["floor  room                       modules  lines  imports"]
+    lines = ["floor  room                  imports"]
     for number in reversed(range(len(FLOORS))):
         for room in sorted(room for room, floor in at.items() if floor == number):
             below = sorted(arrows.get(room, ()), key=lambda name: (-at[name], name))
             names = " ".join(_short(name) for name in below) or "-"
-            lines.append(f"{number:5}  {_short(room):26} {counts[room][0]:7} {counts[room][1]:6}  {names}")
+            lines.append(f"{number:5}  {_short(room):20}  {names}")
     return "\n".join(lines)
 
 
