@@ -4,7 +4,7 @@
       ^                                                                                     |
       +------------------------------ weights, one version newer ---------------------------+
 
-    python examples/rl_loop.py [--seed 0] [--steps 25] [--episodes 128] [--out runs/rl_loop]
+    python examples/rl_loop.py [--seed 0] [--steps 25] [--out runs/rl_loop]
 
 `fa.GRPOTrainer.fit` is this loop with what a long run needs around it: checkpoints and resume, processes that die,
 deadlines for stages, several policies and leagues, verifiers that may abstain, stages that overlap, and records. Copy
@@ -43,29 +43,25 @@ B, G = 8, 8
 CONTEXT = 512
 HELD_OUT_FROM = 2**31  # training seeds lie below
 ENV, ENV_ARGS = "forge/Relay-v0", {"max_number": 9, "tool": False}
-TEAM = fa.Policy("smollm2-135m-instruct", name="team", sampling=fa.Sampling(temperature=1.0, max_tokens=16))
 
 
-async def train(seed: int, steps: int, episodes: int, out: Path) -> tuple[float, float]:
+async def train(team: fa.Policy, seed: int, steps: int, episodes: int, out: Path) -> tuple[float, float]:
     """Train from the start model. Returns the mean held-out reward before and after."""
     store = await WeightStore.start()
-    engine_settings = fa.EngineConfig(max_model_len=CONTEXT)
-    learner_settings = fa.LearnerConfig(
-        model=str(resolve(TEAM.model)),
+    settings = fa.LearnerConfig(
+        model=str(resolve(team.model)),
         lr=2e-5,
         warmup_steps=2,
-        temperature=TEAM.sampling.temperature,  # logprobs of both sides are taken at it
+        temperature=team.sampling.temperature,  # logprobs of both sides are taken at it
         max_sample_tokens=CONTEXT,
         seed=seed,
     )
-    # Both start at once; what the learner publishes as "team" is what the engine of that name loads.
+    # Both start at once; what the learner publishes under the policy's name is what the engine of that name loads.
     fleet, learner = await asyncio.gather(
-        Fleet.start({TEAM.name: TEAM}, engine_settings, store=store.ref),
-        Learner.start(learner_settings, name="learner", store=store.ref, weights_name=TEAM.name),
+        Fleet.start({team.name: team}, fa.EngineConfig(max_model_len=CONTEXT), store=store.ref),
+        Learner.start(settings, name="learner", store=store.ref, weights_name=team.name),
     )
-    rollout = Rollout(
-        make_env=lambda: fa.make(ENV, **ENV_ARGS), env_id=ENV, seats=TEAM, served=fleet.served, max_turns=64
-    )
+    rollout = Rollout(make_env=lambda: fa.make(ENV, **ENV_ARGS), env_id=ENV, seats=team, served=fleet.served)
     try:
         before = await evaluate(rollout, episodes)
         print(f"held-out reward before: {before:.3f}", flush=True)
@@ -78,7 +74,7 @@ async def train(seed: int, steps: int, episodes: int, out: Path) -> tuple[float,
             if samples:  # else every group earned the same throughout: nothing says which way to go
                 learned = await learner.train_step(pack(samples))
                 version = await learner.publish()
-                await fleet.engines[TEAM.name].load_weights(version)
+                await fleet.engines[team.name].load_weights(version)
                 row |= {"loss": learned["loss"], "gap": learned["logprob_gap_mean"], "version": version}
             row["seconds"] = time.perf_counter() - started
             report(row, out / "metrics.jsonl")
@@ -147,12 +143,19 @@ def report(row: dict[str, float], file: Path) -> None:
         lines.write(json.dumps(row) + "\n")
 
 
-if __name__ == "__main__":
+def main(argv: Sequence[str] | None = None) -> tuple[float, float]:
+    """From the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--episodes", type=int, default=128, help="held-out seeds before and after")
     parser.add_argument("--out", type=Path, default=Path("runs/rl_loop"))
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
-    asyncio.run(train(args.seed, args.steps, args.episodes, args.out))
+    team = fa.Policy(args.model, name="team", sampling=fa.Sampling(temperature=1.0, max_tokens=16))
+    return asyncio.run(train(team, args.seed, args.steps, args.episodes, args.out))
+
+
+if __name__ == "__main__":
+    main()

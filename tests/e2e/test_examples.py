@@ -70,3 +70,46 @@ def test_an_example_trains_and_writes_what_it_says(name, load_example, tiny_llam
         if steps is not None:
             rows = [json.loads(line) for line in (tmp_path / file).read_text().splitlines()]
             assert [row["step"] for row in rows] == list(range(steps)), file
+
+
+class Vowels(fa.TurnEnv):
+    """Pays for every vowel, so that siblings of a model that knows nothing differ."""
+
+    possible_agents = ["a", "b"]
+
+    def setup(self, rng):
+        self.word = "ab"[int(rng.integers(2))]
+
+    def instructions(self, agent):
+        return "Say it."
+
+    def observe_text(self, agent):
+        return self.word
+
+    def act(self, agent, action):
+        return fa.Outcome(rewards={agent: float(sum(c in "aeiou" for c in action))}, done=agent == "b")
+
+
+@pytest.mark.timeout(300)
+def test_the_loop_without_a_trainer_learns_publishes_and_samples_from_what_was_published(
+    load_example, tiny_llama, tmp_path, monkeypatch
+):
+    module = load_example("rl_loop")
+    fa.register("test/Vowels-v0", entry_point=Vowels)
+    for name, value in {"ENV": "test/Vowels-v0", "ENV_ARGS": {}, "B": 2, "G": 4, "CONTEXT": 128}.items():
+        monkeypatch.setattr(module, name, value)
+    sampled_by = []
+
+    def pack(samples):
+        sampled_by.append({version for sample in samples for version in sample.versions if version >= 0})
+        return batch_of(samples)
+
+    batch_of = module.pack
+    monkeypatch.setattr(module, "pack", pack)
+    out = tmp_path / "run"
+    module.main(["--model", str(tiny_llama), "--steps=2", "--episodes=4", f"--out={out}"])
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["version"] for row in rows] == [1, 2] and all(row["failed"] == 0 for row in rows)
+    assert sampled_by == [{0}, {1}]  # the engine sampled step 1 from what step 0 published
+    assert all(row["gap"] < 0.05 for row in rows)
+    assert (out / "export" / "config.json").exists()
