@@ -145,6 +145,12 @@ def test_the_core_imports_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
+def test_a_controller_needs_no_torch_before_it_starts_something():
+    code = "import sys, forge_agents as fa; fa.GRPOTrainer, fa.SFTTrainer, fa.benchmark; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "False"
+
+
 def test_importing_the_core_changes_no_environment():
     code = "import os; before = dict(os.environ); import forge_agents; print(dict(os.environ) == before)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
