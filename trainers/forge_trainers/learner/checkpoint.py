@@ -10,6 +10,7 @@ folder that anybody may have written is read without running what it holds.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
@@ -139,9 +140,20 @@ class Writer:
         try:
             saving.result()
         except (CheckpointException, OSError, RuntimeError) as error:  # RuntimeError: torch's, where the disk is full
-            words = " ".join(str(error).split())
-            raise RunFolderError(f"cannot write a checkpoint to {writer.folder}: {words}") from error
+            raise RunFolderError(f"cannot write a checkpoint to {writer.folder}: {_reason(error, writer)}") from error
         return {name: sums.all for name, sums in writer.files.sums.items()}
+
+
+def _reason(error: BaseException, writer: _Writer) -> str:
+    """What went wrong on which rank, without DCP's tracebacks, and the room that is left on the disk.
+
+    Of a full disk torch only says that a position is unexpected.
+    """
+    causes = {rank: cause for rank, (cause, _) in getattr(error, "failures", {}).items()} or {0: error}
+    words = "; ".join(f"rank {rank}: {type(cause).__name__}: {cause}" for rank, cause in causes.items())
+    with contextlib.suppress(OSError):
+        words += f" ({shutil.disk_usage(Path(writer.folder).parent).free / 1e9:.1f} GB are free there)"
+    return " ".join(words.split())
 
 
 def optimizer_state(optimizers: Any) -> dict[str, Any]:
