@@ -16,6 +16,7 @@ help:  ## Say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "CUDA=1            install requirements/gpu.txt instead of cpu.txt"
+	@echo "FAST=1            leave out of \`make test\` what starts engines, learners or a browser: three minutes"
 	@echo "WORKERS=2         test files that \`make test\` runs at the same time"
 	@echo "PYTHON=...        the Python for .venv (default: the first of python3.11, 3.12, 3.13, python3 that fits)"
 	@echo "TORCH_INDEX=URL   one more wheel index, e.g. PyTorch's for CPU builds"
@@ -24,7 +25,8 @@ demo: $(STAMP)  ## Train two agents end to end (ten minutes on two cores)
 	$(BIN)/forge-agents demo
 
 test: $(STAMP)  ## Run the whole test suite
-	$(BIN)/pytest -q --durations=25 --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder tests
+	$(BIN)/pytest -q --durations=25 --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder \
+		$(if $(filter 1,$(FAST)),-m "not slow") tests
 
 perf: $(STAMP)  ## Measure every stage; JSON lines
 	$(BIN)/python tests/perf/run.py

@@ -82,6 +82,7 @@ def test_a_check_has_a_fix_only_if_it_failed():
         Check(name="part", ok=True, seconds=0.0, detail="", fix="nothing")
 
 
+@pytest.mark.slow
 def test_the_real_parts_work_here():
     real = [part for part in PROBES if not part.function.startswith("import:")]
     assert [part.name for part in real] == ["actor", "tensor", "engine step", "learner step"]

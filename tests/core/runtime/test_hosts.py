@@ -378,7 +378,9 @@ def test_the_slurm_example_asks_for_hosts_that_its_processes_fit() -> None:
 
 def test_the_job_script_starts_a_host_on_each_node_and_a_controller_that_knows_them(tmp_path: Path) -> None:
     note = '#!/bin/sh\nprintf "%s\\n" "$0" "$@" > "$NOTES/$(basename "$0").$$"\n'
-    stubs = {"scontrol": "#!/bin/sh\necho node1\necho node2\n", "srun": note, "forge-agents": note, "python": note}
+    # the script ends what it has started with the controller; a busy machine may not have begun it by then
+    patient = note + 'until [ "$(ls "$NOTES" | grep -c srun)" = 2 ]; do sleep 0.05; done\n'
+    stubs = {"scontrol": "#!/bin/sh\necho node1\necho node2\n", "srun": note, "forge-agents": patient, "python": note}
     for name, text in stubs.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)

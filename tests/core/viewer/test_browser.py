@@ -13,6 +13,7 @@ from viewer_runs import TOKEN, episode, metrics, record, write_lines
 
 from forge_agents.viewer import save_page
 
+pytestmark = pytest.mark.slow
 WAIT_MS = 20_000
 HURRY = "const wait = setTimeout; window.setTimeout = (act, ms) => wait(act, ms === 2000 ? 100 : ms);"
 """The page looks for news every tenth of a second, not every two."""

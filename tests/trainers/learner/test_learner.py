@@ -24,6 +24,7 @@ from forge_trainers.learner.core import LearnerCore
 from forge_trainers.losses import registry
 from forge_trainers.losses.registry import TokenInputs, TokenLoss, find_loss, register_loss
 
+pytestmark = pytest.mark.slow
 Batches = Callable[..., EpisodeBatch]
 
 

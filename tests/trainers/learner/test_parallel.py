@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parents[2] / "perf" / "parallel_table.py"
 
 
