@@ -180,7 +180,7 @@ def serve_chat() -> Iterator[Callable[..., ChatServer]]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first, so that none is left for the end when workers share them; all end-to-end tests are slow."""
+    """The longest files first, so that none is left for the end when workers share them. End-to-end tests are slow."""
     items.sort(key=lambda item: "e2e" not in item.path.parts)
     for item in items:
         if "e2e" in item.path.parts:
