@@ -10,6 +10,7 @@ takes about five minutes a run on two CPU cores and writes ``algorithms.png``. F
 
 import argparse
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,7 @@ def run(arm, seed, steps, folder, asked):
     saved = folder / "result.json"
     if saved.exists():
         return json.loads(saved.read_text())
+    shutil.rmtree(folder, ignore_errors=True)  # begun and not finished: what it was before is measured at the start
     sorter = fa.Policy(asked.model, name="sorter", sampling=fa.Sampling(temperature=0.7, max_tokens=20))
     if arm == "sft":
         sorter = imitate(sorter, seed, folder / "sft")

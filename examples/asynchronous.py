@@ -11,6 +11,7 @@ takes minutes a run on two CPU cores and writes ``asynchronous.png``. Finished r
 
 import argparse
 import json
+import shutil
 from itertools import pairwise
 from pathlib import Path
 
@@ -34,6 +35,7 @@ def run(staleness, seed, asked, *, lr=2e-5):
     saved = folder / "result.json"
     if saved.exists():
         return json.loads(saved.read_text())
+    shutil.rmtree(folder, ignore_errors=True)  # begun and not finished: what it was before is measured at the start
     config = fa.GRPOConfig(
         seed=seed,
         refills=0,  # every arm plays as much

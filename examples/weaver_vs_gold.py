@@ -8,7 +8,7 @@ The arms differ in the reward only: (a) the best single verifier, chosen with go
     python examples/weaver_vs_gold.py [--seeds 0 1 2] [--steps 20] [--out runs/weaver]
 
 takes some two hours on two CPU cores, mostly for the judges, and writes ``weaver_vs_gold.png``. Finished runs are not
-repeated.
+repeated, others begin again.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import functools
 import json
 import random
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -126,6 +127,7 @@ def run(arm, seed, folder, single, asked):
     saved = folder / "result.json"
     if saved.exists():
         return json.loads(saved.read_text())
+    shutil.rmtree(folder, ignore_errors=True)  # begun and not finished: what it was before is measured at the start
     solver = fa.Policy(asked.model, name="solver", sampling=fa.Sampling(temperature=1.0, max_tokens=16))
     config = fa.GRPOConfig(
         seed=seed,

@@ -1,3 +1,5 @@
+import argparse
+
 import numpy as np
 import pytest
 
@@ -53,3 +55,21 @@ def test_arms_differ_in_the_reward_and_auroc_counts_ties_half(weaver):
     assert weaver.reward_of("ours", "brief", "m").name == "ensemble"
     assert weaver.reward_of("gold", None, "m").name == "env_reward"
     assert weaver.auroc(np.array([0.9, 0.5, np.nan, 0.5]), np.array([1, 1, 0, 0])) == pytest.approx(0.875)
+
+
+def test_a_run_that_was_not_finished_begins_again(weaver, tmp_path, monkeypatch):
+    (tmp_path / "gold-0" / "checkpoints").mkdir(parents=True)
+    seen = []
+
+    class BegunError(Exception):
+        pass
+
+    def trainer(*_, out_dir, **__):
+        seen.append(out_dir.exists())
+        raise BegunError
+
+    monkeypatch.setattr(weaver.fa, "GRPOTrainer", trainer, raising=False)
+    asked = argparse.Namespace(model="m", eval_every=1, episodes=1, steps=1)
+    with pytest.raises(BegunError):
+        weaver.run("gold", 0, tmp_path / "gold-0", None, asked)
+    assert seen == [False]
