@@ -19,7 +19,7 @@ from forge_agents.runtime.faults import Faults
 from forge_agents.runtime.waits import Busy, all_or_first_error
 from forge_agents.serving._wire import EngineInfo
 from forge_agents.serving.engine import SILENCE_S, Engine
-from forge_agents.serving.routing import LeastLoaded, PrefixAffine, Router
+from forge_agents.serving.routing import Router, router_of
 from forge_agents.types import Completion
 
 if TYPE_CHECKING:
@@ -97,8 +97,7 @@ class Replicas:
         Raises:
             StallError, ValueError, Exception: As `Engine.start`.
         """
-        if router is None:
-            router = PrefixAffine(config.max_num_seqs) if config.routing == "prefix" else LeastLoaded()
+        router = router or router_of(config)
         self = cls(config, name, store, faults or Faults(), router, silence_s=silence_s, start_s=timeout_s)
         try:
             await all_or_first_error(map(self._fill, self._replicas))

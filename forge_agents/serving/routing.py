@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from forge_agents.serving.config import EngineConfig
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -92,3 +94,8 @@ class PrefixAffine:
         powers = np.cumprod(np.full(len(token_ids), self._base, dtype=np.uint64))
         terms = (np.asarray(token_ids, dtype=np.uint64) + np.uint64(1)) * powers
         return np.cumsum(terms, dtype=np.uint64)
+
+
+def router_of(config: EngineConfig) -> Router:
+    """The router that ``config.routing`` names."""
+    return PrefixAffine(config.max_num_seqs) if config.routing == "prefix" else LeastLoaded()

@@ -1,3 +1,4 @@
+import re
 import runpy
 from pathlib import Path
 
@@ -14,6 +15,22 @@ def test_every_import_goes_down_and_none_in_a_circle():
 def test_the_drawing_in_the_docs_is_todays():
     page = (ROOT / "docs" / "architecture.md").read_text()
     assert house["written"](page) == page, "run python docs/_house.py --write"
+
+
+def test_the_readme_names_every_room_and_no_other():
+    tree = (ROOT / "README.md").read_text().partition("## Where things are")[2].split("```")[1]
+    named = set(re.findall(r"(?<!\S)([\w/]+)/(?=[\s,])", tree))
+    packages = {f"{folder}/{package}".lstrip("/") for package, folder in house["SOURCES"].items()}
+    rooms = {room.partition(".")[2] for room in house["floors"]() if "." in room}
+    assert named == rooms | packages | {"examples", "workers", "conformance"}
+    ground = tree.splitlines()[2].split("   ")[0].split()
+    assert [(ROOT / "forge_agents" / f"{name}.py").is_file() for name in ground] == [True] * 5
+
+
+def test_a_step_passes_through_ten_files_that_there_are():
+    page = (ROOT / "docs" / "a-step.md").read_text()
+    files = re.findall(r"^\| \d+ \| `([\w/]+\.py)` \|", page, re.MULTILINE)
+    assert len(set(files)) == 10 and all((ROOT / file).is_file() for file in files)
 
 
 @pytest.mark.parametrize(
