@@ -40,7 +40,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell ignores Ctrl-C 
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """``tiny_models(family="qwen3", tied=False)``: the folder of that tiny model, written once a session. Read-only."""
-    from forge_agents.testing._tiny_model import tiny_model
+    from forge_agents.models.tiny import tiny_model
 
     made: dict[tuple[tuple[str, object], ...], Path] = {}
 

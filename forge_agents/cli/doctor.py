@@ -283,10 +283,10 @@ def tensor() -> str:
 
 def engine_step() -> str:
     """Eight tokens from vLLM, in an actor, with a tiny model."""
+    from forge_agents.models.tiny import tiny_model
     from forge_agents.policy import Sampling
     from forge_agents.runtime import mesh
     from forge_agents.serving import Engine, EngineConfig
-    from forge_agents.testing._tiny_model import tiny_model
 
     async def sample(model: Path) -> str:
         config = EngineConfig(

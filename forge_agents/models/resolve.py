@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,9 @@ _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 CACHE_VARIABLE = "FORGE_AGENTS_CACHE"
 UNPACK_DEADLINE_S = 600.0
 """Unpacking takes about ten seconds; a process that holds the lock for this long is stuck."""
-CONVERSION = 1  # raise it whenever `_gguf` writes something else, so that caches are made anew
+CONVERSION = 1  # raise it whenever `gguf` or `tiny` writes something else, so that caches are made anew
+TINY = "tiny-random"
+"""A model of 0.4 million random weights, made on the spot: it talks nonsense, and all around it takes seconds."""
 
 NOT_WEIGHTS_WE_READ = (
     "*.bin", "*.ckpt*", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.pt", "*.pth", "*.tflite", "consolidated*",
@@ -59,7 +61,16 @@ BUILTIN: dict[str, BuiltinModel] = {
         file="SmolLM2-135M-Instruct.Q4_1.gguf",
     )
 }
-"""Built-in models by name. Names are matched without regard to case."""
+"""Packaged models by name."""
+
+
+BUILTIN_NAMES = (*BUILTIN, TINY)
+"""What can be named without a network; matched without regard to case."""
+
+
+def is_builtin(name: str) -> bool:
+    """Whether a built-in model is called so."""
+    return name.casefold() in BUILTIN_NAMES
 
 
 def resolve(model: str | Path) -> Path:
@@ -69,7 +80,7 @@ def resolve(model: str | Path) -> Path:
     model, that model, and last the hub itself.
 
     Args:
-        model: A name in `BUILTIN`, a folder in Hugging Face format with safetensors, or a hub id (``owner/name``).
+        model: A built-in name, a folder in Hugging Face format with safetensors, or a hub id (``owner/name``).
 
     Returns:
         An absolute folder with config, tokenizer and all weights, checked by `check_complete`.
@@ -80,8 +91,8 @@ def resolve(model: str | Path) -> Path:
         StallError: Another process has been unpacking the model for ten minutes.
     """
     name = str(model)
-    if name.casefold() in BUILTIN:
-        return _unpacked(name.casefold())
+    if is_builtin(name):
+        return _built_in(name.casefold())
     folder = Path(model).expanduser()
     if folder.is_dir():
         check_complete(folder)
@@ -90,7 +101,7 @@ def resolve(model: str | Path) -> Path:
         problem = "is a file, not a folder" if folder.is_file() else "does not exist"
         raise ModelNotFoundError(
             f"model {name!r}: {folder.absolute()} {problem}; give a folder, a hub id such as 'owner/name' or a "
-            f"built-in model: {_builtin_names()}.{did_you_mean(name, BUILTIN)}"
+            f"built-in model: {_builtin_names()}.{did_you_mean(name, BUILTIN_NAMES)}"
         )
     return _from_hub(name)
 
@@ -109,12 +120,12 @@ def download(model: str, ignore: Sequence[str] = ()) -> Path:
     Raises:
         ModelNotFoundError: The hub has no such model, cannot be reached or refuses access.
     """
-    if model.casefold() in BUILTIN:
-        return _unpacked(model.casefold())
+    if is_builtin(model):
+        return _built_in(model.casefold())
     if not _is_hub_id(model):
         raise ModelNotFoundError(
             f"{model!r} is not a hub id such as 'owner/name' or a built-in model: {_builtin_names()}."
-            f"{did_you_mean(model, BUILTIN)}"
+            f"{did_you_mean(model, BUILTIN_NAMES)}"
         )
     folder = _snapshot(model, ignore)
     if not ignore:
@@ -221,19 +232,33 @@ def _read_json(path: Path) -> dict[str, Any]:
 # ---- built-in models
 
 
-def _unpacked(name: str) -> Path:
-    """The folder of a built-in model, unpacked once. Complete from the moment it is visible: it arrives by rename."""
-    builtin = BUILTIN[name]
-    source, version = _packaged_file(name, builtin)
+def _built_in(name: str) -> Path:
+    """The folder of a built-in model, made once. Complete from the moment it is visible: it arrives by rename."""
+    if name == TINY:
+        from forge_agents.models.tiny import tiny_model
+
+        return _kept(f"{TINY}.{CONVERSION}", tiny_model)
+    source, version = _packaged_file(name, BUILTIN[name])
+
+    def convert(folder: Path) -> None:
+        from forge_agents.models import gguf
+
+        gguf.convert(source, folder)
+
+    return _kept(f"{name}-{version}.{CONVERSION}", convert)
+
+
+def _kept(name: str, write: Callable[[Path], object]) -> Path:
+    """The model folder of that name in the cache, written if it is not there."""
     models = cache_folder() / "models"
-    target = models / f"{name}-{version}.{CONVERSION}"
+    target = models / name
     if _is_complete(target):
         return target
     try:
         models.mkdir(parents=True, exist_ok=True)
-        with _lock(models / f"{target.name}.lock"):
+        with _lock(models / f"{name}.lock"):
             if not _is_complete(target):
-                _unpack(source, target)
+                _write_beside(target, write)
     except OSError as cause:
         if isinstance(cause, StallError):
             raise
@@ -244,16 +269,14 @@ def _unpacked(name: str) -> Path:
     return target
 
 
-def _unpack(source: Path, target: Path) -> None:
-    """Convert `source` beside `target` and rename. The caller holds the lock, so what a dead process left may go."""
-    from forge_agents.models import gguf as _gguf
-
+def _write_beside(target: Path, write: Callable[[Path], object]) -> None:
+    """Write beside `target` and rename. The caller holds the lock, so what a dead process left may go."""
     for leftover in (target, *target.parent.glob(f"{target.name}.partial-*")):
         shutil.rmtree(leftover, ignore_errors=True)
     partial = target.with_name(f"{target.name}.partial-{os.getpid()}")
     partial.mkdir()
     try:
-        _gguf.convert(source, partial)
+        write(partial)
         partial.rename(target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -317,7 +340,7 @@ def _from_hub(name: str) -> Path:
         return cached
     twin = next((key for key, builtin in BUILTIN.items() if builtin.hub_id.casefold() == name.casefold()), None)
     if twin is not None:
-        return _unpacked(twin)
+        return _built_in(twin)
     try:
         folder = _snapshot(name, ())
     except ModelNotFoundError:
@@ -354,16 +377,16 @@ def _snapshot(name: str, ignore: Sequence[str]) -> Path:
     except RepositoryNotFoundError as cause:
         raise ModelNotFoundError(
             f"the hub has no model {name!r} (a private one needs HF_TOKEN); built in: {_builtin_names()}."
-            f"{did_you_mean(name.rpartition('/')[2], BUILTIN)}"
+            f"{did_you_mean(name.rpartition('/')[2], BUILTIN_NAMES)}"
         ) from cause
     except (LocalEntryNotFoundError, httpx.HTTPError, OSError) as cause:
         raise ModelNotFoundError(
             f"model {name!r} is neither a folder here nor in the hub cache {constants.HF_HUB_CACHE}, and the hub did "
             f"not deliver it ({type(cause).__name__}); without a network use the built-in {_builtin_names()}, or "
             f"give a local folder, or run `forge-agents download {name}` where there is a network and copy the cache."
-            f"{did_you_mean(name.rpartition('/')[2], BUILTIN)}"
+            f"{did_you_mean(name.rpartition('/')[2], BUILTIN_NAMES)}"
         ) from cause
 
 
 def _builtin_names() -> str:
-    return " or ".join(repr(name) for name in BUILTIN)
+    return " or ".join(map(repr, BUILTIN_NAMES))

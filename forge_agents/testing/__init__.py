@@ -5,6 +5,6 @@ In: environments; folders. Out: `check_env` and its report; `tiny_model`. Waits 
 """
 
 from forge_agents.envs.conformance.check import ConformanceError, ConformanceReport, Finding, check_env
-from forge_agents.testing._tiny_model import tiny_model
+from forge_agents.models.tiny import tiny_model
 
 __all__ = ["ConformanceError", "ConformanceReport", "Finding", "check_env", "tiny_model"]

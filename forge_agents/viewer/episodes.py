@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_agents.envs.env import writable
-from forge_agents.models.resolve import BUILTIN, resolve
+from forge_agents.models.resolve import is_builtin, resolve
 from forge_agents.tools import parse_tool_calls
 
 Decode = Callable[[str, Sequence[int]], "list[str] | None"]
@@ -273,7 +273,7 @@ class Pieces:
             yield export / policy / "tokenizer.json"
         if len(self._models) == 1:
             yield export / "tokenizer.json"
-        if model.casefold() in BUILTIN:
+        if is_builtin(model):
             yield resolve(model) / "tokenizer.json"
         elif model:
             yield Path(model).expanduser() / "tokenizer.json"

@@ -67,7 +67,7 @@ def main() -> int:
 
 def kills(folder: Path, *, runs: int, steps: int, seed: int = 0) -> list[Outcome]:
     """Train once undisturbed and `runs` times with a kill; everything lies in `folder`."""
-    from forge_agents.testing._tiny_model import tiny_model
+    from forge_agents.models.tiny import tiny_model
 
     model = tiny_model(folder / "model")
     whole, log = folder / "whole", folder / "log.txt"

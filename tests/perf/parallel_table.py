@@ -101,7 +101,7 @@ def measure() -> list[dict[str, Any]]:
     """A row per layout, in order: how far its losses, norms and weights lie from those of its kind's first."""
     os.environ["OMP_NUM_THREADS"] = "1"
     import forge_trainers.learner.core  # noqa: F401  (imported once; the processes are forks)
-    from forge_agents.testing._tiny_model import tiny_model
+    from forge_agents.models.tiny import tiny_model
 
     with tempfile.TemporaryDirectory(prefix="forge-parallel-") as folder:
         for family in {layout.family for layout in LAYOUTS}:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from forge_agents.errors import ModelNotFoundError, RunFolderError, StallError
 from forge_agents.models import resolve as models
-from forge_agents.testing._tiny_model import tiny_model
+from forge_agents.models.tiny import tiny_model
 
 NAME = "smollm2-135m-instruct"
 
@@ -285,6 +285,16 @@ def test_download_of_nonsense_says_what_an_id_looks_like():
 
 
 # ---- tiny models
+
+
+def test_the_tiny_model_is_made_once_under_its_name(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = models.resolve("Tiny-Random")
+    models.check_complete(folder)
+    assert folder.parent == cache / "models"
+    monkeypatch.setattr("forge_agents.models.tiny.tiny_model", lambda target: pytest.fail("it is there"))
+    assert models.download("tiny-random") == models.resolve("tiny-random") == folder
+    with pytest.raises(ModelNotFoundError, match="'smollm2-135m-instruct' or 'tiny-random'.*mean 'tiny-random'"):
+        models.resolve("/tiny-randon")
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])

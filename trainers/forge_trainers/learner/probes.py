@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from forge_agents.testing._tiny_model import tiny_model
+from forge_agents.models.tiny import tiny_model
 
 
 def learner_step() -> str:
