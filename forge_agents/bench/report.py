@@ -43,12 +43,12 @@ class Report:
     settings: Mapping[str, Any]
     """``suite``, ``episodes``, ``seed``, ``swap_seats``, ``samples``, ``exploitability_samples``; of a registered suite
     also ``suite_defaults``, what it says itself."""
-    worlds: tuple[World, ...]
-    players: Mapping[str, Mapping[str, Any]]
+    worlds: tuple[World, ...] = field(repr=False)
+    players: Mapping[str, Mapping[str, Any]] = field(repr=False)
     """By name: type, model, sampling, hash of the weights; ``fingerprint`` stands for all of it."""
-    provenance: Mapping[str, Any]
+    provenance: Mapping[str, Any] = field(repr=False)
     """Versions of Python and packages."""
-    records: tuple[Record, ...]
+    records: tuple[Record, ...] = field(repr=False)
     """One an episode, in the order of the plan."""
     planned: int
     """Episodes of the whole plan."""
@@ -59,6 +59,9 @@ class Report:
     timing: Mapping[str, Any] = field(default_factory=dict)
     """Date, seconds (of play alone, too: without the start of engines), episodes played now and reused: the only part
     that differs from run to run."""
+
+    def __str__(self) -> str:
+        return tables.as_text(self.document(brief=True))
 
     @property
     def complete(self) -> bool:

@@ -80,9 +80,18 @@ def show(document: Document) -> str:
     """Print headline, warnings and tables, in colour where there is a terminal; returns them as plain text."""
     from rich.console import Console
 
-    screen, parts, plain = Console(), _renderables(document), io.StringIO()
-    (screen if screen.is_terminal else Console(width=_WIDEST, color_system=None)).print(*parts, sep="\n")
-    Console(file=plain, width=_WIDEST, color_system=None).print(*parts, sep="\n")
+    screen = Console()
+    shown = screen if screen.is_terminal else Console(width=_WIDEST, color_system=None)
+    shown.print(*_renderables(document), sep="\n")
+    return as_text(document)
+
+
+def as_text(document: Document) -> str:
+    """Headline, warnings and tables without colours."""
+    from rich.console import Console
+
+    plain = io.StringIO()
+    Console(file=plain, width=_WIDEST, color_system=None).print(*_renderables(document), sep="\n")
     return "\n".join(line.rstrip() for line in plain.getvalue().splitlines())
 
 

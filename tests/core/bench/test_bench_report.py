@@ -131,6 +131,7 @@ def test_lines_that_cannot_be_read_cost_their_episodes_only(report, tmp_path):
 
 def test_table_markdown_and_page_tell_the_same_numbers(report, tmp_path, capsys):
     text = report.table()
+    assert str(report) == text and "Record(" not in repr(report)
     assert text.strip() in capsys.readouterr().out.replace("\r", "") or "random" in text
     markdown = report.markdown(tmp_path / "r.md")
     page = report.html(tmp_path / "r.html").read_text()

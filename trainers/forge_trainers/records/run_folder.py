@@ -42,7 +42,7 @@ class FitResult:
 
     steps: int
     """Steps of the run so far, earlier sessions included."""
-    metrics: Sequence[dict[str, Any]]
+    metrics: Sequence[dict[str, Any]] = dataclasses.field(repr=False)
     """One row per step, as in ``metrics.jsonl``."""
     out_dir: Path
     export: Path
