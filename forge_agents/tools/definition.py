@@ -95,7 +95,7 @@ def _tool_of(fn: Callable[..., Any], timeout_s: float | None) -> Tool:
     method = next(iter(parameters), "") == "self"
     if method:
         del parameters["self"]
-    hints = typing.get_type_hints(fn)
+    hints = typing.get_type_hints(fn, include_extras=True)  # Annotated[int, Field(ge=0)] keeps its bounds
     adapters: dict[str, TypeAdapter[Any]] = {}
     for parameter in parameters.values():
         where = f"tool {name}: parameter {parameter.name!r}"

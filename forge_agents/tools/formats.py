@@ -309,20 +309,27 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-_EXAMPLES = {"string": "text", "integer": 2, "number": 2.5, "boolean": True, "array": [], "object": {}}
+_EXAMPLES = {"string": "text", "integer": 2, "number": 2.5, "boolean": True, "array": []}
 
 
 def _example(offered: Tool) -> ToolCall:
     """A call with all the arguments that `offered` needs, of the right types."""
-    properties = offered.parameters.get("properties", {})
-    needed = offered.parameters.get("required", ())
-    return ToolCall(name=offered.name, arguments={key: _example_value(properties.get(key, {})) for key in needed})
+    return ToolCall(name=offered.name, arguments=_example_value({"type": "object", **offered.parameters}, offered))
 
 
-def _example_value(schema: dict[str, Any]) -> Any:
-    if "enum" in schema:
-        return schema["enum"][0]
-    if "anyOf" in schema:
-        return _example_value(schema["anyOf"][0])
-    kind = schema.get("type", "string")
+def _example_value(schema: Any, offered: Tool, depth: int = 3) -> Any:
+    """A value of a part of `offered`'s schema. A stranger's may be wide and refer to itself: both have an end."""
+    if isinstance(schema, dict) and "$ref" in schema:
+        schema = offered.parameters.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2])
+    if not isinstance(schema, dict):
+        return "text"
+    if "const" in schema or schema.get("enum"):
+        return schema["const"] if "const" in schema else schema["enum"][0]
+    if depth and schema.get("anyOf"):
+        return _example_value(schema["anyOf"][0], offered, depth - 1)
+    if depth and "prefixItems" in schema:
+        return [_example_value(item, offered, depth - 1) for item in schema["prefixItems"][:32]]
+    kind, parts, needed = schema.get("type", "string"), schema.get("properties", {}), schema.get("required", [])
+    if kind == "object":
+        return {key: _example_value(parts.get(key, {}), offered, depth - 1) for key in needed[:32]} if depth else {}
     return _EXAMPLES.get(kind, "text") if isinstance(kind, str) else "text"

@@ -2,6 +2,8 @@ import copy
 import json
 import threading
 import time
+from dataclasses import dataclass
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -164,6 +166,24 @@ def test_descriptions_show_every_tool_and_how_to_call_it(form):
     marks = {"hermes": "<tool_call>", "llama": '"parameters"', "mistral": "[TOOL_CALLS]", "plain": 'CALL book(city="'}
     assert marks[form] in text
     assert describe_tools([], form) == ""
+
+
+def test_an_example_call_fits_whatever_a_tool_needs():
+    @dataclass
+    class Place:
+        row: int
+        side: Literal["left"]
+
+    @tool
+    def put(what: Literal["stone"], where: Place, pair: tuple[int, str]) -> str:
+        """Put it there."""
+        return f"{what} {where} {pair}"
+
+    (shown,) = parse_tool_calls(describe_tools([put], "plain"), "plain", [put])
+    assert run_tool([put], shown).ok, shown
+    itself = {"type": "object", "properties": {key: {"$ref": "#/$defs/n"} for key in "abc"}, "required": list("abc")}
+    endless = Tool(name="t", description="", parameters={**itself, "$defs": {"n": itself}}, fn=dict)
+    assert len(describe_tools([endless], "plain")) < 1000
 
 
 def test_results_are_told_apart():

@@ -1,11 +1,12 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field
 
 import forge_agents as fa
 from forge_agents.tools import MAX_RESULT_CHARS, ToolCall, calculator, parse_tool_calls, run_tool
@@ -54,6 +55,17 @@ def test_hints_and_docstring_become_the_schema():
         },
     }
     assert weather("Rome")["city"] == "Rome"
+
+
+def test_bounds_and_descriptions_of_a_hint_are_kept():
+    @fa.tool
+    def take(stones: Annotated[int, Field(ge=1, le=3, description="How many.")]) -> int:
+        """Take stones."""
+        return stones
+
+    hinted = {"type": "integer", "minimum": 1, "maximum": 3, "description": "How many."}
+    assert take.parameters["properties"] == {"stones": hinted}
+    assert run_tool([take], call("take", stones=3)).ok and not run_tool([take], call("take", stones=4)).ok
 
 
 def test_functions_that_no_model_could_call_are_refused():
