@@ -56,7 +56,7 @@ async def train(team: fa.Policy, seed: int, steps: int, episodes: int, out: Path
         max_sample_tokens=CONTEXT,
         seed=seed,
     )
-    # Both start at once; what the learner publishes under the policy's name is what the engine of that name loads.
+    # Both start at once; what the learner publishes under the policy's name is what the policy's sampler loads.
     fleet, learner = await asyncio.gather(
         Fleet.start({team.name: team}, fa.EngineConfig(max_model_len=CONTEXT), store=store.ref),
         Learner.start(settings, name="learner", store=store.ref, weights_name=team.name),
@@ -74,7 +74,7 @@ async def train(team: fa.Policy, seed: int, steps: int, episodes: int, out: Path
             if samples:  # else every group earned the same throughout: nothing says which way to go
                 learned = await learner.train_step(pack(samples))
                 version = await learner.publish()
-                await fleet.engines[team.name].load_weights(version)
+                await fleet.samplers[team.name].load_weights(version)
                 row |= {"loss": learned["loss"], "gap": learned["logprob_gap_mean"], "version": version}
             row["seconds"] = time.perf_counter() - started
             report(row, out / "metrics.jsonl")

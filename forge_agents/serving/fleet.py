@@ -19,7 +19,7 @@ from forge_agents.runtime.faults import Faults
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.engine import SILENCE_S
-from forge_agents.serving.replicas import Replicas
+from forge_agents.serving.replicas import Adapted, Replicas
 
 if TYPE_CHECKING:
     from forge_agents.weights.store import WeightStoreRef
@@ -65,12 +65,31 @@ async def start_engines(
     return dict(zip(folders, engines, strict=True))
 
 
+def homes_of(
+    policies: Mapping[str, Policy], paths: Mapping[str, Path]
+) -> tuple[dict[str, str], dict[str, dict[str, LoRA]]]:
+    """Who shares an engine where weights may change: adapters on one model.
+
+    Returns:
+        The engine of each policy, called by its first policy; and by engine the adapters that it serves.
+    """
+    homes: dict[str, str] = {}
+    adapters: dict[str, dict[str, LoRA]] = {}
+    shared: dict[Path, str] = {}
+    for name, policy in policies.items():
+        home = homes[name] = name if policy.lora is None else shared.setdefault(paths[name], name)
+        adapters.setdefault(home, {}).update({} if policy.lora is None else {name: policy.lora})
+    return homes, adapters
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """Engines, one for each model that plays. Policies with one model share an engine."""
+    """Engines, one for each model that plays; with a store, one for each policy whose weights may change."""
 
     engines: Mapping[str, Replicas]
     """By name."""
+    samplers: Mapping[str, Adapted]
+    """What samples for each policy, and loads its new weights: an engine, or an adapter in one; by policy name."""
     served: Mapping[str, Served]
     """What players need, by policy name."""
 
@@ -86,20 +105,24 @@ class Fleet:
         """Start an engine for each different model of `policies`, which are by name.
 
         Args:
-            policies: Who plays. An engine is called by the first policy of its model.
+            policies: Who plays. An engine is called by the first of its policies. Without a store, those of one model
+                share one, and it samples from that model; with one, adapters on one model do, and nobody else.
             config: Settings of every engine.
-            store: Where engines find new weights, published under the engine's name; None for models that never change.
+            store: Where engines find new weights, published under the policy's name; None for models that never change.
             timeout_s: Deadline of each start.
         """
         paths = {name: models.resolve(policy.model).resolve() for name, policy in policies.items()}
-        owner: dict[Path, str] = {}
-        for name, path in paths.items():
-            owner.setdefault(path, name)
-        renderers = {path: Renderer.of(path) for path in owner}
-        folders = {name: path for path, name in owner.items()}
-        engines = await start_engines(folders, config, store=store, timeout_s=timeout_s)
-        served = {name: Served(engines[owner[path]], renderers[path]) for name, path in paths.items()}
-        return cls(engines=engines, served=served)
+        renderers = {path: Renderer.of(path) for path in {*paths.values()}}
+        homes, adapters = homes_of(policies, paths)
+        if store is None:
+            first = {path: name for name, path in reversed(paths.items())}
+            homes, adapters = {name: first[path] for name, path in paths.items()}, {}
+        folders = {home: paths[home] for home in homes.values()}
+        engines = await start_engines(folders, config, adapters=adapters, store=store, timeout_s=timeout_s)
+        own = {name for adapted in adapters.values() for name in adapted}
+        samplers = {name: engines[home].adapted(name if name in own else "") for name, home in homes.items()}
+        served = {name: Served(sampler, renderers[paths[name]]) for name, sampler in samplers.items()}
+        return cls(engines=engines, samplers=samplers, served=served)
 
     async def stop(self) -> None:
         """Stop every engine."""

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from forge_agents.errors import ActorDiedError, RespawnLimitError, StallError
 from forge_agents.models import resolve as models
-from forge_agents.policy import LoRA, Policy
+from forge_agents.policy import Policy
 from forge_agents.rollout.players import Served
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime import mesh
@@ -25,7 +25,7 @@ from forge_agents.runtime.faults import Fault, Faults
 from forge_agents.runtime.hosts import Hosts
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.serving import Replicas
-from forge_agents.serving.fleet import start_engines
+from forge_agents.serving.fleet import homes_of, start_engines
 from forge_agents.serving.replicas import Adapted
 from forge_agents.weights import WeightStore
 from forge_trainers.learner.client import Learner, LearnerConfig
@@ -72,12 +72,7 @@ class Processes:
         """Start the hosts, the store and the engines; whatever fails to start stops the rest."""
         paths = {name: models.resolve(policy.model) for name, policy in policies.items()}
         renderers = {name: Renderer.of(path) for name, path in paths.items()}  # what has no template starts nothing
-        homes: dict[str, str] = {}  # the engine of each policy, called by its first policy
-        adapters: dict[str, dict[str, LoRA]] = {}  # by engine
-        shared: dict[Path, str] = {}  # adapters on one model share an engine
-        for name, policy in policies.items():
-            home = homes[name] = name if policy.lora is None else shared.setdefault(paths[name], name)
-            adapters.setdefault(home, {}).update({} if policy.lora is None else {name: policy.lora})
+        homes, adapters = homes_of(policies, paths)
         faults = Faults(max_respawns=config.max_respawns, file=folder / "faults.jsonl")
         hosts, trained = hosts or Hosts(), [name for name, policy in policies.items() if policy.trainable]
         if hosts.kind == "local":

@@ -1,0 +1,49 @@
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import forge_agents as fa
+from forge_agents.serving import Fleet, Replicas, fleet
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Starts a fleet without engines; what `start_engines` was asked for is beside it."""
+    asked = {}
+
+    async def engines(folders, config, *, adapters, store, timeout_s):
+        asked.update(adapters=adapters, store=store)
+        return {name: Replicas(config, name, store, None, None, silence_s=1.0, start_s=1.0) for name in folders}
+
+    monkeypatch.setattr(fleet, "start_engines", engines)
+    monkeypatch.setattr(fleet.models, "resolve", Path)
+    monkeypatch.setattr(fleet.Renderer, "of", lambda path: SimpleNamespace(path=path))
+
+    def start(policies, store=None):
+        return asyncio.run(Fleet.start(policies, fa.EngineConfig(), store=store)), asked
+
+    return start
+
+
+def policies(folder, *names, **settings):
+    return {name: fa.Policy(str(folder), name=name, **settings) for name in names}
+
+
+def test_who_never_changes_shares_an_engine_by_model(started, tmp_path):
+    one, two = policies(tmp_path / "m", "a", "b"), policies(tmp_path / "n", "c")
+    found, _ = started(one | two)
+    assert found.engines.keys() == {"a", "c"}
+    assert found.samplers.keys() == found.served.keys() == {"a", "b", "c"}
+    assert found.served["b"].renderer.path == tmp_path / "m"
+
+
+def test_who_may_change_has_an_engine_and_adapters_share_one(started, tmp_path):
+    whole = policies(tmp_path / "m", "a", "b")
+    adapted = policies(tmp_path / "m", "x", "y", lora=fa.LoRA(rank=2))
+    found, asked = started(whole | adapted, store=object())
+    assert found.engines.keys() == {"a", "b", "x"}  # in one engine b would load what a has learned
+    assert {name: set(own) for name, own in asked["adapters"].items()} == {"a": set(), "b": set(), "x": {"x", "y"}}
+    assert [found.samplers[name]._adapter for name in "abxy"] == ["", "", "x", "y"]
+    assert found.samplers["y"]._engines is found.engines["x"]
