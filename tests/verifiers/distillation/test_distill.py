@@ -1,4 +1,5 @@
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -151,6 +152,14 @@ def test_wrong_arguments_are_refused():
         distill(np.full(32, 0.5), trajectories[:32])
     with pytest.raises(ValueError, match="0 groups"):
         distill([], [])
+
+
+def test_one_group_to_fit_on_is_enough_and_warns_of_nothing():
+    trajectories = written(groups=5, siblings=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = distill(soft(trajectories), trajectories, held_out=0.9).agreement
+    assert (found.fitted, found.held_out) == (4, 16)
 
 
 def test_without_weights_there_is_no_score_and_nothing_to_save(tmp_path):

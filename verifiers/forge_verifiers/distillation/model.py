@@ -283,6 +283,8 @@ def _some_groups(groups: NDArray[np.intp], share: float, rng: np.random.Generato
 
 def _fit_best(x: Any, target: Floats, tried: NDArray[np.bool_]) -> tuple[Floats, float]:
     """Weights and bias at the L2 strength that does best on the rows `tried` when fitted on the others."""
+    if not tried.any():  # of the only group that is left to fit on
+        return _fit(x, target, _STRENGTHS[1])
     losses = []
     for l2 in _STRENGTHS:
         w, bias = _fit(x[~tried], target[~tried], l2)
