@@ -73,8 +73,13 @@ class ConformanceReport:
 
     def __str__(self) -> str:
         lines = [f"{self.name}: {len(self.findings) - len(self.failures)} of {len(self.findings)} checks passed"]
+        alike: dict[object, list[Finding]] = {}  # checks that found one and the same thing wrong are told together
         for finding in self.findings:
-            lines.append(f"  {'ok  ' if finding.ok else 'FAIL'} {finding.check:<20} {finding.message}".rstrip())
+            what = finding.check if finding.ok else (finding.message, finding.where, finding.fix)
+            alike.setdefault(what, []).append(finding)
+        for finding, *others in alike.values():
+            check = ", ".join(each.check for each in (finding, *others)) + f" ({len(others) + 1} checks)" * bool(others)
+            lines.append(f"  {'ok  ' if finding.ok else 'FAIL'} {check:<20} {finding.message}".rstrip())
             if finding.where:
                 lines.append(f"       at:  {finding.where}")
             if finding.fix:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from forge_agents.errors import StallError
+from forge_agents.errors import ArgumentError, StallError
 from forge_agents.policy import Policy
 from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory, Turn, VersionSpan
 from forge_trainers.learner.config import LearnerConfig
@@ -477,3 +477,20 @@ def test_samples_without_room_count_in_no_denominator():
     size_of = GRPOConfig(learner=LearnerConfig(loss="grpo")).size_of
     found = credit_groups(items, Credit(), {"hero"}, room={"hero": 3}, size_of=size_of)
     assert found.counts["too_long"] == 1 and found.shares == {"hero": 2 / 4}
+
+
+def test_a_function_of_one_trajectory_is_a_reward_and_what_it_fails_on_is_told(tmp_path, caplog):
+    def worth(trajectory):
+        return 3.0 / trajectory.reward
+
+    trainer = GRPOTrainer(Policy("nowhere"), reward=worth, out_dir=tmp_path / "run")
+    [item] = asyncio.run(judge([group((1.0, 1.0), (2.0, 1.0), (0.0, 0.0))], trainer.reward))
+    assert item.rewards["a"].tolist() == pytest.approx([3.0, 1.5, math.nan], nan_ok=True)
+    assert "reward worth fails on 2 of 6 trajectories" in caplog.text
+    assert "ZeroDivisionError: float division by zero (test_rewards.py:" in caplog.text
+    with pytest.raises(ZeroDivisionError):  # a mistake that hits all ends the run
+        asyncio.run(judge([group((0.0, 0.0))], trainer.reward))
+    with pytest.raises(ArgumentError, match=r"reward <lambda>\(a, b\) at .* takes a, b, whatever that is; name its"):
+        GRPOTrainer(Policy("nowhere"), reward=lambda a, b: 0.0, out_dir=tmp_path / "run")
+    columns = Columns({"worth": worth, "env": env_reward}, {"env": 2.0})
+    assert columns(group((1.0, 2.0)).trajectories).tolist() == [5.0, 5.5]

@@ -1,4 +1,5 @@
 import json
+import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -9,7 +10,15 @@ import pytest
 from forge_agents.errors import RunFolderError
 from forge_agents.types import Trajectory
 from forge_verifiers import Ensemble, Rule
-from forge_verifiers.report.report import EnsembleReport, Evidence, Snapshot, page, unblurred
+from forge_verifiers.report.report import (
+    EnsembleReport,
+    Evidence,
+    Snapshot,
+    VerifierReport,
+    page,
+    unblurred,
+    with_reasons,
+)
 
 HOSTILE = '</td></html><script>alert("$x$")</script>\x1b[31m\u202e[bold]\nnext'
 
@@ -118,6 +127,66 @@ def test_the_table_names_rates_counts_and_failures():
     rows = {line.split()[0]: line.split() for line in ensemble.report().table().splitlines() if line.strip()}
     assert rows["dead"][-5:] == ["0", "0", "128", "1", "0"] and rows["weak0"][-5:] == ["128", "0", "0", "0", "0"]
     assert "no route" in ensemble.report().table() and "effective number" in ensemble.report().table()
+
+
+def test_a_verifier_that_counts_for_little_says_why():
+    rng = np.random.default_rng(7)
+    coin = Rule(lambda t: float(rng.random()), name="coin")
+    ensemble = Ensemble(
+        [
+            *(weak(k) for k in range(3, 7)),
+            Rule(lambda t: t.info["votes"][6], name="twin"),
+            Rule(lambda t: 1 - t.info["votes"][5], name="upside down"),
+            Rule(lambda t: 0.25, name="constant"),
+            Rule(lambda t: None, name="silent"),
+            Rule(dead, name="dead"),
+            coin,
+        ]
+    )
+    unfitted = {v.name: v.reason for v in ensemble.report().verifiers}
+    assert unfitted["weak3"] == "silent: never asked"
+    for step in range(3):
+        ensemble.score(played(step))
+    report = ensemble.report()
+    reasons = {v.name: v.reason for v in report.verifiers}
+    assert [reasons[f"weak{k}"] for k in (4, 5, 6)] == ["", "", ""]
+    assert reasons["twin"] == "a copy of 'weak6' (correlation 1.00), with which it shares one weight"
+    assert reasons["upside down"] == "a copy of 'weak5' (correlation 1.00), with which it shares one weight"
+    assert reasons["constant"] == "constant: scores 0.25 on all 384 rows that it answered"
+    assert reasons["silent"] == "silent: abstained on 384 trajectories"
+    assert reasons["dead"] == "silent: failed on 384 trajectories"
+    assert reasons["coin"].startswith("no better than chance")
+    assert "constant: constant: scores 0.25" in report.table() and reasons["coin"] in page(report)
+    assert EnsembleReport.from_row(json.loads(json.dumps(report.row()))).verifiers[4].reason == reasons["twin"]
+
+
+def row(name="x", **known):
+    told = {"family": None, "cost": "cheap", "accuracy": 0.5, "tpr": 0.8, "fpr": 0.2, "weight": 1.0, "last_error": ""}
+    counts = {"scored": 300, "abstained": 0, "errors": 0, "timeouts": 0}
+    return VerifierReport(**{"name": name, **told, **counts, **known})
+
+
+@pytest.mark.parametrize(
+    ("known", "rows", "kind", "camps", "reason"),
+    [
+        ({}, 300, "default", 0, ""),
+        ({"tpr": 0.5, "fpr": 0.48}, 30, "default", 0, "too few rows: it has scored 30 of those that were learned from"),
+        ({"tpr": 0.2, "fpr": 0.8}, 300, "default", 0, "worse than chance: it counts the other way round"),
+        ({"tpr": 0.2, "fpr": 0.8}, 300, "default", 1, "contradicted by a camp, other: which is right"),
+        ({"weight": 0.05}, 300, "default", 0, "it errs as others do: 20 of them weigh as one"),
+        ({"weight": 0.05}, 300, "logistic", 0, "the combiner makes no use of it"),
+        ({"weight": 0.0}, 300, "weaver", 0, "left out by the combiner: it says yes of"),
+        ({"tpr": math.nan, "fpr": math.nan}, 300, "mean", 0, ""),
+        ({"scored": 0, "skipped": 8}, 300, "default", 0, "silent: spared, by cheaper ones, on 8 trajectories"),
+    ],
+)
+def test_each_cause_of_a_small_weight_is_told(known, rows, kind, camps, reason):
+    scores = np.random.default_rng(0).random((rows, 2)).astype(np.float32)
+    nothing = {"asked": np.ones((rows, 2), bool), "groups": np.zeros(rows, np.int64), "labels": np.zeros(rows)}
+    fitted = {"combiner": np.array(kind), **({"kinship": np.eye(2)} if kind == "default" else {})}
+    evidence = Evidence(scores=scores, **nothing, families=[None, None], combiner=fitted)
+    found = with_reasons([row(**known), row("other")], evidence, np.array([camps, 2 * camps]))
+    assert found[0].reason.startswith(reason) and (reason or not found[0].reason) and not found[1].reason
 
 
 def test_a_report_before_the_first_fit_has_a_table_and_a_page(tmp_path):

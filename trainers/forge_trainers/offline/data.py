@@ -22,6 +22,7 @@ from forge_agents.errors import did_you_mean
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.types import Episode, EpisodeGroup, Message, Trajectory
 from forge_trainers.records.run_folder import EPISODES, read_episodes
+from forge_verifiers.core.verifier import reward_of
 
 if TYPE_CHECKING:
     from forge_agents.types import EpisodeBatch, Reward
@@ -220,7 +221,7 @@ def _rows_and_episodes(
     if not rows and not played and not counts:
         raise ValueError("the dataset is empty; give at least one conversation or episode")
     if reward is not None and played:
-        scores = np.asarray(reward([one.trajectory for one in played]), np.float32)
+        scores = np.asarray(reward_of(reward)([one.trajectory for one in played]), np.float32)
         if scores.shape != (len(played),):
             raise ValueError(
                 f"the reward returned shape {scores.shape} for {len(played)} trajectories; return one each"

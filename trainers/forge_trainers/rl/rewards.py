@@ -18,7 +18,7 @@ import numpy as np
 from forge_agents.runtime.mesh import with_deadline
 from forge_agents.runtime.waits import in_thread
 from forge_agents.types import EpisodeGroup, Reward, Trajectory, total_tokens
-from forge_verifiers.core.verifier import Assessment, load_nested, nested_state
+from forge_verifiers.core.verifier import Assessment, load_nested, nested_state, reward_of
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Columns:
         unknown = set(weights or {}) - set(rewards)
         if unknown or not all(math.isfinite(weight) for weight in (weights or {}).values()):
             raise ValueError(f"weights={weights} must be finite and name only the rewards {', '.join(rewards)}")
-        self._rewards = dict(rewards)
+        self._rewards = {name: reward_of(reward) for name, reward in rewards.items()}
         self.weights = {name: float((weights or {}).get(name, 1.0)) for name in rewards}
         """By name, in order."""
 
@@ -181,6 +181,9 @@ def _call(reward: Reward, trajectories: Sequence[Trajectory], name: str) -> Asse
     found = assess(trajectories)
     noise = None if found.noise is None else np.asarray(found.noise, np.float32)
     turns = None if found.turns is None else [_finite(own) for own in found.turns]
+    if failed := getattr(found, "failed", None):
+        some, why = f"{len(failed)} of {len(trajectories)} trajectories", next(iter(failed.values()))
+        _log.warning("reward %s fails on %s, whose groups count in groups/abstained: %s", name, some, why)
     if turns is not None and [len(own) for own in turns] != [len(t.turns) for t in trajectories]:
         raise ValueError(f"reward {name} scored other turns than it was shown; return one score per turn")
     return Assessment(scores=_checked(found.scores, trajectories, name), noise=noise, turns=turns)

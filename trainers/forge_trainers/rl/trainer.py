@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from forge_agents.errors import ActorDiedError, ArgumentError, EmptyBatchError, NotReadyError, StallError
+from forge_agents.errors import ActorDiedError, EmptyBatchError, NotReadyError, StallError
 from forge_agents.policy import Policy, Seats
 from forge_agents.rollout.players import Served
 from forge_agents.runtime.hosts import Hosts
@@ -52,6 +52,7 @@ from forge_trainers.run.console import Display
 from forge_trainers.run.processes import Processes
 from forge_trainers.run.supervision import Interrupt, LoopRunner, Stopwatch, Watchdog, stalls_recorded
 from forge_trainers.selfplay.league import League
+from forge_verifiers.core.verifier import reward_of
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -90,7 +91,8 @@ class GRPOTrainer:
     Args:
         policies: One policy for all seats, a policy per seat, a function ``(agent, episode_seed) -> policy``, or a
             league: a policy that plays against its own past.
-        reward: Trajectories to float ``[n]``, NaN where it abstains; None is the environment's own reward.
+        reward: Trajectories to float ``[n]``, NaN where it abstains; or a function of one, or of its text, see
+            `forge_verifiers.core.functions.read`. None is the environment's own reward.
         config: Settings.
         out_dir: The run's folder. Where it holds a run already, training continues from its newest checkpoint.
         mesh: Where processes run; None: on this host.
@@ -107,9 +109,8 @@ class GRPOTrainer:
         out_dir: str | os.PathLike[str] = "runs/default",
         mesh: Hosts | None = None,
     ) -> None:
-        if reward is not None and not callable(reward):
-            raise ArgumentError(f"reward must be callable (trajectories -> float [n]), got {type(reward).__name__}")
-        self.reward, self.config, self.out_dir = reward or env_reward, config or GRPOConfig(), Path(out_dir)
+        self.reward = env_reward if reward is None else reward_of(reward)
+        self.config, self.out_dir = config or GRPOConfig(), Path(out_dir)
         self._hosts = mesh or Hosts()
         self._seating = seating_of(policies, self.config, self.out_dir)
         self._loop = LoopRunner(self._stop)
@@ -173,7 +174,8 @@ class GRPOTrainer:
             reward: What is measured; None is the environment's own reward, whatever the trainer learns from.
         """
         sampler = TaskSampler(env, env_args, hosts=self._hosts)
-        return self._loop.run(self._evaluate(sampler, episodes, reward or env_reward))
+        measured = env_reward if reward is None else reward_of(reward)
+        return self._loop.run(self._evaluate(sampler, episodes, measured))
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Export the trained weights in Hugging Face format; one subfolder per policy where several are trained."""

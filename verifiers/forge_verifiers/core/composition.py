@@ -13,7 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forge_agents.types import Trajectory
-from forge_verifiers.core.verifier import Assessment, Nested, Scores, Verifier, assessed, longest_s
+from forge_verifiers.core.verifier import (
+    Assessment,
+    Judging,
+    Nested,
+    Scores,
+    Verifier,
+    assessed,
+    longest_s,
+    verifier_of,
+)
 
 
 class Gate(Nested):
@@ -29,9 +38,10 @@ class Gate(Nested):
         name: What reports call it; by default made of the two names.
     """
 
-    def __init__(self, check: Verifier, then: Verifier, *, threshold: float = 0.5, name: str | None = None) -> None:
+    def __init__(self, check: Judging, then: Judging, *, threshold: float = 0.5, name: str | None = None) -> None:
         if not 0 < threshold <= 1:
             raise ValueError(f"threshold={threshold} of a Gate must lie in (0, 1]; at 0 everything passes")
+        check, then = verifier_of(check), verifier_of(then)
         self.check, self.then, self.threshold = check, then, threshold
         super().__init__(name or f"{check.name} -> {then.name}", {"check": check, "then": then}, relatives=[then])
 
@@ -53,7 +63,8 @@ class Seat(Nested):
         name: What reports call it; by default made of both names.
     """
 
-    def __init__(self, agent: str, verifier: Verifier, *, name: str | None = None) -> None:
+    def __init__(self, agent: str, verifier: Judging, *, name: str | None = None) -> None:
+        verifier = verifier_of(verifier)
         self.agent, self.verifier = agent, verifier
         super().__init__(name or f"{agent}:{verifier.name}", {"verifier": verifier})
 
@@ -96,8 +107,8 @@ class PerTurn(Nested):
         name: What reports call it; by default made of the verifier's.
     """
 
-    def __init__(self, verifier: Verifier, *, name: str | None = None) -> None:
-        self.verifier = verifier
+    def __init__(self, verifier: Judging, *, name: str | None = None) -> None:
+        self.verifier = verifier = verifier_of(verifier)
         super().__init__(name or f"{verifier.name} per turn", {"verifier": verifier})
 
     def longest_s(self, trajectories: Sequence[Trajectory], otherwise_s: float) -> float:

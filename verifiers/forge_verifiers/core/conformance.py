@@ -12,7 +12,10 @@ import numpy as np
 
 from forge_agents.testing import ConformanceError, ConformanceReport, Finding
 from forge_agents.types import Trajectory
-from forge_verifiers.core.verifier import COSTS
+from forge_verifiers.core.functions import told
+from forge_verifiers.core.verifier import COSTS, Composable, verifier_of
+
+_MEND = "mend what raises; return NaN for a trajectory that cannot be judged"
 
 
 class _BreachError(Exception):
@@ -36,8 +39,8 @@ def check_verifier(
     report tells what it read.
 
     Args:
-        verifier: What is checked. It is asked about all trajectories together, so one that compares siblings can be
-            checked, too.
+        verifier: What is checked, a verifier or a function. It is asked about all trajectories together, so one that
+            compares siblings can be checked, too.
         gold: One or more trajectories that are right.
         wrong: One or more that are wrong.
         raise_on_failure: Whether a failed check raises.
@@ -52,7 +55,13 @@ def check_verifier(
         raise ValueError(f"{len(golds)} gold and {len(wrongs)} wrong trajectories arrived; send at least one of each")
     everything = [*golds, *wrongs]
 
+    if callable(verifier) and not hasattr(verifier, "score"):
+        verifier = verifier_of(verifier)
+
     def ask(trajectories: Sequence[Trajectory]) -> np.ndarray:
+        failed = verifier.assess(trajectories).failed if isinstance(verifier, Composable) else {}
+        for row, why in failed.items():
+            raise _BreachError(f"fails on trajectory {row}: {why}", _MEND)
         return np.asarray(verifier.score(trajectories))
 
     checks: dict[str, Callable[[], str | None]] = {
@@ -65,7 +74,7 @@ def check_verifier(
         "order": lambda: _alike(
             ask(everything), ask(everything[::-1])[::-1], "asked in reverse", "let the order of trajectories not matter"
         ),
-        "gold": lambda: _gold(verifier, everything, len(golds)),
+        "gold": lambda: _gold(verifier, ask(everything), everything, len(golds)),
     }
     name = str(getattr(verifier, "name", type(verifier).__name__))
     report = ConformanceReport(name=name, findings=tuple(_run(check, call) for check, call in checks.items()))
@@ -80,8 +89,7 @@ def _run(check: str, call: Callable[[], str | None]) -> Finding:
     except _BreachError as broken:
         return Finding(check=check, ok=False, message=str(broken), fix=broken.fix)
     except Exception as error:  # noqa: BLE001  # whatever a verifier raises is a finding about it
-        fix = "mend what raises; return NaN for a trajectory that cannot be judged"
-        return Finding(check=check, ok=False, message=f"{type(error).__name__}: {error}", fix=fix)
+        return Finding(check=check, ok=False, message=told(error), fix=_MEND)
     return Finding(check=check, ok=True, message=seen)
 
 
@@ -111,8 +119,7 @@ def _alike(first: np.ndarray, second: np.ndarray, when: str, fix: str) -> None:
         raise _BreachError(f"{first}, {when} {second}", fix)
 
 
-def _gold(verifier: Any, trajectories: Sequence[Trajectory], num_gold: int) -> str:
-    scores = np.asarray(verifier.score(trajectories))
+def _gold(verifier: Any, scores: np.ndarray, trajectories: Sequence[Trajectory], num_gold: int) -> str:
     read = _read(verifier, trajectories, num_gold)
     gold, wrong = float(scores[:num_gold].min()), float(scores[num_gold:].max())  # NaN where one abstains
     if getattr(verifier, "exact", False) and not gold >= 1 - 1e-4:

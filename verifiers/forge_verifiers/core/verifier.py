@@ -5,17 +5,19 @@ In: trajectories. Out: float32 scores [n] in [0, 1], NaN where the verifier abst
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forge_agents.errors import ForgeError
-from forge_agents.types import Trajectory
+from forge_agents.types import Reward, Trajectory
+from forge_verifiers.core.functions import Reading, Returned, name_of, one_by_one, read
 
 Cost: TypeAlias = Literal["cheap", "model", "expensive"]
 """What a score costs: pure Python, one forward pass of a model, or more (a judge that writes, a sandbox)."""
@@ -26,6 +28,7 @@ Scores: TypeAlias = NDArray[np.float32]
 State: TypeAlias = dict[str, NDArray[Any]]
 """Flat, "/"-separated keys, arrays without pickled objects."""
 
+_LOG = logging.getLogger(__name__)
 _ROUNDING = 1e-5
 
 
@@ -51,6 +54,10 @@ class Verifier(Protocol):
 
     def score(self, trajectories: Sequence[Trajectory]) -> np.ndarray:
         """float32 [n] in [0, 1], one per trajectory; NaN where it abstains."""
+
+
+Judging: TypeAlias = Verifier | Callable[..., Any]
+"""A verifier, or a function that `verifier_of` makes one of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -109,10 +116,11 @@ class Composable:
 
     __rmul__ = __mul__
 
-    def __add__(self, other: Verifier) -> Sum:
-        if not isinstance(other, Verifier):
-            return NotImplemented
-        return Sum([*terms_of(self), *terms_of(other)])
+    def __add__(self, other: Judging) -> Sum:
+        return Sum([*terms_of(self), *terms_of(verifier_of(other))])
+
+    def __radd__(self, other: Callable[..., Any]) -> Sum:
+        return Sum([*terms_of(verifier_of(other)), *terms_of(self)])
 
     def state_dict(self) -> State:
         """What the verifier has learned; empty where it learns nothing."""
@@ -280,15 +288,15 @@ class Sum(Nested):
         name: What reports call it; the formula by default.
     """
 
-    def __init__(self, terms: Sequence[tuple[float, Verifier]], *, name: str | None = None) -> None:
+    def __init__(self, terms: Sequence[tuple[float, Judging]], *, name: str | None = None) -> None:
         if not terms:
             raise ValueError("a Sum was given no terms; send at least one (weight, verifier)")
-        for weight, verifier in terms:
+        self.terms = tuple((weight, verifier_of(verifier)) for weight, verifier in terms)
+        for weight, verifier in self.terms:
             if not (math.isfinite(weight) and weight > 0):
                 raise ValueError(f"weight {weight} of verifier {verifier.name!r} must be positive and finite")
-        self.terms = tuple(terms)
-        formula = " + ".join(v.name if w == 1 else f"{w:g}*{v.name}" for w, v in terms)
-        super().__init__(name or formula, {str(k): verifier for k, (_, verifier) in enumerate(terms)})
+        formula = " + ".join(v.name if w == 1 else f"{w:g}*{v.name}" for w, v in self.terms)
+        super().__init__(name or formula, {str(k): verifier for k, (_, verifier) in enumerate(self.terms)})
 
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
         """The sum; where a term scores turns, the others' scores of the trajectory count for each turn of it."""
@@ -343,57 +351,124 @@ class TrajectoryRule(Composable):
         """A score in [0, 1], or None to abstain."""
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
-        """`grade` of each trajectory, float32 [n]; NaN where it abstained.
+        """The scores of `assess`, float32 [n]; what failed is logged."""
+        found = self.assess(trajectories)
+        if found.failed:
+            why = next(iter(found.failed.values()))
+            _LOG.warning("%r fails on %d of %d trajectories: %s", self.name, len(found.failed), len(trajectories), why)
+        return found.scores
+
+    def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
+        """`grade` of each trajectory; NaN where it abstained. One on which it raises has failed and costs no other.
 
         Raises:
             ScoreError: `grade` returned something else than a number in [0, 1], True, False or None.
+            Exception: What `grade` raised, if it raised on every trajectory.
         """
-        grades = [self.grade(trajectory) for trajectory in trajectories]
-        for at, value in enumerate(grades):
-            if value is None:
-                continue
-            if not isinstance(value, int | float | np.floating | np.integer | np.bool_):
-                raise ScoreError(
-                    f"verifier {self.name!r} graded trajectory {at} with {type(value).__name__} {str(value)[:60]!r}; "
-                    "return a number in [0, 1], a bool, or None to abstain"
-                )
-            if not (0.0 <= value <= 1.0 or math.isnan(value)):
-                raise ScoreError(f"verifier {self.name!r} graded trajectory {at} with {value}; scale grades to [0, 1]")
-        return np.array([math.nan if value is None else value for value in grades], np.float32)
+        return self._assessment(one_by_one(self.grade, trajectories), len(trajectories))
+
+    def _assessment(self, returned: Returned, n: int) -> Assessment:
+        if isinstance(returned.values, list):
+            for at, value in enumerate(returned.values):
+                if value is not None and not isinstance(value, int | float | np.floating | np.integer | np.bool_):
+                    raise ScoreError(
+                        f"verifier {self.name!r} graded trajectory {at} with {type(value).__name__} "
+                        f"{str(value)[:60]!r}; return a number in [0, 1], a bool, or None to abstain"
+                    )
+        return Assessment(scores=checked(returned.values, self.name, n), failed=returned.failed)
 
 
 class Rule(TrajectoryRule):
-    """A function of one trajectory as a verifier; works as a decorator, too.
+    """A function as a verifier; works as a decorator, too.
 
     Args:
-        function: Takes a `Trajectory`; returns a number in [0, 1], a bool, or None to abstain.
+        function: What it takes the names of its parameters say, see `functions.read`; an only parameter of another
+            name is a `Trajectory`. Returns a number in [0, 1], a bool, or None to abstain; one for each trajectory
+            where it takes all of them.
         name: What reports call it; the function's own name by default.
         family: Verifiers of one family share a cause of error.
         cost: What a call costs.
+
+    Raises:
+        ArgumentError: It is no function, or does not say what it takes.
 
     Example:
         >>> polite = Rule(lambda t: "please" in t.turns[-1].action, name="polite")
     """
 
-    function: Callable[[Trajectory], float | bool | None]
+    function: Callable[..., Any]
+    _reading: Reading
 
     def __init__(
         self,
-        function: Callable[[Trajectory], float | bool | None],
+        function: Callable[..., Any],
         *,
         name: str | None = None,
         family: str | None = None,
         cost: Cost = "cheap",
     ) -> None:
-        if not callable(function):
-            raise TypeError(f"Rule takes a function of a trajectory, got {type(function).__name__}")
-        own_name = str(getattr(function, "__name__", type(function).__name__))
-        super().__init__(name=name or own_name, family=family, cost=cost)
+        reading = read(function, "verifier", otherwise="one")
+        super().__init__(name=name or name_of(function), family=family, cost=cost)
         object.__setattr__(self, "function", function)
+        object.__setattr__(self, "_reading", reading)
+        object.__setattr__(self, "sees_groups", reading.batch)  # it may compare what it is shown
 
     def grade(self, trajectory: Trajectory) -> float | bool | None:
         """What the function returns."""
-        return self.function(trajectory)
+        return float(self.assess([trajectory]).scores[0])
+
+    def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
+        """What the function returns of each trajectory. Raises as `TrajectoryRule.assess`."""
+        if not trajectories:
+            return Assessment(scores=np.empty(0, np.float32))
+        return self._assessment(self._reading(trajectories), len(trajectories))
+
+
+def verifier_of(what: Any) -> Verifier:
+    """`what` itself where it is a verifier, else a `Rule` of the function.
+
+    Raises:
+        ArgumentError: It is neither, or a function that does not say what it takes.
+    """
+    if isinstance(what, Verifier) and not isinstance(what, type):
+        return what
+    read(what, "verifier")  # `Rule` would take any parameter for one trajectory
+    return Rule(what)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionReward:
+    """A function of one trajectory, or of texts, as a reward of any range."""
+
+    reading: Reading
+
+    @property
+    def name(self) -> str:
+        """The function's."""
+        return name_of(self.reading.function)
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> np.ndarray:
+        """What the function returns of each, float64 ``[n]``; NaN where it abstains or fails."""
+        return self.assess(trajectories).scores
+
+    def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
+        """The same, and where it failed."""
+        returned = self.reading(trajectories)
+        return Assessment(scores=np.asarray(returned.values, np.float64), failed=returned.failed)
+
+
+def reward_of(what: Any) -> Reward:
+    """A reward as it is, or of a function that takes something else than all trajectories; see `functions.read`.
+
+    A function's only parameter stands for all trajectories, unless its name says otherwise.
+
+    Raises:
+        ArgumentError: It cannot be called, or does not say what it takes.
+    """
+    if callable(what) and callable(getattr(what, "assess", None)) and not isinstance(what, type):
+        return cast("Reward", what)
+    reading = read(what, "reward", otherwise="all")
+    return cast("Reward", what) if reading.batch and reading.plain else FunctionReward(reading=reading)
 
 
 class EnvReward(Composable):

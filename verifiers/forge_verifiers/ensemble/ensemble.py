@@ -22,6 +22,7 @@ from forge_verifiers.core.verifier import (
     Assessment,
     Composable,
     Cost,
+    Judging,
     Scores,
     State,
     Verifier,
@@ -29,6 +30,7 @@ from forge_verifiers.core.verifier import (
     load_nested,
     longest_s,
     nested_state,
+    verifier_of,
 )
 from forge_verifiers.ensemble.alarms import Alarm, HackingAlarm, Watch, disagreement, mean_scores, sibling_spread
 from forge_verifiers.ensemble.belief import (
@@ -41,7 +43,7 @@ from forge_verifiers.ensemble.belief import (
     witnesses,
 )
 from forge_verifiers.ensemble.panel import Answers, Caller, Cascade, Panel
-from forge_verifiers.report.report import EnsembleReport, Evidence
+from forge_verifiers.report.report import EnsembleReport, Evidence, with_reasons
 
 Forget = Literal["exponential", "window"]
 _ROWS = ("scores", "asked", "groups", "labels")
@@ -124,9 +126,9 @@ class Ensemble(Composable):
     on which all abstain gets NaN.
 
     Args:
-        verifiers: The judges; names unique. Verifiers of one ``family`` are one source to the combiner. Of those that
-            were given none, reward models are a family, and judges on one model, and checks of one gold answer; a
-            family of its own keeps a verifier apart.
+        verifiers: The judges, plain functions among them (see `Rule`); names unique. Verifiers of one ``family`` are
+            one source to the combiner. Of those that were given none, reward models are a family, and judges on one
+            model, and checks of one gold answer; a family of its own keeps a verifier apart.
         combine: Name of a combiner (see `combiners.get`).
         anchors: Names of verifiers known to be better than the rest.
         refit_every: Calls of `score` between two fits; the first call always fits.
@@ -152,7 +154,7 @@ class Ensemble(Composable):
 
     def __init__(
         self,
-        verifiers: Sequence[Verifier],
+        verifiers: Sequence[Judging],
         combine: str = "default",
         *,
         anchors: Sequence[str] = (),
@@ -170,7 +172,7 @@ class Ensemble(Composable):
         name: str = "ensemble",
         family: str | None = None,
     ) -> None:
-        self.verifiers = tuple(verifiers)
+        self.verifiers = tuple(map(verifier_of, verifiers))
         _check(self.verifiers, refit_every=refit_every, max_rows=max_rows, forget=forget, timeout_s=timeout_s)
         self.name, self.family = name, family
         self.cost = COSTS[max(COSTS.index(v.cost) for v in self.verifiers)]
@@ -262,6 +264,8 @@ class Ensemble(Composable):
     def report(self) -> EnsembleReport:
         """Accuracy estimates, weights and failures of every verifier. NaN before the first fit."""
         fitted = self._combiner.report() if self._version else None
+        evidence = None if fitted is None else self._evidence()
+        camps = np.zeros(len(self.verifiers), np.intp) if fitted is None else fitted.camps
         return EnsembleReport(
             name=self.name,
             combiner=self._combiner.name,
@@ -269,10 +273,10 @@ class Ensemble(Composable):
             window_rows=len(self._window.groups),
             class_balance=math.nan if fitted is None else fitted.class_balance,
             effective_number=math.nan if fitted is None else fitted.effective_number,
-            verifiers=self._panel.report(fitted, self.families),
+            verifiers=with_reasons(self._panel.report(fitted, self.families), evidence, camps),
             notes=() if fitted is None else tuple(fitted.notes([v.name for v in self.verifiers])),
             alarms=tuple(alarm.evidence for alarm in self.alarms),
-            evidence=None if fitted is None else self._evidence(),
+            evidence=evidence,
         )
 
     def _evidence(self) -> Evidence:
@@ -372,15 +376,9 @@ def _under(prefix: str, state: Mapping[str, NDArray[Any]]) -> State:
 def _check(verifiers: Sequence[Verifier], *, refit_every: int, max_rows: int, forget: str, timeout_s: float) -> None:
     if not verifiers:
         raise ValueError("an Ensemble was given no verifiers; send at least one")
-    for verifier in verifiers:
-        if not isinstance(verifier, Verifier):
-            raise TypeError(
-                f"{type(verifier).__name__} is no verifier: it needs name, family, cost and score(trajectories); "
-                "wrap a function with Rule"
-            )
     twice = [name for name, count in Counter(v.name for v in verifiers).items() if count > 1]
     if twice:
-        raise ValueError(f"two verifiers are called {twice[0]!r}; give each its own name=")
+        raise ValueError(f"two verifiers are called {twice[0]!r}; give each its own name=, as in Rule(f, name=...)")
     if refit_every < 1 or max_rows < 1:
         raise ValueError(f"refit_every={refit_every}, max_rows={max_rows}; both must be at least 1")
     if forget not in {"exponential", "window"}:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from forge_agents.types import Trajectory
 from forge_verifiers.combiners import CombinerReport
+from forge_verifiers.core.functions import told
 from forge_verifiers.core.verifier import (
     COSTS,
     Assessment,
@@ -269,7 +270,7 @@ class Caller:
         if isinstance(call.error, ScoreError):
             raise call.error
         if call.found is None:
-            return _lost(n, "error", f"{type(call.error).__name__}: {call.error}")
+            return _lost(n, "error", told(call.error) if call.error else "no scores")
         return Verdict(scores=call.found.scores, failed=call.found.failed)
 
 

@@ -37,6 +37,8 @@ _LEAST_SOURCES = 6
 """Each half needs three independent verifiers before a combiner can learn about them."""
 
 
+_COPY, _LITTLE, _FEW_ROWS = 0.98, 0.1, 64
+"""Correlation from which on two verifiers are one; weight, or TPR less FPR, that is little; rows that tell little."""
 _WIDEST, _LONGEST = 200, 40
 """Characters of the table's lines and of a verifier's name."""
 _STYLE = """
@@ -223,6 +225,60 @@ class VerifierReport:
     """Trajectories about which it was not asked because cheaper verifiers had decided them."""
     note: str = ""
     """Why it abstains, where it counts that: gold answers that it cannot read; empty where there are none."""
+    reason: str = ""
+    """Why it counts for little or nothing; empty where it counts."""
+
+
+def with_reasons(
+    rows: Sequence[VerifierReport], evidence: Evidence | None, camps: NDArray[np.intp]
+) -> tuple[VerifierReport, ...]:
+    """The rows [m], each with the reason why it counts for little, if it does.
+
+    Args:
+        rows: What is known of each verifier.
+        evidence: What the combiner was fitted on; None before.
+        camps: [m] See `CombinerReport.camps`.
+    """
+    correlation = np.abs(np.nan_to_num(evidence.correlation())) if evidence is not None else np.zeros((len(rows),) * 2)
+    told = []
+    for k, row in enumerate(rows):
+        spoken = np.empty(0) if evidence is None else evidence.scores[~np.isnan(evidence.scores[:, k]), k]
+        against = [other.name for j, other in enumerate(rows) if camps[k] and camps[j] not in (0, camps[k])]
+        twins = [j for j in range(k) if correlation[k, j] > _COPY]
+        like = [f"{rows[j].name!r} (correlation {correlation[k, j]:.2f})" for j in twins]
+        reason = _reason(row, spoken, like[:1], against)
+        if not reason and row.weight < _LITTLE:
+            reason = "the combiner makes no use of it"
+            if evidence is not None and "kinship" in evidence.combiner:  # then a weight is a share of common errors
+                reason = f"it errs as others do: {1 / row.weight:.0f} of them weigh as one"
+        told.append(dataclasses.replace(row, reason=reason))
+    return tuple(told)
+
+
+def _reason(row: VerifierReport, spoken: NDArray[Any], like: Sequence[str], against: Sequence[str]) -> str:
+    """Why a verifier with these scores counts for little: the first cause that explains it; empty where it counts."""
+    edge = row.tpr - row.fpr
+    if not row.scored or (not len(spoken) and not math.isnan(row.weight)):
+        fates = {"abstained on": row.abstained, "failed on": row.failed, "spared, by cheaper ones, on": row.skipped}
+        what = ", ".join(f"{how} {count}" for how, count in fates.items() if count) or "never asked"
+        return f"silent: {what}{' trajectories' * (what != 'never asked')}"
+    if len(spoken) and spoken.min() == spoken.max():
+        return f"constant: scores {spoken[0]:.3g} on all {len(spoken)} rows that it answered"
+    if like:
+        return f"a copy of {like[0]}{', with which it shares one weight' * (row.weight < 0.9)}"
+    if row.weight == 0:
+        return f"left out by the combiner: it says yes of {np.mean(spoken > 0.5):.0%} of the rows"
+    # The most telling of many cuts seems to tell something by chance, too: Smirnov 1948, classes of equal size.
+    chance = max(_LITTLE, min(2 * _LITTLE, 2.72 / math.sqrt(max(len(spoken), 1))))
+    if abs(edge) >= chance and (edge > 0 or not against):
+        return "worse than chance: it counts the other way round" if edge < 0 else ""
+    if math.isnan(edge):
+        return ""
+    if against:
+        return f"contradicted by a camp, {', '.join(against)}: which is right, only an anchor or labels can tell"
+    if len(spoken) < _FEW_ROWS:
+        return f"too few rows: it has scored {len(spoken)} of those that were learned from"
+    return "no better than chance, as far as the others tell: it says yes of right and wrong alike"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,7 +406,8 @@ def _as_text(report: EnsembleReport) -> str:
         for v in report.verifiers
         if v.last_error
     ]
-    failures += [f"{printable(v.name, _LONGEST)}: {printable(v.note)}" for v in report.verifiers if v.note]
+    said = [(v.name, text) for v in report.verifiers for text in (v.reason, v.note) if text]
+    failures += [f"{printable(name, _LONGEST)}: {printable(text)}" for name, text in said]
     lines = [line.rstrip() for line in out.getvalue().rstrip().splitlines()]
     alarms = [f"the reward may be hacked: {printable(alarm)}" for alarm in report.alarms]
     notes = [printable(note) for note in report.notes]

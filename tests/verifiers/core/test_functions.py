@@ -1,0 +1,158 @@
+import functools
+import logging
+import math
+
+import numpy as np
+import pytest
+
+from forge_agents.errors import ArgumentError
+from forge_agents.types import Trajectory, Turn
+from forge_verifiers import Ensemble, Gate, Numeric, PerTurn, Rule, ScoreError, Seat, Sum, check_verifier
+from forge_verifiers.core.verifier import reward_of, verifier_of
+
+
+def said(text, *, agent="a", **info):
+    turn = Turn(agent=agent, index=0, observation="6 times 7?", action=text, reward=0.0)
+    return Trajectory(agent=agent, policy="p", turns=(turn,), env_id="t", info=info)
+
+
+ROWS = [said("It is 42", answer="42"), said("It is 41", answer="42")]
+NOBODY = Trajectory(agent="a", policy="p", turns=(), env_id="t", info={"answer": "42"})
+
+
+def rubric(completion, answer):
+    return float(answer in completion)
+
+
+def trl(completions, answer, **kwargs):
+    assert kwargs == {"prompts": ["6 times 7?"] * len(completions)}
+    return [None if c == "pass" else float(a in c) for c, a in zip(completions, answer, strict=True)]
+
+
+def annotated(rows: "list[Trajectory]", scale=1.0):
+    return [scale * ("42" in row.turns[-1].action) for row in rows]
+
+
+class Weighted:
+    def __call__(self, trajectory):
+        return "42" in trajectory.turns[-1].action
+
+
+TAKEN = [
+    lambda t: "42" in t.turns[-1].action,
+    lambda trajectories: np.array(["42" in t.turns[-1].action for t in trajectories]),
+    lambda traj, /: "42" in traj.turns[-1].action,
+    lambda trajectory, answer: answer in trajectory.turns[-1].action,
+    lambda completion, prompt, info: info["answer"] in completion and prompt == "6 times 7?",
+    lambda completion, answer="41": answer in completion,
+    lambda prompts, completions, answer: [a in c for a, c in zip(answer, completions, strict=True)],
+    rubric,
+    trl,
+    annotated,
+    functools.partial(annotated, scale=1.0),
+    Weighted(),
+]
+
+
+@pytest.mark.parametrize("function", TAKEN)
+def test_what_a_function_takes_is_read_off_its_parameters(function):
+    assert verifier_of(function).score(ROWS).tolist() == [1, 0]
+    assert np.asarray(reward_of(function)(ROWS)).tolist() == [1, 0]
+
+
+REFUSED = [
+    (lambda x: 0.5, r"takes x, whatever that is; name its parameter `trajectory`.*or wrap it in fv\.Rule"),
+    (lambda a, b: 0.5, r"takes a, b, whatever"),
+    (lambda *args, **kwargs: 0.5, r"takes anything"),
+    (lambda trajectory, completions: 0.5, r"takes one trajectory and all of them"),
+    (Numeric, r"the class Numeric is no verifier; send"),
+    ("rubric", r"str 'rubric' is no verifier"),
+]
+
+
+@pytest.mark.parametrize(("function", "message"), REFUSED)
+def test_what_may_be_anything_is_refused(function, message):
+    with pytest.raises(ArgumentError, match=message) as error:
+        Ensemble([function])
+    if callable(function) and function is not Numeric:
+        assert f"at {__file__}:" in str(error.value)
+
+
+def test_an_async_function_is_refused():
+    async def judge(completion):
+        return 1.0
+
+    with pytest.raises(ArgumentError, match=r"judge\(completion\) at .*is async"):
+        verifier_of(judge)
+
+
+def test_rule_takes_any_parameter_for_one_trajectory_and_a_reward_for_all():
+    assert Rule(lambda x: "42" in x.turns[-1].action).score(ROWS).tolist() == [1, 0]
+    assert reward_of(lambda x: [7.0] * len(x))(ROWS) == [7.0, 7.0]
+    given = reward_of(lambda *anything: anything[0])
+    assert given(ROWS) is ROWS
+
+
+def test_a_reward_of_one_trajectory_may_have_any_range_and_abstain():
+    reward = reward_of(lambda trajectory: -3.5 if "42" in trajectory.turns[-1].action else None)
+    assert reward(ROWS).tolist() == pytest.approx([-3.5, math.nan], nan_ok=True)
+    assert reward.name == "<lambda>"
+    verifier = Numeric()
+    assert reward_of(verifier) is verifier
+
+
+def test_a_row_without_what_the_function_takes_fails_alone():
+    rows = [*ROWS, said("It is 42"), NOBODY]
+    for function in (rubric, trl):
+        found = Rule(function).assess(rows)
+        assert found.scores.tolist() == pytest.approx([1, 0, math.nan, math.nan], nan_ok=True)
+        assert list(found.failed) == [2]  # who never moved wrote nothing: that is no failure
+        assert f"trajectory.info has no 'answer', which {function.__name__}(completion" in found.failed[2]
+    assert Rule(rubric).assess([NOBODY]).failed == {}
+
+
+def test_an_exception_costs_its_row(caplog):
+    rule = Rule(lambda t: t.turns[-1].action[6] == "4", name="seventh")
+    rows = [*ROWS, said("")]
+    assert rule.score(rows).tolist() == pytest.approx([1, 1, math.nan], nan_ok=True)
+    told = "'seventh' fails on 1 of 3 trajectories: IndexError: string index out of range (test_functions.py:"
+    assert told in caplog.text
+    caplog.set_level(logging.ERROR)
+    ensemble = Ensemble([rule, rubric])
+    rows = [*ROWS, said("", answer="1")]
+    assert ensemble.scores(rows)[:, 0].tolist() == pytest.approx([1, 1, math.nan], nan_ok=True)
+    row = ensemble.report().rows()[0]
+    assert (row["scored"], row["failed"], row["errors"]) == (2, 1, 0)
+    with pytest.raises(IndexError):  # on all of them: the mistake is the function's
+        rule.score([said(""), said("a")])
+
+
+def test_a_function_is_a_part_of_what_is_composed():
+    for made in (
+        Gate(lambda t: "answer" in t.info, then=rubric),
+        Seat("a", rubric),
+        PerTurn(rubric),
+        Sum([(0.5, rubric), (0.5, trl)]),
+        rubric + Rule(trl),
+        Rule(rubric) + trl,
+    ):
+        assert made.score(ROWS).tolist() == [1, 0], made.name
+    assert (rubric + Rule(trl)).name == "rubric + trl"
+    with pytest.raises(ArgumentError, match="int 3 is no verifier"):
+        Rule(rubric) + 3
+
+
+def test_a_function_of_all_is_held_to_one_number_each():
+    with pytest.raises(ScoreError, match=r"'<lambda>' returned shape \(1,\) for 2 trajectories"):
+        Rule(lambda trajectories: [1.0]).score(ROWS)
+    with pytest.raises(ScoreError, match=r"graded trajectory 0 with list '\[1.0, 1.0\]'"):
+        Rule(lambda trajectory: [1.0, 1.0]).score(ROWS)
+
+
+def test_a_function_can_be_checked_and_what_fails_is_named():
+    assert check_verifier(rubric, gold=ROWS[0], wrong=ROWS[1]).ok
+    rule = Rule(lambda t: t.turns[-1].action[6] == "4", name="seventh")
+    report = check_verifier(rule, gold=ROWS[0], wrong=said(""), raise_on_failure=False)
+    failed = [finding.message for finding in report.failures]
+    assert len(failed) == 4 and all(text.startswith("fails on trajectory 1: IndexError") for text in failed)
+    assert str(report).count("IndexError") == 1 and "shape and range, repeatable, order, gold (4 checks)" in str(report)
