@@ -6,13 +6,11 @@ endpoints and people, each with its own deadline.
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import contextlib
 import os
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -39,6 +37,7 @@ from forge_agents.errors import BudgetError
 from forge_agents.policy import AnyPolicy, Human, Policy, Random, Sampling
 from forge_agents.rollout.players import Served
 from forge_agents.rollout.rollout import Rollout
+from forge_agents.runtime.interrupts import LoopRunner
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.serving.config import EngineConfig
 from forge_agents.types import Episode
@@ -126,10 +125,9 @@ def benchmark(
         run = _Run(
             players=named, facts=facts, plan=plan, log=log, searched=searched, limits=limits, bar=bar, engine=engine
         )
-        try:
-            _run_to_end(run.play())
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"stopped; {log.path} keeps what was played: run it again to go on") from None
+        kept = f"stopped; {log.path} keeps what was played: run it again to go on"
+        with contextlib.closing(LoopRunner(standing=lambda: kept)) as loop:
+            loop.run(run.play())
         timing = run.timing()
         return Report(
             settings=settings,
@@ -318,25 +316,3 @@ async def _fleet(models: Mapping[str, Policy], config: EngineConfig) -> AsyncIte
         yield fleet.served
     finally:
         await fleet.stop()
-
-
-def _run_to_end(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work`; inside a running loop, as in a notebook, in a thread of its own, which Ctrl-C ends too."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    running: concurrent.futures.Future[Callable[[], object]] = concurrent.futures.Future()
-
-    async def inside() -> T:
-        loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
-        running.set_result(lambda: loop.call_soon_threadsafe(task.cancel))
-        return await task
-
-    with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="forge-bench") as pool:
-        done = pool.submit(asyncio.run, inside())
-        try:
-            return done.result()
-        except KeyboardInterrupt:
-            running.result()()
-            raise

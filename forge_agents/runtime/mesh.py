@@ -336,6 +336,18 @@ def kill(mesh: ProcMesh) -> None:
     threading.Thread(target=stop_it, name="stop", daemon=True).start()
 
 
+def spawned() -> frozenset[int]:
+    """The meshes of this moment, as `kill_all` knows them."""
+    return frozenset(_spawned)
+
+
+def kill_all(*, except_for: frozenset[int]) -> None:
+    """`kill` the meshes that are none of those. Environments' workers and judges stay: they are somebody else's."""
+    for key, entry in tuple(_spawned.items()):
+        if key not in except_for and entry.role not in (ENVS, "judges"):
+            kill(entry.mesh)
+
+
 async def _sweep(entry: _Spawned, *, logs: str, timeout_s: float) -> None:
     """Have what is left of a mesh killed on the other hosts that live."""
     for host in entry.spot.hosts:

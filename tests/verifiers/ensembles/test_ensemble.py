@@ -207,7 +207,7 @@ def test_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match="two verifiers"):
         Ensemble([weak(0), weak(0)])
     with pytest.raises(TypeError, match="Rule"):
-        Ensemble([lambda t: 1])
+        Ensemble([lambda x: 1])
     with pytest.raises(UnknownIdError, match="weak1"):
         Ensemble(good(), anchors=["weak11"])
     with pytest.raises(UnknownIdError, match="combiner"):

@@ -22,13 +22,14 @@ from forge_agents.policy import Policy
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime import mesh
 from forge_agents.runtime.hosts import Hosts
+from forge_agents.runtime.interrupts import Interrupt, LoopRunner
 from forge_trainers.learner.client import Learner
 from forge_trainers.offline.config import OfflineConfig
 from forge_trainers.offline.data import Dataset, Gathered, T
 from forge_trainers.records.run_folder import FitResult, RunFolder
 from forge_trainers.run.checkpoints import Checkpoints
 from forge_trainers.run.console import Display
-from forge_trainers.run.supervision import Interrupt, LoopRunner, Stopwatch
+from forge_trainers.run.supervision import Stopwatch
 
 if TYPE_CHECKING:
     from forge_agents.types import Reward
@@ -63,11 +64,11 @@ class OfflineTrainer(ABC, Generic[T]):
             raise TypeError(f"policy must be an fa.Policy, got {type(policy).__name__}; write fa.Policy('model')")
         self.policy, self.out_dir = policy, Path(out_dir)
         self.config, self._hosts = config, hosts or Hosts()
-        self._loop = LoopRunner(self._stop)
         self._learner: Learner | None = None
         self._checkpoints = Checkpoints(
             self.out_dir / "checkpoints", keep=config.keep_checkpoints, timeout_s=config.stage_timeout_s
         )
+        self._loop = LoopRunner(self._stop, self._checkpoints.standing)
         self._next_step = 0
 
     def fit(
@@ -191,7 +192,7 @@ class OfflineTrainer(ABC, Generic[T]):
                         await self._checkpoints.start(step + 1, {self.policy.name: learner})
                     if ending:
                         await self._checkpoints.finish()
-                        interrupt.stop_if_asked(step + 1)
+                        interrupt.stop_if_asked(step + 1, self.out_dir)
             export = await self._export(self.out_dir / "export")
             curve = run.plot("loss", self.curves)
             return FitResult(

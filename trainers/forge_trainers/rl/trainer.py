@@ -26,6 +26,7 @@ from forge_agents.errors import ActorDiedError, EmptyBatchError, NotReadyError, 
 from forge_agents.policy import Policy, Seats
 from forge_agents.rollout.players import Served
 from forge_agents.runtime.hosts import Hosts
+from forge_agents.runtime.interrupts import Interrupt, LoopRunner
 from forge_agents.runtime.mesh import with_deadline
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.types import Episode, EpisodeBatch, EpisodeGroup, Reward
@@ -50,7 +51,7 @@ from forge_trainers.rl.update import StepSamples, credit_groups, pack_samples, t
 from forge_trainers.run.checkpoints import Checkpoints, ProcessRandomness, RewardState
 from forge_trainers.run.console import Display
 from forge_trainers.run.processes import Processes
-from forge_trainers.run.supervision import Interrupt, LoopRunner, Stopwatch, Watchdog, stalls_recorded
+from forge_trainers.run.supervision import Stopwatch, Watchdog, stalls_recorded
 from forge_trainers.selfplay.league import League
 from forge_verifiers.core.verifier import reward_of
 
@@ -113,7 +114,6 @@ class GRPOTrainer:
         self.config, self.out_dir = config or GRPOConfig(), Path(out_dir)
         self._hosts = mesh or Hosts()
         self._seating = seating_of(policies, self.config, self.out_dir)
-        self._loop = LoopRunner(self._stop)
         self._processes: Processes | None = None
         self._live = asyncio.Semaphore(self.config.max_live_episodes)
         self._weights, self._synced = Background(), True  # engines start with the weights that learners start with
@@ -134,6 +134,7 @@ class GRPOTrainer:
             },
             timeout_s=self.config.stage_timeout_s,
         )
+        self._loop = LoopRunner(self._stop, self._checkpoints.standing)
         self._watch = Stopwatch()
         self._next_step: int | None = None
         self._announced_failure = False
@@ -305,7 +306,7 @@ class GRPOTrainer:
                         run.end(step, ending.kind, ending.reason)
                         break
                     if last:
-                        interrupt.stop_if_asked(step + 1)
+                        interrupt.stop_if_asked(step + 1, self.out_dir)
             await self._weights.done()
             return await self._result(run, max(first, self._next_step or 0), ending)
         finally:
@@ -541,3 +542,6 @@ class GRPOTrainer:
         if self._processes is not None:
             processes, self._processes = self._processes, None
             await processes.stop()
+        # The next call starts anew, maybe in another loop.
+        self._live, self._weights = asyncio.Semaphore(self.config.max_live_episodes), Background()
+        self._next_step, self._synced = None, True

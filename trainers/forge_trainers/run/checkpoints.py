@@ -200,6 +200,14 @@ class Checkpoints:
         """Complete checkpoints, newest first."""
         return sorted((mark.parent for mark in self._folder.glob(f"step-*/{CHECKPOINT_MARK}")), reverse=True)
 
+    def standing(self) -> str:
+        """What a run that was stopped has saved, and how to go on."""
+        saved = self.complete()
+        if not saved:
+            return f"stopped before a step was saved in {self._folder.parent}; the same call begins anew"
+        step = saved[0].name.rpartition("-")[2].lstrip("0")
+        return f"stopped; {self._folder.parent} holds the run after step {step}, from which the same call goes on"
+
     def policies(self, folder: Path) -> list[str]:
         """Names of the learners in a checkpoint; each has a folder there.
 

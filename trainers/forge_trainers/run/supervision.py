@@ -1,97 +1,23 @@
-"""What stands around a loop: its event loop, Ctrl-C, a stopwatch, and a watchdog that ends what hangs and says why.
+"""What stands around a loop: a stopwatch, and a watchdog that ends what hangs and says why.
 
-In: coroutines, a run's folder. Out: their results, ``stall-N.json`` and errors that name it. Waits for the coroutines.
+In: a run's folder. Out: ``stall-N.json`` and errors that name it. Waits for nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-import atexit
-import concurrent.futures
 import contextlib
 import json
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any, ClassVar, TypeVar
 
 from forge_agents.errors import ActorDiedError, RespawnLimitError, StallError
 from forge_agents.runtime import waits as _waits
-
-T = TypeVar("T")
-
-_CANCEL_S = 30.0
-"""Work that is cancelled ends within this time."""
-
-
-class LoopRunner:
-    """One event loop for the life of a trainer, so that actors outlive a call of ``fit``.
-
-    Inside a running loop, as in a notebook, the work moves to a thread of its own; Ctrl-C asks it to stop there.
-
-    Args:
-        on_close: Awaited before the loop closes.
-    """
-
-    def __init__(self, on_close: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._on_close = on_close
-        self._runner: asyncio.Runner | None = None
-        self._thread: concurrent.futures.ThreadPoolExecutor | None = None
-        self._working: asyncio.Task[Any] | None = None
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` to its end."""
-        if self._runner is None:
-            self._runner = asyncio.Runner()
-            atexit.register(self.close)
-            with contextlib.suppress(RuntimeError):  # no loop is running here
-                asyncio.get_running_loop()
-                self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="forge-controller")
-        runner = self._runner
-
-        async def tracked() -> T:
-            self._working = asyncio.current_task()
-            return await work
-
-        return self._in_place(lambda: runner.run(tracked()))
-
-    def close(self) -> None:
-        """Await `on_close` and end the loop. Safe to call twice."""
-        runner, self._runner = self._runner, None
-        if runner is None:
-            return
-        atexit.unregister(self.close)
-
-        def finish() -> None:
-            with contextlib.closing(runner):
-                runner.run(self._on_close())
-
-        self._in_place(finish)
-        if self._thread is not None:
-            self._thread.shutdown()
-
-    def _in_place(self, call: Callable[[], T]) -> T:
-        """Run `call` where the loop lives."""
-        if self._thread is None:
-            return call()
-        future = self._thread.submit(call)
-        while True:
-            try:
-                return future.result()
-            except KeyboardInterrupt:
-                if future.done() or not Interrupt.pass_on(signal.SIGINT):
-                    self._give_up(future)
-                    raise
-
-    def _give_up(self, future: concurrent.futures.Future[Any]) -> None:
-        """Cancel what the thread does, so that the next call need not wait for it."""
-        if self._runner is not None and self._working is not None:
-            self._runner.get_loop().call_soon_threadsafe(self._working.cancel)
-        concurrent.futures.wait([future], timeout=_CANCEL_S)
 
 
 class Stopwatch:
@@ -126,73 +52,6 @@ class Stopwatch:
     def times(self) -> dict[str, float]:
         """``time/STAGE_s`` by stage, ``time/step_s`` for all, and ``idle/PART``, a share in [0, 1]."""
         return {**self._laps, **self._idle, "time/step_s": self.total_s}
-
-
-class Interrupt:
-    """Turns the first SIGINT or SIGTERM into a request to finish the step and save it; the second acts as ever.
-
-    Args:
-        say: Shows a line to the user.
-    """
-
-    _in_threads: ClassVar[list[Interrupt]] = []
-    """Those that get no signal themselves."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._asked_by: signal.Signals | None = None
-        self._say = say
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Interrupt:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._on_signal)
-        else:
-            self._in_threads.append(self)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._restore()
-        if self in self._in_threads:
-            self._in_threads.remove(self)
-
-    @classmethod
-    def pass_on(cls, number: signal.Signals) -> bool:
-        """Tell those in other threads of a signal that came to the main one. Returns whether one heard its first."""
-        fresh = [one for one in cls._in_threads if not one.asked]
-        for one in fresh:
-            one._on_signal(number, None)
-        return bool(fresh)
-
-    @property
-    def asked(self) -> bool:
-        """Whether a signal has come."""
-        return self._asked_by is not None
-
-    def stop_if_asked(self, steps: int) -> None:
-        """End the program where a signal has come; `steps` are saved.
-
-        Raises:
-            KeyboardInterrupt: After SIGINT.
-            SystemExit: After SIGTERM, with the status 143 of a process that it ended.
-        """
-        if self._asked_by is None:
-            return
-        reason = f"stopped after step {steps}; run it again to continue"
-        if self._asked_by is signal.SIGTERM:
-            self._say(reason)
-            raise SystemExit(128 + signal.SIGTERM)
-        raise KeyboardInterrupt(reason)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._asked_by = signal.Signals(number)
-        self._restore()
-        self._say(f"{self._asked_by.name}: finishing this step and saving it; once more stops at once")
-
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before.clear()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,153 @@
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from forge_agents.runtime.interrupts import Interrupt, LoopRunner, interrupted
+
+
+def test_the_first_signal_asks_and_the_second_interrupts():
+    said = []
+    with Interrupt(said.append) as interrupt:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupt.asked and "SIGINT" in said[0]
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_runner_keeps_its_loop_between_calls_and_closes_once():
+    closed = []
+
+    async def on_close():
+        closed.append(asyncio.get_running_loop())
+
+    async def loop():
+        return asyncio.get_running_loop()
+
+    runner = LoopRunner(on_close)
+    first, second = runner.run(loop()), runner.run(loop())
+    runner.close()
+    runner.close()
+    assert first is second and closed == [first]
+
+
+def test_inside_a_running_loop_the_work_moves_to_a_thread():
+    async def on_close():
+        pass
+
+    async def work():
+        await asyncio.sleep(0)
+        return 3
+
+    async def notebook():
+        runner = LoopRunner(on_close)
+        try:
+            return runner.run(work())
+        finally:
+            runner.close()
+
+    assert asyncio.run(notebook()) == 3
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_run_that_was_asked_to_stop_says_which_step_is_saved_and_ends_as_the_signal_would(number, error):
+    said = []
+    with Interrupt(said.append) as interrupt:
+        interrupt.stop_if_asked(3, Path("runs/x"))
+        os.kill(os.getpid(), number)
+        with pytest.raises(error) as ended:
+            interrupt.stop_if_asked(3, Path("runs/x"))
+    told = said[-1] if error is SystemExit else str(ended.value)
+    assert "after step 3, saved in runs/x; run it again" in told
+    assert error is KeyboardInterrupt or ended.value.code == 143
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_ctrl_c_in_a_notebook_reaches_the_thread_that_works(listens):
+    said, seen = [], []
+
+    async def on_close():
+        pass
+
+    async def work():
+        with Interrupt(said.append) if listens else contextlib.nullcontext() as interrupt:
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+            try:
+                for _ in range(500):
+                    await asyncio.sleep(0.01)
+                    if listens and interrupt.asked:
+                        interrupt.stop_if_asked(3, Path("runs/x"))
+            except asyncio.CancelledError:
+                seen.append("cancelled")
+                raise
+
+    async def notebook():
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio.run has put one of its own
+        runner = LoopRunner(on_close)
+        try:
+            with pytest.raises(KeyboardInterrupt, match="after step 3" if listens else None):
+                runner.run(work())
+        finally:
+            runner.close()
+
+    try:
+        asyncio.run(notebook())
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert (["finishing" in line for line in said], seen) == (([True], []) if listens else ([], ["cancelled"]))
+
+
+SCRIPT = """
+import asyncio, pathlib, sys, time
+from forge_agents.runtime.interrupts import LoopRunner
+async def closing():
+    print("closing", flush=True)
+    await asyncio.sleep({close_s})
+    print("closed", flush=True)
+async def work():
+    print("ready", flush=True)
+    {work}
+def call(): LoopRunner(closing, lambda: "stopped; here it goes on").run(work())
+async def notebook(): call()
+{call}
+"""
+PLAIN, NOTEBOOK = "call()", "asyncio.run(notebook())"
+
+
+@pytest.mark.parametrize(
+    ("call", "work", "close_s", "presses", "lines"),
+    [
+        (PLAIN, "await asyncio.sleep(60)", 0, "ready", ["SIGINT: ", "closing", "closed", "stopped; here it goes on"]),
+        (PLAIN, "time.sleep(60)", 0, "ready ready", ["SIGINT: ", "closing", "closed", "stopped; here it goes on"]),
+        (PLAIN, "await asyncio.sleep(60)", 60, "ready closing", ["SIGINT: ", "closing", "stopped; here it goes on"]),
+        (PLAIN, "raise KeyError('x')", 0, "", None),
+    ],
+)
+def test_ctrl_c_in_a_script_prints_where_it_stands_and_no_stack(call, work, close_s, presses, lines):
+    code = SCRIPT.format(call=call, work=work, close_s=close_s)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen([sys.executable, "-c", code], text=True, **pipes)
+    told = []
+    for mark in presses.split():
+        while mark not in told:
+            told.append(process.stdout.readline().strip())
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+    told += process.communicate(timeout=30)[0].splitlines()
+    if lines is None:
+        assert "KeyError: 'x'" in told and "Traceback (most recent call last):" in told
+        return
+    assert process.returncode == -signal.SIGINT
+    assert [line.startswith(start) for line, start in zip(told[1:], lines, strict=True)] == [True] * len(lines), told
+
+
+def test_an_interrupt_shows_in_ipython_as_one_line():
+    assert interrupted("stopped; here")._render_traceback_() == ["stopped; here"]
