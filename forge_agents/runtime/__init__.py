@@ -5,6 +5,6 @@ end, each with a deadline.
 
 `mesh` starts and ends processes where `layout` places them; `host_process` is what runs on other hosts. `processes`
 knows how they ended, `pulse` sees it happen, `faults` counts it and says when it is too often. `waits` is who waits for
-whom.
+whom, `interrupts` what Ctrl-C does.
 `_monarch` is the door to Monarch.
 """
