@@ -63,7 +63,7 @@ class Run:
 
     def status(self) -> dict[str, Any]:
         """What the page asks for again and again: counts, problems, its ending, and stamps of what has changed."""
-        rows, wrong = self._metrics()
+        rows, wrong = self._metric_lines.read()
         wrong = [*wrong, *self._verifier_lines.read()[1]]
         try:
             episodes = self.index.status()
@@ -92,7 +92,7 @@ class Run:
 
     def metrics(self) -> dict[str, Any]:
         """``step`` [points] and ``series``: [points] by metric, None where a step has none."""
-        rows, _ = self._metrics()
+        rows, _ = self._metric_lines.read()
         kept = _thinned(rows)
         names = dict.fromkeys(name for row in kept for name in row if name != "step")
         return {
@@ -118,7 +118,7 @@ class Run:
             values["effective number"] = row.get("effective_number")
             for name, value in values.items():
                 series.setdefault(name, [None] * len(kept))[place] = _short(value)
-        return {"latest": finite(rows[-1]), "step": [row.get("step") for row in kept], "series": series}
+        return {"latest": finite(rows[-1]), "step": [row["step"] for row in kept], "series": series}
 
     def tables(self) -> list[dict[str, Any]]:
         """League tables and benchmark reports: ``title``, ``heads``, ``rows`` of texts, ``note``, ``names``."""
@@ -139,10 +139,6 @@ class Run:
             raise RunFolderError(
                 f"episode {n} of {self.name} was written by another version ({type(cause).__name__}: {cause})"
             ) from cause
-
-    def _metrics(self) -> tuple[list[dict[str, Any]], list[str]]:
-        rows, wrong = self._metric_lines.read()
-        return [row for row in rows if isinstance(row.get("step"), int)], wrong
 
     def _ending(self) -> dict[str, Any] | None:
         """``kind`` (solved, plateau, flat, broken), ``step`` and ``reason``; None where all steps were done, or are."""
@@ -173,7 +169,11 @@ class Run:
 
 
 class _Lines:
-    """The rows of a JSON-lines file that another process appends to, or replaces. Only what is new is read."""
+    """The rows, by rising step, of a JSON-lines file that another process appends to, or replaces.
+
+    Only what is new is read. A row takes the place of all whose steps are not below its own: a loop that was killed
+    between its metrics and its checkpoint writes a step again.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -190,18 +190,23 @@ class _Lines:
                         self._start_anew(stat.st_ino)
                     file.seek(self._at)
                     for raw, row, wrong in whole_lines(file):
-                        if isinstance(row, dict):
+                        if isinstance(row, dict) and isinstance(row.get("step"), int):
+                            while self._rows and self._rows[-1]["step"] >= row["step"]:
+                                self._rows.pop()
+                                self._again += 1
                             self._rows.append(row)
-                        if wrong:
-                            self._wrong.append(f"line {self._line + 1} of {self._file.name} is left out: {wrong}")
+                        elif row is not None or wrong:
+                            why = wrong or "its step is no whole number"
+                            self._wrong.append(f"line {self._line + 1} of {self._file.name} is left out: {why}")
                         self._at += len(raw)
                         self._line += raw.endswith(b"\n")
             except FileNotFoundError:
                 self._start_anew(0)
-            return list(self._rows), list(self._wrong)
+            again = f"{self._again} rows of {self._file.name} are left out: later rows begin again at their steps"
+            return list(self._rows), [*self._wrong, *([again] if self._again else [])]
 
     def _start_anew(self, inode: int) -> None:
-        self._inode, self._at, self._line = inode, 0, 0
+        self._inode, self._at, self._line, self._again = inode, 0, 0, 0
         self._rows: list[dict[str, Any]] = []
         self._wrong: list[str] = []
 

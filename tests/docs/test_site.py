@@ -63,6 +63,16 @@ def test_the_reference_has_every_public_name(site):
     assert set(site.documented("trainers/forge_trainers")) == set(forge_trainers.__all__)
 
 
+def test_the_reference_has_what_a_loop_or_a_loss_of_ones_own_imports(site):
+    """What the two examples import of ours, by module; elsewhere a reader would have to open the source."""
+    described = {package: set(site.documented(package)) for package in site.REFERENCE}
+    for example in ("rl_loop.py", "own_loss.py"):
+        for node in ast.walk(ast.parse((ROOT / "examples" / example).read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("forge_"):
+                place = next(package for package in described if package.endswith(node.module.replace(".", "/")))
+                assert {alias.name for alias in node.names} <= described[place], (example, node.module)
+
+
 def test_the_list_of_errors_has_every_class(site):
     from forge_agents import errors
 

@@ -73,8 +73,9 @@ def test_damaged_metrics_are_told_and_the_rest_is_shown(run_folder):
     with (run_folder / "metrics.jsonl").open("a") as file:
         file.write('broken\n{"no": "step"}\n{"step": 9, "reward/mean": NaN}\n{"step": 10, "rew')
     run = only(run_folder)
-    (problem,) = run.status()["problems"]
+    problem, stepless = run.status()["problems"]
     assert problem.startswith("line 4 of metrics.jsonl is left out: it is not JSON") and "damaged" in problem
+    assert stepless == "line 5 of metrics.jsonl is left out: its step is no whole number"
     assert run.metrics()["step"] == [0, 1, 2, 9]
     assert run.metrics()["series"]["reward/mean"][-1] is None
     (run_folder / "config.yaml").write_text("a: [1")
@@ -97,6 +98,17 @@ def test_appended_and_replaced_metrics_are_read(run_folder):
     assert run.metrics()["step"] == [5, 6]
     log.unlink()
     assert run.metrics()["step"] == []
+
+
+def test_steps_that_are_written_again_take_the_place_of_what_stood_there(tmp_path):
+    """A loop of one's own that was killed after its metrics and before its checkpoint; a curve cannot run backwards."""
+    again = [{"step": 3, "reward/mean": 0.9}, {"step": 4, "reward/mean": 0.8}]
+    write_lines(tmp_path / "metrics.jsonl", [*metrics(6), *again])
+    run = only(tmp_path)
+    assert run.metrics()["step"] == [0, 1, 2, 3, 4] and run.status()["steps"] == 5
+    assert run.metrics()["series"]["reward/mean"][2:] == [0.2, 0.9, 0.8]
+    told = "3 rows of metrics.jsonl are left out: later rows begin again at their steps"
+    assert run.status()["problems"] == [told]
 
 
 def test_a_run_that_has_only_begun_is_shown_empty(tmp_path):

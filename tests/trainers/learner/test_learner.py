@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -136,11 +137,16 @@ def test_two_sharded_processes_compute_what_one_does_with_the_users_loss(session
     assert one.train_step(session.batches[2])["loss"] == pytest.approx(session.steps[2]["loss"], abs=1e-6)
 
 
-def test_failures_come_back_at_once_and_by_name(session: Session, tmp_path: Path):
+def test_failures_come_back_at_once_and_by_name(session: Session, tiny_llama: Path, tmp_path: Path):
     async def run() -> None:
         async with mesh.session():
             with pytest.raises(ModelNotFoundError, match="no config.json"):
                 await Learner.start(config(tmp_path), timeout_s=60)
+            shutil.copytree(tiny_llama, tmp_path / "other")
+            (tmp_path / "other" / "config.json").write_text('{"model_type": "mystery"}')
+            with pytest.raises(ValueError, match="mystery") as refused:  # in the learner's process
+                await Learner.start(config(tmp_path / "other"), timeout_s=60)
+            assert "raised by learner" in refused.value.__notes__[0]
 
     asyncio.run(run())
     assert "logprobs of token 25 is nan" in str(session.errors["bad batch"])

@@ -217,3 +217,18 @@ def test_the_spread_of_a_step_is_that_of_the_turns_that_have_a_score(unscored):
     found = credit.assign(by_turn(*([nan] * unscored + [reward] for reward in (0.0, 1.0, 2.0, 5.0))))
     last = [own[-1] for own in found]
     assert np.std(last) == pytest.approx(1) and all(not own[:-1].any() for own in found)
+
+
+def test_a_way_of_comparing_of_ones_own_is_the_one_that_is_used():
+    class Best(Credit):
+        """Only the best teaches."""
+
+        def advantages(self, rewards_n, noise_n=None):
+            return np.where(rewards_n == rewards_n.max(), 2.0, 0.0) if len(rewards_n) > 1 else None
+
+    step = [
+        Scored(seed=seed, role=role, reward=reward, response_tokens=[3, 4], noise=0.1)
+        for seed, role, reward in [(0, "a", 1.0), (0, "a", 5.0), (0, "b", 7.0), (1, "a", 9.0)]
+    ]
+    given = [None if own is None else own.tolist() for own in Best().assign(step)]
+    assert given == [[0.0, 0.0], [2.0, 2.0], None, None]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+import forge_verifiers as fv
 from forge_agents.errors import ArgumentError, StallError
 from forge_agents.policy import Policy
 from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory, Turn, VersionSpan
@@ -131,6 +132,33 @@ def test_one_abstention_drops_the_whole_group():
 def test_a_reward_of_the_wrong_form_is_refused(wrong, said):
     with pytest.raises(ValueError, match=said):
         judged([group((0, 0), (1, 1))], wrong)
+
+
+def test_no_reward_is_the_environments_and_a_class_is_none():
+    assert asyncio.run(judge([group((1, 2), (3, 4))]))[0].rewards["b"].tolist() == [2, 4]
+    for ask in (lambda: judged([group((0, 0), (1, 1))], fv.Numeric), lambda: GRPOTrainer(Policy("m"), fv.Numeric)):
+        with pytest.raises(ArgumentError, match="Numeric"):
+            ask()
+    with pytest.raises(ArgumentError, match="Numeric"):
+        fv.Ensemble([fv.Numeric])
+
+
+def test_a_reward_that_raises_is_named():
+    with pytest.raises(KeyError) as caught:
+        judged([group((0, 0), (1, 1))], lambda trajectories: {}["gold"])
+    assert caught.value.__notes__ == ["reward <lambda> raised this when it was asked about 4 trajectories"]
+
+
+def test_policies_that_play_nowhere_are_told(caplog):
+    items = judged([group((0, 0), (1, 0))])
+    with pytest.raises(TypeError, match="trainable='hero' is one text"):
+        credit_groups(items, Credit(), "hero")
+    assert credit_groups(items, Credit(), {"hreo"}).counts["flat"] == 1
+    assert "(hreo) plays in these 1 groups, only hero, rival" in caplog.text
+    caplog.clear()
+    credit_groups(items, Credit(), {"hero", "absent"})
+    credit_groups([], Credit(), {"hero"})
+    assert not caplog.text
 
 
 def test_a_reward_that_hangs_is_named():

@@ -51,6 +51,13 @@ def test_each_environment_gets_the_policies_of_its_own_seats(tmp_path, by_seat):
         assert played == [pupil] * 3
 
 
+def test_a_seed_that_draws_no_tasks_is_refused_before_anything_starts():
+    with pytest.raises(ValueError, match="non-negative"):
+        TaskSampler("forge/KuhnPoker-v0").tasks(-1, 0, 1)
+    with pytest.raises(ValueError, match="seed=-1 must be at least 0"):
+        GRPOConfig(seed=-1)
+
+
 def test_a_seat_that_no_environment_has_is_refused(tmp_path):
     everyone = dict.fromkeys(["sorter", "asker", "answerer", "p0", "p1", "p2"], fa.Random())
     with pytest.raises(ValueError, match=r"no seat 'p2'; the seats are sorter, asker, answerer, p0, p1"):

@@ -7,12 +7,14 @@ processes, each time with a deadline, and raises as soon as one rank fails.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from forge_agents.errors import ActorDiedError, StallError
+from forge_agents.models import resolve as models
 from forge_agents.runtime import mesh
-from forge_agents.runtime.waits import Busy
+from forge_agents.runtime.waits import Busy, in_thread
 from forge_agents.types import EpisodeBatch
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.losses.registry import find_loss
@@ -70,7 +72,7 @@ class Learner:
         """Start the learner's processes and load the model.
 
         Args:
-            config: Settings; `model` must be a folder.
+            config: Settings; `model` is a name or a folder, as `fa.Policy` takes it.
             name: Said in errors.
             store: Where `publish` puts weights; None where it is not called.
             weights_name: What the published weights are called; None for `name`.
@@ -79,7 +81,7 @@ class Learner:
             timeout_s: Deadline of the start.
 
         Raises:
-            ModelNotFoundError: Model files are missing or half written.
+            ModelNotFoundError: There is no such model, or files of it are missing or half written.
             ValueError: The model or the parallel degrees are not supported.
             StallError: The deadline passed.
             ActorDiedError: A process ended.
@@ -123,6 +125,9 @@ class Learner:
                 f"learners {', '.join(configs)} cannot share a model: each needs a LoRA adapter of one shape on one "
                 "model; start them apart"
             )
+        found = in_thread(models.resolve, first.model, name=f"model of {name}")
+        folder = await mesh.with_deadline(found, timeout_s, who=name, what="finding its model")  # it may be on a hub
+        configs = {whose: replace(config, model=str(folder)) for whose, config in configs.items()}
         # torch and Monarch load here, not when this module is imported
         from forge_agents.runtime.pulse import Pulse
         from forge_trainers.learner.actor import LearnerActor
@@ -133,7 +138,7 @@ class Learner:
             if world_size > 1:
                 await pulse.guard(mesh.exchange_addresses(procs, timeout_s, who=name))
             losses = [find_loss(config.loss) for config in configs.values()]
-            actors = procs.spawn("learner", LearnerActor, dict(configs), name, store, losses)
+            actors = procs.spawn("learner", LearnerActor, configs, name, store, losses)
             room, *_ = await pulse.guard(mesh.call_all(actors, world_size, "build", timeout_s=timeout_s, who=name))
             pulse.started()
         except BaseException:

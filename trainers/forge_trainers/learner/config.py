@@ -18,7 +18,8 @@ class LearnerConfig:
     """One learner."""
 
     model: str = ""
-    """Folder of a Hugging Face model: config.json and safetensors. The trainer fills it in."""
+    """Folder of a Hugging Face model: config.json and safetensors; for `Learner.start` also a name, as `Policy` takes
+    it. The trainer fills it in."""
     lr: float = 1e-6
     """AdamW's learning rate after warm-up; 0 computes everything and changes nothing."""
     warmup_steps: int = 0

@@ -13,6 +13,7 @@ from forge_agents.policy import Policy
 from forge_agents.runtime.hosts import Hosts
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.records.trackers import Tracker, check_tracker
+from forge_trainers.run.config import check_at_least, check_deadlines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,18 +47,13 @@ class OfflineConfig:
     """Deadline of each step, measurement and export."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "learner_procs", "checkpoint_every", "keep_checkpoints"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        check_at_least(self, 1, "batch_size", "learner_procs", "checkpoint_every", "keep_checkpoints")
+        check_at_least(self, 0, "eval_every", "seed")
+        check_deadlines(self, "start_timeout_s", "stage_timeout_s")
         if self.too_long not in ("error", "drop"):
             raise ValueError(f"too_long={self.too_long!r} is neither 'error' nor 'drop'")
         if not 0 <= self.eval_share <= 0.9:
             raise ValueError(f"eval_share={self.eval_share} is outside [0, 0.9]")
-        if self.eval_every < 0:
-            raise ValueError(f"eval_every={self.eval_every} must be at least 0")
-        for name in ("start_timeout_s", "stage_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be positive: every wait has a deadline")
         check_tracker(self.log_to)
 
 

@@ -141,7 +141,8 @@ class Credit:
     def advantages(self, rewards_n: np.ndarray, noise_n: np.ndarray | None = None) -> np.ndarray | None:
         """Advantages of n trajectories, or turns, that are compared with each other.
 
-        A running mean and a scale over the whole step are beyond this function: `assign` knows them.
+        A rule of your own derives from this class and writes this method; `assign` asks it about each set of those
+        compared. A running mean and a scale over the whole step are beyond it: `assign` knows them.
 
         Args:
             rewards_n: float ``[n]``, finite.
@@ -181,7 +182,7 @@ class Credit:
             else:
                 noise = [scored[i].noise for i, _ in members]
                 known = None if None in noise else np.array(noise, np.float64)
-                advantages = self._compared(rewards, known)
+                advantages = self.advantages(rewards, known)
             if advantages is None:
                 continue
             for (i, t), advantage in zip(members, advantages, strict=True):

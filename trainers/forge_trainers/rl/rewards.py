@@ -111,12 +111,15 @@ class Columns:
         load_nested(self._rewards, state, owner=self.name)  # type: ignore[arg-type]  # as above
 
 
-async def judge(groups: Sequence[EpisodeGroup], reward: Reward, *, timeout_s: float = 1800.0) -> list[JudgedGroup]:
+async def judge(
+    groups: Sequence[EpisodeGroup], reward: Reward | None = None, *, timeout_s: float = 1800.0
+) -> list[JudgedGroup]:
     """Score every trajectory of `groups` in one call of `reward`, or one of each reward in `Columns`.
 
     Args:
         groups: Played, failed episodes and all.
-        reward: Asked in a thread, so that it may block.
+        reward: Asked in a thread, so that it may block; None: the environment's own. What it raises comes back with a
+            note of its name.
         timeout_s: Its deadline.
 
     Returns:
@@ -124,8 +127,10 @@ async def judge(groups: Sequence[EpisodeGroup], reward: Reward, *, timeout_s: fl
 
     Raises:
         StallError: The reward did not return in time.
+        ArgumentError: It is nothing that can be called, a class, or does not say what it takes.
         TypeError, ValueError: It returned something that is not one number per trajectory.
     """
+    reward = env_reward if reward is None else reward_of(reward)
     if isinstance(reward, Columns):
         found = {name: await judge(groups, part, timeout_s=timeout_s) for name, part in reward.parts().items()}
         return [
@@ -176,9 +181,11 @@ def _call(reward: Reward, trajectories: Sequence[Trajectory], name: str) -> Asse
     if not trajectories:
         return Assessment(scores=np.empty(0, np.float32))
     assess = getattr(reward, "assess", None)
-    if not callable(assess):
-        return Assessment(scores=_checked(reward(trajectories), trajectories, name))
-    found = assess(trajectories)
+    try:
+        found = assess(trajectories) if callable(assess) else Assessment(scores=reward(trajectories))
+    except Exception as error:
+        error.add_note(f"reward {name} raised this when it was asked about {len(trajectories)} trajectories")
+        raise
     noise = None if found.noise is None else np.asarray(found.noise, np.float32)
     turns = None if found.turns is None else [_finite(own) for own in found.turns]
     if failed := getattr(found, "failed", None):

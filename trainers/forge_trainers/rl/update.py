@@ -7,6 +7,7 @@ run, the batch in a file. Waits for the learners, with a deadline.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,6 +28,8 @@ from forge_trainers.rl.rewards import JudgedGroup
 if TYPE_CHECKING:
     from forge_trainers.batch.packing import Sample
     from forge_trainers.learner.client import Learner
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +86,13 @@ def credit_groups(
         room: Tokens of the longest sample that each policy's learner takes; a policy that is absent has no limit.
         size_of: What a trajectory adds to the denominator of the loss, where those that teach nothing count, too. A
             learner divides by what it gets, so samples are made smaller instead. None: only what teaches counts.
+
+    Raises:
+        TypeError: `trainable` is one text, and not several names.
     """
     from forge_trainers.batch.packing import samples_from
 
+    _check_names(judged, trainable)
     counts: Counter[str] = Counter(used=0, failed=0, abstained=0, too_long=0, flat=0)
     rows: list[tuple[int, int, Trajectory]] = []  # group, sibling, what it did
     scored: dict[str, list[Scored]] = {}  # by part of the reward, in the order of rows; "" where it has no parts
@@ -141,6 +148,19 @@ def credit_groups(
         bad_logprobs={name: bad[name] / number for name, number in sampled.items() if number},
         shares=shares,
     )
+
+
+def _check_names(judged: Sequence[JudgedGroup], trainable: Collection[str]) -> None:
+    if isinstance(trainable, str):
+        raise TypeError(f"trainable={trainable!r} is one text; give a collection of names, {{{trainable!r}}}")
+    playing = {trajectory.policy for item in judged for trajectory in item.group.trajectories}
+    if playing and playing.isdisjoint(trainable):
+        _log.warning(
+            "none of the policies that learn (%s) plays in these %d groups, only %s; all of them count as flat",
+            ", ".join(sorted(trainable)),
+            len(judged),
+            ", ".join(sorted(playing)),
+        )
 
 
 def _scored(item: JudgedGroup, agent: str, number: int, part: str) -> list[Scored]:

@@ -55,7 +55,7 @@ class ProcessConfig:
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "learner_procs")
-        check_at_least(self, 0, "max_staleness", "max_respawns")
+        check_at_least(self, 0, "max_staleness", "max_respawns", "seed")
         check_deadlines(self, "start_timeout_s", "stage_timeout_s", "silence_s")
 
 
