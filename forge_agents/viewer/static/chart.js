@@ -57,7 +57,7 @@ export function figure(title, { log: canLog = false, named = false, height = HEI
   new IntersectionObserver((entries) => {
     inSight = entries.at(-1).isIntersecting;
     if (inSight && !plot) draw();
-  }).observe(box);
+  }, { rootMargin: "200px" }).observe(box); // before its caption is seen, whose buttons need it
 
   function draw() {
     if (!describe) return;

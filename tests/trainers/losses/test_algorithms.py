@@ -419,6 +419,13 @@ def test_a_registered_loss_is_known_by_name():
     with pytest.raises(ValueError, match="'plain' is .* already"):
         register_loss("plain")(find_loss("dapo").function)
 
+    def dapo(inputs: TokenInputs) -> TokenLoss:
+        return plain(inputs)
+
+    dapo.__qualname__ = find_loss("dapo").function.__qualname__
+    with pytest.raises(ValueError, match=r"'dapo' is forge_trainers\.\S+ already"):
+        register_loss("dapo")(dapo)
+
 
 @pytest.mark.usefixtures("registry")
 def test_a_loss_travels_to_another_process_and_is_registered_there():

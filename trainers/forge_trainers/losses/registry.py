@@ -171,9 +171,11 @@ def register_loss(
 
 def add_loss(loss: Loss) -> None:
     """Register `loss`; what `register_loss` does, and how a learner's process gets to know it."""
-    known = _losses.get(loss.name)
-    if known is not None and known.function.__qualname__ != loss.function.__qualname__:
-        raise ValueError(f"loss {loss.name!r} is {known.function.__qualname__} already; choose another name")
+    if (known := _losses.get(loss.name)) is not None:
+        old, new = known.function, loss.function
+        ours = old.__module__.partition(".")[0] == __name__.partition(".")[0]  # a user's may be reloaded from anywhere
+        if old.__qualname__ != new.__qualname__ or (ours and old.__module__ != new.__module__):
+            raise ValueError(f"loss {loss.name!r} is {old.__module__}.{old.__qualname__} already; choose another name")
     _losses[loss.name] = loss
 
 
