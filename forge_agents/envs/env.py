@@ -8,6 +8,7 @@ text. Waits for nothing.
 from __future__ import annotations
 
 import copy
+import json
 import math
 import string
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,8 +22,12 @@ from pettingzoo import AECEnv, ParallelEnv
 from forge_agents.envs.spec import EnvSpec, check_max_turns
 from forge_agents.errors import did_you_mean
 
-HOOKS = ("instructions", "secrets", "swap_secrets", "legal_actions")
+HOOKS = ("instructions", "secrets", "swap_secrets", "legal_actions", "refusal")
 """Methods that environments may have beside PettingZoo's; each takes an agent first."""
+
+
+_MAX_ARRAY = 64
+"""Longer arrays in infos, such as masks, are kept as NumPy abbreviates them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,22 @@ def observation(env: object, agent: str, text: object, method: str, max_chars: i
             "raise max_observation_chars"
         )
     return Observation(text)
+
+
+def as_json(value: Any) -> Any:
+    """A plain value; NumPy's numbers and truth values stay what they are, for anybody would take "False" for true."""
+    try:
+        return json.loads(json.dumps(value, default=_plain))
+    except (TypeError, ValueError):  # keys that JSON does not have, or a value that holds itself
+        return str(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray) and value.size <= _MAX_ARRAY:
+        return value.tolist()
+    return sorted(value, key=str) if isinstance(value, set | frozenset) else str(value)
 
 
 class Forkable:

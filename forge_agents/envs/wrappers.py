@@ -11,12 +11,23 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, get_args
 
+import gymnasium
 import numpy as np
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils import BaseWrapper
-from pettingzoo.utils.conversions import parallel_to_aec
 
-from forge_agents.envs.env import HOOKS, Forkable, Observation, TextSpace, hook, observation, without_legal, writable
+from forge_agents.envs.env import (
+    HOOKS,
+    Forkable,
+    Observation,
+    TextSpace,
+    as_json,
+    hook,
+    observation,
+    without_legal,
+    writable,
+)
+from forge_agents.envs.foreign import Alone, turn_based
 from forge_agents.envs.spec import AnyEnv, EnvSpec, check_max_turns
 from forge_agents.errors import ForgeError
 
@@ -257,10 +268,12 @@ class InvalidAction(_Mirror, EnvWrapper):
     A text is illegal where the environment says so after it: ``infos[agent]["illegal"]`` is true. The environments of
     this project and those that `forge_agents.wrap` makes do.
 
-    ``"end"`` ends the episode for everybody; the agent gets `penalty` and the others 0. ``"ask"`` undoes the move
-    (it is tried on a `copy.deepcopy`) and asks the same agent again, `tries` times per decision, and then ends the
-    episode so. ``"penalty"`` does as ``"ask"``, and the agent gets `penalty` each time. The question says what was
-    wrong.
+    ``"end"`` ends the episode for everybody; the agent gets `penalty` and the others 0. ``"ask"`` undoes the move and
+    asks the same agent again, `tries` times per decision, and then ends the episode so. ``"penalty"`` does as
+    ``"ask"``, and the agent gets `penalty` each time. The question says what was wrong.
+
+    An environment with a method ``refusal(agent, text)``, as `wrap` makes, says so before a move; of another a
+    `copy.deepcopy` is kept while the move is tried.
 
     Args:
         env: What to wrap.
@@ -291,18 +304,20 @@ class InvalidAction(_Mirror, EnvWrapper):
         return Observation(text)
 
     def _decide(self, agent: str, action: str | None) -> None:
-        # Whether a text is illegal is known only after it was played, so what may be undone is played on the original
-        # and a copy is kept. A listed action is legal for sure and costs no copy.
         listed = self.infos[agent].get("legal_actions") or ()
-        before = self.env if action in listed else copy.deepcopy(self.env)
-        self.env.step(action)
-        why = self.env.infos.get(agent, {}).get("illegal")
-        if not why or action in listed:
-            self._asked, self._complaint = 0, ""
-            self._mirror()
-            self._count(None)
-            return
-        self.env = before
+        refusal = hook(self.env, "refusal")
+        why = None if refusal is None or action in listed else refusal(agent, action)
+        if not why:
+            # Where only the move shows whether a text is illegal, a copy is kept, but for a listed one: that is legal.
+            before = self.env if action in listed or refusal is not None else copy.deepcopy(self.env)
+            self.env.step(action)
+            why = None if before is self.env else self.env.infos.get(agent, {}).get("illegal")
+            if not why:
+                self._asked, self._complaint = 0, ""
+                self._mirror()
+                self._count(None)
+                return
+            self.env = before
         again = self.policy != "end" and self._asked < self.tries
         self._asked += 1
         reason = why if isinstance(why, str) else f"choose one of: {', '.join(listed)}" if listed else "read the rules"
@@ -311,6 +326,10 @@ class InvalidAction(_Mirror, EnvWrapper):
         self.infos[agent]["illegal"] = why
         if not again:
             self._end(truncated=False)
+
+
+ILLEGAL = (ValueError, LookupError, ArithmeticError)
+"""What the `text_to_action` of `wrap` raises at a text that is no action, beside returning None."""
 
 
 class WrappedEnv(_Mirror):
@@ -322,7 +341,7 @@ class WrappedEnv(_Mirror):
 
     def __init__(
         self,
-        env: AECEnv | ParallelEnv,
+        env: AECEnv | ParallelEnv | gymnasium.Env[Any, Any],
         *,
         obs_to_text: Callable[[Any, str], str],
         text_to_action: Callable[[str, str, Space[Any]], Any],
@@ -334,10 +353,13 @@ class WrappedEnv(_Mirror):
         max_observation_chars: int = 32768,
     ) -> None:
         super().__init__()
-        if isinstance(env, ParallelEnv):
-            env = parallel_to_aec(env)
+        env = turn_based(Alone(env) if isinstance(env, gymnasium.Env) else env)
         if not isinstance(env, AECEnv):
-            raise TypeError(f"wrap takes a PettingZoo AECEnv or ParallelEnv, got {type(env).__name__}")
+            is_one = isinstance(env, type) or hasattr(env, "parallel_env") or hasattr(env, "env")
+            hint = "; call it, or its env() or parallel_env(), and pass what that returns" if is_one else ""
+            raise TypeError(
+                f"wrap takes a PettingZoo AECEnv or ParallelEnv, or a Gymnasium Env, got {type(env).__name__}{hint}"
+            )
         if not hasattr(env, "possible_agents"):
             raise TypeError(f"{env} has no possible_agents; seats must be known before an episode starts")
         check_max_turns(max_turns, str(env))
@@ -352,10 +374,21 @@ class WrappedEnv(_Mirror):
         self._max_chars = {"observation": max_observation_chars, "action": max_action_chars}
         self._spaces: dict[tuple[str, str], TextSpace] = {}
 
+    @property
+    def source_files(self) -> frozenset[str]:
+        """Where the functions stand that `wrap` was given."""
+        functions = (self._to_text, self._to_action, self._legal, self._instructions)
+        codes = (getattr(getattr(f, "func", f), "__code__", None) for f in functions)  # of a functools.partial, too
+        return frozenset(code.co_filename for code in codes if code is not None)
+
     def instructions(self, agent: str) -> str:
         """The system prompt of a seat; where `wrap` was given none, that of the environment inside, or empty."""
         given = self._instructions if self._instructions is not None else hook(self.env, "instructions")
         return given(agent) if callable(given) else given or ""
+
+    def refusal(self, agent: str, text: str) -> str:
+        """Why `text` would be illegal now; empty if it is legal."""
+        return self._read(agent, writable(text))[1]
 
     def _decide(self, agent: str, action: str | None) -> None:
         if not isinstance(action, str):
@@ -410,18 +443,26 @@ class WrappedEnv(_Mirror):
         space = self.env.action_space(agent)
         try:
             move = self._to_action(text, agent, space)
-        except (ValueError, LookupError) as error:
+            if move is not None and isinstance(space, gymnasium.spaces.Box):
+                move = np.asarray(move, space.dtype)  # a list, or Python's floats, which the space takes for no action
+        except ILLEGAL as error:
             return None, f"{type(error).__name__}: {error}"
         if move is None or not space.contains(move):
-            return None, f"not an action: {move!r}"
+            return None, f"not an action: {move!r}" + (f" is not in {space}" if move is not None else "")
         inside = self.env.observe(agent)
-        mask = inside.get("action_mask") if isinstance(inside, dict) else self.env.infos[agent].get("action_mask")
-        if mask is not None and np.ndim(move) == 0 and not mask[int(move)]:
+        mask = inside.get("action_mask") if isinstance(inside, Mapping) else None
+        mask = self.env.infos[agent].get("action_mask") if mask is None else mask
+        if mask is not None and np.ndim(move) == 0 and not mask[int(move) - int(getattr(space, "start", 0))]:
             return None, f"action {move!r} is masked"
         return move, ""
 
     def _mirror(self) -> None:
         super()._mirror()
+        # A mask is of the actions inside; PettingZoo's tests and samplers would take it for one of texts.
+        self.infos = {
+            seat: {str(name): as_json(value) for name, value in info.items() if name != "action_mask"}
+            for seat, info in self.infos.items()
+        }
         agent = self.agent_selection
         if self._legal is not None and agent in self.agents:
             self.infos = {seat: without_legal(info) for seat, info in self.infos.items()}
@@ -430,7 +471,7 @@ class WrappedEnv(_Mirror):
 
 
 def wrap(
-    env: AECEnv | ParallelEnv,
+    env: AECEnv | ParallelEnv | gymnasium.Env[Any, Any],
     *,
     obs_to_text: Callable[[Any, str], str],
     text_to_action: Callable[[str, str, Space[Any]], Any],
@@ -443,34 +484,49 @@ def wrap(
 ) -> WrappedEnv:
     """Make a text environment of an array environment.
 
-    An action is illegal if `text_to_action` returns None or raises ValueError, KeyError or IndexError, if the space
-    does not contain it, or if the action mask forbids it. It ends the episode for everybody: the agent that made it
-    gets `illegal_reward`, the others 0, and its info says why under ``"illegal"``.
-
     Args:
-        env: AEC or parallel; a parallel one is stepped agent by agent, as PettingZoo converts it.
+        env: AEC or parallel; a parallel one is stepped agent by agent, as PettingZoo converts it. Of Gymnasium, the one
+            seat is ``player``.
         obs_to_text: ``f(observation, agent)`` gives what the agent reads.
-        text_to_action: ``g(text, agent, action_space)`` gives the action that a text means.
+        text_to_action: ``g(text, agent, action_space)`` gives the action that a text means. It says that a text is none
+            by returning None or raising ValueError, LookupError (KeyError, IndexError) or ArithmeticError. Illegal,
+            too, is what the space does not contain and what the action mask, of the observation or the info, forbids.
+            Lists and Python's numbers become arrays where the space is a Box. Any other exception is a mistake of the
+            function, and the episode fails.
         legal_actions: ``h(observation, agent)`` gives the texts that are legal for the deciding agent, which are then
-            in ``infos[agent]["legal_actions"]``.
+            in ``infos[agent]["legal_actions"]``: random players draw from them, which else write what is illegal.
         instructions: System prompt, one for all or by agent.
-        illegal_reward: Reward of an illegal action.
+        illegal_reward: Reward of an illegal action. It ends the episode for everybody, the others get 0, and the
+            agent's info says why under ``"illegal"``; ``make(id, invalid_action=...)`` asks again instead.
         max_turns: Decisions of all agents together after which the episode is truncated.
         max_action_chars: Bound of the action spaces, in characters.
         max_observation_chars: Bound of the observation spaces, in characters.
 
     Raises:
-        TypeError: `env` is no PettingZoo environment, or does not name its possible agents.
+        TypeError: `env` is no such environment, or does not name its possible agents.
     """
     return WrappedEnv(**locals())  # the same arguments by the same names
 
 
-def _copied(env: AECEnv | ParallelEnv, memo: dict[int, Any]) -> AECEnv | ParallelEnv:
-    """A deep copy, attribute by attribute: the way of `EzPickle`, which most environments have, starts them anew."""
+def _copied(env: Any, memo: dict[int, Any]) -> Any:
+    """A deep copy, attribute by attribute: the way of `EzPickle`, which most environments have, starts them anew.
+
+    Raises:
+        ForgeError: An attribute cannot be copied; the message names it.
+    """
     twin = memo[id(env)] = object.__new__(type(env))
     for name, value in vars(env).items():
-        inside = isinstance(value, (AECEnv, ParallelEnv))
-        vars(twin)[name] = _copied(value, memo) if inside and id(value) not in memo else copy.deepcopy(value, memo)
+        inside = isinstance(value, (AECEnv, ParallelEnv, gymnasium.Env)) and not hasattr(type(value), "__deepcopy__")
+        try:
+            vars(twin)[name] = _copied(value, memo) if inside and id(value) not in memo else copy.deepcopy(value, memo)
+        except ForgeError:
+            raise
+        except Exception as error:
+            owner = f"{type(env).__module__}.{type(env).__qualname__}"
+            raise ForgeError(
+                f"{owner} keeps {name}, a {type(value).__qualname__}, which cannot be copied ({error}); do without "
+                f"copies, or derive from {type(env).__name__} a class whose __deepcopy__ leaves it out"
+            ) from error
     return twin
 
 
@@ -484,11 +540,6 @@ def build(spec: EnvSpec) -> AnyEnv:
         else:
             env = TimeLimit(env, spec.max_turns)
     return cast("AnyEnv", env)
-
-
-def turn_based(env: Any) -> AnyEnv:
-    """`env`, or where all decide at once its conversion, in which they do so one by one."""
-    return cast("AnyEnv", parallel_to_aec(env) if isinstance(env, ParallelEnv) else env)
 
 
 def wrapped(env: Any, arguments: Mapping[str, Any]) -> AnyEnv:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
 import time
 import traceback
@@ -18,10 +17,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
-import numpy as np
 from pettingzoo import AECEnv, ParallelEnv
 
-from forge_agents.envs.env import hook, writable
+from forge_agents.envs.env import as_json, hook, writable
 from forge_agents.errors import (
     ActorDiedError,
     ArgumentError,
@@ -42,8 +40,6 @@ _MISTAKES = (ArgumentError, MissingExtraError, UnknownIdError)
 """What a caller got wrong: no episode can be played, so these are nobody's data."""
 _DECIDED = [each.name for each in fields(Decision)]
 """The part of a turn that the player says."""
-_MAX_ARRAY = 64
-"""Longer arrays in infos, such as masks, are kept as NumPy abbreviates them."""
 
 
 class _FailureError(Exception):
@@ -82,7 +78,7 @@ class _StepResult:
 
     @classmethod
     def of(cls, agent: str, reward: Any, terminated: Any, truncated: Any, info: Mapping[str, Any]) -> _StepResult:
-        plain = {str(name): _as_json(value) for name, value in info.items()}
+        plain = {str(name): as_json(value) for name, value in info.items()}
         return cls(_finite(reward, agent), bool(terminated), bool(truncated), plain)
 
 
@@ -380,22 +376,6 @@ def _finite(reward: Any, agent: str) -> float:
 def _instructions(env: PlayableEnv, agent: str) -> str:
     tell = hook(env, "instructions")
     return "" if tell is None else writable(str(tell(agent)))
-
-
-def _as_json(value: Any) -> Any:
-    """A plain value; NumPy's numbers and truth values stay what they are, for anybody would take "False" for true."""
-    try:
-        return json.loads(json.dumps(value, default=_plain))
-    except (TypeError, ValueError):  # keys that JSON does not have, or a value that holds itself
-        return str(value)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray) and value.size <= _MAX_ARRAY:
-        return value.tolist()
-    return sorted(value, key=str) if isinstance(value, set | frozenset) else str(value)
 
 
 def _trajectory(agent: str, seat: _Seat, env_id: str, seed: int) -> Trajectory:

@@ -71,8 +71,6 @@ if TYPE_CHECKING:
     default_bootstrap_cmd: Any
     """How Monarch starts a process."""
     enable_transport: Any
-    invoke_main: Any
-    """The program of a process that Monarch starts; ends with SystemExit."""
     run_worker_loop_forever: Any
     shutdown_context: Any
     this_host: Any
@@ -81,7 +79,6 @@ if TYPE_CHECKING:
 else:
     with _without_notice():
         from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
-        from monarch._src.actor.bootstrap_main import invoke_main
         from monarch.actor import (
             Actor,
             ActorError,
@@ -112,7 +109,6 @@ __all__ = [
     "default_bootstrap_cmd",
     "enable_transport",
     "endpoint",
-    "invoke_main",
     "leave_quietly",
     "new_host_address",
     "on_unhandled_fault",
@@ -155,10 +151,7 @@ def new_host_address(address: str) -> str:
 
 @functools.cache
 def leave_quietly() -> None:
-    """See to it that this process may end when hosts are gone, or its own processes are slow to end.
-
-    Monarch would say so at length. What it registers itself comes after, and finds it done.
-    """
+    """See to it that this process may end when hosts are gone; Monarch would say at length that they are."""
 
     def leave() -> None:
         with contextlib.suppress(TimeoutError):

@@ -54,9 +54,9 @@ class GymnasiumText(TurnEnv):
         self._env: Any = _made(game, options)
         action, seen = self._env.action_space, self._env.observation_space
         if not isinstance(action, gymnasium.spaces.Discrete | gymnasium.spaces.Text):
-            raise ArgumentError(f"{game} acts in {action}; this adapter takes Discrete and Text actions")
+            raise ArgumentError(f"{game} acts in {action}; this adapter takes Discrete and Text, fa.wrap any")
         if self._env.render_mode != "ansi" and not _is_tellable(seen):
-            raise ArgumentError(f"{game} observes {seen} and has no render mode 'ansi'; use forge_agents.wrap")
+            raise ArgumentError(f"{game} observes {seen} and has no render mode 'ansi'; use fa.wrap")
         count, named = int(getattr(action, "n", 0)), ACTION_NAMES.get(re.sub(r"-v\d+$", "", game), ())
         numbers = tuple(str(number + int(getattr(action, "start", 0))) for number in range(count))
         self._names = named if len(named) == count else numbers

@@ -56,8 +56,6 @@ class ClassicGame(WrappedEnv):
     def _mirror(self) -> None:
         self._moves: dict[str, int] = {}  # by name, of the seat that decides
         super()._mirror()
-        for info in self.infos.values():
-            info.pop("action_mask", None)  # an array, which is no JSON
 
     def _find_moves(self, seen: Any, agent: str) -> Sequence[str]:
         names = self._rules.names(self.env, agent)

@@ -23,11 +23,25 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from forge_agents.envs.conformance.checks import CHECKS, Case, Check
-from forge_agents.envs.conformance.play import BreachError, NotApplicableError, line_of_error, line_of_method
+from forge_agents.envs.conformance.checks import (
+    CHECKS,
+    OF_A_WRAPPED,
+    OF_THE_FUNCTIONS,
+    SAYS_NONE,
+    Case,
+    Check,
+)
+from forge_agents.envs.conformance.play import (
+    BreachError,
+    NotApplicableError,
+    line_of_error,
+    line_of_method,
+    own_files,
+)
+from forge_agents.envs.foreign import turn_based
 from forge_agents.envs.registry import make
 from forge_agents.envs.spec import EnvSpec
-from forge_agents.envs.wrappers import turn_based
+from forge_agents.envs.wrappers import WrappedEnv
 from forge_agents.errors import ForgeError, UnknownIdError
 
 Level: TypeAlias = Literal["full", "adapter"]
@@ -71,14 +85,18 @@ class ConformanceReport:
         """The checks that failed."""
         return tuple(f for f in self.findings if not f.ok)
 
+    def grouped(self) -> list[tuple[tuple[str, ...], Finding]]:
+        """The findings in their order, those of checks that failed alike as one, with the names of the checks."""
+        groups: dict[tuple[str, ...], list[Finding]] = {}
+        for finding in self.findings:
+            alike = (finding.check,) if finding.ok else (finding.message, finding.where, finding.fix)
+            groups.setdefault(alike, []).append(finding)
+        return [(tuple(each.check for each in group), group[0]) for group in groups.values()]
+
     def __str__(self) -> str:
         lines = [f"{self.name}: {len(self.findings) - len(self.failures)} of {len(self.findings)} checks passed"]
-        alike: dict[object, list[Finding]] = {}  # checks that found one and the same thing wrong are told together
-        for finding in self.findings:
-            what = finding.check if finding.ok else (finding.message, finding.where, finding.fix)
-            alike.setdefault(what, []).append(finding)
-        for finding, *others in alike.values():
-            check = ", ".join(each.check for each in (finding, *others)) + f" ({len(others) + 1} checks)" * bool(others)
+        for checks, finding in self.grouped():
+            check = ", ".join(checks) + f" ({len(checks)} checks)" * (len(checks) > 1)
             lines.append(f"  {'ok  ' if finding.ok else 'FAIL'} {check:<20} {finding.message}".rstrip())
             if finding.where:
                 lines.append(f"       at:  {finding.where}")
@@ -116,11 +134,14 @@ def check_env(
     ``parallel_api_test`` and ``parallel_seed_test``; an end; every number of seats that `min_agents` allows; texts
     within their spaces and observing without side effects; finite rewards; JSON-safe infos; the same seed and actions
     give the same episode, also beside another live environment, and in another process; no use of the global random
-    generators of Python, numpy and, where imported, torch; empty, huge and odd actions never raise; a ``fork``,
-    ``snapshot`` or ``copy.deepcopy`` continues like the original, and neither notices the other. Where the environment
-    has a method ``secrets(agent)`` (texts that this agent must not be able to read now), none of them is in what it
-    reads, unless an agent wrote it. Where it has ``swap_secrets(agent, rng)`` (which replaces all that the agent does
-    not know), what the agent reads does not change by a letter.
+    generators of Python, numpy and, where imported, torch; empty, huge and odd actions never raise; no action that is
+    listed as legal is called illegal. Where the environment has a ``fork``, or a wrapper that lives on copies, a copy
+    and a ``snapshot`` continue like the original, and neither notices the other. Where it has a method
+    ``secrets(agent)`` (texts that this agent must not be able to read now), none of them is in what it reads, unless
+    an agent wrote it. Where it has ``swap_secrets(agent, rng)`` (which replaces all that the agent does not know), what
+    the agent reads does not change by a letter.
+
+    Of an environment that `wrap` made, a finding says whether it lies in the functions around the game or in the game.
 
     The level "adapter" plays random episodes and checks spaces and determinism in one process.
 
@@ -151,12 +172,11 @@ def check_env(
         raise TypeError(f"check_env takes an id, a class or a function making an environment, got {type(env).__name__}")
     sample = build()  # an unknown id or a wrong argument is the caller's mistake, not a finding
     spec = sample.spec if isinstance(env, str) else EnvSpec(id="checked/Class-v0", entry_point=env, kwargs=kwargs)
-    built = spec.load()  # also where the environment lives in a worker process
-    cls = built if isinstance(built, type) else type(sample.unwrapped)
+    about = _about(sample, spec.load())
     sample.close()
     level = level or ("adapter" if ADAPTER in spec.tags else "full")
     seeds = range(seed, seed + (episodes or (8 if level == "full" else 20)))
-    case = Case(build=build, create=lambda: turn_based(build()), cls=cls, spec=spec, seeds=seeds)
+    case = Case(build=build, create=lambda: turn_based(build()), spec=spec, seeds=seeds, **about)
     each = CHECKS[level]
     if unknown := [check for check in checks or () if check not in each]:
         known = ", ".join(each)
@@ -169,6 +189,29 @@ def check_env(
     if raise_on_failure and not report.ok:
         raise ConformanceError(report)
     return report
+
+
+def _about(sample: Any, built: Any) -> dict[str, Any]:
+    """Whose code an environment is, as `Case` says it.
+
+    Args:
+        sample: One.
+        built: What the spec names, also where the environment lives in a worker process.
+    """
+    wrapped = sample.unwrapped
+    if not isinstance(wrapped, WrappedEnv):
+        cls = built if isinstance(built, type) else type(wrapped)
+        return {"cls": cls, "files": own_files(cls)}
+    game = type(wrapped.env.unwrapped)
+    package = game.__module__.partition(".")[0]
+    folders = [f"{folder}/" for folder in getattr(sys.modules.get(package), "__path__", ())]
+    file = str(getattr(sys.modules.get(game.__module__), "__file__", ""))
+    return {
+        "cls": game,
+        "files": wrapped.source_files | own_files(type(wrapped)),
+        "inside": f"{wrapped.env} of {package}",
+        "folder": folders[0] if folders else file,
+    }
 
 
 def _run_all(each: Mapping[str, Check], case: Case, timeout_s: float) -> tuple[Finding, ...]:
@@ -191,13 +234,25 @@ def _run(name: str, check: Check, case: Case) -> Finding:
     except NotApplicableError as why:
         return Finding(check=name, ok=True, message=f"left out: {why}")
     except BreachError as broken:
-        raised = line_of_error(case.cls, broken) if broken.__cause__ is not None else ""
-        where = broken.where or raised or line_of_method(case.cls, broken.method)
-        return Finding(check=name, ok=False, message=str(broken), where=where, fix=broken.fix)
-    except Exception as error:  # noqa: BLE001  # whatever an environment raises is a finding about it
-        fix = "mend what raises; run the check with a debugger on the message above"
-        message = f"{type(error).__name__}: {error}"
-        return Finding(check=name, ok=False, message=message, where=line_of_error(case.cls, error), fix=fix)
+        fix = OF_A_WRAPPED.get(name, broken.fix) if case.inside else broken.fix
+        by_functions = bool(case.inside) and name in OF_THE_FUNCTIONS
+        where = broken.where or ("" if by_functions else line_of_method(case.cls, broken.method))
+        finding = Finding(check=name, ok=False, message=str(broken), where=where, fix=fix)
+        if broken.__cause__ is None:
+            return finding
+        error: BaseException = broken
+    except Exception as raised:  # noqa: BLE001  # whatever an environment raises is a finding about it
+        fix = f"mend what raises; {SAYS_NONE if case.inside else 'run the check with a debugger on the message above'}"
+        finding = Finding(check=name, ok=False, message=f"{type(raised).__name__}: {raised}", fix=fix)
+        error = raised
+    where, theirs = line_of_error(case.files, error, case.folder)
+    if theirs:
+        fix = (
+            f"this is code of {case.inside}, not yours: where an action led there, let text_to_action refuse it "
+            "(return None or raise ValueError); else derive a class from the game that mends it"
+        )
+        finding = dataclasses.replace(finding, fix=fix)
+    return dataclasses.replace(finding, where=where or ("" if case.inside else finding.where))
 
 
 @contextlib.contextmanager
@@ -251,8 +306,8 @@ def report_all(
         else:
             title = f"{report.name}, {report.seconds:.1f} s"
             own = Table("check", "result", "finding", title=title, title_justify="left")
-            for finding in report.findings:
-                own.add_row(finding.check, _verdict(finding.ok), _cell(finding))
+            for names, finding in report.grouped():
+                own.add_row("\n".join(names), _verdict(finding.ok), _cell(finding))
             Console().print(own)
     if brief and not as_json:
         Console().print(table)

@@ -6,6 +6,7 @@ In: a `Case`. Out: a note, or nothing. Waits for the environment's own code, and
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import itertools
 import json
@@ -15,7 +16,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -40,6 +41,7 @@ from forge_agents.envs.conformance.play import (
 )
 from forge_agents.envs.env import TextGame, hook
 from forge_agents.envs.spec import AnyEnv, EnvSpec
+from forge_agents.envs.wrappers import EnvWrapper, InvalidAction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,13 @@ class Case:
     create: Callable[[], AnyEnv]
     """A fresh one that takes turns."""
     cls: type
-    """The class whose code is at fault."""
+    """The class whose code is at fault; of an environment that `wrap` made, that of the game inside."""
+    files: Collection[str] = ()
+    """Source files of whoever asks: of `cls`, or of the functions that `wrap` was given."""
+    inside: str = ""
+    """Name and package of the game that `wrap` was given; empty where nothing is wrapped."""
+    folder: str = ""
+    """Where that package lies."""
     spec: EnvSpec
     """How another process makes one."""
     seeds: range
@@ -217,6 +225,32 @@ def rewards_and_infos(case: Case) -> None:
             raise BreachError(f"seed {seed}: infos[{agent!r}] is not JSON: {error}", fix, "act") from error
 
 
+def legal_actions(case: Case) -> str:
+    """What is listed as legal is not called illegal afterwards; returns a note where all that was played was."""
+    env = case.create()
+    played, refused, why = 0, 0, ""
+    for seed in case.seeds:
+        before: tuple[str, str, bool] | None = None
+        for agent, *_, action in play(env, seed):
+            if before is not None and (told := env.infos.get(before[0], {}).get("illegal")):
+                refused, why = refused + 1, str(told)
+                if before[2]:
+                    raise BreachError(
+                        f"seed {seed}: {before[1]!r} is in the legal actions of {before[0]!r}, and was refused: {why}",
+                        "list texts as they are understood",
+                        "legal_actions",
+                    )
+            info, before = env.infos[agent], None
+            if agent in live(env) and not info.get("illegal"):  # an older one would be taken for this action's
+                played += 1
+                before = agent, action, action in (info.get("legal_actions") or ())
+    env.close()
+    if not played or refused < played:
+        return ""
+    more = "list legal_actions, or name actions in the instructions, to try more"
+    return f"all {played} texts were illegal ({why}): {more}"
+
+
 def odd_actions(case: Case) -> None:
     """No text makes the environment raise or stall, and play can go on after it."""
     seed = case.seeds[0]
@@ -333,7 +367,7 @@ def global_randomness(case: Case) -> None:
 
 def _line_that_draws(case: Case, seed: int) -> str:
     """The first line of the environment's files after which a global generator has moved."""
-    files, still = own_files(case.cls), _global_states()
+    files, still = {*case.files, *own_files(case.cls)}, _global_states()
     last, found = "", ""
 
     def trace(frame: Any, event: str, _: Any) -> Any:
@@ -360,8 +394,30 @@ def _line_that_draws(case: Case, seed: int) -> str:
 # ---- forks
 
 
+def _claims_fork(env: AnyEnv) -> bool:
+    """Whether it has a `fork` of its own, or a wrapper that lives on copies."""
+    inside: Any = env
+    while isinstance(inside, EnvWrapper):
+        if isinstance(inside, InvalidAction) and hook(inside.env, "refusal") is None:
+            return True
+        inside = inside.env
+    return hasattr(type(env.unwrapped), "fork")
+
+
+def _uncopied(env: AnyEnv) -> str:
+    """The attribute that `copy.deepcopy` cannot copy, and whose class it is of; empty if unknown."""
+    for name, value in vars(env.unwrapped).items():
+        try:
+            copy.deepcopy(value)
+        except Exception:  # noqa: BLE001  # whatever somebody's class raises
+            return f" self.{name}, a {type(value).__module__}.{type(value).__qualname__}"
+    return ""
+
+
 def fork(case: Case) -> None:
     """A copy continues like the original, and apart from it: neither notices the other."""
+    if not _claims_fork(case.create()):
+        raise NotApplicableError("no method fork")
     fix = "keep all state on the instance, in objects that copy.deepcopy copies (no open files, locks or module state)"
     for seed in case.seeds:
         whole = list(play(case.create(), seed))
@@ -374,7 +430,9 @@ def fork(case: Case) -> None:
                 first, second = forked(env), forked(env)
                 snapshot = env.snapshot() if hasattr(type(env), "snapshot") else None
             except Exception as error:
-                raise BreachError(f"seed {seed}: copying: {type(error).__name__}: {error}", fix, "setup") from error
+                what = f"seed {seed}: copying{_uncopied(env)}: {type(error).__name__}: {error}"
+                own = "; where that is somebody else's class, keep plain data of it, or leave it out in a __deepcopy__"
+                raise BreachError(what, fix + own, "setup") from error
             ahead = list(play(first, seed, reset=False, start=at))
             same(f"seed {seed}, the original and its copy from step {at}", whole[at:], ahead, fix)
             rest = list(playing)  # the original plays on; it must not have noticed the fork
@@ -481,6 +539,7 @@ CHECKS: dict[str, dict[str, Check]] = {
         "spaces": spaces,
         "observing": observing,
         "rewards and infos": rewards_and_infos,
+        "legal actions": legal_actions,
         "determinism": determinism,
         "global randomness": global_randomness,
         "odd actions": odd_actions,
@@ -492,3 +551,22 @@ CHECKS: dict[str, dict[str, Check]] = {
     "adapter": {"plays": plays, "spaces": _few(spaces), "determinism": _few(determinism)},
 }
 """By level, in the order in which they run."""
+
+_SEEDS_IT = (
+    "let obs_to_text draw and count nothing; where it does not, the game inside draws from elsewhere than the seed: "
+    "derive a class from it whose reset(seed) sees to that"
+)
+SAYS_NONE = "let text_to_action return None, or raise ValueError, LookupError or ArithmeticError, at what is no action"
+OF_A_WRAPPED = {
+    "ends": "give wrap max_turns, or register with max_turns",
+    "spaces": "let obs_to_text say less, leave out what UTF-8 cannot write, or give wrap max_observation_chars",
+    "observing": "let obs_to_text say the same of the same observation; it must not change the game or count its calls",
+    "legal actions": "let legal_actions list texts that text_to_action understands and the game's mask allows",
+    "rewards and infos": "the game inside says so: derive a class from it that gives finite rewards",
+    "odd actions": SAYS_NONE,
+    **dict.fromkeys(("pettingzoo seed", "determinism", "other process"), _SEEDS_IT),
+    "global randomness": f"{_SEEDS_IT}, and which uses no generator that a whole process shares",
+}
+"""What to do about a check that fails where `wrap` stands between a game and text."""
+OF_THE_FUNCTIONS = frozenset(("spaces", "observing", "legal actions"))
+"""Checks that fail by the functions that `wrap` was given, not by the game."""

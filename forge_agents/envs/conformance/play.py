@@ -18,15 +18,15 @@ import re
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from forge_agents.envs import registry
 from forge_agents.envs.env import TextGame, hook
+from forge_agents.envs.foreign import turn_based
 from forge_agents.envs.spec import AnyEnv, EnvSpec
-from forge_agents.envs.wrappers import turn_based
 
 ODD_ACTIONS = (
     "",
@@ -62,6 +62,18 @@ _ALONE = "depend on nothing but the seed and the actions: no hash(), no order of
 Step: TypeAlias = tuple[str, str, float, bool, bool, str, str]
 """Agent, observation, reward, terminated, truncated, info as text, action."""
 _PARTS = ("agent", "observation", "reward", "terminated", "truncated", "info", "action")
+
+_BASES = (
+    "builtins",
+    "typing",
+    "forge_agents.envs.env",
+    "forge_agents.envs.foreign",
+    "forge_agents.envs.wrappers",
+    "gymnasium.core",
+    "gymnasium.utils",
+    "pettingzoo.utils",
+)
+"""Modules of bases, in which nobody's game is."""
 
 _ALIASES = {"observe_text": "observe", "act": "step", "setup": "reset"}
 """The PettingZoo method that stands for a `TurnEnv`'s."""
@@ -160,26 +172,28 @@ def line_of_method(cls: type, method: str) -> str:
     return ""
 
 
-def line_of_error(cls: type, error: BaseException) -> str:
-    """The innermost line of the environment's own files that an exception went through; empty if none."""
-    files, found = own_files(cls), ""
+def line_of_error(files: Collection[str], error: BaseException, folder: str = "") -> tuple[str, bool]:
+    """The innermost line of `files`, or of a file below `folder`, that an exception went through.
+
+    Returns:
+        ``file:line name``, empty if there is none; whether the file is only below the folder.
+    """
+    found, below = "", False
     for frame in traceback.extract_tb((error.__cause__ or error).__traceback__):
-        if frame.filename in files:
-            found = f"{_short(frame.filename)}:{frame.lineno} {frame.name}"
-    return found
+        inside = bool(folder) and frame.filename.startswith(folder)
+        if frame.filename in files or inside:
+            found, below = f"{_short(frame.filename)}:{frame.lineno} {frame.name}", frame.filename not in files
+    return found, below
 
 
 def own_files(cls: type) -> set[str]:
-    """The source files of a class and its bases, those of PettingZoo and of the framework's bases left out."""
+    """The source files of a class and its bases, without the bases of PettingZoo, Gymnasium and the framework."""
     modules = [sys.modules.get(owner.__module__) for owner in cls.__mro__ if not _ours(owner)]
     return {str(file) for module in modules if (file := getattr(module, "__file__", None))}
 
 
 def _ours(owner: type) -> bool:
-    package, _, rest = owner.__module__.partition(".")
-    return package in ("pettingzoo", "builtins", "typing", "gymnasium") or (
-        package == "forge_agents" and rest == "envs.env"
-    )
+    return owner.__module__.startswith(_BASES)
 
 
 def _short(filename: str) -> str:

@@ -15,8 +15,9 @@ from contextlib import suppress
 from typing import Any
 
 from forge_agents.envs.env import HOOKS, hook
+from forge_agents.envs.foreign import turn_based
 from forge_agents.envs.spec import AnyEnv
-from forge_agents.envs.wrappers import build, turn_based
+from forge_agents.envs.wrappers import build
 
 STATE = ("agents", "agent_selection", "rewards", "_cumulative_rewards", "terminations", "truncations", "infos")
 """PettingZoo's state of an episode, sent back with every answer that changes it."""

@@ -1,6 +1,8 @@
 import importlib
 import inspect
 import random
+import re
+import sys
 import threading
 import time
 
@@ -49,7 +51,7 @@ def line(cls, text):
 
 def test_a_good_environment_passes_every_check():
     report = check_env(Good)
-    assert report.ok and len(report.findings) == 15 and str(report).startswith("Good: 15 of 15 checks passed")
+    assert report.ok and len(report.findings) == 16 and str(report).startswith("Good: 16 of 16 checks passed")
     assert report.level == "full" and report.seconds > 0
 
 
@@ -185,6 +187,16 @@ class _Unswapped(_Hinting):
         pass
 
 
+class _Promising(Good):
+    def legal_actions(self, agent):
+        return ["no"]
+
+    def act(self, agent, action):
+        outcome = super().act(agent, action)
+        told = {agent: {"illegal": "" if "yes" in action else "only yes"}}
+        return fa.Outcome(rewards=outcome.rewards, done=outcome.done, info=told)
+
+
 class _SharedLater(Good):
     """The copies share a list, which shows only once one of them has played on."""
 
@@ -230,7 +242,8 @@ class _Nan(Good):
         (_Unseeded, "pettingzoo seed", "Incorrect"),
         (_Consuming, "observing", "twice"),
         (_Leaking, "leak", "can read the secret"),
-        (_Locked, "fork", "copying: TypeError"),
+        (_Locked, "fork", "copying self.lock, a _thread.lock: TypeError"),
+        (_Promising, "legal actions", "seed 0: 'no' is in the legal actions of 'a', and was refused: only yes"),
         (_SharedLater, "fork", "from step"),
         (_SavesAndDraws, "global randomness", "seeded in two ways"),
         (_Telling, "information sets", "becomes"),
@@ -262,6 +275,110 @@ def test_each_breach_is_found_by_its_check(env, check, says):
 def test_findings_name_the_line(env, check, text, method):
     where = failures(env, check)[check].where
     assert where == "" if text is None else line(env, text) in where and where.endswith(method)
+
+
+class _Broken(Good):
+    def setup(self, rng):
+        raise OSError("no board")
+
+
+def test_checks_that_fail_alike_are_one_finding_with_their_number():
+    report = check_env(_Broken, raise_on_failure=False)
+    assert len(report.findings) == 16 and len(report.failures) == 13
+    ((checks, finding),) = [group for group in report.grouped() if not group[1].ok]
+    assert checks == tuple(f.check for f in report.failures) and finding.message == "OSError: no board"
+    lines = [line for line in str(report).splitlines() if "OSError" in line]
+    assert len(lines) == 1 and lines[0].endswith("fork, leak, other process (13 checks) OSError: no board")
+
+
+STRANGERS = '''
+import random
+from gymnasium.spaces import Discrete
+from pettingzoo import ParallelEnv
+
+
+class Sums(ParallelEnv):
+    metadata = {"name": "sums_v0"}
+    render_mode = None
+    possible_agents = ["a_0", "a_1"]
+    spaces = Discrete(30)
+
+    def observation_space(self, agent):
+        return self.spaces
+
+    def action_space(self, agent):
+        return self.spaces
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.start = list(self.possible_agents), (seed or 0) % 7
+        return dict.fromkeys(self.agents, self.start), {}
+
+    def step(self, actions):
+        return self._ended(actions)
+
+    def _ended(self, actions):
+        both, self.agents = self.agents, []
+        total = sum(100 // (7 - action) for action in actions.values())
+        return dict.fromkeys(both, 0), dict.fromkeys(both, total), dict.fromkeys(both, True), {}, {}
+
+
+class Drawing(Sums):
+    def reset(self, seed=None, options=None):
+        seen, infos = super().reset(seed, options)
+        return dict.fromkeys(seen, random.randrange(7)), infos
+'''
+
+
+@pytest.fixture
+def strangers(tmp_path, monkeypatch):
+    """A module of games that somebody else wrote, and a function that wraps them."""
+    (tmp_path / "strangers.py").write_text(STRANGERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("strangers")
+    yield lambda cls, act=lambda text, agent, space: int(text), legal=("1", "2"): lambda: fa.wrap(
+        getattr(module, cls)(),
+        obs_to_text=lambda seen, agent: f"{seen}, 7, 8",
+        text_to_action=act,
+        legal_actions=(lambda seen, agent: legal) if legal else None,
+    )
+    del sys.modules["strangers"]
+
+
+def test_a_wrapped_game_is_not_asked_for_forks(strangers):
+    report = check_env(strangers("Sums"), raise_on_failure=False)
+    assert {f.check: f.message for f in report.findings}["fork"] == "left out: no method fork"
+
+
+def test_what_raises_in_somebody_elses_game_is_told_as_theirs_with_what_to_add(strangers):
+    found = failures(strangers("Sums", legal=("7",)), "ends", "rewards and infos")
+    assert len(found) == 2
+    for finding in found.values():
+        assert "ZeroDivisionError" in finding.message and finding.where.startswith("strangers.py:")
+        assert "code of sums_v0 of strangers, not yours: where an action led there, let text_to_act" in finding.fix
+
+
+def test_what_raises_in_the_functions_around_a_game_is_told_as_the_users(strangers):
+    def read(text, agent, space):
+        return int(re.match(r"move (\d)", text)[1])
+
+    found = failures(strangers("Sums", read), "odd actions")["odd actions"]
+    assert "answered '': TypeError: 'NoneType'" in found.message and "test_conformance.py:" in found.where
+    assert found.fix.startswith("let text_to_action return None, or raise ValueError, LookupError or ArithmeticError")
+    found = failures(strangers("Sums", read), "ends")["ends"]
+    assert found.message.startswith("TypeError") and "at what is no action" in found.fix
+
+
+def test_randomness_of_the_game_inside_is_told_as_the_games(strangers):
+    found = failures(strangers("Drawing"), "global randomness", "determinism")
+    assert len(found) == 2 and all("the game inside draws from elsewhere" in f.fix for f in found.values())
+    assert found["global randomness"].where.startswith("strangers.py:")
+    assert found["determinism"].where.endswith("Drawing.reset")
+
+
+def test_a_report_says_when_no_text_was_an_action(strangers):
+    mute = strangers("Sums", lambda *_: None, None)
+    (finding,) = check_env(mute, checks=("legal actions",), episodes=3).findings
+    assert finding.ok and finding.message.startswith("all 3 texts were illegal (not an action: None): list legal_act")
 
 
 def write_module(folder, monkeypatch, body):

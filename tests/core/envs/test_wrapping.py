@@ -1,5 +1,8 @@
+import copy
 import functools
+import threading
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete
@@ -7,6 +10,7 @@ from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.test import api_test, seed_test
 
 import forge_agents as fa
+from forge_agents.errors import ForgeError
 from forge_agents.testing import check_env
 
 HANDS = ["rock", "paper", "scissors"]
@@ -192,6 +196,198 @@ def test_wrapped_environments_register_like_any_other(monkeypatch):
     assert str(env) == "t/Nim-v0" and env.max_turns == 3 and env.render is not None
 
 
-def test_only_pettingzoo_environments_are_wrapped():
-    with pytest.raises(TypeError, match="AECEnv or ParallelEnv, got dict"):
+def test_what_is_no_environment_is_refused_and_a_class_or_module_is_to_be_called():
+    with pytest.raises(TypeError, match="AECEnv or ParallelEnv, or a Gymnasium Env, got dict$"):
         fa.wrap({}, obs_to_text=str, text_to_action=str)
+    with pytest.raises(TypeError, match=r"got type; call it, or its env\(\)"):
+        fa.wrap(Pennies, obs_to_text=str, text_to_action=str)
+
+
+class Lives(ParallelEnv):
+    """Three agents earn 1 a round and live for two, four and six rounds; `shape` leaves out what some games do."""
+
+    metadata = {"name": "lives_v0"}
+    render_mode = None
+    possible_agents = ["a", "b", "c"]
+    first = possible_agents
+
+    @functools.cache  # noqa: B019  # PettingZoo's own idiom
+    def observation_space(self, agent):
+        return Discrete(9)
+
+    @functools.cache  # noqa: B019  # PettingZoo's own idiom
+    def action_space(self, agent):
+        return Discrete(2, start=1)
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.round, self.asked = list(self.first), 0, []
+        return dict.fromkeys(self.agents, 0), self.infos({agent: {} for agent in self.agents})
+
+    def infos(self, infos):
+        return infos
+
+    def shape(self, observations, rewards, over, cut, infos):
+        return observations, rewards, over, cut, infos
+
+    def step(self, actions):
+        self.round += 1
+        self.asked.append("".join(actions))
+        acting = list(self.agents)
+        over = {agent: self.round >= 2 * (1 + self.possible_agents.index(agent)) for agent in acting}
+        self.agents = [agent for agent in acting if not over[agent]]
+        rewards, seen = {a: 1.0 for a in acting if actions[a]}, dict.fromkeys(acting, self.round)
+        infos = self.infos({agent: {} for agent in acting})
+        return self.shape(seen, rewards, over, dict.fromkeys(acting, False), infos)
+
+
+def _left(values, agents):
+    return {agent: value for agent, value in values.items() if agent in agents}
+
+
+class NoInfos(Lives):
+    def infos(self, infos):
+        return {}
+
+
+class OnlyTheLiving(Lives):
+    def shape(self, *parts):
+        seen, rewards, *rest = parts
+        return (_left(seen, self.agents), rewards, *(_left(part, self.agents) for part in rest))
+
+
+class NoTruncations(Lives):
+    def shape(self, seen, rewards, over, cut, infos):
+        return seen, rewards, over | {"__all__": False}, {}, infos
+
+
+class KeepsTheDead(Lives):
+    def shape(self, *parts):
+        self.agents = list(self.first) if self.agents else []
+        return parts
+
+
+class LateJoiner(Lives):
+    first = ["b", "c"]
+
+    def shape(self, seen, rewards, over, cut, infos):
+        if self.round == 1:
+            self.agents.append("a")
+            seen["a"] = 1
+        return seen, rewards, over, cut, infos
+
+
+def lives(cls, **kwargs):
+    kwargs = {"legal_actions": lambda obs, agent: ["1", "2"]} | kwargs
+    return fa.wrap(cls(), obs_to_text=str_of, text_to_action=lambda t, a, s: int(t), instructions="1 or 2", **kwargs)
+
+
+def str_of(observation, agent):
+    return f"round {observation}"
+
+
+@pytest.mark.parametrize("cls", [Lives, NoInfos, OnlyTheLiving, NoTruncations, KeepsTheDead, LateJoiner])
+def test_a_parallel_game_may_leave_out_of_its_answers_what_is_plain(cls):
+    """PettingZoo's conversion raises KeyError at most of these, and loses the last reward of `OnlyTheLiving`."""
+    env, paid = lives(cls), dict.fromkeys("abc", 0.0)
+    env.reset(seed=0)
+    for agent in env.agent_iter(60):
+        _, reward, over, _, info = env.last()
+        paid[agent] += reward
+        assert over or info["legal_actions"] == ["1", "2"]
+        env.step(None if over else "2")
+    joined_late = cls is LateJoiner  # a round later, and over in the next one
+    assert paid == {"a": 1.0 if joined_late else 2.0, "b": 4.0, "c": 6.0} and env.agents == []
+    assert env.env.unwrapped.asked[-1] == ("abc" if cls is KeepsTheDead else "c")
+    assert check_env(functools.partial(lives, cls)).ok
+
+
+def test_an_agent_without_an_observation_is_named():
+    class Blind(LateJoiner):
+        def shape(self, seen, *rest):
+            return super().shape(seen, *rest) and (_left(seen, "bc"), *rest)
+
+    env = lives(Blind)
+    env.reset(seed=0)
+    env.step("1")
+    with pytest.raises(ValueError, match="lives_v0: 'a' takes part and no observation of it came"):
+        env.step("1")
+
+
+def test_a_mask_counts_from_where_its_space_starts():
+    class Masked(Lives):
+        def infos(self, infos):
+            return {agent: {"action_mask": np.array([0, 1]), "to": np.array([2])} for agent in infos}
+
+    env = lives(Masked, legal_actions=None)
+    env.reset(seed=0)
+    assert env.refusal("a", "1") == "action 1 is masked" and env.refusal("a", "2") == ""
+    assert env.last()[4] == {"to": [2]}  # plain values; PettingZoo would take a mask of actions for one of texts
+    assert check_env(lambda: lives(Masked, legal_actions=lambda obs, agent: ["2"])).ok
+
+
+class Push(gymnasium.Env):
+    """Push until the sum is 1: a Box of actions, a dict of observations, one seat."""
+
+    observation_space = Dict({"sum": Box(-9, 9, (), np.float32)})
+    action_space = Box(-1, 1, (2,), np.float32)
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.sum = float(self.np_random.random())
+        return {"sum": self.sum}, {"start": np.float32(self.sum)}
+
+    def step(self, action):
+        assert action.dtype == np.float32 and action.shape == (2,)
+        self.sum += float(action.sum())
+        return {"sum": self.sum}, np.float64(self.sum >= 1), np.bool_(self.sum >= 1), False, {}
+
+
+def push(**kwargs):
+    return fa.wrap(
+        Push(),
+        obs_to_text=lambda obs, agent: f"{obs['sum']:.3f}",
+        text_to_action=lambda text, agent, space: [float(word) for word in text.split()],
+        legal_actions=lambda obs, agent: ["0.5 0.25", "-0.1 0"],
+        max_turns=20,
+        **kwargs,
+    )
+
+
+def test_a_gymnasium_environment_is_a_game_of_one_seat():
+    env = push()
+    env.reset(seed=3)
+    assert env.possible_agents == ["player"] and str(env) == "text<Push>"
+    assert env.last()[4]["start"] == pytest.approx(env.env.unwrapped.sum)
+    env.step("0.5 0.5")
+    assert env.terminations == {"player": True} and env.rewards == {"player": 1.0}
+    assert check_env(push).ok
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [("0.5", "is not in Box"), ("2 0", "is not in Box"), ("nan 0", "is not in Box"), ("a b", "float")]
+)
+def test_numbers_that_a_box_does_not_hold_are_illegal(text, why):
+    env = push()
+    env.reset(seed=3)
+    env.step(text)
+    assert why in env.infos["player"]["illegal"] and env.rewards == {"player": -1.0}
+
+
+def test_an_asked_again_wrapped_game_needs_no_copy(monkeypatch):
+    class Drawing(Nim):
+        def reset(self, seed=None, options=None):
+            super().reset(seed, options)
+            self.font = threading.Lock()  # as a pygame font: nothing that can be copied
+
+    from forge_agents.envs.wrappers import InvalidAction
+
+    arguments = {"obs_to_text": lambda o, a: "?", "text_to_action": lambda text, a, s: int(text) - 1}
+    env = InvalidAction(fa.wrap(Drawing(), **arguments), "ask")
+    env.reset(seed=0)
+    env.step("many")
+    assert env.agent_selection == "player_0" and env.observe("player_0").startswith("That was not a legal action (Val")
+    before = env.env.env.stones
+    env.step("1")
+    assert env.env.env.stones == before - 1 and env.agent_selection == "player_1"
+    with pytest.raises(ForgeError, match=r"Drawing keeps font, a lock, which cannot be copied \(cannot pickle"):
+        copy.deepcopy(env)
