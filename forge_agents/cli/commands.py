@@ -92,7 +92,7 @@ def train(words: Sequence[str]) -> int:
     env = run.env if isinstance(run.env, str) else next(iter(run.env))
     _say_next(
         _again("eval", words),
-        f"forge-agents bench --players.trained {model} --players.random random --suite {env}",
+        f"{_with_modules(words)}forge-agents bench --players.trained {model} --players.random random --suite {env}",
         f"forge-agents view {result.out_dir}",
     )
     return 0
@@ -442,6 +442,12 @@ def _say_next(*commands: str) -> None:
     """What a person would do now."""
     for title, command in zip(("next  ", *["      "] * len(commands)), commands, strict=False):
         print(f"{title} {command}")
+
+
+def _with_modules(words: Sequence[str]) -> str:
+    """What goes before a command without the run's file, so that it finds the modules beside the file; mostly empty."""
+    folder = Path(words[0]).parent if words and not words[0].startswith("-") else Path()
+    return "" if folder == Path() else f"PYTHONPATH={shlex.quote(str(folder))} "
 
 
 def _again(command: str, words: Sequence[str]) -> str:

@@ -7,9 +7,12 @@ for nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_settings
 
 from forge_agents.cli import completion
@@ -27,6 +30,8 @@ class _Formatter(DefaultHelpFormatter):
         return text if text.startswith("examples:\n") else super()._fill_text(text, width, indent)
 
 
+_READ = ("data", "eval_data", "model")
+"""Keys whose values may be files or folders that are read."""
 _ONCE = {"--into": "--out", "--static": "--out"}
 """Flags by what they are called now."""
 
@@ -75,11 +80,31 @@ def add_fields(parser: Parser, kind: type) -> None:
 
 def built(parser: Parser, kind: Callable[..., T], values: Any) -> T:
     """What `kind` makes of parsed values; what the dataclasses themselves refuse is told as a wrong flag is."""
-    values.pop("config", None)
+    for file in values.pop("config", None) or ():
+        _find_beside(Path(file.absolute), values)
     try:
         return kind(**parser.instantiate(values))
     except (TypeError, ValueError) as cause:
         parser.error(str(cause))
+
+
+def _find_beside(file: Path, values: Any) -> None:
+    """Let the modules that a file names, and its data and models, be found beside it, in whatever folder it is read."""
+    folder = file.parent.resolve()
+    if folder == Path.cwd():
+        return
+    here = [at for at, entry in enumerate(sys.path) if entry in ("", str(Path.cwd()))]
+    if str(folder) not in sys.path:
+        sys.path.insert(min(here, default=len(sys.path)), str(folder))  # a namesake in this folder is not meant
+
+    def look(values: Any, named: Mapping[str, Any]) -> None:
+        for key, value in named.items():
+            if isinstance(value, Mapping) and key in values and values[key]:
+                look(values[key], value)
+            elif key in _READ and isinstance(value, str) and key in values and values[key] == value:  # by no flag
+                values[key] = str(folder / value) if (folder / value).exists() else value
+
+    look(values, yaml.safe_load(file.read_text()) or {})
 
 
 def with_flag(flag: str, words: Sequence[str]) -> list[str]:

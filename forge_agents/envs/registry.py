@@ -330,7 +330,8 @@ def _without_module(id_: str) -> str:
         importlib.import_module(module)
     except ModuleNotFoundError as cause:
         raise UnknownIdError(
-            f"{id_!r} names the module {module!r}: {cause}. Run the command in the module's folder, or install it"
+            f"{id_!r} names the module {module!r}: {cause}. Run the command in the module's folder, put the module "
+            "beside the run's file, or install it"
         ) from cause
     return rest
 

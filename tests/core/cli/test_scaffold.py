@@ -1,4 +1,5 @@
 import importlib
+import sys
 
 import pytest
 import yaml
@@ -38,6 +39,45 @@ def test_every_template_is_a_world_a_reward_and_settings_that_fit(folder):
     group = asyncio.run(rollout.group(seed=0, size=2))
     scores = run.load_reward()(group.trajectories)
     assert len(scores) == len(group.trajectories) and all(0 <= score <= 1.2 for score in scores)
+
+
+def test_a_runs_file_finds_what_it_names_beside_itself_from_any_folder(folder, tmp_path, monkeypatch):
+    from forge_agents.cli.config import parse
+    from forge_trainers.run_file import RunConfig
+
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(folder)])
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    sys.path.append(str(elsewhere))  # as the command line does; what lies there is not meant
+    for name in ("my_world", "my_reward"):
+        (elsewhere / f"{name}.py").write_text("raise AssertionError('a namesake was imported')")
+    (elsewhere / "chats.jsonl").write_text("")
+
+    file = f"../{folder.name}/train.yaml"
+    run = parse(RunConfig, [file], prog="forge-agents train", description="")
+    assert fa.make(run.env).possible_agents and run.load_reward() is not None
+    assert run.out_dir.startswith("runs/")  # what is written stays in the folder that one is in
+    assert [plan.data for plan in run.warm_start.values()] in ([], [str(folder / "chats.jsonl")])
+    if run.warm_start:
+        words = [file, "--warm_start.team.data=mine.jsonl"]
+        mine = parse(RunConfig, words, prog="forge-agents train", description="")
+        assert mine.warm_start["team"].data == "mine.jsonl" and mine.warm_start["team"].epochs == 4
+
+
+def test_a_model_that_the_file_names_is_found_beside_it_and_a_hubs_name_is_left_alone(tmp_path, monkeypatch):
+    from forge_agents.cli.config import parse
+    from forge_trainers.run_file import RunConfig
+
+    (tmp_path / "file/mine").mkdir(parents=True)
+    (tmp_path / "file/train.yaml").write_text(
+        "env: forge/Relay-v0\nseats: {a: own, b: hub}\n"
+        "policies: {own: {model: mine}, hub: {model: smollm2-135m-instruct}}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    run = parse(RunConfig, ["file/train.yaml"], prog="forge-agents train", description="")
+    models = {name: policy.model for name, policy in run.policies.items()}
+    assert models == {"own": str(tmp_path / "file/mine"), "hub": "smollm2-135m-instruct"}
 
 
 def test_the_settings_that_a_template_names_are_no_others(folder):
