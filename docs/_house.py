@@ -27,7 +27,7 @@ FLOORS = (
     "envs weights",
     "tools rollout",
     "serving",
-    "bench",
+    "bench episodes",
     "viewer testing",
     "forge_envs.adapters forge_envs.games forge_envs.teams",
     "forge_verifiers.core",

@@ -33,7 +33,6 @@ def main(words=None):
         players, suite=["forge/KuhnPoker-v0", "forge/LeducPoker-v0"], episodes=args.episodes, out_dir=args.out
     )
     report.table()
-    report.save(args.out / "board.json")
     report.markdown(args.out / "board.md")
     print(f"page {report.html(args.out / 'board.html')}")
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from forge_agents.envs.registry import list_envs, list_suites, make, register, register_suite, spec, suite
     from forge_agents.envs.spec import EnvSpec
     from forge_agents.envs.wrappers import wrap
+    from forge_agents.episodes.play import Engines, play
+    from forge_agents.episodes.stored import EpisodeTable, load_episodes
     from forge_agents.policy import AnyPolicy, Endpoint, Human, LoRA, Policy, Random, Sampling, Scripted, Seats
     from forge_agents.runtime.hosts import Hosts
     from forge_agents.sandbox import Sandbox, SandboxLimits
@@ -51,6 +53,8 @@ _HOME = {
     "forge_agents.envs.registry": ("list_envs", "list_suites", "make", "register", "register_suite", "spec", "suite"),
     "forge_agents.envs.spec": ("EnvSpec",),
     "forge_agents.envs.wrappers": ("wrap",),
+    "forge_agents.episodes.play": ("Engines", "play"),
+    "forge_agents.episodes.stored": ("EpisodeTable", "load_episodes"),
     "forge_agents.policy": (
         "AnyPolicy", "Endpoint", "Human", "LoRA", "Policy", "Random", "Sampling", "Scripted", "Seats",
     ),
@@ -83,15 +87,15 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
-    "AnyPolicy", "BenchLimits", "Columns", "Correction", "Credit", "DPOConfig", "DPOTrainer", "DemoConfig",
-    "Endpoint", "EngineConfig", "Ensemble", "EnvReward", "EnvSpec", "Episode", "EpisodeBatch", "EpisodeGroup",
-    "EvalResult", "FitResult", "GRPOConfig", "GRPOTrainer", "Gate", "Hardware", "Hosts", "Human", "League",
-    "LearnerConfig", "LoRA", "Message", "Outcome", "Overlong", "ParallelTurnEnv", "Policy", "Prediction", "Random",
-    "Report", "Rule", "RunConfig", "SFTConfig", "SFTEval", "SFTRunConfig", "SFTTrainer", "Sampling", "Sandbox",
-    "SandboxLimits", "Scripted", "Seat", "Seats", "SelfConsistency", "Tool", "ToolEnv", "Trajectory", "Turn",
+    "AnyPolicy", "BenchLimits", "Columns", "Correction", "Credit", "DPOConfig", "DPOTrainer", "DemoConfig", "Endpoint",
+    "EngineConfig", "Engines", "Ensemble", "EnvReward", "EnvSpec", "Episode", "EpisodeBatch", "EpisodeGroup",
+    "EpisodeTable", "EvalResult", "FitResult", "GRPOConfig", "GRPOTrainer", "Gate", "Hardware", "Hosts", "Human",
+    "League", "LearnerConfig", "LoRA", "Message", "Outcome", "Overlong", "ParallelTurnEnv", "Policy", "Prediction",
+    "Random", "Report", "Rule", "RunConfig", "SFTConfig", "SFTEval", "SFTRunConfig", "SFTTrainer", "Sampling",
+    "Sandbox", "SandboxLimits", "Scripted", "Seat", "Seats", "SelfConsistency", "Tool", "ToolEnv", "Trajectory", "Turn",
     "TurnEnv", "Verifier", "WarmStart", "__version__", "benchmark", "check_env", "check_verifier", "demo",
-    "export_checkpoint", "list_envs", "list_losses", "list_suites", "make", "register", "register_loss",
-    "register_suite", "simulate", "spec", "suite", "tool", "verifier_history", "wrap",
+    "export_checkpoint", "list_envs", "list_losses", "list_suites", "load_episodes", "make", "play", "register",
+    "register_loss", "register_suite", "simulate", "spec", "suite", "tool", "verifier_history", "wrap",
 ]
 
 

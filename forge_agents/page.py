@@ -1,9 +1,12 @@
-"""What reports are written on: one HTML file that loads nothing from elsewhere and runs no script.
+"""What strangers' text is shown on: reports of one HTML file that loads nothing and runs no script, and terminals.
 
-In: a title and a body in which every text is escaped. Out: HTML. Waits for nothing.
+In: a title and a body in which every text is escaped, or any text. Out: HTML, or text that steers no terminal. Waits
+for nothing.
 """
 
 from __future__ import annotations
+
+import unicodedata
 
 _STYLE = """
 :root { color-scheme: light; }
@@ -46,3 +49,19 @@ def printable(text: str, longest: int = 400) -> str:
     text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(text.split()))
     half = longest // 2 - 1
     return text if len(text) <= longest else f"{text[:half]} \N{HORIZONTAL ELLIPSIS} {text[-half:]}"
+
+
+def visible(text: str) -> str:
+    r"""`text` with what would steer a terminal or hide in it spelled out.
+
+    Control, format (bidirectional overrides, zero-width), surrogate and private characters and odd line ends become
+    their escapes, such as ``\x1b``; newlines and tabs stay.
+    """
+    return "".join(map(_shown, text.replace("\r\n", "\n")))
+
+
+def _shown(char: str) -> str:
+    if char in "\n\t" or not (char in "\u2028\u2029" or unicodedata.category(char).startswith("C")):
+        return char
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"

@@ -240,6 +240,9 @@ class Random:
     name: str = "random"
     seed: int = 0
     """Mixed with the episode's seed, so a repeated episode repeats its moves."""
+    shared: bool = False
+    """Whether the siblings of a group meet the same draws, so that they differ by what the others do alone. Otherwise
+    each draws its own; the first of them, as an episode that is played by itself."""
 
     def __post_init__(self) -> None:
         _check_name(self.name)
@@ -304,16 +307,24 @@ def seat_policies(seats: Seats, agents: Sequence[str], seed: int) -> dict[str, A
     elif isinstance(seats, AnyPolicy):
         chosen = dict.fromkeys(agents, seats)
     elif callable(seats):
+        if isinstance(seats, type):
+            raise TypeError(f"seats must be a policy, a mapping or a function, got {_what(seats)}")
         chosen = {agent: seats(agent, seed) for agent in agents}
     else:
-        raise TypeError(f"seats must be a policy, a mapping or a function, got {type(seats).__name__}")
+        raise TypeError(f"seats must be a policy, a mapping or a function, got {_what(seats)}")
     for agent, policy in chosen.items():
         if not isinstance(policy, AnyPolicy):
             raise TypeError(
-                f"seat {agent!r} holds {type(policy).__name__}; use fa.Policy, fa.Endpoint, fa.Human, fa.Random or "
-                "fa.Scripted"
+                f"seat {agent!r} holds {_what(policy)}; use fa.Policy, fa.Endpoint, fa.Human, fa.Random or fa.Scripted"
             )
     return chosen
+
+
+def _what(given: object) -> str:
+    """What was given where a policy was expected."""
+    if isinstance(given, type):
+        return f"the class {given.__name__}: write {given.__name__}()"
+    return repr(given) if isinstance(given, str) else type(given).__name__
 
 
 def declared_policies(seats: Seats, agents: Sequence[str]) -> dict[str, AnyPolicy]:

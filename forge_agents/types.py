@@ -5,10 +5,15 @@ In: nothing. Out: the types that environments, policies, verifiers and learners 
 
 from __future__ import annotations
 
+import html
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from forge_agents.page import visible
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,6 +43,10 @@ Built by `forge_trainers.batch.packing.pack`.
 """
 
 
+_KNOWN_ONLY = {"extra": "forbid"}
+"""Tells pydantic, which reads stored episodes, to refuse a field that is not known here."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """One chat message as a chat template takes it."""
@@ -53,6 +62,8 @@ class Message:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSpan:
     """Tokens ``start`` to ``end`` (exclusive) of a response were sampled by weights ``version``."""
+
+    __pydantic_config__ = _KNOWN_ONLY
 
     version: int
     start: int
@@ -84,6 +95,8 @@ class Completion:
 class Usage:
     """Tokens of one request, as an endpoint counts them."""
 
+    __pydantic_config__ = _KNOWN_ONLY
+
     prompt_tokens: int
     completion_tokens: int
 
@@ -91,6 +104,8 @@ class Usage:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One decision of one agent."""
+
+    __pydantic_config__ = _KNOWN_ONLY
 
     agent: str
     index: int
@@ -138,6 +153,8 @@ class Turn:
 class Trajectory:
     """One agent's view of one episode."""
 
+    __pydantic_config__ = _KNOWN_ONLY
+
     agent: str
     policy: str
     turns: tuple[Turn, ...]
@@ -160,6 +177,8 @@ class Trajectory:
 class EpisodeError:
     """Why an episode failed: a failed episode is data."""
 
+    __pydantic_config__ = _KNOWN_ONLY
+
     where: Where
     kind: str
     """Class name of the exception."""
@@ -167,9 +186,22 @@ class EpisodeError:
     trace: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+FORMAT = 1
+"""Of a stored episode; raised whenever what a field means changes."""
+_OF_THE_RUN = ("format", "step", "trained", "rewards", "advantages")
+"""What stands beside the episode in a line of a run's ``episodes.jsonl``."""
+_CUT = {"length": "by max_tokens", "context": "by the end of the context"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Episode:
-    """What happened, from reset to the last turn."""
+    """What happened, from reset to the last turn.
+
+    ``print(episode)`` and a notebook show it as a conversation, in which control characters and the like of what
+    models and environments wrote are spelled out.
+    """
+
+    __pydantic_config__ = _KNOWN_ONLY
 
     env_id: str
     seed: int
@@ -188,6 +220,107 @@ class Episode:
     def rewards(self) -> dict[str, float]:
         """Total environment reward by agent."""
         return {agent: trajectory.reward for agent, trajectory in self.trajectories.items()}
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, as a line of a run's ``episodes.jsonl`` holds them."""
+        return {"format": FORMAT, **asdict(self)}
+
+    def to_json(self) -> str:
+        """The whole episode on one line, tokens and all, as `from_json` reads it.
+
+        Numbers that are not finite, such as log-probabilities of -inf, are written as Python's ``json`` writes them.
+        """
+        return json.dumps(self.as_json())
+
+    @classmethod
+    def from_json(cls, stored: str | bytes | Mapping[str, Any]) -> Episode:
+        """The episode that `to_json` wrote, equal to it; or that of a line of a run's ``episodes.jsonl``.
+
+        Args:
+            stored: The text, or what ``json.loads`` makes of it.
+
+        Raises:
+            ValueError: It is no episode, one of another format, or one with fields that are not known here.
+        """
+        from pydantic import ValidationError
+
+        try:
+            row = stored if isinstance(stored, Mapping) else json.loads(stored)
+        except (ValueError, RecursionError) as cause:
+            raise ValueError(f"this is no episode: it is not JSON ({cause})") from None
+        if not isinstance(row, Mapping):
+            raise ValueError(f"this is no episode: a JSON {type(row).__name__}")  # noqa: TRY004  # content of a file
+        if row.get("format", FORMAT) != FORMAT:
+            raise ValueError(
+                f"an episode of format {row['format']!r}; this version of forge_agents reads {FORMAT}: read it with "
+                "the version that wrote it"
+            )
+        try:
+            found: Episode = _reader().validate_python({name: row[name] for name in row if name not in _OF_THE_RUN})
+        except ValidationError as cause:
+            first = cause.errors(include_url=False, include_context=False)[0]
+            at = ".".join(map(str, first["loc"])) or "it"
+            raise ValueError(f"this is no episode as this version writes it: {visible(at)}: {first['msg']}") from None
+        return found
+
+    def __repr__(self) -> str:
+        return (
+            f"Episode(env_id={self.env_id!r}, seed={self.seed}, {len(self.turns)} turns, rewards={self.rewards}, "
+            f"end_reason={self.end_reason!r})"
+        )
+
+    def __str__(self) -> str:
+        lines = [f"{visible(self.env_id) or 'episode'}, seed {self.seed}"]
+        for heading, said in self._told():
+            lines += ["", visible(heading)]
+            width = max([8, *(len(visible(label)) for label, _ in said)])
+            for label, text in said:
+                for number, line in enumerate(visible(text).split("\n")):
+                    lines.append(f"  {'' if number else visible(label):<{width}} {line}".rstrip())
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for heading, said in self._told():
+            rows.append(f'<tr><td colspan="2" style="text-align:left"><pre><b>{_escaped(heading)}</b></pre></td></tr>')
+            rows += [
+                f'<tr><td style="vertical-align:top"><pre>{_escaped(label)}</pre></td><td style="text-align:left">'
+                f'<pre style="white-space:pre-wrap">{_escaped(text)}</pre></td></tr>'
+                for label, text in said
+            ]
+        title = _escaped(f"{self.env_id or 'episode'}, seed {self.seed}")
+        return f"<div><pre><b>{title}</b></pre><table>{''.join(rows)}</table></div>"
+
+    def _told(self) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+        """What people are shown: a heading, and labelled texts below it."""
+        told: dict[str, list[str]] = {}
+        for agent, trajectory in self.trajectories.items():
+            told.setdefault(trajectory.instructions, []).append(agent)
+        for instructions, agents in told.items():
+            if instructions:
+                yield ", ".join(agents), [("is told" if len(agents) == 1 else "are told", instructions)]
+        for turn in self.turns:
+            said = [("reads", turn.observation), ("answers", turn.action)]
+            said += [("cut off", _CUT[turn.finish_reason])] if turn.finish_reason in _CUT else []
+            said += [("reward", f"{turn.reward:+g}")] if turn.reward else []
+            yield f"{turn.index + 1}. {turn.agent} ({turn.policy})", said
+        if self.error is not None:
+            said = [("because", f"{self.error.kind}: {self.error.message}")]
+            yield f"failed in {self.error.where}", [*said, ("trace", self.error.trace.rstrip())]
+        earned = [(agent, f"{t.reward:+g} ({t.policy})") for agent, t in self.trajectories.items()]
+        yield f"{self.end_reason} after {len(self.turns)} turn{'' if len(self.turns) == 1 else 's'}", earned
+
+
+def _escaped(text: str) -> str:
+    return html.escape(visible(text))
+
+
+@cache
+def _reader() -> Any:
+    """Builds an episode of plain values, and checks the type of each."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Episode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

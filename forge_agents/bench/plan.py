@@ -26,7 +26,7 @@ from forge_agents.serving.config import EngineConfig
 Kind: TypeAlias = Literal["single", "cooperative", "competitive", "mixed"]
 """One seat; seats with one goal; seats against each other; something between."""
 SuiteLike: TypeAlias = str | Sequence[str] | Mapping[str, Mapping[str, Any]]
-"""A suite's name, one id, several ids, or arguments by id."""
+"""A suite's name, an environment's id, several of both, or arguments by name or id."""
 
 SEEDS_FROM = 3 * 2**30
 """Seeds of benchmarks lie from here to 2**32: training draws below 2**31, and trainers' own evaluations start there."""
@@ -88,8 +88,8 @@ class BenchConfig:
     endpoints: dict[str, Endpoint] = field(default_factory=dict)
     """OpenAI-compatible servers by name, with all that can be set: the variable that holds the key, requests at once,
     deadlines, budgets. They play beside `players`, each with its own `sampling`."""
-    suite: str = "core-v1"
-    """A suite's name, or one environment's id."""
+    suite: str | list[str] = "core-v1"
+    """A suite's name or an environment's id; several as a list, or with + between them."""
     episodes: int | None = None
     """Seeds for every environment and line-up; null: the suite's number, 64 of one environment."""
     seed: int | None = None
@@ -108,9 +108,9 @@ class BenchConfig:
     limits: BenchLimits = field(default_factory=BenchLimits)
     """What may be spent; a benchmark that meets a limit goes on when it is run again."""
     out_dir: str = "runs/bench"
-    """Folder of episodes.jsonl and, unless told otherwise, of board.json."""
+    """Folder of episodes.jsonl and board.json, the report."""
     json: str = ""
-    """File of the report; board.json in out_dir by default."""
+    """Another file of the report; none by default."""
     html: str = ""
     """File of the report as a page; none by default."""
     markdown: str = ""
@@ -123,7 +123,7 @@ class BenchConfig:
 
     def entrants(self) -> dict[str, AnyPolicy]:
         """All players by name, the endpoints last. Raises ValueError as `named_players`."""
-        sampling = self.sampling.of_length(registry.suite_defaults(self.suite).max_tokens)
+        sampling = self.sampling.of_length(registry.suite_defaults(suite_ids(self.suite)[0]).max_tokens)
         return named_players({**self.players, **self.endpoints}, sampling)
 
 
@@ -228,20 +228,25 @@ class Match:
 def suite_ids(suite: SuiteLike) -> tuple[str, dict[str, dict[str, Any]]]:
     """The suite's name and the arguments by id, in the suite's order.
 
+    Of several, names and ids stand with ``+`` between them; together they are a name that is understood, too. An
+    environment that several of them hold is there once, with the arguments of its own id where it is among them.
+
     Raises:
         UnknownIdError: No such suite or environment; the message names near ones.
-        ValueError: No ids, or an id twice.
+        ValueError: No names or ids, or one twice.
     """
-    if isinstance(suite, str):
-        ids: Sequence[str] = (suite,) if "/" in suite else registry.suite(suite)
-    else:
-        ids = tuple(suite)
-    found = [registry.spec(id_).id for id_ in ids]
-    if not found or len(set(found)) < len(found):
-        raise ValueError(f"a suite needs one or more different ids, got {list(ids)}")
-    arguments = suite if isinstance(suite, Mapping) else {}
-    name = suite if isinstance(suite, str) and "/" not in suite else "+".join(found)
-    return name, {id_: dict(arguments.get(asked, {})) for asked, id_ in zip(ids, found, strict=True)}
+    whole = isinstance(suite, str) and suite in registry.list_suites()
+    asked = list(suite) if not isinstance(suite, str) else [suite] if whole else suite.split("+")
+    names = [registry.spec(name).id if "/" in name else name for name in asked]
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"a suite needs one or more different ids or suites, got {asked}")
+    given = suite if isinstance(suite, Mapping) else {}
+    found: dict[str, dict[str, Any]] = {}
+    for word, name in zip(asked, names, strict=True):
+        for id_ in (name,) if "/" in name else registry.suite(name):
+            if id_ not in found or id_ == name:
+                found[id_] = dict(given.get(word, {}))
+    return "+".join(names), found
 
 
 def worlds_of(arguments: Mapping[str, Mapping[str, Any]]) -> list[World]:

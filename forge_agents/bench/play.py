@@ -12,7 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from rich import progress as bars
 from rich.console import Console
@@ -33,7 +33,7 @@ from forge_agents.bench.plan import (
 from forge_agents.bench.records import EpisodeLog, Record, cost_of, priced, tokens_of
 from forge_agents.bench.report import Report
 from forge_agents.envs import registry
-from forge_agents.errors import BudgetError
+from forge_agents.errors import BudgetError, ModelNotFoundError, did_you_mean
 from forge_agents.policy import AnyPolicy, Human, Policy, Random, Sampling
 from forge_agents.rollout.players import Served
 from forge_agents.rollout.rollout import Rollout
@@ -42,7 +42,8 @@ from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.serving.config import EngineConfig
 from forge_agents.types import Episode
 
-T = TypeVar("T")
+BOARD = "board.json"
+"""The report's name in the folder."""
 _HOPELESS = 32
 """Failed episodes of one player in a row after which no more is begun: an endpoint is down, or a function broken."""
 
@@ -70,8 +71,9 @@ def benchmark(
 
     Args:
         players: By name: a policy of any kind, or words as `forge_agents.bench.plan.read_player` takes them.
-        suite: A suite's name, an environment's id, several ids, or arguments by id. It says what is None below, and how
-            much models in words may write; ids mean what `SuiteDefaults` has by default.
+        suite: A suite's name, an environment's id, several of both in one list, or their arguments by name or id. It
+            says what is None below, and how much models in words may write; ids mean what `SuiteDefaults` has by
+            default, several what `suite_defaults` says of them.
         episodes: Seeds for every environment and line-up.
         seed: Chooses the episodes' seeds; none is a seed that training draws.
         swap_seats: Each of a pair takes each seat. Otherwise the one named first takes the first seat.
@@ -81,7 +83,8 @@ def benchmark(
             write legal actions are asked for their exact probabilities instead.
         limits: What may be spent; past it the report is incomplete and says so.
         engine: Settings of the engines that serve models; the models are filled in.
-        out_dir: Folder of ``episodes.jsonl``. Several benchmarks may use it, one after the other.
+        out_dir: Folder of ``episodes.jsonl``, which several benchmarks may use, one after the other, and of
+            ``board.json``, the report of the last of them.
         progress: Show a progress bar in a terminal.
 
     Returns:
@@ -111,7 +114,7 @@ def benchmark(
     limits, engine = limits or BenchLimits(), engine or EngineConfig()
     if any(isinstance(player, Human) for player in named.values()):  # one terminal, and no bar across it
         limits, progress = replace(limits, max_live_episodes=1), False
-    facts = {name: player_facts(player, engine) for name, player in named.items()}
+    facts = {name: _facts(player, engine, players[name]) for name, player in named.items()}
     worlds, seeds = worlds_of(arguments), seeds_of(settings["seed"], settings["episodes"])
     due = matches(worlds, tuple(named), seeds, samples=samples, swap_seats=settings["swap_seats"])
     plan = {_key(match, facts): match for match in due}
@@ -129,7 +132,7 @@ def benchmark(
         with contextlib.closing(LoopRunner(standing=lambda: kept)) as loop:
             loop.run(run.play())
         timing = run.timing()
-        return Report(
+        report = Report(
             settings=settings,
             worlds=tuple(worlds),
             players=facts,
@@ -140,6 +143,17 @@ def benchmark(
             exploitability=searched.found(),
             timing=timing,
         )
+        report.save(log.path.with_name(BOARD))
+        return report
+
+
+def _facts(player: AnyPolicy, engine: EngineConfig, given: AnyPolicy | str) -> dict[str, Any]:
+    """What decides how a player plays. Raises ModelNotFoundError; the message names a player in words that is near."""
+    try:
+        return player_facts(player, engine)
+    except ModelNotFoundError as error:
+        near = did_you_mean(given, ("random", "human")) if isinstance(given, str) else ""
+        raise ModelNotFoundError(f"player {player.name!r}: {error}{near}") from None
 
 
 def _key(match: Match, facts: Mapping[str, Mapping[str, Any]]) -> str:

@@ -222,6 +222,7 @@ def bench(words: Sequence[str]) -> int:
     """Benchmark players: forge-agents bench [CONFIG.yaml] --players.NAME WHAT ... [--suite core-v1] [--episodes 64]"""
     import forge_agents as fa
     from forge_agents.bench.plan import BenchConfig
+    from forge_agents.bench.play import BOARD
 
     chosen = _parse("bench", BenchConfig, words)
     report = fa.benchmark(
@@ -236,7 +237,7 @@ def bench(words: Sequence[str]) -> int:
         engine=chosen.engine,
         out_dir=chosen.out_dir,
     )
-    board = Path(chosen.json or Path(chosen.out_dir) / "board.json")
+    board = Path(chosen.json or Path(chosen.out_dir) / BOARD)
     _show(report, board, html=chosen.html, markdown=chosen.markdown)
     if report.complete:
         _say_next(f"forge-agents leaderboard {board} OTHER.json --html all.html")

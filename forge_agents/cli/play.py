@@ -6,18 +6,16 @@ engines and endpoints, which keep their own deadlines.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from forge_agents.envs import registry
+from forge_agents.episodes.play import play
 from forge_agents.errors import PlayerLeftError, did_you_mean
+from forge_agents.page import visible
 from forge_agents.policy import AnyPolicy, Endpoint, Human, Policy, Random, Sampling
-from forge_agents.rollout.players import Served
-from forge_agents.rollout.rollout import PlayableEnv, close, play
-from forge_agents.rollout.terminal import Terminal, terminal, visible
+from forge_agents.rollout.rollout import PlayableEnv, close
+from forge_agents.rollout.terminal import Terminal, terminal
 from forge_agents.types import Episode
 
 
@@ -88,37 +86,11 @@ def play_in_terminal(config: PlayConfig) -> Episode:
         policies: dict[str, AnyPolicy] = {agent: Human() if agent == seat else other for agent in env.possible_agents}
         shown = terminal()
         shown.show(f"{config.env}: you are {seat}. Type an action and press Enter; Ctrl-D leaves.", "bold")
-        spec = registry.spec(config.env)
-
-        async def played() -> Episode:
-            turns = spec.max_turns or 1000
-            async with _engine(other) as served:
-                return await play(env, policies, seed=config.seed, env_id=spec.id, served=served, max_turns=turns)
-
-        episode = asyncio.run(played())
+        episode = play(env, policies, seed=config.seed)
         _show_end(shown, env, episode)
     finally:
         close(env, config.env)
     return episode
-
-
-@contextlib.asynccontextmanager
-async def _engine(model: AnyPolicy) -> AsyncIterator[dict[str, Served]]:
-    """The engine of a policy that needs one."""
-    if not isinstance(model, Policy):
-        yield {}
-        return
-    from forge_agents.models import resolve as models
-    from forge_agents.rollout.rendering import Renderer
-    from forge_agents.serving import Engine, EngineConfig
-
-    folder = models.resolve(model.model)
-    terminal().show(f"starting the engine of {model.model}, up to a minute", "dim")
-    engine = await Engine.start(EngineConfig(model=str(folder), enforce_eager=True), name=model.name)
-    try:
-        yield {model.name: Served(engine, Renderer.of(folder))}
-    finally:
-        await engine.stop()
 
 
 def _show_end(shown: Terminal, env: PlayableEnv, episode: Episode) -> None:

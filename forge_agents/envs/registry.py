@@ -182,7 +182,9 @@ def spec(id: str) -> EnvSpec:  # noqa: A002
     versions = [s for s in _specs.values() if s.name == id]
     if versions:
         return max(versions, key=lambda s: s.version)
-    hint = did_you_mean(id, _specs)
+    if id in _suites:
+        raise UnknownIdError(f"{id!r} is a suite: fa.suite({id!r}) names its environments, fa.benchmark plays them")
+    hint = did_you_mean(id, [*_specs, *_suites])
     if not hint:
         same_name = sorted(known for known in _specs if known.casefold().split("/")[-1].startswith(id.casefold()))
         hint = f" Did you mean {' or '.join(map(repr, same_name))}?" if same_name else ""
@@ -308,17 +310,31 @@ def suite(name: str) -> tuple[str, ...]:
         UnknownIdError: No suite has the name, or one of its environments is not registered.
     """
     _load_plugins()
+    if name in _specs:
+        raise UnknownIdError(f"{name!r} is an environment and no suite; fa.benchmark plays it, fa.make makes it")
     if name not in _suites:
-        raise UnknownIdError(f"no suite is called {name!r}.{did_you_mean(name, _suites)}")
+        near = did_you_mean(name, [*_suites, *_specs])
+        raise UnknownIdError(f"no suite is called {name!r}.{near} `forge-agents list` shows all suites and ids.")
     for id_ in _suites[name][0]:
         spec(id_)
     return _suites[name][0]
 
 
 def suite_defaults(name: str) -> SuiteDefaults:
-    """How a suite is played where nothing is said; also of what is no suite, such as one environment's id."""
+    """How a suite is played where nothing is said; also of what is no suite, such as one environment's id.
+
+    Several, with ``+`` between them, take the most episodes and tokens and the first seed of them, and swap seats if
+    one of them does.
+    """
     _load_plugins()
-    return _suites[name][1] if name in _suites else SuiteDefaults()
+    parts = [name] if name in _suites else name.split("+")
+    each = [_suites[part][1] if part in _suites else SuiteDefaults() for part in parts]
+    return SuiteDefaults(
+        episodes=max(one.episodes for one in each),
+        seed=each[0].seed,
+        swap_seats=any(one.swap_seats for one in each),
+        max_tokens=max(one.max_tokens for one in each),
+    )
 
 
 def _without_module(id_: str) -> str:

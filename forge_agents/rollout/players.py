@@ -175,9 +175,10 @@ def _human(agent: str, instructions: str) -> Player:
     return decide
 
 
-def _random(seed: int, agent: str, episode_seed: int) -> Player:
+def _random(policy: Random, agent: str, episode_seed: int, sibling: int) -> Player:
     """Uniform over `info["legal_actions"]`, or a short random text."""
-    rng = np.random.default_rng([seed, episode_seed, zlib.crc32(agent.encode())])
+    own = [] if policy.shared or not sibling else [sibling]
+    rng = np.random.default_rng([policy.seed, episode_seed, zlib.crc32(agent.encode()), *own])
 
     async def decide(observation: str, info: Mapping[str, Any]) -> Decision:
         legal = info.get("legal_actions")
@@ -212,12 +213,14 @@ def player_for(
     instructions: str,
     served: Mapping[str, Served],
     draw: str | None = None,
+    sibling: int = 0,
 ) -> Player:
     """A fresh player of `policy` for one seat of one episode.
 
     Args:
         served: Engines of the model policies, by policy name.
         draw: Names the episode among all that are ever played; see `ModelPlayer`.
+        sibling: The episode's place in its group, from 0.
     """
     if isinstance(policy, Policy):
         if policy.name not in served:
@@ -232,5 +235,5 @@ def player_for(
     if isinstance(policy, Human):
         return _human(agent, instructions)
     if isinstance(policy, Random):
-        return _random(policy.seed, agent, episode_seed)
+        return _random(policy, agent, episode_seed, sibling)
     return _scripted(policy, agent)

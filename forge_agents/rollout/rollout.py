@@ -119,6 +119,7 @@ async def play(
     served: Mapping[str, Served] | None = None,
     max_turns: int = 1000,
     draw: str | None = None,
+    sibling: int = 0,
 ) -> Episode:
     """Play one episode to its end.
 
@@ -130,6 +131,7 @@ async def play(
             is played.
         draw: Names the episode, so that what models sample in it follows from the name and the turn; None samples
             from the engines' own streams of random numbers.
+        sibling: Its place in its group, from 0.
 
     Returns:
         The episode, with a trajectory for every agent that took part. If the environment or a scripted player raised,
@@ -157,6 +159,7 @@ async def play(
                 instructions=instructions,
                 served=served or {},
                 draw=draw,
+                sibling=sibling,
             )
             seats[agent] = _Seat(policies[agent].name, player, instructions)
         return seats[agent]
@@ -436,20 +439,21 @@ class Rollout:
             raise ValueError(f"group of {size} episodes is empty; ask for at least 1")
         limit = limit or asyncio.Semaphore(size)
         episodes = await all_or_first_error(
-            self._episode(seed, limit, None if draw is None else f"{draw}/{sibling}") for sibling in range(size)
+            self._episode(seed, limit, sibling, None if draw is None else f"{draw}/{sibling}")
+            for sibling in range(size)
         )
         return EpisodeGroup(env_id=self.env_id, seed=seed, episodes=tuple(episodes))
 
-    async def _episode(self, seed: int, limit: asyncio.Semaphore, draw: str | None) -> Episode:
+    async def _episode(self, seed: int, limit: asyncio.Semaphore, sibling: int, draw: str | None) -> Episode:
         async with limit:
             attempt = 0
             while True:
-                episode = await self._attempt(seed, None if draw is None else f"{draw}/{attempt}")
+                episode = await self._attempt(seed, sibling, None if draw is None else f"{draw}/{attempt}")
                 if episode.error is None or attempt == self.retries:
                     return episode
                 attempt += 1
 
-    async def _attempt(self, seed: int, draw: str | None) -> Episode:
+    async def _attempt(self, seed: int, sibling: int, draw: str | None) -> Episode:
         try:
             env = await _guard("make", None, self.make_env)
         except _FailureError as failed:
@@ -464,6 +468,7 @@ class Rollout:
                 served=self.served,
                 max_turns=self.max_turns,
                 draw=draw,
+                sibling=sibling,
             )
         finally:
             beside = getattr(env, "off_loop", None)  # closing a worker's environment may take as long as a step

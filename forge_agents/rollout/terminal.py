@@ -10,11 +10,11 @@ import functools
 import os
 import select
 import threading
-import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from forge_agents.errors import PlayerLeftError
+from forge_agents.page import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,22 +22,6 @@ if TYPE_CHECKING:
 _LOOK_S = 0.1
 """Seconds between looks whether the answer is still wanted."""
 _STDIN = 0
-
-
-def visible(text: str) -> str:
-    r"""`text` with what would steer a terminal or hide in it spelled out.
-
-    Control, format (bidirectional overrides, zero-width), surrogate and private characters and odd line ends become
-    their escapes, such as ``\x1b``; newlines and tabs stay.
-    """
-    return "".join(map(_shown, text.replace("\r\n", "\n")))
-
-
-def _shown(char: str) -> str:
-    if char in "\n\t" or not (char in "\u2028\u2029" or unicodedata.category(char).startswith("C")):
-        return char
-    code = ord(char)
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
 
 
 class Terminal:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import operator
 import os
 import re
@@ -23,9 +22,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any
 
+from forge_agents.episodes.stored import Digest, digest, whole_lines
 from forge_agents.errors import RunFolderError
 from forge_agents.models.resolve import cache_folder
-from forge_agents.viewer.episodes import Digest, digest
 
 FORMAT = 1
 """Of the index; raised whenever it holds something else, so that old ones are made anew."""
@@ -274,24 +273,6 @@ def _take_batch(db: sqlite3.Connection, file: IO[bytes]) -> int | None:
     db.execute("UPDATE state SET at = ?, line = ?, n = ?", (at, line, n))
     db.commit()
     return n - first[2]
-
-
-def whole_lines(file: IO[bytes], num_bytes: float = math.inf) -> Iterator[tuple[bytes, Any, str]]:
-    """Up to about `num_bytes` of a JSON-lines file that grows: each line, what it holds, and what is wrong with it.
-
-    A last line without its end is left for later, unless it is whole already.
-    """
-    read = 0
-    while read < num_bytes and (raw := file.readline()):
-        row, wrong = None, ""
-        try:
-            row = json.loads(raw) if raw.strip() else None
-        except (ValueError, RecursionError):
-            if not raw.endswith(b"\n"):
-                return
-            wrong = "it is not JSON; the process that wrote it was killed, or the file was damaged"
-        read += len(raw)
-        yield raw, row, wrong
 
 
 def _conditions(query: Query) -> tuple[str, list[Any]]:

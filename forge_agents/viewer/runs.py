@@ -16,10 +16,11 @@ from typing import Any, TypeVar
 import yaml
 
 from forge_agents.bench.report import Report, ReportError
+from forge_agents.episodes.stored import finite, number, whole_lines
 from forge_agents.errors import RunFolderError, did_you_mean
 from forge_agents.files import check_plain_files, is_small
-from forge_agents.viewer.episodes import Pieces, finite, number, shown_episode
-from forge_agents.viewer.index import EpisodeIndex, whole_lines
+from forge_agents.viewer.episodes import Pieces, shown_episode
+from forge_agents.viewer.index import EpisodeIndex
 
 T = TypeVar("T")
 MOST_POINTS = 1000

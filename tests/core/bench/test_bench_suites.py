@@ -5,8 +5,9 @@ from forge_agents.bench.plan import BenchConfig, BenchSampling
 from forge_agents.cli import main as cli
 from forge_agents.envs import registry
 from forge_agents.envs.registry import SuiteDefaults
+from forge_agents.errors import ForgeError
 
-SORT = "forge/AlphabetSort-v0"
+SORT, KUHN = "forge/AlphabetSort-v0", "forge/KuhnPoker-v0"
 
 
 @pytest.fixture
@@ -71,6 +72,56 @@ def test_what_makes_no_sense_or_is_taken_is_refused(short):
     for wrong in ({"episodes": 0}, {"seed": -1}, {"max_tokens": 0}):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))}=.* of a suite must be at least"):
             fa.register_suite("wrong-v0", [SORT], **wrong)
+
+
+def test_suites_and_ids_mix_in_one_list(short, tmp_path):
+    report = play(tmp_path, [short, KUHN], episodes=1)
+    assert [world.id for world in report.worlds] == [SORT, KUHN]
+    assert (report.settings["suite"], report.settings["seed"]) == (f"{short}+{KUHN}", 5)
+    assert play(tmp_path, f"{short}+{KUHN}", episodes=1).timing["played"] == 0, "its name says it, too"
+    both = registry.suite_defaults(f"{short}+{KUHN}")
+    assert both == SuiteDefaults(episodes=64, seed=5, swap_seats=True, max_tokens=64)
+    assert registry.suite_defaults(f"{short}+reasoning-v1") == SuiteDefaults(episodes=16, seed=5, max_tokens=256)
+    once = play(tmp_path, [short, SORT], episodes=1)
+    assert [world.id for world in once.worlds] == [SORT], "what a suite holds already is not played twice"
+    told = play(tmp_path, {"duel-v0": {}, KUHN: {"max_turns": 2}}, episodes=1)
+    assert {world.id: dict(world.kwargs) for world in told.worlds}[KUHN] == {"max_turns": 2} and len(told.worlds) == 4
+    alone = play(tmp_path, [short])
+    assert alone.settings["suite"] == short and alone.settings["suite_defaults"]["episodes"] == 2
+    with pytest.raises(ValueError, match="needs one or more different ids or suites"):
+        play(tmp_path, [short, short])
+    (tmp_path / "mix.yaml").write_text(f"suite: [{short}, {KUHN}]\nplayers: {{random: random}}\nepisodes: 1\n")
+    assert cli.main(["bench", str(tmp_path / "mix.yaml"), "--out_dir", str(tmp_path)]) == 0
+    assert cli.main(["bench", "--suite", f"{short}+{KUHN}x", "--players.a", "random"]) == 1
+
+
+def test_what_the_command_saves_is_saved_in_python_too(short, tmp_path):
+    report = play(tmp_path / "python", short)
+    assert fa.Report.load(tmp_path / "python" / "board.json").settings == report.settings
+    words = ["bench", "--suite", short, "--players.random", "random", "--out_dir", str(tmp_path / "command")]
+    assert cli.main([*words, "--json", str(tmp_path / "other.json")]) == 0
+    found = {name: {file.name for file in (tmp_path / name).iterdir()} for name in ("python", "command")}
+    assert found["python"] == found["command"] == {"episodes.jsonl", "board.json"}
+    assert fa.Report.load(tmp_path / "other.json").settings == report.settings
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (lambda: fa.suite("core"), "no suite is called 'core'. Did you mean 'core-v1'"),
+        (lambda: fa.suite("KuhnPoker"), f"no suite is called 'KuhnPoker'. Did you mean '{KUHN}'"),
+        (lambda: fa.suite(KUHN), "is an environment and no suite"),
+        (lambda: fa.make("core-v1"), r"'core-v1' is a suite: fa.suite\('core-v1'\)"),
+        (lambda: fa.make("core-v2"), "no environment is registered as 'core-v2'. Did you mean 'core-v1'"),
+        (lambda: play("x", ["duel-v0", "cor-v1"]), "no suite is called 'cor-v1'. Did you mean 'core-v1'"),
+        (lambda: play("x", "duel-v0", {"r": "randm"}), "player 'r': model 'randm' .*Did you mean 'random'"),
+    ],
+)
+def test_what_was_meant_is_guessed_among_suites_environments_and_players(asked, said, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ForgeError, match=said):
+        asked()
 
 
 def test_the_suites_that_come_with_the_package():

@@ -12,9 +12,10 @@ from rich.console import Console
 
 import forge_agents as fa
 from forge_agents.errors import PlayerLeftError
+from forge_agents.page import visible
 from forge_agents.rollout import players
 from forge_agents.rollout.rollout import Rollout, play
-from forge_agents.rollout.terminal import Terminal, visible
+from forge_agents.rollout.terminal import Terminal
 
 HOSTILE = [
     "\x1b[2J\x1b[1;1H",  # clear the screen

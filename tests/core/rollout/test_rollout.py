@@ -262,6 +262,22 @@ def test_random_players_repeat_themselves_for_a_seed():
     assert len({t.action for t in first.turns}) > 1
 
 
+def test_random_siblings_play_their_own_moves_unless_they_share_them():
+    class Echoes(Count):
+        def act(self, agent, action):
+            self.said.append(action)
+            return fa.Outcome(done=len(self.said) == 4)
+
+    def moves(player, size=5):
+        group = asyncio.run(Rollout(make_env=Echoes, env_id="t", seats=player).group(seed=5, size=size))
+        return [tuple(turn.action for turn in episode.turns) for episode in group.episodes]
+
+    own, alone = moves(fa.Random()), run(Echoes(), {"a": fa.Random(), "b": fa.Random()})
+    assert len(set(own)) == 5 and moves(fa.Random()) == own and moves(fa.Random(), size=3) == own[:3]
+    assert own[0] == tuple(turn.action for turn in alone.turns), "a group of one is an episode played by itself"
+    assert moves(fa.Random(shared=True)) == [own[0]] * 5
+
+
 def test_siblings_share_the_seed_and_retry_in_a_fresh_environment():
     made = []
 

@@ -5,7 +5,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from viewer_runs import episode, record
 
-from forge_agents.viewer.episodes import Pieces, digest, finite, shown_episode
+from forge_agents.episodes.stored import digest, finite
+from forge_agents.viewer.episodes import Pieces, shown_episode
 
 
 def pieces(policy, ids):

@@ -11,9 +11,9 @@ from fake_processes import TEAM, Duel, Processes, group
 
 import forge_agents as fa
 from forge_agents.cli import main as cli
+from forge_agents.episodes.stored import digest
 from forge_agents.errors import EmptyBatchError
 from forge_agents.types import EpisodeError, EpisodeGroup
-from forge_agents.viewer.episodes import digest
 from forge_trainers.rl.credit import Credit
 from forge_trainers.rl.endings import Endings, most_of, where_it_failed
 from forge_trainers.rl.rewards import Columns, EnvTurnReward, env_reward, judge

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
+from forge_agents.episodes.stored import EPISODES
 from forge_agents.errors import did_you_mean
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.types import Episode, EpisodeGroup, Message, Trajectory
-from forge_trainers.records.run_folder import EPISODES, read_episodes
+from forge_trainers.records.run_folder import read_episodes
 from forge_verifiers.core.verifier import reward_of
 
 if TYPE_CHECKING:

@@ -20,9 +20,10 @@ from zipfile import BadZipFile
 import numpy as np
 import yaml
 
+from forge_agents.episodes.stored import EPISODES
 from forge_agents.errors import ForgeError, RunFolderError
 from forge_agents.files import check_plain_files
-from forge_agents.types import Episode, EpisodeBatch, EpisodeError, Trajectory, Turn, VersionSpan
+from forge_agents.types import Episode, EpisodeBatch
 from forge_trainers.records.plots import draw_curve, picture
 from forge_trainers.records.trackers import Tracker, open_tracker
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from forge_verifiers.report.report import Snapshot
 
 _log = logging.getLogger(__name__)
-EPISODES, _VERIFIERS = "episodes.jsonl", "verifiers.jsonl"
+_VERIFIERS = "verifiers.jsonl"
 CHECKPOINT_MARK = "experiment.json"
 """The file that a checkpoint holds once it is complete."""
 _REWARDS = {"reward/mean": "training episodes", "eval/reward": "held-out seeds"}
@@ -138,7 +139,7 @@ class RunFolder:
                     "trained": learners,
                     "rewards": dict(reward),
                     "advantages": dict(own),
-                    **dataclasses.asdict(episode),
+                    **episode.as_json(),
                 }
                 for episode, reward, own in zip(episodes, rewards, learned, strict=True)
             ],
@@ -248,28 +249,10 @@ def read_episodes(folder: Path) -> list[tuple[Episode, dict[str, float]]]:
     found = []
     for number, row in enumerate(read_rows(file)):
         try:
-            found.append((_episode(row), dict(row["rewards"])))
+            found.append((Episode.from_json(row), dict(row["rewards"])))
         except (KeyError, TypeError, ValueError, AttributeError) as cause:
             raise RunFolderError(f"row {number} of {file} is no episode ({type(cause).__name__}: {cause})") from cause
     return found
-
-
-def _episode(row: Mapping[str, Any]) -> Episode:
-    def turn(fields: Mapping[str, Any]) -> Turn:
-        columns = {name: tuple(fields[name]) for name in ("prompt_ids", "response_ids", "logprobs")}
-        return Turn(**{**fields, **columns, "versions": tuple(VersionSpan(**span) for span in fields["versions"])})
-
-    return Episode(
-        env_id=row["env_id"],
-        seed=row["seed"],
-        trajectories={
-            agent: Trajectory(**{**fields, "turns": tuple(turn(own) for own in fields["turns"])})
-            for agent, fields in row["trajectories"].items()
-        },
-        error=None if row["error"] is None else EpisodeError(**row["error"]),
-        end_reason=row["end_reason"],
-        duration_s=row["duration_s"],
-    )
 
 
 def verifier_history(folder: str | os.PathLike[str]) -> list[Snapshot]:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from forge_agents.rollout.terminal import visible
+from forge_agents.page import visible
 
 _SHOWN = (
     ("reward", "reward/mean", "{:.3f}"),

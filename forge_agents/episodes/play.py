@@ -1,0 +1,213 @@
+"""`play`: one game, from a seed to an `Episode`, from any Python: a script, a prompt, a notebook.
+
+In: an environment, who sits in its seats, a seed. Out: an episode. Waits for engines, endpoints and environments, each
+with its own deadline, and for people.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from pettingzoo import AECEnv, ParallelEnv
+from rich.console import Console
+
+from forge_agents.envs import registry
+from forge_agents.envs.spec import EnvSpec
+from forge_agents.errors import NotReadyError
+from forge_agents.policy import Policy, Seats, declared_policies, named_apart, seat_policies
+from forge_agents.rollout import rollout
+from forge_agents.rollout.players import Served
+from forge_agents.rollout.rollout import PlayableEnv
+from forge_agents.runtime.waits import run_to_end
+from forge_agents.serving.config import EngineConfig
+from forge_agents.serving.fleet import Fleet
+from forge_agents.types import Episode
+
+T = TypeVar("T")
+
+
+class Engines:
+    """Engines that stay up from game to game: ``with fa.Engines(team) as engines: fa.play(..., engines=engines)``.
+
+    They run on an event loop in a thread of their own, so that it does not matter whether one runs here.
+
+    Args:
+        policies: Whose models are served; policies of one model share an engine.
+        config: Settings of every engine; None leaves out compilation, so that they start sooner.
+
+    Raises:
+        ModelNotFoundError: On entering: there is no such model.
+        StallError, ActorDiedError: On entering: an engine did not start in time, or died.
+    """
+
+    def __init__(self, *policies: Policy, config: EngineConfig | None = None) -> None:
+        self._models = {policy.model: policy for policy in policies}
+        self._config = config
+        self._served: Mapping[str, Served] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __enter__(self) -> Engines:
+        started: Future[tuple[asyncio.AbstractEventLoop, Callable[[], object]]] = Future()
+        ready: Future[Mapping[str, Served]] = Future()
+
+        async def serve() -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            started.set_result((asyncio.get_running_loop(), task.cancel))
+            async with _serving(self._models, self._config) as served:
+                ready.set_result(served)
+                await asyncio.Event().wait()
+
+        def live() -> None:
+            try:
+                asyncio.run(serve())
+            except BaseException as error:  # noqa: BLE001  # the boundary: whoever waits for the start raises it
+                if not ready.done():
+                    ready.set_exception(error)
+
+        self._thread = threading.Thread(target=live, name="forge-engines", daemon=True)
+        self._thread.start()
+        self._loop, self._cancel = started.result()
+        try:
+            self._served = ready.result()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+                self._loop.call_soon_threadsafe(self._cancel)
+        self._loop, self._served = None, {}
+        self._thread.join()
+
+    def of(self, policies: Mapping[str, Policy]) -> dict[str, Served]:
+        """What players of `policies` need, by their names.
+
+        Raises:
+            NotReadyError: Outside of the block.
+            ValueError: One of them is of a model that is not served here.
+        """
+        if self._loop is None:
+            raise NotReadyError("engines serve inside their block only: with fa.Engines(policy) as engines: ...")
+        for policy in policies.values():
+            if policy.model not in self._models:
+                raise ValueError(
+                    f"policy {policy.name!r} plays {policy.model}, and these engines serve {', '.join(self._models)}; "
+                    "name it in fa.Engines(...), or leave out engines= and it gets one of its own"
+                )
+        return {name: self._served[policy.model] for name, policy in policies.items()}
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` beside the engines to its end; Ctrl-C cancels it."""
+        assert self._loop is not None
+        running = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return running.result()
+        except BaseException:
+            running.cancel()
+            raise
+
+
+def play(
+    env: str | EnvSpec | PlayableEnv | Callable[..., PlayableEnv],
+    seats: Seats,
+    *,
+    seed: int = 0,
+    env_args: Mapping[str, Any] | None = None,
+    max_turns: int | None = None,
+    engines: Engines | None = None,
+) -> Episode:
+    """Play one game to its end. ``print`` shows the episode as a conversation.
+
+    The same seed, players and weights play the same game again, where the environment keeps to its seed.
+
+    Args:
+        env: An id, a spec, a class or factory, or an environment, which is reset and left open.
+        seats: One player for all seats, a player by seat, or a function ``(agent, seed) -> player``. A `Policy` gets
+            an engine for this one call, which takes ten seconds and more, unless `engines` serve its model. A model
+            behind a server, such as that of ``forge-agents serve``, sits down as an `Endpoint`.
+        seed: Of the episode.
+        env_args: Arguments of the environment.
+        max_turns: Decisions after which the episode is cut off; None is the registered limit, or else 1000.
+        engines: Engines that run already.
+
+    Returns:
+        The episode. If the environment or a player failed, `Episode.error` says where and why, and the turns so far
+        are kept.
+
+    Raises:
+        UnknownIdError, ArgumentError: No such environment, or arguments that it does not take.
+        TypeError, ValueError: What is no environment or no player, a seat without a player, a player for a seat that
+            does not exist, or engines that do not serve a model.
+        ModelNotFoundError: There is no such model.
+        StallError, ActorDiedError: An engine did not start in time, is gone or does not answer.
+        BudgetError: An endpoint's budget is spent.
+    """
+    if max_turns is not None and max_turns < 1:
+        raise ValueError(f"max_turns={max_turns} plays nothing; set at least 1, or None")
+    game = _made(env, env_args or {})
+    spec = getattr(game, "spec", None)
+    spec = spec if isinstance(spec, EnvSpec) else None
+    env_id = spec.id if spec else type(game).__name__
+    try:
+        chosen = named_apart(seat_policies(seats, game.possible_agents, seed))
+        learned = {agent: policy for agent, policy in chosen.items() if isinstance(policy, Policy)}
+        models = declared_policies(learned, list(learned))  # others may share a name
+
+        async def played(served: Mapping[str, Served]) -> Episode:
+            policies = seat_policies(chosen, game.possible_agents, seed)
+            most = max_turns or (spec and spec.max_turns) or 1000
+            draw = f"{env_id}/{seed}"
+            return await rollout.play(
+                game, policies, seed=seed, env_id=env_id, served=served, max_turns=most, draw=draw
+            )
+
+        async def served_and_played() -> Episode:
+            async with _serving(models) as served:
+                return await played(served)
+
+        return run_to_end(served_and_played()) if engines is None else engines.run(played(engines.of(models)))
+    finally:
+        if game is not env:
+            rollout.close(game, env_id)
+
+
+@contextlib.asynccontextmanager
+async def _serving(
+    models: Mapping[str, Policy], config: EngineConfig | None = None
+) -> AsyncIterator[Mapping[str, Served]]:
+    """Engines of `models`, announced: they take a while to start."""
+    if models:
+        names = ", ".join(dict.fromkeys(policy.model for policy in models.values()))
+        Console(stderr=True).print(f"starting the engine of {names}, up to a minute", style="dim", markup=False)
+    async with Fleet.running(models, config or EngineConfig(enforce_eager=True)) as served:
+        yield served
+
+
+def _made(env: Any, arguments: Mapping[str, Any]) -> PlayableEnv:
+    """The environment that `env` stands for."""
+    if isinstance(env, AECEnv | ParallelEnv):
+        if arguments:
+            raise TypeError(
+                f"env_args={dict(arguments)} came with an environment that is made already; make it with them"
+            )
+        return env
+    if isinstance(env, str):
+        return registry.make(env, **arguments)
+    if isinstance(env, EnvSpec):
+        return registry.made(replace(env, kwargs={**env.kwargs, **arguments}))
+    made = env(**arguments) if callable(env) else env
+    if not isinstance(made, AECEnv | ParallelEnv):
+        raise TypeError(
+            "a game is an environment's id, an fa.EnvSpec, a PettingZoo environment, or a class or factory of one, got "
+            f"{type(made).__name__}; fa.wrap makes text games of array environments"
+        )
+    return made

@@ -1,0 +1,196 @@
+"""`fa.play`: one game from any Python."""
+
+import asyncio
+import contextlib
+import io
+import os
+import threading
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+import forge_agents as fa
+from forge_agents.errors import ModelNotFoundError, NotReadyError
+from forge_agents.rollout import players
+from forge_agents.rollout.players import Served
+from forge_agents.rollout.terminal import Terminal
+from forge_agents.serving.fleet import Fleet
+from forge_agents.types import Completion, VersionSpan
+
+KUHN = "forge/KuhnPoker-v0"
+TEAM = fa.Policy("m", name="team")
+
+
+class Count(fa.TurnEnv):
+    """Two seats say what they like, five times together."""
+
+    possible_agents = ["a", "b"]
+    closed = 0
+
+    def setup(self, rng):
+        self.said = 0
+
+    def instructions(self, agent):
+        return ""
+
+    def observe_text(self, agent):
+        return f"{self.said} said"
+
+    def act(self, agent, action):
+        self.said += 1
+        if action == "break":
+            raise RuntimeError("broken by a player")
+        return fa.Outcome(done=self.said == 5)
+
+    def close(self):
+        type(self).closed += 1
+
+
+@pytest.fixture
+def fleets(monkeypatch):
+    """Engines that answer "ok" and note what they are asked; ``fleets`` has the models of each start."""
+    starts = []
+
+    class Engine:
+        max_model_len = 100
+
+        async def generate(self, prompt_ids, sampling, *, choices=(), seed=None):
+            starts.append((threading.current_thread().name, seed))
+            span = VersionSpan(version=0, start=0, end=1)
+            return Completion(token_ids=(1,), logprobs=(0.0,), finish_reason="stop", versions=(span,))
+
+    class Words:
+        def start(self, instructions, observation):
+            return (0,)
+
+        def extend(self, prompt_ids, response_ids, observation):
+            return (*prompt_ids, *response_ids)
+
+        def text(self, ids):
+            return "ok"
+
+    @contextlib.asynccontextmanager
+    async def running(policies, config):
+        if any(policy.model == "missing" for policy in policies.values()):
+            raise ModelNotFoundError("no such model")
+        if policies:
+            starts.append(("start", sorted(policy.model for policy in policies.values()), config.enforce_eager))
+        try:
+            yield {name: Served(Engine(), Words()) for name in policies}
+        finally:
+            starts.extend(["stop"] if policies else [])
+
+    monkeypatch.setattr(Fleet, "running", staticmethod(running))
+    return starts
+
+
+def test_a_seed_plays_the_same_game_however_it_is_named():
+    one = fa.play(KUHN, fa.Random(), seed=3)
+    named = {"p0": fa.Random(), "p1": fa.Random()}
+    for env in (fa.spec(KUHN), fa.make(KUHN), lambda: fa.make(KUHN)):
+        again = fa.play(env, named, seed=3)
+        assert (again.turns, again.env_id, again.error) == (one.turns, KUHN, None)
+    bare = fa.play(fa.spec(KUHN).load(), named, seed=3)
+    assert (bare.turns, bare.env_id) == (one.turns, "KuhnPoker"), "a class that knows no id is called by its name"
+    assert one.seed == 3 and len({fa.play(KUHN, fa.Random(), seed=seed).turns[0].observation for seed in range(6)}) > 1
+
+
+def test_scripted_seats_arguments_and_turn_limits():
+    relay = fa.play("forge/Relay-v0", fa.Scripted(lambda seen: "5"), env_args={"max_number": 5}, seed=1)
+    assert relay.error is None and fa.play(fa.spec("forge/Relay-v0"), fa.Random(), env_args={"max_number": 5})
+    assert len(fa.play(Count, fa.Random()).turns) == 5
+    cut = fa.play(Count, fa.Random(), max_turns=2)
+    assert (len(cut.turns), cut.end_reason, cut.env_id) == (2, "turn_limit", "Count")
+
+
+def test_what_it_makes_it_closes_and_what_it_is_given_stays_open():
+    before, mine = Count.closed, Count()
+    fa.play(mine, fa.Random())
+    assert Count.closed == before
+    fa.play(Count, fa.Random())
+    assert Count.closed == before + 1
+    with pytest.raises(ValueError, match="seat 'b' has no policy"):
+        fa.play(Count, {"a": fa.Random()})
+    assert Count.closed == before + 2
+
+
+def test_a_failure_is_in_the_episode_and_its_turns_are_kept():
+    episode = fa.play(Count, {"a": fa.Scripted(lambda seen: "x"), "b": fa.Scripted(lambda seen: "break")})
+    assert (episode.error.where, episode.error.kind, len(episode.turns)) == ("step", "RuntimeError", 2)
+    assert "failed in step" in str(episode) and "broken by a player" in str(episode)
+    assert "During handling" not in episode.error.trace
+
+
+def test_inside_a_running_loop_as_in_a_notebook():
+    async def cell():
+        return fa.play(KUHN, fa.Random(), seed=3)
+
+    assert asyncio.run(cell()).turns == fa.play(KUHN, fa.Random(), seed=3).turns
+
+
+def test_an_endpoint_and_a_person_sit_down(serve_chat, monkeypatch):
+    server = serve_chat(lambda request: "fold")
+    read, write = os.pipe()
+    os.write(write, b"bet\n")
+    os.close(write)
+    shown = Terminal(Console(file=io.StringIO(), width=100), read)
+    monkeypatch.setattr(players, "terminal", lambda: shown)
+    episode = fa.play(KUHN, {"p0": fa.Human(), "p1": fa.Endpoint(server.url, "stub")})
+    os.close(read)
+    assert [turn.action for turn in episode.turns] == ["bet", "fold"] and episode.rewards["p0"] == 1
+    assert "Your card" in shown.console.file.getvalue()
+
+
+def test_a_policy_has_an_engine_for_the_one_game(fleets, capsys):
+    team = fa.Policy("tiny")
+    first, again = (fa.play(Count, {"a": team, "b": fa.Random()}, seed=4) for _ in range(2))
+    assert [turn.policy for turn in first.turns][:2] == ["policy", "random"] and first.turns[0].action == "ok"
+    assert fleets.count(("start", ["tiny"], True)) == fleets.count("stop") == 2
+    seeds = [seed for name, seed in (one for one in fleets if len(one) == 2)]
+    assert len(seeds) == 6 and seeds[:3] == seeds[3:] and len(set(seeds)) == 3, "the seed names what models draw"
+    assert "starting the engine of tiny" in capsys.readouterr().err
+    assert [turn.action for turn in first.turns] == [turn.action for turn in again.turns]
+    assert {turn.policy for turn in fa.play(Count, {"a": fa.Policy("tiny"), "b": fa.Policy("big")}).turns} == {"a", "b"}
+
+
+def test_engines_that_run_already_play_many_games(fleets):
+    team, rival = fa.Policy("tiny", name="team"), fa.Policy("big", name="rival")
+    engines = fa.Engines(team, rival, config=fa.EngineConfig(enforce_eager=False))
+    with pytest.raises(NotReadyError, match="inside their block only"):
+        fa.play(Count, team, engines=engines)
+
+    async def cell():
+        return fa.play(Count, fa.Policy("tiny", name="other", sampling=fa.Sampling(max_tokens=3)), engines=engines)
+
+    with engines:
+        assert {turn.action for turn in fa.play(Count, {"a": team, "b": rival}, engines=engines).turns} == {"ok"}
+        assert asyncio.run(cell()).turns[0].policy == "other"
+        assert fa.play(Count, fa.Random(), engines=engines).error is None
+        with pytest.raises(ValueError, match=r"'new' plays huge, and these engines serve tiny, big.*fa\.Engines"):
+            fa.play(Count, fa.Policy("huge", name="new"), engines=engines)
+    assert [one for one in fleets if one == "stop" or one[0] == "start"] == [("start", ["big", "tiny"], False), "stop"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "forge-engines"]
+    with pytest.raises(ModelNotFoundError, match="no such model"), fa.Engines(fa.Policy("missing")):
+        pytest.fail("an engine that cannot start serves nothing")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "said"),
+    [
+        (lambda: fa.play("forge/KuhnPokr-v0", fa.Random()), KeyError, "Did you mean 'forge/KuhnPoker-v0'"),
+        (lambda: fa.play("core-v1", fa.Random()), KeyError, "'core-v1' is a suite"),
+        (lambda: fa.play(3, fa.Random()), TypeError, "a game is an environment's id.* got int"),
+        (lambda: fa.play(dict, fa.Random()), TypeError, "got dict; fa.wrap"),
+        (lambda: fa.play(Count(), fa.Random(), env_args={"n": 1}), TypeError, "made already; make it with them"),
+        (lambda: fa.play("forge/Relay-v0", fa.Random(), env_args={"n": 1}), TypeError, "It takes: max_number"),
+        (lambda: fa.play(KUHN, fa.Random), TypeError, r"the class Random: write Random\(\)"),
+        (lambda: fa.play(KUHN, "random"), TypeError, "got 'random'"),
+        (lambda: fa.play(KUHN, {"p0": fa.Random(), "p9": fa.Random()}), ValueError, "no seat 'p9'"),
+        (lambda: fa.play(KUHN, {"p0": TEAM, "p1": replace(TEAM, model="n")}), ValueError, "two different policies"),
+        (lambda: fa.play(KUHN, fa.Random(), max_turns=0), ValueError, "max_turns=0 plays nothing"),
+    ],
+)
+def test_what_cannot_be_played_is_said(wrong, kind, said):
+    with pytest.raises(kind, match=said):
+        wrong()

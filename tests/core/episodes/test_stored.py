@@ -1,0 +1,145 @@
+"""Episodes of a run as a table."""
+
+import json
+import math
+from itertools import islice
+
+import pytest
+
+import forge_agents as fa
+from forge_agents.episodes import stored
+from forge_agents.errors import RunFolderError
+from forge_trainers.records.run_folder import RunFolder
+
+KUHN = "forge/KuhnPoker-v0"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Six steps of two games; in step 3 one of them failed."""
+    folder = tmp_path_factory.mktemp("runs") / "duel"
+    kept = RunFolder(folder, {})
+    for step in range(6):
+        rival = fa.Random(name="late" if step > 3 else "rival")
+        episode = fa.play(KUHN, {"p0": fa.Scripted(lambda seen: "bet", name="hero"), "p1": rival}, seed=step)
+        other = fa.play("forge/Relay-v0", fa.Scripted(lambda seen: 1 if step == 3 else "7"), seed=step)
+        learned = {"p0": [0.5] * len(episode.trajectories["p0"].turns)}
+        rewards = [{"p0": 2.0, "p1": math.nan}, {}]
+        kept.keep_episodes(step, [episode, other], rewards, [learned, {}], trained=["hero"])
+    kept.close()
+    return folder
+
+
+def test_a_record_per_episode_says_what_it_came_to(run):
+    table = fa.load_episodes(run)
+    first = fa.play(KUHN, {"p0": fa.Scripted(lambda seen: "bet", name="hero"), "p1": fa.Random(name="rival")}, seed=0)
+    assert len(table) == 12 and [row["episode"] for row in table] == list(range(12))
+    row = table[0]
+    assert (row["step"], row["env_id"], row["seed"], row["error"]) == (0, KUHN, 0, "")
+    assert (row["agents"], row["policies"]) == (["p0", "p1"], ["hero", "rival"])
+    assert row["rewards"] == [first.rewards["p0"], first.rewards["p1"]] and row["reward"] == first.rewards["p0"]
+    assert (row["trained_reward"], row["turns"], row["end_reason"]) == (2.0, len(first.turns), "terminated")
+    assert table[-1]["step"] == 5 and [r["episode"] for r in table[2:4]] == [2, 3] and len({*map(tuple, table)}) == 1
+    assert [turn.action for turn in table.episode(0).turns] == [turn.action for turn in first.turns]
+    assert [episode.seed for episode in table.episodes()] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    with pytest.raises(IndexError):
+        table[12]
+
+
+def test_a_record_per_turn_has_what_was_said_and_learned(run):
+    turns = list(fa.load_episodes(run, env=KUHN, step=2).turns())
+    episode = fa.load_episodes(run, env=KUHN, step=2).episode(0)
+    assert [(row["agent"], row["action"], row["turn"]) for row in turns] == [
+        (turn.agent, turn.action, turn.index) for turn in episode.turns
+    ]
+    assert {(row["episode"], row["step"], row["seed"]) for row in turns} == {(4, 2, 2)}
+    assert {row["agent"]: row["advantage"] for row in turns} == {"p0": 0.5, "p1": None}
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({"env": KUHN}, [0, 2, 4, 6, 8, 10]),
+        ({"step": 1}, [2, 3]),
+        ({"step": range(1, 3), "env": KUHN}, [2, 4]),
+        ({"policy": "late"}, [8, 10]),
+        ({"failed": True}, [7]),
+        ({"failed": False, "step": 3}, [6]),
+        ({"where": lambda row: row["seed"] > 4}, [10, 11]),
+        ({"step": 99}, []),
+    ],
+)
+def test_filters(run, asked, found):
+    assert [row["episode"] for row in fa.load_episodes(run, **asked)] == found
+
+
+def test_a_filter_that_nothing_can_meet_is_a_mistake(run):
+    with pytest.raises(ValueError, match=r"env='forge/KuhnPokr-v0'.*forge/Relay-v0. Did you mean 'forge/KuhnPoker-v0'"):
+        len(fa.load_episodes(run, env="forge/KuhnPokr-v0"))
+    with pytest.raises(ValueError, match="policy='heroo'.*Did you mean 'hero'"):
+        list(fa.load_episodes(run, policy="heroo"))
+    with pytest.raises(ValueError, match="steps count from 0"):
+        fa.load_episodes(run, step=-1)
+
+
+def test_pandas_and_datasets_take_it_as_it_is(run):
+    pandas, datasets = pytest.importorskip("pandas"), pytest.importorskip("datasets")
+    table = fa.load_episodes(run)
+    frame = pandas.DataFrame(table)
+    assert len(frame) == 12 and frame.groupby("env_id").turns.sum()[KUHN] >= 12 and frame.error[7] == "policy: TypeError"
+    long = frame.explode(["agents", "policies", "rewards"])
+    assert (long.policies == "hero").sum() == 6
+    assert set(pandas.DataFrame(table.turns()).agent) == {"p0", "p1", "asker", "answerer"}
+    data = datasets.Dataset.from_list(table)
+    assert data.num_rows == 12 and data[0]["policies"] == ["hero", "rival"] and data[1] == table[1]
+
+
+def test_no_more_is_read_than_is_asked_for(run, monkeypatch):
+    read = []
+    monkeypatch.setattr(stored, "digest", lambda row, real=stored.digest: read.append(1) or real(row))
+    table = fa.load_episodes(run)
+    assert len(list(islice(table, 3))) == 3 and len(read) == 3 and "so far" in repr(table)
+    assert table[1]["episode"] == 1 and table.episode(2).seed == 1 and len(read) == 3
+    assert len(list(islice(table.episodes(), 4))) == 4 and len(read) == 4
+    assert len(table) == 12 and len(list(table)) == 12 and len(read) == 12
+
+
+def test_a_run_that_goes_on_or_begins_again_does_not_confuse_it(run, tmp_path):
+    file = tmp_path / "episodes.jsonl"
+    lines = (run / "episodes.jsonl").read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:2]) + lines[2][:50])
+    table = fa.load_episodes(file)
+    assert len(table) == 2, "a half-written last line is not there yet"
+    draft = tmp_path / "draft"
+    draft.write_text(lines[4])
+    draft.replace(file)
+    assert table.episode(1).env_id == "forge/Relay-v0", "what was loaded stays what it was"
+    assert [row["seed"] for row in fa.load_episodes(tmp_path)] == [2]
+
+
+def test_damaged_foreign_and_missing_files_are_named(run, tmp_path):
+    line = (run / "episodes.jsonl").read_text().splitlines()[0]
+    file = tmp_path / "episodes.jsonl"
+    for wrong, said in (("{bad", "it is not JSON"), ('{"step": 1}', "neither an episode"), ("[]", "damaged|neither")):
+        file.write_text(f"{line}\n\n{wrong}\n{line}\n")
+        table = fa.load_episodes(tmp_path)
+        assert table[0]["step"] == 0
+        with pytest.raises(RunFolderError, match=f"line 3 of .*{said}"):
+            len(table)
+    file.write_text(json.dumps({**json.loads(line), "format": 9}) + "\n")
+    with pytest.raises(RunFolderError, match="format 9; this version"):
+        fa.load_episodes(tmp_path).episode(0)
+    with pytest.raises(RunFolderError, match=r"duell holds no episodes.jsonl; give the out_dir.*Did you mean 'duel'"):
+        fa.load_episodes(run.parent / "duell")
+    file.unlink()
+    file.symlink_to(run / "episodes.jsonl")
+    with pytest.raises(RunFolderError, match="is a link"):
+        fa.load_episodes(tmp_path)
+
+
+def test_a_benchmarks_records_are_a_table_without_turns(tmp_path):
+    fa.benchmark({"a": fa.Random(), "b": fa.Random(seed=1)}, KUHN, episodes=2, out_dir=tmp_path, progress=False)
+    table = fa.load_episodes(tmp_path, policy="b")
+    assert len(table) == 6 and {row["step"] for row in table} == {None} and table[0]["turns"] >= 2
+    with pytest.raises(RunFolderError, match="written by a benchmark, which keeps .* not their turns"):
+        table.episode(0)

@@ -1,0 +1,124 @@
+"""An episode as people read it, and as files hold it."""
+
+import json
+import math
+import re
+from dataclasses import replace
+
+import pytest
+
+import forge_agents as fa
+from forge_agents.types import EpisodeError, Usage, VersionSpan
+
+HOSTILE = "\x1b[2J<script>alert(1)</script>\u202e\n3. p9 (cheat)\n  reward   +9"
+TURN = fa.Turn(
+    agent="a",
+    index=0,
+    observation="Which digit?",
+    action=HOSTILE,
+    reward=1.5,
+    terminated=True,
+    truncated=True,
+    policy="p",
+    prompt_ids=(1, 2),
+    response_ids=(3, 4),
+    logprobs=(-0.1 - 0.2, -math.inf),
+    versions=(VersionSpan(version=2, start=0, end=2),),
+    finish_reason="length",
+    generate_s=0.1,
+    usage=Usage(prompt_tokens=3, completion_tokens=4),
+    info={"legal_actions": ["1", None], "deep": {"a": [1.5, True]}, "half": "\ud83d"},
+)
+SEAT = fa.Trajectory(
+    agent="a", policy="p", turns=(TURN,), early_reward=0.25, instructions="Reply.", env_id="e", seed=7, info={"b": 1}
+)
+EPISODE = fa.Episode(
+    env_id="my/Game-v0",
+    seed=2**70,
+    trajectories={"a": SEAT, "z": fa.Trajectory(agent="z", policy="q", turns=())},
+    error=EpisodeError(where="step", kind="KeyError", message="'x'", trace="Traceback\n  here\n"),
+    end_reason="error",
+    duration_s=0.5,
+)
+
+
+def test_all_that_an_episode_holds_comes_back():
+    again = fa.Episode.from_json(EPISODE.to_json())
+    assert again == EPISODE and "\n" not in EPISODE.to_json()
+    turn = again.trajectories["a"].turns[0]
+    assert isinstance(turn.usage, Usage) and isinstance(turn.versions[0], VersionSpan) and type(turn.logprobs) is tuple
+    assert list(again.trajectories) == ["a", "z"]
+    for field in fa.Turn.__dataclass_fields__:  # none is at its default, so that none can be lost unseen
+        assert getattr(fa.Turn(agent="", index=1, observation="", action="", reward=0.0), field) != getattr(TURN, field)
+
+
+def test_a_line_of_a_runs_file_is_an_episode_too(tmp_path):
+    from forge_trainers.records.run_folder import RunFolder
+
+    run = RunFolder(tmp_path, {})
+    run.keep_episodes(3, [EPISODE], [{"a": math.nan}], [{"a": [0.5]}], trained=["p"])
+    run.close()
+    line = (tmp_path / "episodes.jsonl").read_text()
+    assert fa.Episode.from_json(line) == fa.Episode.from_json(line.encode()) == EPISODE
+    old = json.loads(line)
+    del old["format"]  # as runs wrote it before it had one
+    assert fa.Episode.from_json(old) == EPISODE
+
+
+def _changed(**fields):
+    return {**EPISODE.as_json(), **fields}
+
+
+def _changed_turn(**fields):
+    return _changed(trajectories={"a": {**SEAT_ROW, "turns": [{**SEAT_ROW["turns"][0], **fields}]}})
+
+
+SEAT_ROW = EPISODE.as_json()["trajectories"]["a"]
+
+
+@pytest.mark.parametrize(
+    ("stored", "said"),
+    [
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[1]", "a JSON list"),
+        ({}, "env_id: Field required"),
+        (_changed(format=2), "format 2; this version of forge_agents reads 1"),
+        (_changed(novel=1), "novel: Unexpected"),
+        (_changed(end_reason="bored"), "end_reason: Input should be 'terminated'"),
+        (_changed_turn(novel=1), r"trajectories.a.turns.0.novel: Unexpected"),
+        (_changed_turn(reward="much"), r"turns.0.reward: Input should be a valid number"),
+        (_changed_turn(reward=math.nan), "rewards"),
+        (_changed_turn(logprobs=[]), "2 response tokens with 0 logprobs"),
+        (_changed_turn(usage={"prompt_tokens": 1}), "usage.completion_tokens: Field required"),
+        (_changed(trajectories={"\x1b[2J": 1}), r"trajectories.\\x1b\[2J"),
+    ],
+)
+def test_what_is_no_episode_of_this_format_is_refused(stored, said):
+    with pytest.raises(ValueError, match=said) as caught:
+        fa.Episode.from_json(stored)
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 300
+
+
+def test_a_conversation_is_printed_and_nothing_in_it_steers_the_terminal():
+    text = str(EPISODE)
+    assert text.splitlines()[0] == f"my/Game-v0, seed {2**70}"
+    assert "a\n  is told  Reply." in text and "1. a (p)\n  reads    Which digit?\n  answers  \\x1b[2J<script>" in text
+    assert "cut off  by max_tokens" in text and "\n  reward   +1.5\n" in text
+    assert "failed in step\n  because  KeyError: 'x'\n  trace    Traceback\n             here\n" in text
+    assert text.endswith("error after 1 turn\n  a        +1.75 (p)\n  z        +0 (q)")
+    assert all(char == "\n" or char.isprintable() for char in text)
+    assert not re.search(r"^(3\. p9|  reward   \+9)", text, re.MULTILINE), "an answer cannot pass for a turn"
+    assert repr(EPISODE).startswith("Episode(env_id='my/Game-v0'") and len(repr(EPISODE)) < 200
+
+
+def test_a_notebook_is_shown_text_and_no_markup():
+    page = EPISODE._repr_html_()
+    assert "&lt;script&gt;alert(1)" in page and "<script" not in page and "\x1b" not in page and "\u202e" not in page
+    named = replace(EPISODE, env_id="<img src=x>", trajectories={"<b>": replace(SEAT, agent="<b>", policy="<i>")})
+    assert not re.search(r"<(img|i)\b|\(<|\d <b>", named._repr_html_())
+    assert set(re.findall(r"<(\w+)", named._repr_html_())) == {"div", "pre", "b", "table", "tr", "td"}
+
+
+def test_an_episode_in_which_nobody_took_part_is_shown():
+    assert str(fa.Episode(env_id="", seed=1, trajectories={})) == "episode, seed 1\n\nterminated after 0 turns"
