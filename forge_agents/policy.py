@@ -324,7 +324,7 @@ def _what(given: object) -> str:
     """What was given where a policy was expected."""
     if isinstance(given, type):
         return f"the class {given.__name__}: write {given.__name__}()"
-    return repr(given) if isinstance(given, str) else type(given).__name__
+    return f"str {given!r}" if isinstance(given, str) else type(given).__name__
 
 
 def declared_policies(seats: Seats, agents: Sequence[str]) -> dict[str, AnyPolicy]:

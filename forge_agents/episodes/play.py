@@ -158,16 +158,17 @@ def play(
     spec = spec if isinstance(spec, EnvSpec) else None
     env_id = spec.id if spec else type(game).__name__
     try:
-        chosen = named_apart(seat_policies(seats, game.possible_agents, seed))
-        learned = {agent: policy for agent, policy in chosen.items() if isinstance(policy, Policy)}
-        models = declared_policies(learned, list(learned))  # others may share a name
+        agents = game.possible_agents
+        chosen = seat_policies(named_apart(seat_policies(seats, agents, seed)), agents, seed)
+        in_seats = {agent: policy for agent, policy in chosen.items() if isinstance(policy, Policy)}
+        declared_policies(in_seats, list(in_seats))  # each has its own name; others may share one
+        models = {policy.name: policy for policy in in_seats.values()}
 
         async def played(served: Mapping[str, Served]) -> Episode:
-            policies = seat_policies(chosen, game.possible_agents, seed)
             most = max_turns or (spec and spec.max_turns) or 1000
             draw = f"{env_id}/{seed}"
             return await rollout.play(
-                game, policies, seed=seed, env_id=env_id, served=served, max_turns=most, draw=draw
+                game, chosen, seed=seed, env_id=env_id, served=served, max_turns=most, draw=draw
             )
 
         async def served_and_played() -> Episode:

@@ -185,7 +185,7 @@ def test_engines_that_run_already_play_many_games(fleets):
         (lambda: fa.play(Count(), fa.Random(), env_args={"n": 1}), TypeError, "made already; make it with them"),
         (lambda: fa.play("forge/Relay-v0", fa.Random(), env_args={"n": 1}), TypeError, "It takes: max_number"),
         (lambda: fa.play(KUHN, fa.Random), TypeError, r"the class Random: write Random\(\)"),
-        (lambda: fa.play(KUHN, "random"), TypeError, "got 'random'"),
+        (lambda: fa.play(KUHN, "random"), TypeError, "got str 'random'"),
         (lambda: fa.play(KUHN, {"p0": fa.Random(), "p9": fa.Random()}), ValueError, "no seat 'p9'"),
         (lambda: fa.play(KUHN, {"p0": TEAM, "p1": replace(TEAM, model="n")}), ValueError, "two different policies"),
         (lambda: fa.play(KUHN, fa.Random(), max_turns=0), ValueError, "max_turns=0 plays nothing"),

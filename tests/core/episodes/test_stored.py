@@ -22,7 +22,7 @@ def run(tmp_path_factory):
     for step in range(6):
         rival = fa.Random(name="late" if step > 3 else "rival")
         episode = fa.play(KUHN, {"p0": fa.Scripted(lambda seen: "bet", name="hero"), "p1": rival}, seed=step)
-        other = fa.play("forge/Relay-v0", fa.Scripted(lambda seen: 1 if step == 3 else "7"), seed=step)
+        other = fa.play("forge/Relay-v0", fa.Scripted(lambda seen, said=1 if step == 3 else "7": said), seed=step)
         learned = {"p0": [0.5] * len(episode.trajectories["p0"].turns)}
         rewards = [{"p0": 2.0, "p1": math.nan}, {}]
         kept.keep_episodes(step, [episode, other], rewards, [learned, {}], trained=["hero"])
@@ -86,7 +86,8 @@ def test_pandas_and_datasets_take_it_as_it_is(run):
     pandas, datasets = pytest.importorskip("pandas"), pytest.importorskip("datasets")
     table = fa.load_episodes(run)
     frame = pandas.DataFrame(table)
-    assert len(frame) == 12 and frame.groupby("env_id").turns.sum()[KUHN] >= 12 and frame.error[7] == "policy: TypeError"
+    assert len(frame) == 12 and frame.groupby("env_id").turns.sum()[KUHN] >= 12
+    assert frame.error[7] == "policy: TypeError"
     long = frame.explode(["agents", "policies", "rewards"])
     assert (long.policies == "hero").sum() == 6
     assert set(pandas.DataFrame(table.turns()).agent) == {"p0", "p1", "asker", "answerer"}
