@@ -6,11 +6,8 @@ with its own deadline, and for people.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -24,7 +21,7 @@ from forge_agents.policy import Policy, Seats, declared_policies, named_apart, s
 from forge_agents.rollout import rollout
 from forge_agents.rollout.players import Served
 from forge_agents.rollout.rollout import PlayableEnv
-from forge_agents.runtime.waits import run_to_end
+from forge_agents.runtime.interrupts import LoopRunner
 from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.fleet import Fleet
 from forge_agents.types import Episode
@@ -34,8 +31,6 @@ T = TypeVar("T")
 
 class Engines:
     """Engines that stay up from game to game: ``with fa.Engines(team) as engines: fa.play(..., engines=engines)``.
-
-    They run on an event loop in a thread of their own, so that it does not matter whether one runs here.
 
     Args:
         policies: Whose models are served; policies of one model share an engine.
@@ -48,72 +43,49 @@ class Engines:
 
     def __init__(self, *policies: Policy, config: EngineConfig | None = None) -> None:
         self._models = {policy.model: policy for policy in policies}
-        self._config = config
-        self._served: Mapping[str, Served] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._config = config or EngineConfig(enforce_eager=True)
+        self._fleet: Fleet | None = None
+        self._loop = LoopRunner(self._stop)
 
     def __enter__(self) -> Engines:
-        started: Future[tuple[asyncio.AbstractEventLoop, Callable[[], object]]] = Future()
-        ready: Future[Mapping[str, Served]] = Future()
-
-        async def serve() -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            started.set_result((asyncio.get_running_loop(), task.cancel))
-            async with _serving(self._models, self._config) as served:
-                ready.set_result(served)
-                await asyncio.Event().wait()
-
-        def live() -> None:
-            try:
-                asyncio.run(serve())
-            except BaseException as error:  # noqa: BLE001  # the boundary: whoever waits for the start raises it
-                if not ready.done():
-                    ready.set_exception(error)
-
-        self._thread = threading.Thread(target=live, name="forge-engines", daemon=True)
-        self._thread.start()
-        self._loop, self._cancel = started.result()
-        try:
-            self._served = ready.result()
-        except BaseException:
-            self.__exit__()
-            raise
+        self._loop.run(self._start())
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
-                self._loop.call_soon_threadsafe(self._cancel)
-        self._loop, self._served = None, {}
-        self._thread.join()
+        self._loop.close()
 
-    def of(self, policies: Mapping[str, Policy]) -> dict[str, Served]:
-        """What players of `policies` need, by their names.
+    def run(self, policies: Iterable[Policy], game: Callable[[Mapping[str, Served]], Coroutine[Any, Any, T]]) -> T:
+        """Run ``game(served)`` to its end; `served` has what players of `policies` need, by their names.
 
         Raises:
-            NotReadyError: Outside of the block.
-            ValueError: One of them is of a model that is not served here.
+            NotReadyError: Outside of the block, or after Ctrl-C in it.
+            ValueError: A policy is of a model that is not served here.
         """
-        if self._loop is None:
-            raise NotReadyError("engines serve inside their block only: with fa.Engines(policy) as engines: ...")
-        for policy in policies.values():
+        if self._fleet is None:
+            raise NotReadyError(
+                "these engines are not running; they do inside their block, with fa.Engines(policy) as engines: ..., "
+                "until Ctrl-C"
+            )
+        served = {}
+        for policy in policies:
             if policy.model not in self._models:
                 raise ValueError(
                     f"policy {policy.name!r} plays {policy.model}, and these engines serve {', '.join(self._models)}; "
                     "name it in fa.Engines(...), or leave out engines= and it gets one of its own"
                 )
-        return {name: self._served[policy.model] for name, policy in policies.items()}
+            served[policy.name] = self._fleet.served[policy.model]
+        return self._loop.run(game(served))
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` beside the engines to its end; Ctrl-C cancels it."""
-        assert self._loop is not None
-        running = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return running.result()
-        except BaseException:
-            running.cancel()
-            raise
+    async def _start(self) -> None:
+        if self._models:
+            said = f"starting the engine of {', '.join(self._models)}, up to a minute"
+            Console(stderr=True).print(said, style="dim", markup=False)
+        self._fleet = await Fleet.start(self._models, self._config)
+
+    async def _stop(self) -> None:
+        fleet, self._fleet = self._fleet, None
+        if fleet is not None:
+            await fleet.stop()
 
 
 def play(
@@ -160,37 +132,18 @@ def play(
     try:
         agents = game.possible_agents
         chosen = seat_policies(named_apart(seat_policies(seats, agents, seed)), agents, seed)
-        in_seats = {agent: policy for agent, policy in chosen.items() if isinstance(policy, Policy)}
-        declared_policies(in_seats, list(in_seats))  # each has its own name; others may share one
-        models = {policy.name: policy for policy in in_seats.values()}
+        models = {agent: policy for agent, policy in chosen.items() if isinstance(policy, Policy)}
+        declared_policies(models, list(models))  # each has its own name; other players may share one
+        most, draw = max_turns or (spec and spec.max_turns) or 1000, f"{env_id}/{seed}"
 
-        async def played(served: Mapping[str, Served]) -> Episode:
-            most = max_turns or (spec and spec.max_turns) or 1000
-            draw = f"{env_id}/{seed}"
-            return await rollout.play(
-                game, chosen, seed=seed, env_id=env_id, served=served, max_turns=most, draw=draw
-            )
+        def one(served: Mapping[str, Served]) -> Coroutine[Any, Any, Episode]:
+            return rollout.play(game, chosen, seed=seed, env_id=env_id, served=served, max_turns=most, draw=draw)
 
-        async def served_and_played() -> Episode:
-            async with _serving(models) as served:
-                return await played(served)
-
-        return run_to_end(served_and_played()) if engines is None else engines.run(played(engines.of(models)))
+        with contextlib.nullcontext(engines) if engines else Engines(*models.values()) as running:
+            return running.run(models.values(), one)
     finally:
         if game is not env:
             rollout.close(game, env_id)
-
-
-@contextlib.asynccontextmanager
-async def _serving(
-    models: Mapping[str, Policy], config: EngineConfig | None = None
-) -> AsyncIterator[Mapping[str, Served]]:
-    """Engines of `models`, announced: they take a while to start."""
-    if models:
-        names = ", ".join(dict.fromkeys(policy.model for policy in models.values()))
-        Console(stderr=True).print(f"starting the engine of {names}, up to a minute", style="dim", markup=False)
-    async with Fleet.running(models, config or EngineConfig(enforce_eager=True)) as served:
-        yield served
 
 
 def _made(env: Any, arguments: Mapping[str, Any]) -> PlayableEnv:

@@ -1,10 +1,8 @@
 """`fa.play`: one game from any Python."""
 
 import asyncio
-import contextlib
 import io
 import os
-import threading
 from dataclasses import replace
 
 import pytest
@@ -56,7 +54,7 @@ def fleets(monkeypatch):
         max_model_len = 100
 
         async def generate(self, prompt_ids, sampling, *, choices=(), seed=None):
-            starts.append((threading.current_thread().name, seed))
+            starts.append(seed)
             span = VersionSpan(version=0, start=0, end=1)
             return Completion(token_ids=(1,), logprobs=(0.0,), finish_reason="stop", versions=(span,))
 
@@ -70,18 +68,20 @@ def fleets(monkeypatch):
         def text(self, ids):
             return "ok"
 
-    @contextlib.asynccontextmanager
-    async def running(policies, config):
-        if any(policy.model == "missing" for policy in policies.values()):
-            raise ModelNotFoundError("no such model")
-        if policies:
-            starts.append(("start", sorted(policy.model for policy in policies.values()), config.enforce_eager))
-        try:
-            yield {name: Served(Engine(), Words()) for name in policies}
-        finally:
-            starts.extend(["stop"] if policies else [])
+    class Up:
+        def __init__(self, policies):
+            self.served = {name: Served(Engine(), Words()) for name in policies}
 
-    monkeypatch.setattr(Fleet, "running", staticmethod(running))
+        async def stop(self):
+            starts.extend(["stop"] if self.served else [])
+
+    async def start(policies, config):
+        if "missing" in policies:
+            raise ModelNotFoundError("no such model")
+        starts.extend([("start", list(policies), config.enforce_eager)] if policies else [])
+        return Up(policies)
+
+    monkeypatch.setattr(Fleet, "start", start)
     return starts
 
 
@@ -147,7 +147,7 @@ def test_a_policy_has_an_engine_for_the_one_game(fleets, capsys):
     first, again = (fa.play(Count, {"a": team, "b": fa.Random()}, seed=4) for _ in range(2))
     assert [turn.policy for turn in first.turns][:2] == ["policy", "random"] and first.turns[0].action == "ok"
     assert fleets.count(("start", ["tiny"], True)) == fleets.count("stop") == 2
-    seeds = [seed for name, seed in (one for one in fleets if len(one) == 2)]
+    seeds = [one for one in fleets if isinstance(one, int)]
     assert len(seeds) == 6 and seeds[:3] == seeds[3:] and len(set(seeds)) == 3, "the seed names what models draw"
     assert "starting the engine of tiny" in capsys.readouterr().err
     assert [turn.action for turn in first.turns] == [turn.action for turn in again.turns]
@@ -156,21 +156,23 @@ def test_a_policy_has_an_engine_for_the_one_game(fleets, capsys):
 
 def test_engines_that_run_already_play_many_games(fleets):
     team, rival = fa.Policy("tiny", name="team"), fa.Policy("big", name="rival")
+    other = fa.Policy("tiny", name="other", sampling=fa.Sampling(max_tokens=3))
     engines = fa.Engines(team, rival, config=fa.EngineConfig(enforce_eager=False))
-    with pytest.raises(NotReadyError, match="inside their block only"):
+    with pytest.raises(NotReadyError, match="these engines are not running"):
         fa.play(Count, team, engines=engines)
-
-    async def cell():
-        return fa.play(Count, fa.Policy("tiny", name="other", sampling=fa.Sampling(max_tokens=3)), engines=engines)
-
     with engines:
         assert {turn.action for turn in fa.play(Count, {"a": team, "b": rival}, engines=engines).turns} == {"ok"}
-        assert asyncio.run(cell()).turns[0].policy == "other"
+        assert fa.play(Count, other, engines=engines).turns[0].policy == "other"
         assert fa.play(Count, fa.Random(), engines=engines).error is None
         with pytest.raises(ValueError, match=r"'new' plays huge, and these engines serve tiny, big.*fa\.Engines"):
             fa.play(Count, fa.Policy("huge", name="new"), engines=engines)
-    assert [one for one in fleets if one == "stop" or one[0] == "start"] == [("start", ["big", "tiny"], False), "stop"]
-    assert not [thread for thread in threading.enumerate() if thread.name == "forge-engines"]
+    assert [one for one in fleets if not isinstance(one, int)] == [("start", ["tiny", "big"], False), "stop"]
+
+    async def cell():
+        with fa.Engines(team) as engines:
+            return [fa.play(Count, team, seed=seed, engines=engines) for seed in range(2)]
+
+    assert [episode.turns[0].action for episode in asyncio.run(cell())] == ["ok", "ok"] and fleets[-1] == "stop"
     with pytest.raises(ModelNotFoundError, match="no such model"), fa.Engines(fa.Policy("missing")):
         pytest.fail("an engine that cannot start serves nothing")
 
