@@ -71,6 +71,8 @@ if TYPE_CHECKING:
     default_bootstrap_cmd: Any
     """How Monarch starts a process."""
     enable_transport: Any
+    invoke_main: Any
+    """The program of a process that Monarch starts; ends with SystemExit."""
     run_worker_loop_forever: Any
     shutdown_context: Any
     this_host: Any
@@ -79,6 +81,7 @@ if TYPE_CHECKING:
 else:
     with _without_notice():
         from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
+        from monarch._src.actor.bootstrap_main import invoke_main
         from monarch.actor import (
             Actor,
             ActorError,
@@ -109,6 +112,7 @@ __all__ = [
     "default_bootstrap_cmd",
     "enable_transport",
     "endpoint",
+    "invoke_main",
     "leave_quietly",
     "new_host_address",
     "on_unhandled_fault",
@@ -151,7 +155,10 @@ def new_host_address(address: str) -> str:
 
 @functools.cache
 def leave_quietly() -> None:
-    """See to it that this process may end when hosts are gone; Monarch would say at length that they are."""
+    """See to it that this process may end when hosts are gone, or its own processes are slow to end.
+
+    Monarch would say so at length. What it registers itself comes after, and finds it done.
+    """
 
     def leave() -> None:
         with contextlib.suppress(TimeoutError):

@@ -68,7 +68,13 @@ _in_trouble: set[str] = set()
 
 
 def spawn_procs(
-    name: str, *, procs: int = 1, role: str = "", env: Mapping[str, str] | None = None, threads: int | None = None
+    name: str,
+    *,
+    procs: int = 1,
+    role: str = "",
+    env: Mapping[str, str] | None = None,
+    threads: int | None = None,
+    program: str = "",
 ) -> ProcMesh:
     """Start processes, one dimension ``rank`` of size `procs`.
 
@@ -80,6 +86,7 @@ def spawn_procs(
         role: As in `Hosts`, which says on which host; empty is this one.
         env: Variables that exist before the processes' Python starts.
         threads: Size of the processes' OpenMP, MKL and OpenBLAS pools; None leaves the libraries' defaults.
+        program: Python that each process runs, Monarch's own main program somewhere in it; empty is that one alone.
 
     Returns:
         A Monarch `ProcMesh`; processes start in the background and a failed start shows in the first call.
@@ -105,7 +112,9 @@ def spawn_procs(
 
     def command(at: Any) -> Any:
         host = spot.hosts[at["hosts"]].name if spot.elsewhere else ""
-        return default_bootstrap_cmd().with_env({**_processes.variables(host), **variables})
+        found = default_bootstrap_cmd().with_env({**_processes.variables(host), **variables})
+        found.args = ["-c", program] if program else found.args
+        return found
 
     whole: ProcMesh = spot.machines.spawn_procs(
         per_host={"rank": spot.each},
@@ -475,6 +484,7 @@ def _host() -> Any:
 
     host = _monarch.start_runtime()
     _monarch.on_unhandled_fault(_note_fault)
+    _monarch.leave_quietly()
     return host
 
 

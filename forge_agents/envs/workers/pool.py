@@ -117,9 +117,9 @@ class Worker:
         return answer
 
     def _start(self) -> None:
-        from forge_agents.envs.workers.actor import EnvActor
+        from forge_agents.envs.workers.actor import PROGRAM, EnvActor
 
-        procs = mesh.spawn_procs(self.name, role=ENVS)
+        procs = mesh.spawn_procs(self.name, role=ENVS, program=PROGRAM)
         self._actor, self._procs = procs.spawn("environments", EnvActor), procs
         if self._over:  # its episode was cancelled meanwhile
             mesh.kill(procs)

@@ -80,6 +80,10 @@ class Moody(fa.TurnEnv):
             sys.exit(3)
         if action == "stop":
             raise StopIteration("no more")
+        if action == "alarm":  # as graders limit their time; Python lets the main thread alone do so
+            signal.signal(signal.SIGALRM, lambda *_: None)
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            signal.pause()
         if action == "raise":
             raise LookupError("the environment's own")
         if action.startswith("child "):
@@ -154,6 +158,13 @@ def test_it_plays_like_any_other_in_another_process():
     assert env.terminations == {"a": True}
     env.step(None)
     assert env.agents == [] and "[a] x" in env.render()
+    env.close()
+
+
+def test_it_may_handle_signals_there():
+    env = started()
+    env.step("alarm")
+    assert env.rewards["a"] == 1.0
     env.close()
 
 
