@@ -12,12 +12,13 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special, stats
-from scipy.sparse.csgraph import connected_components
+
+# scipy loads where it computes: a command's --help needs none of it
 
 Floats = npt.NDArray[np.float64]
 K = TypeVar("K", bound=Hashable)
@@ -34,7 +35,8 @@ PERMUTATIONS = 10_000
 """Sign flips behind a p-value; all of them where there are no more than that."""
 _NOISE = 1e-12
 """Values whose relative difference is less are the same: 0.1 + 0.2 is no better than 0.3."""
-_Z = float(stats.norm.ppf(0.5 + CONFIDENCE / 2))
+_NORMAL = NormalDist()
+_Z = _NORMAL.inv_cdf(0.5 + CONFIDENCE / 2)
 MEAN = 1000.0
 """Mean rating of the players rated together."""
 SCALE = 400 / math.log(10)
@@ -101,6 +103,8 @@ def mean_rate(strata: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Inte
     Returns:
         The interval; `n` is the number of seeds, counted in each environment.
     """
+    from scipy import special
+
     arrays = [(np.asarray(hits, float), np.asarray(trials, float)) for hits, trials in strata]
     kept = [(hits[trials > 0], trials[trials > 0]) for hits, trials in arrays]
     if not kept or not all(len(trial) for _, trial in kept):
@@ -131,6 +135,8 @@ def mean(values: Sequence[float], *, seed: int = 0) -> Interval:
     Student's t for that (Hesterberg 2015, Am. Stat. 69:371, "expanded percentile"). Of values that are all equal the
     interval is a point; of fewer than two it is NaN.
     """
+    from scipy import special, stats
+
     x = np.asarray(values, float)
     if not len(x):
         return Interval(value=math.nan, low=math.nan, high=math.nan, n=0)
@@ -140,7 +146,7 @@ def mean(values: Sequence[float], *, seed: int = 0) -> Interval:
     if np.ptp(x) <= _NOISE * np.abs(x).max():
         return Interval(value=middle, low=middle, high=middle, n=n)
     # Hesterberg's expanded percentile: the normal tail beyond sqrt(n / (n - 1)) t_(n-1), in place of 0.025
-    tail = max(1 / RESAMPLES, stats.norm.sf(math.sqrt(n / (n - 1)) * special.stdtrit(n - 1, 0.5 + CONFIDENCE / 2)))
+    tail = max(1 / RESAMPLES, _NORMAL.cdf(-math.sqrt(n / (n - 1)) * special.stdtrit(n - 1, 0.5 + CONFIDENCE / 2)))
     rng, level = np.random.default_rng(seed), float(1 - 2 * tail)
     found = stats.bootstrap((x,), np.mean, n_resamples=RESAMPLES, confidence_level=level, method="BCa", rng=rng)
     ends = found.confidence_interval
@@ -157,6 +163,8 @@ def difference(first: Mapping[K, float], second: Mapping[K, float], *, seed: int
         first: Value by seed, or by environment and seed.
         second: The same of the other player; seeds that only one has are left out.
     """
+    from scipy import stats
+
     both = np.array([(first[s], second[s]) for s in first if s in second], float).reshape(-1, 2)
     gaps = both[:, 0] - both[:, 1]
     gaps[np.abs(gaps) <= _NOISE * np.abs(both).max(1, initial=0.0)] = 0.0
@@ -192,7 +200,7 @@ def gap_found(seeds: int, pairs: int) -> float:
         In standard deviations of the difference between two players on one seed, by the normal approximation.
     """
     # (z_(alpha / 2 m) + z_power) / sqrt(n): Bonferroni's level, which Holm's first step has
-    return float(stats.norm.isf((1 - CONFIDENCE) / 2 / pairs) + stats.norm.ppf(POWER)) / math.sqrt(seeds)
+    return (_NORMAL.inv_cdf(POWER) - _NORMAL.inv_cdf((1 - CONFIDENCE) / 2 / pairs)) / math.sqrt(seeds)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -257,7 +265,7 @@ def bradley_terry(wins: npt.ArrayLike, *, prior_draws: float = PRIOR_DRAWS) -> t
     if not _linked(w):
         raise ValueError("some players never met the others, not even through a third: they cannot be rated together")
     w = w + prior_draws / 2 * ((w + w.T) > 0)
-    if connected_components(w > 0, connection="strong")[0] > 1:  # Ford 1957: the maximum exists just then
+    if _pieces(w, directed=True) > 1:  # Ford 1957: the maximum exists just then
         raise ValueError("some players won or lost every game, so the likelihood has no maximum; set prior_draws > 0")
     theta, information = _strengths(w[None])
     return theta[0], np.sqrt(np.diag(np.linalg.pinv(information[0])))
@@ -320,4 +328,11 @@ def rate_players(games: Sequence[Game], players: Sequence[str], *, seed: int = 0
 
 def _linked(wins: Floats) -> bool:
     """Whether games lead from every player to every other."""
-    return bool(connected_components(wins > 0, directed=False)[0] == 1)
+    return _pieces(wins, directed=False) == 1
+
+
+def _pieces(wins: Floats, *, directed: bool) -> int:
+    """Groups of players within which wins, or where not `directed` games, lead from everyone to everyone."""
+    from scipy.sparse.csgraph import connected_components
+
+    return int(connected_components(wins > 0, directed=directed, connection="strong")[0])

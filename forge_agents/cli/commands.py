@@ -351,8 +351,6 @@ def verifiers(words: Sequence[str]) -> int:
 )
 def view(words: Sequence[str]) -> int:
     """Look at runs in a browser: forge-agents view RUN [RUN ...] [--port 8765] [--out PAGE.html]"""
-    from forge_agents import viewer
-
     parser = _parser("view")
     parser.add_argument("runs", nargs="+", type=str, help="Folders of runs and benchmarks, or folders of such folders.")
     parser.add_argument("--port", type=int, help="On 127.0.0.1; default: 8765, or another where that is in use.")
@@ -360,6 +358,8 @@ def view(words: Sequence[str]) -> int:
     parser.add_argument("--out", type=str, default="", help="Write one HTML file to share instead of serving.")
     parser.add_argument("--episodes", type=int, default=200, help="Newest episodes of each run in that file.")
     chosen = parser.parse_args(list(words))
+    from forge_agents import viewer
+
     if chosen.out:
         print(f"page   {viewer.save_page(chosen.runs, chosen.out, episodes=chosen.episodes)}")
     else:

@@ -90,6 +90,20 @@ def test_starting_is_fast(words):
     assert cost(*words) < 4 * cost("-c", "import numpy")
 
 
+def test_no_help_loads_what_only_work_needs():
+    code = """
+import contextlib, io, sys
+from forge_agents.cli import main as cli
+with contextlib.redirect_stdout(io.StringIO()):
+    for command in cli.COMMANDS:
+        with contextlib.suppress(SystemExit):
+            cli.main([command, "--help"])
+print({"torch", "vllm", "monarch", "transformers", "scipy", "sklearn", "fastapi"} & sys.modules.keys())
+"""
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120)
+    assert found.stdout == "set()\n"
+
+
 @functools.cache
 def cost(*words):
     took = []
