@@ -14,11 +14,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, TypeVar
+
+from forge_agents.errors import ActorDiedError, StallError
 
 T = TypeVar("T")
 _MOST_NAMED = 4
@@ -178,6 +180,65 @@ async def in_thread(call: Callable[..., T], *args: Any, name: str) -> T:
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return await asyncio.wrap_future(done)
+
+
+class LoopThread:
+    """An event loop on a thread of its own, for synchronous callers on any thread, inside another loop or not."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """False after `close`, and in a process that was forked from its own."""
+        return self._thread.is_alive()
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start `work`; its end is the future's."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call `function` there, soon."""
+        self._loop.call_soon_threadsafe(function)
+
+    def run(self, work: Coroutine[Any, Any, T], *, timeout_s: float, what: str) -> T:
+        """The result of `work`.
+
+        Raises:
+            StallError: It took longer than `timeout_s`.
+            ActorDiedError: The thread was closed meanwhile.
+            Exception: What `work` raised.
+        """
+        future = self.begin(work)
+        try:
+            return future.result(timeout_s)
+        except CancelledError:
+            raise ActorDiedError(f"{self._name} was closed during {what}") from None
+        except TimeoutError as error:
+            if future.done():  # what `work` raised
+                raise
+            raise StallError(f"{self._name} did not finish {what} within {timeout_s:g} s") from error
+        finally:
+            future.cancel()
+
+    def close(self) -> None:
+        """Cancel what still runs and end the thread."""
+        with contextlib.suppress(CancelledError, TimeoutError):
+            self.begin(_cancel_all()).result(5)
+        self.call(self._loop.stop)
+        self._thread.join(5)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
+async def _cancel_all() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Busy:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from forge_agents.errors import ForgeError, MissingExtraError
+from forge_agents.runtime.waits import LoopThread
 from forge_agents.tools import Tool
 
 if TYPE_CHECKING:
@@ -103,15 +103,13 @@ class _Connection:
 
     def __init__(self, name: str, hidden: Sequence[str]) -> None:
         self._name, self._hidden = name, hidden
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=f"mcp {name}", daemon=True)
-        self._thread.start()
+        self._thread = LoopThread(f"mcp {name}")
         self._stop = asyncio.Event()
         self._served: Future[None] | None = None
 
     def open(self, connect: Callable[[], Any], connect_s: float, call_s: float) -> list[Tool]:
         ready: Future[tuple[Client, list[Any]]] = Future()
-        self._served = asyncio.run_coroutine_threadsafe(self._serve(connect, ready, connect_s), self._loop)
+        self._served = self._thread.begin(self._serve(connect, ready, connect_s))
         client, listed = ready.result(connect_s + _STOP_S)  # the inner deadline comes first
         return [self._tool(client, tool, call_s) for tool in listed]
 
@@ -148,11 +146,9 @@ class _Connection:
         if self._served is None or self._served.done():
             work.close()
             raise ValueError(f"the connection to the MCP server {self._name!r} is closed")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result(timeout_s + 1.0)  # the client's own deadline comes first
+        try:  # the client's own deadline comes first
+            return self._thread.run(work, timeout_s=timeout_s + 1.0, what="call of a tool")
         except TimeoutError as late:
-            future.cancel()
             raise ValueError(f"the MCP server {self._name!r} gave no result within {timeout_s:g} s") from late
         except Exception as error:  # noqa: BLE001  # whatever the library raises; without it as a cause, as above
             raise ValueError(f"the MCP server {self._name!r}: {self._said(error)}") from None
@@ -167,16 +163,13 @@ class _Connection:
         return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.call(self._stop.set)
         if self._served is not None:
             try:
                 self._served.result(_STOP_S)
             except TimeoutError:
                 _log.warning("MCP server %r did not stop within %g s", self._name, _STOP_S)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_STOP_S)
-        if not self._thread.is_alive():
-            self._loop.close()
+        self._thread.close()
 
 
 async def _all_tools(client: Client) -> list[Any]:

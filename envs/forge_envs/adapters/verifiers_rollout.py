@@ -15,11 +15,12 @@ import logging
 import re
 import threading
 from collections.abc import Coroutine, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
+from forge_agents.errors import StallError
+from forge_agents.runtime.waits import LoopThread
 from forge_envs.adapters.contained import Randomness
 
 T = TypeVar("T")
@@ -82,7 +83,7 @@ class Rollout:
 
     def stop(self) -> None:
         """Give the rollout up. The environment's own cleaning up runs."""
-        if self._task is None or self._task.done() or not self._thread.is_alive():
+        if self._task is None or self._task.done() or not self._thread.alive:
             return
         if self._thread.held:
             self.abandon()
@@ -92,7 +93,7 @@ class Rollout:
     def abandon(self) -> None:
         """As `stop`, without waiting for it."""
         if self._task is not None and not self._task.done():
-            self._thread.loop.call_soon_threadsafe(self._task.cancel)
+            self._thread.call(self._task.cancel)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Rollout:
         copied = Rollout(self._env, self._row, seed=self._seed, timeout_s=self._timeout_s)
@@ -181,28 +182,17 @@ def _seat() -> Any:
 # ---- the thread
 
 
-class _Thread(threading.Thread):
-    """An event loop in a daemon thread."""
+class _Thread(LoopThread):
+    """Which may be given up."""
 
-    def __init__(self) -> None:
-        super().__init__(name="verifiers rollouts", daemon=True)
-        self.loop = asyncio.new_event_loop()
-        self.held = False
-        """Whether code in it has missed a deadline without giving the loop back: nothing new starts in it."""
-        self.start()
-
-    def run(self) -> None:
-        self.loop.run_forever()
+    held = False
+    """Whether code in it has missed a deadline without giving the loop back: nothing new starts in it."""
 
     def result(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self.loop)
-        try:
-            return future.result(2 * timeout_s + _LATE_S)  # the coroutine's own deadlines come first
-        except TimeoutError:
-            if future.done():
-                raise
+        try:  # the coroutine's own deadlines come first
+            return self.run(work, timeout_s=2 * timeout_s + _LATE_S, what="an answer")
+        except StallError:
             self.held = True
-            future.cancel()
             raise TimeoutError(f"the environment has held its event loop for more than {timeout_s:g} s") from None
 
 
@@ -213,8 +203,8 @@ _threads: list[_Thread] = []
 def _running_thread() -> _Thread:
     """The shared thread; a new one where none runs, as after a fork, or where code that hangs holds the old one."""
     with _lock:
-        if not _threads or _threads[-1].held or not _threads[-1].is_alive():
-            _threads[:] = [_Thread()]
+        if not _threads or _threads[-1].held or not _threads[-1].alive:
+            _threads[:] = [_Thread("verifiers rollouts")]
         return _threads[-1]
 
 

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import concurrent.futures
-import contextlib
 import logging
 import math
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from forge_agents.errors import ActorDiedError, StallError
 from forge_agents.policy import Endpoint, Sampling
+from forge_agents.runtime.waits import LoopThread
 from forge_agents.types import Message
 from forge_verifiers.judge.prompts import Reply, shares_of
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from forge_agents.serving import Engine, EngineConfig
     from forge_agents.types import Completion
 
-T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _SLACK_S = 30.0
 """Beyond a model's own deadlines: for the way there and back."""
@@ -78,7 +76,7 @@ class Conversation:
 
     def __init__(self, chat: Chat, *, name: str, start_timeout_s: float) -> None:
         self._chat, self._name, self._start_timeout_s = chat, name, start_timeout_s
-        self._thread: _LoopThread | None = None
+        self._thread: LoopThread | None = None
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -131,10 +129,10 @@ class Conversation:
 
         return self._running().run(all_at_once(), timeout_s=limit_s + _SLACK_S, what=f"{len(questions)} questions")
 
-    def _running(self) -> _LoopThread:
+    def _running(self) -> LoopThread:
         with self._lock:
             if self._thread is None:
-                thread = _LoopThread(self._name)
+                thread = LoopThread(self._name)
                 try:
                     thread.run(self._chat.start(), timeout_s=self._start_timeout_s + _SLACK_S, what="start")
                 except BaseException:
@@ -143,52 +141,6 @@ class Conversation:
                 self._thread = thread
                 atexit.register(self.close)
             return self._thread
-
-
-class _LoopThread:
-    """An event loop on a thread of its own, for synchronous callers on any thread, inside another loop or not."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
-        self._thread.start()
-
-    def run(self, work: Coroutine[Any, Any, T], *, timeout_s: float, what: str) -> T:
-        """The result of `work`.
-
-        Raises:
-            StallError: It took longer than `timeout_s`.
-            ActorDiedError: The thread was closed meanwhile.
-            Exception: What `work` raised.
-        """
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result(timeout_s)
-        except concurrent.futures.CancelledError:
-            raise ActorDiedError(f"{self._name} was closed during {what}") from None
-        except TimeoutError as error:
-            if future.done():  # what `work` raised
-                raise
-            raise StallError(f"{self._name} did not finish {what} within {timeout_s:g} s") from error
-        finally:
-            future.cancel()
-
-    def close(self) -> None:
-        """Cancel what still runs and end the thread."""
-        with contextlib.suppress(concurrent.futures.CancelledError, TimeoutError):
-            asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop).result(5)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5)
-        if not self._thread.is_alive():
-            self._loop.close()
-
-
-async def _cancel_all() -> None:
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class EndpointChat:
