@@ -401,7 +401,9 @@ def _claims_fork(env: AnyEnv) -> bool:
         if isinstance(inside, InvalidAction) and hook(inside.env, "refusal") is None:
             return True
         inside = inside.env
-    return hasattr(type(env.unwrapped), "fork")
+    game = env.unwrapped
+    wrapped_in_worker = hasattr(type(game), "off_loop") and hook(game, "refusal") is not None
+    return hasattr(type(game), "fork") and not wrapped_in_worker
 
 
 def _uncopied(env: AnyEnv) -> str:
