@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
+from pettingzoo import AECEnv, ParallelEnv
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -158,7 +159,7 @@ def check_env(
     Raises:
         ConformanceError: A check failed; the message lists all findings and how to mend them.
         UnknownIdError: No environment has the id.
-        TypeError: `env` is none of the three.
+        TypeError: `env` is none of the three, or makes no environment of PettingZoo.
     """
     if episodes is not None and episodes < 1:
         raise ValueError(f"episodes={episodes} checks nothing; set episodes >= 1")
@@ -171,6 +172,11 @@ def check_env(
     else:
         raise TypeError(f"check_env takes an id, a class or a function making an environment, got {type(env).__name__}")
     sample = build()  # an unknown id or a wrong argument is the caller's mistake, not a finding
+    if not isinstance(sample, (AECEnv, ParallelEnv)):
+        raise TypeError(
+            f"{name} made a {type(sample).__name__}, which is no PettingZoo environment; fa.wrap makes one of "
+            "Gymnasium's"
+        )
     spec = sample.spec if isinstance(env, str) else EnvSpec(id="checked/Class-v0", entry_point=env, kwargs=kwargs)
     about = _about(sample, spec.load())
     sample.close()

@@ -176,12 +176,6 @@ def spaces(case: Case) -> None:
     for env, seed, (agent, observation, *_) in _steps(case):
         for text, what in ((observation, "observation"), (instructions(env, agent), "instructions")):
             _must_be_text(env, agent, text, what, seed)
-        if not isinstance(env.observe(agent), str):
-            raise BreachError(
-                f"seed {seed}: observation of {agent!r} is {type(env.observe(agent)).__name__}, not text",
-                "return a string, or use forge_agents.wrap",
-                "observe_text",
-            )
 
 
 def _must_be_text(env: AnyEnv, agent: str, text: str, what: str, seed: int) -> None:
@@ -564,7 +558,7 @@ OF_A_WRAPPED = {
     "spaces": "let obs_to_text say less, leave out what UTF-8 cannot write, or give wrap max_observation_chars",
     "observing": "let obs_to_text say the same of the same observation; it must not change the game or count its calls",
     "legal actions": "let legal_actions list texts that text_to_action understands and the game's mask allows",
-    "rewards and infos": "the game inside says so: derive a class from it that gives finite rewards",
+    "rewards and infos": "the game inside says so: derive a class from it that gives finite numbers",
     "odd actions": SAYS_NONE,
     **dict.fromkeys(("pettingzoo seed", "determinism", "other process"), _SEEDS_IT),
     "global randomness": f"{_SEEDS_IT}, and which uses no generator that a whole process shares",

@@ -106,6 +106,9 @@ def play(
         agent = env.agent_selection
         observation, reward, terminated, truncated, info = env.last()
         over = terminated or truncated
+        if not over and not isinstance(observation, str):
+            seen = f"the observation of {agent!r} is {type(observation).__name__}, not text"
+            raise BreachError(seen, "return a string; of a game of arrays fa.wrap makes one of text", "observe_text")
         rng = random.Random(f"{seed}/{count}")
         action = None if over else _choose(env, agent, observation, info, rng)
         yield agent, str(observation), float(reward), terminated, truncated, repr(sorted(info.items())), str(action)

@@ -375,6 +375,13 @@ def test_randomness_of_the_game_inside_is_told_as_the_games(strangers):
     assert found["determinism"].where.endswith("Drawing.reset")
 
 
+def test_a_game_of_arrays_is_told_once_to_be_wrapped(strangers):
+    report = check_env(lambda: strangers("Sums")().env, raise_on_failure=False)  # what wrap was given, taking turns
+    (found,) = [group for group in report.grouped() if "not text" in group[1].message]
+    assert len(found[0]) == 8 and found[1].message == "the observation of 'a_0' is int, not text"
+    assert "fa.wrap" in found[1].fix
+
+
 def test_a_report_says_when_no_text_was_an_action(strangers):
     mute = strangers("Sums", lambda *_: None, None)
     (finding,) = check_env(mute, checks=("legal actions",), episodes=3).findings
@@ -511,6 +518,8 @@ def test_mistakes_of_the_caller_raise_themselves():
         check_env("forge/Relay-v0", max_nmber=3)
     with pytest.raises(TypeError, match="function making an environment"):
         check_env(Good())
+    with pytest.raises(TypeError, match=r"<lambda> made a NoneType, which is no PettingZoo environment; fa\.wrap"):
+        check_env(lambda: None)
     with pytest.raises(ValueError, match="episodes"):
         check_env(Good, episodes=0)
     with pytest.raises(ValueError, match=r"no check 'leaks' at level 'full'"):
