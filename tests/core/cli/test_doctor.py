@@ -38,7 +38,7 @@ def test_a_part_that_hangs_is_a_finding():
     started = time.monotonic()
     found = check("signal:pause", deadline_s=1.5)
     assert (found.detail, found.fix) == ("no result within 2 s", "the usual advice")
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60
 
 
 def test_a_part_that_crashes_is_a_finding():

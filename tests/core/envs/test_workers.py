@@ -109,7 +109,7 @@ def folder(tmp_path_factory):
         yield folder
         pids = [worker.pid for worker in workers.pool().workers]
         workers.shutdown()
-        assert all(gone_within(pid, 5) for pid in pids if pid)
+        assert all(gone_within(pid, 30) for pid in pids if pid)
 
 
 def alive(pid):
@@ -202,7 +202,7 @@ def test_a_worker_that_dies_is_replaced(text, how):
     pid = pid_of(env)
     with pytest.raises(workers.WorkerDiedError, match=f"during step.*{how}"):
         env.step(text)
-    assert gone_within(pid, 5) and env.agents == []
+    assert gone_within(pid, 30) and env.agents == []
     env.reset(seed=1)
     assert pid_of(env) != pid
     env.close()
@@ -213,8 +213,8 @@ def test_a_worker_that_hangs_is_killed_with_its_children(tmp_path):
     pid, before = pid_of(env), time.monotonic()
     with pytest.raises(workers.WorkerHungError, match=r"step took longer than 0.5 s.*step_timeout_s"):
         env.step(f"child {tmp_path / 'pid'}")
-    assert time.monotonic() - before < 15 and gone_within(pid, 5)
-    assert gone_within(int((tmp_path / "pid").read_text()), 5)
+    assert time.monotonic() - before < 45 and gone_within(pid, 30)
+    assert gone_within(int((tmp_path / "pid").read_text()), 30)
 
 
 def test_a_worker_that_is_frozen_costs_its_deadline():
@@ -226,7 +226,7 @@ def test_a_worker_that_is_frozen_costs_its_deadline():
         time.sleep(0.01)
     with pytest.raises(workers.WorkerHungError, match="step took longer than 0.5 s"):
         env.step("x")
-    assert gone_within(pid, 5)
+    assert gone_within(pid, 30)
 
 
 CONTROLLER = """
@@ -407,7 +407,7 @@ def test_on_hosts_of_their_own_workers_spread_are_replaced_and_leave_a_host_that
 
         with pytest.raises(workers.WorkerHungError, match="step took longer than 2 s"):
             lent[1].call("step", 7, f"child {tmp_path / 'pid'}", timeout_s=2)
-        assert gone_within(pids[1], 10) and gone_within(int((tmp_path / "pid").read_text()), 10)
+        assert gone_within(pids[1], 30) and gone_within(int((tmp_path / "pid").read_text()), 30)
         with pytest.raises(workers.WorkerDiedError, match="died during step.*SIGKILL"):
             lent[3].call("step", 7, "die", timeout_s=60)
 
@@ -417,7 +417,7 @@ def test_on_hosts_of_their_own_workers_spread_are_replaced_and_leave_a_host_that
         assert not lent[2].alive
         for worker in lent:
             pool.give_back(worker)
-        assert gone_within(pids[0], 10) and gone_within(pids[2], 10)
+        assert gone_within(pids[0], 30) and gone_within(pids[2], 30)
         assert pool.max_workers == 4
         again = pool.borrow("test")
         assert host_of(call(again)) == "envs-1"
@@ -427,7 +427,7 @@ def test_on_hosts_of_their_own_workers_spread_are_replaced_and_leave_a_host_that
         here = pool.borrow("test")
         pid = call(here)
         assert host_of(pid) == "" and here.useful
-    assert gone_within(pid, 10) and not here.alive
+    assert gone_within(pid, 30) and not here.alive
     pool.close()
 
 

@@ -74,7 +74,7 @@ def test_a_call_that_never_returns_is_left_behind() -> None:
 
     started = time.monotonic()
     asyncio.run(main())
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30
     over.set()
 
 

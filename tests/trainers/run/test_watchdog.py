@@ -70,7 +70,7 @@ def test_an_environment_that_holds_the_thread_costs_its_episode_only(tmp_path: P
 
     started = time.monotonic()
     episode = asyncio.run(main())
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60  # an hour without it
     assert episode.error is not None and episode.error.where == "step"
     assert "test_watchdog.py" in episode.error.message and "block_timeout_s=0.4" in episode.error.message
     assert not list(tmp_path.iterdir())

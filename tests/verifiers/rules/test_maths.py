@@ -127,7 +127,7 @@ def test_unequal_answers_are_unequal(one, other):
 def test_hostile_mathematics_costs_no_time_and_is_wrong(text):
     start = time.process_time()
     assert not maths_equal(text, "3") and not maths_equal(text, "x^2+y^2")
-    assert time.process_time() - start < 10  # each of them took minutes, or all the memory, once
+    assert time.process_time() - start < 60  # each of them took minutes, or all the memory, once
 
 
 def test_what_is_too_large_is_refused_with_its_size():
