@@ -77,7 +77,8 @@ def resolve(model: str | Path) -> Path:
     """The local folder of a model, fetched or unpacked if need be.
 
     A built-in name comes first, then a local folder, then the local hub cache, then, for the hub id of a built-in
-    model, that model, and last the hub itself.
+    model, that model, and last the hub itself. What cannot be a hub id, or begins with a folder that is here or with
+    ``runs``, is a path, and no hub is asked for it unless its cache has it.
 
     Args:
         model: A built-in name, a folder in Hugging Face format with safetensors, or a hub id (``owner/name``).
@@ -97,11 +98,12 @@ def resolve(model: str | Path) -> Path:
     if folder.is_dir():
         check_complete(folder)
         return folder.absolute()
-    if isinstance(model, Path) or not _is_hub_id(name):
+    if isinstance(model, Path) or not _is_hub_id(name) or _is_path_here(name):
         problem = "is a file, not a folder" if folder.is_file() else "does not exist"
+        beside = (str(Path(name).parent / child.name) for child in folder.parent.glob("*/"))
         raise ModelNotFoundError(
             f"model {name!r}: {folder.absolute()} {problem}; give a folder, a hub id such as 'owner/name' or a "
-            f"built-in model: {_builtin_names()}.{did_you_mean(name, BUILTIN_NAMES)}"
+            f"built-in model: {_builtin_names()}.{did_you_mean(name, [*BUILTIN_NAMES, *beside])}"
         )
     return _from_hub(name)
 
@@ -332,6 +334,17 @@ def _lock(path: Path) -> Iterator[None]:
 def _is_hub_id(name: str) -> bool:
     """``owner/name`` or ``name``, as the hub spells them."""
     return re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name) is not None and ".." not in name
+
+
+def _is_path_here(name: str) -> bool:
+    """Whether what could be a hub id is meant as a path: a file, or something below a folder of this place or of runs.
+
+    One that was downloaded, as `download` does whatever lies here, is a hub id.
+    """
+    owner, slash, _ = name.partition("/")
+    if not (Path(name).exists() or (slash and (owner == "runs" or Path(owner).is_dir()))):
+        return False
+    return _cached_snapshot(name) is None
 
 
 def _from_hub(name: str) -> Path:

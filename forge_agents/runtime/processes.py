@@ -41,6 +41,14 @@ _CRASHES = {
     "Aborted": signal.SIGABRT,
 }
 """Signals by the first word of faulthandler's name for them."""
+_COUNTERS = ("/proc/vmstat", "/sys/fs/cgroup{}/memory.events", "/sys/fs/cgroup/memory{}/memory.oom_control")
+"""Where the kernel counts whom it has killed for want of memory: in all, and by control group, of either version."""
+_MEANINGS: dict[int, str] = {
+    signal.SIGILL: "a library uses an instruction that this processor does not have: it was built for another one; "
+    "`forge-agents doctor` tries each part",
+    signal.SIGBUS: "often /dev/shm or a disk is full",
+    signal.SIGTERM: "somebody asked it to end, such as a job manager",
+}
 _CURRENT = re.compile(r"^Current thread .*\n((?:  .*\n)+)", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
@@ -58,6 +66,7 @@ def run_folder() -> Path:
 def new_log_folder(name: str) -> Path:
     """A new folder for a mesh of that name; its own name is unique in the run."""
     safe = re.sub(r"[^A-Za-z0-9_.-]+", "-", name) or "procs"
+    _oom_kills_before()
     base = run_folder()
     base.mkdir(parents=True, exist_ok=True, mode=0o700)
     return Path(tempfile.mkdtemp(prefix=f"{safe}-", dir=base))
@@ -154,6 +163,8 @@ class Death:
     """Whether `how` says more than that it ended."""
     last_lines: str
     """What it printed before, a few lines; empty where it printed nothing or its log is elsewhere."""
+    meaning: str = ""
+    """What such an end mostly comes from, and what to do; empty where that is not known."""
 
 
 def death(status: int | None, log: Path | None) -> Death:
@@ -177,6 +188,7 @@ def death(status: int | None, log: Path | None) -> Death:
         how=f"{ended} in {where}" if where else ended,
         known=status is not None,
         place=f"{ended} in {frames}" if frames else "",
+        meaning="" if status is None or status >= 0 else _meaning(-status),
         last_lines="\n".join([line for line in before.splitlines() if line.strip()][-_LAST_LINES:]),
     )
 
@@ -189,6 +201,39 @@ def named(text: str) -> str:
 def how_it_ended(status: int) -> str:
     """In words; `status` as `death`'s."""
     return f"was ended by {_signal(-status)}" if status < 0 else f"ended with exit status {status}"
+
+
+def _meaning(number: int) -> str:
+    if number != signal.SIGKILL:
+        return _MEANINGS.get(number, "")
+    if any(now > before for now, before in zip(oom_kills(), _oom_kills_before(), strict=True)):
+        return (
+            "most likely by the kernel, which has killed for want of memory since this run began: take a smaller "
+            "model, engine.kv_cache_gb or batch, or fewer processes"
+        )
+    return "the kernel counts nobody killed for want of memory since this run began, so somebody else killed it"
+
+
+def oom_kills() -> tuple[int, ...]:
+    """How many processes the kernel has killed for want of memory so far, by each count there is."""
+    try:
+        groups = [line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    except OSError:
+        groups = []
+    counts = []
+    for file in dict.fromkeys(counter.format(group) for counter in _COUNTERS for group in (*groups, "")):
+        try:
+            found = re.search(r"^oom_kill (\d+)$", Path(file).read_text(), re.MULTILINE)
+        except OSError:
+            found = None
+        counts.append(int(found[1]) if found else 0)
+    return tuple(counts)
+
+
+@functools.cache
+def _oom_kills_before() -> tuple[int, ...]:
+    """`oom_kills` when the first process of this run was started."""
+    return oom_kills()
 
 
 def _signal(number: int) -> str:

@@ -118,7 +118,8 @@ class Pulse:
         if self._lost.done():
             return
         end = mesh.death(self._procs, pid, status)
-        words = f"{self._name} died: process {pid} {end.how}. Look at {mesh.log_advice(self._name)}"
+        meaning = f" ({end.meaning})" if end.meaning else ""
+        words = f"{self._name} died: process {pid} {end.how}{meaning}. Look at {mesh.log_advice(self._name)}"
         if end.last_lines:
             words += f". It printed last:\n{end.last_lines}"
         error = ActorDiedError(words, self._name, end.place)

@@ -118,9 +118,27 @@ def test_a_broken_config_is_named(tiny_llama: Path, tmp_path: Path, content: str
         models.resolve(folder)
 
 
-def test_a_path_that_does_not_exist_says_so(tmp_path: Path):
+def test_a_path_that_does_not_exist_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ModelNotFoundError, match="does not exist"):
         models.resolve(str(tmp_path / "nothing"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(models, "_from_hub", lambda name: Path("/hub") / name)
+    assert models.resolve("mine/duel") == Path("/hub/mine/duel")
+    (tmp_path / "mine" / "relay").mkdir(parents=True)
+    (tmp_path / "train.yaml").touch()
+    told = "model 'mine/rely': .*/mine/rely does not exist; .* Did you mean 'mine/relay'"
+    for name, message in (
+        ("mine/rely", told),
+        ("runs/duel", "runs/duel does not exist"),
+        ("./duel", "/duel does not exist"),
+        ("~/no-such-duel", "no-such-duel does not exist"),
+        ("a/b/c", "a/b/c does not exist"),
+        ("train.yaml", "train.yaml is a file, not a folder"),
+    ):
+        with pytest.raises(ModelNotFoundError, match=message):
+            models.resolve(name)
+    monkeypatch.setattr(models, "_cached_snapshot", lambda name: tmp_path)  # downloaded before
+    assert models.resolve("mine/rely") == Path("/hub/mine/rely")
 
 
 # ---- the built-in model

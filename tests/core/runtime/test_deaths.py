@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from forge_agents.runtime.processes import death, named
+from forge_agents.runtime import processes
+from forge_agents.runtime.processes import death, named, oom_kills
 
 DIES = """
 import faulthandler, os, signal, sys
@@ -49,6 +51,22 @@ def test_a_crash_says_its_signal_its_place_and_its_last_lines(tmp_path: Path) ->
 def test_who_could_not_note_its_place_has_none(end: str, how: str, tmp_path: Path) -> None:
     found = death(*run(end, tmp_path))
     assert (found.how, found.place, found.last_lines) == (how, "", "loading")
+
+
+def test_an_end_says_what_it_mostly_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "an instruction that this processor does not have" in death(-signal.SIGILL, None).meaning
+    assert death(1, None).meaning == death(None, None).meaning == death(-signal.SIGSEGV, None).meaning == ""
+    counter = tmp_path / "memory.events"
+    monkeypatch.setattr(processes, "_COUNTERS", (str(tmp_path / "absent"), str(counter)))
+    counter.write_text("low 0\noom 7\noom_kill 2\noom_group_kill 0\n")
+    processes._oom_kills_before.cache_clear()
+    try:
+        assert oom_kills() == (0, 2)
+        assert "so somebody else killed it" in death(-signal.SIGKILL, None).meaning
+        counter.write_text("oom 8\noom_kill 3\n")
+        assert "by the kernel, which has killed for want of memory" in death(-signal.SIGKILL, None).meaning
+    finally:
+        processes._oom_kills_before.cache_clear()
 
 
 def test_of_a_librarys_own_thread_the_stacks_of_all_threads_are_the_place(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
+import contextlib
 import json
 
 import pytest
 
-from forge_agents.errors import RunFolderError
+from forge_agents.errors import MissingExtraError, RunFolderError
 from forge_agents.types import Episode, Trajectory
 from forge_trainers.records.run_folder import RunFolder
 
@@ -91,3 +92,28 @@ def test_a_folder_with_links_is_not_written_through_them(tmp_path, name):
     with pytest.raises(RunFolderError, match="is a link"):
         RunFolder(tmp_path / "run", {"a": 1})
     assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_a_call_of_which_nothing_came_leaves_no_folder(tmp_path):
+    def refused(path, *made):
+        with contextlib.suppress(KeyError), RunFolder(path, {"a": 1}):
+            for name in made:
+                (path / name).touch()
+            raise KeyError("no such model")
+
+    refused(tmp_path / "runs" / "refused")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(MissingExtraError, match="wandbb"):
+        RunFolder(tmp_path / "runs" / "refused", {"a": 1}, log_to="wandbb")
+    assert not list(tmp_path.iterdir())
+
+    folder = RunFolder(tmp_path / "runs" / "kept", {"a": 1})
+    folder.log(0, {"reward/mean": 1.0})
+    folder.close()
+    refused(tmp_path / "runs" / "kept")  # a run that is
+    assert (tmp_path / "runs" / "kept" / "metrics.jsonl").exists()
+    refused(tmp_path / "runs" / "broken", "stall-0.json")  # which says why it broke
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    refused(mine)
+    assert list(mine.iterdir()) == [] and (tmp_path / "runs" / "broken" / "config.yaml").exists()

@@ -163,44 +163,50 @@ class OfflineTrainer(ABC, Generic[T]):
             "data": {**data.counts, "held out": len(held_out)},
             "trainer": dataclasses.asdict(config),
         }
-        run = RunFolder(self.out_dir, described, log_to=config.log_to)
-        try:
-            self._keep_digest(data.digest)
-            learner = await self._started([*learned, *held_out])
-            first = self._next_step
-            await learner.set_total_steps(steps)
-            run.rewind(first)
-            with Display(self.title, steps, first) as display, Interrupt(display.say) as interrupt:
-                display.say("data: " + ", ".join(f"{number} {why}" for why, number in data.counts.items()))
-                for step in range(first, steps):
-                    watch = Stopwatch()
-                    rows = rows_of(step, len(learned), config)
-                    metrics = await self._learn(learner, [learned[row] for row in rows])
-                    watch.lap("learn")
-                    self._next_step = step + 1
-                    last = step + 1 == steps
-                    metrics["epoch"] = (step + 1) * config.batch_size / len(learned)
-                    if held_out and (last or (config.eval_every and (step + 1) % config.eval_every == 0)):
-                        measured = await self._measure(learner, held_out)
-                        metrics |= {f"eval/{name}": value for name, value in measured.items()}
-                        watch.lap("eval")
-                    metrics |= watch.times
-                    run.log(step, metrics)
-                    display.step(step, metrics)
-                    ending = interrupt.asked or last
-                    if ending or (step + 1) % config.checkpoint_every == 0:
-                        await self._checkpoints.start(step + 1, {self.policy.name: learner})
-                    if ending:
-                        await self._checkpoints.finish()
-                        interrupt.stop_if_asked(step + 1, self.out_dir)
-            export = await self._export(self.out_dir / "export")
-            curve = run.plot("loss", self.curves)
-            return FitResult(
-                steps=max(first, steps), metrics=run.metrics(), out_dir=self.out_dir, export=export, curve=curve
-            )
-        finally:
-            await self._checkpoints.settle()
-            run.close()
+        with RunFolder(self.out_dir, described, log_to=config.log_to) as run:
+            try:
+                self._keep_digest(data.digest)
+                return await self._session(run, data.counts, learned, held_out, steps)
+            finally:
+                await self._checkpoints.settle()
+
+    async def _session(
+        self, run: RunFolder, counts: Mapping[str, int], learned: Sequence[T], held_out: Sequence[T], steps: int
+    ) -> FitResult:
+        """Train to the end of the run."""
+        config = self.config
+        learner = await self._started([*learned, *held_out])
+        first = self._next_step
+        await learner.set_total_steps(steps)
+        run.rewind(first)
+        with Display(self.title, steps, first) as display, Interrupt(display.say) as interrupt:
+            display.say("data: " + ", ".join(f"{number} {why}" for why, number in counts.items()))
+            for step in range(first, steps):
+                watch = Stopwatch()
+                rows = rows_of(step, len(learned), config)
+                metrics = await self._learn(learner, [learned[row] for row in rows])
+                watch.lap("learn")
+                self._next_step = step + 1
+                last = step + 1 == steps
+                metrics["epoch"] = (step + 1) * config.batch_size / len(learned)
+                if held_out and (last or (config.eval_every and (step + 1) % config.eval_every == 0)):
+                    measured = await self._measure(learner, held_out)
+                    metrics |= {f"eval/{name}": value for name, value in measured.items()}
+                    watch.lap("eval")
+                metrics |= watch.times
+                run.log(step, metrics)
+                display.step(step, metrics)
+                ending = interrupt.asked or last
+                if ending or (step + 1) % config.checkpoint_every == 0:
+                    await self._checkpoints.start(step + 1, {self.policy.name: learner})
+                if ending:
+                    await self._checkpoints.finish()
+                    interrupt.stop_if_asked(step + 1, self.out_dir)
+        export = await self._export(self.out_dir / "export")
+        curve = run.plot("loss", self.curves)
+        return FitResult(
+            steps=max(first, steps), metrics=run.metrics(), out_dir=self.out_dir, export=export, curve=curve
+        )
 
     async def _export(self, folder: Path) -> Path:
         if self._learner is None:

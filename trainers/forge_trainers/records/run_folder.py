@@ -6,6 +6,7 @@ In: a folder, metrics by step, episodes. Out: ``config.yaml``, ``metrics.jsonl``
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -14,7 +15,7 @@ import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Self
 from zipfile import BadZipFile
 
 import numpy as np
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _VERIFIERS = "verifiers.jsonl"
+_OWN, _CURVES = (".lock", "config.yaml", "data.sha256"), "events.out.tfevents"
+"""Files that each run's folder holds before anything has come of the run."""
 CHECKPOINT_MARK = "experiment.json"
 """The file that a checkpoint holds once it is complete."""
 _REWARDS = {"reward/mean": "training episodes", "eval/reward": "held-out seeds"}
@@ -73,6 +76,8 @@ class RunFolder:
         self, path: str | os.PathLike[str], config: Mapping[str, Any], *, log_to: Tracker = "tensorboard"
     ) -> None:
         self.path = Path(path)
+        self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        self._was_empty = not (self.path.exists() and any(self.path.iterdir()))
         check_plain_files(self.path)  # what is written below would follow a link that somebody else has put there
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -95,6 +100,7 @@ class RunFolder:
             self._tracker, self._curves = log_to, open_tracker(log_to, self.path, config)
         except BaseException:
             self._lock.close()
+            self._leave_nothing()
             raise
 
     def rewind(self, step: int) -> None:
@@ -191,6 +197,26 @@ class RunFolder:
         except Exception as error:  # noqa: BLE001  # the same
             _log.warning("%s could not be closed (%s: %s)", self._tracker, type(error).__name__, error)
         self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        """Release the folder. Where nothing came of the run but an error, as of a call that was refused, remove it."""
+        self.close()
+        if kind is not None:
+            self._leave_nothing()
+
+    def _leave_nothing(self) -> None:
+        """Remove what `__init__` wrote if there was nothing before and there is nothing else."""
+        files = [file for file in self.path.rglob("*") if not file.is_dir()] if self._was_empty else []
+        if not files or any(file.name not in _OWN and not file.name.startswith(_CURVES) for file in files):
+            return
+        for file in files:
+            file.unlink()
+        for folder in (*sorted(self.path.rglob("*"), reverse=True), *self._made):
+            with contextlib.suppress(OSError):  # somebody else uses it
+                folder.rmdir()
 
     def _append(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         try:

@@ -12,7 +12,6 @@ learner. `examples/rl_loop.py` is the same loop without a class.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import os
@@ -266,7 +265,7 @@ class GRPOTrainer:
             "trainer": dataclasses.asdict(self.config),
         }
         run = RunFolder(self.out_dir, settings, log_to=self.config.log_to)
-        with contextlib.closing(run), stalls_recorded(self.out_dir):
+        with run, stalls_recorded(self.out_dir):
             while True:
                 try:
                     return await self._session(sampler, steps, run)
