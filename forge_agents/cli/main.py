@@ -38,7 +38,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         return command(words[1:])
     except KeyboardInterrupt as stopped:
-        print(f"\n{str(stopped) or 'stopped'}", file=sys.stderr)
+        print(str(stopped) or "\nstopped", file=sys.stderr)  # ours have said a line before
         return 130
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

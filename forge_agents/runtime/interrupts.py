@@ -23,7 +23,6 @@ T = TypeVar("T")
 
 _CANCEL_S = 30.0
 """Work that is cancelled ends within this time."""
-_STOPPING = "SIGINT: stopping, and ending what was started; once more does not wait for it\n"
 
 
 def interrupted(reason: str) -> KeyboardInterrupt:
@@ -33,6 +32,11 @@ def interrupted(reason: str) -> KeyboardInterrupt:
     if not isinstance(sys.excepthook, _Hook):
         sys.excepthook = _Hook(sys.excepthook)
     return error
+
+
+def _say_stopping() -> None:
+    start = "\n" * sys.stderr.isatty()  # after the ^C that a terminal shows
+    sys.stderr.write(f"{start}SIGINT: stopping, and ending what was started; once more does not wait for it\n")
 
 
 class _Hook:
@@ -137,6 +141,10 @@ class LoopRunner:
         if self._thread is None:
             return call()
         future = self._thread.submit(call)
+        with _heard():
+            return self._awaited(future)
+
+    def _awaited(self, future: concurrent.futures.Future[T]) -> T:
         while True:
             try:
                 return future.result()
@@ -149,9 +157,22 @@ class LoopRunner:
 
     def _give_up(self, future: concurrent.futures.Future[Any]) -> None:
         """Cancel what the thread does, so that the next call need not wait for it."""
-        sys.stderr.write(_STOPPING)
+        _say_stopping()
         self._cancel()
         concurrent.futures.wait([future], timeout=_CANCEL_S)
+
+
+@contextlib.contextmanager
+def _heard() -> Iterator[None]:
+    """Ctrl-C raises inside the block, which keeps a running loop from the turn in which it would hear of it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager
@@ -168,7 +189,7 @@ def _told_at_once(stop: Callable[[], None]) -> Iterator[None]:
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, before)
-        sys.stderr.write(_STOPPING)
+        _say_stopping()
         stop()
 
     signal.signal(signal.SIGINT, on_signal)

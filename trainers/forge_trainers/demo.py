@@ -17,6 +17,7 @@ from rich.table import Table
 
 from forge_agents.policy import Policy, Sampling
 from forge_agents.runtime.hosts import Hosts
+from forge_agents.runtime.interrupts import interrupted
 from forge_agents.serving.config import EngineConfig
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.records.plots import draw_curve, picture
@@ -80,8 +81,13 @@ def demo(config: DemoConfig | None = None) -> bool:
     console = Console()
     folder = Path(config.out_dir or time.strftime("runs/demo-%Y%m%d-%H%M%S"))
     console.print(f"Two seats of {ENV_ID}, both played by {config.model}; everything goes to {folder}")
-    trained = _run(config, folder / "trained", steps=config.steps, lr=None)
-    control = _run(config, folder / "control", steps=config.control_steps, lr=0.0) if config.control_steps else None
+    control = None
+    try:
+        trained = _run(config, folder / "trained", steps=config.steps, lr=None)
+        if config.control_steps:
+            control = _run(config, folder / "control", steps=config.control_steps, lr=0.0)
+    except KeyboardInterrupt:
+        raise interrupted(f"stopped; {folder} holds what was played, and another demo begins anew") from None
     console.print(_table(trained, control))
     picture = _plot(folder, trained, control)
     good = trained.learned and (control is None or control.unmoved)

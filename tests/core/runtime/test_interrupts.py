@@ -125,9 +125,11 @@ PLAIN, NOTEBOOK = "call()", "asyncio.run(notebook())"
 @pytest.mark.parametrize(
     ("call", "work", "close_s", "presses", "lines"),
     [
-        (PLAIN, "await asyncio.sleep(60)", 0, "ready", ["SIGINT: ", "closing", "closed", "stopped; here it goes on"]),
-        (PLAIN, "time.sleep(60)", 0, "ready ready", ["SIGINT: ", "closing", "closed", "stopped; here it goes on"]),
+        (PLAIN, "await asyncio.sleep(60)", 0, "ready", ["SIGINT: ", "closing", "closed", "stopped; here"]),
+        (PLAIN, "time.sleep(60)", 0, "ready ready", ["SIGINT: ", "closing", "closed", "stopped; here"]),
         (PLAIN, "await asyncio.sleep(60)", 60, "ready closing", ["SIGINT: ", "closing", "stopped; here it goes on"]),
+        (NOTEBOOK, "await asyncio.sleep(60)", 0, "ready", ["SIGINT: ", "closing", "closed", "stopped; here"]),
+        (NOTEBOOK, "await asyncio.sleep(60)", 60, "ready closing", ["SIGINT: ", "closing", "SIGINT: ", "stopped"]),
         (PLAIN, "raise KeyError('x')", 0, "", None),
     ],
 )
