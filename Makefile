@@ -7,7 +7,7 @@ export KIND PYTHON TORCH_INDEX
 
 BIN := .venv/bin
 # The stamp's name carries what was installed, so a changed list or pyproject installs again.
-STAMP := .venv/.installed-$(KIND)-$(shell cat requirements/$(KIND).txt pyproject.toml | cksum | tr ' ' '-')
+STAMP := .venv/.installed-$(KIND)-$(shell cat requirements/$(KIND).txt pyproject.toml forge_agents/cli/setup.txt | cksum | tr ' ' '-')
 
 .PHONY: help demo test perf docs lint lock venv clean
 .DEFAULT_GOAL := help

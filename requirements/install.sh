@@ -1,5 +1,6 @@
 #!/bin/sh
-# Create .venv and install the pinned list of $KIND (cpu or gpu) and this project into it. Called by the Makefile.
+# Create .venv, install the pinned list of $KIND (cpu or gpu) and this project into it, and complete it as anybody's
+# environment is completed: `forge-agents setup`. Called by the Makefile.
 #
 # Reads KIND, PYTHON, TORCH_INDEX and pip's and uv's own settings. Nothing is resolved: every package is installed
 # with --no-deps, because the pins inside some packages contradict each other (docs/decisions/0001-one-pinned-list.md).
@@ -86,9 +87,10 @@ if ! $venv_python -c 'import torch' 2>/dev/null; then
     $venv_python -c 'import torch' || die "torch does not import; the traceback above says why"
 fi
 
+install --no-deps --no-build-isolation --editable . || die "this project could not be installed; the lines above say why"
+retry .venv/bin/forge-agents setup || die "the installation could not be completed; the lines above say why"
+
 # Every engine and learner is a new process that imports torch or vLLM: compiled once, those starts take half the time,
 # also where PYTHONDONTWRITEBYTECODE is set. Some packages ship templates that do not compile; they are not imported.
 say "compiling"
 $venv_python -m compileall -q -j 0 .venv/lib/python3.*/site-packages >/dev/null 2>&1 || true
-
-install --no-deps --no-build-isolation --editable . || die "this project could not be installed; the lines above say why"

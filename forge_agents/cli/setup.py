@@ -36,7 +36,15 @@ UV_LINES_CPU = f"exclude-dependencies = {json.dumps(CUDA_ONLY)}\n"
 """The rest of it, for a CPU build of torch."""
 DEADLINE_S = 1800.0
 """Seconds for one command: 100 MB over a slow line take a few minutes."""
-IMPORT_DEADLINE_S = 120.0
+IMPORT_DEADLINE_S = 180.0
+_TRY = """
+import importlib, sys, torch
+for name in () if torch.version.cuda or torch.version.hip else sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except Exception:
+        print(name)
+"""
 
 
 def pinned() -> dict[str, str]:
@@ -55,7 +63,8 @@ def misfits() -> list[str]:
 
     Raises:
         MissingExtraError: There is no torch.
-        StallError: An import did not end.
+        ForgeError: Torch does not import.
+        StallError: The imports did not end.
     """
     if _installed("torch") is None:
         raise MissingExtraError(
@@ -63,9 +72,26 @@ def misfits() -> list[str]:
             f"pip install '{DISTRIBUTION}[cpu]' or '{DISTRIBUTION}[gpu]'"
         )
     there = [name for name in CUDA_ONLY if _installed(name) is not None]
-    if not there or not _runs("import torch, sys; sys.exit(any((torch.version.cuda, torch.version.hip)))"):
+    if not there:
         return []
-    return [name for name in there if not _runs(f"import {name}")]
+    print(f"tries {', '.join(there)} beside torch", flush=True)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _TRY, *there],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=IMPORT_DEADLINE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as cause:
+        raise StallError(f"the imports of torch and {', '.join(there)} took over {IMPORT_DEADLINE_S:.0f} s") from cause
+    if done.returncode:
+        reason = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
+        raise ForgeError(f"torch does not import ({reason}); see `forge-agents doctor`")
+    said = done.stdout.split()  # what libraries print on import is there, too
+    return [name for name in there if name in said]
 
 
 def main(*, dry_run: bool = False) -> int:
@@ -78,7 +104,7 @@ def main(*, dry_run: bool = False) -> int:
         0 if the installation is complete now or, in a dry run, would be; 1 if a person has to do it.
 
     Raises:
-        ForgeError: There is neither pip nor uv, or the one that there is failed.
+        ForgeError: There is neither pip nor uv, the one that there is failed, or torch does not import.
         StallError: A command or an import did not end.
     """
     to_install, to_remove = missing(), misfits()
@@ -119,20 +145,6 @@ def _installed(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _runs(code: str) -> bool:
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=IMPORT_DEADLINE_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as cause:
-        raise StallError(f"`{code}` did not end within {IMPORT_DEADLINE_S:.0f} s; is the disk that slow?") from cause
-    return done.returncode == 0
 
 
 def _for_uv(lock: Path, to_install: list[str]) -> str:

