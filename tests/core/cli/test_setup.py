@@ -124,7 +124,7 @@ def test_where_a_lock_of_uv_rules_it_says_what_to_write_there(here: Environment,
     here.packages["torchvision"], here.broken = "0.28.0", ("torchvision",)
     assert cli.main(["setup"]) == 1
     told = capsys.readouterr().out
-    assert here.ran == [] and f"uv add {STORE} {MODEL}" in told
+    assert here.ran == [] and f"uv add {STORE} {MODEL} && uv sync`" in told
     shown = tomllib.loads(told[told.index("[tool.uv]") : told.index("then run")])["tool"]["uv"]
     assert {f"{entry['name']}=={entry['version']}" for entry in shown["dependency-metadata"]} == {STORE, MODEL}
     assert shown["exclude-dependencies"] == list(setup.CUDA_ONLY)
