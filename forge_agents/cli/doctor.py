@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from forge_agents.errors import DISTRIBUTION
 from forge_agents.models import resolve as models
+from forge_agents.runtime.processes import death
 
 if TYPE_CHECKING:
     import torch
@@ -152,8 +153,9 @@ def main() -> int:
         table.add_row(check.name, mark, f"{check.seconds:.1f}", escape(check.detail))
     console.print(table)
     failed = [check for check in checks if not check.ok]
-    for check in failed:
-        console.print(f"[bold]{check.name}[/]: {escape(check.fix)}")
+    for fix in dict.fromkeys(check.fix for check in failed):  # what mends several parts is said once
+        names = [check.name for check in failed if check.fix == fix]
+        console.print(f"[bold]{', '.join(names)}[/]{f' ({len(names)})' * (len(names) > 1)}: {escape(fix)}")
     console.print(f"{len(checks) - len(failed)} of {len(checks)} parts work")
     return 1 if failed else 0
 
@@ -205,11 +207,14 @@ def _run(probe: Probe) -> Check:
         start_new_session=True,  # so that whatever the probe started can be ended with it
     )
     output, trouble = "", f"no result within {probe.deadline_s:.0f} s"
-    with contextlib.suppress(subprocess.TimeoutExpired):
+    try:
         output, errors = process.communicate(timeout=probe.deadline_s)
         trouble = _trouble(process.returncode, errors)
-    with contextlib.suppress(ProcessLookupError):  # which is the usual case: all of the group have ended
-        os.killpg(process.pid, signal.SIGKILL)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:  # after Ctrl-C, too
+        with contextlib.suppress(ProcessLookupError):  # which is the usual case: all of the group have ended
+            os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     seconds = time.perf_counter() - started
     detail = "" if trouble else _answer(output)
@@ -222,7 +227,8 @@ def _run(probe: Probe) -> Check:
 def _trouble(status: int, errors: str) -> str:
     """Why the process failed; empty if it did not."""
     if status < 0:
-        return f"killed by {signal.Signals(-status).name}"
+        meaning = death(status, None).meaning
+        return f"killed by {signal.Signals(-status).name}{f': {meaning}' * bool(meaning)}"
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     return (lines[-1] if lines else f"exit status {status}") if status else ""
 

@@ -1,3 +1,7 @@
+import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -94,6 +98,34 @@ def test_the_exit_status_tells(monkeypatch: pytest.MonkeyPatch, capsys, probes: 
     printed = capsys.readouterr().out
     assert ("the usual advice" in printed) == bool(status)
     assert f"{len(PARTS)} of {len(PARTS) + len(probes)} parts work" in printed
+
+
+def test_what_mends_several_parts_is_said_once(monkeypatch: pytest.MonkeyPatch, capsys):
+    found = [
+        Check(name=name, ok=False, seconds=0.0, detail="gone", fix=fix)
+        for name, fix in (("torch", "again"), ("actor", "localhost"), ("vllm", "again"))
+    ]
+    monkeypatch.setattr(doctor, "run_doctor", lambda: found)
+    assert doctor.main() == 1
+    assert capsys.readouterr().out.splitlines()[-3:-1] == ["torch, vllm (2): again", "actor: localhost"]
+
+
+def test_ctrl_c_ends_the_part_that_is_tried(tmp_path: Path):
+    code = (
+        "from forge_agents.cli.doctor import Probe, _run\n"
+        "_run(Probe(name='x', function='hangs:here', deadline_s=60, fix='none'))\n"
+    )
+    says = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))"
+    (tmp_path / "hangs.py").write_text(f"import os, time\n{says}\ntime.sleep(60)\n")
+    started = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, cwd=tmp_path)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    started.send_signal(signal.SIGINT)
+    started.wait(timeout=30)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 def test_a_check_has_a_fix_only_if_it_failed():
