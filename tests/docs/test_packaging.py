@@ -227,7 +227,7 @@ def test_the_extras_resolve_to_the_pinned_list(kind: str, built: Path, tmp_path:
             capture_output=True,
             text=True,
             check=False,
-            timeout=200,
+            timeout=90,
         )
     except subprocess.TimeoutExpired:
         pytest.skip("the index is too slow")
