@@ -315,7 +315,8 @@ def load_episodes(
     ``reward``, the environment's, mean over the seats of policies that learn, and over all seats where none does;
     ``trained_reward``, the same of what was trained on; ``turns``; ``tokens`` that models sampled; ``duration_s``;
     ``end_reason``; ``error``, empty or where it failed and the exception's name; and lists with an entry per seat:
-    ``agents``, ``policies``, ``rewards``.
+    ``agents``, ``policies``, ``rewards``, the environment's, and ``trained_rewards``, NaN where a reward abstained and
+    None where nothing was trained.
 
     Args:
         run: Its folder, or the ``episodes.jsonl`` in it.
@@ -366,7 +367,7 @@ def _record(number: int, row: Any, wrong: str) -> dict[str, Any]:
     if wrong:
         raise ValueError(wrong)
     found = digest(row)
-    seats = json.loads(found.agents)
+    seats, paid = json.loads(found.agents), row.get("rewards") or {}
     return {
         "episode": number,
         "step": found.step,
@@ -382,4 +383,5 @@ def _record(number: int, row: Any, wrong: str) -> dict[str, Any]:
         "agents": [agent for agent, _, _ in seats],
         "policies": [policy for _, policy, _ in seats],
         "rewards": [reward for _, _, reward in seats],
+        "trained_rewards": [paid.get(agent) for agent, _, _ in seats],
     }

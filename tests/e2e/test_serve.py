@@ -17,6 +17,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+import forge_agents as fa
 from forge_agents.errors import EndpointError
 from forge_agents.policy import Endpoint, Sampling
 from forge_agents.rollout.endpoint import ChatReply, EndpointClient
@@ -94,6 +95,9 @@ def test_a_model_is_served_to_those_who_have_the_token(server, monkeypatch):
     assert reply.usage is not None and 1 <= reply.usage.completion_tokens <= GREEDY.max_tokens
     assert reply.usage.prompt_tokens > len("hello")  # the chat template is around it
     assert reply == asyncio.run(answer(endpoint))
+    game = fa.play("forge/KuhnPoker-v0", {"p0": endpoint, "p1": fa.Random()})
+    assert game.error is None and game.turns[0].policy == "endpoint" and game.turns[0].usage is not None
+    assert fa.Episode.from_json(game.to_json()) == game
     with pytest.raises(EndpointError, match="401"):
         asyncio.run(answer(Endpoint(f"{base}/v1", "tiny", retries=0)))
 

@@ -78,6 +78,13 @@ def test_a_team_learns_and_the_control_does_not(team, tiny_llama, tmp_path):
     assert {"config.yaml", "metrics.jsonl", "episodes.jsonl", "reward.png", "tensorboard", "export"} <= {
         p.name for p in (tmp_path / "trained").iterdir()
     }
+    table = fa.load_episodes(tmp_path / "trained", policy="team")
+    assert [row["step"] for row in table] == [step for step in range(12) for _ in range(4)]  # keep_episodes
+    last = table.episode(-1)
+    assert fa.Episode.from_json(last.to_json()) == last and last.turns[0].logprobs and last.turns[0].versions
+    assert table[-1]["tokens"] == sum(len(turn.response_ids) for turn in last.turns) > 0
+    assert table[-1]["reward"] == pytest.approx(table[-1]["trained_reward"])
+    assert {row["error"] for row in table} == {""}
     start, trained = (AutoModelForCausalLM.from_pretrained(f).state_dict() for f in (tiny_llama, result.export))
     assert start.keys() == trained.keys()
     assert any(not np.array_equal(start[k].float().numpy(), trained[k].float().numpy()) for k in start)

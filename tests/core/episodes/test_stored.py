@@ -38,6 +38,8 @@ def test_a_record_per_episode_says_what_it_came_to(run):
     assert (row["step"], row["env_id"], row["seed"], row["error"]) == (0, KUHN, 0, "")
     assert (row["agents"], row["policies"]) == (["p0", "p1"], ["hero", "rival"])
     assert row["rewards"] == [first.rewards["p0"], first.rewards["p1"]] and row["reward"] == first.rewards["p0"]
+    assert row["trained_rewards"][0] == 2.0 and math.isnan(row["trained_rewards"][1])
+    assert table[1]["trained_rewards"] == [None, None]
     assert (row["trained_reward"], row["turns"], row["end_reason"]) == (2.0, len(first.turns), "terminated")
     assert table[-1]["step"] == 5 and [r["episode"] for r in table[2:4]] == [2, 3] and len({*map(tuple, table)}) == 1
     assert [turn.action for turn in table.episode(0).turns] == [turn.action for turn in first.turns]
@@ -93,6 +95,7 @@ def test_pandas_and_datasets_take_it_as_it_is(run):
     assert set(pandas.DataFrame(table.turns()).agent) == {"p0", "p1", "asker", "answerer"}
     data = datasets.Dataset.from_list(table)
     assert data.num_rows == 12 and data[0]["policies"] == ["hero", "rival"] and data[1] == table[1]
+    assert datasets.Dataset.from_list(list(table.turns())).num_rows == sum(row["turns"] for row in table)
 
 
 def test_no_more_is_read_than_is_asked_for(run, monkeypatch):

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from forge_agents.episodes.stored import load_episodes
 from forge_agents.errors import RunFolderError
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Message, Trajectory, Turn, VersionSpan
@@ -276,19 +277,17 @@ def test_a_reward_of_ones_own_filters_and_nan_reaches_no_bound(read, renderer):
 
 
 def test_the_episodes_of_a_run_are_read_back_whole(read, renderer, tmp_path):
-    from forge_trainers.records.run_folder import read_episodes
-
     failed = episode(renderer, "b", error=EpisodeError(where="step", kind="E", message="m"))
     played = [episode(renderer, "a", reward=0.5), failed]
     run = RunFolder(tmp_path, {})
     run.keep_episodes(0, played, [{"p0": 0.0, "p1": 1.0}, {"p0": 1.0, "p1": 1.0}])
     run.keep_episodes(1, [episode(renderer, "c")], [{"p0": 1.0, "p1": 0.0}])
     run.close()
-    assert [one for one, _ in read_episodes(tmp_path)][:2] == played
+    assert list(load_episodes(tmp_path).episodes())[:2] == played
     assert answers(read(tmp_path)) == ["a", "c"]
     assert answers(read(tmp_path, min_reward=0.5)) == ["c"]  # by the reward that was trained on
     with pytest.raises(RunFolderError, match="holds no episodes.jsonl"):
         read(tmp_path / "tensorboard" if (tmp_path / "tensorboard").is_dir() else tmp_path.parent)
     (tmp_path / "episodes.jsonl").write_text('{"step": 0}\n')
-    with pytest.raises(RunFolderError, match="row 0 of .* is no episode"):
+    with pytest.raises(RunFolderError, match="line 1 of .* cannot be read"):
         read(tmp_path)

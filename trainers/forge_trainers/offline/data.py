@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from forge_agents.episodes.stored import EPISODES
+from forge_agents.episodes.stored import EPISODES, load_episodes
 from forge_agents.errors import did_you_mean
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.types import Episode, EpisodeGroup, Message, Trajectory
-from forge_trainers.records.run_folder import read_episodes
 from forge_verifiers.core.verifier import reward_of
 
 if TYPE_CHECKING:
@@ -256,8 +255,11 @@ def _items(data: Dataset) -> Iterator[tuple[str, Any]]:
 
 def _items_of_file(path: Path) -> Iterator[tuple[str, Any]]:
     if path.is_dir():
-        for number, scored in enumerate(read_episodes(path)):
-            yield f"episode {number} of {path / EPISODES}", scored
+        table = load_episodes(path)
+        for row, episode in zip(table, table.episodes(), strict=True):
+            trained = zip(row["agents"], row["trained_rewards"], strict=True)
+            rewards = {agent: reward for agent, reward in trained if reward is not None}
+            yield f"episode {row['episode']} of {path / EPISODES}", (episode, rewards)
         return
     if not path.is_file():
         raise ValueError(f"{path} is neither a JSONL file nor the folder of a run")

@@ -260,27 +260,6 @@ def write_atomically(file: Path, text: str) -> None:
     draft.replace(file)
 
 
-def read_episodes(folder: Path) -> list[tuple[Episode, dict[str, float]]]:
-    """The episodes that a run kept, in the order they were written.
-
-    Returns:
-        Pairs of an episode and its agents' rewards, as in `RunFolder.keep_episodes`.
-
-    Raises:
-        RunFolderError: The file is missing or was not written by a run.
-    """
-    file = folder / EPISODES
-    if not file.is_file():
-        raise RunFolderError(f"{folder} holds no {EPISODES}, so it is not the folder of a run")
-    found = []
-    for number, row in enumerate(read_rows(file)):
-        try:
-            found.append((Episode.from_json(row), dict(row["rewards"])))
-        except (KeyError, TypeError, ValueError, AttributeError) as cause:
-            raise RunFolderError(f"row {number} of {file} is no episode ({type(cause).__name__}: {cause})") from cause
-    return found
-
-
 def verifier_history(folder: str | os.PathLike[str]) -> list[Snapshot]:
     """One snapshot per logged step of a run, oldest first, at least one.
 
