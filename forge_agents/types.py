@@ -308,7 +308,8 @@ class Episode:
             said = [("because", f"{self.error.kind}: {self.error.message}")]
             yield f"failed in {self.error.where}", [*said, ("trace", self.error.trace.rstrip())]
         earned = [(agent, f"{t.reward:+g} ({t.policy})") for agent, t in self.trajectories.items()]
-        yield f"{self.end_reason} after {len(self.turns)} turn{'' if len(self.turns) == 1 else 's'}", earned
+        ended = f"{self.end_reason} after {len(self.turns)} turn{'' if len(self.turns) == 1 else 's'}"
+        yield ended + (": a conversation outgrew its model's context" if self.end_reason == "context" else ""), earned
 
 
 def _escaped(text: str) -> str:

@@ -122,3 +122,5 @@ def test_a_notebook_is_shown_text_and_no_markup():
 
 def test_an_episode_in_which_nobody_took_part_is_shown():
     assert str(fa.Episode(env_id="", seed=1, trajectories={})) == "episode, seed 1\n\nterminated after 0 turns"
+    full = fa.Episode(env_id="", seed=1, trajectories={}, end_reason="context")
+    assert str(full).endswith("context after 0 turns: a conversation outgrew its model's context")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
@@ -61,6 +62,24 @@ def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         process.wait(timeout=30)
 
 
+class Greeting(fa.TurnEnv):
+    """Two say something."""
+
+    possible_agents = ["host", "guest"]
+
+    def setup(self, rng):
+        pass
+
+    def instructions(self, agent):
+        return ""
+
+    def observe_text(self, agent):
+        return "hello"
+
+    def act(self, agent, action):
+        return fa.Outcome(done=agent == "guest")
+
+
 def status(url: str, token: str = "", method: str = "GET") -> int:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
@@ -95,8 +114,8 @@ def test_a_model_is_served_to_those_who_have_the_token(server, monkeypatch):
     assert reply.usage is not None and 1 <= reply.usage.completion_tokens <= GREEDY.max_tokens
     assert reply.usage.prompt_tokens > len("hello")  # the chat template is around it
     assert reply == asyncio.run(answer(endpoint))
-    game = fa.play("forge/KuhnPoker-v0", {"p0": endpoint, "p1": fa.Random()})
-    assert game.error is None and game.turns[0].policy == "endpoint" and game.turns[0].usage is not None
+    game = fa.play(Greeting, {"host": replace(endpoint, sampling=GREEDY), "guest": fa.Scripted(lambda seen: "hi")})
+    assert [turn.policy for turn in game.turns] == ["endpoint", "scripted"] and game.turns[0].usage is not None
     assert fa.Episode.from_json(game.to_json()) == game
     with pytest.raises(EndpointError, match="401"):
         asyncio.run(answer(Endpoint(f"{base}/v1", "tiny", retries=0)))
