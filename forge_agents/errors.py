@@ -103,6 +103,10 @@ class PlayerLeftError(ForgeError, EOFError):
     """A person left the seat."""
 
 
+class PreflightError(ForgeError, ValueError):
+    """What a run would have failed at once its engines ran, found before they were started."""
+
+
 class EmptyBatchError(ForgeError, RuntimeError):
     """Nothing to learn from: no group had rewards that differ."""
 

@@ -22,6 +22,18 @@ _OURS = (".yaml", ".json", ".jsonl", ".npz", ".png", ".draft", ".lock")
 CHUNK_BYTES = 1 << 26
 """Each chunk of a file has a sum of its own, so that several threads can read one large file."""
 _MOST_THREADS = 8
+CACHE_VARIABLE = "FORGE_AGENTS_CACHE"
+"""Environment variable that says where `cache_folder` is."""
+
+
+def cache_folder() -> Path:
+    """What may be made again but took its time lies here: ``FORGE_AGENTS_CACHE``, or else the user's cache folder."""
+    chosen = os.environ.get(CACHE_VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    import platformdirs
+
+    return platformdirs.user_cache_path("forge_agents", appauthor=False)
 
 
 def check_plain_files(folder: str | os.PathLike[str]) -> None:

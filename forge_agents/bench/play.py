@@ -37,6 +37,7 @@ from forge_agents.errors import BudgetError, ModelNotFoundError, did_you_mean
 from forge_agents.policy import AnyPolicy, Human, Policy, Random, Sampling
 from forge_agents.rollout.players import Served
 from forge_agents.rollout.rollout import Rollout
+from forge_agents.runtime import starts
 from forge_agents.runtime.interrupts import LoopRunner
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.serving.config import EngineConfig
@@ -112,8 +113,8 @@ def benchmark(
         settings["suite_defaults"] = asdict(own)
     named = named_players(players, Sampling(max_tokens=own.max_tokens))
     limits, engine = limits or BenchLimits(), engine or EngineConfig()
-    if any(isinstance(player, Human) for player in named.values()):  # one terminal, and no bar across it
-        limits, progress = replace(limits, max_live_episodes=1), False
+    if human := any(isinstance(player, Human) for player in named.values()):  # one terminal, and no bar across it
+        limits = replace(limits, max_live_episodes=1)
     facts = {name: _facts(player, engine, players[name]) for name, player in named.items()}
     worlds, seeds = worlds_of(arguments), seeds_of(settings["seed"], settings["episodes"])
     due = matches(worlds, tuple(named), seeds, samples=samples, swap_seats=settings["swap_seats"])
@@ -123,7 +124,7 @@ def benchmark(
             f"max_cost={limits.max_cost} and no player has a price; set price_in and price_out of the endpoints"
         )
     prints = {name: known["fingerprint"] for name, known in facts.items()}
-    with EpisodeLog(out_dir) as log, _Bar(len(plan), shown=progress) as bar:
+    with EpisodeLog(out_dir) as log, _Bar(len(plan), shown=progress, across=not human) as bar:
         searched = Exploitability(out_dir, worlds, named, prints, samples=exploitability_samples)
         run = _Run(
             players=named, facts=facts, plan=plan, log=log, searched=searched, limits=limits, bar=bar, engine=engine
@@ -204,7 +205,9 @@ class _Run:
         if not needed:
             return
         models = {n: player for n, player in self.players.items() if isinstance(player, Policy) and n in needed}
-        async with _fleet(models, self.engine) as served:
+        async with contextlib.AsyncExitStack() as stack:
+            with self.bar.starts():
+                served = await stack.enter_async_context(_fleet(models, self.engine))
             begun = time.monotonic()
             lanes = min(self.limits.max_live_episodes, len(queue))
             await all_or_first_error(self._lane(queue, served) for _ in range(lanes))
@@ -289,26 +292,36 @@ class _Run:
 class _Bar(bars.Progress):
     """Episodes done, tokens, failures and the time left, in a terminal; nothing elsewhere."""
 
-    def __init__(self, total: int, *, shown: bool) -> None:
+    def __init__(self, total: int, *, shown: bool, across: bool) -> None:
         console = Console(stderr=True)
         super().__init__(
+            bars.SpinnerColumn(),
             bars.TextColumn("[bold]bench"),
             bars.BarColumn(),
             bars.MofNCompleteColumn(),
             bars.TimeRemainingColumn(),
             bars.TextColumn("{task.fields[facts]}"),
             console=console,
-            disable=not (shown and console.is_terminal),
+            disable=not (shown and across and console.is_terminal),
         )
-        self._shown, self._failed = shown, 0
+        self._shown, self._across, self._failed = shown, across, 0
         self._bench = self.add_task("bench", total=total, facts="")
+
+    def starts(self) -> contextlib.AbstractContextManager[object]:
+        """Shows engines that start: above the bar, or by themselves where there is none."""
+        if not self._shown:
+            return contextlib.nullcontext()
+        return starts.shown(None if self.disable else self._line)
+
+    def _line(self, text: str) -> None:
+        self.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def start_at(self, done: int, *, unreadable: int) -> None:
         """`done` episodes are known already; `unreadable` lines of the log were dropped."""
         self.update(self._bench, completed=done)
-        if done and self._shown:
+        if done and self._shown and self._across:
             self.print(f"{done} episodes were played before and are not repeated")
-        if unreadable and self._shown:
+        if unreadable and self._shown and self._across:
             self.print(f"{unreadable} lines of the log could not be read; their episodes are played again")
 
     def step(self, tokens: int, *, failed: bool) -> None:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge_agents.errors import DISTRIBUTION
+from forge_agents.files import CACHE_VARIABLE, cache_folder
 from forge_agents.models import resolve as models
 from forge_agents.runtime.processes import death
 
@@ -178,7 +179,7 @@ def _compiler() -> Check:
 
 
 def _cache() -> Check:
-    folder, started = models.cache_folder(), time.perf_counter()
+    folder, started = cache_folder(), time.perf_counter()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".doctor-{os.getpid()}"
@@ -187,7 +188,7 @@ def _cache() -> Check:
         seen, cure = f"{folder}, {shutil.disk_usage(folder).free / 1e9:.0f} GB free", ""
     except OSError as cause:
         seen = f"{folder} cannot be written: {cause.strerror}"
-        cure = f"set {models.CACHE_VARIABLE} to a folder that you can write"
+        cure = f"set {CACHE_VARIABLE} to a folder that you can write"
     return Check(name="model cache", ok=not cure, seconds=time.perf_counter() - started, detail=seen, fix=cure)
 
 

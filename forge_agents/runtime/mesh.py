@@ -26,6 +26,7 @@ from forge_agents.runtime import processes as _processes
 from forge_agents.runtime import waits as _waits
 from forge_agents.runtime.hosts import ENVS, Hosts
 from forge_agents.runtime.processes import place
+from forge_agents.runtime.starts import machine
 
 if TYPE_CHECKING:
     from forge_agents.runtime._monarch import ProcMesh
@@ -185,6 +186,16 @@ def place_of(procs: ProcMesh) -> str:
     """Who shares memory with a mesh's first process."""
     first = _spawned[id(procs)].spot.hosts[0]
     return first.facts.place if first.warden is not None and first.facts is not None else place()
+
+
+def where(procs: ProcMesh) -> str:
+    """On what a mesh computes, in words: ``2 CPU cores``, ``1 GPU each of 2 other hosts``."""
+    spot = _spawned[id(procs)].spot
+    gpus = f"{len(spot.gpus)} GPU{'s' * (len(spot.gpus) != 1)}" * bool(spot.gpus)
+    if not spot.elsewhere:
+        return gpus or machine()
+    others = f"{len(spot.hosts)} other host{'s' * (len(spot.hosts) != 1)}"
+    return f"{gpus} each of {others}" if gpus else others
 
 
 def on_lost_host(procs: ProcMesh, tell: Callable[[str], None]) -> bool:

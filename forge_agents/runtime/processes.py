@@ -148,6 +148,15 @@ def place() -> str:
     return f"{host}/{boot}/{Path('/proc/self/ns/pid').readlink()}/{os.getuid()}"
 
 
+def visible_gpus() -> tuple[str, ...]:
+    """Ids of NVIDIA GPUs here, without loading a library that would take hold of them."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return tuple(one.strip() for one in chosen.split(",") if one.strip() not in ("", "-1"))
+    devices = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
+    return tuple(str(number) for number in range(len(devices)))
+
+
 # ---- deaths
 
 

@@ -53,7 +53,7 @@ _BASE = "0"
 
 def environment(config: EngineConfig) -> dict[str, str]:
     """Variables of the actor's process, `ENVIRONMENT` among them."""
-    return {**ENVIRONMENT, **({"TORCHDYNAMO_DISABLE": "1"} if config.enforce_eager else {})}
+    return {**ENVIRONMENT, **({"TORCHDYNAMO_DISABLE": "1"} if config.eager else {})}
 
 
 def adapter_number(config: EngineConfig, adapter: str) -> int:
@@ -85,7 +85,7 @@ def build(config: EngineConfig) -> Any:
             max_model_len=config.max_model_len,
             max_num_seqs=config.max_num_seqs,
             kv_cache_memory_bytes=int(config.kv_cache_gb * 1e9),
-            enforce_eager=config.enforce_eager,
+            enforce_eager=config.eager,
             enable_prefix_caching=config.prefix_caching,
             seed=config.seed,
             distributed_executor_backend="uni",

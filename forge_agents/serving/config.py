@@ -11,13 +11,23 @@ from pathlib import Path
 from typing import Literal
 
 from forge_agents.errors import ModelNotFoundError
+from forge_agents.models.resolve import weight_bytes
 from forge_agents.policy import LoRA
+from forge_agents.runtime.processes import visible_gpus
 
 _CHOICES = {
     "dtype": ("auto", "bfloat16", "float32"),
     "routing": ("prefix", "load"),
     "on_update": ("continue", "restart"),
 }
+
+_TOO_SMALL_BYTES = 64_000_000
+"""A tiny model samples 980 tokens a second compiled and 1,130 not; to compile it takes the better part of a minute."""
+
+
+def is_too_small_to_compile(folder: Path) -> bool:
+    """Whether a model decodes about as fast on this machine without the compilation that its engine would wait for."""
+    return not visible_gpus() and 0 < weight_bytes(folder) < _TOO_SMALL_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +44,10 @@ class EngineConfig:
     """Sequences decoded at the same time; more wait in the queue."""
     kv_cache_gb: float = 1.0
     """Memory for attention keys and values, 1e9 bytes."""
-    enforce_eager: bool = False
+    enforce_eager: bool | None = None
     """Skip compilation: the first start of a model takes seconds instead of a minute or more, later ones, which load
-    what was compiled, hardly less than compiled; decodes at three quarters of the speed."""
+    what was compiled, hardly less than compiled; decodes at three quarters of the speed. None: where it does not pay,
+    without a GPU and for models of less than 64 MB, which decode as fast without."""
     threads: int | None = None
     """CPU threads; None leaves it to the libraries, and a trainer on one host without accelerator divides the cores
     among all that compute at the same time."""
@@ -59,6 +70,13 @@ class EngineConfig:
     on_update: Literal["continue", "restart"] = "continue"
     """What becomes of an answer that new weights interrupt. "continue": the new weights go on where the old ones were,
     and each token names its version. "restart": it is asked again when it ends, until one version has written all."""
+
+    @property
+    def eager(self) -> bool:
+        """`enforce_eager`, or what it means for this model here."""
+        if self.enforce_eager is not None:
+            return self.enforce_eager
+        return is_too_small_to_compile(Path(self.model))
 
     def __post_init__(self) -> None:
         if self.model and not Path(self.model, "config.json").is_file():

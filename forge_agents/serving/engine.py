@@ -11,11 +11,14 @@ import itertools
 import json
 import time
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from forge_agents.errors import ActorDiedError, LateAnswerError, StallError
+from forge_agents.models.resolve import label
 from forge_agents.policy import Sampling
-from forge_agents.runtime import mesh
+from forge_agents.runtime import mesh, starts
 from forge_agents.runtime import waits as _waits
 from forge_agents.serving import _vllm
 from forge_agents.serving._wire import Answer, EngineInfo, Request
@@ -105,12 +108,15 @@ class Engine:
         _vllm.expected_shapes(config.model)  # a half-written model is cheaper to find here
         for lora in config.adapters.values():  # and so is an adapter that does not fit
             _vllm.adapter_shapes(config.model, lora)
+        config = replace(config, enforce_eager=config.eager)  # as this process sees it, in every process
         procs = mesh.spawn_procs(name, role=role, env=_vllm.environment(config), threads=config.threads)
         pulse = Pulse(procs, 1, name=name, silence_s=silence_s)
+        what = f"{label(Path(config.model))}, {'not ' * config.eager}compiled"
         try:
-            actor = procs.spawn("engine", EngineActor, config, store, weights_name or name, silence_s)
-            starting = mesh.with_deadline(actor.start.call_one(), timeout_s, who=name, what="start of the engine")
-            facts = await pulse.guard(starting)
+            with starts.starting("engine", name, what, on=mesh.where(procs)):
+                actor = procs.spawn("engine", EngineActor, config, store, weights_name or name, silence_s)
+                ready = mesh.with_deadline(actor.start.call_one(), timeout_s, who=name, what="start of the engine")
+                facts = await pulse.guard(ready)
             pulse.started()
         except BaseException:
             pulse.end()

@@ -24,7 +24,7 @@ from typing import IO, Any
 
 from forge_agents.episodes.stored import Digest, digest, whole_lines
 from forge_agents.errors import RunFolderError
-from forge_agents.models.resolve import cache_folder
+from forge_agents.files import cache_folder
 
 FORMAT = 1
 """Of the index; raised whenever it holds something else, so that old ones are made anew."""

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forge_agents.runtime import mesh
+from forge_agents.runtime import mesh, starts
 
 if TYPE_CHECKING:
     from forge_agents.runtime._monarch import ProcMesh
@@ -66,14 +66,15 @@ class WeightStore:
         pulse = Pulse(volume_mesh, 1, name=name, silence_s=silence_s)
         store_name = f"{name}-{os.getpid()}-{next(_counter)}"
         try:
-            await pulse.guard(
-                mesh.with_deadline(
-                    _torchstore.initialize(num_storage_volumes=1, store_name=store_name, mesh=volume_mesh),
-                    timeout_s,
-                    who=name,
-                    what="start of the store",
+            with starts.starting("store", name, "TorchStore", on=mesh.where(volume_mesh)):
+                await pulse.guard(
+                    mesh.with_deadline(
+                        _torchstore.initialize(num_storage_volumes=1, store_name=store_name, mesh=volume_mesh),
+                        timeout_s,
+                        who=name,
+                        what="start of the store",
+                    )
                 )
-            )
             pulse.started()
         except BaseException:
             pulse.end()

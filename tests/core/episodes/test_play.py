@@ -13,6 +13,7 @@ from forge_agents.errors import ModelNotFoundError, NotReadyError
 from forge_agents.rollout import players
 from forge_agents.rollout.players import Served
 from forge_agents.rollout.terminal import Terminal
+from forge_agents.runtime.starts import starting
 from forge_agents.serving.fleet import Fleet
 from forge_agents.types import Completion, VersionSpan
 
@@ -79,9 +80,13 @@ def fleets(monkeypatch):
         if "missing" in policies:
             raise ModelNotFoundError("no such model")
         starts.extend([("start", list(policies), config.enforce_eager)] if policies else [])
+        for name in policies:
+            with starting("engine", name, "as a real one says it", on="here"):
+                pass
         return Up(policies)
 
     monkeypatch.setattr(Fleet, "start", start)
+    monkeypatch.setattr("forge_agents.runtime.starts._remember", lambda *_: None)  # of no real start
     return starts
 
 
@@ -149,7 +154,7 @@ def test_a_policy_has_an_engine_for_the_one_game(fleets, capsys):
     assert fleets.count(("start", ["tiny"], True)) == fleets.count("stop") == 2
     seeds = [one for one in fleets if isinstance(one, int)]
     assert len(seeds) == 6 and seeds[:3] == seeds[3:] and len(set(seeds)) == 3, "the seed names what models draw"
-    assert "starting the engine of tiny" in capsys.readouterr().err
+    assert "starting engine tiny: as a real one says it, on here" in capsys.readouterr().err
     assert [turn.action for turn in first.turns] == [turn.action for turn in again.turns]
     assert {turn.policy for turn in fa.play(Count, {"a": fa.Policy("tiny"), "b": fa.Policy("big")}).turns} == {"a", "b"}
 

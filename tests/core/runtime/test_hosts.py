@@ -16,9 +16,10 @@ import forge_agents as fa
 from forge_agents.envs.workers import env as workers
 from forge_agents.errors import HostError
 from forge_agents.runtime import mesh
-from forge_agents.runtime.host_process import HostFacts, visible_gpus
+from forge_agents.runtime.host_process import HostFacts
 from forge_agents.runtime.hosts import parse_cores
 from forge_agents.runtime.layout import Host, Job, Layout
+from forge_agents.runtime.processes import visible_gpus
 
 
 @pytest.mark.parametrize(

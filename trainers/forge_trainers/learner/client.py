@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from forge_agents.errors import ActorDiedError, StallError
 from forge_agents.models import resolve as models
-from forge_agents.runtime import mesh
+from forge_agents.runtime import mesh, starts
 from forge_agents.runtime.waits import Busy, in_thread
 from forge_agents.types import EpisodeBatch
 from forge_trainers.learner.config import LearnerConfig
@@ -134,12 +134,14 @@ class Learner:
 
         procs = mesh.spawn_procs(name, procs=world_size, role="learner", threads=first.threads)
         pulse = Pulse(procs, world_size, name=name, silence_s=silence_s)
+        what = models.label(Path(first.model)) + (f", {world_size} processes" if world_size > 1 else "")
         try:
-            if world_size > 1:
-                await pulse.guard(mesh.exchange_addresses(procs, timeout_s, who=name))
-            losses = [find_loss(config.loss) for config in configs.values()]
-            actors = procs.spawn("learner", LearnerActor, configs, name, store, losses)
-            room, *_ = await pulse.guard(mesh.call_all(actors, world_size, "build", timeout_s=timeout_s, who=name))
+            with starts.starting("learner", name, what, on=mesh.where(procs)):
+                if world_size > 1:
+                    await pulse.guard(mesh.exchange_addresses(procs, timeout_s, who=name))
+                losses = [find_loss(config.loss) for config in configs.values()]
+                actors = procs.spawn("learner", LearnerActor, configs, name, store, losses)
+                room, *_ = await pulse.guard(mesh.call_all(actors, world_size, "build", timeout_s=timeout_s, who=name))
             pulse.started()
         except BaseException:
             pulse.end()

@@ -6,9 +6,9 @@ In: a data set. Out: better weights and a run folder. Waits for the learner, eac
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,13 +20,14 @@ from forge_agents.errors import NotReadyError, RunFolderError
 from forge_agents.models import resolve as models
 from forge_agents.policy import Policy
 from forge_agents.rollout.rendering import Renderer
-from forge_agents.runtime import mesh
+from forge_agents.runtime import mesh, starts
 from forge_agents.runtime.hosts import Hosts
 from forge_agents.runtime.interrupts import Interrupt, LoopRunner
 from forge_trainers.learner.client import Learner
 from forge_trainers.offline.config import OfflineConfig
 from forge_trainers.offline.data import Dataset, Gathered, T
 from forge_trainers.records.run_folder import FitResult, RunFolder
+from forge_trainers.records.trackers import check_installed
 from forge_trainers.run.checkpoints import Checkpoints
 from forge_trainers.run.console import Display
 from forge_trainers.run.supervision import Stopwatch
@@ -150,8 +151,8 @@ class OfflineTrainer(ABC, Generic[T]):
 
     def _read(self, dataset: Dataset, reward: Reward | None) -> Gathered[T]:
         folder = models.resolve(self.policy.model)
-        context = json.loads((folder / "config.json").read_text()).get("max_position_embeddings", math.inf)
-        room = min(context, self.config.learner.max_sample_tokens or math.inf)
+        limits = (models.context_of(folder), self.config.learner.max_sample_tokens)
+        room = min((limit for limit in limits if limit), default=sys.maxsize)
         return self._gather(dataset, Renderer.of(folder), room, reward)
 
     async def _fit(
@@ -163,6 +164,9 @@ class OfflineTrainer(ABC, Generic[T]):
             "data": {**data.counts, "held out": len(held_out)},
             "trainer": dataclasses.asdict(config),
         }
+        check_installed(config.log_to)
+        with starts.shown() as say:
+            self._checkpoints.check_room([self.policy], say)
         with RunFolder(self.out_dir, described, log_to=config.log_to) as run:
             try:
                 self._keep_digest(data.digest)
@@ -175,7 +179,8 @@ class OfflineTrainer(ABC, Generic[T]):
     ) -> FitResult:
         """Train to the end of the run."""
         config = self.config
-        learner = await self._started([*learned, *held_out])
+        with starts.shown():
+            learner = await self._started([*learned, *held_out])
         first = self._next_step
         await learner.set_total_steps(steps)
         run.rewind(first)

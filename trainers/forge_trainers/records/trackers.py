@@ -33,6 +33,12 @@ def check_tracker(tracker: str) -> None:
         )
 
 
+def check_installed(tracker: Tracker) -> None:
+    """Raise MissingExtraError, which names the command that installs it, unless the tracker's package is there."""
+    if importlib.util.find_spec(tracker) is None and tracker != "tensorboard":
+        raise MissingExtraError(f"log_to={tracker} needs a package: pip install '{DISTRIBUTION}[{tracker}]'")
+
+
 class Curves(Protocol):
     """Takes the curves of one run; raises whatever its tracker raises."""
 
@@ -56,8 +62,7 @@ def open_tracker(tracker: Tracker, folder: Path, config: Mapping[str, Any]) -> C
     """
     if tracker == "tensorboard":
         return _TensorBoard(folder)
-    if importlib.util.find_spec(tracker) is None:
-        raise MissingExtraError(f"log_to={tracker} needs a package: pip install '{DISTRIBUTION}[{tracker}]'")
+    check_installed(tracker)
     return (_WandB if tracker == "wandb" else _MLflow)(folder, config)
 
 

@@ -68,6 +68,9 @@ class GRPOConfig(ProcessConfig):
     """Steps in a row without one group to learn from, after which the run ends, saved and exported, with the reason:
     well where every episode earns the most there is or the highest that was seen, with an `EmptyBatchError`
     elsewhere."""
+    preflight: bool = True
+    """Whether a few seconds of random play try environment, reward, prompts and disk before engines start, so that what
+    fails is told at once; see `forge_trainers.rl.preflight`."""
     block_timeout_s: float = 120.0
     """Seconds that an environment without isolation, or a scripted player, may hold the controller's thread at once;
     then it is interrupted and its episode fails."""

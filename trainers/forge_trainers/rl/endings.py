@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sysconfig
+import traceback
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -243,7 +244,16 @@ _FOREIGN = ("site-packages", "dist-packages", "<frozen", sysconfig.get_paths()["
 
 def where_it_failed(error: EpisodeError) -> str:
     """An episode's failure in one line, with the file and line of the user's code if its trace has one."""
-    frames = _FRAME.findall(error.trace)
+    return f"{error.where}: {error.kind}: {error.message[:300]}{_place(error.trace)}"
+
+
+def where_it_raised(error: BaseException) -> str:
+    """An exception in one line, with the file and line of the user's code if it came through any."""
+    trace = "".join(traceback.format_exception(error))
+    return f"{type(error).__name__}: {str(error)[:300]}{_place(trace)}"
+
+
+def _place(trace: str) -> str:
+    frames = _FRAME.findall(trace)
     own = [frame for frame in frames if not any(part in frame[0] for part in _FOREIGN)] or frames
-    place = f" at {own[-1][0]}:{own[-1][1]} in {own[-1][2].strip()}" if own else ""
-    return f"{error.where}: {error.kind}: {error.message[:300]}{place}"
+    return f" at {own[-1][0]}:{own[-1][1]} in {own[-1][2].strip()}" if own else ""

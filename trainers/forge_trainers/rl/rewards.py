@@ -140,7 +140,7 @@ async def judge(
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     name = str(getattr(reward, "name", None) or getattr(reward, "__name__", type(reward).__name__))
     assessed = await with_deadline(
-        in_thread(_call, reward, trajectories, name, name=f"reward {name}"),
+        in_thread(asked, reward, trajectories, name, name=f"reward {name}"),
         timeout_s,
         who=f"reward {name}",
         what="scoring",
@@ -177,7 +177,12 @@ def _joined(parts: Mapping[str, tuple[float, JudgedGroup]]) -> JudgedGroup:
     return JudgedGroup(group=first.group, rewards=totals, parts=parts)
 
 
-def _call(reward: Reward, trajectories: Sequence[Trajectory], name: str) -> Assessment:
+def asked(reward: Reward, trajectories: Sequence[Trajectory], name: str) -> Assessment:
+    """What `reward` says, held to the contract.
+
+    Raises:
+        TypeError, ValueError: It returned something that is not one number per trajectory.
+    """
     if not trajectories:
         return Assessment(scores=np.empty(0, np.float32))
     assess = getattr(reward, "assess", None)

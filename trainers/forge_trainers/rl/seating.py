@@ -21,7 +21,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from forge_agents.models import resolve as models
-from forge_agents.policy import AnyPolicy, Policy, Seats, declared_policies, named_apart, players_of
+from forge_agents.policy import AnyPolicy, Policy, Seats, declared_policies, named_apart, players_of, seat_policies
 from forge_agents.rollout.players import Served
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.types import EpisodeGroup
@@ -96,6 +96,10 @@ class Seating:
             agents |= dict.fromkeys(self._seats)
         players_of(self._seats, tuple(agents))  # refuses a function whose policies nobody can tell apart
         return declared_policies(self._seats, tuple(agents))
+
+    def seated(self, agents: Sequence[str], seed: int) -> Mapping[str, AnyPolicy]:
+        """Who sits where in an episode."""
+        return seat_policies(self._of(agents), agents, seed)
 
     def roles(self, seats: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
         """By policy, the seats that it may sit in."""
@@ -172,6 +176,10 @@ class LeagueSeating(Seating):
                     raise ValueError(f"two policies of the league are called {name!r}; give each its own name=")
                 found[name] = policy
         return found
+
+    def seated(self, agents: Sequence[str], seed: int) -> Mapping[str, AnyPolicy]:
+        """The policy, everywhere."""
+        return dict.fromkeys(agents, self._league.policy)
 
     def roles(self, seats: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
         """Everybody may sit everywhere."""

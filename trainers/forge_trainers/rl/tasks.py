@@ -5,6 +5,7 @@ In: what a user passes to ``fit``. Out: fresh environments and the groups of eac
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -86,6 +87,10 @@ class TaskSampler:
             self._makers = {name: partial(registry.make, name, **args) for name in weights}
         self.max_reward: dict[str, float | None] = {}
         """The most that a seat can earn, where the environment says it."""
+        self.make_s: dict[str, float] = {}
+        """Seconds that making each environment took."""
+        self.isolated: set[str] = set()
+        """Those that play in worker processes."""
         self.seats = {name: seats_of(partial(self._probe, name), name) for name in self.env_ids}
 
     def make(self, env_id: str) -> AECEnv[str, Any, Any]:
@@ -127,7 +132,10 @@ class TaskSampler:
 
     def _probe(self, name: str) -> AECEnv[str, Any, Any]:
         """A fresh environment; notes what it says it can pay."""
+        started = time.perf_counter()
         env = self.make(name)
+        self.make_s[name] = time.perf_counter() - started
+        self.isolated |= {name} if hasattr(env, "off_loop") else set()
         most = getattr(env, "max_reward", None)
         self.max_reward[name] = float(most) if isinstance(most, Real) else None  # others may mean something else
         return env

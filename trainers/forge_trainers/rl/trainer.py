@@ -22,18 +22,22 @@ from typing import Any, TypeVar
 import numpy as np
 
 from forge_agents.errors import ActorDiedError, EmptyBatchError, NotReadyError, StallError
+from forge_agents.page import visible
 from forge_agents.policy import Policy, Seats
 from forge_agents.rollout.players import Served
+from forge_agents.runtime import starts
 from forge_agents.runtime.hosts import Hosts
 from forge_agents.runtime.interrupts import Interrupt, LoopRunner
 from forge_agents.runtime.mesh import with_deadline
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.types import Episode, EpisodeBatch, EpisodeGroup, Reward
 from forge_trainers.records.run_folder import FitResult, RunFolder
+from forge_trainers.records.trackers import check_installed
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.credit import Baselines
 from forge_trainers.rl.endings import Ending, Endings, most_of, nothing_played, where_it_failed
 from forge_trainers.rl.pipeline import Background, Batch, Pipeline, Put, TakenGroups
+from forge_trainers.rl.preflight import Preflight, Rest
 from forge_trainers.rl.rewards import (
     JudgedGroup,
     env_reward,
@@ -137,6 +141,8 @@ class GRPOTrainer:
         self._watch = Stopwatch()
         self._next_step: int | None = None
         self._announced_failure = False
+        self._tried: Rest | None = None
+        """A preflight that is not over."""
 
     def fit(self, env: EnvLike, *, steps: int, env_args: dict[str, Any] | None = None) -> FitResult:
         """Train until the run has done `steps` optimiser steps, earlier sessions in `out_dir` included.
@@ -152,6 +158,7 @@ class GRPOTrainer:
             that was seen, the run is over before its steps are, saved and exported, and the result has the reason.
 
         Raises:
+            PreflightError: An environment, a prompt or the reward fails at once; see `GRPOConfig.preflight`.
             EmptyBatchError: `max_empty_steps` in a row had no group to learn from; or in the first step, or that many
                 in a row, every episode failed or nothing was sampled. The run is saved before; another call goes on
                 with new seeds.
@@ -159,7 +166,8 @@ class GRPOTrainer:
             MismatchError: Sampler and learner do not hold the same model; the batch is kept there too.
             KeyboardInterrupt: Ctrl-C; the step was finished and saved before.
             SystemExit: SIGTERM, with status 143; the same.
-            RunFolderError: The last checkpoint could not be written; one before it only costs a warning.
+            RunFolderError: The disk has no room for a checkpoint, or the last one could not be written; one before it
+                only costs a warning.
         """
         if steps < 1:
             raise ValueError(f"steps={steps} trains nothing; set at least 1")
@@ -175,7 +183,12 @@ class GRPOTrainer:
         """
         sampler = TaskSampler(env, env_args, hosts=self._hosts)
         measured = env_reward if reward is None else reward_of(reward)
-        return self._loop.run(self._evaluate(sampler, episodes, measured))
+
+        async def tried_and_played() -> EvalResult:
+            await self._preflight(sampler, measured, learn=False)
+            return await self._evaluate(sampler, episodes, measured)
+
+        return self._loop.run(tried_and_played())
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Export the trained weights in Hugging Face format; one subfolder per policy where several are trained."""
@@ -257,7 +270,28 @@ class GRPOTrainer:
 
     # ---- around it: sessions, restarts, the end
 
+    async def _preflight(self, sampler: TaskSampler, reward: Reward, *, learn: bool) -> None:
+        """Try in seconds what would fail later, unless what it would save a start of runs already."""
+        running = self._processes is not None and (not learn or bool(self._processes.learners))
+        if running or not self.config.preflight:
+            return
+        policies = self._models(sampler, part=not learn)
+        with starts.shown() as say:
+            say(f"{', '.join(sampler.env_ids)} with {', '.join(policies) or 'no model'}; {self.out_dir}")
+            if learn:
+                check_installed(self.config.log_to)
+                self._checkpoints.check_room([one for one in policies.values() if one.trainable], say)
+            self._tried = await Preflight(
+                sampler=sampler,
+                seated=self._seating.seated,
+                models=policies,
+                reward=reward,
+                config=self.config,
+                say=lambda text: say(visible(text)),
+            ).run()
+
     async def _fit(self, sampler: TaskSampler, steps: int) -> FitResult:
+        await self._preflight(sampler, self.reward, learn=True)
         settings = {
             "env": list(sampler.env_ids),
             "policies": {name: dataclasses.asdict(policy) for name, policy in self._models(sampler).items()},
@@ -287,7 +321,8 @@ class GRPOTrainer:
             run.rewind(first)
             tops = {env_id: most_of(self.reward, sampler.max_reward[env_id]) for env_id in sampler.env_ids}
             display = Display("train", steps, first, processes.learners)
-            with display, Interrupt(display.say) as interrupt, Watchdog(self.config.block_timeout_s):
+            watching = starts.shown(display.say), Watchdog(self.config.block_timeout_s)
+            with display, watching[0], Interrupt(display.say) as interrupt, watching[1]:
                 self._announce_seats(display.say, sampler, processes)
                 for step in range(first, steps):
                     self._watch = Stopwatch(processes.busy_s)
@@ -482,10 +517,16 @@ class GRPOTrainer:
         policies = self._models(sampler, part=not learn)
         if learn and not any(policy.trainable for policy in policies.values()):
             raise ValueError("no seat holds a trainable policy; give at least one fa.Policy(..., trainable=True)")
-        if self._processes is None:
-            self._processes = await Processes.start(policies, self.config, folder=self.out_dir, hosts=self._hosts)
-        if self._next_step is None and (learn or self._checkpoints.any()):
-            await self._processes.start_learners()
+        begins = self._next_step is None and (learn or self._checkpoints.any())
+        with starts.shown():
+            if self._processes is None:
+                self._processes = await Processes.start(policies, self.config, folder=self.out_dir, hosts=self._hosts)
+            if begins:
+                await self._processes.start_learners()
+        if self._tried is not None:  # before the reward's state is that of the run
+            tried, self._tried = self._tried, None
+            await tried()
+        if begins:
             self._next_step = await self._checkpoints.restore(self._processes.learners)
             if self._next_step or self._processes.faults.all:  # engines may be ahead of a learner that died
                 self._synced = False

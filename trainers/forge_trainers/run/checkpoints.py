@@ -16,7 +16,7 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -28,7 +28,7 @@ import yaml
 from forge_agents.errors import ActorDiedError, ForgeError, RunFolderError, StallError
 from forge_agents.files import CHUNK_BYTES, Sums, check_plain_files, damaged
 from forge_agents.models import resolve as models
-from forge_agents.policy import LoRA
+from forge_agents.policy import LoRA, Policy
 from forge_agents.runtime.mesh import with_deadline
 from forge_agents.runtime.waits import all_or_first_error
 from forge_trainers.learner.config import LearnerConfig
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from forge_trainers.learner.client import Learner
 
 _log = logging.getLogger(__name__)
+_BYTES_EACH = 12
+"""Of each weight in a checkpoint: itself and Adam's two moments, all float32."""
 
 
 @runtime_checkable
@@ -207,6 +209,37 @@ class Checkpoints:
             return f"stopped before a step was saved in {self._folder.parent}; the same call begins anew"
         step = saved[0].name.rpartition("-")[2].lstrip("0")
         return f"stopped; {self._folder.parent} holds the run after step {step}, from which the same call goes on"
+
+    def check_room(self, policies: Iterable[Policy], say: Callable[[str], None]) -> None:
+        """See that the disk holds what training `policies` writes: checkpoints, and the export at the end.
+
+        Args:
+            policies: Those that learn.
+            say: Shows a line, where there is room for the first checkpoint and not for all that are to be kept.
+
+        Raises:
+            RunFolderError: There is no room for one.
+        """
+        each = export = 0
+        for policy in policies:
+            model = models.resolve(policy.model)
+            export += models.weight_bytes(model)
+            each += 0 if policy.lora else models.weight_count(model) * _BYTES_EACH  # adapters are small
+        there = self._folder.absolute()
+        while not there.exists():
+            there = there.parent
+        free = shutil.disk_usage(there).free
+        if free < each + export:
+            raise RunFolderError(
+                f"{there} has {free / 1e9:.1f} GB free; one checkpoint takes {each / 1e9:.1f} GB and the export "
+                f"{export / 1e9:.1f} GB. Make room, or choose another out_dir"
+            )
+        wanted = (self._keep + self._keep_best + 1 - len(self.complete())) * each + export
+        if free < wanted:
+            say(
+                f"{there} has {free / 1e9:.1f} GB free, and all checkpoints that are kept take {wanted / 1e9:.1f} GB: "
+                "lower keep_checkpoints, or make room"
+            )
 
     def policies(self, folder: Path) -> list[str]:
         """Names of the learners in a checkpoint; each has a folder there.

@@ -1,0 +1,366 @@
+"""What is found in seconds, before engines start; and a good run that it must not disturb."""
+
+import asyncio
+import json
+import random
+import re
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_processes import Processes as FakeProcesses
+
+import forge_agents as fa
+import forge_verifiers as fv
+from forge_agents.errors import MissingExtraError, PreflightError, RunFolderError
+from forge_trainers.rl import preflight
+from forge_trainers.rl.tasks import HELD_OUT_FROM
+from forge_trainers.rl.trainer import GRPOTrainer
+from forge_trainers.run import checkpoints
+from forge_trainers.run.processes import Processes
+
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # a coroutine that nobody awaited
+
+
+class EnginesError(Exception):
+    """What would have started."""
+
+
+class World(fa.TurnEnv):
+    """Two seats, a turn each."""
+
+    possible_agents = ["p0", "p1"]
+    seeds: list = []
+
+    def __init__(self, told="Say something.", seen="Now."):
+        super().__init__()
+        self.told, self.seen = told, seen
+
+    def reset(self, seed=None, options=None):
+        type(self).seeds.append(seed)
+        return super().reset(seed=seed, options=options)
+
+    def setup(self, rng):
+        self.luck = random.random()
+
+    def instructions(self, agent):
+        return self.told
+
+    def observe_text(self, agent):
+        return self.seen
+
+    def act(self, agent, action):
+        return fa.Outcome() if agent == "p0" else fa.Outcome(rewards={"p0": 1.0, "p1": 0.5}, done=True)
+
+
+@pytest.fixture
+def tried(tmp_path, tiny_llama, monkeypatch, capsys):
+    """``tried(env, reward, **config)``: what `fit` says until engines would start."""
+
+    async def start(*args, **kwargs):
+        raise EnginesError
+
+    monkeypatch.setattr(Processes, "start", start)
+    monkeypatch.setattr(World, "seeds", [])
+
+    def run(env=World, reward=None, *, seats=None, evaluate=False, env_args=None, **config):
+        config.setdefault("engine", fa.EngineConfig(max_model_len=256))
+        policy = fa.Policy(str(tiny_llama), name="team", sampling=fa.Sampling(max_tokens=16))
+        with GRPOTrainer(seats or policy, reward, fa.GRPOConfig(**config), tmp_path / "run") as trainer:
+            call = partial(trainer.evaluate, reward=reward) if evaluate else partial(trainer.fit, steps=1)
+            with pytest.raises(EnginesError):
+                call(env, env_args=env_args)
+        return capsys.readouterr().err
+
+    return run
+
+
+def line_of(what, text):
+    """Where `text` stands first from the definition of `what` on."""
+    lines = Path(__file__).read_text().splitlines()
+    start = next(n for n, line in enumerate(lines) if re.match(rf"(async )?(def|class) {what.__name__}\b", line))
+    return f"{__file__}:{next(n for n, line in enumerate(lines, 1) if n > start and text in line)}"
+
+
+def test_a_good_run_is_told_in_two_lines_and_goes_on(tried, tmp_path):
+    asked = []
+
+    def reward(trajectories):
+        asked.append(trajectories)
+        return [t.reward for t in trajectories]
+
+    random.seed(5)
+    drawn, _ = random.random(), random.seed(5)
+    said = tried(reward=reward)
+    assert said.splitlines()[0] == f"World with team; {tmp_path / 'run'}"
+    assert "preflight: 2 episodes of random players took" in said and "is left out" not in said
+    assert [t.policy for t in asked[0]] == ["team"] * 4 and [t.reward for t in asked[0]] == [1.0, 0.5] * 2
+    assert World.seeds == [preflight.SEED] * 2 and preflight.SEED > 2 * HELD_OUT_FROM - 2
+    assert random.random() == drawn  # as if nothing had been played
+
+
+def test_it_can_be_left_out(tried):
+    def wrong(trajectories):
+        raise AssertionError
+
+    assert "preflight" not in tried(reward=wrong, preflight=False)
+    assert not World.seeds
+
+
+def test_an_evaluation_is_tried_with_its_own_reward(tried):
+    with pytest.raises(PreflightError, match="reward wrong"):
+        tried(reward=wrong, evaluate=True)
+
+
+def wrong(trajectories):
+    return [t.rewarded for t in trajectories]
+
+
+def scores_one(one):
+    return one.reward
+
+
+def scores_any(one):
+    return 0.5
+
+
+def by_episode(trajectories):
+    return [0.0] * (len(trajectories) // 2)
+
+
+@pytest.mark.parametrize(
+    ("reward", "told"),
+    [
+        (wrong, ["AttributeError", "'rewarded'", line_of(wrong, "t.rewarded")]),
+        (scores_one, ["scores one trajectory", "call its parameter `trajectory`", line_of(scores_one, "def")]),
+        (scores_any, ["scores one trajectory", line_of(scores_any, "def")]),
+        (by_episode, ["shape (2,) for 4 trajectories", "return one number each", line_of(by_episode, "def")]),
+        (fa.Columns({"good": scores_one, "other": by_episode}), ["reward scores_one"]),
+        (0.5 * fa.Rule(lambda t: 7.0, name="seven"), ["reward seven", "with 7.0; scale scores to [0, 1]"]),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_reward_that_cannot_work_is_told_before_engines_start(tried, tmp_path, reward, told):
+    with pytest.raises(PreflightError) as error:
+        tried(reward=reward)
+    assert all(text in str(error.value) for text in told), str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_reward_that_does_not_like_random_words_is_told_and_the_run_goes_on(tried):
+    def reads_json(trajectories):
+        return [json.loads(t.turns[-1].action)["answer"] for t in trajectories]
+
+    said = tried(reward=reads_json)
+    assert re.search(r"reward reads_json\(trajectories\) at .* fails on random play, and may on a model's: JSON", said)
+
+
+@pytest.mark.parametrize("given", [[float("nan")] * 4, [None] * 4, np.full(4, np.nan)])
+def test_a_reward_that_abstains_from_random_play_is_fine(tried, given):
+    assert "failed" not in tried(reward=lambda trajectories: given)
+
+
+class Counts(fa.Rule):
+    """A verifier that learns, and remembers it."""
+
+    def __init__(self):
+        super().__init__(lambda t: 1.0, name="counts")
+        object.__setattr__(self, "seen", np.zeros(1))
+
+    def score(self, trajectories):
+        self.seen[0] += len(trajectories)
+        return super().score(trajectories)
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        object.__setattr__(self, "seen", np.array(state["seen"]))
+
+
+def test_what_a_reward_has_learned_is_as_before(tried):
+    counts = Counts()
+    judge = fv.Judge("smollm2-135m-instruct", "Is it good?")
+    fails = fa.Rule(lambda t: t.nothing, name="fails")
+    ensemble = fa.Ensemble([counts, fails, judge])
+    before = {key: value.copy() for key, value in ensemble.state_dict().items()}
+    said = tried(reward=ensemble)
+    assert "not asked, because they need a model or a sandbox: judge" in said and judge.usage.questions == 0
+    assert "reward fails fails on random play, and may on a model's: AttributeError" in said and __file__ in said
+    after = ensemble.state_dict()
+    assert counts.seen[0] == 0 and before.keys() == after.keys()
+    assert all(np.array_equal(before[key], after[key]) for key in before)
+
+
+def test_a_slow_reward_goes_on_while_engines_start_and_is_over_before_it_is_asked_again(tried, monkeypatch):
+    monkeypatch.setattr(preflight, "BUDGET_S", 0.2)
+    ended = []
+
+    def slow(trajectories):
+        time.sleep(0.8)
+        ended.append("reward")
+        return [0.0] * (len(trajectories) - 1)
+
+    async def start(*args, **kwargs):
+        ended.append("engines")
+        return FakeProcesses()
+
+    monkeypatch.setattr(Processes, "start", start)
+    with pytest.raises(PreflightError, match=r"shape \(3,\) for 4 trajectories"):
+        tried(reward=slow)
+    assert ended[:2] == ["engines", "reward"]
+
+
+class BreaksAtOnce(World):
+    def observe_text(self, agent):
+        return self.no_such_thing
+
+
+class BreaksByMistake(World):
+    def act(self, agent, action):
+        return no_such_name  # noqa: F821
+
+
+class BreaksByWords(World):
+    def act(self, agent, action):
+        return fa.Outcome(rewards={agent: int("x")})
+
+
+@pytest.mark.parametrize(
+    ("env", "text"), [(BreaksAtOnce, "self.no_such_thing"), (BreaksByMistake, "no_such_name")]
+)
+def test_an_environment_that_cannot_be_played_is_told_with_its_line(tried, env, text):
+    with pytest.raises(PreflightError, match="episodes of random players failed|fails before any decision") as error:
+        tried(env=env)
+    assert line_of(env, text) in str(error.value)
+
+
+class BreaksWithSomeSeeds(World):
+    def setup(self, rng):
+        if self.seeds[-1] > preflight.SEED - 3:
+            raise RuntimeError("fragile")
+
+
+def test_an_environment_that_fails_with_some_seeds_is_played_with_another(tried):
+    assert "2 episodes of random players took" in tried(env=BreaksWithSomeSeeds)
+    assert BreaksWithSomeSeeds.seeds[-2:] == [preflight.SEED - 3] * 2
+
+
+def test_an_environment_that_does_not_like_random_words_is_told_and_played(tried):
+    said = tried(env=BreaksByWords)
+    assert "2 of 2 episodes of random players failed in BreaksByWords, as a model's may: step: ValueError" in said
+    assert line_of(BreaksByWords, 'int("x")') in said
+
+
+def test_a_scripted_player_sits_in_its_own_seat(tried, tiny_llama):
+    seats = {"p0": fa.Policy(str(tiny_llama)), "p1": fa.Scripted(lambda a, b, c: "x")}
+    said = tried(seats=seats)
+    assert "episodes of random players failed in World, as a model's may: policy: TypeError" in said
+
+
+class Slow(World):
+    steps = 0
+
+    def act(self, agent, action):
+        type(self).steps += 1
+        time.sleep(0.3)
+        return fa.Outcome()
+
+
+def test_a_slow_environment_is_left_unfinished_within_the_budget(tried, monkeypatch):
+    monkeypatch.setattr(preflight, "BUDGET_S", 0.5)
+    said = tried(env=Slow)
+    assert "Slow is slow; 0 of 2 episodes ended in 0.5 s" in said and Slow.steps <= 4
+
+
+class Dear(World):
+    made = 0
+
+    def __init__(self):
+        super().__init__()
+        type(self).made += 1
+        time.sleep(0.1)
+
+
+def test_what_is_dear_to_make_is_made_no_more_often(tried, monkeypatch):
+    monkeypatch.setattr(preflight, "BUDGET_S", 0.05)
+    assert "making Dear takes 0 s; it is left out" in tried(env=Dear)
+    assert Dear.made == 1  # to ask for its seats
+
+
+def test_what_plays_in_worker_processes_is_left_out(tried):
+    said = tried(env="forge/SoftwareTeam-v0")
+    assert "forge/SoftwareTeam-v0 plays in worker processes and is left out" in said
+
+
+def test_a_first_prompt_that_fills_the_context_is_told_with_its_parts(tried):
+    with pytest.raises(PreflightError, match="context of 256 tokens") as error:
+        tried(env_args={"told": "x" * 300})
+    # bytes are tokens: 300 of instructions and what the template writes around them
+    assert re.search(r"is that of p0 in World: 3\d\d tokens, of which 3[01]\d are instructions", str(error.value))
+    said = tried(env_args={"told": "x" * 215})
+    assert "leaves less than max_tokens=16 for the first answer" in said
+    assert "leaves less" not in tried(env_args={"told": "x" * 100})
+
+
+def test_a_template_that_refuses_is_told(tried, tiny_llama, tmp_path):
+    import shutil
+
+    refusing = shutil.copytree(tiny_llama, tmp_path / "refusing")
+    settings = json.loads((refusing / "tokenizer_config.json").read_text())
+    settings["chat_template"] = "{{ raise_exception('System role not supported') }}"
+    (refusing / "tokenizer_config.json").write_text(json.dumps(settings))
+    (refusing / "chat_template.jinja").unlink(missing_ok=True)
+    with pytest.raises(PreflightError, match="refuses the prompt of p0 in World: System role not supported"):
+        tried(seats=fa.Policy(str(refusing)))
+
+
+def test_a_disk_without_room_for_a_checkpoint_is_told_and_one_without_room_for_all_is_warned_of(
+    tried, monkeypatch, tiny_llama
+):
+    weights = sum(np.prod(shape) for shape in _shapes(tiny_llama))
+    one = 12 * weights + (tiny_llama / "model.safetensors").stat().st_size
+
+    def has(free):
+        monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda _: type("", (), {"free": int(free)}))
+
+    has(one - 1)
+    with pytest.raises(RunFolderError, match="GB free; one checkpoint takes"):
+        tried()
+    has(one)
+    assert "lower keep_checkpoints, or make room" in tried()
+    has(one + 3 * 12 * weights)
+    assert "keep_checkpoints" not in tried()
+
+
+def _shapes(folder):
+    from forge_agents.models.resolve import safetensors_header
+
+    return [entry["shape"] for entry in safetensors_header(folder / "model.safetensors").values()]
+
+
+def test_a_tracker_that_is_missing_is_told_before_a_folder_is_made(tried, monkeypatch, tmp_path):
+    monkeypatch.setattr("forge_trainers.records.trackers.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"\[mlflow\]"):
+        tried(log_to="mlflow")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_league_is_tried_with_its_policy_in_every_seat(tried, tiny_llama):
+    asked = []
+
+    def reward(trajectories):
+        asked.extend(trajectories)
+        return [0.0] * len(trajectories)
+
+    tried(seats=fa.League(fa.Policy(str(tiny_llama), name="hero")), reward=reward)
+    assert {t.policy for t in asked} == {"hero"} and len(asked) == 4
+
+
+def test_a_running_loop_is_no_obstacle(tried):
+    async def inside():
+        return tried()
+
+    assert "2 episodes" in asyncio.run(inside())
