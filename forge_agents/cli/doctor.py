@@ -216,7 +216,7 @@ def _run(probe: Probe) -> Check:
     finally:  # after Ctrl-C, too
         with contextlib.suppress(ProcessLookupError):  # which is the usual case: all of the group have ended
             os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+        process.communicate()
     seconds = time.perf_counter() - started
     detail = "" if trouble else _answer(output)
     if detail is None:

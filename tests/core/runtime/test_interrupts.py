@@ -106,8 +106,9 @@ def test_ctrl_c_in_a_notebook_reaches_the_thread_that_works(listens):
 
 
 SCRIPT = """
-import asyncio, pathlib, sys, time
+import asyncio, signal, time
 from forge_agents.runtime.interrupts import LoopRunner
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
 async def closing():
     print("closing", flush=True)
     await asyncio.sleep({close_s})
