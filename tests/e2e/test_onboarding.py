@@ -1,6 +1,7 @@
 """What a newcomer does first, on the whole stack with a tiny model: `init` and `train`."""
 
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -12,28 +13,52 @@ from forge_agents.cli import main as cli
 SMALL = [
     "--trainer.group_size=2",
     "--trainer.groups_per_step=2",
-    "--trainer.eval_every=0",
+    "--trainer.eval_every=1",
+    "--trainer.eval_episodes=2",
     "--trainer.engine.enforce_eager=true",
     "--trainer.engine.kv_cache_gb=0.1",
     "--trainer.engine.threads=1",
     "--trainer.log_to=tensorboard",
 ]
 
+TEMPLATES = {
+    "team": ("team", "runs/guess", "my/Guess-v0"),
+    "duel": ("hero", "runs/duel", "my/Duel-v0"),
+    "tools": ("keeper", "runs/warehouse", "my/Warehouse-v0"),
+    "sft": ("team", "runs/guess", "my/Guess-v0"),
+}
+"""Who learns, where the run lies and what is played, by template."""
+
 
 @pytest.mark.timeout(300)
-def test_a_folder_of_init_trains_as_it_stands(tiny_llama, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_folder_of_init_trains_from_another_folder(template, tiny_llama, tmp_path, monkeypatch, capsys):
+    """From where the user stands: the modules and data are found beside the file, the run is written here."""
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["init", "mine"]) == 0
-    monkeypatch.chdir(tmp_path / "mine")
-    words = ["train", "train.yaml", f"--policies.team.model={tiny_llama}", "--steps=1", *SMALL]
-    assert cli.main(words) == 0
+    name, folder, env = TEMPLATES[template]
+    run = Path(folder)
+    assert cli.main(["init", "mine", "--template", template]) == 0
+    words = ["mine/train.yaml", f"--policies.{name}.model={tiny_llama}", "--steps=1", *SMALL]
+    if template == "sft":
+        words += ["--warm_start.team.steps=1", "--warm_start.team.trainer.learner.threads=1"]
+    assert cli.main(["train", *words]) == 0
     said = capsys.readouterr().out
-    (row,) = [json.loads(line) for line in Path("runs/guess/metrics.jsonl").read_text().splitlines()]
-    assert row["step"] == 0 and 0 <= row["reward/mean"] <= 1
-    assert "next   forge-agents eval train.yaml" in said
-    assert "--players.trained runs/guess/export --players.random random --suite my_world:my/Guess-v0" in said
-    assert said.endswith("       forge-agents view runs/guess\n")
-    assert Path("runs/guess/export/config.json").exists() and list(Path("runs/guess/tensorboard").iterdir())
+    (row,) = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert row["step"] == 0 and math.isfinite(row["reward/mean"]) and math.isfinite(row["eval/reward"])
+    assert "next   forge-agents eval mine/train.yaml" in said
+    bench = f"--players.trained {run}/export --players.random random --suite my_world:{env}"
+    assert f"PYTHONPATH=mine forge-agents bench {bench}" in said
+    assert said.endswith(f"       forge-agents view {run}\n")
+    assert (run / "export/config.json").exists() and list((run / "tensorboard").iterdir())
+    assert not Path("mine/runs").exists()
+
+    assert cli.main(["view", str(run), "--out", "page.html"]) == 0
+    assert env in Path("page.html").read_text()
+    if template == "sft":
+        assert len((run / "warm-start/team/metrics.jsonl").read_text().splitlines()) == 1
+        capsys.readouterr()
+        assert cli.main(["eval", *words]) == 0
+        assert " episodes, 0 failed" in capsys.readouterr().out
 
 
 @pytest.mark.timeout(300)
