@@ -140,7 +140,7 @@ def usual_s(kind: str) -> float | None:
 
 
 class _Spinner(Progress):
-    """A line each while it starts, with a spinner and a clock; a plain line stays of what has started."""
+    """The same lines as elsewhere, and below them a spinner and a clock of each start under way."""
 
     def __init__(self, console: Console) -> None:
         clock = _Clock()
@@ -157,7 +157,8 @@ class _Spinner(Progress):
         self._rows: dict[int, TaskID] = {}
 
     def begin(self, start: Start) -> None:
-        self._rows[id(start)] = self.add_task(f"{start.name}: {start.what}", total=None, of=start)
+        self.say(_begun(start))
+        self._rows[id(start)] = self.add_task(start.name, total=None, of=start)
 
     def end(self, start: Start, *, well: bool) -> None:
         self.remove_task(self._rows.pop(id(start)))
@@ -197,7 +198,7 @@ class _Lines:
 
     def begin(self, start: Start) -> None:
         self._under_way[id(start)] = start
-        self.say(f"starting {start.name}: {start.what} ({start.usually})")
+        self.say(_begun(start))
         if self._watcher is None:
             self._watcher = threading.Thread(target=self._watch, name="forge-starts", daemon=True)
             self._watcher.start()
@@ -212,6 +213,10 @@ class _Lines:
             for start in tuple(self._under_way.values()):
                 if (so_far := time.monotonic() - start.began) >= _LINE_S:
                     self.say(f"{start.name} is starting for {_seconds(so_far)} ({start.usually})")
+
+
+def _begun(start: Start) -> str:
+    return f"starting {start.name}: {start.what} ({start.usually})"
 
 
 def _over(start: Start) -> str:
