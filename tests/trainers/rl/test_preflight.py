@@ -275,6 +275,15 @@ def test_a_slow_environment_is_left_unfinished_within_the_budget(tried, monkeypa
     assert "Slow is slow; 0 of 2 episodes ended in 0.5 s" in said and Slow.steps <= 4
 
 
+def test_of_many_environments_those_that_time_is_up_for_are_told_in_one_line(tried, monkeypatch):
+    monkeypatch.setattr(preflight, "BUDGET_S", 0.3)
+    for number in range(4):
+        fa.register(f"my/Slow{number}-v0", entry_point=Slow)
+    said = tried(env={f"my/Slow{number}-v0": 1.0 for number in range(4)})
+    assert "my/Slow0-v0 is slow; 0 of 2 episodes ended" in said and said.count("is slow") == 1
+    assert "time is up; 3 environments are left out, the first of them my/Slow1-v0" in said
+
+
 class Dear(World):
     made = 0
 

@@ -92,14 +92,18 @@ class Preflight:
 
     async def _play(self, until: float) -> list[EpisodeGroup]:
         """A group of each environment for which there is time, with random players for models, people and servers."""
-        groups = []
+        groups, late = [], []
         for env_id in self.sampler.env_ids:
-            if env_id in self.sampler.isolated:
+            if time.monotonic() > until:
+                late.append(env_id)
+            elif env_id in self.sampler.isolated:
                 self.say(f"preflight: {env_id} plays in worker processes and is left out")
             elif self.sampler.make_s[env_id] > BUDGET_S:
                 self.say(f"preflight: making {env_id} takes {self.sampler.make_s[env_id]:.0f} s; it is left out")
             else:
                 groups += await self._group_of(env_id, until)
+        if late:
+            self.say(f"preflight: time is up; {len(late)} environments are left out, the first of them {late[0]}")
         return groups
 
     async def _group_of(self, env_id: str, until: float) -> list[EpisodeGroup]:
