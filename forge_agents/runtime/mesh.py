@@ -317,7 +317,7 @@ async def stop(mesh: ProcMesh, *, timeout_s: float = 10.0) -> None:
         timeout_s = min(timeout_s, _GRACE_S)  # all are dead already, of which Monarch may never hear
     if _spawned.pop(id(mesh), None) is None:  # another thread has begun to
         return
-    killer = asyncio.ensure_future(_processes.kill_after(min(_GRACE_S, timeout_s), _pids(entry)))
+    killer = asyncio.ensure_future(_processes.kill_after(min(_GRACE_S, timeout_s), _pids(entry), entry.logs))
     try:
         if not entry.spot.lost:  # Monarch would wait for a host that does not answer
             await with_deadline(entry.whole.stop(), timeout_s, who=entry.name, what="stop")

@@ -7,6 +7,7 @@ end of processes, with a deadline.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import faulthandler
 import functools
@@ -28,6 +29,8 @@ MESH_VARIABLE = "FORGE_AGENTS_MESH"
 HOST_VARIABLE = "FORGE_AGENTS_HOST"
 """Environment variable of processes on another host than the controller's: that host's name in the run."""
 
+_DONE = ".done"
+"""Ends the name of a file beside a process's log: it is about to end, and has done what it does then."""
 _TAIL_BYTES = 65536
 _LAST_LINES = 8
 _FRAMES = 3
@@ -100,15 +103,23 @@ def kill_marked(mark: str) -> None:
                     os.kill(int(folder.name), signal.SIGKILL)
 
 
-async def kill_after(grace_s: float, pids: Sequence[int]) -> None:
-    """Wait until the processes are gone, and kill those that take longer: big libraries take seconds to unload."""
-    deadline = time.monotonic() + grace_s
-    while alive := [pid for pid in pids if is_ours(pid)]:
-        if time.monotonic() > deadline:
-            for pid in alive:
+async def kill_after(grace_s: float, pids: Sequence[int], folder: Path) -> None:
+    """Wait until the processes are gone, and kill those that take longer or have nothing left to do.
+
+    Big libraries take seconds to unload, which nobody needs to wait for.
+
+    Args:
+        grace_s: Seconds for what they have to do at their end.
+        pids: Theirs.
+        folder: That they `begin` with.
+    """
+    deadline, late = time.monotonic() + grace_s, False
+    while not late and (alive := [pid for pid in pids if is_ours(pid)]):
+        late = time.monotonic() > deadline
+        for pid in alive:
+            if late or (folder / f"{pid}{_DONE}").exists():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            return
         await asyncio.sleep(0.02)
 
 
@@ -119,6 +130,7 @@ def begin(folder: str, cores: frozenset[int]) -> None:
     for thread in Path("/proc/self/task").iterdir() if cores else ():
         with contextlib.suppress(ProcessLookupError):  # the thread has ended
             os.sched_setaffinity(int(thread.name), cores)
+    atexit.register(lambda: Path(folder, f"{os.getpid()}{_DONE}").touch())  # the first that registers is called last
     rank = current_rank().rank
     Path(folder).mkdir(parents=True, exist_ok=True, mode=0o700)  # another host has no such folder yet
     Path(folder, f"{rank}.pid").write_text(str(os.getpid()))

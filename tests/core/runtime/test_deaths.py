@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from forge_agents.runtime import processes
-from forge_agents.runtime.processes import death, named, oom_kills
+from forge_agents.runtime.processes import death, is_ours, kill_after, named, oom_kills, variables
 
 DIES = """
 import faulthandler, os, signal, sys
@@ -84,3 +87,21 @@ def test_nothing_is_said_of_what_nobody_saw(tmp_path: Path) -> None:
     assert not death(None, None).known and death(0, None).known
     assert death(-250, None).how == "was ended by signal 250"
     assert named("Killed(sig=9)") == "Killed(SIGKILL)"
+
+
+@pytest.mark.parametrize("ended_its_work", [True, False])
+def test_a_process_that_is_stopped_gets_its_grace_unless_all_that_is_left_is_to_unload(
+    ended_its_work: bool, tmp_path: Path
+) -> None:
+    words = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, env={**os.environ, **variables("")}) as process:
+        while not is_ours(process.pid):  # it is still this process's image
+            time.sleep(0.01)
+        if ended_its_work:
+            (tmp_path / f"{process.pid}.done").touch()
+        grace_s = 60.0 if ended_its_work else 0.2
+        began = time.monotonic()
+        asyncio.run(kill_after(grace_s, [process.pid], tmp_path))
+        took_s = time.monotonic() - began
+        assert process.wait(60) == -signal.SIGKILL
+    assert took_s < grace_s if ended_its_work else took_s >= grace_s

@@ -299,8 +299,8 @@ class Processes:
         await asyncio.gather(
             *(learner.stop() for learner in self.learners.values()),
             *(engine.stop() for engine in self.engines.values()),
+            self.store.stop(),
         )
-        await self.store.stop()
         await mesh.end_hosts(self.hosts)
 
 
