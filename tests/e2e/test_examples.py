@@ -47,10 +47,17 @@ GOLD = {"arm": "gold", "seed": 0, "before": 0.0, "after": 0.5, "ci": 0.1, "curve
 
 
 @pytest.fixture(autouse=True)
-def _wide_and_eager(monkeypatch):
-    """Tables are not cut off; no engine compiles, a judge's and a benchmark's neither."""
+def _wide_short_and_eager(monkeypatch):
+    """Tables are not cut off; no engine compiles, a judge's and a benchmark's neither; what is not said is small."""
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setitem(fa.EngineConfig.__init__.__kwdefaults__, "enforce_eager", True)
+    for function, changes in (
+        (fa.EngineConfig.__init__, {"enforce_eager": True}),
+        (fa.GRPOConfig.__init__, {"group_size": 4, "groups_per_step": 3}),
+        (fa.GRPOTrainer.evaluate, {"episodes": 2}),
+    ):
+        for name, value in changes.items():
+            assert name in function.__kwdefaults__
+            monkeypatch.setitem(function.__kwdefaults__, name, value)
 
 
 @pytest.mark.timeout(300)

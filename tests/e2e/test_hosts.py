@@ -182,7 +182,10 @@ def test_environments_play_on_hosts_of_their_own_and_after_these_here(run: Any, 
         assert sorted(await visit("0", 4)) == ["envs-0", "envs-0", "envs-1", "envs-1"]
 
         visiting = asyncio.ensure_future(visit("100", 4))
-        await asyncio.sleep(2)
+        for_s = 0.0
+        while for_s < 1:  # all are in the call that takes 100 s
+            await asyncio.sleep(0.05)
+            for_s = for_s + 0.05 if sum(worker.busy for worker in workers.pool().workers) == 4 else 0.0
         lost = asyncio.Event()
         mesh._hosts[-1].hosts[0].listeners.append(lambda why: lost.set())
         kill_host("envs-0")
@@ -288,9 +291,11 @@ def test_a_run_on_three_hosts_continues_when_the_engines_is_killed_and_then_the_
     assert [row["learner/version"] for row in rows] == [1, 2, 3, 4]
     faults = [json.loads(line) for line in (tmp_path / "run" / "faults.jsonl").read_text().splitlines()]
     noticed = [(row["who"], row["time"]) for row in faults if row["event"] == "noticed"]
-    assert noticed[0][0] == "team" and noticed[0][1] - reward.struck[0] < 2
+    # by the end of their hosts, not by their silence
+    assert noticed[0][0] == "team" and noticed[0][1] - reward.struck[0] < config.silence_s / 2
     lost = {who: time_ - reward.struck[1] for who, time_ in noticed[1:]}
-    assert {"team-learner", "weights"} <= set(lost) and max(lost["team-learner"], lost["weights"]) < 2
+    assert {"team-learner", "weights"} <= set(lost)
+    assert max(lost["team-learner"], lost["weights"]) < config.silence_s / 2
     assert sorted(row["who"] for row in faults if row["event"] == "recovered") == sorted(who for who, _ in noticed)
 
 

@@ -68,7 +68,7 @@ def test_neither_a_killed_replica_nor_an_update_costs_a_request_or_mixes_version
         assert {span.version for completion in undisturbed for span in completion.versions} == {3}
 
         busy = asyncio.ensure_future(answers(engines, 200))
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.05)
         assert all(engines.unfinished.values())
         victim = engines.pids["hero-0"]
         assert victim is not None
@@ -90,7 +90,7 @@ def test_neither_a_killed_replica_nor_an_update_costs_a_request_or_mixes_version
         back = load_file(tiny_llama / "model.safetensors")
         await Publisher(store.ref, "hero", dtype=torch.float32).publish(back, 4)
         busy = asyncio.ensure_future(answers(engines, 200))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.05)
         assert all(engines.unfinished.values())
         await engines.load_weights(4)
         again = await busy  # what an update interrupts is written again: no answer is of two versions

@@ -3,16 +3,15 @@
 import dataclasses
 import importlib
 import json
+import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import forge_agents as fa
+from forge_agents.envs import registry
 from forge_agents.errors import EmptyBatchError, ForgeError, MismatchError, UnknownIdError
 from forge_agents.rollout.players import ModelPlayer
 from forge_trainers.records.run_folder import load_batch
@@ -49,25 +48,55 @@ def config(**changes):
         "refills": 0,
         "seed": 1,
         "learner": fa.LearnerConfig(lr=3e-3, threads=1, compute_dtype="float32"),
-        "engine": fa.EngineConfig(enforce_eager=True, kv_cache_gb=0.1, max_model_len=256, threads=1),
+        "engine": fa.EngineConfig(enforce_eager=True, kv_cache_gb=0.1, max_model_len=512, threads=1),
     }
     return fa.GRPOConfig(**(settings | changes))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def team(tiny_llama):
     return fa.Policy(str(tiny_llama), name="team", sampling=fa.Sampling(max_tokens=8))
 
 
-def test_a_team_learns_and_the_control_does_not(team, tiny_llama, tmp_path):
+@pytest.fixture(scope="module")
+def trainer_of(team, tmp_path_factory):
+    """``trainer_of(out_dir)``: a trainer of `team`. All of them share one engine and one store.
+
+    They share a learner, too, which goes on where the last one left it. ``fresh=True`` starts another, and so do other
+    settings of it.
+    """
+    with fa.GRPOTrainer(team, config=config(), out_dir=tmp_path_factory.mktemp("owner")) as owner:
+        owner.evaluate(Letters, episodes=1)
+        processes = owner._processes
+
+        def make(out_dir, *, reward=None, fresh=False, policy=team, **changes):
+            trainer = fa.GRPOTrainer(policy, reward, config(**changes), out_dir)
+            trainer._loop, trainer._processes = owner._loop, processes
+            trainer._synced = False  # the engine has the weights of whoever was here before
+            fresh = fresh or trainer.config.learner != processes.config.learner
+            processes.config = trainer.config
+            if fresh:
+                owner._loop.run(another_learner())
+            return trainer
+
+        async def another_learner():
+            for learner in processes.learners.values():
+                await learner.stop()
+            processes.learners.clear()
+            await processes.start_learners()
+
+        yield make
+
+
+def test_a_team_learns_and_the_control_does_not(trainer_of, tiny_llama, tmp_path):
     from transformers import AutoModelForCausalLM
 
     def run(name, lr):
-        settings = config(learner=fa.LearnerConfig(lr=lr, threads=1, compute_dtype="float32"))
-        with fa.GRPOTrainer(team, config=settings, out_dir=tmp_path / name) as trainer:
-            before = trainer.evaluate(Letters, episodes=64)
-            result = trainer.fit(Letters, steps=12)
-            return before, result, trainer.evaluate(Letters, episodes=64)
+        learner = fa.LearnerConfig(lr=lr, threads=1, compute_dtype="float32")
+        trainer = trainer_of(tmp_path / name, fresh=True, learner=learner)
+        before = trainer.evaluate(Letters, episodes=64)
+        result = trainer.fit(Letters, steps=12)
+        return before, result, trainer.evaluate(Letters, episodes=64)
 
     before, result, after = run("trained", 3e-3)
     assert after.reward - after.ci > before.reward + before.ci
@@ -93,80 +122,142 @@ def test_a_team_learns_and_the_control_does_not(team, tiny_llama, tmp_path):
     assert abs(still_after.reward - still_before.reward) <= still_before.ci + still_after.ci
 
 
-def test_a_second_session_continues_with_what_the_verifiers_learned(team, tmp_path):
-    def ensemble():
-        share = fa.Rule(lambda t: t.reward, name="share")
-        short = fa.Rule(lambda t: 1.0 / (1 + len(t.turns[-1].action)), name="short")
-        return fa.Ensemble([share, short, fa.EnvReward()])
-
-    settings = config(learner=fa.LearnerConfig(lr=4e-3, lr_decay="linear", threads=1, compute_dtype="float32"))
-    first, second = ensemble(), ensemble()
-    with fa.GRPOTrainer(team, reward=first, config=settings, out_dir=tmp_path) as trainer:
-        trainer.fit(Letters, steps=2)
-    with fa.GRPOTrainer(team, reward=second, config=settings, out_dir=tmp_path) as trainer:
-        trainer.evaluate(Letters, episodes=2)
-        assert first.version == second.version > 0
-        saved, restored = first.state_dict(), second.state_dict()
-        assert saved.keys() == restored.keys()
-        for key, value in saved.items():
-            np.testing.assert_array_equal(value, restored[key], err_msg=key)  # bit by bit; no label, NaN, equals itself
-        result = trainer.fit(Letters, steps=4)
-    assert [row["step"] for row in result.metrics] == [0, 1, 2, 3]
-    assert [row["learner/version"] for row in result.metrics] == [1, 2, 3, 4]
-    for row in result.metrics:  # one after the other: who is not at work is idle, and nobody twice at once
-        assert 0 < row["idle/engines"] < 1 and 0 < row["idle/learner"] < 1
-        assert row["idle/engines"] + row["idle/learner"] > 0.95
-    # the second session's schedule is the longer one
-    assert [row["learner/lr"] for row in result.metrics] == pytest.approx([4e-3, 2e-3, 2e-3, 1e-3])
-
-
-def test_one_step_ahead_is_one_version_behind(team, tmp_path):
+def test_one_step_ahead_is_one_version_behind(trainer_of, tmp_path):
     # a bound on the gap that float32 keeps on fresh samples only: what one update changed is no mismatch
-    settings = config(max_staleness=1, max_logprob_gap=1e-3)
-    with fa.GRPOTrainer(team, config=settings, out_dir=tmp_path) as trainer:
-        rows = trainer.fit(Letters, steps=3).metrics
+    rows = trainer_of(tmp_path, max_staleness=1, max_logprob_gap=1e-3).fit(Letters, steps=3).metrics
     assert [row["staleness/max"] for row in rows] == [0, 1, 1]
     assert rows[0]["learner/logprob_gap_mean"] < 1e-3 < rows[1]["learner/logprob_gap_mean"]
 
 
-def test_a_sampler_at_another_temperature_ends_the_run_and_its_batch_is_kept(team, tmp_path, monkeypatch):
+def test_a_sampler_at_another_temperature_ends_the_run_and_its_batch_is_kept(trainer_of, tmp_path, monkeypatch):
     make = ModelPlayer.__init__
 
     def colder(self, engine, renderer, sampling, *args, **options):
         make(self, engine, renderer, dataclasses.replace(sampling, temperature=0.9), *args, **options)
 
     monkeypatch.setattr(ModelPlayer, "__init__", colder)
-    with (
-        fa.GRPOTrainer(team, config=config(max_logprob_gap=1e-3), out_dir=tmp_path) as trainer,
-        pytest.raises(MismatchError, match="sampler and learner of team differ by"),
-    ):
+    trainer = trainer_of(tmp_path, max_logprob_gap=1e-3)
+    with pytest.raises(MismatchError, match="sampler and learner of team differ by"):
         trainer.fit(Letters, steps=1)
     assert load_batch(tmp_path / "failed-batches/step-000000-team.safetensors")["tokens"]["loss_mask"].any()
     assert not list((tmp_path / "checkpoints").glob("step-*"))
 
 
-def test_siblings_that_never_differ_end_the_run_with_the_reason(team, tmp_path):
-    with (
-        fa.GRPOTrainer(
-            team, reward=lambda ts: np.zeros(len(ts)), config=config(max_empty_steps=2), out_dir=tmp_path
-        ) as trainer,
-        pytest.raises(EmptyBatchError, match="2 steps in a row.*'flat': 4"),
-    ):
+def test_siblings_that_never_differ_end_the_run_with_the_reason(trainer_of, tmp_path):
+    trainer = trainer_of(tmp_path, reward=lambda ts: np.zeros(len(ts)), max_empty_steps=2)
+    with pytest.raises(EmptyBatchError, match="2 steps in a row.*'flat': 4"):
         trainer.fit(Letters, steps=10)
 
 
-def test_groups_with_a_broken_environment_are_dropped_and_counted(team, tmp_path):
+def test_groups_with_a_broken_environment_are_dropped_and_counted(trainer_of, tmp_path):
     class Fragile(Letters):
         def setup(self, rng):
             super().setup(rng)
             if self.start[0] < "n":
                 raise RuntimeError("fragile")
 
-    with fa.GRPOTrainer(team, config=config(groups_per_step=8), out_dir=tmp_path) as trainer:
-        row = trainer.fit(Fragile, steps=1).metrics[0]
+    row = trainer_of(tmp_path, groups_per_step=8).fit(Fragile, steps=1).metrics[0]
     assert row["groups/failed"] > 0 and row["groups/used"] > 0
     assert row["groups/failed"] + row["groups/used"] + row["groups/flat"] == 8
     assert "fragile" in (tmp_path / "episodes.jsonl").read_text()
+
+
+def test_sigterm_finishes_the_step_and_saves_it(trainer_of, tmp_path, capsys):
+    def stop_in_the_second_step(trajectories):
+        if (tmp_path / "metrics.jsonl").exists():
+            os.kill(os.getpid(), signal.SIGTERM)
+        return np.array([trajectory.reward for trajectory in trajectories])
+
+    trainer = trainer_of(tmp_path, reward=stop_in_the_second_step, groups_per_step=1, checkpoint_every=1000)
+    with pytest.raises(SystemExit) as stopped:
+        trainer.fit(Letters, steps=1000)
+    said = capsys.readouterr().out
+    assert stopped.value.code == 143 and "SIGTERM: finishing this step" in said, said
+    assert "run it again to continue" in said
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 2
+    (newest,) = (tmp_path / "checkpoints").glob("step-*")
+    assert json.loads((newest / "experiment.json").read_text())["step"] == len(rows)
+
+
+HINT = '''
+from difflib import SequenceMatcher
+
+import forge_agents as fa
+
+WORDS = ("apple", "river", "candle", "tiger", "piano", "window")
+
+
+@fa.register("my/Hint-v0", tags=("2p", "cooperative"))
+class Hint(fa.TurnEnv):
+    """One seat knows a word and hints at it; the other guesses. Both get the likeness of guess and word."""
+
+    possible_agents = ["giver", "guesser"]
+
+    def setup(self, rng):
+        self.word, self.hint = str(rng.choice(WORDS)), ""
+
+    def instructions(self, agent):
+        return "Describe the word without saying it." if agent == "giver" else "Guess the word. Answer with one word."
+
+    def observe_text(self, agent):
+        return f"Word: {self.word}" if agent == "giver" else f"Hint: {self.hint}"
+
+    def secrets(self, agent):
+        return [self.word] if agent == "guesser" else []
+
+    def act(self, agent, action):
+        if agent == "giver":
+            self.hint = action[:200]
+            return fa.Outcome()
+        likeness = SequenceMatcher(None, action.strip().lower()[:50], self.word).ratio()
+        reward = 0.0 if self.word in self.hint.lower() else likeness
+        return fa.Outcome(rewards={"giver": reward, "guesser": reward}, done=True)
+'''
+
+BOARD = '''
+from pettingzoo.classic import tictactoe_v3
+
+import forge_agents as fa
+
+
+def see(seen, agent):
+    own, other = seen["observation"].reshape(9, 2).T
+    return " ".join("X" if own[i] else "O" if other[i] else str(i) for i in range(9))
+
+
+def move(text, agent, action_space):
+    return int([sign for sign in text if sign in "012345678"][-1])  # an exception is an illegal move
+
+
+@fa.register("my/TicTacToe-v0", max_turns=9)
+def tic_tac_toe():
+    rules = "Tic-tac-toe. You are X. Answer with the number of a free square."
+    return fa.wrap(tictactoe_v3.raw_env(), obs_to_text=see, text_to_action=move, instructions=rules)
+'''
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_game_in_30_lines_and_an_array_game_in_two_functions_keep_the_contract_and_train(
+    trainer_of, tiny_llama, tmp_path, monkeypatch
+):
+    """What the README claims of new worlds."""
+    pytest.importorskip("pygame")  # PettingZoo's board games import it
+    fa.list_envs()
+    monkeypatch.setattr(registry, "_specs", dict(registry._specs))
+    for code, most in ((HINT, 30), (BOARD, 15)):
+        assert len([line for line in code.splitlines() if line.strip()]) <= most
+        exec(compile(code, "snippet", "exec"), {"__name__": "snippet"})
+    assert fa.check_env("my/Hint-v0", episodes=2).ok
+    assert fa.check_env("my/TicTacToe-v0", episodes=2).ok
+
+    team = fa.Policy(str(tiny_llama), name="team", sampling=fa.Sampling(max_tokens=12))
+    trainer = trainer_of(tmp_path, policy=team, fresh=True, group_size=4, groups_per_step=3, refills=None)
+    hinted = trainer.fit("my/Hint-v0", steps=1).metrics[-1]
+    placed = trainer.fit("my/TicTacToe-v0", steps=2).metrics[-1]
+    for version, row in enumerate((hinted, placed), 1):
+        assert row["groups/used"] > 0 and row["groups/failed"] == 0 and row["learner/version"] == version
+        assert row["learner/logprob_gap_mean"] < 1e-3
 
 
 def test_mistakes_are_found_before_anything_starts(team, tmp_path):
@@ -183,44 +274,30 @@ def test_mistakes_are_found_before_anything_starts(team, tmp_path):
         trainer.fit(Letters, steps=0)
 
 
-SCRIPT = """
-import sys
-sys.path.insert(0, {here!r})
-import forge_agents as fa
-from test_trainer import Letters, config
-team = fa.Policy({model!r}, name="team", sampling=fa.Sampling(max_tokens=8))
-with fa.GRPOTrainer(team, config=config(checkpoint_every=2), out_dir={out!r}) as trainer:
-    trainer.fit(Letters, steps={steps})
-print("finished")
-"""
+def test_a_second_session_continues_with_what_the_verifiers_learned(trainer_of, tmp_path):
+    def ensemble():
+        share = fa.Rule(lambda t: t.reward, name="share")
+        short = fa.Rule(lambda t: 1.0 / (1 + len(t.turns[-1].action)), name="short")
+        return fa.Ensemble([share, short, fa.EnvReward()])
 
-
-def start(tiny_llama, out, steps):
-    code = SCRIPT.format(here=str(Path(__file__).parent), model=str(tiny_llama), out=str(out), steps=steps)
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def wait_for_steps(out, count, process, timeout_s=120):
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        file = out / "metrics.jsonl"
-        if file.exists() and len(file.read_text().splitlines()) >= count:
-            return
-        assert process.poll() is None, process.stdout.read()
-        time.sleep(0.05)
-    raise AssertionError(f"no {count} steps after {timeout_s} s")
-
-
-def test_sigterm_finishes_the_step_and_saves_it(tiny_llama, tmp_path):
-    process = start(tiny_llama, tmp_path, steps=1000)
-    wait_for_steps(tmp_path, 1, process)
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 143 and "finishing this step" in output, output
-    assert "run it again to continue" in output
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    newest = max((tmp_path / "checkpoints").glob("step-*"))
-    assert json.loads((newest / "experiment.json").read_text())["step"] == len(rows)
+    learner = fa.LearnerConfig(lr=4e-3, lr_decay="linear", threads=1, compute_dtype="float32")
+    first, second = ensemble(), ensemble()
+    trainer_of(tmp_path, reward=first, fresh=True, learner=learner).fit(Letters, steps=2)
+    trainer = trainer_of(tmp_path, reward=second, fresh=True, learner=learner)
+    trainer.evaluate(Letters, episodes=2)
+    assert first.version == second.version > 0
+    saved, restored = first.state_dict(), second.state_dict()
+    assert saved.keys() == restored.keys()
+    for key, value in saved.items():
+        np.testing.assert_array_equal(value, restored[key], err_msg=key)  # bit by bit; no label, NaN, equals itself
+    result = trainer.fit(Letters, steps=4)
+    assert [row["step"] for row in result.metrics] == [0, 1, 2, 3]
+    assert [row["learner/version"] for row in result.metrics] == [1, 2, 3, 4]
+    for row in result.metrics:  # one after the other: who is not at work is idle, and nobody twice at once
+        assert 0 < row["idle/engines"] < 1 and 0 < row["idle/learner"] < 1
+        assert row["idle/engines"] + row["idle/learner"] > 0.95
+    # the second session's schedule is the longer one
+    assert [row["learner/lr"] for row in result.metrics] == pytest.approx([4e-3, 2e-3, 2e-3, 1e-3])
 
 
 @pytest.mark.timeout(600)
