@@ -317,7 +317,7 @@ async def stop(mesh: ProcMesh, *, timeout_s: float = 10.0) -> None:
         timeout_s = min(timeout_s, _GRACE_S)  # all are dead already, of which Monarch may never hear
     if _spawned.pop(id(mesh), None) is None:  # another thread has begun to
         return
-    killer = asyncio.ensure_future(_processes.kill_after(min(_GRACE_S, timeout_s), _pids(entry), entry.logs))
+    killer = asyncio.ensure_future(_processes.kill_after(min(_GRACE_S, timeout_s), tuple(_pids(entry)), entry.logs))
     try:
         if not entry.spot.lost:  # Monarch would wait for a host that does not answer
             await with_deadline(entry.whole.stop(), timeout_s, who=entry.name, what="stop")
@@ -444,8 +444,8 @@ def death(mesh: ProcMesh, pid: int, status: int | None) -> _processes.Death:
         status: As `_processes.death`.
     """
     entry = _spawned.get(id(mesh))
-    noted = () if entry is None else entry.logs.glob("*.pid")
-    log = next((path.with_suffix(".log") for path in noted if path.read_text() == str(pid)), None)
+    noted = None if entry is None else _pids(entry).get(pid)
+    log = None if noted is None else noted.with_suffix(".log")
     return _processes.death(status, log)
 
 
@@ -464,8 +464,13 @@ def log_advice(who: str) -> str:
     return f"its log in {entry.logs}{where}"
 
 
-def _pids(entry: _Spawned) -> list[int]:
-    return [int(path.read_text()) for path in entry.logs.glob("*.pid")]
+def _pids(entry: _Spawned) -> dict[int, Path]:
+    """Those that have started, with the file that says so; a process may be writing it, another thread removing it."""
+    found = {}
+    for path in entry.logs.glob("*.pid"):
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            found[int(path.read_text())] = path
+    return found
 
 
 async def _plain(awaitable: Awaitable[T]) -> T:

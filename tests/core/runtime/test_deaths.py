@@ -9,10 +9,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from forge_agents.runtime import processes
+from forge_agents.runtime import mesh, processes
 from forge_agents.runtime.processes import death, is_ours, kill_after, named, oom_kills, variables
 
 DIES = """
@@ -105,3 +106,10 @@ def test_a_process_that_is_stopped_gets_its_grace_unless_all_that_is_left_is_to_
         took_s = time.monotonic() - began
         assert process.wait(60) == -signal.SIGKILL
     assert took_s < grace_s if ended_its_work else took_s >= grace_s
+
+
+def test_a_note_of_a_process_that_is_written_or_removed_just_now_is_none(tmp_path: Path) -> None:
+    (tmp_path / "0.pid").write_text("41")
+    (tmp_path / "1.pid").touch()
+    (tmp_path / "2.pid").symlink_to(tmp_path / "gone")
+    assert mesh._pids(SimpleNamespace(logs=tmp_path)) == {41: tmp_path / "0.pid"}  # type: ignore[arg-type]
