@@ -114,6 +114,8 @@ class Turn:
     """What the agent read before it decided."""
     action: str
     """What it answered, as the environment received it."""
+    thought: str = ""
+    """What it thought before it answered: its own affair, which no other seat, judge or rule is shown."""
     reward: float
     """Environment reward from this decision up to the agent's next one. Finite."""
     terminated: bool = False
@@ -300,7 +302,8 @@ class Episode:
             if instructions:
                 yield ", ".join(agents), [("is told" if len(agents) == 1 else "are told", instructions)]
         for turn in self.turns:
-            said = [("reads", turn.observation), ("answers", turn.action)]
+            said = [("reads", turn.observation), *([("thinks", turn.thought)] if turn.thought else [])]
+            said.append(("answers", turn.action))
             said += [("cut off", _CUT[turn.finish_reason])] if turn.finish_reason in _CUT else []
             said += [("reward", f"{turn.reward:+g}")] if turn.reward else []
             yield f"{turn.index + 1}. {turn.agent} ({turn.policy})", said

@@ -143,6 +143,9 @@ class TextGame(Forkable):
     max_reward: float | None = None
     """The most that a seat can earn in an episode, where that is known: a trainer whose episodes all earn it has solved
     the game and ends."""
+    hears_thoughts: bool = False
+    """Whether actions arrive with the thought before them, as ``<think>``, thought, ``</think>``, answer. Otherwise a
+    game is given answers alone, so that nobody reads what another seat thought."""
     max_action_chars: int = 4096
     """Upper bound of the action space. Longer actions still reach the game, which decides what they are worth."""
     max_observation_chars: int = 32768

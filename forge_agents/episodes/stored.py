@@ -86,7 +86,7 @@ def _of_episode(row: Mapping[str, Any]) -> Digest:
     counted = {a for a, t in trajectories.items() if t.get("policy") in learners} or set(trajectories)
     paid = row.get("rewards") or {}
     error = row.get("error") or {}
-    said = (str(turn.get(part, "")) for turn in turns for part in ("observation", "action"))
+    said = (str(turn.get(part, "")) for turn in turns for part in ("observation", "thought", "action"))
     return Digest(
         step=int(row["step"]) if row.get("step") is not None else None,
         env=str(row["env_id"]),
@@ -177,7 +177,8 @@ def whole_lines(file: IO[bytes], num_bytes: float = math.inf) -> Iterator[tuple[
 # ---- a run's episodes as a table
 
 _OF_A_TURN = (
-    "agent", "policy", "observation", "action", "reward", "finish_reason", "terminated", "truncated", "generate_s",
+    "agent", "policy", "observation", "thought", "action", "reward", "finish_reason", "terminated", "truncated",
+    "generate_s",
 )
 
 
@@ -237,8 +238,9 @@ class EpisodeTable(Sequence[dict[str, Any]]):
         """A record per turn, one after another; raises as `episode`.
 
         Keys: ``episode``, ``step``, ``env_id``, ``seed`` as in the episode's record; ``turn``, ``agent``, ``policy``,
-        ``observation``, ``action``, ``reward``, ``finish_reason``, ``terminated``, ``truncated``, ``generate_s`` as in
-        `Turn`; ``tokens`` that a model sampled; ``advantage`` of each of them, None where nothing was learned.
+        ``observation``, ``thought``, ``action``, ``reward``, ``finish_reason``, ``terminated``, ``truncated``,
+        ``generate_s`` as in `Turn`; ``tokens`` that a model sampled; ``advantage`` of each of them, None where nothing
+        was learned.
         """
         for at in self._places():
             row, record = self._line(at), self._found[at][1]

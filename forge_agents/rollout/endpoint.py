@@ -40,6 +40,8 @@ class ChatReply:
     finish_reason: Literal["stop", "length"]
     usage: Usage | None
     """As the server counts; None where it does not say."""
+    thought: str = ""
+    """What the model thought before, where the server tells it apart (``reasoning_content``, ``reasoning``)."""
     logprobs: Sequence[Mapping[str, Any]] = ()
     """Per token of `text`, as the API has it: ``token``, ``logprob``, ``top_logprobs``; empty where there are none."""
 
@@ -154,14 +156,16 @@ class EndpointClient:
         try:
             reply = json.loads(body)
             choice = reply["choices"][0]
-            text = choice["message"]["content"] or ""
+            message = choice["message"]
+            text = message.get("content") or ""  # none where the limit cut a thought off
+            thought = message.get("reasoning_content") or message.get("reasoning") or ""
             usage = reply.get("usage")
             counts = None
             if usage:
                 read, written = (int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
                 counts = Usage(prompt_tokens=read, completion_tokens=written)
             logprobs = (choice.get("logprobs") or {}).get("content") or ()
-            if not isinstance(text, str):
+            if not isinstance(text, str) or not {"content", "reasoning_content", "reasoning"} & message.keys():
                 raise TypeError("content is no text")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise EndpointError(
@@ -169,7 +173,8 @@ class EndpointClient:
                 "its API, usually .../v1"
             ) from None
         finish: Literal["stop", "length"] = "length" if choice.get("finish_reason") == "length" else "stop"
-        return ChatReply(text=writable(text), finish_reason=finish, usage=counts, logprobs=logprobs)
+        thought = writable(thought).strip() if isinstance(thought, str) else ""
+        return ChatReply(text=writable(text), finish_reason=finish, usage=counts, thought=thought, logprobs=logprobs)
 
     def _do_without(self, error: EndpointError, sent: Sequence[str]) -> None:
         """Do without the field of `sent` that a refusal names from now on; raise it if it names none."""

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from forge_agents.envs.thoughts import split_thought
 from forge_agents.errors import EndpointError, StallError
 from forge_agents.policy import AnyPolicy, Endpoint, Human, Policy, Random, Sampling, Scripted
 from forge_agents.rollout.endpoint import client_of
@@ -25,9 +26,10 @@ from forge_agents.types import Completion, FinishReason, Message, Usage, Version
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What a player answers, and the tokens behind it where a model decided: the part of a `Turn` that is its own."""
+    """What a player thought and answered, with the tokens of a model: the part of a `Turn` that is its own."""
 
     action: str
+    thought: str = ""
     prompt_ids: tuple[int, ...] = ()
     response_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
@@ -107,8 +109,10 @@ class ModelPlayer:
             self._decisions += 1
         done = await self._engine.generate(prompt_ids, sampling, **asked)
         no_room = done.finish_reason == "length" and sampling.max_tokens < self._sampling.max_tokens
+        thought, answer = self._renderer.parse(done.token_ids)
         self._last = Decision(
-            action=self._renderer.text(done.token_ids),
+            action=answer,
+            thought=thought,
             prompt_ids=prompt_ids,
             response_ids=done.token_ids,
             logprobs=done.logprobs,
@@ -151,10 +155,11 @@ class EndpointPlayer:
             if error.status == 400 and any(words in str(error) for words in _TOO_LONG):
                 raise ContextFullError(str(error)) from None
             raise
-        action = reply.text.strip()
-        self._messages = [*messages, Message(role="assistant", content=action)]
+        thought, answer = split_thought(reply.text.strip(), opened=False if reply.thought else None)
+        self._messages = [*messages, Message(role="assistant", content=answer)]
         return Decision(
-            action=action,
+            action=answer,
+            thought="\n\n".join(filter(None, (reply.thought, thought))),
             finish_reason=reply.finish_reason,
             usage=reply.usage,
             generate_s=time.perf_counter() - started,
@@ -170,7 +175,8 @@ def _human(agent: str, instructions: str) -> Player:
         legal = tuple(map(str, info.get("legal_actions") or ()))
         told = unseen.pop() if unseen else ""
         action = await terminal().ask(agent, observation, instructions=told, legal_actions=legal)
-        return Decision(action=action, generate_s=time.perf_counter() - started)
+        thought, answer = split_thought(action)
+        return Decision(action=answer, thought=thought, generate_s=time.perf_counter() - started)
 
     return decide
 
@@ -192,7 +198,8 @@ def _random(policy: Random, agent: str, episode_seed: int, sibling: int) -> Play
 
 def _scripted(policy: Scripted, agent: str) -> Player:
     async def decide(observation: str, info: Mapping[str, Any]) -> Decision:
-        return Decision(action=policy(observation, agent))
+        thought, answer = split_thought(policy(observation, agent))
+        return Decision(action=answer, thought=thought)
 
     return decide
 

@@ -1,7 +1,7 @@
 """Text to tokens and back, once: a model's own tokens are never re-tokenised.
 
-In: a tokenizer with a chat template, observations, sampled tokens. Out: prompts as token ids, actions as text. Waits
-for nothing.
+In: a tokenizer with a chat template, observations, sampled tokens. Out: prompts as token ids, thoughts and answers as
+text. Waits for nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from forge_agents.envs.thoughts import opens_thought, split_thought
 from forge_agents.runtime import starts
 
 _MARK = (
@@ -94,6 +95,10 @@ class Renderer:
             heard.clear()
         return said
 
+    def parse(self, response_ids: Sequence[int]) -> tuple[str, str]:
+        """Thought and answer of what the model wrote."""
+        return split_thought(self.text(response_ids), opened=self._opened)
+
     def text(self, response_ids: Sequence[int]) -> str:
         """What the model wrote, without the end-of-turn token, surrounding blanks removed."""
         ids = response_ids[:-1] if response_ids and response_ids[-1] == self.eos_id else response_ids
@@ -102,6 +107,11 @@ class Renderer:
     def piece(self, token_id: int) -> str:
         """The text of one token, blanks and all."""
         return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
+
+    @functools.cached_property
+    def _opened(self) -> bool:
+        """Whether prompts end inside a thought, which the template has opened for the model."""
+        return opens_thought(self._template([{"role": "user", "content": "-"}]))
 
     def _render_start(self, heard: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
         return self._encode(self._template(self._defused(heard)))

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 from pettingzoo import AECEnv, ParallelEnv
 
 from forge_agents.envs.env import as_json, hook, writable
+from forge_agents.envs.thoughts import heard
 from forge_agents.errors import (
     ActorDiedError,
     ArgumentError,
@@ -212,7 +213,7 @@ async def _play_turns(env: AECEnv[str, Any, Any], seat_of: SeatOf, max_turns: in
                 break
             seat.drafts.append(_Draft(index, observation, decision))
             index += 1
-            await _record_all(seat_of, await _guard("step", env, _step, env, decision.action, reported))
+            await _record_all(seat_of, await _guard("step", env, _step, env, decision, reported))
             await asyncio.sleep(0)  # scripted players never yield; thousands of episodes share the loop
     except _FailureError:
         with contextlib.suppress(_FailureError):  # the first failure is the episode's
@@ -239,7 +240,9 @@ def _observe(
     return agent, writable(str(observation)), result, info
 
 
-def _step(env: AECEnv[str, Any, Any], action: str | None, reported: dict[str, float]) -> dict[str, _StepResult]:
+def _step(
+    env: AECEnv[str, Any, Any], decision: Decision | None, reported: dict[str, float]
+) -> dict[str, _StepResult]:
     """Play; an account is emptied when its agent acts, in PettingZoo's conversion of parallel ones after the round.
 
     Returns:
@@ -247,13 +250,13 @@ def _step(env: AECEnv[str, Any, Any], action: str | None, reported: dict[str, fl
         did, and who left before and is paid all the same.
     """
     before, acting = list(env.agents), env.agent_selection
-    env.step(action)
+    env.step(None if decision is None else heard(env, decision.thought, decision.action))
     for agent in list(reported):
         if env.rewards.get(agent) or env._cumulative_rewards.get(agent) != reported[agent]:
             del reported[agent]
     owed = {agent: reward for agent, reward in env.rewards.items() if reward and agent not in before}
     for agent in before:
-        if agent not in env.agents and not (action is None and agent == acting) and agent not in reported:
+        if agent not in env.agents and not (decision is None and agent == acting) and agent not in reported:
             owed[agent] = env._cumulative_rewards.get(agent, 0.0)
     return {
         agent: _StepResult.of(
@@ -308,8 +311,7 @@ async def _play_rounds(
         for agent, seat in seats.items():
             seat.drafts.append(_Draft(index, seen[agent][0], decisions[agent]))
             index += 1
-        actions = {agent: decision.action for agent, decision in decisions.items()}
-        results, others, seen = await _guard("step", env, _round, env, actions)
+        results, others, seen = await _guard("step", env, _round, env, decisions)
         for agent, seat in seats.items():
             seat.record(results[agent])
             truncated |= results[agent].truncated
@@ -328,9 +330,10 @@ def _views(env: ParallelEnv[str, Any, Any], observations: Mapping[str, Any], inf
 
 
 def _round(
-    env: ParallelEnv[str, Any, Any], actions: dict[str, str]
+    env: ParallelEnv[str, Any, Any], decisions: Mapping[str, Decision]
 ) -> tuple[dict[str, _StepResult], dict[str, float], Views]:
     """What those who acted are told, what others earn (who left earlier, or join now), and who decides next."""
+    actions = {agent: heard(env, decision.thought, decision.action) for agent, decision in decisions.items()}
     observations, rewards, terminated, truncated, infos = env.step(actions)
     results = {
         agent: _StepResult.of(
@@ -346,7 +349,8 @@ async def _decide(seat: _Seat, observation: str, info: Mapping[str, Any]) -> Dec
     """A player's decision; its failure becomes data, a dead engine or a spent budget does not."""
     try:
         decision = await seat.player(observation, info)
-        return replace(decision, action=writable(decision.action))  # half an emoji, from an endpoint
+        # half an emoji, from an endpoint
+        return replace(decision, action=writable(decision.action), thought=writable(decision.thought))
     except (ContextFullError, ActorDiedError, BudgetError, StallError):
         raise
     except Exception as cause:  # a player is user code: any failure is the episode's, not the run's

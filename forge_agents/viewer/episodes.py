@@ -70,6 +70,7 @@ def _turns(
             "index": int(turn["index"]),
             "observation": str(turn.get("observation", "")),
             "result": after_calls,
+            "thought": str(turn.get("thought", "")),
             "action": action,
             "calls": calls,
             "reward": number(turn.get("reward")),

@@ -469,6 +469,33 @@ def _must_not_read(env: AnyEnv, agent: str, secrets: list[str], said: list[str],
                 )
 
 
+def thoughts(case: Case) -> None:
+    """What an agent thinks before it answers reaches no other seat, not even from a game that hears thoughts."""
+    env = case.create()
+    for seed in case.seeds:
+        for _ in play(env, seed, think=_marker):
+            for reader in live(env):
+                _must_not_hear(env, reader, seed)
+    env.close()
+
+
+def _marker(agent: str) -> str:
+    return f"only-{''.join(filter(str.isalnum, agent))}-thinks-this"
+
+
+def _must_not_hear(env: AnyEnv, reader: str, seed: int) -> None:
+    told = {method: read(env, reader) for method, read in _READ.items()}
+    told["info"] = str(env.infos[reader])
+    for thinker in env.possible_agents:
+        for method, text in told.items():
+            if thinker != reader and _marker(thinker) in text:
+                raise BreachError(
+                    f"seed {seed}: {reader!r} reads in {method} what {thinker!r} thought",
+                    "let hears_thoughts be False, or pass on the answer alone: split_thought tells them apart",
+                    "act" if method == "info" else method,
+                )
+
+
 def information_sets(case: Case) -> None:
     """What an agent reads stays the same, to the letter, when only what it must not know becomes something else."""
     env = case.create()
@@ -541,10 +568,11 @@ CHECKS: dict[str, dict[str, Check]] = {
         "odd actions": odd_actions,
         "fork": fork,
         "leak": leak,
+        "thoughts": thoughts,
         "information sets": information_sets,
         "other process": lambda case: other_process(case.create, case.spec, case.seeds),
     },
-    "adapter": {"plays": plays, "spaces": _few(spaces), "determinism": _few(determinism)},
+    "adapter": {"plays": plays, "spaces": _few(spaces), "determinism": _few(determinism), "thoughts": _few(thoughts)},
 }
 """By level, in the order in which they run."""
 

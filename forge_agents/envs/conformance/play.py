@@ -27,6 +27,7 @@ from forge_agents.envs import registry
 from forge_agents.envs.env import TextGame, hook
 from forge_agents.envs.foreign import turn_based
 from forge_agents.envs.spec import AnyEnv, EnvSpec
+from forge_agents.envs.thoughts import heard, split_thought, whole
 
 ODD_ACTIONS = (
     "",
@@ -95,9 +96,19 @@ class NotApplicableError(Exception):
 
 
 def play(
-    env: AnyEnv, seed: int, *, reset: bool = True, start: int = 0, options: Mapping[str, Any] | None = None
+    env: AnyEnv,
+    seed: int,
+    *,
+    reset: bool = True,
+    start: int = 0,
+    options: Mapping[str, Any] | None = None,
+    think: Callable[[str], str] | None = None,
 ) -> Iterator[Step]:
-    """Play to the end; the actions depend only on `seed` and what is observed. Yields before each step is taken."""
+    """Play to the end; the actions depend only on `seed` and what is observed. Yields before each step is taken.
+
+    Args:
+        think: What each agent thinks before it answers; None: nothing.
+    """
     if reset:
         env.reset(seed=seed, options=None if options is None else dict(options))
     for count in range(start, MAX_STEPS):  # `ends` tells of episodes that go on
@@ -112,7 +123,7 @@ def play(
         rng = random.Random(f"{seed}/{count}")
         action = None if over else _choose(env, agent, observation, info, rng)
         yield agent, str(observation), float(reward), terminated, truncated, repr(sorted(info.items())), str(action)
-        env.step(action)
+        env.step(action if action is None or think is None else heard(env, *split_thought(whole(think(agent), action))))
 
 
 def _choose(env: AnyEnv, agent: str, observation: str, info: Mapping[str, Any], rng: random.Random) -> str:

@@ -53,6 +53,7 @@ class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
         self._packed = _packed(spec)
         self._about = _about(self._packed)
         self.metadata, self.render_mode = self._about["metadata"], self._about["render_mode"]
+        self.hears_thoughts: bool = self._about["hears_thoughts"]
         self.possible_agents = list(self._about["possible_agents"])
         self.agents: list[str] = []
         self._worker: Worker | None = None

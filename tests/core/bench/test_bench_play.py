@@ -306,8 +306,8 @@ class Words:
     def extend(self, prompt_ids, token_ids, observation):
         return (*prompt_ids, *token_ids, 9)
 
-    def text(self, token_ids):
-        return self.moves[token_ids[0]]
+    def parse(self, token_ids):
+        return "", self.moves[token_ids[0]]
 
 
 class Sampler:

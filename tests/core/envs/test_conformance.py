@@ -11,6 +11,7 @@ import pytest
 
 import forge_agents as fa
 from forge_agents.envs import registry
+from forge_agents.envs.thoughts import split_thought
 from forge_agents.errors import UnknownIdError
 from forge_agents.testing import ConformanceError, check_env
 
@@ -51,7 +52,7 @@ def line(cls, text):
 
 def test_a_good_environment_passes_every_check():
     report = check_env(Good)
-    assert report.ok and len(report.findings) == 16 and str(report).startswith("Good: 16 of 16 checks passed")
+    assert report.ok and len(report.findings) == 17 and str(report).startswith("Good: 17 of 17 checks passed")
     assert report.level == "full" and report.seconds > 0
 
 
@@ -217,6 +218,37 @@ class _Uncopied(list):
         return self
 
 
+class _Gossiping(Good):
+    """Hears thoughts, and tells what was said."""
+
+    hears_thoughts = True
+
+    def setup(self, rng):
+        super().setup(rng)
+        self.said = ""
+
+    def observe_text(self, agent):
+        return f"Heard: {self.said}"
+
+    def act(self, agent, action):
+        self.said = action[:200]
+        return super().act(agent, action)
+
+
+class _Noting(_Gossiping):
+    def observe_text(self, agent):
+        return "Odd?"
+
+    def act(self, agent, action):
+        outcome = super().act(agent, action)
+        return fa.Outcome(rewards=outcome.rewards, done=outcome.done, info={"a": {"last": self.said}})
+
+
+class _Discreet(_Gossiping):
+    def act(self, agent, action):
+        return super().act(agent, split_thought(action)[1])
+
+
 class _Crowded(Good):
     min_agents = 1
 
@@ -249,6 +281,8 @@ class _Nan(Good):
         (_Telling, "information sets", "becomes"),
         (_Hinting, "information sets", "depends on what it must not know"),
         (_Unswapped, "information sets", "changed nothing"),
+        (_Gossiping, "thoughts", "'b' reads in observe_text what 'a' thought"),
+        (_Noting, "thoughts", "'a' reads in info what 'b' thought"),
         (_Crowded, "seats", "num_agents=1 seats ['a', 'b']"),
         (_Surrogate, "spaces", "outside its space"),
         (_Long, "spaces", "max_observation_chars"),
@@ -284,11 +318,11 @@ class _Broken(Good):
 
 def test_checks_that_fail_alike_are_one_finding_with_their_number():
     report = check_env(_Broken, raise_on_failure=False)
-    assert len(report.findings) == 16 and len(report.failures) == 13
+    assert len(report.findings) == 17 and len(report.failures) == 14
     ((checks, finding),) = [group for group in report.grouped() if not group[1].ok]
     assert checks == tuple(f.check for f in report.failures) and finding.message == "OSError: no board"
     lines = [line for line in str(report).splitlines() if "OSError" in line]
-    assert len(lines) == 1 and lines[0].endswith("fork, leak, other process (13 checks) OSError: no board")
+    assert len(lines) == 1 and lines[0].endswith("fork, leak, thoughts, other process (14 checks) OSError: no board")
 
 
 STRANGERS = '''
@@ -442,12 +476,16 @@ def test_a_hang_ends_at_the_deadline_and_is_a_finding():
     assert [(f.check, f.ok) for f in report.findings] == [("ends", False)] and "0.2 s" in report.findings[0].message
 
 
+def test_a_game_that_hears_thoughts_may_pass_on_answers():
+    assert not failures(_Discreet, "thoughts")
+
+
 def test_adapters_are_checked_by_playing(monkeypatch):
     registry.spec("forge/KuhnPoker-v0")  # the plugins are loaded before the registry is set aside
     monkeypatch.setattr(registry, "_specs", dict(registry._specs))
     fa.register("t/Adapted-v0", tags=("adapter",))(_GlobalPython)
     report = check_env("t/Adapted-v0")
-    assert [f.check for f in report.findings] == ["plays", "spaces", "determinism"]
+    assert [f.check for f in report.findings] == ["plays", "spaces", "determinism", "thoughts"]
     assert report.level == "adapter" and report.findings[0].message == "20 episodes"
     assert not check_env("t/Adapted-v0", level="full", checks=("global randomness",), raise_on_failure=False).ok
     with pytest.raises(ConformanceError, match=r"seed 0: ValueError.*\n.*at:"):

@@ -49,8 +49,8 @@ class Tokens:
     def extend(self, prompt_ids, response_ids, observation):
         return (*prompt_ids, *response_ids)
 
-    def text(self, response_ids):
-        return "left"
+    def parse(self, response_ids):
+        return "", "left"
 
 
 def asked(policy):

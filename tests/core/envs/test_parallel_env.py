@@ -202,8 +202,8 @@ class Tokens:
     def extend(self, prompt_ids, response_ids, observation):
         return (*prompt_ids, *response_ids, 9)
 
-    def text(self, response_ids):
-        return str(response_ids[0])
+    def parse(self, response_ids):
+        return "", str(response_ids[0])
 
 
 def run(env, policies, **kwargs):

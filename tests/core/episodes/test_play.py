@@ -66,8 +66,8 @@ def fleets(monkeypatch):
         def extend(self, prompt_ids, response_ids, observation):
             return (*prompt_ids, *response_ids)
 
-        def text(self, ids):
-            return "ok"
+        def parse(self, ids):
+            return "", "ok"
 
     class Up:
         def __init__(self, policies):

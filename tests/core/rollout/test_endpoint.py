@@ -99,8 +99,8 @@ class One:
     def extend(self, prompt_ids, response_ids, observation):
         return (*prompt_ids, *response_ids, 6)
 
-    def text(self, response_ids):
-        return "1"
+    def parse(self, response_ids):
+        return "", "1"
 
 
 def test_an_endpoint_sits_beside_a_served_model_and_needs_no_engine(serve_chat):
@@ -202,6 +202,29 @@ def test_garbage_is_an_error_of_the_episode(serve_chat, garbage):
 def test_an_answer_without_content_is_empty_text_and_lone_surrogates_are_replaced(serve_chat):
     assert ask(serve_chat(lambda request: body(None)).endpoint).text == ""
     assert ask(serve_chat(lambda request: body("a\ud800")).endpoint).text == "a\ufffd"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": "3", "reasoning_content": " seven\n"},
+        {"content": "\n\n3", "reasoning": "seven"},
+        {"content": "<think>\nseven\n</think>\n\n3"},
+        {"content": "seven\n</think>\n\n3"},  # the server's template opened it
+    ],
+)
+def test_a_thought_is_told_apart_and_not_sent_again(serve_chat, message):
+    server = serve_chat(lambda request: {"choices": [{"message": {"role": "assistant", **message}}]})
+    episode = group(server.endpoint).episodes[0]
+    assert episode.error is None
+    assert [(turn.thought, turn.action) for turn in episode.trajectories["a"].turns] == [("seven", "3")] * 2
+    assert {"role": "assistant", "content": "3"} in server.requests[1]["messages"]
+    assert "seven" not in json.dumps(server.requests)
+
+
+def test_a_thought_that_the_limit_cut_off_leaves_an_empty_answer(serve_chat):
+    reply = ask(serve_chat(lambda r: {"choices": [{"message": {"content": None, "reasoning": "se"}}]}).endpoint)
+    assert (reply.thought, reply.text) == ("se", "")
 
 
 @pytest.mark.parametrize("said", ["This model's maximum context length is 8 tokens", "context_length_exceeded"])

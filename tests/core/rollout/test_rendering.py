@@ -67,6 +67,27 @@ def test_text_drops_the_end_of_turn_token_only(renderer, tokenizer):
     assert renderer.text(()) == ""
 
 
+def test_thought_and_answer_are_told_apart(renderer, tokenizer):
+    def parse(text):
+        return renderer.parse((*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id))
+
+    assert parse("<think>\nhm\n</think>\n\n3") == ("hm", "3")
+    assert parse("<think>\nhm") == ("hm", "")
+    assert parse("3") == ("", "3")
+
+
+def test_a_template_that_opens_a_thought_makes_what_follows_one(tokenizer):
+    import copy
+
+    opening = copy.deepcopy(tokenizer)
+    opening.chat_template += "{% if add_generation_prompt %}<think>\n{% endif %}"
+    renderer = Renderer(opening)
+    assert opening.decode(renderer.start("", "Hi")).endswith("assistant\n<think>\n")
+    ids = tokenizer.encode("hm\n</think>\n\n3", add_special_tokens=False)
+    assert renderer.parse(ids) == ("hm", "3") and renderer.parse(ids[:4]) == (tokenizer.decode(ids[:4]).strip(), "")
+    assert Renderer(tokenizer).parse(ids)[0] == ""
+
+
 def test_tokenizer_without_chat_template_is_refused(tokenizer):
     import copy
 

@@ -92,8 +92,8 @@ class Full:
     def extend(self, prompt_ids, response_ids, observation):
         return (*prompt_ids, *response_ids, 2)
 
-    def text(self, response_ids):
-        return "x"
+    def parse(self, response_ids):
+        return "", "x"
 
     async def generate(self, prompt_ids, sampling):
         span = VersionSpan(version=0, start=0, end=1)

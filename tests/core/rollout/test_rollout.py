@@ -52,8 +52,8 @@ class Digits:
     def extend(self, prompt_ids, response_ids, observation):
         return (*prompt_ids, *response_ids, 9)
 
-    def text(self, response_ids):
-        return str(response_ids[0])
+    def parse(self, response_ids):
+        return "", str(response_ids[0])
 
 
 def run(env, policies, **kwargs):
@@ -91,8 +91,8 @@ def test_an_empty_response_is_an_empty_action():
             return Completion(token_ids=(), logprobs=(), finish_reason="stop", versions=())
 
     class Blank(Digits):
-        def text(self, response_ids):
-            return ""
+        def parse(self, response_ids):
+            return "", ""
 
     class Tolerant(Count):
         def act(self, agent, action):
@@ -188,6 +188,47 @@ def test_text_that_cannot_be_written_is_mended_where_it_arrives():
     trajectory = episode.trajectories["a"]
     told = trajectory.instructions, trajectory.turns[0].observation, trajectory.turns[0].action
     assert (seen, told) == (["o \ufffd"], ("i \ufffd", "o \ufffd", "x \ufffd"))
+
+
+class Listening(Count):
+    def act(self, agent, action):
+        self.heard = [*getattr(self, "heard", ()), action]
+        return super().act(agent, action.rpartition("\n")[2])
+
+
+def together(game):
+    class Together(fa.ParallelTurnEnv):
+        possible_agents = ["a", "b"]
+        hears_thoughts = game.hears_thoughts
+
+        def setup(self, rng):
+            self.heard = []
+
+        def instructions(self, agent):
+            return ""
+
+        def observe_text(self, agent):
+            return "?"
+
+        def act_all(self, actions):
+            self.heard += actions.values()
+            return fa.Outcome(done=True)
+
+    return Together()
+
+
+@pytest.mark.parametrize("make", [lambda game: game(), together])
+def test_an_environment_is_given_answers_and_thoughts_only_if_it_hears_them(make):
+    class Hearing(Listening):
+        hears_thoughts = True
+
+    thinks = fa.Scripted(lambda o: "<think>I say 1</think> 1")
+    says = fa.Scripted(lambda o: "2", name="says")
+    for game, first in ((Listening, "1"), (Hearing, "<think>\nI say 1\n</think>\n\n1")):
+        env = make(game)
+        episode = run(env, {"a": thinks, "b": says})
+        assert episode.error is None and env.heard[:2] == [first, "2"]
+        assert [(turn.thought, turn.action) for turn in episode.turns[:2]] == [("I say 1", "1"), ("", "2")]
 
 
 def test_nan_reward_is_an_error_of_the_episode():

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
+from forge_agents.envs.thoughts import whole
 from forge_agents.episodes.stored import EPISODES, load_episodes
 from forge_agents.errors import did_you_mean
 from forge_agents.rollout.rendering import Renderer
@@ -444,11 +445,12 @@ def _streams(one: _Played, renderer: Renderer, counts: Counter[str]) -> list[Dem
     from forge_trainers.batch.packing import samples_from
 
     trajectory = one.trajectory
-    if all(len(turn.response_ids) and renderer.text(turn.response_ids) == turn.action for turn in trajectory.turns):
-        samples = samples_from(trajectory, [1.0] * len(trajectory.turns), 0)
+    turns = trajectory.turns
+    if all(len(t.response_ids) and renderer.parse(t.response_ids) == (t.thought, t.action) for t in turns):
+        samples = samples_from(trajectory, [1.0] * len(turns), 0)
         return [Demonstration(ids=s.token_ids.astype(np.int32), mask=s.loss_mask, source=one.source) for s in samples]
     counts["rendered from text"] += 1
     messages = [("system", trajectory.instructions)] if trajectory.instructions else []
-    for turn in trajectory.turns:
-        messages += [("user", turn.observation), ("assistant", turn.action)]
+    for turn in turns:
+        messages += [("user", turn.observation), ("assistant", whole(turn.thought, turn.action))]
     return [_rendered(one.source, messages, renderer)]

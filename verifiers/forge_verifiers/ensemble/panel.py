@@ -94,10 +94,13 @@ class Cascade:
 def content_key(trajectory: Trajectory) -> bytes:
     """16 bytes that stand for everything in a trajectory that a verifier may read.
 
-    That is the task, the agent, its instructions, what it saw and said, rewards and infos; not tokens,
+    That is the task, the agent, its instructions, what it saw, thought and said, rewards and infos; not tokens,
     log-probabilities, weights versions and timings.
     """
-    turns = [(t.observation, t.action, t.reward, t.terminated, t.truncated, dict(t.info)) for t in trajectory.turns]
+    turns = [
+        (t.observation, t.thought, t.action, t.reward, t.terminated, t.truncated, dict(t.info))
+        for t in trajectory.turns
+    ]
     content = (
         trajectory.env_id,
         trajectory.seed,

@@ -1,0 +1,62 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge_agents.envs.thoughts import opens_thought, split_thought, whole
+
+
+@pytest.mark.parametrize(
+    ("said", "thought", "answer"),
+    [
+        ("<think>PRIVATE</think> offer 3", "PRIVATE", "offer 3"),
+        ("\n<think>\na\n</think>\n<think>b</think>\n\nc", "a\n\nb", "c"),
+        ("<think>\n\n</think>\n\nc", "", "c"),
+        ("<think>a <think> b</think> c", "a <think> b", "c"),
+        ("<think>cut off", "cut off", ""),
+        (" no tags ", "", " no tags "),
+        ("A <think>tag</think> in an answer", "", "A <think>tag</think> in an answer"),
+        ("a</think> b", "", "a</think> b"),
+        ("<think>a</think> The tags <think> and </think>.", "a", "The tags <think> and </think>."),
+        ("[THINK]a[/THINK]b", "a", "b"),
+        ("<|channel>thought\na<channel|>b", "a", "b"),
+        ("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b", "a", "b"),
+        ("<|channel|>final<|message|>b", "", "b"),
+    ],
+)
+def test_a_thought_stands_before_the_answer(said, thought, answer):
+    assert split_thought(said) == (thought, answer)
+
+
+def test_a_prompt_that_opened_a_thought_makes_what_follows_one():
+    assert split_thought("a</think> b", opened=True) == ("a", "b")
+    assert split_thought("a", opened=True) == ("a", "")
+    assert split_thought("<think>a</think> b", opened=True) == ("a", "b")
+
+
+def test_where_the_prompt_is_not_known_a_closing_tag_tells():
+    assert split_thought("a</think> b", opened=None) == ("a", "b")
+    assert split_thought("a", opened=None) == ("", "a")
+    assert split_thought("The tags <think> and </think>.", opened=None) == ("", "The tags <think> and </think>.")
+
+
+@pytest.mark.parametrize("end", ["assistant\n<think>\n", "[THINK]"])
+def test_the_end_of_a_prompt_tells_whether_a_thought_is_open(end):
+    assert opens_thought(f"<think>x</think>{end}")
+    assert not opens_thought(f"{end}\n</think>\n\n") and not opens_thought(f"{end} user: hi")
+
+
+@given(st.text().map(str.strip).filter(bool), st.text().map(str.strip))
+def test_what_is_put_together_comes_apart_again(thought, answer):
+    if "</think>" not in thought:
+        assert split_thought(whole(thought, answer)) == (thought, answer)
+
+
+_PIECES = st.sampled_from(["<think>", "</think>", "[THINK]", "[/THINK]", "a", " ", "\n", "<|end|>", "◁think▷"])
+
+
+@given(st.lists(_PIECES, max_size=12).map("".join), st.sampled_from([True, False, None]))
+def test_any_text_comes_apart_and_an_answer_without_a_thought_is_left_alone(text, opened):
+    thought, answer = split_thought(text, opened=opened)
+    assert len(thought) + len(answer) <= len(text) and answer in text
+    if opened is False and not text.lstrip().startswith(("<think>", "[THINK]", "◁think▷")):
+        assert (thought, answer) == ("", text)
