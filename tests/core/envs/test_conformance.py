@@ -412,7 +412,7 @@ def test_randomness_of_the_game_inside_is_told_as_the_games(strangers):
 def test_a_game_of_arrays_is_told_once_to_be_wrapped(strangers):
     report = check_env(lambda: strangers("Sums")().env, raise_on_failure=False)  # what wrap was given, taking turns
     (found,) = [group for group in report.grouped() if "not text" in group[1].message]
-    assert len(found[0]) == 8 and found[1].message == "the observation of 'a_0' is int, not text"
+    assert len(found[0]) == 9 and found[1].message == "the observation of 'a_0' is int, not text"
     assert "fa.wrap" in found[1].fix
 
 
