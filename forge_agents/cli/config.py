@@ -101,7 +101,7 @@ def _find_beside(file: Path, values: Any) -> None:
         for key, value in named.items():
             if isinstance(value, Mapping) and key in values and values[key]:
                 look(values[key], value)
-            elif key in _READ and isinstance(value, str) and key in values and values[key] == value:  # by no flag
+            elif key in _READ and value and isinstance(value, str) and values.get(key) == value:  # by no flag
                 values[key] = str(folder / value) if (folder / value).exists() else value
 
     look(values, yaml.safe_load(file.read_text()) or {})

@@ -252,8 +252,8 @@ class TextGame(Forkable):
     def _begin(self, seed: int | None, options: Mapping[str, Any] | None) -> None:
         """A new episode's generator, seats and empty accounts."""
         known = list(self.possible_agents)
-        if not known or len(set(known)) < len(known):
-            raise ValueError(f"{self}: possible_agents is {known}; name one or more different agents")
+        if not known or len(set(known)) < len(known) or not all(isinstance(agent, str) for agent in known):
+            raise ValueError(f"{self}: possible_agents is {known}; name one or more different agents, by texts")
         self.episode_seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else int(seed)
         self.rng = np.random.default_rng(self.episode_seed)
         self.options: dict[str, Any] = dict(options or {})

@@ -362,6 +362,11 @@ class WrappedEnv(_Mirror):
             )
         if not hasattr(env, "possible_agents"):
             raise TypeError(f"{env} has no possible_agents; seats must be known before an episode starts")
+        if other := [agent for agent in env.possible_agents if not isinstance(agent, str)]:
+            raise TypeError(
+                f"{env} calls a seat {other[0]!r}, a {type(other[0]).__name__}; seats are called by texts: give it "
+                "names such as 'player_0' in its possible_agents, agents and answers"
+            )
         check_max_turns(max_turns, str(env))
         self.env = env
         self.possible_agents: list[str] = list(env.possible_agents)

@@ -7,9 +7,11 @@ with its own deadline, and for people.
 from __future__ import annotations
 
 import contextlib
+import operator
+import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
 from pettingzoo import AECEnv, ParallelEnv
 
@@ -46,6 +48,7 @@ class Engines:
         self._config = config or EngineConfig(enforce_eager=True)
         self._fleet: Fleet | None = None
         self._loop = LoopRunner(self._stop)
+        self._turn = threading.Lock()
 
     def __enter__(self) -> Engines:
         self._loop.run(self._start())
@@ -56,6 +59,8 @@ class Engines:
 
     def run(self, policies: Iterable[Policy], game: Callable[[Mapping[str, Served]], Coroutine[Any, Any, T]]) -> T:
         """Run ``game(served)`` to its end; `served` has what players of `policies` need, by their names.
+
+        Of several threads one plays after the other.
 
         Raises:
             NotReadyError: Outside of the block, or after Ctrl-C in it.
@@ -74,7 +79,8 @@ class Engines:
                     "name it in fa.Engines(...), or leave out engines= and it gets one of its own"
                 )
             served[policy.name] = self._fleet.served[policy.model]
-        return self._loop.run(game(served))
+        with self._turn:
+            return self._loop.run(game(served))
 
     async def _start(self) -> None:
         with starts.shown():
@@ -121,6 +127,7 @@ def play(
         StallError, ActorDiedError: An engine did not start in time, is gone or does not answer.
         BudgetError: An endpoint's budget is spent.
     """
+    seed = _whole(seed)
     if max_turns is not None and max_turns < 1:
         raise ValueError(f"max_turns={max_turns} plays nothing; set at least 1, or None")
     game = _made(env, env_args or {})
@@ -142,6 +149,13 @@ def play(
     finally:
         if game is not env:
             rollout.close(game, env_id)
+
+
+def _whole(seed: Any) -> int:
+    """A seed, of Python's or NumPy's numbers, as what JSON holds."""
+    if not isinstance(seed, SupportsIndex) or operator.index(seed) < 0:
+        raise ValueError(f"seed={seed!r} is no seed; set a whole number from 0 on")
+    return operator.index(seed)
 
 
 def _made(env: Any, arguments: Mapping[str, Any]) -> PlayableEnv:

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import IO, Any, overload
 from forge_agents.envs.env import writable
 from forge_agents.errors import RunFolderError, did_you_mean
 from forge_agents.files import check_plain_files
+from forge_agents.page import visible
 from forge_agents.types import Episode
 
 EPISODES = "episodes.jsonl"
@@ -245,10 +247,11 @@ class EpisodeTable(Sequence[dict[str, Any]]):
         for at in self._places():
             row, record = self._line(at), self._found[at][1]
             learned = row.get("advantages") or {}
-            place = dict.fromkeys(row.get("trajectories", ()), 0)
+            place: Counter[str] = Counter()
             for turn in self._episode(row).turns:
                 own = learned.get(turn.agent) or []
-                number, place[turn.agent] = place[turn.agent], place[turn.agent] + 1
+                number = place[turn.agent]
+                place[turn.agent] += 1
                 yield {
                     **{name: record[name] for name in ("episode", "step", "env_id", "seed")},
                     "turn": turn.index,
@@ -268,21 +271,20 @@ class EpisodeTable(Sequence[dict[str, Any]]):
         self._file.seek(self._at)
         while not self._whole and (count is None or len(self._found) < count):
             raw, row, wrong = next(whole_lines(self._file), (b"", None, ""))
-            start, self._at = self._at, self._at + len(raw)
-            self._lines += 1
             if raw.strip():
                 try:
                     record = _record(self._episodes, row, wrong)
                 except ValueError as cause:
                     raise RunFolderError(
-                        f"line {self._lines} of {self._name} cannot be read: {cause}; without that line the rest can"
+                        f"line {self._lines + 1} of {self._name} cannot be read: {cause}; without it the rest can"
                     ) from cause
-                self._episodes += 1
                 if self._wanted(record):
-                    self._found.append((start, record))
+                    self._found.append((self._at, record))
+                self._episodes += 1
             elif not raw:
                 self._check_end()
                 self._whole = True
+            self._at, self._lines = self._at + len(raw), self._lines + 1  # what raised is met again, and not left out
         return count is None or len(self._found) >= count
 
     def _line(self, at: int) -> Mapping[str, Any]:
@@ -314,7 +316,8 @@ def load_episodes(
     """The episodes that a training run or a benchmark kept, as a table.
 
     Each record has ``episode``, its number in the file; ``step``, None in a benchmark; ``env_id``, ``seed``;
-    ``reward``, the environment's, mean over the seats of policies that learn, and over all seats where none does;
+    ``reward``, the environment's, mean over the seats of policies that learn, and over all seats where none does, NaN
+    of an episode that failed before anybody took a seat;
     ``trained_reward``, the same of what was trained on; ``turns``; ``tokens`` that models sampled; ``duration_s``;
     ``end_reason``; ``error``, empty or where it failed and the exception's name; and lists with an entry per seat:
     ``agents``, ``policies``, ``rewards``, the environment's, and ``trained_rewards``, NaN where a reward abstained and
@@ -359,7 +362,8 @@ def load_episodes(
         for name, asked in (("env", env), ("policy", policy)):
             if asked and known[name] and asked not in known[name]:
                 seen = ", ".join(sorted(known[name]))
-                raise ValueError(f"{name}={asked!r}: {file} has episodes of {seen}.{did_you_mean(asked, known[name])}")
+                near = did_you_mean(asked, known[name])
+                raise ValueError(f"{name}={asked!r}: {file} has episodes of {visible(f'{seen}.{near}')}")
 
     return EpisodeTable(file, wanted, check_end)
 
@@ -369,13 +373,14 @@ def _record(number: int, row: Any, wrong: str) -> dict[str, Any]:
     if wrong:
         raise ValueError(wrong)
     found = digest(row)
-    seats, paid = json.loads(found.agents), row.get("rewards") or {}
+    seats, paid = json.loads(found.agents), row.get("rewards")
+    paid = paid if isinstance(paid, dict) else {}
     return {
         "episode": number,
         "step": found.step,
         "env_id": found.env,
         "seed": found.seed,
-        "reward": found.reward,
+        "reward": math.nan if found.reward is None else found.reward,
         "trained_reward": found.trained,
         "turns": found.turns,
         "tokens": found.tokens,

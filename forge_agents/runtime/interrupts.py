@@ -87,10 +87,8 @@ class LoopRunner:
         if self._runner is None:
             self._runner, self._others, self._cancelled = asyncio.Runner(), mesh.spawned(), False
             atexit.register(self._close_at_exit)
-            with contextlib.suppress(RuntimeError):  # no loop is running here
-                asyncio.get_running_loop()
-                self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="forge-controller")
         runner = self._runner
+        self._make_way()
         try:
             with _told_at_once(self._cancel) if self._thread is None else contextlib.nullcontext():
                 return self._in_place(lambda: runner.run(self._tracked(work)))
@@ -108,6 +106,7 @@ class LoopRunner:
         if runner is None:
             return
         atexit.unregister(self._close_at_exit)
+        self._make_way()
 
         def finish() -> None:
             with contextlib.closing(runner):
@@ -121,6 +120,13 @@ class LoopRunner:
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
+
+    def _make_way(self) -> None:
+        """Have a thread where a loop is running in this one."""
+        if self._thread is None:
+            with contextlib.suppress(RuntimeError):  # no loop is running here
+                asyncio.get_running_loop()
+                self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="forge-controller")
 
     def _close_at_exit(self) -> None:
         with contextlib.suppress(KeyboardInterrupt):

@@ -73,11 +73,13 @@ def test_a_model_that_the_file_names_is_found_beside_it_and_a_hubs_name_is_left_
     (tmp_path / "file/train.yaml").write_text(
         "env: forge/Relay-v0\nseats: {a: own, b: hub}\n"
         "policies: {own: {model: mine}, hub: {model: smollm2-135m-instruct}}\n"
+        "trainer: {engine: {model: ''}}\n"  # as --print_config says that it is filled in
     )
     monkeypatch.chdir(tmp_path)
     run = parse(RunConfig, ["file/train.yaml"], prog="forge-agents train", description="")
     models = {name: policy.model for name, policy in run.policies.items()}
     assert models == {"own": str(tmp_path / "file/mine"), "hub": "smollm2-135m-instruct"}
+    assert run.trainer.engine.model == ""
 
 
 def test_the_settings_that_a_template_names_are_no_others(folder):

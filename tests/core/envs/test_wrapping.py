@@ -201,6 +201,10 @@ def test_what_is_no_environment_is_refused_and_a_class_or_module_is_to_be_called
         fa.wrap({}, obs_to_text=str, text_to_action=str)
     with pytest.raises(TypeError, match=r"got type; call it, or its env\(\)"):
         fa.wrap(Pennies, obs_to_text=str, text_to_action=str)
+    numbered = Pennies()
+    numbered.possible_agents = [0, 1]
+    with pytest.raises(TypeError, match="calls a seat 0, a int; seats are called by texts"):
+        fa.wrap(numbered, obs_to_text=str, text_to_action=str)
 
 
 class Lives(ParallelEnv):

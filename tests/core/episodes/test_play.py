@@ -3,8 +3,10 @@
 import asyncio
 import io
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -96,6 +98,8 @@ def test_a_seed_plays_the_same_game_however_it_is_named():
     for env in (fa.spec(KUHN), fa.make(KUHN), lambda: fa.make(KUHN)):
         again = fa.play(env, named, seed=3)
         assert (again.turns, again.env_id, again.error) == (one.turns, KUHN, None)
+    counted = fa.play(KUHN, named, seed=np.int64(3))
+    assert counted.turns == one.turns and fa.Episode.from_json(counted.to_json()) == counted
     bare = fa.play(fa.spec(KUHN).load(), named, seed=3)
     assert (bare.turns, bare.env_id) == (one.turns, "KuhnPoker"), "a class that knows no id is called by its name"
     assert one.seed == 3 and len({fa.play(KUHN, fa.Random(), seed=seed).turns[0].observation for seed in range(6)}) > 1
@@ -178,6 +182,14 @@ def test_engines_that_run_already_play_many_games(fleets):
             return [fa.play(Count, team, seed=seed, engines=engines) for seed in range(2)]
 
     assert [episode.turns[0].action for episode in asyncio.run(cell())] == ["ok", "ok"] and fleets[-1] == "stop"
+
+    async def later():
+        return fa.play(Count, team, engines=engines)
+
+    with fa.Engines(team) as engines, ThreadPoolExecutor(4) as threads:
+        many = list(threads.map(lambda seed: fa.play(Count, team, seed=seed, engines=engines), range(8)))
+        assert [episode.seed for episode in many] == [*range(8)], "threads take turns"
+        assert asyncio.run(later()).error is None and fa.play(Count, team, engines=engines).error is None
     with pytest.raises(ModelNotFoundError, match="no such model"), fa.Engines(fa.Policy("missing")):
         pytest.fail("an engine that cannot start serves nothing")
 
@@ -196,6 +208,8 @@ def test_engines_that_run_already_play_many_games(fleets):
         (lambda: fa.play(KUHN, {"p0": fa.Random(), "p9": fa.Random()}), ValueError, "no seat 'p9'"),
         (lambda: fa.play(KUHN, {"p0": TEAM, "p1": replace(TEAM, model="n")}), ValueError, "two different policies"),
         (lambda: fa.play(KUHN, fa.Random(), max_turns=0), ValueError, "max_turns=0 plays nothing"),
+        (lambda: fa.play(KUHN, fa.Random(), seed=-1), ValueError, "seed=-1 is no seed"),
+        (lambda: fa.play(KUHN, fa.Random(), seed=None), ValueError, "seed=None is no seed"),
     ],
 )
 def test_what_cannot_be_played_is_said(wrong, kind, said):

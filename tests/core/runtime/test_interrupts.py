@@ -55,6 +55,18 @@ def test_inside_a_running_loop_the_work_moves_to_a_thread():
             runner.close()
 
     assert asyncio.run(notebook()) == 3
+    runner = LoopRunner(on_close)
+    assert runner.run(work()) == 3
+
+    async def meanwhile():
+        return runner.run(work())
+
+    async def end():
+        runner.close()
+
+    assert asyncio.run(meanwhile()) == 3, "one that began where no loop ran"
+    assert runner.run(work()) == 3
+    asyncio.run(end())
 
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])

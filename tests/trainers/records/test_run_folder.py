@@ -1,5 +1,6 @@
 import contextlib
 import json
+import tracemalloc
 
 import pytest
 
@@ -38,6 +39,13 @@ def test_rewind_forgets_later_steps_and_a_half_written_line(tmp_path):
         file.write('{"step": 4, "x"')
     run.rewind(2)
     assert [row["step"] for row in run.metrics()] == [0, 1]
+    line = json.dumps({"step": 0, "said": "a" * 100_000}) + "\n"
+    (tmp_path / "episodes.jsonl").write_text(line * 100 + '{"step": 2}\n{"st')
+    tracemalloc.start()
+    run.rewind(2)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (tmp_path / "episodes.jsonl").read_text() == line * 100 and most < 3_000_000, "a long run is no whole text"
     run.close()
 
 

@@ -1,6 +1,7 @@
 import functools
 import logging
 import math
+from typing import Optional
 
 import numpy as np
 import pytest
@@ -156,3 +157,17 @@ def test_a_function_can_be_checked_and_what_fails_is_named():
     failed = [finding.message for finding in report.failures]
     assert len(failed) == 4 and all(text.startswith("fails on trajectory 1: IndexError") for text in failed)
     assert str(report).count("IndexError") == 1 and "shape and range, repeatable, order, gold (4 checks)" in str(report)
+
+
+def test_a_number_for_each_that_was_shown_and_no_fewer():
+    with pytest.raises(ValueError, match=r"shown 2 of 3 trajectories.* returned \[1\.0\]; return a number each"):
+        reward_of(lambda completions: [1.0])([*ROWS, NOBODY])
+    with pytest.raises(ValueError, match="returned 0.5"):
+        reward_of(lambda completions: 0.5)([*ROWS, NOBODY])
+
+
+def test_one_trajectory_may_be_optional():
+    def maybe(row: Optional[Trajectory]):  # noqa: UP045  # as many write it
+        return row is not None
+
+    assert verifier_of(maybe).score(ROWS).tolist() == [1, 1]

@@ -13,7 +13,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 from zipfile import BadZipFile
@@ -108,8 +108,10 @@ class RunFolder:
         for name in ("metrics.jsonl", EPISODES, _VERIFIERS):
             file = self.path / name
             if file.exists():
-                kept = [row for row in read_rows(file) if row["step"] < step]
-                write_atomically(file, "".join(json.dumps(row) + "\n" for row in kept))
+                draft = file.with_name(f".{name}.draft")
+                with draft.open("w") as kept:  # line by line: a long run's episodes may be larger than the memory
+                    kept.writelines(f"{line.rstrip()}\n" for line, row in _rows(file) if row["step"] < step)
+                draft.replace(file)
         (self.path / "ending.json").unlink(missing_ok=True)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -242,15 +244,18 @@ def _report_of(reward: object) -> Any:
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
     """Rows of a JSON-lines file; a last line that a kill cut short is dropped."""
-    lines = file.read_text().splitlines()
-    rows = []
-    for number, line in enumerate(lines, 1):
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            if number < len(lines):
-                raise RunFolderError(f"{file}:{number} is not JSON; the file was edited or damaged") from None
-    return rows
+    return [row for _, row in _rows(file)]
+
+
+def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each line, and what it holds."""
+    with file.open() as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                yield line, json.loads(line)
+            except json.JSONDecodeError:
+                if next(lines, None) is not None:
+                    raise RunFolderError(f"{file}:{number} is not JSON; the file was edited or damaged") from None
 
 
 def write_atomically(file: Path, text: str) -> None:

@@ -8,6 +8,7 @@ engines start.
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import itertools
 import time
@@ -29,15 +30,16 @@ from forge_agents.types import Episode, EpisodeGroup, Reward, Trajectory, Turn
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.endings import where_it_failed, where_it_raised
 from forge_trainers.rl.rewards import Columns, EnvTurnReward, asked, env_reward
-from forge_trainers.rl.tasks import Task, TaskSampler
+from forge_trainers.rl.tasks import HELD_OUT_FROM, Task, TaskSampler
 from forge_trainers.run.checkpoints import ProcessRandomness, Stateful
 from forge_trainers.run.supervision import Watchdog
 from forge_verifiers.core.functions import called, name_of
 from forge_verifiers.core.verifier import Composable, ScoreError, assessed
 
 Rest: TypeAlias = Callable[[], Awaitable[None]]
-SEED = 2**32 - 1
-"""Of the episodes that are played: no training seed, and no held-out seed of an evaluation of this world."""
+SEED = HELD_OUT_FROM - 1
+"""Of the episodes that are played, the largest that training may draw, and once in billions does: there are games that
+take none of more bits."""
 SEEDS = 8
 """Seeds, counted down, with which an environment may fail before its first decision; one may fail with some."""
 SIBLINGS = 2
@@ -252,7 +254,7 @@ def _try(part: Any, trajectories: Sequence[Trajectory], *, within: bool, say: Ca
         say: Shows a line.
     """
     name = _name(part)
-    state = {k: np.array(v) for k, v in part.state_dict().items()} if isinstance(part, Stateful) else None
+    state = copy.deepcopy(part.state_dict()) if isinstance(part, Stateful) else None
     try:
         if isinstance(part, Composable):
             assessed(part, trajectories)

@@ -8,12 +8,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import re
+import reprlib
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
+
+import numpy as np
 
 from forge_agents.errors import ArgumentError
 from forge_agents.types import Trajectory
@@ -76,6 +80,11 @@ class Reading:
             values = self.function(**self._arguments(shown)) if shown else []
             if len(asked) == len(trajectories):
                 return Returned(values=values, failed=failed)
+        if np.shape(values)[:1] != (len(asked),):
+            seen = f"{len(asked)} of {len(trajectories)} trajectories, as not all have what it takes"
+            raise ValueError(
+                f"{called(self.function)} was shown {seen}, and returned {reprlib.repr(values)}; return a number each"
+            )
         by_row = dict(zip(asked, values, strict=True))
         return Returned(values=[by_row.get(row) for row in range(len(trajectories))], failed=failed)
 
@@ -214,7 +223,7 @@ def _said(parameter: inspect.Parameter) -> tuple[Many | None, Fill]:
     kind = parameter.annotation
     text = kind if isinstance(kind, str) else "" if kind is parameter.empty else inspect.formatannotation(kind)
     if "Trajectory" in text:
-        return ("all" if "[" in text else "one"), "trajectory"
+        return ("all" if "[" in re.sub(r"(Optional|Annotated|Union)\[", "", text) else "one"), "trajectory"
     fills = (fill for fill, names in _SAYS.items() if parameter.name in names)
     fill: Fill = next(fills, "info")
     return _SAYS.get(fill, {}).get(parameter.name), fill
