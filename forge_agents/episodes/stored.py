@@ -7,10 +7,11 @@ for the disk.
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import math
 import os
-import weakref
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -184,17 +185,43 @@ _OF_A_TURN = (
 )
 
 
+class _Own(io.RawIOBase):
+    """A file read at a place of its own; that of an ordinary one moves when another process of a fork reads."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._place = file.open("rb", buffering=0), 0  # one that a resumed run replaces is read as it was
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, place: int, whence: int = io.SEEK_SET) -> int:
+        self._place = place if whence == io.SEEK_SET else self._place + place
+        return self._place
+
+    def readinto(self, room: Any) -> int:
+        read = os.preadv(self._file.fileno(), [room], self._place)
+        self._place += read
+        return read
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
 class EpisodeTable(Sequence[dict[str, Any]]):
     """What a run or a benchmark kept of its episodes: a record each, oldest first.
 
     ``pandas.DataFrame(table)`` and ``datasets.Dataset.from_list(table)`` take it as it is. The file is read as far as
     somebody asks: a loop that breaks off has read no further, while ``len`` reads all. Records are kept, whole episodes
-    read again. What a run that goes on writes meanwhile is in the next table. See `load_episodes` for the columns.
+    read again, by any number of threads and forked processes, such as those of a data loader. What a run that goes on
+    writes meanwhile is in the next table. See `load_episodes` for the columns.
     """
 
     def __init__(self, file: Path, wanted: Callable[[Mapping[str, Any]], bool], check_end: Callable[[], None]) -> None:
-        self._name, self._file = file, file.open("rb")
-        weakref.finalize(self, self._file.close)  # one that a resumed run replaces is still read as it was
+        self._name, self._file, self._turn = file, io.BufferedReader(_Own(file)), threading.RLock()
         self._wanted, self._check_end = wanted, check_end
         self._found: list[tuple[int, dict[str, Any]]] = []
         self._at = self._lines = self._episodes = 0
@@ -268,6 +295,10 @@ class EpisodeTable(Sequence[dict[str, Any]]):
 
     def _read(self, count: int | None = None) -> bool:
         """Read on until there are `count` records, or to the end; whether there are."""
+        with self._turn:
+            return self._read_on(count)
+
+    def _read_on(self, count: int | None) -> bool:
         self._file.seek(self._at)
         while not self._whole and (count is None or len(self._found) < count):
             raw, row, wrong = next(whole_lines(self._file), (b"", None, ""))
@@ -288,8 +319,10 @@ class EpisodeTable(Sequence[dict[str, Any]]):
         return count is None or len(self._found) >= count
 
     def _line(self, at: int) -> Mapping[str, Any]:
-        self._file.seek(self._found[at][0])
-        row: Mapping[str, Any] = json.loads(self._file.readline())
+        with self._turn:
+            self._file.seek(self._found[at][0])
+            line = self._file.readline()
+        row: Mapping[str, Any] = json.loads(line)
         return row
 
     def _episode(self, row: Mapping[str, Any]) -> Episode:

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import pytest
@@ -119,6 +121,30 @@ def test_a_run_that_goes_on_or_begins_again_does_not_confuse_it(run, tmp_path):
     draft.replace(file)
     assert table.episode(1).env_id == "forge/Relay-v0", "what was loaded stays what it was"
     assert [row["seed"] for row in fa.load_episodes(tmp_path)] == [2]
+
+
+def test_threads_and_forked_processes_each_read_what_they_ask_for(run, tmp_path):
+    row = json.loads((run / "episodes.jsonl").read_text().splitlines()[0])
+    with (tmp_path / "episodes.jsonl").open("w") as file:
+        file.writelines(json.dumps({**row, "seed": seed}) + "\n" for seed in range(300))
+    read, unread = fa.load_episodes(tmp_path), fa.load_episodes(tmp_path)
+
+    def right(table, start):
+        return all(table.episode(at).seed == table[at]["seed"] == at for at in range(start, 300, 4))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(right, [read] * 16, range(16)))
+    for table in (read, unread):
+        children = []
+        for start in range(4):
+            if not (child := os.fork()):
+                good = False
+                try:
+                    good = all(right(table, start) for _ in range(5))
+                finally:
+                    os._exit(int(not good))
+            children.append(child)
+        assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
 
 
 def test_damaged_foreign_and_missing_files_are_named(run, tmp_path):
