@@ -13,10 +13,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import Literal, TypeAlias, get_args
 from urllib.parse import urlsplit
 
 from forge_agents.errors import did_you_mean
+
+Thinking: TypeAlias = Literal["auto", "on", "off"]
+"""Whether a model is asked to think before it answers."""
+
+KeepThoughts: TypeAlias = Literal["all", "turn", "none"]
+"""Which of its own thoughts a model reads again."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -118,7 +124,18 @@ class Policy:
     benchmarks: the sampler's log-probabilities are then those of the constrained distribution, which the learner does
     not compute, so a trainer refuses a trainable policy that sets it. `max_tokens` has to hold the longest action."""
 
+    thinking: Thinking = field(default="auto", kw_only=True)
+    """Whether the model is asked to think before it answers: "on", "off", or "auto", which leaves it to the chat
+    template. A template without a switch for it is refused unless "auto"."""
+    keep_thoughts: KeepThoughts = field(default="all", kw_only=True)
+    """Which of its own thoughts the model reads again: "all"; those of the "turn", that is since it was last told
+    anything but the results of its own tool calls; or "none". Where a thought is dropped the prompt is written anew,
+    and what follows is a training sample of its own."""
+
     def __post_init__(self) -> None:
+        for choice, known in (("thinking", get_args(Thinking)), ("keep_thoughts", get_args(KeepThoughts))):
+            if getattr(self, choice) not in known:
+                raise ValueError(f"{choice}={getattr(self, choice)!r} is unknown; choose one of {', '.join(known)}")
         if not self.model:
             raise ValueError("model='' names no model; pass a built-in name, a Hugging Face id or a folder")
         object.__setattr__(self, "_named", bool(self.name))

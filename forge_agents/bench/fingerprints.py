@@ -64,6 +64,8 @@ def player_facts(player: AnyPolicy, engine: EngineConfig | None = None) -> dict[
             "weights": _folder_hash(resolve(player.model)),
             "sampling": asdict(player.sampling),
             "constrain_actions": player.constrain_actions,
+            **({"thinking": player.thinking} if player.thinking != "auto" else {}),
+            **({"keep_thoughts": player.keep_thoughts} if player.keep_thoughts != "all" else {}),
             "dtype": engine.dtype,
             "max_model_len": engine.max_model_len,
         }

@@ -17,7 +17,7 @@ import numpy as np
 
 from forge_agents.envs.thoughts import split_thought
 from forge_agents.errors import EndpointError, StallError
-from forge_agents.policy import AnyPolicy, Endpoint, Human, Policy, Random, Sampling, Scripted
+from forge_agents.policy import AnyPolicy, Endpoint, Human, KeepThoughts, Policy, Random, Sampling, Scripted
 from forge_agents.rollout.endpoint import client_of
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.rollout.terminal import terminal
@@ -70,6 +70,7 @@ class ModelPlayer:
 
     Args:
         constrain: Sample among the legal actions only.
+        keep_thoughts: Which of its thoughts the model reads again.
         draw: Names this seat of this episode: what is sampled follows from it and the turn, whatever else the engine
             does. None: from the engine's own stream of random numbers.
     """
@@ -82,18 +83,18 @@ class ModelPlayer:
         instructions: str,
         *,
         constrain: bool = False,
+        keep_thoughts: KeepThoughts = "all",
         draw: str | None = None,
     ) -> None:
         self._engine, self._renderer, self._sampling, self._instructions = engine, renderer, sampling, instructions
         self._constrain, self._draw, self._decisions = constrain, draw, 0
         self._last: Decision | None = None
+        self._keep_thoughts, self._holds_thought, self._calls = keep_thoughts, False, 0
+        self._said: list[tuple[str, str]] = []
 
     async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
         """Ask the engine. Raises ContextFullError where the prompt leaves no room for a token."""
-        if self._last is None:
-            prompt_ids = self._renderer.start(self._instructions, observation)
-        else:
-            prompt_ids = self._renderer.extend(self._last.prompt_ids, self._last.response_ids, observation)
+        prompt_ids = self._prompt(observation, info)
         room = self._engine.max_model_len - len(prompt_ids)
         if room < 1:
             raise ContextFullError(
@@ -120,7 +121,21 @@ class ModelPlayer:
             finish_reason="context" if no_room else done.finish_reason,
             generate_s=time.perf_counter() - started,
         )
+        self._said.append((observation, answer))
+        self._holds_thought |= bool(thought)
         return self._last
+
+    def _prompt(self, observation: str, info: Mapping[str, Any]) -> tuple[int, ...]:
+        """The tokens so far and those of `observation`; written anew where a thought is to be dropped."""
+        if self._last is None:
+            return self._renderer.start(self._instructions, observation)
+        calls, before = int(info.get("tool_calls") or 0), self._calls  # of the episode so far, as a `ToolEnv` counts
+        self._calls = calls
+        kept = self._keep_thoughts == "all" or (self._keep_thoughts == "turn" and calls > before)
+        if kept or not self._holds_thought:
+            return self._renderer.extend(self._last.prompt_ids, self._last.response_ids, observation)
+        self._holds_thought = False
+        return self._renderer.again(self._instructions, self._said, observation)
 
 
 def seed_of(draw: str) -> int:
@@ -233,9 +248,14 @@ def player_for(
         if policy.name not in served:
             raise ValueError(f"policy {policy.name!r} has no engine; running engines: {', '.join(served) or 'none'}")
         live = served[policy.name]
-        constrain, draw = policy.constrain_actions, None if draw is None else f"{draw}/{agent}"
         return ModelPlayer(
-            live.engine, live.renderer, policy.sampling, instructions, constrain=constrain, draw=draw
+            live.engine,
+            live.renderer,
+            policy.sampling,
+            instructions,
+            constrain=policy.constrain_actions,
+            keep_thoughts=policy.keep_thoughts,
+            draw=None if draw is None else f"{draw}/{agent}",
         ).decide
     if isinstance(policy, Endpoint):
         return EndpointPlayer(policy, instructions).decide

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from forge_agents.envs.thoughts import opens_thought, split_thought
+from forge_agents.policy import Thinking
 from forge_agents.runtime import starts
 
 _MARK = (
     "\u2063answer\u2063"  # stands for a response while the template is rendered; invisible separators, not in any text
 )
+
+_PROBE = [{"role": "user", "content": "-"}]
+_SWITCHES = ("enable_thinking", "thinking")
+"""What templates call the question whether the model should think: most, and DeepSeek's and Granite's."""
 
 
 class Renderer:
@@ -30,9 +35,13 @@ class Renderer:
 
     Args:
         tokenizer: A Hugging Face tokenizer with a chat template and an end-of-sequence token.
+        thinking: Whether the template asks the model to think, as `Policy.thinking`.
+
+    Raises:
+        ValueError: There is no chat template, or none that turns thinking on and off.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, *, thinking: Thinking = "auto") -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise ValueError(
                 f"tokenizer {getattr(tokenizer, 'name_or_path', '')!r} has no chat template; use an instruction-tuned "
@@ -45,12 +54,21 @@ class Renderer:
         self._special = tuple(sorted({*tokenizer.all_special_tokens, *added}, key=lambda token: (-len(token), token)))
         self._start = functools.lru_cache(maxsize=4096)(self._render_start)
         self._between = functools.lru_cache(maxsize=4096)(self._render_between)
+        self._asked: dict[str, bool] = {}
+        if thinking != "auto":
+            asked = [self._template(_PROBE, dict.fromkeys(_SWITCHES, on)) for on in (True, False)]
+            if asked[0] == asked[1]:
+                raise ValueError(
+                    f"thinking={thinking!r}, but the chat template of {tokenizer.name_or_path!r} has no switch for it "
+                    f"({' or '.join(_SWITCHES)}); leave thinking='auto'"
+                )
+            self._asked = dict.fromkeys(_SWITCHES, thinking == "on")
 
     @classmethod
-    def of(cls, folder: Path) -> Renderer:
+    def of(cls, folder: Path, *, thinking: Thinking = "auto") -> Renderer:
         """The renderer of a model folder; who asks again gets the same, as long as its files are the same."""
         small = (file for file in folder.iterdir() if file.suffix != ".safetensors")
-        return _renderer(folder, tuple(sorted((file.name, file.stat().st_mtime_ns) for file in small)))
+        return _renderer(folder, thinking, tuple(sorted((file.name, file.stat().st_mtime_ns) for file in small)))
 
     def start(self, instructions: str, observation: str) -> tuple[int, ...]:
         """Tokens of a first prompt, up to where the model answers."""
@@ -61,6 +79,16 @@ class Renderer:
         """Tokens of the next prompt: `prompt_ids`, `response_ids` unchanged, then `observation`."""
         ended = bool(response_ids) and response_ids[-1] == self.eos_id
         return (*prompt_ids, *response_ids, *self._between((("user", observation),), ended))
+
+    def again(self, instructions: str, said: Sequence[tuple[str, str]], observation: str) -> tuple[int, ...]:
+        """Tokens of a prompt whose history is written anew from its text: it extends no other prompt.
+
+        Args:
+            said: Observation and answer of each earlier turn.
+        """
+        turns = [(("user", heard), ("assistant", answer)) for heard, answer in said]
+        told = (("system", instructions),) if instructions else ()
+        return self._render_start((*told, *(message for turn in turns for message in turn), ("user", observation)))
 
     def dialogue(self, messages: Sequence[tuple[str, str]]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         """Tokens of a conversation that has been written already, as `start` and `extend` would have grown it.
@@ -111,7 +139,7 @@ class Renderer:
     @functools.cached_property
     def _opened(self) -> bool:
         """Whether prompts end inside a thought, which the template has opened for the model."""
-        return opens_thought(self._template([{"role": "user", "content": "-"}]))
+        return opens_thought(self._template(_PROBE))
 
     def _render_start(self, heard: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
         return self._encode(self._template(self._defused(heard)))
@@ -129,8 +157,11 @@ class Renderer:
             between = between.removeprefix(self._tokenizer.eos_token)
         return self._encode(between)
 
-    def _template(self, messages: list[dict[str, str]]) -> str:
-        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    def _template(self, messages: list[dict[str, str]], asked: Mapping[str, bool] | None = None) -> str:
+        switches = self._asked if asked is None else asked
+        return str(
+            self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **switches)
+        )
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
@@ -147,10 +178,10 @@ class Renderer:
 
 
 @functools.lru_cache(maxsize=8)  # a tokenizer takes seconds to load
-def _renderer(folder: Path, files: tuple[tuple[str, int], ...]) -> Renderer:
+def _renderer(folder: Path, thinking: Thinking, files: tuple[tuple[str, int], ...]) -> Renderer:
     if "transformers" not in sys.modules:
         with starts.starting("library", "transformers", "for the tokenizer"):
             from transformers import AutoTokenizer
     from transformers import AutoTokenizer
 
-    return Renderer(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+    return Renderer(AutoTokenizer.from_pretrained(folder, local_files_only=True), thinking=thinking)

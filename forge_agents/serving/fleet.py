@@ -112,7 +112,7 @@ class Fleet:
             timeout_s: Deadline of each start.
         """
         paths = {name: models.resolve(policy.model).resolve() for name, policy in policies.items()}
-        renderers = {path: Renderer.of(path) for path in {*paths.values()}}
+        renderers = {name: Renderer.of(paths[name], thinking=policy.thinking) for name, policy in policies.items()}
         homes, adapters = homes_of(policies, paths)
         if store is None:
             first = {path: name for name, path in reversed(paths.items())}
@@ -121,7 +121,7 @@ class Fleet:
         engines = await start_engines(folders, config, adapters=adapters, store=store, timeout_s=timeout_s)
         own = {name for adapted in adapters.values() for name in adapted}
         samplers = {name: engines[home].adapted(name if name in own else "") for name, home in homes.items()}
-        served = {name: Served(sampler, renderers[paths[name]]) for name, sampler in samplers.items()}
+        served = {name: Served(sampler, renderers[name]) for name, sampler in samplers.items()}
         return cls(engines=engines, samplers=samplers, served=served)
 
     async def stop(self) -> None:

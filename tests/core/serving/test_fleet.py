@@ -19,7 +19,7 @@ def started(monkeypatch):
 
     monkeypatch.setattr(fleet, "start_engines", engines)
     monkeypatch.setattr(fleet.models, "resolve", Path)
-    monkeypatch.setattr(fleet.Renderer, "of", lambda path: SimpleNamespace(path=path))
+    monkeypatch.setattr(fleet.Renderer, "of", lambda path, thinking: SimpleNamespace(path=path))
 
     def start(policies, store=None):
         return asyncio.run(Fleet.start(policies, fa.EngineConfig(), store=store)), asked

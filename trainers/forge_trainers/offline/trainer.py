@@ -153,7 +153,7 @@ class OfflineTrainer(ABC, Generic[T]):
         folder = models.resolve(self.policy.model)
         limits = (models.context_of(folder), self.config.learner.max_sample_tokens)
         room = min((limit for limit in limits if limit), default=sys.maxsize)
-        return self._gather(dataset, Renderer.of(folder), room, reward)
+        return self._gather(dataset, Renderer.of(folder, thinking=self.policy.thinking), room, reward)
 
     async def _fit(
         self, data: Gathered[T], learned: Sequence[T], held_out: Sequence[T], steps: int

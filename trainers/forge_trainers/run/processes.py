@@ -71,7 +71,9 @@ class Processes:
     ) -> Processes:
         """Start the hosts, the store and the engines; whatever fails to start stops the rest."""
         paths = {name: models.resolve(policy.model) for name, policy in policies.items()}
-        renderers = {name: Renderer.of(path) for name, path in paths.items()}  # what has no template starts nothing
+        renderers = {  # what has no template starts nothing
+            name: Renderer.of(paths[name], thinking=policy.thinking) for name, policy in policies.items()
+        }
         homes, adapters = homes_of(policies, paths)
         faults = Faults(max_respawns=config.max_respawns, file=folder / "faults.jsonl")
         hosts, trained = hosts or Hosts(), [name for name, policy in policies.items() if policy.trainable]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args
 
 import numpy as np
@@ -97,10 +97,7 @@ class League(LeagueConfig):
 
     def frozen(self, name: str) -> Policy:
         """The policy under another name, as an opponent."""
-        mine = self.policy
-        return Policy(
-            mine.model, name=name, sampling=mine.sampling, constrain_actions=mine.constrain_actions, trainable=False
-        )
+        return replace(self.policy, name=name, lora=None, trainable=False)
 
     def settings(self) -> dict[str, Any]:
         """What a run's config.yaml says of the league."""
