@@ -126,6 +126,10 @@ def scores_any(one):
     return 0.5
 
 
+def returns_nothing(one):
+    pass
+
+
 def by_episode(trajectories):
     return [0.0] * (len(trajectories) // 2)
 
@@ -137,6 +141,7 @@ def by_episode(trajectories):
         (scores_one, ["scores one trajectory", "call its parameter `trajectory`", line_of(scores_one, "def")]),
         (scores_any, ["scores one trajectory", line_of(scores_any, "def")]),
         (by_episode, ["shape (2,) for 4 trajectories", "return one number each", line_of(by_episode, "def")]),
+        (returns_nothing, [f"returns_nothing(one) at {__file__}", "fails: ValueError", "return one number each"]),
         (fa.Columns({"good": scores_one, "other": by_episode}), ["reward scores_one"]),
         (0.5 * fa.Rule(lambda t: 7.0, name="seven"), ["reward seven", "with 7.0; scale scores to [0, 1]"]),
     ],
@@ -153,6 +158,10 @@ def test_a_reward_that_does_not_like_random_words_is_told_and_the_run_goes_on(tr
     def reads_json(trajectories):
         return [json.loads(t.turns[-1].action)["answer"] for t in trajectories]
 
+    def reads_what_is_a_list(trajectories):
+        return [json.loads("[1]").get("answer") for _ in trajectories]
+
+    assert "may on a model's: AttributeError: 'list' object" in tried(reward=reads_what_is_a_list)
     said = tried(reward=reads_json)
     assert re.search(r"reward reads_json\(trajectories\) at .* fails on random play, and may on a model's: JSON", said)
 

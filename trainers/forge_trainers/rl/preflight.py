@@ -280,7 +280,8 @@ def _is_mistake(error: Exception) -> bool:
     if isinstance(error, ScoreError | NameError | ImportError | NotImplementedError):
         return True
     if isinstance(error, AttributeError):
-        return isinstance(error.obj, Trajectory | Turn | list | tuple)
+        of = error.obj[0] if isinstance(error.obj, list | tuple) and error.obj else error.obj
+        return isinstance(of, Trajectory | Turn)  # and not a list that a player wrote as JSON
     innermost = traceback.extract_tb(error.__traceback__)[-1].filename
     return innermost == inspect.getsourcefile(asked)
 
@@ -290,6 +291,7 @@ def _scores_one(reward: Any, trajectory: Trajectory) -> bool:
     if callable(getattr(reward, "assess", None)):
         return False
     try:
-        return np.ndim(np.asarray(reward(trajectory), np.float64)) == 0
+        found = reward(trajectory)
+        return found is not None and np.ndim(np.asarray(found, np.float64)) == 0
     except Exception:  # noqa: BLE001  # a stranger's function; its own error has been kept
         return False
