@@ -266,5 +266,5 @@ def _remembered() -> dict[str, dict[str, list[float]]]:
             hardware: {kind: [float(s) for s in seconds if math.isfinite(s)] for kind, seconds in kinds.items()}
             for hardware, kinds in found.items()
         }
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return {}

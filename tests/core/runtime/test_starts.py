@@ -52,7 +52,11 @@ def test_the_median_of_the_last_five_is_told_and_failed_starts_do_not_count(cloc
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "nonsense", "[" * 10_000, '{"a": 1}', '{"a": {"b": "c"}}', '{"a": {"b": 3}}']
+    "text",
+    [
+        *("", "[]", "nonsense", "[" * 10_000, '{"a": 1}', '{"a": {"b": "c"}}', '{"a": {"b": 3}}'),
+        json.dumps({"a": {"b": [10**400]}}),
+    ],
 )
 def test_a_file_that_holds_something_else_is_made_anew(text, memory, clock):
     memory.parent.mkdir()
