@@ -261,6 +261,27 @@ def test_episodes_are_filtered_searched_and_opened(serve, open_page, run_folder)
     assert page.complaints == []
 
 
+def test_two_runs_are_compared_by_their_settings_and_by_what_was_said(serve, open_page, run_folder, tmp_path):
+    other = tmp_path / "second"
+    write_lines(other / "episodes.jsonl", [episode(seed=seed, words="a giraffe") for seed in (31, 32)])
+    (other / "config.yaml").write_text("env: [my/Game-v0]\ntrainer: {max_staleness: 2, seed: 1}\n")
+    page = open_page(serve(run_folder, other).url)
+    page.get_by_role("link", name="Settings").click()
+    page.locator("main table").wait_for()
+    rows = page.locator("main tr").all_inner_texts()
+    assert [row.split() for row in rows] == [["setting", "first", "second"], ["trainer.max_staleness", "0", "2"]]
+    page.get_by_role("link", name="Episodes").click()
+    page.locator(".episodes li").nth(5).wait_for()
+    page.get_by_label("search what was said").fill("giraffe")
+    until(page, "document.querySelectorAll('.episodes li').length === 0")
+    page.locator("label.runs select").select_option("second")
+    until(page, "document.querySelectorAll('.episodes li').length === 2")
+    page.locator(".episodes a").first.click()
+    page.locator(".detail .turn").first.wait_for()
+    assert "giraffe" in page.locator(".turn .said .words").first.inner_text()
+    assert page.complaints == []
+
+
 def test_tokens_are_coloured_by_logprob_advantage_and_weights(serve, open_page, run_folder):
     from tokenizers import Tokenizer, decoders, models
 
