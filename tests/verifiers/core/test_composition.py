@@ -30,6 +30,7 @@ def test_sums_and_weights():
     three = 0.5 * (reads() + always(0.0)) + always(1.0) * 0.25
     assert [w for w, _ in three.terms] == [0.5, 0.5, 0.25]
     assert three.name == "0.5*reads + 0.5*always + 0.25*always"
+    assert sum([reads(), always(1.0)]).score(ROWS).tolist() == [0.5, 0.75, 1.0]
 
 
 def test_a_term_that_abstains_leaves_its_weight_to_the_others():

@@ -119,8 +119,9 @@ class Composable:
     def __add__(self, other: Judging) -> Sum:
         return Sum([*terms_of(self), *terms_of(verifier_of(other))])
 
-    def __radd__(self, other: Callable[..., Any]) -> Sum:
-        return Sum([*terms_of(verifier_of(other)), *terms_of(self)])
+    def __radd__(self, other: Callable[..., Any] | int) -> Sum:
+        before = [] if other == 0 else terms_of(verifier_of(other))  # Python's own `sum` begins with 0
+        return Sum([*before, *terms_of(self)])
 
     def state_dict(self) -> State:
         """What the verifier has learned; empty where it learns nothing."""
