@@ -302,6 +302,9 @@ Seats: TypeAlias = AnyPolicy | Mapping[str, AnyPolicy] | Callable[[str, int], An
 """One policy for all seats, a policy per seat, or a function ``(agent, episode_seed) -> policy``."""
 
 
+_ANSWERS = "; a function that answers what a player sees is fa.Scripted(function)"
+
+
 def seat_policies(seats: Seats, agents: Sequence[str], seed: int) -> dict[str, AnyPolicy]:
     """Who decides for each of `agents` in the episodes with `seed`.
 
@@ -326,6 +329,8 @@ def seat_policies(seats: Seats, agents: Sequence[str], seed: int) -> dict[str, A
     elif callable(seats):
         if isinstance(seats, type):
             raise TypeError(f"seats must be a policy, a mapping or a function, got {_what(seats)}")
+        if not _takes_two(seats):
+            raise TypeError(f"seats is a function that does not take (agent, seed), which choose a policy{_ANSWERS}")
         chosen = {agent: seats(agent, seed) for agent in agents}
     else:
         raise TypeError(f"seats must be a policy, a mapping or a function, got {_what(seats)}")
@@ -333,6 +338,7 @@ def seat_policies(seats: Seats, agents: Sequence[str], seed: int) -> dict[str, A
         if not isinstance(policy, AnyPolicy):
             raise TypeError(
                 f"seat {agent!r} holds {_what(policy)}; use fa.Policy, fa.Endpoint, fa.Human, fa.Random or fa.Scripted"
+                f"{_ANSWERS if callable(policy) or callable(seats) else ''}"
             )
     return chosen
 
@@ -341,7 +347,20 @@ def _what(given: object) -> str:
     """What was given where a policy was expected."""
     if isinstance(given, type):
         return f"the class {given.__name__}: write {given.__name__}()"
-    return f"str {given!r}" if isinstance(given, str) else type(given).__name__
+    if not isinstance(given, str):
+        return type(given).__name__
+    meant = f"fa.{given.title()}()" if given in ("random", "human") else f"fa.Policy({given!r}) for the model"
+    return f"str {given!r}: write {meant}"
+
+
+def _takes_two(function: Callable[..., object]) -> bool:
+    try:
+        inspect.signature(function).bind("agent", 0)
+    except TypeError:
+        return False
+    except ValueError:  # it does not say what it takes
+        pass
+    return True
 
 
 def declared_policies(seats: Seats, agents: Sequence[str]) -> dict[str, AnyPolicy]:

@@ -83,6 +83,8 @@ def train(words: Sequence[str]) -> int:
     run = _parse("train", fa.RunConfig, words).warmed_up()
     for name in run.warm_start:
         print(f"{name} starts from {run.policies[name].model}")
+    for told in run.idle:
+        print(told)
     with fa.GRPOTrainer(run.seated, run.load_reward(), run.trainer, run.out_dir, run.mesh) as trainer:
         result = trainer.fit(run.env, steps=run.steps, env_args=run.env_args)
     print(f"{result.steps} steps are in {result.out_dir}\ncurve  {result.curve}\nmodel  {result.export}")

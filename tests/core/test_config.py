@@ -47,6 +47,8 @@ def test_policies_are_named_by_their_key_and_seated(config):
     seats = read(config()).seated
     assert seats["asker"] == fa.Policy("m", name="team", sampling=fa.Sampling(temperature=0.7))
     assert seats["answerer"].trainable is False
+    misspelt = read(config(), "--policies.tem.model", "m")
+    assert misspelt.idle == ("tem is declared and sits in no seat. Did you mean 'team'?",)
 
 
 def test_the_only_policy_takes_every_seat(config):
@@ -57,6 +59,7 @@ def test_the_only_policy_takes_every_seat(config):
 def test_endpoints_and_people_take_seats_by_name(config):
     server = {"url": "http://127.0.0.1:1/v1", "model": "m", "api_key_env": "KEY", "sampling": {"max_tokens": 9}}
     run = read(config(endpoints={"server": server}, seats={"asker": "team", "answerer": "server", "c": "human"}))
+    assert run.idle == ("rival is declared and sits in no seat.",)
     assert run.seated == {
         "asker": run.policies["team"],
         "answerer": fa.Endpoint(

@@ -34,6 +34,20 @@ def test_seat_with_something_else_is_refused():
         seat_policies({"a": "hero"}, ["a"], seed=0)  # type: ignore[dict-item]
 
 
+@pytest.mark.parametrize("given", [lambda seen: seen, lambda seen, agent: "my move", {"a": lambda seen: seen}])
+def test_a_function_that_answers_is_told_from_one_that_chooses_policies(given):
+    with pytest.raises(TypeError, match=r"a function that answers what a player sees is fa\.Scripted"):
+        seat_policies(given, ["a"], seed=0)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("random", r"fa\.Random\(\)"), ("human", r"fa\.Human\(\)"), ("m", r"fa\.Policy\('m'\)")]
+)
+def test_a_word_for_a_player_is_answered_with_what_to_write(word, meant):
+    with pytest.raises(TypeError, match=f"got str '{word}': write {meant}"):
+        seat_policies(word, ["a"], seed=0)  # type: ignore[arg-type]
+
+
 def test_two_policies_under_one_name_are_refused():
     with pytest.raises(ValueError, match="two different policies are called 'hero'"):
         declared_policies({"a": HERO, "b": fa.Policy("other", name="hero")}, ["a", "b"])

@@ -110,6 +110,17 @@ class RunConfig:
         return League(cast("Policy", players[self.seats]), anchors=anchors, **settings)
 
     @property
+    def idle(self) -> tuple[str, ...]:
+        """Policies and endpoints that are declared and sit in no seat, each with a name that may have been meant."""
+        seated = [*(self.seats.values() if isinstance(self.seats, dict) else (self.seats,))]
+        seated += self.league.anchors if self.league is not None else ()
+        return tuple(
+            f"{name} is declared and sits in no seat.{did_you_mean(name, seated)}"
+            for name in (*self.policies, *self.endpoints)
+            if name not in seated
+        )
+
+    @property
     def _players(self) -> dict[str, AnyPolicy]:
         """Whom `seats` may name."""
         return {"random": Random(), "human": Human(), **self.endpoints, **self.policies}

@@ -296,6 +296,9 @@ def test_the_most_that_a_reward_can_be():
 
 def test_a_failure_names_the_users_code_not_a_librarys():
     assert where_it_failed(BROKEN).endswith("at /home/me/my_env.py:12 in act")
+    ours = f'  File "{fa.__file__}", line 3, in checked\n'
+    through_ours = dataclasses.replace(BROKEN, trace=BROKEN.trace + ours)
+    assert where_it_failed(through_ours).endswith("at /home/me/my_env.py:12 in act")
     assert where_it_failed(EpisodeError(where="reward", kind="ValueError", message="nan")) == "reward: ValueError: nan"
 
 

@@ -134,6 +134,10 @@ def by_episode(trajectories):
     return [0.0] * (len(trajectories) // 2)
 
 
+def in_words(trajectory):
+    return "good"
+
+
 @pytest.mark.parametrize(
     ("reward", "told"),
     [
@@ -142,6 +146,7 @@ def by_episode(trajectories):
         (scores_any, ["scores one trajectory", line_of(scores_any, "def")]),
         (by_episode, ["shape (2,) for 4 trajectories", "return one number each", line_of(by_episode, "def")]),
         (returns_nothing, [f"returns_nothing(one) at {__file__}", "fails: ValueError", "return one number each"]),
+        (in_words, ["returned no number", "'good'", "or None to abstain"]),
         (fa.Columns({"good": scores_one, "other": by_episode}), ["reward scores_one"]),
         (0.5 * fa.Rule(lambda t: 7.0, name="seven"), ["reward seven", "with 7.0; scale scores to [0, 1]"]),
     ],
@@ -168,7 +173,8 @@ def test_a_reward_that_does_not_like_random_words_is_told_and_the_run_goes_on(tr
 
 @pytest.mark.parametrize("given", [[float("nan")] * 4, [None] * 4, np.full(4, np.nan)])
 def test_a_reward_that_abstains_from_random_play_is_fine(tried, given):
-    assert "failed" not in tried(reward=lambda trajectories: given)
+    said = tried(reward=lambda trajectories: given)
+    assert "failed" not in said and "abstains from all 4 trajectories of random play" in said
 
 
 class Counts(fa.Rule):
@@ -254,6 +260,25 @@ class BreaksByMistake(World):
 class BreaksByWords(World):
     def act(self, agent, action):
         return fa.Outcome(rewards={agent: int("x")})
+
+
+class BreaksContract(World):
+    def act(self, agent, action):
+        return {agent: 1.0}
+
+
+class RewardsNobody(World):
+    def act(self, agent, action):
+        return fa.Outcome(rewards={"p00": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("env", "told"),
+    [(BreaksContract, "returned dict; return an Outcome"), (RewardsNobody, "names 'p00'.*Did you mean 'p0'")],
+)
+def test_an_environment_that_breaks_its_bases_contract_is_refused_whatever_is_played(tried, env, told):
+    with pytest.raises(PreflightError, match=told):
+        tried(env=env)
 
 
 @pytest.mark.parametrize(

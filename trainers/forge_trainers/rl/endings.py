@@ -11,10 +11,14 @@ import traceback
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+import forge_agents
+import forge_trainers
+import forge_verifiers
 from forge_agents.types import EpisodeError
 from forge_trainers.rl.rewards import EnvTurnReward, JudgedGroup, env_reward
 from forge_trainers.rl.update import StepSamples
@@ -239,12 +243,21 @@ def nothing_played(judged: Sequence[JudgedGroup], trained: Collection[str]) -> s
 
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (.+)')
-_FOREIGN = ("site-packages", "dist-packages", "<frozen", sysconfig.get_paths()["stdlib"])
+_FOREIGN = (
+    *("site-packages", "dist-packages", "<frozen", sysconfig.get_paths()["stdlib"]),
+    *(str(Path(package.__file__).parent) for package in (forge_agents, forge_trainers, forge_verifiers)),
+)
 
 
 def where_it_failed(error: EpisodeError) -> str:
     """An episode's failure in one line, with the file and line of the user's code if its trace has one."""
     return f"{error.where}: {error.kind}: {error.message[:300]}{_place(error.trace)}"
+
+
+def raised_in(error: EpisodeError) -> str:
+    """The file in which an episode's failure was raised; empty where it has no trace."""
+    frames = _FRAME.findall(error.trace)
+    return frames[-1][0] if frames else ""
 
 
 def where_it_raised(error: BaseException) -> str:

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from forge_agents.envs.env import TextGame
 from forge_agents.errors import PreflightError
 from forge_agents.models import resolve as models
 from forge_agents.policy import AnyPolicy, Policy, Random, Scripted
@@ -28,7 +29,7 @@ from forge_agents.runtime.mesh import with_deadline
 from forge_agents.runtime.waits import in_thread
 from forge_agents.types import Episode, EpisodeGroup, Reward, Trajectory, Turn
 from forge_trainers.rl.config import GRPOConfig
-from forge_trainers.rl.endings import where_it_failed, where_it_raised
+from forge_trainers.rl.endings import raised_in, where_it_failed, where_it_raised
 from forge_trainers.rl.rewards import Columns, EnvTurnReward, asked, env_reward
 from forge_trainers.rl.tasks import HELD_OUT_FROM, Task, TaskSampler
 from forge_trainers.run.checkpoints import ProcessRandomness, Stateful
@@ -47,7 +48,8 @@ SIBLINGS = 2
 BUDGET_S = 3.0
 """Seconds of play after which nothing more is begun, and seconds that a reward is waited for."""
 _MISTAKES = ("ImportError", "ModuleNotFoundError", "NameError", "NotImplementedError", "UnboundLocalError")
-"""No text that a player writes brings these about; others count as data, as they do in training."""
+"""No text that a player writes brings these about, nor what a game returns against the contract of its base, which that
+raises; others count as data, as they do in training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +125,7 @@ class Preflight:
                 return [group]
             all_failed, first = len(errors) == len(group.episodes), where_it_failed(errors[0])
             told = f"{len(errors)} of {len(group.episodes)} episodes of random players failed in {env_id}"
-            if all_failed and errors[0].kind in _MISTAKES:
+            if all_failed and (errors[0].kind in _MISTAKES or raised_in(errors[0]) == inspect.getsourcefile(TextGame)):
                 raise PreflightError(f"{told}: {first}")
             if not all_failed or any(episode.turns for episode in group.episodes):
                 self.say(f"preflight: {told}, as a model's may: {first}")
@@ -256,10 +258,9 @@ def _try(part: Any, trajectories: Sequence[Trajectory], *, within: bool, say: Ca
     name = _name(part)
     state = copy.deepcopy(part.state_dict()) if isinstance(part, Stateful) else None
     try:
-        if isinstance(part, Composable):
-            assessed(part, trajectories)
-        else:
-            asked(part, trajectories, name)
+        found = assessed(part, trajectories) if isinstance(part, Composable) else asked(part, trajectories, name)
+        if not found.failed and np.isnan(found.scores).all():  # failures have been told
+            say(f"preflight: reward {name} abstains from all {len(trajectories)} trajectories of random play")
     except Exception as error:
         what = f"reward {called(part)}" if inspect.isroutine(part) else f"reward {name}"
         if _scores_one(part, trajectories[0]):

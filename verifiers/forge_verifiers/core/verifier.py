@@ -453,9 +453,14 @@ class FunctionReward:
         return self.assess(trajectories).scores
 
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
-        """The same, and where it failed."""
+        """The same, and where it failed. Raises ScoreError where it returned anything but numbers or None."""
         returned = self.reading(trajectories)
-        return Assessment(scores=np.asarray(returned.values, np.float64), failed=returned.failed)
+        try:
+            scores = np.asarray(returned.values, np.float64)
+        except (TypeError, ValueError) as error:
+            said = f"reward {self.name} returned no number: {error}; return one, or None to abstain"
+            raise ScoreError(said) from error
+        return Assessment(scores=scores, failed=returned.failed)
 
 
 def reward_of(what: Any) -> Reward:
