@@ -358,7 +358,7 @@ def load_episodes(
 
     Args:
         run: Its folder, or the ``episodes.jsonl`` in it.
-        env: Only of this environment.
+        env: Only of this environment; the module before its id may be left out.
         step: Only of this training step, or of a range of them.
         policy: Only those in which this policy, or in a benchmark this player, had a seat.
         failed: True: only those that failed; False: only the others.
@@ -384,7 +384,7 @@ def load_episodes(
         known["env"].add(row["env_id"])
         known["policy"].update(row["policies"])
         return (
-            env in ("", row["env_id"])
+            env in ("", row["env_id"], _bare(row["env_id"]))
             and (not policy or policy in row["policies"])
             and (steps is None or row["step"] in steps)
             and failed in (None, bool(row["error"]))
@@ -393,12 +393,17 @@ def load_episodes(
 
     def check_end() -> None:
         for name, asked in (("env", env), ("policy", policy)):
-            if asked and known[name] and asked not in known[name]:
+            if asked and known[name] and asked not in known[name] | set(map(_bare, known[name])):
                 seen = ", ".join(sorted(known[name]))
                 near = did_you_mean(asked, known[name])
                 raise ValueError(f"{name}={asked!r}: {file} has episodes of {visible(f'{seen}.{near}')}")
 
     return EpisodeTable(file, wanted, check_end)
+
+
+def _bare(env_id: str) -> str:
+    """An environment's id without the module that registers it."""
+    return env_id.rpartition(":")[2]
 
 
 def _record(number: int, row: Any, wrong: str) -> dict[str, Any]:

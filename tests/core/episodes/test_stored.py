@@ -77,6 +77,14 @@ def test_filters(run, asked, found):
     assert [row["episode"] for row in fa.load_episodes(run, **asked)] == found
 
 
+def test_an_environment_of_a_module_is_found_by_its_id_alone(run, tmp_path):
+    line = json.loads((run / "episodes.jsonl").read_text().splitlines()[0])
+    (tmp_path / "episodes.jsonl").write_text(json.dumps({**line, "env_id": f"my_world:{KUHN}"}) + "\n")
+    assert len(fa.load_episodes(tmp_path, env=KUHN)) == len(fa.load_episodes(tmp_path, env=f"my_world:{KUHN}")) == 1
+    with pytest.raises(ValueError, match=f"has episodes of my_world:{KUHN}"):
+        len(fa.load_episodes(tmp_path, env=f"other:{KUHN}"))
+
+
 def test_a_filter_that_nothing_can_meet_is_a_mistake(run):
     with pytest.raises(ValueError, match=r"env='forge/KuhnPokr-v0'.*forge/Relay-v0. Did you mean 'forge/KuhnPoker-v0'"):
         len(fa.load_episodes(run, env="forge/KuhnPokr-v0"))

@@ -11,7 +11,6 @@ import traceback
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -245,7 +244,7 @@ def nothing_played(judged: Sequence[JudgedGroup], trained: Collection[str]) -> s
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (.+)')
 _FOREIGN = (
     *("site-packages", "dist-packages", "<frozen", sysconfig.get_paths()["stdlib"]),
-    *(str(Path(package.__file__).parent) for package in (forge_agents, forge_trainers, forge_verifiers)),
+    *(package.__path__[0] for package in (forge_agents, forge_trainers, forge_verifiers)),
 )
 
 

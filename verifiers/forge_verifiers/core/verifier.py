@@ -456,7 +456,7 @@ class FunctionReward:
         """The same, and where it failed. Raises ScoreError where it returned anything but numbers or None."""
         returned = self.reading(trajectories)
         try:
-            scores = np.asarray(returned.values, np.float64)
+            scores: Any = np.asarray(returned.values, np.float64)  # of any range: not rounded to float32 yet
         except (TypeError, ValueError) as error:
             said = f"reward {self.name} returned no number: {error}; return one, or None to abstain"
             raise ScoreError(said) from error
