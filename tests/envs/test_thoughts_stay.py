@@ -5,9 +5,16 @@ import re
 import pytest
 
 import forge_agents as fa
+from forge_agents.envs.workers import env as workers
 from forge_agents.rollout.rollout import Rollout
 
 OURS = [name for name in fa.list_envs() if name.startswith("forge/")]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_worker_is_left():
+    yield
+    workers.shutdown()
 
 
 def marker(agent):
