@@ -79,4 +79,5 @@ def whole(thought: str, answer: str) -> str:
 
 def heard(env: Any, thought: str, answer: str) -> str:
     """What `env` is given of what somebody said: the answer; the thought as well where `env.hears_thoughts` is true."""
-    return whole(thought, answer) if thought and hook(env, "hears_thoughts") else answer
+    # True, and not what any attribute of somebody's game that makes up attributes would be
+    return whole(thought, answer) if thought and hook(env, "hears_thoughts") is True else answer

@@ -85,7 +85,7 @@ class Environments:
             "possible_agents": agents,
             "metadata": dict(env.metadata),
             "render_mode": getattr(env, "render_mode", None),
-            "hears_thoughts": bool(hook(env, "hears_thoughts")),
+            "hears_thoughts": hook(env, "hears_thoughts") is True,
             "observation_spaces": {agent: env.observation_space(agent) for agent in agents},
             "action_spaces": {agent: env.action_space(agent) for agent in agents},
             "methods": {

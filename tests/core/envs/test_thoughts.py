@@ -1,8 +1,11 @@
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_agents.envs.thoughts import opens_thought, split_thought, whole
+from forge_agents.envs.thoughts import heard, opens_thought, split_thought, whole
 
 
 @pytest.mark.parametrize(
@@ -60,3 +63,9 @@ def test_any_text_comes_apart_and_an_answer_without_a_thought_is_left_alone(text
     assert len(thought) + len(answer) <= len(text) and answer in text
     if opened is False and not text.lstrip().startswith(("<think>", "[THINK]", "◁think▷")):
         assert (thought, answer) == ("", text)
+
+
+def test_only_a_game_that_says_so_hears_thoughts():
+    assert heard(SimpleNamespace(hears_thoughts=True, unwrapped=None), "a", "b") == whole("a", "b")
+    assert heard(SimpleNamespace(hears_thoughts=False, unwrapped=MagicMock()), "a", "b") == "b"
+    assert heard(MagicMock(), "a", "b") == "b"
