@@ -138,6 +138,15 @@ def test_messages_are_found_wherever_they_are_made(site, name, module, told):
     assert any(told in text for text in site.raised_messages()[name][module])
 
 
+def test_drawn_pictures_load_nothing_and_are_named_by_a_page():
+    drawn = sorted(DOCS.rglob("*.svg"))
+    pages = "".join(page.read_text() for page in DOCS.rglob("*.md"))
+    assert drawn and [file.name for file in drawn if file.name not in pages] == []
+    for file in drawn:
+        text = file.read_text()
+        assert re.findall(r"""url\((?!#)|(?:href|src)=|@import|<script|<foreignObject""", text) == [], file.name
+
+
 @pytest.mark.timeout(280)
 def test_the_site_is_built_strictly_and_asks_no_other_host(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(ROOT / "mkdocs.yml")]
