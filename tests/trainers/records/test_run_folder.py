@@ -58,8 +58,11 @@ def test_damage_in_the_middle_is_an_error(tmp_path):
 
 
 def test_changed_settings_keep_the_old_ones(tmp_path):
-    RunFolder(tmp_path, {"lr": 1}).close()
-    RunFolder(tmp_path, {"lr": 2}).close()
+    first = RunFolder(tmp_path, {"env": "a", "trainer": {"lr": 1, "seed": 0}})
+    first.close()
+    second = RunFolder(tmp_path, {"env": "b\x1b[2J", "trainer": {"lr": 2, "seed": 0, "new": None}})
+    second.close()
+    assert (first.changed, second.changed) == ("", r"env: a -> b\x1b[2J; trainer.lr: 1 -> 2")
     assert "lr: 2" in (tmp_path / "config.yaml").read_text()
     assert "lr: 1" in (tmp_path / "config.previous.yaml").read_text()
 

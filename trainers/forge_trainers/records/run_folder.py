@@ -24,6 +24,7 @@ import yaml
 from forge_agents.episodes.stored import EPISODES
 from forge_agents.errors import ForgeError, RunFolderError
 from forge_agents.files import check_plain_files
+from forge_agents.page import visible
 from forge_agents.types import Episode, EpisodeBatch
 from forge_trainers.records.plots import draw_curve, picture
 from forge_trainers.records.trackers import Tracker, open_tracker
@@ -35,6 +36,7 @@ _log = logging.getLogger(__name__)
 _VERIFIERS = "verifiers.jsonl"
 _OWN, _CURVES = (".lock", "config.yaml", "data.sha256"), "events.out.tfevents"
 """Files that each run's folder holds before anything has come of the run."""
+_MOST_CHANGES = 5
 CHECKPOINT_MARK = "experiment.json"
 """The file that a checkpoint holds once it is complete."""
 _REWARDS = {"reward/mean": "training episodes", "eval/reward": "held-out seeds"}
@@ -56,6 +58,25 @@ class FitResult:
     reason: str = ""
     """Why the run was over before its steps were done: ``solved: ...``, or ``plateau: ...`` where every episode earned
     the highest reward that was seen and nobody knows whether more can be earned. Empty where all were done."""
+
+
+def _changes(before: str, after: str) -> str:
+    """The settings in which two texts of YAML differ, the first five of them."""
+    try:
+        old, new = (dict(_leaves(yaml.safe_load(text))) for text in (before, after))
+    except yaml.YAMLError:
+        return "config.yaml could not be read"
+    keys = [key for key in (new | old) if old.get(key) != new.get(key)]
+    told = [f"{key}: {str(old.get(key))[:80]} -> {str(new.get(key))[:80]}" for key in keys[:_MOST_CHANGES]]
+    return visible("; ".join([*told, f"and {len(keys) - len(told)} more"] if keys[len(told) :] else told))
+
+
+def _leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for key, part in value.items():
+            yield from _leaves(part, f"{at}.{key}" if at else str(key))
+    else:
+        yield at, value
 
 
 class RunFolder:
@@ -93,7 +114,10 @@ class RunFolder:
             ) from cause
         written = self.path / "config.yaml"
         text = yaml.safe_dump(dict(config), sort_keys=False)
-        if written.exists() and written.read_text() != text:
+        self.changed = ""
+        """Which settings are others than the last session's, ``key: old -> new``; empty where none is."""
+        if written.exists() and (before := written.read_text()) != text:
+            self.changed = _changes(before, text)
             written.replace(self.path / "config.previous.yaml")
         write_atomically(written, text)
         try:
