@@ -94,13 +94,15 @@ def rows(ensemble):
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
-def test_the_ensemble_of_a_killed_and_resumed_run_has_every_row_once(tmp_path, staleness):
+def test_the_ensemble_of_a_killed_and_resumed_run_has_every_row_once(tmp_path, staleness, capsys):
     slow = {(2, 1), (5, 0)} if staleness == 2 else ()
     whole, steps = run(tmp_path / "whole", staleness=staleness, slow=slow)
     every = [(step, number) for step in range(STEPS) for number in range(SIZE)]
     assert sorted(flat(steps)) == every
     _, before = run(tmp_path / "killed", staleness=staleness, killed_in=4, slow=slow)
+    assert "goes on after" not in capsys.readouterr().out
     resumed, after = run(tmp_path / "killed", staleness=staleness, slow=slow)
+    assert "goes on after step 3\n" in capsys.readouterr().out
     assert sorted(flat(before[:3] + after)) == every, "none is learned from twice, none left out"
     if staleness == 2:  # the slow group is late, and one of the next step took its place
         assert (2, 1) not in flat(before[:3]) and (3, 0) in before[2] and (2, 1) in after[0]

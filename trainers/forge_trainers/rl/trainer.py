@@ -324,8 +324,10 @@ class GRPOTrainer:
             watching = starts.shown(display.say), Watchdog(self.config.block_timeout_s)
             with display, watching[0], Interrupt(display.say) as interrupt, watching[1]:
                 self._announce_seats(display.say, sampler, processes)
-                if first and run.changed:
-                    display.say(f"settings have changed: {run.changed}; config.previous.yaml has the old ones")
+                if first:
+                    display.say(f"goes on after step {first}")
+                    if run.changed:
+                        display.say(f"settings have changed: {run.changed}; config.previous.yaml has the old ones")
                 for step in range(first, steps):
                     self._watch = Stopwatch(processes.busy_s)
                     record = await self._step(step, pipeline.batch(step))
