@@ -235,7 +235,7 @@ def test_a_store_that_dies_is_named_at_once(run: Any) -> None:
         held = asyncio.ensure_future(doomed.pulse.guard(asyncio.sleep(600)))
         await asyncio.sleep(0)
         os.kill(int((folder / "0.pid").read_text()), signal.SIGKILL)
-        with pytest.raises(ActorDiedError, match=r"doomed store died: process \d+ .*SIGKILL"):
+        with pytest.raises(ActorDiedError, match="doomed store died"):
             await asyncio.wait_for(held, doomed.ref.silence_s / 2)
         with pytest.raises(ActorDiedError, match="doomed store died"):  # by Monarch, within its 30 s; no stall
             await publisher.publish(some_weights(1), 1)

@@ -51,7 +51,7 @@ def test_json_is_a_line_per_id_whatever_breaks_or_prints(own_ids, capsys):
     assert missing["ok"] is False and "forge-agents[missing]" in missing["findings"][0]["message"]
     assert raising["id"] == "t/Raising-v0" and raising["level"] == "adapter"
     assert "act" in raising["findings"][0]["where"] and "ValueError" in raising["findings"][0]["message"]
-    assert short["ok"] is True and short["checks"] == 3 and short["seconds"] >= 0
+    assert short["ok"] is True and short["checks"] == 4 and short["seconds"] >= 0
 
 
 def test_tags_narrow_all_and_success_is_status_0(own_ids, capsys):
