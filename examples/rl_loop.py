@@ -11,12 +11,7 @@ deadlines for stages, several policies and leagues, verifiers that may abstain, 
 this file where your algorithm differs from the trainer's in the loop itself; a loss (`fa.register_loss`), a reward
 (``reward=``) or a way of comparing (`fa.Credit`) does not need it.
 
-Expected, on held-out seeds: 0.11 before, above 0.9 after 25 steps, in some five minutes on two CPU cores.
-
-Known failures:
-* `lr` 1e-4 learns faster and then breaks: within ten steps the answers are no numbers and no group has a spread.
-* Groups of 2 learn slowly: where both siblings earn the same, the group teaches nothing.
-* Without `load_weights` the reward stays where it was, and `gap` (sampler against learner) climbs from 0.03.
+Expected, on held-out seeds: 0.09 before, 0.94 after 25 steps, in six minutes on two CPU cores (docs/results).
 """
 
 from __future__ import annotations
