@@ -6,6 +6,7 @@ text. Waits for nothing.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Mapping, Sequence
@@ -179,9 +180,8 @@ class Renderer:
 
 @functools.lru_cache(maxsize=8)  # a tokenizer takes seconds to load
 def _renderer(folder: Path, thinking: Thinking, files: tuple[tuple[str, int], ...]) -> Renderer:
-    if "transformers" not in sys.modules:
-        with starts.starting("library", "transformers", "for the tokenizer"):
-            from transformers import AutoTokenizer
-    from transformers import AutoTokenizer
+    known = "transformers" in sys.modules
+    with contextlib.nullcontext() if known else starts.starting("library", "transformers", "for the tokenizer"):
+        from transformers import AutoTokenizer
 
     return Renderer(AutoTokenizer.from_pretrained(folder, local_files_only=True), thinking=thinking)
