@@ -124,6 +124,11 @@ class Turn:
     """A limit cut the game off before its next decision."""
     policy: str = ""
     """Name of the policy that decided."""
+    branch: int = 0
+    """Which of the seat's conversations it belongs to. 0 is the main one. Who lets a seat hold others beside it (a side
+    question, a call of a program that does not go on from the call before) numbers them from 1; their turns may lie
+    between each other in any order. A turn goes on from the last turn of its own branch, and of no other. All branches
+    are one trajectory: `index`, rewards and advantages know nothing of them."""
     prompt_ids: tuple[int, ...] = ()
     """Tokens the model read; empty where no model decided."""
     response_ids: tuple[int, ...] = ()
@@ -306,7 +311,8 @@ class Episode:
             said.append(("answers", turn.action))
             said += [("cut off", _CUT[turn.finish_reason])] if turn.finish_reason in _CUT else []
             said += [("reward", f"{turn.reward:+g}")] if turn.reward else []
-            yield f"{turn.index + 1}. {turn.agent} ({turn.policy})", said
+            beside = f", branch {turn.branch}" if turn.branch else ""
+            yield f"{turn.index + 1}. {turn.agent} ({turn.policy}{beside})", said
         if self.error is not None:
             said = [("because", f"{self.error.kind}: {self.error.message}")]
             yield f"failed in {self.error.where}", [*said, ("trace", self.error.trace.rstrip())]

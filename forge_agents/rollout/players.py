@@ -30,6 +30,7 @@ class Decision:
 
     action: str
     thought: str = ""
+    branch: int = 0
     prompt_ids: tuple[int, ...] = ()
     response_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()

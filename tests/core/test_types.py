@@ -21,6 +21,7 @@ TURN = fa.Turn(
     terminated=True,
     truncated=True,
     policy="p",
+    branch=1,
     prompt_ids=(1, 2),
     response_ids=(3, 4),
     logprobs=(-0.1 - 0.2, -math.inf),
@@ -104,7 +105,7 @@ def test_what_is_no_episode_of_this_format_is_refused(stored, said):
 def test_a_conversation_is_printed_and_nothing_in_it_steers_the_terminal():
     text = str(EPISODE)
     assert text.splitlines()[0] == f"my/Game-v0, seed {2**70}"
-    assert "a\n  is told  Reply." in text and "1. a (p)\n  reads    Which digit?\n  thinks   Nine" in text
+    assert "a\n  is told  Reply." in text and "1. a (p, branch 1)\n  reads    Which digit?\n  thinks   Nine" in text
     assert "\n  answers  \\x1b[2J<script>" in text
     assert "cut off  by max_tokens" in text and "\n  reward   +1.5\n" in text
     assert "failed in step\n  because  KeyError: 'x'\n  trace    Traceback\n             here\n" in text

@@ -50,6 +50,16 @@ def test_a_turn_that_rewrites_history_branches():
     assert [s.token_ids.tolist() for s in samples] == [[1, 2, 3], [1, 9, 3, 5, 6]]
 
 
+def test_each_branch_goes_on_from_its_own_last_turn():
+    side = dataclasses.replace(turn((1, 2, 3, 8), (9,)), branch=1)  # reads what the main conversation said, and forks
+    more = dataclasses.replace(turn((1, 2, 3, 8, 9, 4), (5,)), branch=1)
+    played = trajectory(turn((1, 2), (3,)), side, turn((1, 2, 3, 4), (6,)), more)
+    samples = samples_from(played, [1.0, 2.0, 3.0, 4.0], group=0)
+    assert [s.token_ids.tolist() for s in samples] == [[1, 2, 3, 4, 6], [1, 2, 3, 8, 9, 4, 5]]
+    assert [s.advantages.tolist() for s in samples] == [[0, 0, 1, 0, 3], [0, 0, 0, 0, 2, 0, 4]]
+    assert [s.turns.tolist() for s in samples] == [[-1, -1, 0, -1, 2], [-1, -1, -1, -1, 1, -1, 3]]
+
+
 def test_turns_without_a_response_are_passed_over():
     samples = samples_from(trajectory(turn((1,), ()), turn((1, 2), (3,))), [5.0, 1.0], group=0)
     assert [s.token_ids.tolist() for s in samples] == [[1, 2, 3]]

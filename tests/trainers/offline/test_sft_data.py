@@ -232,6 +232,17 @@ def test_what_a_script_played_is_rendered_from_its_text(read, renderer):
     assert item.mask.tolist() == same.mask.tolist()
 
 
+def test_each_branch_that_a_script_played_is_a_conversation(read, renderer):
+    words = [("one", 0), ("side", 1), ("two", 0)]
+    turns = [
+        dataclasses.replace(turn(renderer, (), word, index=i, response=()), branch=b)
+        for i, (word, b) in enumerate(words)
+    ]
+    found = read([Trajectory(agent="p0", policy="teacher", turns=tuple(turns), instructions="Play.")])
+    same = read([chat("sPlay.", "ulook", "aone", "ulook", "atwo"), chat("sPlay.", "ulook", "aside")])
+    assert [item.ids.tolist() for item in found.items] == [item.ids.tolist() for item in same.items]
+
+
 def test_tokens_of_another_vocabulary_are_rendered_from_their_text(read, renderer):
     foreign = turn(renderer, (1, 2), "one", response=(7, 8, 9))
     found = read([Trajectory(agent="p0", policy="big", turns=(foreign,))])

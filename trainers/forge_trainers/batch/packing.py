@@ -98,10 +98,12 @@ def samples_from(
 ) -> list[Sample]:
     """Turn one agent's episode into training samples without re-tokenising anything.
 
-    A turn whose prompt begins with the previous prompt + response continues that sample: the new part of the prompt
-    is masked, the response is in the loss. A turn whose prompt does not (context trimmed, history rewritten) starts a
-    sample of its own. Turns without response tokens (scripted, empty) teach nothing and are passed over. A token whose
-    log-probability is NaN, infinite or positive is masked and counted: its ratio to the learner's has no value.
+    A turn whose prompt begins with prompt + response of the turn before it in its branch continues that sample: the
+    new part of the prompt is masked, the response is in the loss. A turn whose prompt does not (first of its branch,
+    context trimmed, history rewritten) starts a sample of its own; where its prompt repeats what was sampled in another
+    sample, that is masked in this one. So each sampled token is in the loss of one sample. Turns without response
+    tokens (scripted, empty) teach nothing and are passed over. A token whose log-probability is NaN, infinite or
+    positive is masked and counted: its ratio to the learner's has no value.
 
     Args:
         trajectory: What one agent saw and said.
@@ -120,15 +122,17 @@ def samples_from(
             f"{len(advantages_per_turn)} advantages for the {len(trajectory.turns)} turns of agent "
             f"{trajectory.agent!r}; send one per turn"
         )
-    ids = np.zeros(0, np.int64)
     streams: list[tuple[np.ndarray, list[tuple[int, int]]]] = []  # ids; number and start of each turn's response
+    last: dict[int, int] = {}  # the stream that each branch is at
     for index, turn in enumerate(trajectory.turns):
         if len(turn.response_ids):
             prompt = np.asarray(turn.prompt_ids, np.int64)
-            continues = streams and np.array_equal(prompt[: len(ids)], ids)
-            own = streams.pop()[1] if continues else []
+            at = last.get(turn.branch)
+            if at is None or not np.array_equal(prompt[: len(streams[at][0])], streams[at][0]):
+                at = last[turn.branch] = len(streams)
+                streams.append((prompt, []))
             ids = np.concatenate([prompt, np.asarray(turn.response_ids, np.int64)])
-            streams.append((ids, [*own, (index, len(prompt))]))
+            streams[at] = (ids, [*streams[at][1], (index, len(prompt))])
     return [
         Sample(
             token_ids=ids, group=group, trajectory=number, **_columns(trajectory.turns, ids, own, advantages_per_turn)

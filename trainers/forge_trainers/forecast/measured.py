@@ -213,11 +213,11 @@ def _common(first: Sequence[int], last: Sequence[int]) -> int:
 
 def _rounds(episode: Mapping[str, Any], common: Mapping[str, int]) -> Rounds:
     turns: list[TurnShape] = []
-    said: dict[str, list[int]] = {}
+    said: dict[tuple[str, int], list[int]] = {}  # by conversation
     by_index = sorted((t for own in episode["trajectories"].values() for t in own["turns"]), key=lambda t: t["index"])
     for turn in by_index:
         agent, prompt = turn["agent"], turn["prompt_ids"]
-        before = said.get(agent)
+        before = said.get((agent, turn.get("branch", 0)))
         turns.append(
             TurnShape(
                 agent=agent,
@@ -225,12 +225,12 @@ def _rounds(episode: Mapping[str, Any], common: Mapping[str, int]) -> Rounds:
                 prompt_tokens=len(prompt),
                 response_tokens=len(turn["response_ids"]),
                 cut=turn["finish_reason"] == "length",
-                common_tokens=common[agent] if before is None else 0,
+                common_tokens=common[agent] if before is None and not turn.get("branch") else 0,
                 continues=before is not None and prompt[: len(before)] == before,
                 answer_s=turn["generate_s"],
             )
         )
-        said[agent] = [*prompt, *turn["response_ids"]]
+        said[agent, turn.get("branch", 0)] = [*prompt, *turn["response_ids"]]
     rounds: list[list[TurnShape]] = []
     together = sum(turn.answer_s for turn in turns) > episode["duration_s"]  # a parallel environment
     for shape in turns:  # in a round of it every agent decides once

@@ -450,7 +450,9 @@ def _streams(one: _Played, renderer: Renderer, counts: Counter[str]) -> list[Dem
         samples = samples_from(trajectory, [1.0] * len(turns), 0)
         return [Demonstration(ids=s.token_ids.astype(np.int32), mask=s.loss_mask, source=one.source) for s in samples]
     counts["rendered from text"] += 1
-    messages = [("system", trajectory.instructions)] if trajectory.instructions else []
+    told = [("system", trajectory.instructions)] if trajectory.instructions else []
+    conversations: dict[int, list[tuple[str, str]]] = {}
     for turn in turns:
-        messages += [("user", turn.observation), ("assistant", whole(turn.thought, turn.action))]
-    return [_rendered(one.source, messages, renderer)]
+        said = [("user", turn.observation), ("assistant", whole(turn.thought, turn.action))]
+        conversations.setdefault(turn.branch, [*told]).extend(said)
+    return [_rendered(one.source, messages, renderer) for messages in conversations.values()]
