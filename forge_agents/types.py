@@ -116,6 +116,8 @@ class Turn:
     """What it answered, as the environment received it."""
     thought: str = ""
     """What it thought before it answered: its own affair, which no other seat, judge or rule is shown."""
+    thought_tokens: int = 0
+    """How many tokens the response begins with that are the thought, its tags included; 0 where no model thought."""
     reward: float
     """Environment reward from this decision up to the agent's next one. Finite."""
     terminated: bool = False

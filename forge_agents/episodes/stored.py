@@ -180,8 +180,8 @@ def whole_lines(file: IO[bytes], num_bytes: float = math.inf) -> Iterator[tuple[
 # ---- a run's episodes as a table
 
 _OF_A_TURN = (
-    "agent", "policy", "observation", "thought", "action", "reward", "finish_reason", "terminated", "truncated",
-    "generate_s",
+    "agent", "policy", "observation", "thought", "thought_tokens", "action", "reward", "finish_reason", "terminated",
+    "truncated", "generate_s",
 )
 
 
@@ -267,9 +267,9 @@ class EpisodeTable(Sequence[dict[str, Any]]):
         """A record per turn, one after another; raises as `episode`.
 
         Keys: ``episode``, ``step``, ``env_id``, ``seed`` as in the episode's record; ``turn``, ``agent``, ``policy``,
-        ``observation``, ``thought``, ``action``, ``reward``, ``finish_reason``, ``terminated``, ``truncated``,
-        ``generate_s`` as in `Turn`; ``tokens`` that a model sampled; ``advantage`` of each of them, None where nothing
-        was learned.
+        ``observation``, ``thought``, ``thought_tokens``, ``action``, ``reward``, ``finish_reason``, ``terminated``,
+        ``truncated``, ``generate_s`` as in `Turn`; ``tokens`` that a model sampled; ``advantage`` of each of them, None
+        where nothing was learned.
         """
         for at in self._places():
             row, record = self._line(at), self._found[at][1]

@@ -31,6 +31,7 @@ class Decision:
     action: str
     thought: str = ""
     branch: int = 0
+    thought_tokens: int = 0
     prompt_ids: tuple[int, ...] = ()
     response_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
@@ -115,6 +116,7 @@ class ModelPlayer:
         self._last = Decision(
             action=answer,
             thought=thought,
+            thought_tokens=self._renderer.thought_length(done.token_ids, answer) if thought else 0,
             prompt_ids=prompt_ids,
             response_ids=done.token_ids,
             logprobs=done.logprobs,

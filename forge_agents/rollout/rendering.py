@@ -6,6 +6,7 @@ text. Waits for nothing.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import sys
@@ -127,6 +128,11 @@ class Renderer:
     def parse(self, response_ids: Sequence[int]) -> tuple[str, str]:
         """Thought and answer of what the model wrote."""
         return split_thought(self.text(response_ids), opened=self._opened)
+
+    def thought_length(self, response_ids: Sequence[int], answer: str) -> int:
+        """Tokens of a thought, its tags included: those of the response before the ones that say its `answer`."""
+        places = range(len(response_ids) + 1)
+        return bisect.bisect_left(places, -len(answer), key=lambda at: -len(self.text(response_ids[at:])))
 
     def text(self, response_ids: Sequence[int]) -> str:
         """What the model wrote, without the end-of-turn token, surrounding blanks removed."""

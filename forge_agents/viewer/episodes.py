@@ -71,6 +71,7 @@ def _turns(
             "observation": str(turn.get("observation", "")),
             "result": after_calls,
             "thought": str(turn.get("thought", "")),
+            "thought_tokens": int(number(turn.get("thought_tokens")) or 0),
             "action": action,
             "calls": calls,
             "reward": number(turn.get("reward")),

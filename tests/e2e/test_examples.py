@@ -10,6 +10,7 @@ SHORT = {
     "custom_env": ["--steps=1"],
     "own_loss": ["--steps=1"],
     "sft_then_grpo": ["--steps=1", "--episodes=4", "--batch=4", "--groups=1", "--siblings=2"],
+    "think_then_answer": ["--steps=1", "--groups=1", "--siblings=2", "--episodes=2"],
     "tool_use": ["--steps=1", "--episodes=2", "--control-steps=0"],
     "two_policies": ["--steps=1", "--episodes=2", "--control-steps=0", "--eval-every=1", "--groups=2", "--seeds=0",
                      "--kind=lora", "--share=role"],
@@ -23,6 +24,7 @@ WRITES = {
     "custom_env": {"metrics.jsonl": 1, "reward.png": None},
     "own_loss": {"metrics.jsonl": 1, "reward.png": None},
     "sft_then_grpo": {"sft/metrics.jsonl": 2, "grpo/metrics.jsonl": 1, "grpo/export/config.json": None},
+    "think_then_answer": {"think-0/metrics.jsonl": 1, "think-0/result.json": None, "think_then_answer.png": None},
     "tool_use": {"trained/metrics.jsonl": 1, "tool_use.json": None},
     "two_policies": {"lora-role-0/metrics.jsonl": 1, "lora-role-0/result.json": None, "two_policies.png": None},
     "self_play": {"league-0/metrics.jsonl": 3, "league-0/league.json": None, "self_play.png": None},
@@ -35,6 +37,7 @@ SAYS = {
     "custom_env": ["Meeting-v0", "before training 0.", "after 1 steps 0."],
     "own_loss": ["ratio 1.00  pull 1.000"],
     "sft_then_grpo": ["imitated 2 steps, loss", "played 1 steps, reward"],
+    "think_then_answer": ["thinks, then answers"],
     "tool_use": ["a call works"],
     "self_play": ["exploitability", "league"],
     "weaver_vs_gold": ["(c) ensemble, no labels", "(d) gold answers"],
@@ -63,9 +66,10 @@ def _wide_short_and_eager(monkeypatch):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", SHORT)
 def test_an_example_trains_and_writes_what_it_says(name, load_example, tiny_llama, tmp_path, capsys):
-    if name == "self_play":  # what is finished is not done again: it was taught, and the gold run is there
-        (tmp_path / "taught").mkdir()
-        (tmp_path / "taught/export").symlink_to(tiny_llama)
+    # what is finished is not done again: two were taught, and the gold run is there
+    if taught := {"self_play": "taught", "think_then_answer": "imitated-think-0"}.get(name):
+        (tmp_path / taught).mkdir()
+        (tmp_path / taught / "export").symlink_to(tiny_llama)
     if name == "weaver_vs_gold":
         (tmp_path / "gold-0").mkdir()
         (tmp_path / "gold-0/result.json").write_text(json.dumps(GOLD))

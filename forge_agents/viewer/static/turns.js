@@ -78,7 +78,7 @@ function turnNode(turn, place, row, colour, most) {
     h("div", { class: "who" }, `${turn.index + 1} · ${turn.agent}`),
     h("div", { class: turn.result ? "heard result" : "heard" },
       h("span", { class: "label" }, turn.result ? "tool result" : "observation"), text(turn.observation)),
-    turn.thought ? h("details", { class: "thought" }, h("summary", {}, "thought"), text(turn.thought)) : null,
+    turn.thought ? h("details", { class: "thought" }, h("summary", {}, turn.thought_tokens ? `thought, ${plural(turn.thought_tokens, "token")}` : "thought"), text(turn.thought)) : null,
     h("div", { class: "said" }, h("span", { class: "label" }, turn.calls.length ? "tool call" : "action"),
       turn.calls.map((call) => call.name ? h("code", { class: "call" }, `${call.name}(${Object.entries(call.arguments).map(([k, v]) => `${k}=${JSON.stringify(v)}`).join(", ")})`) : null),
       colour === "none" || !turn.ids.length ? text(turn.action) : tokens(turn, colour, most)),

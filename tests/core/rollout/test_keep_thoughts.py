@@ -85,6 +85,10 @@ def test_every_sampled_token_is_trained_once_after_the_prompt_that_the_engine_re
     for prompt, turn in zip(engine.prompts, trajectory.turns, strict=True):
         read = [*prompt, *turn.response_ids]
         assert sum(list(sample.token_ids[: len(read)]) == read for sample in samples) >= 1
+    for turn in trajectory.turns:
+        assert bool(turn.thought_tokens) == bool(turn.thought)
+        if turn.thought:
+            assert Renderer(tokenizer).text(turn.response_ids[turn.thought_tokens :]) == turn.action
     dropped = [n for n in range(1, len(turns)) if keep_thoughts == "none" or not turns[n - 1][3]]
     if keep_thoughts == "all":
         assert len(samples) == 1

@@ -76,6 +76,20 @@ def test_thought_and_answer_are_told_apart(renderer, tokenizer):
     assert parse("3") == ("", "3")
 
 
+def test_the_tokens_of_a_thought_are_those_before_the_answer(renderer, tokenizer):
+    def length(thought, answer, end=(tokenizer.eos_token_id,)):
+        ids = [(*tokenizer.encode(part, add_special_tokens=False),) for part in (thought, answer)]
+        said = (*ids[0], *ids[1], *end)
+        return renderer.thought_length(said, renderer.parse(said)[1]), len(ids[0])
+
+    said = (("<think>\n3 is 3\n</think>", "3"), ("<think>é🙂</think>", "🙂 is"), ("<think>a</think>", ""))
+    for thought, answer in said:
+        counted, written = length(thought, answer)
+        assert counted == written, (thought, answer)
+    counted, written = length("<think>3 and 3", "", end=())
+    assert counted == written, "a thought that was cut off is all there is"
+
+
 def test_a_template_that_opens_a_thought_makes_what_follows_one(tokenizer):
     import copy
 

@@ -38,6 +38,16 @@ def test_tool_calls_and_their_results_are_marked():
     assert shown_episode(1, row, pieces)["turns"][0]["calls"] == []
 
 
+def test_a_thought_and_its_length_are_shown_beside_the_action():
+    row = episode(agents=("a",))
+    thinking, other = row["trajectories"]["a"]["turns"]
+    thinking["thought"], thinking["thought_tokens"] = "hm", 7
+    other["thought_tokens"] = "many"
+    first, second = shown_episode(1, row, pieces)["turns"]
+    assert (first["thought"], first["thought_tokens"]) == ("hm", 7)
+    assert (second["thought"], second["thought_tokens"]) == ("", 0)
+
+
 def test_what_is_not_a_number_is_none():
     row = episode()
     row["rewards"] = {"a": math.nan, "b": 0.5}

@@ -15,7 +15,7 @@ from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.credit import Baselines, Credit
-from forge_trainers.rl.rewards import Columns, EnvTurnReward, env_reward, judge, mean_and_ci, summarise
+from forge_trainers.rl.rewards import Columns, EnvTurnReward, env_reward, judge, mean_and_ci, rates, summarise
 from forge_trainers.rl.trainer import EvalResult, GRPOTrainer
 from forge_trainers.rl.update import credit_groups
 
@@ -280,6 +280,19 @@ def test_a_printed_result_is_a_line_and_not_its_episodes():
     episodes = group((0, 1), (2, 3)).episodes
     result = EvalResult(reward=0.5, ci=0.1, by_agent={"a": 1.0}, by_policy={}, episodes=episodes, failed=0)
     assert "reward=0.5" in str(result) and len(str(result)) < 200
+
+
+def test_a_step_says_how_long_answers_and_their_thoughts_are():
+    item = judged([group((0, 0), (0, 0))])[0]
+    item = with_turn(item, [0], response_ids=(7,) * 9, logprobs=(-1.0,) * 9, thought_tokens=6, finish_reason="length")
+    turns = [turn for trajectory in item.group.trajectories for turn in trajectory.turns]
+    found, all_tokens = rates([item.group], 2.0), sum(len(turn.response_ids) for turn in turns)
+    thinking = sum(turn.finish_reason == "length" for turn in turns)
+    assert found["turns"] == len(turns) and found["tokens_per_s"] == all_tokens / 2
+    assert found["response_tokens"] == pytest.approx(all_tokens / len(turns))
+    assert found["thought_tokens"] == pytest.approx(6 * thinking / len(turns))
+    assert found["cut_off"] == pytest.approx(thinking / len(turns))
+    assert rates([], 1.0)["thought_tokens"] == 0.0
 
 
 def test_confidence_interval_is_students():

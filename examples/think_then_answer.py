@@ -1,0 +1,143 @@
+"""Think, then answer: a model is shown how to think, and reinforcement learning makes its thoughts come out right.
+
+The task is a sum of two three-digit numbers, and only the answer is paid. A script works it out column by column in
+<think> tags; with --plain it says the answer alone. A model imitates it until it is right now and then, and goes on by
+GRPO. Nobody grades thoughts: the environment never hears them, and the learner trains their tokens like all others.
+
+    python examples/think_then_answer.py [--plain] [--seed 0] [--steps 20] [--lr 1e-5] [--out runs/think]
+
+With --lr 0 it is a control, which must not move. Every call shows all runs that are finished in the folder, in a table
+and in ``think_then_answer.png``; a finished run is not repeated.
+"""
+
+import argparse
+import asyncio
+import json
+import re
+import shutil
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+import forge_agents as fa
+from forge_agents.rollout import Rollout
+from forge_trainers.records.plots import draw_arms
+
+ENV_ID = "example/Sums-v0"
+ARMS = {"think": "thinks, then answers", "plain": "answers", "control": "thinks, learning rate 0"}
+
+
+@fa.register(ENV_ID, max_turns=1)
+class Sums(fa.TurnEnv):
+    """Two numbers of three digits; their sum pays 1."""
+
+    possible_agents = ["adder"]
+
+    def setup(self, rng):
+        self.numbers = rng.integers(100, 1000, size=2).tolist()
+
+    def instructions(self, agent):
+        return "Add the two numbers."
+
+    def observe_text(self, agent):
+        return " + ".join(map(str, self.numbers))
+
+    def act(self, agent, action):
+        return fa.Outcome(rewards={agent: float(action.strip() == str(sum(self.numbers)))}, done=True)
+
+
+def teacher(observation, plain=False):
+    """The sum, and before it the columns from the right, each with what is carried into it."""
+    numbers = re.findall(r"\d+", observation)
+    columns, carried = [], 0
+    for digits in zip(*map(reversed, numbers), strict=True):
+        total = sum(map(int, digits)) + carried
+        columns.append(f"{'+'.join(digits)}+{carried}={total}")
+        carried = total // 10
+    thought = "" if plain else "<think>" + "\n".join(columns) + "</think>"
+    return f"{thought}{sum(map(int, numbers))}"
+
+
+def demonstrations(seed, count, plain=False):
+    """The teacher's trajectories, of the same questions with and without thoughts; training and tests draw others."""
+    script = fa.Scripted(lambda observation: teacher(observation, plain), name="teacher")
+    rollout = Rollout(make_env=lambda: fa.make(ENV_ID), env_id=ENV_ID, seats=script)
+    groups = [asyncio.run(rollout.group(2**30 + count * seed + number, 1)) for number in range(count)]
+    return [group.episodes[0].trajectories["adder"] for group in groups]
+
+
+def imitate(adder, folder, asked):
+    """The policy after it has imitated the teacher."""
+    export = folder / "export"
+    if not export.exists():
+        config = fa.SFTConfig(seed=asked.seed, batch_size=16, learner=fa.LearnerConfig(lr=3e-5, warmup_steps=5))
+        with fa.SFTTrainer(adder, config, out_dir=folder) as trainer:
+            trainer.fit(demonstrations(asked.seed, asked.shown, asked.plain), epochs=asked.epochs)
+    return fa.Policy(str(export.absolute()), name=adder.name, sampling=adder.sampling)
+
+
+def run(arm, asked):
+    """Imitation, then play. Returns held-out reward by step, and the length of thoughts in the answers of each step."""
+    kind = "plain" if asked.plain else "think"  # the control begins where the arm that learns does
+    adder = fa.Policy(asked.model, name="adder", sampling=fa.Sampling(max_tokens=64))
+    adder = imitate(adder, asked.out / f"imitated-{kind}-{asked.seed}", asked)
+    config = fa.GRPOConfig(
+        seed=asked.seed,
+        group_size=asked.siblings,
+        groups_per_step=asked.groups,
+        learner=fa.LearnerConfig(lr=asked.lr, warmup_steps=2),
+        engine=fa.EngineConfig(max_model_len=192, enforce_eager=True),
+        eval_every=asked.eval_every,
+        eval_episodes=asked.episodes,
+    )
+    folder = asked.out / f"{arm}-{asked.seed}"
+    shutil.rmtree(folder, ignore_errors=True)  # begun and not finished: what it was before is measured at the start
+    with fa.GRPOTrainer(adder, config=config, out_dir=folder) as trainer:
+        before = trainer.evaluate(ENV_ID, episodes=asked.episodes)
+        rows = trainer.fit(ENV_ID, steps=asked.steps).metrics
+        after = trainer.evaluate(ENV_ID, episodes=2 * asked.episodes)
+    curve = [[0, before.reward]] + [[row["step"] + 1, row["eval/reward"]] for row in rows if "eval/reward" in row]
+    return {"arm": arm, "seed": asked.seed, "before": [before.reward, before.ci], "after": [after.reward, after.ci],
+            "curve": curve, "thoughts": [row["thought_tokens"] for row in rows]}  # fmt: skip
+
+
+def show(results, folder):
+    """A table and a picture of all runs."""
+    table = Table("run", "seed", "before", "after", "tokens of a thought, first step", "last step")
+    for one in results:
+        rewards = (f"{mean:.3f} ± {half:.3f}" for mean, half in (one["before"], one["after"]))
+        lengths = (f"{one['thoughts'][at]:.1f}" for at in (0, -1))
+        table.add_row(ARMS[one["arm"]], str(one["seed"]), *rewards, *lengths)
+    Console().print(table)
+    curves = {label: [one["curve"] for one in results if one["arm"] == arm] for arm, label in ARMS.items()}
+    arms = {label: [c[: min(map(len, many))] for c in many] for label, many in curves.items() if many}
+    title = "Sums of three-digit numbers, imitation and then GRPO"
+    draw_arms(arms, folder / "think_then_answer.png", title=title, value="right answers, held out")
+
+
+def main(words=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plain", action="store_true", help="the model is shown answers without thoughts")
+    parser.add_argument("--seed", type=int, default=0, help="of what is shown, and of training")
+    parser.add_argument("--shown", type=int, default=256, help="demonstrations")
+    parser.add_argument("--epochs", type=int, default=2, help="times that each is imitated")
+    parser.add_argument("--steps", type=int, default=20, help="of GRPO")
+    parser.add_argument("--groups", type=int, default=8, help="groups of --siblings a step")
+    parser.add_argument("--siblings", type=int, default=8)
+    parser.add_argument("--lr", type=float, default=1e-5, help="learning rate of GRPO")
+    parser.add_argument("--eval-every", type=int, default=5, help="steps between points of the curve")
+    parser.add_argument("--episodes", type=int, default=128, help="held-out sums of each point; twice as many after")
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--out", type=Path, default=Path("runs/think"), help="folder of the runs")
+    asked = parser.parse_args(words)
+    arm = "plain" if asked.plain else "think" if asked.lr else "control"
+    saved = asked.out / f"{arm}-{asked.seed}" / "result.json"
+    if not saved.exists():
+        result = run(arm, asked)
+        saved.write_text(json.dumps(result))
+    show([json.loads(file.read_text()) for file in sorted(asked.out.glob("*/result.json"))], asked.out)
+
+
+if __name__ == "__main__":
+    main()
