@@ -131,8 +131,11 @@ class Renderer:
 
     def thought_length(self, response_ids: Sequence[int], answer: str) -> int:
         """Tokens of a thought, its tags included: those of the response before the ones that say its `answer`."""
-        places = range(len(response_ids) + 1)
-        return bisect.bisect_left(places, -len(answer), key=lambda at: -len(self.text(response_ids[at:])))
+
+        def answered(at: int) -> bool:  # what begins within a character shows as marks of replacement
+            return answer.endswith(self.text(response_ids[at:]).lstrip("\N{REPLACEMENT CHARACTER}"))
+
+        return bisect.bisect_left(range(len(response_ids) + 1), True, key=answered)
 
     def text(self, response_ids: Sequence[int]) -> str:
         """What the model wrote, without the end-of-turn token, surrounding blanks removed."""
