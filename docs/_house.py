@@ -26,7 +26,7 @@ FLOORS = (
     "models runtime sandbox",
     "envs weights",
     "tools rollout",
-    "serving",
+    "programs serving",
     "bench episodes",
     "viewer testing",
     "forge_envs.adapters forge_envs.games forge_envs.teams",

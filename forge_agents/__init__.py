@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from forge_agents.episodes.play import Engines, play
     from forge_agents.episodes.stored import EpisodeTable, load_episodes
     from forge_agents.policy import AnyPolicy, Endpoint, Human, LoRA, Policy, Random, Sampling, Scripted, Seats
+    from forge_agents.programs.gateway import Gateway
+    from forge_agents.programs.program import Program
     from forge_agents.runtime.hosts import Hosts
     from forge_agents.sandbox import Sandbox, SandboxLimits
     from forge_agents.serving.config import EngineConfig
@@ -58,6 +60,8 @@ _HOME = {
     "forge_agents.policy": (
         "AnyPolicy", "Endpoint", "Human", "LoRA", "Policy", "Random", "Sampling", "Scripted", "Seats",
     ),
+    "forge_agents.programs.gateway": ("Gateway",),
+    "forge_agents.programs.program": ("Program",),
     "forge_agents.runtime.hosts": ("Hosts",),
     "forge_agents.sandbox": ("Sandbox", "SandboxLimits"),
     "forge_agents.serving.config": ("EngineConfig",),
@@ -89,8 +93,8 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = [
     "AnyPolicy", "BenchLimits", "Columns", "Correction", "Credit", "DPOConfig", "DPOTrainer", "DemoConfig", "Endpoint",
     "EngineConfig", "Engines", "Ensemble", "EnvReward", "EnvSpec", "Episode", "EpisodeBatch", "EpisodeGroup",
-    "EpisodeTable", "EvalResult", "FitResult", "GRPOConfig", "GRPOTrainer", "Gate", "Hardware", "Hosts", "Human",
-    "League", "LearnerConfig", "LoRA", "Message", "Outcome", "Overlong", "ParallelTurnEnv", "Policy", "Prediction",
+    "EpisodeTable", "EvalResult", "FitResult", "GRPOConfig", "GRPOTrainer", "Gate", "Gateway", "Hardware", "Hosts", "Human",
+    "League", "LearnerConfig", "LoRA", "Message", "Outcome", "Overlong", "ParallelTurnEnv", "Policy", "Prediction", "Program",
     "Random", "Report", "Rule", "RunConfig", "SFTConfig", "SFTEval", "SFTRunConfig", "SFTTrainer", "Sampling",
     "Sandbox", "SandboxLimits", "Scripted", "Seat", "Seats", "SelfConsistency", "Tool", "ToolEnv", "Trajectory", "Turn",
     "TurnEnv", "Verifier", "WarmStart", "__version__", "benchmark", "check_env", "check_verifier", "demo",

@@ -22,8 +22,18 @@ from pettingzoo import AECEnv, ParallelEnv
 from forge_agents.envs.spec import EnvSpec, check_max_turns
 from forge_agents.errors import did_you_mean
 
-HOOKS = ("instructions", "secrets", "swap_secrets", "legal_actions", "refusal")
+HOOKS = ("instructions", "secrets", "swap_secrets", "legal_actions", "refusal", "about_answer")
 """Methods that environments may have beside PettingZoo's; each takes an agent first."""
+
+CONVERSATION = "conversation"
+"""The info of a deciding agent in an environment that lets a seat hold several conversations, or writes whole messages.
+
+A mapping: ``messages``, each with ``role`` ("system", "user" or "assistant") and ``content``, in the place of
+instructions and observation; ``after``, which of the agent's decisions of this episode they go on from, counted from 0,
+or None where they begin a conversation; ``only_results``, whether they are results of its own tool calls; and, where
+they are wished for, ``max_tokens`` (less than the policy's own counts), ``stop`` (more texts that end the answer) and
+``asked`` (other wishes about sampling, which are not followed). It is not stored: the observation says the same.
+"""
 
 
 _MAX_ARRAY = 64

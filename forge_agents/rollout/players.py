@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+import warnings
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from forge_agents.envs.env import CONVERSATION
 from forge_agents.envs.thoughts import split_thought
 from forge_agents.errors import EndpointError, StallError
 from forge_agents.policy import AnyPolicy, Endpoint, Human, KeepThoughts, Policy, Random, Sampling, Scripted
@@ -39,6 +41,17 @@ class Decision:
     finish_reason: FinishReason = "scripted"
     usage: Usage | None = None
     generate_s: float = 0.0
+
+    def about(self) -> dict[str, Any]:
+        """What the hook ``about_answer`` of an environment is told, JSON-safe."""
+        usage = self.usage or Usage(prompt_tokens=len(self.prompt_ids), completion_tokens=len(self.response_ids))
+        return {
+            "finish_reason": self.finish_reason,
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "token_ids": list(self.response_ids),
+            "logprobs": list(self.logprobs),
+        }
 
 
 Player: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[Decision]]
@@ -67,6 +80,21 @@ class Generator(Protocol):
     ) -> Completion: ...
 
 
+@dataclass(slots=True, kw_only=True)
+class _Held:
+    """A conversation as it stood after a decision."""
+
+    branch: int
+    said: tuple[tuple[str, str], ...] = ()
+    """Role and text of each message, the decision's last."""
+    prompt_ids: tuple[int, ...] = ()
+    response_ids: tuple[int, ...] = ()
+    thought: bool = False
+    """Whether its tokens hold a thought."""
+    continued: bool = False
+    """Whether another decision has gone on from here: its branch has moved on, and who does so again begins one."""
+
+
 class ModelPlayer:
     """A served model in a seat; keeps the seat's token stream.
 
@@ -93,17 +121,55 @@ class ModelPlayer:
         self._last: Decision | None = None
         self._keep_thoughts, self._holds_thought, self._calls = keep_thoughts, False, 0
         self._said: list[tuple[str, str]] = []
+        self._held: list[_Held] = []  # by decision, where there are several conversations
+        self._branches = 0
 
     async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
         """Ask the engine. Raises ContextFullError where the prompt leaves no room for a token."""
-        prompt_ids = self._prompt(observation, info)
+        if CONVERSATION in info:
+            return await self._converse(info[CONVERSATION])
+        self._last = await self._answer(self._prompt(observation, info), self._sampling, info)
+        self._said.append((observation, self._last.action))
+        self._holds_thought |= bool(self._last.thought)
+        return self._last
+
+    async def _converse(self, told: Mapping[str, Any]) -> Decision:
+        """Decide in one of several conversations; see `forge_agents.envs.env.CONVERSATION`."""
+        new = tuple((str(message["role"]), str(message["content"])) for message in told["messages"])
+        if told["after"] is None:
+            held, prompt_ids = _Held(branch=self._branches), self._renderer.begin(new)
+        else:
+            held = self._held[told["after"]]
+            kept = self._keep_thoughts == "all" or (self._keep_thoughts == "turn" and told.get("only_results"))
+            if kept or not held.thought:
+                prompt_ids = self._renderer.go_on(held.prompt_ids, held.response_ids, new)
+            else:
+                held = replace(held, thought=False)
+                prompt_ids = self._renderer.begin((*held.said, *new))
+        branch = self._branches if held.continued else held.branch
+        done = await self._answer(prompt_ids, _as_wished(self._sampling, told), told)
+        self._branches = max(self._branches, branch + 1)
+        if told["after"] is not None:
+            self._held[told["after"]].continued = True
+        self._held.append(
+            _Held(
+                branch=branch,
+                said=(*held.said, *new, ("assistant", done.action)),
+                prompt_ids=done.prompt_ids,
+                response_ids=done.response_ids,
+                thought=held.thought or bool(done.thought),
+            )
+        )
+        return replace(done, branch=branch)
+
+    async def _answer(self, prompt_ids: tuple[int, ...], wanted: Sampling, info: Mapping[str, Any]) -> Decision:
         room = self._engine.max_model_len - len(prompt_ids)
         if room < 1:
             raise ContextFullError(
                 f"prompt of {len(prompt_ids)} tokens fills the context of {self._engine.max_model_len}; "
                 "raise max_model_len or shorten observations"
             )
-        sampling = replace(self._sampling, max_tokens=min(self._sampling.max_tokens, room))
+        sampling = replace(wanted, max_tokens=min(wanted.max_tokens, room))
         started = time.perf_counter()
         legal = info.get("legal_actions") if self._constrain else None
         asked: dict[str, Any] = {"choices": tuple(legal)} if legal else {}
@@ -111,9 +177,9 @@ class ModelPlayer:
             asked["seed"] = seed_of(f"{self._draw}/{self._decisions}")
             self._decisions += 1
         done = await self._engine.generate(prompt_ids, sampling, **asked)
-        no_room = done.finish_reason == "length" and sampling.max_tokens < self._sampling.max_tokens
+        no_room = done.finish_reason == "length" and sampling.max_tokens < wanted.max_tokens
         thought, answer = self._renderer.parse(done.token_ids)
-        self._last = Decision(
+        return Decision(
             action=answer,
             thought=thought,
             thought_tokens=self._renderer.thought_length(done.token_ids, answer) if thought else 0,
@@ -124,9 +190,6 @@ class ModelPlayer:
             finish_reason="context" if no_room else done.finish_reason,
             generate_s=time.perf_counter() - started,
         )
-        self._said.append((observation, answer))
-        self._holds_thought |= bool(thought)
-        return self._last
 
     def _prompt(self, observation: str, info: Mapping[str, Any]) -> tuple[int, ...]:
         """The tokens so far and those of `observation`; written anew where a thought is to be dropped."""
@@ -141,6 +204,27 @@ class ModelPlayer:
         return self._renderer.again(self._instructions, self._said, observation)
 
 
+_NEUTRAL: dict[str, Any] = {
+    "top_k": 0, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1, "logit_bias": {},
+}
+"""Values that change nothing."""
+
+
+def _as_wished(own: Sampling, told: Mapping[str, Any]) -> Sampling:
+    """How an answer is drawn: as the policy says, with the limits that its conversation sets."""
+    for name, value in (told.get("asked") or {}).items():
+        mine = getattr(own, name, _NEUTRAL.get(name))
+        if value != mine:
+            warnings.warn(
+                f"a program asks for {name}={value!r}, and is answered with {name}={mine!r}: how a seat samples is its "
+                "policy's affair, because that is what is trained; set fa.Sampling there",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+    limit = min(own.max_tokens, told.get("max_tokens") or own.max_tokens)
+    return replace(own, max_tokens=limit, stop=tuple(dict.fromkeys((*own.stop, *(told.get("stop") or ())))))
+
+
 def seed_of(draw: str) -> int:
     """The sampling seed, 32 bits, of a draw with this name."""
     return int.from_bytes(hashlib.sha256(draw.encode()).digest()[:4], "big")
@@ -153,6 +237,7 @@ class EndpointPlayer:
         endpoint.api_key()  # a key that is not set ends the run, not an episode
         self._endpoint = endpoint
         self._messages = [Message(role="system", content=instructions)] if instructions else []
+        self._held: list[list[Message]] = []  # by decision, where there are several conversations
 
     async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
         """Ask the endpoint.
@@ -162,11 +247,15 @@ class EndpointPlayer:
             ContextFullError: The server says that the conversation is too long for the model.
             BudgetError: Nothing is left to spend.
         """
-        messages = [*self._messages, Message(role="user", content=observation)]
+        messages, sampling = [*self._messages, Message(role="user", content=observation)], self._endpoint.sampling
+        if told := info.get(CONVERSATION):
+            before = [] if told["after"] is None else self._held[told["after"]]
+            messages = [*before, *(Message(role=m["role"], content=m["content"]) for m in told["messages"])]
+            sampling = _as_wished(sampling, told)
         client = await client_of(self._endpoint)
         started = time.perf_counter()
         try:
-            reply = await client.ask(messages, self._endpoint.sampling)
+            reply = await client.ask(messages, sampling)
         except StallError as late:  # of someone else's server: the episode's failure, not the run's
             raise EndpointError(str(late)) from None
         except EndpointError as error:
@@ -174,7 +263,11 @@ class EndpointPlayer:
                 raise ContextFullError(str(error)) from None
             raise
         thought, answer = split_thought(reply.text.strip(), opened=False if reply.thought else None)
-        self._messages = [*messages, Message(role="assistant", content=answer)]
+        messages.append(Message(role="assistant", content=answer))
+        if told:
+            self._held.append(messages)
+        else:
+            self._messages = messages
         return Decision(
             action=answer,
             thought="\n\n".join(filter(None, (reply.thought, thought))),

@@ -79,8 +79,18 @@ class Renderer:
 
     def extend(self, prompt_ids: Sequence[int], response_ids: Sequence[int], observation: str) -> tuple[int, ...]:
         """Tokens of the next prompt: `prompt_ids`, `response_ids` unchanged, then `observation`."""
+        return self.go_on(prompt_ids, response_ids, (("user", observation),))
+
+    def begin(self, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
+        """Tokens of a prompt that holds all of a conversation: role and text of each message."""
+        return self._start(tuple(messages))
+
+    def go_on(
+        self, prompt_ids: Sequence[int], response_ids: Sequence[int], messages: Sequence[tuple[str, str]]
+    ) -> tuple[int, ...]:
+        """As `extend`, with any new messages: role and text of each."""
         ended = bool(response_ids) and response_ids[-1] == self.eos_id
-        return (*prompt_ids, *response_ids, *self._between((("user", observation),), ended))
+        return (*prompt_ids, *response_ids, *self._between(tuple(messages), ended))
 
     def again(self, instructions: str, said: Sequence[tuple[str, str]], observation: str) -> tuple[int, ...]:
         """Tokens of a prompt whose history is written anew from its text: it extends no other prompt.

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from pettingzoo import AECEnv, ParallelEnv
 
-from forge_agents.envs.env import as_json, hook, writable
+from forge_agents.envs.env import CONVERSATION, as_json, hook, writable
 from forge_agents.envs.thoughts import heard
 from forge_agents.errors import (
     ActorDiedError,
@@ -79,7 +79,7 @@ class _StepResult:
 
     @classmethod
     def of(cls, agent: str, reward: Any, terminated: Any, truncated: Any, info: Mapping[str, Any]) -> _StepResult:
-        plain = {str(name): as_json(value) for name, value in info.items()}
+        plain = {str(name): as_json(value) for name, value in info.items() if name != CONVERSATION}
         return cls(_finite(reward, agent), bool(terminated), bool(truncated), plain)
 
 
@@ -250,6 +250,8 @@ def _step(
         did, and who left before and is paid all the same.
     """
     before, acting = list(env.agents), env.agent_selection
+    if decision is not None and callable(tell := hook(env, "about_answer")):
+        tell(acting, decision.about())
     env.step(None if decision is None else heard(env, decision.thought, decision.action))
     for agent in list(reported):
         if env.rewards.get(agent) or env._cumulative_rewards.get(agent) != reported[agent]:

@@ -135,7 +135,7 @@ class TaskSampler:
         started = time.perf_counter()
         env = self.make(name)
         self.make_s[name] = time.perf_counter() - started
-        self.isolated |= {name} if hasattr(env, "off_loop") else set()
+        self.isolated |= {name} if getattr(env.spec, "isolation", "none") == "process" else set()
         most = getattr(env, "max_reward", None)
         self.max_reward[name] = float(most) if isinstance(most, Real) else None  # others may mean something else
         return env

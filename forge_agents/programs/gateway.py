@@ -1,0 +1,438 @@
+"""The server that programs talk to: OpenAI's protocol on loopback, a token per episode, a seat behind each model's name.
+
+In: requests of programs. Out: calls, to whoever plays the episode, in the order in which they arrive; its answers, as
+responses. Waits for requests; a call waits for its answer until its episode ends, which every episode does.
+
+The gateway asks no engine. A call becomes the turn of a seat, and who decides there is no matter of the program's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import queue
+import secrets
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Self, TypeAlias
+
+from forge_agents.errors import NotReadyError, did_you_mean
+from forge_agents.programs import chat
+from forge_agents.programs.chat import Call, RefusedError, Reply, Said, as_text, reply_to
+from forge_agents.runtime.waits import LoopThread, waiting
+
+MAX_BODY_BYTES = 8 << 20
+"""Of one request: a conversation that fills a context of a million tokens."""
+MAX_HEADER_BYTES = 16 << 10
+_BODY_S = 30.0
+"""Seconds in which a request must have arrived."""
+_MOST_WAITING = 1024
+"""Calls of one episode that may wait for their turn."""
+_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+_Scope: TypeAlias = MutableMapping[str, Any]
+_Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+_Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Turn:
+    """A call whose turn it is."""
+
+    seat: str
+    call: Call
+    number: int
+    """Of the call in its episode, from 0."""
+    after: int | None
+    """Which of the seat's decisions it goes on from, counted from 0; None: from none, it begins a conversation."""
+    new: tuple[Said, ...]
+    """What was said since; all of it where a conversation begins."""
+
+    def conversation(self) -> dict[str, Any]:
+        """What a player is told beside the observation, as ``infos[agent]["conversation"]``."""
+        told = "" if self.after is not None else self.call.told
+        wishes = {"max_tokens": self.call.max_tokens, "stop": list(self.call.stop), "asked": dict(self.call.asked)}
+        return {
+            "messages": as_text(self.new, told),
+            "after": self.after,
+            "only_results": all(message.role == "tool" for message in self.new),
+            **{name: value for name, value in wishes.items() if value},
+        }
+
+    def text(self) -> str:
+        """The observation: one message as it is, several with their roles."""
+        messages = self.conversation()["messages"]
+        if len(messages) == 1:
+            return str(messages[0]["content"])
+        return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in messages)
+
+
+class _Waiting:
+    """A call that nobody has answered yet."""
+
+    def __init__(self, seat: str, call: Call, loop: asyncio.AbstractEventLoop) -> None:
+        self.seat, self.call, self.loop = seat, call, loop
+        self.answered: asyncio.Future[Reply] = loop.create_future()
+        self.gone = False
+        """Whether the program hung up."""
+
+    def end(self, reply: Reply | RefusedError) -> None:
+        def tell() -> None:
+            if not self.answered.done():
+                if isinstance(reply, RefusedError):
+                    self.answered.set_exception(reply)
+                else:
+                    self.answered.set_result(reply)
+
+        with contextlib.suppress(RuntimeError):  # the gateway is closed
+            self.loop.call_soon_threadsafe(tell)
+
+
+class Session:
+    """One episode's side of the gateway. One thread at a time takes and answers its calls.
+
+    Made by `Gateway.open`; a context manager that closes it.
+    """
+
+    def __init__(self, gateway: Gateway, models: Mapping[str, str]) -> None:
+        self._gateway, self._models = gateway, dict(models)
+        self.token = f"fa-{secrets.token_urlsafe(24)}"
+        """What requests of this episode bring along, and no other's do."""
+        self.url = gateway.url
+        """Base of the API, ending in ``/v1``."""
+        self.refusals: list[str] = []
+        """What programs asked for in vain, oldest first; at most a few are kept."""
+        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._open: set[_Waiting] = set()
+        self._current: tuple[Turn, _Waiting, bytes] | None = None
+        self._histories = _Histories()
+        self._number, self._closed, self._lock = 0, False, threading.Lock()
+
+    def tell(self, event: object) -> None:
+        """Let `next` return `event`, after the calls that came before it."""
+        self._events.put(event)
+
+    def next(self, who: str, timeout_s: float) -> Turn | Any:
+        """The next call, or what `tell` was given; answer a call before you take another.
+
+        Args:
+            who: The program's name, for pictures of a stall.
+            timeout_s: Seconds that the program may take.
+
+        Raises:
+            TimeoutError: Nothing came in time.
+            NotReadyError: The session was closed meanwhile.
+        """
+        deadline = time.monotonic() + timeout_s
+        with waiting(who, "the next call of the program, or its end", timeout_s):
+            while True:
+                try:
+                    event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
+                except queue.Empty:
+                    raise TimeoutError(f"no call and no end of the program within {timeout_s:g} s") from None
+                if event is _CLOSED:
+                    raise NotReadyError(f"{who}: the episode was closed while its program ran")
+                if not isinstance(event, _Waiting):
+                    return event
+                if not event.gone:
+                    return self._turn(event)
+
+    def answer(self, action: str, about: Mapping[str, Any] | None = None) -> None:
+        """Answer the call that `next` returned last.
+
+        Args:
+            action: What the seat says.
+            about: What else is known of the answer; see `forge_agents.programs.chat.reply_to`.
+        """
+        assert self._current is not None, "there is no call to answer"
+        turn, asked, heard = self._current
+        self._current = None
+        reply = reply_to(turn.call, turn.number, action, about or {})
+        self._histories.answered(turn.seat, heard, reply.said)
+        self._open.discard(asked)
+        asked.end(reply)
+
+    def close(self, why: str = "this episode is over") -> None:
+        """Refuse what is not answered, and whatever comes with this token from now on. Twice is no error."""
+        with self._lock:
+            self._closed = True
+        self._gateway._forget(self)
+        self._events.put(_CLOSED)
+        for asked in list(self._open):
+            asked.end(RefusedError(why, status=410, code="episode_over"))
+        self._open.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _ask(self, call: Call, loop: asyncio.AbstractEventLoop) -> _Waiting:
+        """Queue a call, in the gateway's loop."""
+        seat = self._models.get(call.model)
+        if seat is None:
+            known = ", ".join(self._models)
+            raise RefusedError(
+                f"no seat of this episode answers to the model {call.model!r}; known are {known}."
+                f"{did_you_mean(call.model, self._models)}",
+                status=404,
+                code="model_not_found",
+            )
+        if len(self._open) >= _MOST_WAITING:
+            raise RefusedError(f"{len(self._open)} calls wait already", status=429, code="too_many_calls")
+        asked = _Waiting(seat, call, loop)
+        with self._lock:
+            if self._closed:
+                raise RefusedError("this episode is over", status=410, code="episode_over")
+            self._open.add(asked)
+        self._events.put(asked)
+        return asked
+
+    def _turn(self, asked: _Waiting) -> Turn:
+        after, new, heard = self._histories.place(asked.seat, asked.call)
+        turn = Turn(seat=asked.seat, call=asked.call, number=self._number, after=after, new=new)
+        self._number += 1
+        self._current = turn, asked, heard
+        return turn
+
+
+_CLOSED = object()
+
+
+class _Histories:
+    """Which answer a call goes on from: that at the end of the longest part of its messages that was said here.
+
+    Messages are compared by what they say. Where two conversations read alike, as after a call that was sent twice,
+    the first that nobody has gone on from yet is taken.
+    """
+
+    def __init__(self) -> None:
+        self._ends: dict[bytes, list[int]] = {}
+        self._continued: set[tuple[str, int]] = set()
+        self._decisions: Counter[str] = Counter()
+
+    def place(self, seat: str, call: Call) -> tuple[int | None, tuple[Said, ...], bytes]:
+        """The decision that a call goes on from, what is new since, and the mark of all that it says."""
+        mark = hashlib.blake2b(f"{seat}\0{call.told}".encode()).digest()
+        after, since = None, 0
+        for at, message in enumerate(call.said, 1):
+            mark = hashlib.blake2b(mark + message.key).digest()
+            if message.role == "assistant" and (found := self._ends.get(mark)):
+                fresh = (number for number in found if (seat, number) not in self._continued)
+                after, since = next(fresh, found[-1]), at
+        if after is not None:
+            self._continued.add((seat, after))
+        return after, call.said[since:], mark
+
+    def answered(self, seat: str, heard: bytes, said: Said) -> None:
+        """Note an answer to a call with this mark."""
+        self._ends.setdefault(hashlib.blake2b(heard + said.key).digest(), []).append(self._decisions[seat])
+        self._decisions[seat] += 1
+
+
+class Gateway:
+    """A server on loopback that hands the calls of programs to whoever plays their episodes.
+
+    Example:
+        >>> with Gateway() as gateway, gateway.open({"gpt-4o": "agent"}) as session:
+        ...     start_something(base_url=session.url, api_key=session.token)
+        ...     turn = session.next("something", timeout_s=60)
+        ...     session.answer("Hello.")
+
+    Args:
+        port: To listen on; 0 takes any that is free.
+
+    Raises:
+        ValueError: The port is in use.
+    """
+
+    def __init__(self, *, port: int = 0) -> None:
+        import uvicorn
+
+        try:
+            self._socket = socket.create_server(("127.0.0.1", port), backlog=2048)
+        except OSError as cause:
+            raise ValueError(f"port {port} cannot be used ({cause.strerror}); give another, or none") from cause
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/v1"
+        """Base of the API."""
+        self._sessions: dict[bytes, Session] = {}
+        self._thread = LoopThread("gateway")
+        settings = uvicorn.Config(
+            self._answer,
+            interface="asgi3",
+            proxy_headers=False,
+            http="h11",  # the one that bounds headers
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=300,  # a program that computes keeps its connection
+            timeout_graceful_shutdown=1,
+        )
+        self._server = uvicorn.Server(settings)
+        self._serving = self._thread.begin(self._server.serve(sockets=[self._socket]))
+
+    @property
+    def alive(self) -> bool:
+        """False after `close`, and in a process that was forked from its own."""
+        return self._thread.alive
+
+    def open(self, models: Mapping[str, str]) -> Session:
+        """A new episode.
+
+        Args:
+            models: Who answers: seats by the names under which the program asks for them.
+        """
+        session = Session(self, models)
+        self._sessions[_mark(session.token)] = session
+        return session
+
+    def close(self) -> None:
+        """End the episodes and the server. Twice is no error."""
+        for session in list(self._sessions.values()):
+            session.close("the gateway is closed")
+        if self._thread.alive:
+            self._server.should_exit = True
+            with contextlib.suppress(TimeoutError):
+                self._serving.result(5)
+            self._thread.close()
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _forget(self, session: Session) -> None:
+        self._sessions.pop(_mark(session.token), None)
+
+    # ---- the server
+
+    async def _answer(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
+        if scope["type"] != "http":
+            return
+        session = None
+        try:
+            session = self._session(scope)
+            path, method = scope["path"].rstrip("/"), scope["method"]
+            if (method, path) == ("GET", "/v1/models"):
+                listed = [{"id": name, "object": "model", "created": 0, "owned_by": "seat"} for name in session._models]
+                await _send_json(send, 200, {"object": "list", "data": listed})
+            elif (method, path) == ("POST", "/v1/chat/completions"):
+                await _converse(session, await _body(scope, receive), receive, send)
+            else:
+                raise RefusedError(f"there is no {method} {path}; POST /v1/chat/completions", status=404)
+        except RefusedError as refused:
+            if session is not None and len(session.refusals) < 8 and refused.status != 410:
+                session.refusals.append(str(refused))
+            error = {"message": str(refused), "type": "invalid_request_error", "code": refused.code}
+            with contextlib.suppress(OSError):
+                await _send_json(send, refused.status, {"error": error})
+
+    def _session(self, scope: _Scope) -> Session:
+        given: dict[bytes, list[bytes]] = {}
+        for name, value in scope["headers"]:
+            given.setdefault(name, []).append(value)
+        hosts = given.get(b"host", [])
+        host = hosts[0].decode("latin-1") if len(hosts) == 1 else ""
+        if not (host in _HOSTS or host.rpartition(":")[0] in _HOSTS):  # a foreign name that resolves to loopback
+            raise RefusedError("this server answers on loopback names only", status=403, code="forbidden")
+        keys = [value.removeprefix(b"Bearer ").strip() for value in given.get(b"authorization", [])]
+        keys += given.get(b"x-api-key", [])
+        session = self._sessions.get(_mark(keys[0].decode("latin-1"))) if len(keys) == 1 else None
+        if session is None:
+            raise RefusedError(
+                "no episode has this token, or it is over: send the one that the program was given, as "
+                "Authorization: Bearer TOKEN",
+                status=401,
+                code="invalid_api_key",
+            )
+        return session
+
+
+def _mark(token: str) -> bytes:
+    """What is looked up: how long that takes says nothing about tokens."""
+    return hashlib.sha256(token.encode()).digest()
+
+
+async def _body(scope: _Scope, receive: _Receive) -> Any:
+    """The JSON of a request."""
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(_BODY_S):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise RefusedError("the request ended early")
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > MAX_BODY_BYTES:
+                    raise RefusedError(
+                        f"the body is larger than {MAX_BODY_BYTES} bytes; send a shorter conversation",
+                        status=413,
+                        code="context_length_exceeded",
+                    )
+                if not message.get("more_body"):
+                    break
+    except TimeoutError:
+        raise RefusedError(f"the body did not arrive within {_BODY_S:g} s", status=408) from None
+    try:
+        return json.loads(b"".join(parts))
+    except (ValueError, RecursionError) as cause:
+        raise RefusedError(f"the body is no JSON ({cause})") from None
+
+
+async def _converse(session: Session, body: Any, receive: _Receive, send: _Send) -> None:
+    """A chat completion: the answer is sent when it is whole, in one piece or as a stream."""
+    call = chat.read(body)
+    asked = session._ask(call, asyncio.get_running_loop())
+    left = asyncio.ensure_future(receive())  # comes when the program hangs up
+    try:
+        await asyncio.wait({asked.answered, left}, return_when="FIRST_COMPLETED")
+        if not asked.answered.done():
+            asked.gone = True
+            session._open.discard(asked)
+            return
+        reply = asked.answered.result()
+    finally:
+        left.cancel()
+    created = int(time.time())
+    if call.stream:
+        await _send_stream(send, chat.streamed(call, reply, created))
+    else:
+        await _send_json(send, 200, chat.written(call, reply, created))
+
+
+async def _send_json(send: _Send, status: int, body: Mapping[str, Any]) -> None:
+    text = json.dumps(body).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(text)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": text})
+
+
+async def _send_stream(send: _Send, lines: Iterator[str]) -> None:
+    headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": "".join(lines).encode()})
+
+
+_lock = threading.Lock()
+_shared: list[Gateway] = []
+
+
+def gateway() -> Gateway:
+    """The gateway of this process, started when it is first needed; it ends with the process."""
+    with _lock:
+        if not _shared or not _shared[-1].alive:
+            _shared[:] = [Gateway()]
+        return _shared[-1]

@@ -1,0 +1,260 @@
+"""`Program`: an environment whose episodes are runs of a program, and whose turns are its calls of a model.
+
+In: a program, its tasks, the seats behind the models' names that it uses. Out: a PettingZoo environment. Waits for the
+program between two calls, with a deadline.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from forge_agents.envs.env import Outcome, TurnEnv, as_json
+from forge_agents.errors import ForgeError
+from forge_agents.programs.gateway import MAX_BODY_BYTES, Session, Turn, gateway
+from forge_agents.programs.running import AnyProgram, Ended, Running, check, result_as_json, reward_of, started, told
+from forge_agents.runtime.waits import in_thread
+
+T = TypeVar("T")
+MAX_CALLS = 64
+"""Of an episode, where nobody says another limit."""
+
+
+class Program(TurnEnv):
+    """A program that asks models through a client, as an environment: each of its calls is a turn of a seat.
+
+    The program gets a task and a client of OpenAI's API, whose server is a `Gateway` of this process. What it asks for
+    as ``model`` names the seat. An observation is what the program says that the seat has not heard yet; the action is
+    the answer. Calls that go on from an earlier answer continue its tokens; others open a branch (`Turn.branch`).
+    Answers are sampled as the policy in the seat says, whatever temperature the program asks for.
+
+    When the program is through, the reward is paid to all seats, or to those that it names. After the last turn
+    ``infos[agent]`` holds ``"task"``, ``"result"``, ``"calls"``, where the task is a mapping its entries too, and
+    ``"error"`` where the program failed.
+
+    A program that raises, or takes too long between two calls, ends its episode with `error_reward`: what a model wrote
+    may well be why. It is an error of the environment instead where no model was asked before, or where the program had
+    asked for what is not there, such as an unknown model.
+
+    Calls of one episode take turns, also where a program sends several at once. Forks run the program anew on the same
+    answers.
+
+    Example:
+        >>> async def double(task, client):
+        ...     asked = [{"role": "user", "content": f"What is twice {task}?"}]
+        ...     answer = await client.chat.completions.create(model="agent", messages=asked)
+        ...     return answer.choices[0].message.content
+        >>> fa.register(
+        ...     "my/Double-v0",
+        ...     entry_point=fa.Program,
+        ...     program=double,
+        ...     tasks=range(100),
+        ...     reward=lambda task, result: float(result == str(2 * task)),
+        ... )
+
+    Args:
+        program: A function ``(task, client)``, async with an `openai.AsyncOpenAI`, else with an `openai.OpenAI` in a
+            thread of its own; or a command line, which finds the task on its standard input (text as it is, else JSON),
+            ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` in its environment and an empty folder to work in.
+        seats: The agents, in their order.
+        models: Seats by the names that the program asks for, where these are others than the seats' own.
+        tasks: What episodes are about: anything with a length and numbered items; an episode's seed chooses one. Or a
+            function ``rng -> task``.
+        reward: ``(task, result) -> number``, or a number by seat. The result is what the function returned, or the
+            `Finished` of a command. None: the result itself where it is a number, a truth value or numbers by seat; of
+            a command, 1 where it exits with 0; else 0, for verifiers to judge.
+        timeout_s: Seconds that the program may take between an answer and its next call, or its end.
+        error_reward: What all seats get where the program fails.
+        max_sampled_tokens: Tokens that the models of an episode may write before it is cut off; None: any number.
+        max_turns: Calls of an episode before it is cut off; None takes the registered limit, else 64.
+
+    Raises:
+        TypeError, ValueError: Arguments that make no sense.
+    """
+
+    max_observation_chars = MAX_BODY_BYTES
+
+    def __init__(
+        self,
+        program: AnyProgram,
+        *,
+        seats: Sequence[str] = ("agent",),
+        models: Mapping[str, str] | None = None,
+        tasks: Any = (None,),
+        reward: Callable[[Any, Any], float | Mapping[str, float]] | None = None,
+        timeout_s: float = 60.0,
+        error_reward: float = 0.0,
+        max_sampled_tokens: int | None = None,
+        max_turns: int | None = None,
+    ) -> None:
+        super().__init__(max_turns=max_turns)
+        check(program)
+        if isinstance(seats, str) or not seats:
+            raise ValueError(f"seats={seats!r}; name one or more, as in seats=('planner', 'coder')")
+        self.possible_agents = list(seats)
+        self._models = {seat: seat for seat in seats} | dict(models or {})
+        self._check_agents(self._models.values(), "models names")
+        if not callable(tasks) and not len(tasks):
+            raise ValueError("tasks is empty; give at least one, or a function rng -> task")
+        if not 0 < timeout_s < math.inf or not math.isfinite(error_reward):
+            raise ValueError(f"timeout_s={timeout_s} must be above 0 and finite, error_reward={error_reward} finite")
+        if max_sampled_tokens is not None and max_sampled_tokens < 1:
+            raise ValueError(f"max_sampled_tokens={max_sampled_tokens} allows no answer; set at least 1, or None")
+        self._program, self._tasks, self._reward = program, tasks, reward
+        self._timeout_s, self._error_reward = timeout_s, error_reward
+        self._max_sampled_tokens = max_sampled_tokens
+        self._session: Session | None = None
+        self._running: Running | None = None
+        self._turn: Turn | None = None
+
+    def setup(self, rng: np.random.Generator) -> str:
+        self.close()
+        if self._limit is None:
+            self._limit = MAX_CALLS
+        tasks = self._tasks
+        self._task = tasks(rng) if callable(tasks) else tasks[int(rng.integers(len(tasks)))]
+        self._said: list[tuple[str, dict[str, Any]]] = []
+        self._about: dict[str, Any] = {}
+        self._sampled = 0
+        self._begin_program()
+        event = self._next()
+        if isinstance(event, Ended):
+            self.close()
+            why = f"it raised {told(event.error)}" if event.error else f"it returned {event.value!r:.200}"
+            raise ForgeError(f"the program of {self} ended before it asked any model: {why}{self._refusals()}")
+        self._turn = event
+        return self._show(event)
+
+    def instructions(self, agent: str) -> str:
+        return ""  # the program's own system prompts are part of what it says
+
+    def observe_text(self, agent: str) -> str:
+        return self._turn.text() if self._turn is not None and agent == self._turn.seat else ""
+
+    def about_answer(self, agent: str, about: Mapping[str, Any]) -> None:
+        """Hear what is known of the answer that `agent` gives next: its tokens, why it ended.
+
+        Args:
+            agent: Who decides.
+            about: ``finish_reason``, ``prompt_tokens``, ``completion_tokens``, ``token_ids``, ``logprobs``.
+        """
+        self._about = dict(about)
+
+    def act(self, agent: str, action: str) -> Outcome:
+        assert self._session is not None
+        about, self._about = self._about, {}
+        self._said.append((action, about))
+        self._sampled += about.get("completion_tokens") or 0
+        self._session.answer(action, about)
+        try:
+            event = self._next()
+        except TimeoutError as late:
+            at = self._running.where() if self._running is not None else ""
+            return self._failed(TimeoutError(f"{late}; it stands at {at}" if at else str(late)))
+        if isinstance(event, Ended):
+            return self._ended(event)
+        if self._max_sampled_tokens is not None and self._sampled >= self._max_sampled_tokens:
+            return self._over(0.0, truncated=True, cut=f"{self._sampled} tokens were sampled")
+        if self.num_turns + 1 >= (self._limit or math.inf):
+            return self._over(0.0, truncated=True, cut=f"it made more than {self._limit} calls")
+        self._turn = event
+        return Outcome(next=self._show(event), info={event.seat: {"conversation": event.conversation()}})
+
+    def close(self) -> None:
+        running, session = self._running, self._session
+        self._running = self._session = None
+        self._turn = None
+        if session is not None:
+            session.close()
+        if running is not None:
+            running.stop()
+
+    async def off_loop(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run `call`, which uses this environment, beside the event loop: it may wait for the program."""
+        return await in_thread(lambda: call(*args, **kwargs), name=f"environment {self}")
+
+    def fork(self) -> Self:
+        """A copy in the same state, in which the program runs anew on the same answers."""
+        return copy.deepcopy(self)
+
+    def snapshot(self) -> Mapping[str, Any]:
+        """The whole state, for `restore`."""
+        return {"copy": copy.deepcopy(self)}
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Go back to a `snapshot`."""
+        self.close()
+        twin = copy.deepcopy(snapshot["copy"])
+        self.__dict__ = dict(vars(twin))
+        twin._session = None  # it is ours now, and does not end with the twin
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        shared = ("_program", "_tasks", "_task", "_reward", "_session", "_running", "_turn", "spec")
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        for name, value in vars(self).items():
+            twin.__dict__[name] = value if name in shared else copy.deepcopy(value, memo)
+        if self._running is not None:
+            twin._begin_program()
+            twin._turn = twin._again(self._said)
+        return twin
+
+    def __del__(self) -> None:
+        if self.__dict__.get("_session") is not None:
+            self.close()
+
+    # ---- the program
+
+    def _begin_program(self) -> None:
+        self._session = gateway().open(self._models)
+        self._running = started(self._program, self._task, self._session)
+
+    def _next(self) -> Turn | Ended:
+        assert self._session is not None
+        event: Turn | Ended = self._session.next(f"the program of {self}", self._timeout_s)
+        return event
+
+    def _again(self, said: Sequence[tuple[str, dict[str, Any]]]) -> Turn:
+        for answer, about in (*said, (None, {})):
+            event = self._next()
+            if isinstance(event, Ended):
+                raise ForgeError(f"the program of {self} ended earlier when it ran anew on the same answers")
+            if answer is not None and self._session is not None:
+                self._session.answer(answer, about)
+        return event
+
+    def _show(self, turn: Turn) -> str:
+        self.infos[turn.seat] = {**self.infos[turn.seat], "conversation": turn.conversation()}
+        return turn.seat
+
+    def _ended(self, end: Ended) -> Outcome:
+        if end.error is not None:
+            return self._failed(end.error)
+        reward = reward_of(end.value) if self._reward is None else self._reward(self._task, end.value)
+        return self._over(0.0 if reward is None else reward, result=as_json(result_as_json(end.value)))
+
+    def _failed(self, error: BaseException) -> Outcome:
+        if refused := self._refusals():
+            raise ForgeError(f"the program of {self} failed with {told(error)}{refused}") from error
+        return self._over(self._error_reward, error=told(error))
+
+    def _over(self, reward: float | Mapping[str, float], *, truncated: bool = False, **info: Any) -> Outcome:
+        """The end of the episode; the program's, too, where it has not ended by itself."""
+        task = as_json(self._task)
+        facts = {**(task if isinstance(task, dict) else {}), "task": task, "calls": self.num_turns + 1, **info}
+        rewards = reward if isinstance(reward, Mapping) else dict.fromkeys(self.agents, reward)
+        self.close()
+        for agent in self.agents:
+            self.infos[agent] = {name: value for name, value in self.infos[agent].items() if name != "conversation"}
+        return Outcome(
+            rewards=rewards, done=not truncated, truncated=truncated, info={agent: facts for agent in self.agents}
+        )
+
+    def _refusals(self) -> str:
+        """What the program was refused, at the end of a message."""
+        refusals = self._session.refusals if self._session is not None else []
+        return f"; the gateway had refused it: {refusals[0]}" if refusals else ""

@@ -1,0 +1,288 @@
+"""Programs as they run: an async function on a loop that programs share, a function in a thread, or a command line.
+
+In: a program, a task, its session at the gateway. Out: an `Ended` to that session. Waits for nothing: the environment
+waits, with a deadline, and stops what is late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+from forge_agents.programs.gateway import Session
+from forge_agents.runtime.waits import LoopThread, stack
+
+AnyProgram: TypeAlias = Callable[[Any, Any], Any] | Sequence[str] | str
+"""A function ``(task, client)``, async or not, or the words of a command line."""
+_TAIL_BYTES = 65536
+"""Of what a command printed, its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a program ended."""
+
+    value: Any = None
+    """What the function returned; of a command a `Finished`."""
+    error: BaseException | None = None
+    """What the function raised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """What a command line left behind; its files are there until the reward is known."""
+
+    exit_status: int
+    """0 is success; negative, the signal that ended it."""
+    stdout: str
+    """The last 64 KiB that it printed; bytes that are no UTF-8 are replaced."""
+    stderr: str
+    folder: Path
+    """Where it ran, empty at its start."""
+
+
+class Running(Protocol):
+    """A program under way."""
+
+    def stop(self) -> None:
+        """End it, and do not wait for that. Twice is no error."""
+
+    def where(self) -> str:
+        """Where it stands, for the message that it is late; empty where that cannot be told."""
+
+
+def started(program: AnyProgram, task: Any, session: Session) -> Running:
+    """Start a program; it tells the session its end."""
+    if not callable(program):
+        return _Command(shlex.split(program) if isinstance(program, str) else list(program), task, session)
+    if inspect.iscoroutinefunction(program) or inspect.iscoroutinefunction(getattr(program, "__call__", None)):  # noqa: B004  # an object with an async __call__
+        return _Task(program, task, session)
+    return _Thread(program, task, session)
+
+
+def check(program: object) -> None:
+    """Raise TypeError unless it is a function of two arguments or a command line, ValueError where that is empty."""
+    if callable(program):
+        with contextlib.suppress(ValueError):  # built-ins have no signature
+            try:
+                inspect.signature(program).bind(None, None)
+            except TypeError as cause:
+                name = getattr(program, "__name__", type(program).__name__)
+                raise TypeError(f"the program {name} must take (task, client): {cause}") from None
+        return
+    words = shlex.split(program) if isinstance(program, str) else program
+    if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
+        raise TypeError(f"a program is a function (task, client) or a command line, not {type(program).__name__}")
+    if not words:
+        raise ValueError("the program is an empty command line")
+
+
+# ---- functions
+
+
+class _Loop(LoopThread):
+    held = False
+    """Whether a program in it does not give the loop back: nothing new starts in it."""
+
+    def lines(self) -> list[str]:
+        """Where it stands."""
+        return stack(sys._current_frames().get(self._thread.ident or 0))
+
+
+_lock = threading.Lock()
+_loops: list[_Loop] = []
+
+
+def _loop() -> _Loop:
+    """The shared loop; a new one where none runs, as after a fork, or where a program holds the old one."""
+    with _lock:
+        if not _loops or _loops[-1].held or not _loops[-1].alive:
+            _loops[:] = [_Loop("programs")]
+        return _loops[-1]
+
+
+class _Task:
+    """An async function, as a task of the shared loop."""
+
+    def __init__(self, program: Callable[[Any, Any], Any], task: Any, session: Session) -> None:
+        self._program, self._loop = program, _loop()
+        self._task: asyncio.Task[None] | None = None
+        self._work = self._loop.begin(self._run(task, session))
+
+    async def _run(self, task: Any, session: Session) -> None:
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+        self._task = asyncio.current_task()
+        http = DefaultAsyncHttpxClient(verify=False, trust_env=False, timeout=None)  # loopback; the episode ends waits
+        client = AsyncOpenAI(base_url=session.url, api_key=session.token, max_retries=0, timeout=None, http_client=http)
+        client.organization = client.project = None
+        try:
+            async with http:
+                session.tell(Ended(value=await self._program(task, client)))
+        except asyncio.CancelledError:
+            session.tell(Ended(error=RuntimeError("the program was cancelled")))
+            raise
+        except BaseException as error:  # noqa: BLE001  # the boundary: what a program raises is its end
+            session.tell(Ended(error=error))
+
+    def stop(self) -> None:
+        if self._work.done():
+            return
+        self._work.cancel()
+        given_back = threading.Event()
+        self._loop.call(given_back.set)
+        if not given_back.wait(1.0):
+            self._loop.held = True
+
+    def where(self) -> str:
+        task = self._task
+        if task is None or task.done():
+            return ""
+        answered = threading.Event()
+        self._loop.call(answered.set)
+        if not answered.wait(1.0):
+            self._loop.held = True
+            return (
+                f"{_own(self._loop.lines())}, and holds the event loop that "
+                "async programs share; await what waits, or make it a plain function, which gets a thread of its own"
+            )
+        lines, coroutine = [], task.get_coro()
+        while coroutine is not None:
+            frame = getattr(coroutine, "cr_frame", None)
+            if frame is not None:
+                lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_qualname}")
+            coroutine = getattr(coroutine, "cr_await", None)
+        return _own(lines)
+
+
+class _Thread:
+    """A function, in a thread of its own. It cannot be killed: it is left behind, and its next call is refused."""
+
+    def __init__(self, program: Callable[[Any, Any], Any], task: Any, session: Session) -> None:
+        self._thread = threading.Thread(target=self._run, args=(program, task, session), name="program", daemon=True)
+        self._thread.start()
+
+    def _run(self, program: Callable[[Any, Any], Any], task: Any, session: Session) -> None:
+        from openai import DefaultHttpxClient, OpenAI
+
+        try:
+            with DefaultHttpxClient(verify=False, trust_env=False, timeout=None) as http:
+                client = OpenAI(base_url=session.url, api_key=session.token, max_retries=0, timeout=None, http_client=http)
+                client.organization = client.project = None
+                session.tell(Ended(value=program(task, client)))
+        except BaseException as error:  # noqa: BLE001  # the boundary: what a program raises is its end
+            session.tell(Ended(error=error))
+
+    def stop(self) -> None:
+        pass
+
+    def where(self) -> str:
+        return _own(stack(sys._current_frames().get(self._thread.ident or 0)))
+
+
+def _own(lines: Sequence[str]) -> str:
+    """The innermost line that is no library's."""
+    libraries = (sys.prefix, sys.base_prefix, "<frozen")
+    return next((line for line in reversed(lines) if not line.startswith(libraries) and "/forge_agents/" not in line), "")
+
+
+# ---- command lines
+
+
+class _Command:
+    """A process group of its own, in a folder of its own; it ends with this process, however that ends."""
+
+    def __init__(self, words: Sequence[str], task: Any, session: Session) -> None:
+        self._words, self._folder = words, Path(tempfile.mkdtemp(prefix="forge-program-"))
+        work = self._folder / "work"
+        work.mkdir()
+        given = task if isinstance(task, str) else json.dumps(task)
+        (self._folder / "stdin").write_text(given, encoding="utf-8")
+        environment = os.environ | {"OPENAI_BASE_URL": session.url, "OPENAI_API_KEY": session.token}
+        for name in ("NO_PROXY", "no_proxy"):
+            environment[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1"]))
+        try:
+            with (
+                (self._folder / "stdin").open("rb") as heard,
+                (self._folder / "stdout").open("wb") as said,
+                (self._folder / "stderr").open("wb") as told,
+            ):
+                self._process = subprocess.Popen(
+                    words, stdin=heard, stdout=said, stderr=told, cwd=work, env=environment, start_new_session=True
+                )
+            end, self._held = os.pipe()  # the kernel closes our end, which nobody inherits, when this process is gone
+            self._watch = subprocess.Popen(
+                ["/bin/sh", "-c", "read _; kill -9 -$0", str(self._process.pid)],
+                stdin=end,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            os.close(end)
+        except OSError:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        threading.Thread(target=self._wait, args=(session,), name="program", daemon=True).start()
+
+    def _wait(self, session: Session) -> None:
+        status = self._process.wait()
+        printed = {name: self._tail(name) for name in ("stdout", "stderr")}
+        session.tell(Ended(value=Finished(exit_status=status, folder=self._folder / "work", **printed)))
+
+    def _tail(self, name: str) -> str:
+        with contextlib.suppress(OSError), (self._folder / name).open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            return file.read().decode(errors="replace")
+        return ""
+
+    def stop(self) -> None:
+        if self._held < 0:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # what it started, too
+        os.close(self._held)
+        self._held = -1
+        self._watch.wait(5)
+        self._process.wait(5)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def where(self) -> str:
+        return f"process {self._process.pid}, {shlex.join(self._words)[:200]}"
+
+
+def result_as_json(value: Any) -> Any:
+    """What a program came to, for infos."""
+    if isinstance(value, Finished):
+        return {"exit_status": value.exit_status, "stdout": value.stdout[-2000:], "stderr": value.stderr[-2000:]}
+    return value
+
+
+def told(error: BaseException) -> str:
+    """An exception on one line."""
+    last = traceback.TracebackException.from_exception(error)
+    place = next((f"{at.filename}:{at.lineno}" for at in reversed(last.stack) if not at.filename.startswith(sys.prefix)), "")
+    text = " ".join(str(last).split())
+    return f"{type(error).__name__}: {text[:400]}" + (f" ({place})" if place else "")
+
+
+def reward_of(value: Any) -> float | Mapping[str, float] | None:
+    """The reward that a program's end says by itself: a number, one by seat, or a command's success; else None."""
+    if isinstance(value, Finished):
+        return float(value.exit_status == 0)
+    return value if isinstance(value, (bool, int, float, Mapping)) else None

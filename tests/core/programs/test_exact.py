@@ -1,0 +1,119 @@
+"""A program that does what it likes with its history: every sampled token is trained once, as it was sampled."""
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import forge_agents as fa
+from forge_agents.programs import chat
+from forge_agents.programs.gateway import Turn as Asked
+from forge_agents.programs.gateway import _Histories
+from forge_agents.rollout.players import ModelPlayer
+from forge_agents.rollout.rendering import Renderer
+from forge_agents.types import Completion, Trajectory, Turn, VersionSpan
+from forge_trainers.batch.packing import samples_from
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+STEPS = st.lists(
+    st.tuples(
+        st.integers(0, 9),  # which conversation so far it starts from
+        st.sampled_from(["go on", "edit", "truncate", "reorder", "duplicate", "drop answers", "reword", "anew"]),
+        st.sampled_from(["", "<think>hidden</think>", "<think>\n\n</think>\n\n", "<think>hidden "]),
+        st.sampled_from(["", "a", "b a", "  a ", "<|im_end|>", CALL, f"I add. {CALL}{CALL}"]),
+        st.booleans(),  # whether the end-of-turn token was written
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@pytest.fixture(scope="module")
+def renderer(tiny_llama):
+    return Renderer.of(tiny_llama)
+
+
+class Says:
+    """An engine that says what it is told; no two tokens share a log-probability."""
+
+    max_model_len = 100_000
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.next, self.sampled, self.read = tokenizer, ("", True), [], []
+
+    async def generate(self, prompt_ids, sampling, **more):
+        text, ended = self.next
+        end = (self.tokenizer.eos_token_id,) if ended or not text else ()
+        ids = (*self.tokenizer.encode(text, add_special_tokens=False), *end)
+        logprobs = tuple(-(len(self.sampled) + n + 1) / 1024 for n in range(len(ids)))
+        version = len(self.read)
+        self.sampled += [(token, logprob, version) for token, logprob in zip(ids, logprobs, strict=True)]
+        self.read.append((prompt_ids, ids))
+        span = VersionSpan(version=version, start=0, end=len(ids))
+        return Completion(token_ids=ids, logprobs=logprobs, finish_reason="stop", versions=(span,))
+
+
+def heard_by_the_model(base, what, step):
+    """The messages of a call that a program makes of an earlier conversation."""
+    new = {"role": "user", "content": f"message {step}"}
+    if base and base[-1].get("tool_calls"):
+        new = {"role": "tool", "tool_call_id": base[-1]["tool_calls"][0]["id"], "content": f"result {step}"}
+    answers = [place for place, message in enumerate(base) if message["role"] == "assistant"]
+    if what == "edit":
+        base = [*base[: answers[-1]], {"role": "assistant", "content": "edited"}]
+    elif what == "truncate":
+        base = base[2:]
+    elif what == "reorder":
+        base = base[::-1]
+    elif what == "duplicate":
+        return base[:-1]
+    elif what == "drop answers":
+        base = [message for message in base if message["role"] != "assistant"]
+    elif what == "reword":  # says the same, in other JSON
+        base = [{**m, "content": [{"type": "text", "text": m["content"] or ""}], "name": None} for m in base]
+    elif what == "anew":
+        base = []
+    return [*base, new]
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps=STEPS, keep_thoughts=st.sampled_from(["all", "turn", "none"]))
+def test_whatever_a_program_does_to_its_history_each_sampled_token_is_trained_once(renderer, steps, keep_thoughts):
+    engine = Says(renderer._tokenizer)
+    player = ModelPlayer(engine, renderer, fa.Sampling(), "", keep_thoughts=keep_thoughts)
+    histories, conversations, turns = _Histories(), [[]], []
+    for number, (base, what, thought, answer, ended) in enumerate(steps):
+        base = conversations[base % len(conversations)]
+        messages = heard_by_the_model(base, what if base else "anew", number)
+        call = chat.read({"model": "a", "messages": messages, "tools": TOOLS})
+        after, new, mark = histories.place("a", call)
+        asked = Asked(seat="a", call=call, number=number, after=after, new=new)
+        engine.next = thought + answer, ended
+        decision = asyncio.run(player.decide(asked.text(), {"conversation": asked.conversation()}))
+        reply = chat.reply_to(call, number, decision.action, decision.about())
+        histories.answered("a", mark, reply.said)
+        message = chat.written(call, reply, 0)["choices"][0]["message"]
+        conversations.append([*messages, message])
+        fields = {name: getattr(decision, name) for name in decision.__dataclass_fields__}
+        turns.append(Turn(agent="a", index=number, observation="", reward=0.0, **fields))
+        if base and what in ("go on", "reword"):
+            assert after is not None
+            if keep_thoughts == "all":  # nothing that was sampled is tokenised again
+                read = engine.read[after][0] + engine.read[after][1]
+                assert decision.prompt_ids[: len(read)] == read
+
+    samples = samples_from(Trajectory(agent="a", policy="p", turns=tuple(turns)), [1.0] * len(turns), 0)
+    if keep_thoughts == "all":  # a branch is one stream
+        assert len(samples) == len({turn.branch for turn in turns})
+    trained = []
+    for sample in samples:
+        first = {}
+        for place in sample.loss_mask.nonzero()[0]:
+            version = int(sample.versions[place])
+            first.setdefault(version, int(place))
+            trained.append((int(sample.token_ids[place]), float(sample.logprobs[place]), version))
+        for version, place in first.items():  # after what the engine read, token by token
+            assert tuple(sample.token_ids[:place]) == engine.read[version][0]
+    assert sorted(trained) == sorted(engine.sampled)

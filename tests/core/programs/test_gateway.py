@@ -1,0 +1,203 @@
+import http.client
+import json
+import threading
+
+import pytest
+
+from forge_agents.programs import gateway as module
+from forge_agents.programs.gateway import Gateway, Turn
+
+SEATS = {"planner": "planner", "coder": "coder"}
+
+
+@pytest.fixture(scope="module")
+def gateway():
+    with Gateway() as running:
+        yield running
+
+
+@pytest.fixture
+def session(gateway):
+    with gateway.open(SEATS) as opened:
+        yield opened
+
+
+def request(session, path="/v1/chat/completions", *, body=None, method="POST", headers=None, token=None):
+    """Status and JSON of a request; `token` "" sends none."""
+    host = session.url.split("/")[2]
+    connection = http.client.HTTPConnection(host, timeout=20)
+    given = {"authorization": f"Bearer {session.token if token is None else token}"} if token != "" else {}
+    text = body if isinstance(body, bytes) else json.dumps(body).encode()
+    try:
+        connection.request(method, path, text if method == "POST" else None, {**given, **(headers or {})})
+        answer = connection.getresponse()
+        said = answer.read()
+    finally:
+        connection.close()
+    kind = answer.headers.get("content-type", "")
+    return answer.status, json.loads(said) if "json" in kind else said.decode()
+
+
+def asked(text="Hello.", model="planner", **more):
+    return {"model": model, "messages": [{"role": "user", "content": text}], **more}
+
+
+def answered(session, body, action, about=None):
+    """What the program hears when the seat answers its request with `action`."""
+    heard = []
+    program = threading.Thread(target=lambda: heard.append(request(session, body=body)))
+    program.start()
+    turn = session.next("test", 20)
+    assert isinstance(turn, Turn)
+    session.answer(action, about)
+    program.join(20)
+    return turn, heard[0][1] if heard[0][0] == 200 else heard[0]
+
+
+def test_a_call_is_a_turn_of_the_seat_that_it_names_and_is_answered_as_openai_answers(session):
+    about = {"finish_reason": "length", "prompt_tokens": 5, "completion_tokens": 2, "token_ids": [7, 8],
+             "logprobs": [-0.5, float("-inf")]}
+    turn, body = answered(session, asked(model="coder", logprobs=True), "Hi", about)
+    assert (turn.seat, turn.text(), turn.after, turn.number) == ("coder", "Hello.", None, 0)
+    choice = body["choices"][0]
+    assert choice["message"] == {"role": "assistant", "content": "Hi"}
+    assert choice["finish_reason"] == "length" and body["model"] == "coder"
+    assert body["usage"] == {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+    tokens = choice["logprobs"]["content"]
+    assert [(t["token"], t["logprob"]) for t in tokens] == [("token_id:7", -0.5), ("token_id:8", -9999.0)]
+
+
+def test_the_openai_client_reads_answers_and_streams(session):
+    from openai import OpenAI
+
+    with OpenAI(base_url=session.url, api_key=session.token, max_retries=0) as client:
+        heard = []
+
+        def program():
+            tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+            chunks = list(
+                client.chat.completions.create(
+                    **asked(tools=tools), stream=True, stream_options={"include_usage": True}
+                )
+            )
+            heard.append("".join(c.choices[0].delta.content or "" for c in chunks if c.choices))
+            heard.extend(c.choices[0].delta.tool_calls[0] for c in chunks if c.choices and c.choices[0].delta.tool_calls)
+            heard.append(chunks[-1].usage.completion_tokens)
+            heard.append([model.id for model in client.models.list()])
+
+        thread = threading.Thread(target=program)
+        thread.start()
+        turn = session.next("test", 20)
+        assert '"name": "add"' in turn.conversation()["messages"][0]["content"]
+        session.answer('I add.\n<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', {"completion_tokens": 3})
+        thread.join(20)
+    said, call, tokens, models = heard
+    assert (said, tokens, models) == ("I add.", 3, list(SEATS))
+    assert (call.function.name, json.loads(call.function.arguments), call.id) == ("add", {"a": 1}, "call_0_0")
+
+
+def test_tool_results_go_on_from_the_call_and_reach_the_model_as_its_template_would_write_them(session):
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    first, body = answered(session, asked(tools=tools), '<tool_call>{"name": "add", "arguments": {}}</tool_call>')
+    message = body["choices"][0]["message"]
+    assert message["content"] is None and body["choices"][0]["finish_reason"] == "tool_calls"
+    more = asked(tools=tools)
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "3"}
+    more["messages"] += [{**message, "refusal": None, "annotations": []}, result]
+    second, _ = answered(session, more, "3")
+    assert second.after == 0 and second.conversation()["only_results"]
+    assert second.text() == "<tool_response>\n3\n</tool_response>"
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "says"),
+    [
+        ({"model": "judge"}, 404, "no seat of this episode answers to the model 'judge'; known are planner, coder"),
+        ({"model": "code"}, 404, "Did you mean 'coder'"),
+        ({"n": 2}, 400, "one answer a call"),
+        ({"messages": []}, 400, "at least one"),
+        ({"messages": [{"role": "narrator", "content": "-"}]}, 400, "role 'narrator'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "read text only"),
+        ({"max_tokens": 0}, 400, "max_tokens=0"),
+        ({"top_logprobs": 3}, 400, "top_logprobs"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, 400, "a tool is called 'a b'"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_with_the_reason_and_remembered(session, change, status, says):
+    got, body = request(session, body=asked() | change)
+    assert got == status and says in body["error"]["message"]
+    assert says in session.refusals[0]
+
+
+@pytest.mark.parametrize("token", ["", "wrong", "é"])
+def test_nobody_is_answered_without_the_token_of_an_episode(session, token):
+    status, body = request(session, body=asked(), token=token.encode().decode("latin-1"))
+    assert status == 401 and "token" in body["error"]["message"] and session.token not in json.dumps(body)
+
+
+def test_one_episode_is_no_other(gateway):
+    with gateway.open({"planner": "planner"}) as mine, gateway.open({"coder": "coder"}) as other:
+        assert mine.token != other.token
+        assert request(mine, body=asked(model="coder"))[0] == 404  # the other's seat
+        theirs = threading.Thread(target=request, args=(mine,), kwargs={"body": asked(model="coder"), "token": other.token})
+        theirs.start()
+        assert other.next("test", 20).seat == "coder"  # who holds the token speaks in that episode, and no other
+        other.answer("-")
+        theirs.join(20)
+        with pytest.raises(TimeoutError):
+            mine.next("test", 0.05)
+    assert request(other, body=asked(model="coder"))[0] == 401  # and in none once it is over
+
+
+def test_other_hosts_names_big_bodies_big_headers_and_other_paths_are_refused(session, monkeypatch):
+    assert request(session, body=asked(), headers={"host": "evil.example"})[0] == 403
+    assert request(session, path="/v1/completions", body=asked())[0] == 404
+    assert request(session, body=b"{")[0] == 400
+    assert request(session, body=b"[" * 100_000)[0] == 400
+    two = {"x-api-key": session.token}
+    assert request(session, body=asked(), headers=two)[0] == 401  # whose is it?
+    monkeypatch.setattr(module, "MAX_BODY_BYTES", 1000)
+    status, body = request(session, body=asked("a" * 2000))
+    assert status == 413 and "1000 bytes" in body["error"]["message"]
+    try:
+        status, _ = request(session, body=asked(), headers={"x-long": "a" * 100_000})
+    except OSError:  # it hangs up before all of it is sent
+        status = 400
+    assert status == 400
+
+
+def test_a_program_that_hangs_up_before_its_turn_takes_none(session):
+    host = session.url.split("/")[2]
+    connection = http.client.HTTPConnection(host, timeout=20)
+    connection.request(
+        "POST", "/v1/chat/completions", json.dumps(asked("first")), {"authorization": f"Bearer {session.token}"}
+    )
+    while not session._open:
+        pass
+    connection.close()
+    while session._open:  # the gateway notices
+        pass
+    turn, _ = answered(session, asked("second"), "-")
+    assert (turn.text(), turn.number) == ("second", 0)
+
+
+def test_who_waits_for_an_answer_is_told_when_the_episode_is_over(gateway):
+    session, heard = gateway.open(SEATS), []
+    program = threading.Thread(target=lambda: heard.append(request(session, body=asked())))
+    program.start()
+    session.next("test", 20)
+    session.close()
+    program.join(20)
+    assert heard[0][0] == 410 and "over" in heard[0][1]["error"]["message"]
+
+
+def test_a_conversation_that_is_sent_twice_has_two_answers_and_each_can_be_gone_on_from(session):
+    first, _ = answered(session, asked(), "same")
+    second, _ = answered(session, asked(), "same")
+    more = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": " same "},
+            {"role": "user", "content": "and?"}]
+    afters = [answered(session, asked() | {"messages": more}, str(n))[0].after for n in range(3)]
+    assert (first.after, second.after, afters) == (None, None, [0, 1, 1])
+    edited = [more[0], {"role": "assistant", "content": "other"}, more[2]]
+    turn, _ = answered(session, asked() | {"messages": edited}, "-")
+    assert turn.after is None and [m["content"] for m in turn.conversation()["messages"]] == ["Hello.", "other", "and?"]

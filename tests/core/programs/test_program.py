@@ -1,0 +1,264 @@
+import asyncio
+import json
+import sys
+import threading
+import time
+import warnings
+
+import pytest
+
+import forge_agents as fa
+from forge_agents.rollout.rollout import play
+
+
+def say(model, text, **more):
+    return {"model": model, "messages": [{"role": "user", "content": text}], **more}
+
+
+async def crew(task, client):
+    plan = await client.chat.completions.create(**say("planner", f"Plan {task}."))
+    answer = await client.chat.completions.create(**say("solver", plan.choices[0].message.content))
+    return answer.choices[0].message.content
+
+
+def plain(task, client):
+    return client.chat.completions.create(**say("agent", str(task))).choices[0].message.content
+
+
+CREW = {"seats": ("planner", "solver"), "tasks": range(10), "reward": lambda task, result: float(result == "solved")}
+
+
+def played(program, policies=None, seed=3, **options):
+    policies = policies or fa.Scripted(lambda seen: "solved")
+    env = fa.Program(program, **options)
+    try:
+        seats = dict.fromkeys(env.possible_agents, policies) if isinstance(policies, fa.Scripted) else policies
+        return asyncio.run(play(env, seats, seed=seed))
+    finally:
+        env.close()
+
+
+def test_each_call_is_a_turn_and_the_result_is_paid_to_all():
+    episode = played(crew, **CREW)
+    assert [(turn.agent, turn.observation) for turn in episode.turns] == [
+        ("planner", f"Plan {episode.trajectories['solver'].info['task']}."),
+        ("solver", "solved"),
+    ]
+    assert episode.rewards == {"planner": 1.0, "solver": 1.0} and episode.end_reason == "terminated"
+    info = episode.trajectories["planner"].info
+    assert (info["result"], info["calls"]) == ("solved", 2) and "conversation" not in json.dumps(episode.as_json())
+
+
+def test_a_plain_function_has_a_thread_of_its_own_and_a_result_that_is_a_number_is_the_reward():
+    at_once = threading.Barrier(3, timeout=20)
+
+    def meets(task, client):
+        client.chat.completions.create(**say("agent", "-"))
+        at_once.wait()
+        return {"agent": 0.25}
+
+    async def three():
+        envs = [fa.Program(meets) for _ in range(3)]
+        try:
+            return await asyncio.gather(*(play(env, {"agent": fa.Scripted(lambda seen: "-")}, seed=0) for env in envs))
+        finally:
+            for env in envs:
+                env.close()
+
+    assert [episode.rewards for episode in asyncio.run(three())] == [{"agent": 0.25}] * 3
+
+
+def test_tasks_follow_from_the_seed_and_their_entries_are_facts_for_verifiers():
+    tasks = [{"question": f"q{n}", "answer": n} for n in range(50)]
+    infos = [played(plain, seed=seed, tasks=tasks).trajectories["agent"].info for seed in (1, 1, 2)]
+    assert infos[0] == infos[1] != infos[2]
+    assert infos[0]["answer"] == infos[0]["task"]["answer"]
+    drawn = played(plain, tasks=lambda rng: int(rng.integers(10**6))).trajectories["agent"].info["task"]
+    assert drawn == played(plain, tasks=lambda rng: int(rng.integers(10**6))).trajectories["agent"].info["task"]
+
+
+def test_a_program_that_trips_over_an_answer_gets_the_error_reward_and_says_why():
+    def trips(task, client):
+        return json.loads(plain(task, client))
+
+    episode = played(trips, error_reward=-1.0)
+    assert episode.error is None and episode.rewards == {"agent": -1.0}
+    assert "JSONDecodeError" in episode.trajectories["agent"].info["error"]
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        (lambda task, client: "nothing", "ended before it asked any model: it returned 'nothing'"),
+        (lambda task, client: 1 / 0, "ended before it asked any model: it raised ZeroDivisionError"),
+        (lambda task, client: client.chat.completions.create(**say("gpt-5", "-")), "answers to the model 'gpt-5'"),
+    ],
+)
+def test_what_no_model_is_to_blame_for_is_an_error_of_the_environment(program, says):
+    episode = played(program)
+    assert episode.error.where == "reset" and says in episode.error.message
+
+
+def test_an_unknown_model_is_an_error_also_after_other_calls_and_models_may_have_other_names():
+    async def two(task, client):
+        await client.chat.completions.create(**say("planner", "-"))
+        await client.chat.completions.create(**say("gpt-5", "-"))
+        return 1.0
+
+    episode = played(two, seats=("planner", "solver"))
+    assert episode.error.where == "step" and "no seat of this episode answers to the model 'gpt-5'" in episode.error.message
+    assert played(two, seats=("planner", "solver"), models={"gpt-5": "solver"}).rewards["solver"] == 1.0
+    with pytest.raises(ValueError, match="'editor'"):
+        fa.Program(two, models={"gpt-5": "editor"})
+
+
+@pytest.mark.parametrize("kind", ["async", "blocks the loop", "thread"])
+def test_a_program_that_hangs_is_named_with_its_line_and_others_go_on(kind):
+    done = threading.Event()
+
+    async def sleeps(task, client):
+        await client.chat.completions.create(**say("agent", "-"))
+        if kind == "async":
+            await asyncio.sleep(60)
+        else:
+            done.wait(60)
+
+    def waits(task, client):
+        plain(task, client)
+        done.wait(60)
+
+    try:
+        episode = played(waits if kind == "thread" else sleeps, timeout_s=0.5)
+        error = episode.trajectories["agent"].info["error"]
+        assert "no call and no end of the program within 0.5 s" in error and "test_program.py" in error
+        assert ("holds the event loop" in error) is (kind == "blocks the loop")
+        assert played(crew, **CREW).rewards["solver"] == 1.0
+    finally:
+        done.set()
+
+
+def test_a_program_that_never_calls_is_an_error_in_time():
+    async def never(task, client):
+        await asyncio.sleep(60)
+
+    episode = played(never, timeout_s=0.3)
+    assert (episode.error.where, episode.error.kind) == ("reset", "TimeoutError")
+
+
+def test_calls_and_tokens_are_limited_and_the_program_ends_there():
+    ended = []
+
+    async def endless(task, client):
+        try:
+            while True:
+                await client.chat.completions.create(**say("agent", "-"))
+        finally:
+            ended.append(True)
+
+    episode = played(endless, max_turns=5)
+    assert (len(episode.turns), episode.end_reason) == (5, "truncated")
+    assert "more than 5 calls" in episode.trajectories["agent"].info["cut"]
+    deadline = time.monotonic() + 20
+    while not ended and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert ended
+
+
+def test_calls_that_are_sent_at_once_take_turns():
+    async def parallel(task, client):
+        asked = [client.chat.completions.create(**say("agent", str(n))) for n in range(5)]
+        return sorted(reply.choices[0].message.content for reply in await asyncio.gather(*asked))
+
+    episode = played(parallel, fa.Scripted(lambda seen: f"<{seen}>"), reward=lambda task, result: len(result))
+    assert sorted(turn.observation for turn in episode.turns) == list("01234")
+    assert episode.trajectories["agent"].info["result"] == [f"<{n}>" for n in range(5)]
+
+
+def test_a_hundred_programs_at_once():
+    async def hundred():
+        envs = [fa.Program(crew, **CREW) for _ in range(100)]
+        policies = dict.fromkeys(("planner", "solver"), fa.Scripted(lambda seen: "solved"))
+        try:
+            return await asyncio.gather(*(play(env, policies, seed=n) for n, env in enumerate(envs)))
+        finally:
+            for env in envs:
+                env.close()
+
+    episodes = asyncio.run(hundred())
+    assert all(episode.error is None and episode.rewards["solver"] == 1.0 for episode in episodes)
+
+
+COMMAND = """
+import json, os, sys, urllib.request
+task = json.load(sys.stdin)
+body = {"model": "agent", "messages": [{"role": "user", "content": task["question"]}]}
+request = urllib.request.Request(
+    os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps(body).encode(),
+    {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"]})
+said = json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+open("answer.txt", "w").write(said)
+print("thought about it")
+sys.exit(0 if said == "solved" else 3)
+"""
+
+
+def test_a_command_line_is_a_program_judged_by_its_status_or_by_the_files_it_leaves():
+    words, tasks = [sys.executable, "-c", COMMAND], [{"question": "Well?"}]
+    episode = played(words, tasks=tasks)
+    assert episode.rewards == {"agent": 1.0} and episode.turns[0].observation == "Well?"
+    assert episode.trajectories["agent"].info["result"] == {
+        "exit_status": 0, "stdout": "thought about it\n", "stderr": ""
+    }
+    folders = []
+
+    def judged(task, finished):
+        folders.append(finished.folder)
+        return float((finished.folder / "answer.txt").read_text() == "wrong") + finished.exit_status
+
+    wrong = fa.Scripted(lambda seen: "wrong")
+    assert played(words, wrong, tasks=tasks, reward=judged).rewards == {"agent": 4.0}
+    assert not folders[0].exists()
+    with pytest.raises(FileNotFoundError):
+        fa.Program("no-such-program-here").reset(seed=0)
+
+
+def test_a_command_that_hangs_is_killed_with_what_it_started():
+    script = COMMAND.replace("sys.exit", "import subprocess; subprocess.run(['sleep', '60']); sys.exit")
+    env = fa.Program([sys.executable, "-c", script], tasks=[{"question": "-"}], timeout_s=3.0)
+    env.reset(seed=0)
+    process = env._running._process
+    env.step("solved")
+    assert process.poll() == -9 and "gave" not in env.infos["agent"]["error"]
+    env.close()
+
+
+def test_wishes_about_sampling_are_not_followed_silently():
+    from forge_agents.policy import Sampling
+    from forge_agents.rollout.players import _as_wished
+
+    own = Sampling(temperature=1.0, max_tokens=50, stop=("a",))
+    with pytest.warns(RuntimeWarning, match="asks for temperature=0.2, and is answered with temperature=1.0"):
+        wished = _as_wished(own, {"asked": {"temperature": 0.2}, "max_tokens": 20, "stop": ["b", "a"]})
+    assert (wished.temperature, wished.max_tokens, wished.stop) == (1.0, 20, ("a", "b"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert _as_wished(own, {"asked": {"temperature": 1, "presence_penalty": 0}, "max_tokens": 90}) == own
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ((lambda task: 1,), TypeError, "must take"),
+        ((3,), TypeError, "a function"),
+        (("",), ValueError, "empty command line"),
+    ],
+)
+def test_what_is_no_program_is_refused_at_once(arguments, error, says):
+    with pytest.raises(error, match=says):
+        fa.Program(*arguments)
+
+
+def test_programs_keep_the_contract_of_environments():
+    fa.register("test/Crew-v0", entry_point=fa.Program, program=crew, **CREW)
+    report = fa.check_env("test/Crew-v0", episodes=2)
+    assert report.ok
