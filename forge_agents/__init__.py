@@ -93,13 +93,14 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = [
     "AnyPolicy", "BenchLimits", "Columns", "Correction", "Credit", "DPOConfig", "DPOTrainer", "DemoConfig", "Endpoint",
     "EngineConfig", "Engines", "Ensemble", "EnvReward", "EnvSpec", "Episode", "EpisodeBatch", "EpisodeGroup",
-    "EpisodeTable", "EvalResult", "FitResult", "GRPOConfig", "GRPOTrainer", "Gate", "Gateway", "Hardware", "Hosts", "Human",
-    "League", "LearnerConfig", "LoRA", "Message", "Outcome", "Overlong", "ParallelTurnEnv", "Policy", "Prediction", "Program",
-    "Random", "Report", "Rule", "RunConfig", "SFTConfig", "SFTEval", "SFTRunConfig", "SFTTrainer", "Sampling",
-    "Sandbox", "SandboxLimits", "Scripted", "Seat", "Seats", "SelfConsistency", "Tool", "ToolEnv", "Trajectory", "Turn",
-    "TurnEnv", "Verifier", "WarmStart", "__version__", "benchmark", "check_env", "check_verifier", "demo",
-    "export_checkpoint", "list_envs", "list_losses", "list_suites", "load_episodes", "make", "play", "register",
-    "register_loss", "register_suite", "simulate", "spec", "suite", "tool", "verifier_history", "wrap",
+    "EpisodeTable", "EvalResult", "FitResult", "GRPOConfig", "GRPOTrainer", "Gate", "Gateway", "Hardware", "Hosts",
+    "Human", "League", "LearnerConfig", "LoRA", "Message", "Outcome", "Overlong", "ParallelTurnEnv", "Policy",
+    "Prediction", "Program", "Random", "Report", "Rule", "RunConfig", "SFTConfig", "SFTEval", "SFTRunConfig",
+    "SFTTrainer", "Sampling", "Sandbox", "SandboxLimits", "Scripted", "Seat", "Seats", "SelfConsistency", "Tool",
+    "ToolEnv", "Trajectory", "Turn", "TurnEnv", "Verifier", "WarmStart", "__version__", "benchmark", "check_env",
+    "check_verifier", "demo", "export_checkpoint", "list_envs", "list_losses", "list_suites", "load_episodes", "make",
+    "play", "register", "register_loss", "register_suite", "simulate", "spec", "suite", "tool", "verifier_history",
+    "wrap",
 ]
 
 

@@ -35,6 +35,8 @@ _NOT_HERE = ("functions", "function_call", "audio", "prediction", "web_search_op
 """Fields without which an answer would be another one than was asked for."""
 _BEFORE_CALLS = re.compile(r"<tool_call>|\[ ?TOOL_CALLS\]|<\|python_tag\|>|\bCALL\s|\A\s*\{")
 _MAX_TOOLS = 256
+_NEVER = -9999.0
+"""OpenAI's word for minus infinity, which JSON lacks."""
 
 
 class RefusedError(ForgeError, ValueError):
@@ -155,9 +157,8 @@ def read(body: Any) -> Call:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RefusedError("messages is no list of messages; send at least one")
-    tools, several, told = offered(
-        [_of_function(tool) for tool in _a_list(body, "tools")], body.get("tool_choice"), body.get("parallel_tool_calls")
-    )
+    have = [_of_function(tool) for tool in _a_list(body, "tools")]
+    tools, several, told = offered(have, body.get("tool_choice"), body.get("parallel_tool_calls"))
     return Call(
         model=model,
         said=tuple(_message(message, place) for place, message in enumerate(messages)),
@@ -213,8 +214,8 @@ def form_of(wanted: Any) -> str:
         return "Answer with one JSON object and nothing else."
     if kind != "json_schema":
         raise RefusedError(f"response_format of type {kind!r}; text, json_object and json_schema are known")
-    schema = (wanted.get("json_schema") or wanted).get("schema") or {}
-    return f"Answer with one JSON value and nothing else. It fits this schema:\n{json.dumps(schema, ensure_ascii=False)}"
+    schema = json.dumps((wanted.get("json_schema") or wanted).get("schema") or {}, ensure_ascii=False)
+    return f"Answer with one JSON value and nothing else. It fits this schema:\n{schema}"
 
 
 def limit_of(body: Mapping[str, Any], *names: str) -> int | None:
@@ -418,8 +419,9 @@ def _logprobs(reply: Reply) -> dict[str, Any] | None:
     """Tokens are named by their ids, as vLLM does on request: half a character is no text."""
     if reply.logprobs is None:
         return None
-    tokens = [
-        {"token": f"token_id:{token}", "logprob": logprob if logprob > -9999 else -9999.0, "bytes": None, "top_logprobs": []}
-        for token, logprob in reply.logprobs
+    known = [(token, max(_NEVER, logprob)) for token, logprob in reply.logprobs]  # NaN, too
+    tokens: list[dict[str, Any]] = [
+        {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
+        for token, logprob in known
     ]
     return {"content": tokens, "refusal": None}

@@ -1,4 +1,4 @@
-"""The server that programs talk to: OpenAI's protocol on loopback, a token per episode, a seat behind each model's name.
+"""The server that programs talk to: OpenAI's protocol on loopback, a token per episode, seats by the model's name.
 
 In: requests of programs. Out: calls, to whoever plays the episode, in the order in which they arrive; its answers, as
 responses. Waits for requests; a call waits for its answer until its episode ends, which every episode does.
@@ -397,8 +397,9 @@ async def _converse(session: Session, body: Any, receive: _Receive, send: _Send)
     call = chat.read(body)
     asked = session._ask(call, asyncio.get_running_loop())
     left = asyncio.ensure_future(receive())  # comes when the program hangs up
+    both: set[asyncio.Future[Any]] = {asked.answered, left}
     try:
-        await asyncio.wait({asked.answered, left}, return_when="FIRST_COMPLETED")
+        await asyncio.wait(both, return_when="FIRST_COMPLETED")
         if not asked.answered.done():
             asked.gone = True
             session._open.discard(asked)

@@ -112,6 +112,7 @@ class Program(TurnEnv):
         self._turn: Turn | None = None
 
     def setup(self, rng: np.random.Generator) -> str:
+        """Start the program on a task, up to its first call."""
         self.close()
         if self._limit is None:
             self._limit = MAX_CALLS
@@ -130,9 +131,11 @@ class Program(TurnEnv):
         return self._show(event)
 
     def instructions(self, agent: str) -> str:
-        return ""  # the program's own system prompts are part of what it says
+        """Nothing: the program's own system prompts are part of what it says."""
+        return ""
 
     def observe_text(self, agent: str) -> str:
+        """What the program says to the seat that it asks; nothing to the others."""
         return self._turn.text() if self._turn is not None and agent == self._turn.seat else ""
 
     def about_answer(self, agent: str, about: Mapping[str, Any]) -> None:
@@ -145,6 +148,7 @@ class Program(TurnEnv):
         self._about = dict(about)
 
     def act(self, agent: str, action: str) -> Outcome:
+        """Answer the program's call, and run it on to the next or to its end."""
         assert self._session is not None
         about, self._about = self._about, {}
         self._said.append((action, about))
@@ -165,6 +169,7 @@ class Program(TurnEnv):
         return Outcome(next=self._show(event), info={event.seat: {"conversation": event.conversation()}})
 
     def close(self) -> None:
+        """End the program and refuse what it still asks."""
         running, session = self._running, self._session
         self._running = self._session = None
         self._turn = None
@@ -219,12 +224,15 @@ class Program(TurnEnv):
         return event
 
     def _again(self, said: Sequence[tuple[str, dict[str, Any]]]) -> Turn:
-        for answer, about in (*said, (None, {})):
-            event = self._next()
-            if isinstance(event, Ended):
-                raise ForgeError(f"the program of {self} ended earlier when it ran anew on the same answers")
-            if answer is not None and self._session is not None:
+        """Give the program the same answers. Returns the call that follows them."""
+        assert self._session is not None
+        event = self._next()
+        for answer, about in said:
+            if isinstance(event, Turn):
                 self._session.answer(answer, about)
+                event = self._next()
+        if isinstance(event, Ended):
+            raise ForgeError(f"the program of {self} ended earlier when it ran anew on the same answers")
         return event
 
     def _show(self, turn: Turn) -> str:
@@ -251,7 +259,7 @@ class Program(TurnEnv):
         for agent in self.agents:
             self.infos[agent] = {name: value for name, value in self.infos[agent].items() if name != "conversation"}
         return Outcome(
-            rewards=rewards, done=not truncated, truncated=truncated, info={agent: facts for agent in self.agents}
+            rewards=rewards, done=not truncated, truncated=truncated, info=dict.fromkeys(self.agents, facts)
         )
 
     def _refusals(self) -> str:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from forge_agents.programs.gateway import Session
-from forge_agents.runtime.waits import LoopThread, stack
+from forge_agents.runtime.waits import LoopThread, await_chain, stack
 
 AnyProgram: TypeAlias = Callable[[Any, Any], Any] | Sequence[str] | str
 """A function ``(task, client)``, async or not, or the words of a command line."""
@@ -161,13 +161,7 @@ class _Task:
                 f"{_own(self._loop.lines())}, and holds the event loop that "
                 "async programs share; await what waits, or make it a plain function, which gets a thread of its own"
             )
-        lines, coroutine = [], task.get_coro()
-        while coroutine is not None:
-            frame = getattr(coroutine, "cr_frame", None)
-            if frame is not None:
-                lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_qualname}")
-            coroutine = getattr(coroutine, "cr_await", None)
-        return _own(lines)
+        return _own(await_chain(task.get_coro()))
 
 
 class _Thread:
@@ -182,7 +176,8 @@ class _Thread:
 
         try:
             with DefaultHttpxClient(verify=False, trust_env=False, timeout=None) as http:
-                client = OpenAI(base_url=session.url, api_key=session.token, max_retries=0, timeout=None, http_client=http)
+                key = session.token
+                client = OpenAI(base_url=session.url, api_key=key, max_retries=0, timeout=None, http_client=http)
                 client.organization = client.project = None
                 session.tell(Ended(value=program(task, client)))
         except BaseException as error:  # noqa: BLE001  # the boundary: what a program raises is its end
@@ -198,7 +193,8 @@ class _Thread:
 def _own(lines: Sequence[str]) -> str:
     """The innermost line that is no library's."""
     libraries = (sys.prefix, sys.base_prefix, "<frozen")
-    return next((line for line in reversed(lines) if not line.startswith(libraries) and "/forge_agents/" not in line), "")
+    theirs = (line for line in reversed(lines) if not line.startswith(libraries) and "/forge_agents/" not in line)
+    return next(theirs, "")
 
 
 # ---- command lines
@@ -276,7 +272,7 @@ def result_as_json(value: Any) -> Any:
 def told(error: BaseException) -> str:
     """An exception on one line."""
     last = traceback.TracebackException.from_exception(error)
-    place = next((f"{at.filename}:{at.lineno}" for at in reversed(last.stack) if not at.filename.startswith(sys.prefix)), "")
+    place = _own([f"{at.filename}:{at.lineno}" for at in last.stack])
     text = " ".join(str(last).split())
     return f"{type(error).__name__}: {text[:400]}" + (f" ({place})" if place else "")
 

@@ -137,13 +137,13 @@ def _tasks() -> list[dict[str, Any]]:
         return []
     grouped: dict[tuple[str, ...], list[str]] = collections.defaultdict(list)
     for task in alive:
-        grouped[_await_chain(task.get_coro())].append(task.get_name())
+        grouped[await_chain(task.get_coro())].append(task.get_name())
     return [
         {"count": len(names), "names": names[:_MOST_NAMED], "stack": list(chain)} for chain, names in grouped.items()
     ]
 
 
-def _await_chain(coroutine: Any) -> tuple[str, ...]:
+def await_chain(coroutine: Any) -> tuple[str, ...]:
     """Where a suspended coroutine stands, and those that it awaits, outermost first."""
     chain = []
     while coroutine is not None:

@@ -1,6 +1,7 @@
 """The short examples and the notebook; what needs an engine is in tests/e2e/test_examples.py."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,34 @@ def test_the_custom_environment_is_checked_and_random_play_is_what_chance_gives(
     assert env.observe("left").startswith("You went to the bridge, the other one to the market.")
     assert env.step({"left": "nowhere", "right": "nowhere"})[1] == {"left": 0.0, "right": 0.0}
     assert env.step({"left": "station", "right": "Station."})[1] == {"left": 0.4, "right": 0.4}
+
+
+def test_the_plain_program_pays_both_for_the_right_number(load_example):
+    module = load_example("plain_program")
+    assert [module.right({"answer": 7}, said) for said in ("7 of 10", "17", "seven")] == [1.0, 0.0, 0.0]
+    right = fa.Scripted(lambda seen, agent: "Five is meant." if agent == "planner" else "5")
+    episode = next(
+        found for seed in range(100) if (found := fa.play("my/Crew-v0", right, seed=seed)).rewards["planner"]
+    )
+    assert episode.trajectories["writer"].info["answer"] == 5 and episode.rewards == {"planner": 1.0, "writer": 1.0}
+    assert "A friend says: Five is meant." in episode.turns[1].observation
+
+
+def test_a_team_of_the_agents_sdk_hands_off_and_calls_its_tool(load_example):
+    pytest.importorskip("agents")
+    load_example("agents_sdk")
+
+    def says(seen, agent):
+        if agent == "planner":
+            return '<tool_call>{"name": "transfer_to_solver", "arguments": {}}</tool_call>'
+        if "<tool_response>\n" in seen.splitlines()[0] + "\n" and "assistant" not in seen:
+            return "It is " + seen.split("\n")[1]
+        a, b, c = re.findall(r"\d+", seen.rpartition("Anna")[2])[:3]
+        return f'<tool_call>{{"name": "multiply_and_add", "arguments": {{"a": {a}, "b": {b}, "c": {c}}}}}</tool_call>'
+
+    episode = fa.play("my/Team-v0", fa.Scripted(says), seed=1)
+    assert episode.error is None and episode.rewards == {"planner": 1.0, "solver": 1.0}, str(episode)
+    assert [turn.agent for turn in episode.turns] == ["planner", "solver", "solver"]
 
 
 def test_the_teacher_answers_right_and_its_trajectories_are_demonstrations(load_example):

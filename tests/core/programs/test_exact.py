@@ -84,8 +84,8 @@ def test_whatever_a_program_does_to_its_history_each_sampled_token_is_trained_on
     engine = Says(renderer._tokenizer)
     player = ModelPlayer(engine, renderer, fa.Sampling(), "", keep_thoughts=keep_thoughts)
     histories, conversations, turns = _Histories(), [[]], []
-    for number, (base, what, thought, answer, ended) in enumerate(steps):
-        base = conversations[base % len(conversations)]
+    for number, (which, what, thought, answer, ended) in enumerate(steps):
+        base = conversations[which % len(conversations)]
         messages = heard_by_the_model(base, what if base else "anew", number)
         call = chat.read({"model": "a", "messages": messages, "tools": TOOLS})
         after, new, mark = histories.place("a", call)

@@ -81,7 +81,8 @@ def test_the_openai_client_reads_answers_and_streams(session):
                 )
             )
             heard.append("".join(c.choices[0].delta.content or "" for c in chunks if c.choices))
-            heard.extend(c.choices[0].delta.tool_calls[0] for c in chunks if c.choices and c.choices[0].delta.tool_calls)
+            deltas = [c.choices[0].delta for c in chunks if c.choices]
+            heard.extend(delta.tool_calls[0] for delta in deltas if delta.tool_calls)
             heard.append(chunks[-1].usage.completion_tokens)
             heard.append([model.id for model in client.models.list()])
 
@@ -89,7 +90,8 @@ def test_the_openai_client_reads_answers_and_streams(session):
         thread.start()
         turn = session.next("test", 20)
         assert '"name": "add"' in turn.conversation()["messages"][0]["content"]
-        session.answer('I add.\n<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', {"completion_tokens": 3})
+        said = 'I add.\n<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+        session.answer(said, {"completion_tokens": 3})
         thread.join(20)
     said, call, tokens, models = heard
     assert (said, tokens, models) == ("I add.", 3, list(SEATS))
@@ -98,7 +100,7 @@ def test_the_openai_client_reads_answers_and_streams(session):
 
 def test_tool_results_go_on_from_the_call_and_reach_the_model_as_its_template_would_write_them(session):
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-    first, body = answered(session, asked(tools=tools), '<tool_call>{"name": "add", "arguments": {}}</tool_call>')
+    _, body = answered(session, asked(tools=tools), '<tool_call>{"name": "add", "arguments": {}}</tool_call>')
     message = body["choices"][0]["message"]
     assert message["content"] is None and body["choices"][0]["finish_reason"] == "tool_calls"
     more = asked(tools=tools)
@@ -139,7 +141,8 @@ def test_one_episode_is_no_other(gateway):
     with gateway.open({"planner": "planner"}) as mine, gateway.open({"coder": "coder"}) as other:
         assert mine.token != other.token
         assert request(mine, body=asked(model="coder"))[0] == 404  # the other's seat
-        theirs = threading.Thread(target=request, args=(mine,), kwargs={"body": asked(model="coder"), "token": other.token})
+        sent = {"body": asked(model="coder"), "token": other.token}
+        theirs = threading.Thread(target=request, args=(mine,), kwargs=sent)
         theirs.start()
         assert other.next("test", 20).seat == "coder"  # who holds the token speaks in that episode, and no other
         other.answer("-")

@@ -106,7 +106,8 @@ def test_an_unknown_model_is_an_error_also_after_other_calls_and_models_may_have
         return 1.0
 
     episode = played(two, seats=("planner", "solver"))
-    assert episode.error.where == "step" and "no seat of this episode answers to the model 'gpt-5'" in episode.error.message
+    assert episode.error.where == "step"
+    assert "no seat of this episode answers to the model 'gpt-5'" in episode.error.message
     assert played(two, seats=("planner", "solver"), models={"gpt-5": "solver"}).rewards["solver"] == 1.0
     with pytest.raises(ValueError, match="'editor'"):
         fa.Program(two, models={"gpt-5": "editor"})

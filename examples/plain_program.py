@@ -1,0 +1,56 @@
+"""A program that asks two models through OpenAI's client, trained as it is: a policy for each model that it names.
+
+``crew`` is the program; nothing in it knows that it is trained. Its planner works out a small sum and says so in its
+own words, its writer turns that into digits; both are paid when the number is right.
+
+    python examples/plain_program.py [--steps 20] [--model smollm2-135m-instruct] [--out runs/plain_program]
+"""
+
+import argparse
+import re
+
+import forge_agents as fa
+
+
+async def crew(task, client):
+    """The program: two calls of two models, and what came of them."""
+
+    async def ask(model, text):
+        reply = await client.chat.completions.create(model=model, messages=[{"role": "user", "content": text}])
+        return reply.choices[0].message.content
+
+    said = await ask("planner", f"{task['question']} Say it in a few words.")
+    return await ask("writer", f"A friend says: {said[:200]}\nWhich number does he mean? Reply with digits only.")
+
+
+def tasks(rng):
+    """A sum of two small numbers."""
+    a, b = (int(n) for n in rng.integers(1, 5, 2))
+    return {"question": f"What is {a} + {b}?", "answer": a + b}
+
+
+def right(task, result):
+    """1 where the first number of the answer is the sum."""
+    number = re.search(r"\d+", result)
+    return float(number is not None and int(number[0]) == task["answer"])
+
+
+SEATS = ("planner", "writer")
+fa.register("my/Crew-v0", entry_point=fa.Program, program=crew, seats=SEATS, tasks=tasks, reward=right)
+
+
+def main(words=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--out", default="runs/plain_program")
+    asked = parser.parse_args(words)
+    sampling = fa.Sampling(max_tokens=24)
+    team = {seat: fa.Policy(asked.model, name=seat, sampling=sampling, lora=fa.LoRA()) for seat in SEATS}
+    config = fa.GRPOConfig(learner=fa.LearnerConfig(lr=3e-4), engine=fa.EngineConfig(max_model_len=512))
+    with fa.GRPOTrainer(team, config=config, out_dir=asked.out) as trainer:
+        print(trainer.fit("my/Crew-v0", steps=asked.steps).curve)
+
+
+if __name__ == "__main__":
+    main()
