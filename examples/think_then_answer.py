@@ -71,7 +71,7 @@ def imitate(adder, folder, asked):
     """The policy after it has imitated the teacher."""
     export = folder / "export"
     if not export.exists():
-        config = fa.SFTConfig(seed=asked.seed, batch_size=16, learner=fa.LearnerConfig(lr=3e-5, warmup_steps=5))
+        config = fa.SFTConfig(seed=asked.seed, batch_size=16, learner=fa.LearnerConfig(lr=1e-4, warmup_steps=3))
         with fa.SFTTrainer(adder, config, out_dir=folder) as trainer:
             trainer.fit(demonstrations(asked.seed, asked.shown, asked.plain), epochs=asked.epochs)
     return fa.Policy(str(export.absolute()), name=adder.name, sampling=adder.sampling)
@@ -121,7 +121,7 @@ def main(words=None):
     parser.add_argument("--plain", action="store_true", help="the model is shown answers without thoughts")
     parser.add_argument("--seed", type=int, default=0, help="of what is shown, and of training")
     parser.add_argument("--shown", type=int, default=256, help="demonstrations")
-    parser.add_argument("--epochs", type=int, default=2, help="times that each is imitated")
+    parser.add_argument("--epochs", type=int, default=1, help="times that each is imitated")
     parser.add_argument("--steps", type=int, default=20, help="of GRPO")
     parser.add_argument("--groups", type=int, default=8, help="groups of --siblings a step")
     parser.add_argument("--siblings", type=int, default=8)

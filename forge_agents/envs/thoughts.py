@@ -69,7 +69,22 @@ def split_thought(text: str, *, opened: bool | None = False) -> tuple[str, str]:
 
 def opens_thought(text: str) -> bool:
     """Whether `text`, the end of a prompt, has opened a thought that a model goes on with."""
-    return re.search(rf"(?:{_OPEN})\Z", text.rstrip()) is not None
+    return _closing(text) is not None
+
+
+def continued(prompt: str, message: str) -> str:
+    """What a model writes after `prompt` to say `message`: where the prompt has opened a thought, the rest of it."""
+    closing = _closing(prompt)
+    if closing is None:
+        return message
+    thought, answer = split_thought(message)
+    return f"{thought}\n{closing}\n\n{answer}"
+
+
+def _closing(prompt: str) -> str | None:
+    """The tag that closes the thought in which `prompt` ends; None where it ends in none."""
+    closings = (close for opening, close in _PREFILLED if re.search(rf"{opening}\Z", prompt.rstrip()))
+    return next((close.replace("\\", "") for close in closings), None)
 
 
 def whole(thought: str, answer: str) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forge_agents.envs.thoughts import opens_thought, split_thought
+from forge_agents.envs.thoughts import continued, opens_thought, split_thought
 from forge_agents.policy import Thinking
 from forge_agents.runtime import starts
 
@@ -110,7 +110,7 @@ class Renderer:
 
         Returns:
             For each assistant message, the tokens heard since the answer before it, and its own, surrounding blanks
-            removed and the end-of-turn token added.
+            removed and the end-of-turn token added. Where the template opens the thought, that tag is heard.
 
         Raises:
             ValueError: An answer comes first or holds the end-of-turn token, or the template refuses the roles.
@@ -131,7 +131,8 @@ class Renderer:
                 prompt = self._between(tuple(heard), True) if said else self._start(tuple(heard))
             except TemplateError as cause:
                 raise ValueError(f"the chat template refuses its order of roles ({cause})") from cause
-            said.append((prompt, (*self._encode(text.strip()), self.eos_id)))
+            written = continued(self._probed, text)
+            said.append((prompt, (*self._encode(written.strip()), self.eos_id)))
             heard.clear()
         return said
 
@@ -159,7 +160,12 @@ class Renderer:
     @functools.cached_property
     def _opened(self) -> bool:
         """Whether prompts end inside a thought, which the template has opened for the model."""
-        return opens_thought(self._template(_PROBE))
+        return opens_thought(self._probed)
+
+    @functools.cached_property
+    def _probed(self) -> str:
+        """A prompt."""
+        return self._template(_PROBE)
 
     def _render_start(self, heard: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
         return self._encode(self._template(self._defused(heard)))

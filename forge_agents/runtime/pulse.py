@@ -67,7 +67,7 @@ class Pulse:
         self._elsewhere = mesh.on_lost_host(procs, lambda why: _call_in(loop, self._host_lost, why))
         self._tasks = [
             asyncio.ensure_future(self._watch_processes()),
-            asyncio.ensure_future(self._feel(actors, silence_s + _HOLD_S)),
+            asyncio.ensure_future(self._feel(actors, silence_s)),
         ]
 
     @property
@@ -138,16 +138,21 @@ class Pulse:
             self._lost.set_result(error)
         self.end()
 
-    async def _feel(self, actors: Any, timeout_s: float) -> None:
+    async def _feel(self, actors: Any, silence_s: float) -> None:
+        within = silence_s + _HOLD_S
         while True:
             try:
-                await mesh.call_all(actors, self._size, "hold", _HOLD_S, timeout_s=timeout_s, who=self._name)
+                await mesh.call_all(actors, self._size, "hold", _HOLD_S, timeout_s=within, who=self._name)
             except ActorDiedError as error:
                 self._tell(error)
                 return
             except StallError as error:
                 if self._silence_counts:
-                    self._tell(error)
+                    words = f"{self._name} gave no sign of life for silence_s={silence_s:g} s"
+                    why = f"it hangs, or its machine is too busy; if so, raise silence_s. {error}"
+                    silent = StallError(f"{words}: {why}", self._name)
+                    silent.picture = error.picture
+                    self._tell(silent)
                     return
 
     async def _watch_processes(self) -> None:

@@ -68,6 +68,18 @@ def test_what_is_learned_equals_what_would_be_played(read, renderer):
     assert item.ids.tolist() == [*second, *b"four", END]
 
 
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_a_thought_under_its_own_key_is_learned_as_one_in_tags_is(read, renderer, key):
+    row, tagged = chat("uone", "atwo"), chat("uone", "a<think>\nhm\n</think>\n\ntwo")
+    row["messages"][1] |= {key: "hm"}
+    item, written = read([row, tagged]).items
+    assert item.content == written.content
+    assert renderer.parse(item.ids[item.mask].tolist()) == ("hm", "two")
+    bare = chat("uone", "atwo")
+    bare["messages"][1] |= {key: None}
+    assert read([bare]).items[0].content == read([chat("uone", "atwo")]).items[0].content
+
+
 def test_of_prompt_and_completion_only_the_completion_is_learned(read):
     texts, lists = read(
         [
@@ -134,6 +146,8 @@ def test_files_name_their_lines(read, tmp_path):
         ),
         ({"messages": [{"role": "asistant", "content": "x"}]}, "role 'asistant'.*Did you mean 'assistant'"),
         ({"messages": [{"role": "gpt", "content": "x"}]}, "role 'gpt'.*Did you mean 'assistant'"),
+        ({"messages": [{"role": "user", "content": "x", "reasoning": "y"}]}, "a thought, a str, in the role 'user'"),
+        ({"messages": [{"role": "assistant", "content": "x", "thinking": {}, "reasoning": [1]}]}, "a thought, a list"),
         (chat("uone", "a "), r"row 1, messages\[1\] has a content that is empty"),
         ({"messages": [{"role": "user", "content": None}]}, "a content that is of type NoneType"),
         (

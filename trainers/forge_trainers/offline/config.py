@@ -45,11 +45,13 @@ class OfflineConfig:
     """Deadline for the learner to start."""
     stage_timeout_s: float = 1800.0
     """Deadline of each step, measurement and export."""
+    silence_s: float = 60.0
+    """Seconds after which a learner that says nothing counts as dead."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "batch_size", "learner_procs", "checkpoint_every", "keep_checkpoints")
         check_at_least(self, 0, "eval_every", "seed")
-        check_deadlines(self, "start_timeout_s", "stage_timeout_s")
+        check_deadlines(self, "start_timeout_s", "stage_timeout_s", "silence_s")
         if self.too_long not in ("error", "drop"):
             raise ValueError(f"too_long={self.too_long!r} is neither 'error' nor 'drop'")
         if not 0 <= self.eval_share <= 0.9:

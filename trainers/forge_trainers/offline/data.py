@@ -34,12 +34,15 @@ Dataset: TypeAlias = "str | os.PathLike[str] | Iterable[Mapping[str, Any] | Epis
 
 A row is a mapping with ``messages``, a list of ``{"role", "content"}`` of which every assistant message is learned, or
 with ``prompt`` and ``completion``, each a text or such a list, of which only the completion is learned; other keys are
-not read. Of an episode the trajectories of the policy that learns are taken; a trajectory given itself always is.
+not read. A message may hold the thought before its answer apart, under ``reasoning_content``, ``reasoning`` or
+``thinking``. Of an episode the trajectories of the policy that learns are taken; a trajectory given itself always is.
 """
 
 T = TypeVar("T", bound="Content")
 _log = logging.getLogger(__name__)
 _ROLES = ("system", "user", "assistant", "tool")
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""What the thought before an answer is called: by most, by OpenRouter and vLLM, and in gpt-oss' chat template."""
 _OTHER_NAMES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
 
 
@@ -358,16 +361,20 @@ def _message(source: str, message: Any) -> tuple[str, str]:
             near = next((f" Is {other!r} meant?" for other in message if did_you_mean(str(other), [key])), "")
             raise ValueError(f"{source} has no {key!r}; its keys are {', '.join(map(str, message))}.{near}")
     role, content = message["role"], message["content"]
+    thought = next((message[key] for key in _THOUGHTS if message.get(key)), "")
     if role not in _ROLES:
         meant = _OTHER_NAMES.get(str(role))
         near = f" Did you mean {meant!r}?" if meant else did_you_mean(str(role), _ROLES)
         raise ValueError(f"{source} has the role {role!r}, known are {', '.join(_ROLES)}.{near}")
     if message.get("tool_calls"):
         raise ValueError(f"{source} holds 'tool_calls', which are not read; write calls into the content as text")
+    if thought and not (role == "assistant" and isinstance(thought, str)):
+        kind = type(thought).__name__
+        raise ValueError(f"{source} has a thought, a {kind}, in the role {role!r}; expected an assistant's text")
     if not isinstance(content, str) or (role == "assistant" and not content.strip()):
         what = "empty" if isinstance(content, str) else f"of type {type(content).__name__}"
         raise ValueError(f"{source} has a content that is {what}; expected text")
-    return str(role), content
+    return str(role), whole(thought, content)
 
 
 # ---- episodes

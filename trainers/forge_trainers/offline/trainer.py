@@ -241,7 +241,11 @@ class OfflineTrainer(ABC, Generic[T]):
             )
             try:
                 self._learner = learner = await Learner.start(
-                    settings, name=f"{name}-learner", world_size=config.learner_procs, timeout_s=config.start_timeout_s
+                    settings,
+                    name=f"{name}-learner",
+                    world_size=config.learner_procs,
+                    silence_s=config.silence_s,
+                    timeout_s=config.start_timeout_s,
                 )
                 await self._look_at_start(learner, items)
                 self._next_step = await self._checkpoints.restore({name: learner})
