@@ -5,7 +5,8 @@
 
 In: the source, read and never run. Out: text. A room imports rooms of lower floors, never of its own or a higher one,
 and no modules import each other in a circle; tests/docs/test_house.py fails where one does. Imports inside functions
-and for types alone count. The packages' own ``__init__`` pages, which hand on names when they are first used, do not.
+and for types alone count. The packages' own ``__init__`` pages, which hand on names when they are first used, and
+``__main__`` do not.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def modules() -> dict[str, Path]:
         root = ROOT / folder
         for file in sorted((root / package).rglob("*.py")):
             name = ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
-            if "templates" not in file.parts and name not in SOURCES:
+            if "templates" not in file.parts and name.removesuffix(".__main__") not in SOURCES:
                 found[name] = file
     return found
 

@@ -1,16 +1,28 @@
 """Errors that say what arrived, what was expected and what to do.
 
-In: nothing. Out: exception types and `did_you_mean`. Waits for nothing.
+In: nothing. Out: exception types, `did_you_mean`, `check_numbers`. Waits for nothing.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 DISTRIBUTION = "forge-agents-rl"
 """What pip calls this project; the messages that name an extra need it."""
+
+
+def check_numbers(settings: DataclassInstance) -> None:
+    """Raise TypeError for a text in a field of numbers: YAML reads ``1e-5`` as one."""
+    for field in dataclasses.fields(settings):
+        given = getattr(settings, field.name)
+        if isinstance(given, str) and str(field.type).removesuffix(" | None") in ("int", "float"):
+            raise TypeError(f"{field.name}={given!r} is a text; give a number")
 
 
 class ForgeError(Exception):

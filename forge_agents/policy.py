@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Literal, TypeAlias, get_args
 from urllib.parse import urlsplit
 
-from forge_agents.errors import did_you_mean
+from forge_agents.errors import check_numbers, did_you_mean
 
 Thinking: TypeAlias = Literal["auto", "on", "off"]
 """Whether a model is asked to think before it answers."""
@@ -42,6 +42,7 @@ class Sampling:
     """Texts that end a response; the end-of-turn token always does."""
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if not (math.isfinite(self.temperature) and 0 <= self.temperature <= 5):
             raise ValueError(
                 f"temperature={self.temperature} is outside [0, 5]; 1.0 samples the model's own distribution"
@@ -78,6 +79,7 @@ class LoRA:
     values get theirs together or not at all."""
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if not 1 <= self.rank <= _MAX_RANK:
             raise ValueError(f"rank={self.rank} of a LoRA adapter must lie between 1 and {_MAX_RANK}; 16 is usual")
         if not 0 < self.alpha < math.inf:

@@ -97,17 +97,17 @@ def success_of(episode: Episode, lineup: Mapping[str, str]) -> dict[str, bool]:
 
     In this order: what the environment says in its last info under ``"success"``, or under ``"outcome"`` (``"win"`` and
     ``"solved"`` are success); where rewards of different seats differ in sign, having earned more than every seat of
-    any other player; otherwise a reward of at least 1.
+    any other player, unless the environment says that another has won; otherwise a reward of at least 1.
     """
     rewards = episode.rewards
     rivals = min(rewards.values(), default=0.0) < 0 < max(rewards.values(), default=0.0)
+    said = {agent: _said(trajectory.info) for agent, trajectory in episode.trajectories.items()}
     found = {}
-    for agent, trajectory in episode.trajectories.items():
-        success, outcome = trajectory.info.get("success"), trajectory.info.get("outcome")
-        if isinstance(success, bool):
+    for agent in episode.trajectories:
+        if (success := said[agent]) is not None:
             found[agent] = success
-        elif isinstance(outcome, str):
-            found[agent] = outcome in ("win", "solved")
+        elif rivals and any(said.values()):  # it left before the end, or was told nothing there
+            found[agent] = False
         elif rivals:
             against = [seat for seat in rewards if lineup[seat] != lineup[agent]]
             others = against or [seat for seat in rewards if seat != agent]  # in self-play, the other seats
@@ -115,6 +115,14 @@ def success_of(episode: Episode, lineup: Mapping[str, str]) -> dict[str, bool]:
         else:
             found[agent] = rewards[agent] >= 1 - 1e-9
     return found
+
+
+def _said(info: Mapping[str, Any]) -> bool | None:
+    """What an environment says of a seat in its last info; None where it says nothing."""
+    success, outcome = info.get("success"), info.get("outcome")
+    if isinstance(success, bool):
+        return success
+    return outcome in ("win", "solved") if isinstance(outcome, str) else None
 
 
 def tokens_of(trajectory: Trajectory) -> tuple[int, int]:

@@ -121,8 +121,8 @@ class Report:
         s = self.settings
         seats = "seats swapped" if s["swap_seats"] else "seats not swapped"
         headline = (
-            f"{s['suite']}: {len(self.worlds)} environments, {s['episodes']} seeds (seed {s['seed']}), "
-            f"{s['samples']} samples, {seats}, {len(self.records)} episodes{_departures(self)}"
+            f"{s['suite']}: {_count(self.worlds, 'environment')}, {_count(s['episodes'], 'seed')} (seed {s['seed']}), "
+            f"{_count(s['samples'], 'sample')}, {seats}, {_count(self.records, 'episode')}{_departures(self)}"
         )
         found = [_players(self), *_environments(self, brief), _passes(self), *_differences(self)]
         found += [*_meetings(self), *_exploitability(self), _spent(self)]
@@ -268,6 +268,11 @@ def _power(pairs: Sequence[Pair]) -> str:
         f"With {seeds} seeds a pair is found apart in {POWER:.0%} of cases if it differs by "
         f"{gap_found(seeds, len(pairs)):.2g} standard deviations of a seed's difference"
     )
+
+
+def _count(what: int | Sequence[Any], unit: str) -> str:
+    number = what if isinstance(what, int) else len(what)
+    return f"{number} {unit}{'s' * (number != 1)}"
 
 
 def _players(report: Report) -> Section:

@@ -380,11 +380,11 @@ def serve(words: Sequence[str]) -> int:
     """Serve a model behind a token: forge-agents serve CHECKPOINT [--port 8000] [-- options of vllm serve]"""
     from forge_agents.cli.config import with_flag
     from forge_agents.cli.serve import ServeConfig
-    from forge_agents.cli.serve import serve as become_server
+    from forge_agents.cli.serve import serve as run_server
 
     end = words.index("--") if "--" in words else len(words)
     config = _parse("serve", ServeConfig, with_flag("--checkpoint", words[:end]))
-    become_server(config, words[end + 1 :])
+    return 1 if run_server(config, words[end + 1 :]) else 0
 
 
 @_command("new-env", "forge-agents new-env word-duel", "forge-agents new-env word-duel --out projects")

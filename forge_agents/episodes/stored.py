@@ -248,7 +248,12 @@ class EpisodeTable(Sequence[dict[str, Any]]):
         return (self._found[at][1] for at in self._places())
 
     def __repr__(self) -> str:
-        return f"EpisodeTable({str(self._name)!r}, {len(self._found)} episodes read{'' if self._whole else ' so far'})"
+        read = f", {len(self._found)} episodes read{'' if self._whole else ' so far'}" if self._found else ""
+        return f"EpisodeTable({str(self._name)!r}{read})"  # a debugger shows it, too: nothing is read for it
+
+    def __str__(self) -> str:
+        self._read()
+        return repr(self)
 
     def episode(self, at: int) -> Episode:
         """The whole episode of record `at`.

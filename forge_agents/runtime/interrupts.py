@@ -34,7 +34,8 @@ def interrupted(reason: str) -> KeyboardInterrupt:
     return error
 
 
-def _say_stopping() -> None:
+def say_stopping() -> None:
+    """Acknowledge Ctrl-C at once."""
     start = "\n" * sys.stderr.isatty()  # after the ^C that a terminal shows
     sys.stderr.write(f"{start}SIGINT: stopping, and ending what was started; once more does not wait for it\n")
 
@@ -163,7 +164,7 @@ class LoopRunner:
 
     def _give_up(self, future: concurrent.futures.Future[Any]) -> None:
         """Cancel what the thread does, so that the next call need not wait for it."""
-        _say_stopping()
+        say_stopping()
         self._cancel()
         concurrent.futures.wait([future], timeout=_CANCEL_S)
 
@@ -195,7 +196,7 @@ def _told_at_once(stop: Callable[[], None]) -> Iterator[None]:
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, before)
-        _say_stopping()
+        say_stopping()
         stop()
 
     signal.signal(signal.SIGINT, on_signal)

@@ -200,8 +200,9 @@ class _Lines:
         self._under_way[id(start)] = start
         self.say(_begun(start))
         if self._watcher is None:
-            self._watcher = threading.Thread(target=self._watch, name="forge-starts", daemon=True)
-            self._watcher.start()
+            watcher = threading.Thread(target=self._watch, name="forge-starts", daemon=True)
+            watcher.start()
+            self._watcher = watcher  # Ctrl-C may come before it runs, and then it cannot be joined
 
     def end(self, start: Start, *, well: bool) -> None:
         del self._under_way[id(start)]

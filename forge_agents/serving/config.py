@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from forge_agents.errors import ModelNotFoundError
+from forge_agents.errors import ModelNotFoundError, check_numbers
 from forge_agents.models.resolve import weight_bytes
 from forge_agents.policy import LoRA
 from forge_agents.runtime.processes import visible_gpus
@@ -79,6 +79,7 @@ class EngineConfig:
         return is_too_small_to_compile(Path(self.model))
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if self.model and not Path(self.model, "config.json").is_file():
             raise ModelNotFoundError(
                 f"model={self.model!r} is no folder with a config.json; give the folder of a Hugging Face model"

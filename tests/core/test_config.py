@@ -116,3 +116,19 @@ def test_what_a_command_writes_is_out_everywhere(config, flag):
 def test_what_was_called_otherwise_is_still_understood(flag, tmp_path):
     assert cli.main(["new-env", f"once-{flag.strip('-')}", flag, str(tmp_path)]) == 0
     assert (tmp_path / f"once-{flag.strip('-')}").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        (lambda: fa.LearnerConfig(lr="1e-5"), "lr='1e-5'"),
+        (lambda: fa.GRPOConfig(group_size="8"), "group_size='8'"),
+        (lambda: fa.EngineConfig(max_model_len="64"), "max_model_len='64'"),
+        (lambda: fa.Sampling(temperature="0.5"), "temperature='0.5'"),
+        (lambda: fa.LoRA(rank="4"), "rank='4'"),
+    ],
+)
+def test_a_text_in_the_place_of_a_number_is_named(settings, name):
+    """YAML reads 1e-5 as a text, and so does who reads it."""
+    with pytest.raises(TypeError, match=f"^{name} is a text; give a number"):
+        settings()

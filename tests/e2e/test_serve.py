@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import socket
@@ -44,7 +43,8 @@ def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             env={**os.environ, "MY_TOKEN": TOKEN},
             stdout=file,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            # the background of a shell has it ignored
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
         )
     base = f"http://127.0.0.1:{port}"
     try:
@@ -54,12 +54,11 @@ def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             time.sleep(0.5)
         yield base, process.pid, log
         process.send_signal(signal.SIGINT)
-        process.wait(timeout=60)
+        assert process.wait(timeout=60) == 130 and log.read_text().endswith("the server is stopped\n")
         assert status(f"{base}/health") == 0
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # vLLM's engine is a child
-        process.wait(timeout=30)
+        process.terminate()
+        process.wait(timeout=60)
 
 
 class Greeting(fa.TurnEnv):
@@ -123,4 +122,6 @@ def test_a_model_is_served_to_those_who_have_the_token(server, monkeypatch):
     told = log.read_text()
     assert TOKEN not in told and "token  that of MY_TOKEN" in told
     assert "starting server tiny: " in told and ", not compiled, on " in told and "server tiny is ready after " in told
-    assert TOKEN not in Path(f"/proc/{pid}/cmdline").read_text()
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    assert len(children) == 1  # the server, in a session of its own
+    assert not any(TOKEN in Path(f"/proc/{one}/cmdline").read_text() for one in (pid, *children))

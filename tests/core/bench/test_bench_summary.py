@@ -1,6 +1,6 @@
 import forge_agents as fa
 from forge_agents.bench.plan import World
-from forge_agents.bench.records import Record, SeatRecord
+from forge_agents.bench.records import Record, SeatRecord, success_of
 from forge_agents.bench.summary import summarise
 
 TOE = "forge/TicTacToe-v0"
@@ -89,3 +89,21 @@ def test_without_swapped_seats_a_seat_is_not_taken_for_skill(tmp_path):
     assert not fixed.summary.ratings and f"SEATS ARE NOT SWAPPED in {TOE}" in fixed.markdown()
     both = fa.benchmark(players, TOE, episodes=8, out_dir=tmp_path, progress=False)
     assert both.summary.ratings and "NOT SWAPPED" not in both.markdown()
+
+
+def episode(rewards, infos):
+    trajectories = {
+        seat: fa.Trajectory(agent=seat, policy=seat, turns=(), early_reward=reward, info=infos.get(seat, {}))
+        for seat, reward in rewards.items()
+    }
+    return fa.Episode(env_id="bench/Two-v0", seed=1, trajectories=trajectories)
+
+
+def test_who_leaves_without_a_word_has_not_won_what_another_is_said_to_have_won():
+    lineup = {"x": "one", "y": "two"}
+    rewards = {"x": 2.0, "y": -1.0}
+    assert success_of(episode(rewards, {"y": {"outcome": "win"}}), lineup) == {"x": False, "y": True}
+    assert success_of(episode(rewards, {}), lineup) == {"x": True, "y": False}
+    assert success_of(episode(rewards, {"y": {"success": False}}), lineup) == {"x": True, "y": False}
+    together = {"x": 1.0, "y": 1.0}
+    assert success_of(episode(together, {"y": {"success": True}}), lineup) == {"x": True, "y": True}

@@ -1,12 +1,18 @@
 import asyncio
+import json
 import os
 import shutil
+import signal
 import socket
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from forge_agents.cli import main as cli
+from forge_agents.cli import serve as serving
 from forge_agents.cli.serve import RequireToken, ServeConfig, command, find_model, serve
 from forge_agents.errors import ModelNotFoundError
 
@@ -85,7 +91,7 @@ def test_a_model_without_a_chat_template_needs_one(run, tmp_path):
 def test_the_server_is_vllms_own_with_our_settings(run):
     config = ServeConfig(checkpoint=str(run), max_model_len=256, kv_cache_gb=0.5, enforce_eager=True)
     words = command(config, run / "export", "guess", ["--enable-auto-tool-choice"])
-    assert words[:3] == [sys.executable, "-c", "from forge_agents.cli.serve import run_server; run_server()"]
+    assert words[:3] == [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry"]
     assert words[3] == f"--model={run / 'export'}"
     settings = {"host": "127.0.0.1", "served-model-name": "guess", "dtype": "float32", "max-model-len": "256",
                 "kv-cache-memory-bytes": "500000000", "middleware": "forge_agents.cli.serve.RequireToken"}  # fmt: skip
@@ -124,24 +130,118 @@ def test_a_token_comes_from_the_environment_or_is_made(monkeypatch):
     assert len({config.token() for _ in range(3)}) == 3 and len(config.token()) >= 40
 
 
-def test_the_token_is_handed_on_where_no_command_line_shows_it(run, monkeypatch, capsys):
+@pytest.fixture
+def pretended(monkeypatch, tmp_path):
+    """``pretended(program)``: `program` runs in place of vLLM's server; returns the words it would have had."""
     started = []
-    monkeypatch.setattr(os, "execve", lambda *call: started.append(call))
+
+    def pretend(program):
+        def words(*args):
+            started.append(command(*args))
+            return [sys.executable, "-c", program]
+
+        monkeypatch.setattr(serving, "command", words)
+        return started
+
+    monkeypatch.chdir(tmp_path)
+    return pretend
+
+
+def a_free_port():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return str(free.getsockname()[1])
+
+
+ANSWERS = """
+import json, os
+json.dump(dict(os.environ), open("environment.json", "w"))
+open(os.environ["FORGE_AGENTS_SERVER_ANSWERS"], "w").close()
+"""
+
+
+def test_the_token_is_handed_on_where_no_command_line_shows_it(run, pretended, tmp_path, monkeypatch, capfd):
+    started, port = pretended(ANSWERS), a_free_port()
     monkeypatch.setenv("VLLM_API_KEY", "another")
     monkeypatch.delenv("FORGE_AGENTS_TOKEN", raising=False)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    cli.main(["serve", str(run), "--port", str(port), "--", "--seed", "3"])
-    (program, words, environment) = started[0]
-    token = environment["FORGE_AGENTS_SERVER_TOKEN"]
-    told = capsys.readouterr().out
-    assert program == words[0] == sys.executable and words[-2:] == ["--seed", "3"]
-    assert told.count(token) == 1 and not any(token in word for word in words)
-    assert "VLLM_API_KEY" not in environment
+    assert cli.main(["serve", str(run), "--port", port, "--", "--seed", "3"]) == 0
+    environment = json.loads((tmp_path / "environment.json").read_text())
+    token, told = environment["FORGE_AGENTS_SERVER_TOKEN"], capfd.readouterr()
+    assert started[0][-2:] == ["--seed", "3"]
+    assert told.out.count(token) == 1 and token not in told.err and not any(token in word for word in started[0])
+    assert "VLLM_API_KEY" not in environment and "server guess is ready after" in told.err
     monkeypatch.setenv("FORGE_AGENTS_TOKEN", "a-token-of-mine")
-    cli.main(["serve", str(run), "--port", str(port)])
-    assert started[1][2]["FORGE_AGENTS_SERVER_TOKEN"] == "a-token-of-mine"
-    assert "a-token-of-mine" not in capsys.readouterr().out
+    assert cli.main(["serve", str(run), "--port", port]) == 0
+    environment = json.loads((tmp_path / "environment.json").read_text())
+    assert environment["FORGE_AGENTS_SERVER_TOKEN"] == "a-token-of-mine"
+    assert "a-token-of-mine" not in capfd.readouterr().out
+
+
+def test_a_server_that_ends_while_it_starts_is_a_failure(run, pretended, capfd):
+    pretended("import sys; sys.exit('no memory')")
+    assert cli.main(["serve", str(run), "--port", a_free_port()]) == 1
+    said = capfd.readouterr().err
+    assert "no memory" in said and "is ready" not in said
+
+
+NOISY = """
+import os, signal, subprocess, sys, time
+open("pids", "w").write(f"{os.getpid()} ")
+engine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open("pids", "a").write(str(engine.pid))
+def ended(number, frame):
+    print("a hundred lines", number, flush=True)
+    sys.exit()
+signal.signal(signal.SIGTERM, ended)
+"""
+
+
+@pytest.mark.parametrize("answers", [False, True])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_stopped_server_ends_with_its_engines_and_in_silence_before_it_answers(run, tmp_path, number, answers):
+    own = NOISY + "open(os.environ['FORGE_AGENTS_SERVER_ANSWERS'], 'w').close()\n" * answers + "time.sleep(600)"
+    program = f"""
+import signal, sys
+from forge_agents.cli import serve, main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+serve.command = lambda *given: [sys.executable, "-c", {own!r}]
+sys.exit(main.main(["serve", {str(run)!r}, "--port", {a_free_port()!r}]))
+"""
+    words = [sys.executable, "-c", program]
+    process = subprocess.Popen(words, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    pids = tmp_path / "pids"
+    while len(pids.read_text().split() if pids.exists() else []) < 2:
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    seen = ""
+    while process.stdout is not None and ("is ready" if answers else "starting server") not in seen:
+        seen = process.stdout.readline()
+        assert seen, "the server ended"
+    process.send_signal(number)
+    server, engine = map(int, pids.read_text().split())
+    if number is signal.SIGKILL:  # the server hears of it, and its engines are its own to end
+        os.kill(engine, signal.SIGKILL)
+    said = process.communicate(timeout=60)[0].splitlines()
+    if number is not signal.SIGKILL:
+        told = "the server is stopped" if answers else "stopped before the server answered"
+        stopping = "SIGINT: stopping, and ending what was started; once more does not wait for it"
+        assert [line for line in said if "hundred" not in line] == [stopping, told] * (number is signal.SIGINT)
+        assert ("a hundred lines 15" in said) == answers
+        assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
+    assert within(30, lambda: not any(map(runs, (server, engine))))
+
+
+def within(limit_s, holds):
+    deadline = time.monotonic() + limit_s
+    while not (held := holds()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return held
+
+
+def runs(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_a_port_in_use_is_told_before_anything_starts(run):

@@ -112,9 +112,12 @@ def test_no_more_is_read_than_is_asked_for(run, monkeypatch):
     read = []
     monkeypatch.setattr(stored, "digest", lambda row, real=stored.digest: read.append(1) or real(row))
     table = fa.load_episodes(run)
-    assert len(list(islice(table, 3))) == 3 and len(read) == 3 and "so far" in repr(table)
+    name = str(run / "episodes.jsonl")
+    assert repr(table) == f"EpisodeTable({name!r})" and not read
+    assert len(list(islice(table, 3))) == 3 and len(read) == 3 and "3 episodes read so far" in repr(table)
     assert table[1]["episode"] == 1 and table.episode(2).seed == 1 and len(read) == 3
     assert len(list(islice(table.episodes(), 4))) == 4 and len(read) == 4
+    assert str(table) == f"EpisodeTable({name!r}, 12 episodes read)"
     assert len(table) == 12 and len(list(table)) == 12 and len(read) == 12
 
 

@@ -121,3 +121,12 @@ def test_the_machine_is_its_gpus_where_there_are_some(monkeypatch, gpus, told):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(starts.os, "sched_getaffinity", lambda _: {0, 1, 2})
     assert starts.machine() == "3 CPU cores"
+
+
+def test_ctrl_c_before_the_watcher_runs_stays_ctrl_c(monkeypatch):
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt), starts.shown(print), starts.starting("engine", "team", "m"):
+        pass

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from forge_agents.errors import ModelNotFoundError
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
-from forge_trainers.learner.model import check_weights, read_config, spec_from_config
+from forge_trainers.learner.model import build_model, check_weights, read_config, spec_from_config
 
 
 def changed(folder: Path, **changes: Any) -> dict[str, Any]:
@@ -63,6 +63,9 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path: Path):
         read_config(tmp_path)
     with pytest.raises(ModelNotFoundError, match="no .safetensors"):
         check_weights(tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "hidden_size": 8}')
+    with pytest.raises(ValueError, match=r"config\.json lacks whole numbers for .*max_position_embeddings"):
+        build_model(LearnerConfig(model=str(tmp_path)), None)
 
 
 def rewritten(folder: Path, to: Path, **tensors: torch.Tensor | None) -> LearnerConfig:

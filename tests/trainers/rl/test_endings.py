@@ -130,6 +130,48 @@ def test_a_run_that_is_solved_ends_well_saved_and_exported_with_the_reason(tmp_p
     assert again.asked[0] == (6, 0)
 
 
+class Learning:
+    """A reward that remembers how many trajectories it has seen."""
+
+    name, seen = "learning", 0
+
+    def __call__(self, trajectories):
+        self.seen += len(trajectories)
+        return np.array([t.reward for t in trajectories])
+
+    def state_dict(self):
+        return {"seen": np.array(self.seen)}
+
+    def load_state_dict(self, state):
+        self.seen = int(state["seen"])
+
+
+def test_a_run_that_has_done_its_steps_starts_nothing(tmp_path, capsys):
+    def again(steps, **seats):
+        reward = Learning()
+        run = GRPOTrainer({"p0": TEAM, "p1": fa.Random(name="rival"), **seats}, reward, out_dir=tmp_path)
+        return run, run._finished(TaskSampler(Duel), steps), reward
+
+    with trainer(tmp_path, lambda step: [group(0.0, 1.0, seed=step)], reward=Learning(), groups_per_step=1) as run:
+        first = run.fit(Duel, steps=2)
+    (first.export / "config.json").write_text("{}")
+    assert again(3)[1] is None and again(2, p1=fa.Policy("m"))[1] is None
+    run, result, reward = again(2)
+    assert result == dataclasses.replace(first, curve=result.curve) and reward.seen == run.reward.seen == 8
+    assert f"{tmp_path} has done 2 steps already: set steps above 2 to train on" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert (run.save(tmp_path / "copy") / "config.json").read_text() == "{}"
+    assert again(1)[1].steps == 2
+    (tmp_path / "checkpoints/step-000002/reward.npz").write_bytes(b"damaged")
+    assert again(2)[1] is None  # who restores it says what is wrong, and takes the one before
+    with trainer(tmp_path, lambda step: [group(0.0, 1.0, seed=step)], groups_per_step=1) as run:
+        run._next_step = 2
+        run.fit(Duel, steps=3)
+    (tmp_path / "checkpoints/step-000003/exported").unlink()  # killed while it exported
+    assert again(3)[1] is None
+
+
 def test_a_run_that_is_flat_elsewhere_says_where_after_saving(tmp_path):
     def played(step):
         return [group(*([0.25, 0.75] if step == 0 else [0.25, 0.25]), seed=4 * step + n) for n in range(4)]
@@ -299,6 +341,8 @@ def test_a_failure_names_the_users_code_not_a_librarys():
     ours = f'  File "{fa.__file__}", line 3, in checked\n'
     through_ours = dataclasses.replace(BROKEN, trace=BROKEN.trace + ours)
     assert where_it_failed(through_ours).endswith("at /home/me/my_env.py:12 in act")
+    only_ours = dataclasses.replace(BROKEN, trace=ours)
+    assert where_it_failed(only_ours) == f"{BROKEN.where}: {BROKEN.kind}: {BROKEN.message}"
     assert where_it_failed(EpisodeError(where="reward", kind="ValueError", message="nan")) == "reward: ValueError: nan"
 
 

@@ -174,7 +174,30 @@ def test_a_reward_that_does_not_like_random_words_is_told_and_the_run_goes_on(tr
 @pytest.mark.parametrize("given", [[float("nan")] * 4, [None] * 4, np.full(4, np.nan)])
 def test_a_reward_that_abstains_from_random_play_is_fine(tried, given):
     said = tried(reward=lambda trajectories: given)
-    assert "failed" not in said and "abstains from all 4 trajectories of random play" in said
+    assert "failed" not in said and "abstains from all 4 trajectories of random play, whose info has " in said
+
+
+def test_what_a_verifier_looks_for_in_an_info_is_told_beside_what_is_there(tried):
+    def right(completion, gold):
+        return completion == gold
+
+    said = tried(reward=fa.Ensemble([fa.Rule(right), fa.Rule(lambda trajectory: 1.0, name="kind")]))
+    where = f"right(completion, gold) at {__file__}:{right.__code__.co_firstlineno}"
+    assert "reward right fails on 4 of 4 trajectories of random play: trajectory.info has no 'gold', " in said
+    assert f"which {where} takes; it has " in said
+
+
+class Scorer:
+    name = "scorer"
+
+    def __call__(self, trajectories):
+        return [1.0]
+
+
+def test_a_reward_that_is_an_object_is_named_by_its_line_and_none_of_ours(tried):
+    with pytest.raises(PreflightError) as error:
+        tried(reward=Scorer())
+    assert line_of(Scorer, "def") in str(error.value) and "rewards.py" not in str(error.value)
 
 
 class Counts(fa.Rule):
@@ -304,13 +327,14 @@ def test_an_environment_that_fails_with_some_seeds_is_played_with_another(tried)
 def test_an_environment_that_does_not_like_random_words_is_told_and_played(tried):
     said = tried(env=BreaksByWords)
     assert "2 of 2 episodes of random players failed in BreaksByWords, as a model's may: step: ValueError" in said
-    assert line_of(BreaksByWords, 'int("x")') in said
+    assert line_of(BreaksByWords, 'int("x")') in said and "Let the game answer whatever is written" in said
 
 
 def test_a_scripted_player_sits_in_its_own_seat(tried, tiny_llama):
     seats = {"p0": fa.Policy(str(tiny_llama)), "p1": fa.Scripted(lambda a, b, c: "x")}
     said = tried(seats=seats)
     assert "episodes of random players failed in World, as a model's may: policy: TypeError" in said
+    assert "Let the game answer" not in said
 
 
 class Slow(World):

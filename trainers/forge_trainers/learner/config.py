@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args, get_origin, get_type_hints
 
+from forge_agents.errors import check_numbers
 from forge_agents.policy import LoRA
 from forge_trainers.losses.registry import Correction, LossSettings, find_loss
 
@@ -121,6 +122,7 @@ class LearnerConfig:
     """Seconds after which ranks give up on each other."""
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         find_loss(self.loss)
         for name in ("lr", "weight_decay", "kl_coef", "entropy_coef"):
             _require(math.isfinite(getattr(self, name)) and getattr(self, name) >= 0, self, name, "finite and >= 0")

@@ -162,6 +162,7 @@ def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) 
         ValueError: The architecture is not supported.
     """
     hf_config = read_config(config.model)
+    _check_supported(hf_config)
     check_weights(Path(config.model))
     check_degrees(config, hf_config)
     max_seq_len = int(min(config.max_sample_tokens or math.inf, hf_config["max_position_embeddings"]))

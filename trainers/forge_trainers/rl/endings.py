@@ -5,6 +5,7 @@ In: the judged groups of each step. Out: an `Ending`, or None while there is mor
 
 from __future__ import annotations
 
+import os
 import re
 import sysconfig
 import traceback
@@ -242,14 +243,13 @@ def nothing_played(judged: Sequence[JudgedGroup], trained: Collection[str]) -> s
 
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (.+)')
-_FOREIGN = (
-    *("site-packages", "dist-packages", "<frozen", sysconfig.get_paths()["stdlib"]),
-    *(package.__path__[0] for package in (forge_agents, forge_trainers, forge_verifiers)),
-)
+_OURS = tuple(package.__path__[0] + os.sep for package in (forge_agents, forge_trainers, forge_verifiers))
+"""Where we only find what a user's code has done."""
+_FOREIGN = ("site-packages", "dist-packages", "<frozen", sysconfig.get_paths()["stdlib"])
 
 
 def where_it_failed(error: EpisodeError) -> str:
-    """An episode's failure in one line, with the file and line of the user's code if its trace has one."""
+    """An episode's failure in one line, with the file and line of the user's code or else a library's, if any."""
     return f"{error.where}: {error.kind}: {error.message[:300]}{_place(error.trace)}"
 
 
@@ -260,12 +260,13 @@ def raised_in(error: EpisodeError) -> str:
 
 
 def where_it_raised(error: BaseException) -> str:
-    """An exception in one line, with the file and line of the user's code if it came through any."""
+    """An exception in one line, with the file and line of the user's code or else a library's, if any."""
     trace = "".join(traceback.format_exception(error))
     return f"{type(error).__name__}: {str(error)[:300]}{_place(trace)}"
 
 
 def _place(trace: str) -> str:
     frames = _FRAME.findall(trace)
+    frames = [frame for frame in frames if not frame[0].startswith(_OURS)]
     own = [frame for frame in frames if not any(part in frame[0] for part in _FOREIGN)] or frames
     return f" at {own[-1][0]}:{own[-1][1]} in {own[-1][2].strip()}" if own else ""

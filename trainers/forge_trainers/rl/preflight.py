@@ -34,7 +34,7 @@ from forge_trainers.rl.rewards import Columns, EnvTurnReward, asked, env_reward
 from forge_trainers.rl.tasks import HELD_OUT_FROM, Task, TaskSampler
 from forge_trainers.run.checkpoints import ProcessRandomness, Stateful
 from forge_trainers.run.supervision import Watchdog
-from forge_verifiers.core.functions import called, name_of
+from forge_verifiers.core.functions import called, has, name_of
 from forge_verifiers.core.verifier import Composable, ScoreError, assessed
 
 Rest: TypeAlias = Callable[[], Awaitable[None]]
@@ -128,7 +128,8 @@ class Preflight:
             if all_failed and (errors[0].kind in _MISTAKES or raised_in(errors[0]) == inspect.getsourcefile(TextGame)):
                 raise PreflightError(f"{told}: {first}")
             if not all_failed or any(episode.turns for episode in group.episodes):
-                self.say(f"preflight: {told}, as a model's may: {first}")
+                advice = ". Let the game answer whatever is written: an episode that fails teaches nothing"
+                self.say(f"preflight: {told}, as a model's may: {first}{advice * (errors[0].where == 'step')}")
                 return [group]
         raise PreflightError(f"{env_id} fails before any decision, with all of {SEEDS} seeds: {first}")
 
@@ -259,10 +260,13 @@ def _try(part: Any, trajectories: Sequence[Trajectory], *, within: bool, say: Ca
     state = copy.deepcopy(part.state_dict()) if isinstance(part, Stateful) else None
     try:
         found = assessed(part, trajectories) if isinstance(part, Composable) else asked(part, trajectories, name)
-        if not found.failed and np.isnan(found.scores).all():  # failures have been told
-            say(f"preflight: reward {name} abstains from all {len(trajectories)} trajectories of random play")
+        of = f"{len(trajectories)} trajectories of random play"
+        if found.failed and isinstance(part, Composable):  # of others `asked` has told it
+            say(f"preflight: reward {name} fails on {len(found.failed)} of {of}: {next(iter(found.failed.values()))}")
+        elif not found.failed and np.isnan(found.scores).all():
+            say(f"preflight: reward {name} abstains from all {of}, whose info has {has(trajectories[0])}")
     except Exception as error:
-        what = f"reward {called(part)}" if inspect.isroutine(part) else f"reward {name}"
+        what = f"reward {name}" if isinstance(part, Composable) else f"reward {called(part)}"
         if _scores_one(part, trajectories[0]):
             raise PreflightError(
                 f"{what} scores one trajectory, and is asked about the list of all: call its parameter `trajectory`, "

@@ -15,6 +15,7 @@ import asyncio
 import dataclasses
 import logging
 import os
+import shutil
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,7 +32,7 @@ from forge_agents.runtime.interrupts import Interrupt, LoopRunner
 from forge_agents.runtime.mesh import with_deadline
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.types import Episode, EpisodeBatch, EpisodeGroup, Reward
-from forge_trainers.records.run_folder import FitResult, RunFolder
+from forge_trainers.records.run_folder import FitResult, RunFolder, read_rows
 from forge_trainers.records.trackers import check_installed
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.credit import Baselines
@@ -140,7 +141,7 @@ class GRPOTrainer:
         self._loop = LoopRunner(self._stop, self._checkpoints.standing)
         self._watch = Stopwatch()
         self._next_step: int | None = None
-        self._announced_failure = False
+        self._announced_failure = self._over = False
         self._tried: Rest | None = None
         """A preflight that is not over."""
 
@@ -291,6 +292,8 @@ class GRPOTrainer:
             ).run()
 
     async def _fit(self, sampler: TaskSampler, steps: int) -> FitResult:
+        if (over := self._finished(sampler, steps)) is not None:
+            return over
         await self._preflight(sampler, self.reward, learn=True)
         settings = {
             "env": list(sampler.env_ids),
@@ -307,6 +310,20 @@ class GRPOTrainer:
                     if self._processes is None or not await self._processes.stop_learners_after(error):
                         raise
                     self._next_step = None  # the newest checkpoint says where to go on
+
+    def _finished(self, sampler: TaskSampler, steps: int) -> FitResult | None:
+        """What a run came to that has done its steps; None where something has to be started."""
+        export, curve, rows = (self.out_dir / name for name in ("export", "reward.png", "metrics.jsonl"))
+        if self._processes is not None or not (export.is_dir() and rows.exists()):
+            return None
+        trained = [name for name, policy in self._models(sampler).items() if policy.trainable]
+        if not (done := self._checkpoints.finished(steps, trained)):
+            return None
+        self._over = True
+        with starts.shown() as say:
+            say(f"{self.out_dir} has done {done} steps already: set steps above {done} to train on, or another out_dir")
+        shown = curve if curve.exists() else None
+        return FitResult(steps=done, metrics=read_rows(rows), out_dir=self.out_dir, export=export, curve=shown)
 
     async def _session(self, sampler: TaskSampler, steps: int, run: RunFolder) -> FitResult:
         """Train to the end of the run, or of a learner."""
@@ -369,6 +386,7 @@ class GRPOTrainer:
         if ending is not None and ending.kind == "broken":
             raise EmptyBatchError(ending.reason)
         export, curve = await self._export(self.out_dir / "export"), run.plot_rewards(self._running.learners)
+        self._checkpoints.exported()
         if ending is not None and ending.kind == "flat":
             raise EmptyBatchError(
                 f"{ending.reason}. What was learned before is in {export}; the same run goes on with new seeds"
@@ -502,6 +520,8 @@ class GRPOTrainer:
         )
 
     async def _export(self, folder: Path) -> Path:
+        if self._processes is None and self._over:
+            return Path(shutil.copytree(self.out_dir / "export", folder, dirs_exist_ok=True))
         learners = self._running.learners
         if not learners:
             raise NotReadyError("nothing has been trained yet; call fit first")

@@ -16,7 +16,7 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -40,6 +40,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _BYTES_EACH = 12
 """Of each weight in a checkpoint: itself and Adam's two moments, all float32."""
+_EXPORTED = "exported"
+"""The file in a checkpoint that says that the run's export was made of it."""
+
+_DAMAGES = (OSError, RuntimeError, ValueError, KeyError, EOFError, BadZipFile)
+"""What reading a checkpoint raises whose files are not as they were written."""
 
 
 @runtime_checkable
@@ -210,6 +215,23 @@ class Checkpoints:
         step = saved[0].name.rpartition("-")[2].lstrip("0")
         return f"stopped; {self._folder.parent} holds the run after step {step}, from which the same call goes on"
 
+    def exported(self) -> None:
+        """Note that the run's export holds the newest checkpoint."""
+        for newest in self.complete()[:1]:
+            (newest / _EXPORTED).touch()
+
+    def finished(self, steps: int, learners: Collection[str]) -> int:
+        """Where the newest checkpoint is exported and `steps` or more, load the parts and return its steps; else 0."""
+        for folder in self.complete()[:1]:
+            try:
+                mark = _Mark.read(folder)
+                if mark.step >= steps and mark.policies == sorted(learners) and (folder / _EXPORTED).exists():
+                    self._load_parts(folder)
+                    return mark.step
+            except _DAMAGES as cause:  # `restore` will say more
+                _log.warning("checkpoint %s does not load (%s)", folder, cause)
+        return 0
+
     def check_room(self, policies: Iterable[Policy], say: Callable[[str], None]) -> None:
         """See that the disk holds what training `policies` writes: checkpoints, and the export at the end.
 
@@ -320,7 +342,7 @@ class Checkpoints:
                     await self._load(folder, learners)
             except (StallError, ActorDiedError):
                 raise
-            except (OSError, RuntimeError, ValueError, KeyError, EOFError, BadZipFile) as cause:
+            except _DAMAGES as cause:
                 _log.warning("checkpoint %s does not load (%s); trying the one before", folder, cause)
                 damaged[folder] = cause
                 continue
@@ -385,10 +407,13 @@ class Checkpoints:
             ) from cause
 
     async def _load(self, folder: Path, learners: Mapping[str, Learner]) -> None:
-        states = {name: read_arrays(folder / f"{name}.npz") for name in self._parts}
         await all_or_first_error(
             learner.load(folder / name, timeout_s=self._timeout_s) for name, learner in learners.items()
         )
+        self._load_parts(folder)
+
+    def _load_parts(self, folder: Path) -> None:
+        states = {name: read_arrays(folder / f"{name}.npz") for name in self._parts}
         for name, state in states.items():
             if state is None:
                 _log.warning("checkpoint %s holds no %s, which starts afresh", folder, name)

@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from forge_agents.errors import check_numbers
 from forge_agents.serving.config import EngineConfig
 from forge_trainers.learner.config import LearnerConfig
 
@@ -54,6 +55,7 @@ class ProcessConfig:
     `RespawnLimitError`."""
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         check_at_least(self, 1, "learner_procs")
         check_at_least(self, 0, "max_staleness", "max_respawns", "seed")
         check_deadlines(self, "start_timeout_s", "stage_timeout_s", "silence_s")

@@ -31,6 +31,10 @@ _SAYS: Mapping[Fill, Mapping[str, Many]] = {
 }
 
 
+_SHOWN = 8
+"""Names of an ``info`` that are told."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Returned:
     """What a function said of n trajectories."""
@@ -68,7 +72,8 @@ class Reading:
         failed, asked = {}, []
         for row, trajectory in enumerate(trajectories):
             if lacks := self._lacks(trajectory):
-                failed[row] = f"trajectory.info has no {lacks!r}, which {called(self.function)} takes"
+                takes = f"which {called(self.function)} takes"
+                failed[row] = f"trajectory.info has no {lacks!r}, {takes}; it has {has(trajectory)}"
             elif trajectory.turns or "text" not in self.takes.values():  # who never moved wrote nothing
                 asked.append(row)
         shown = [trajectories[row] for row in asked]
@@ -140,6 +145,13 @@ def told(error: Exception) -> str:
     own = [frame for frame in frames if not frame.filename.startswith((sys.prefix, sys.base_prefix))] or frames
     place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
     return f"{type(error).__name__}: {error}{place}"
+
+
+def has(trajectory: Trajectory) -> str:
+    """Names in a trajectory's ``info``, for those who looked for another there."""
+    names = sorted(map(repr, trajectory.info))
+    more = [f"and {len(names) - _SHOWN} more"] if names[_SHOWN:] else []
+    return ", ".join([*names[:_SHOWN], *more]) or "nothing"
 
 
 def called(function: Any) -> str:
