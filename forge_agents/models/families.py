@@ -1,0 +1,195 @@
+"""Which family a model is of: its architecture says how it computes, its chat template how it talks.
+
+In: a model's folder. Out: what is known of both. Waits for the disk.
+
+Nothing here goes by a model's name: folders are renamed, and an export of a run is called after the run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forge_agents.errors import ModelNotFoundError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Models that compute alike."""
+
+    name: str
+    """As config.json's ``model_type``."""
+    models: str
+    """What people call them."""
+    architectures: tuple[str, ...]
+    """Values of ``architectures[0]`` in a config.json."""
+    why_not: str = ""
+    """Why the learner does not train it; empty where it does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """How conversations look in a chat template."""
+
+    name: str
+    marks: tuple[str, ...]
+    """Texts that all occur in the template, and in no template of a dialect further up in `DIALECTS`."""
+    calls: str = ""
+    """How the model writes a call of a tool: ``"hermes"`` (JSON in ``<tool_call>``), ``"xml"`` (``<function=NAME>`` in
+    ``<tool_call>``), ``"llama"`` (JSON, behind ``<|python_tag|>`` or not), ``"mistral"`` (``[TOOL_CALLS]``),
+    ``"harmony"`` (a channel), ``"deepseek"``, ``"glm"``, ``"kimi"`` or ``"minimax"``; empty where the template knows of
+    no tools."""
+    renderers: Mapping[str, str] = field(default_factory=dict)
+    """Name of the `renderers` package's hand-written renderer for models of a family in this dialect, by family."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What a model's folder tells."""
+
+    architecture: str
+    """``architectures[0]`` of its config.json; empty where that names none."""
+    family: Family | None
+    """None where the architecture is not in `FAMILIES`."""
+    dialect: Dialect | None
+    """None without a chat template, or with one that bears no known marks."""
+    thinks: bool
+    """Whether the chat template knows thoughts."""
+
+    @property
+    def renderer(self) -> str:
+        """The `renderers` package's name for this model; empty where it has no renderer of its own for it."""
+        known = self.dialect is not None and self.family is not None
+        return self.dialect.renderers.get(self.family.name, "") if known else ""  # type: ignore[union-attr]
+
+
+_MLA = "its values have another size than its queries, which packed attention on CPU does not compute"
+FAMILIES = (
+    Family(
+        name="llama", models="Llama 2 and 3, SmolLM and SmolLM2, TinyLlama", architectures=("LlamaForCausalLM",)
+    ),
+    Family(name="qwen3", models="Qwen3", architectures=("Qwen3ForCausalLM",)),
+    Family(name="qwen3_moe", models="Qwen3 mixtures", architectures=("Qwen3MoeForCausalLM",)),
+    Family(
+        name="qwen2", models="Qwen2 and Qwen2.5", architectures=("Qwen2ForCausalLM",),
+        why_not="the biases of its queries, keys and values have no place in TorchTitan's adapters",
+    ),
+    Family(
+        name="smollm3", models="SmolLM3", architectures=("SmolLM3ForCausalLM",),
+        why_not="TorchTitan has no blocks for its layers without positions",
+    ),
+    Family(
+        name="mistral", models="Mistral 7B, Mistral Nemo", architectures=("MistralForCausalLM",),
+        why_not="TorchTitan has no adapter of its weights",
+    ),
+    Family(
+        name="gpt_oss", models="gpt-oss", architectures=("GptOssForCausalLM",),
+        why_not="its weights are stored in four bits, which the learner does not read, and packed attention on CPU has "
+        "no sinks",
+    ),
+    Family(
+        name="qwen3_5", models="Qwen3.5",
+        architectures=("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3_5ForConditionalGeneration",
+                       "Qwen3_5MoeForConditionalGeneration"),
+        why_not="its linear attention needs the package fla, which needs a GPU",
+    ),
+    Family(
+        name="deepseek_v3", models="DeepSeek V3 and R1, Kimi K2, Moonlight", architectures=("DeepseekV3ForCausalLM",),
+        why_not=_MLA,
+    ),
+    Family(
+        name="gemma3", models="Gemma 3", architectures=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+        why_not="TorchTitan has no blocks with norms after attention, nor its scaled embeddings",
+    ),
+    Family(
+        name="phi3", models="Phi-3, Phi-3.5 and Phi-4", architectures=("Phi3ForCausalLM",),
+        why_not="TorchTitan has no adapter of its fused weights",
+    ),
+    Family(
+        name="mixtral", models="Mixtral", architectures=("MixtralForCausalLM",),
+        why_not="TorchTitan has no adapter of its weights",
+    ),
+    Family(
+        name="glm4_moe", models="GLM-4.5 to 4.7", architectures=("Glm4MoeForCausalLM",),
+        why_not="TorchTitan has no blocks that turn a part of each head only",
+    ),
+)  # fmt: skip
+"""Families that are known by name; vLLM serves more."""
+
+_QWEN3 = {"qwen3": "qwen3", "qwen3_moe": "qwen3"}
+DIALECTS = (
+    Dialect(name="harmony", marks=("<|channel|>", "<|start|>"), calls="harmony", renderers={"gpt_oss": "gpt-oss"}),
+    Dialect(name="llama-3", marks=("<|start_header_id|>",), calls="llama", renderers={"llama": "llama-3"}),
+    Dialect(name="minimax", marks=("]~b]",), calls="minimax"),
+    Dialect(name="glm", marks=("[gMASK]", "<arg_key>"), calls="glm", renderers={"glm4_moe": "glm-4.5"}),
+    Dialect(name="kimi", marks=("<|im_middle|>",), calls="kimi", renderers={"deepseek_v3": "kimi-k2"}),
+    Dialect(
+        name="deepseek", marks=("<\uff5cUser\uff5c>",), calls="deepseek", renderers={"deepseek_v3": "deepseek-v3"}
+    ),
+    Dialect(name="qwen3.5", marks=("<|im_start|>", "<function="), calls="xml", renderers={"qwen3_5": "qwen3.5"}),
+    Dialect(name="qwen3", marks=("<|im_start|>", "<tool_call>", "<think>"), calls="hermes", renderers=_QWEN3),
+    Dialect(name="qwen2.5", marks=("<|im_start|>", "<tool_call>"), calls="hermes", renderers=_QWEN3),
+    Dialect(name="chatml", marks=("<|im_start|>",)),
+    Dialect(name="mistral", marks=("[INST]", "[TOOL_CALLS]"), calls="mistral"),
+    Dialect(name="llama-2", marks=("[INST]",)),
+    Dialect(name="gemma", marks=("<start_of_turn>",)),
+    Dialect(name="phi", marks=("<|assistant|>",)),
+)
+"""Dialects, the more particular first."""
+
+_THOUGHTS = ("<think>", "<|channel|>", "[THINK]", "reasoning_content")
+
+
+def known(folder: Path) -> Known:
+    """What is known of the model in `folder`.
+
+    Raises:
+        ModelNotFoundError: Its config.json is missing or no JSON object.
+    """
+    said = _read(folder / "config.json")
+    if said is None:
+        raise ModelNotFoundError(f"{folder} holds no config.json that can be read; download the model again")
+    architecture = next(iter(map(str, said.get("architectures") or ())), "")
+    template = chat_template(folder)
+    return Known(
+        architecture=architecture,
+        family=next((family for family in FAMILIES if architecture in family.architectures), None),
+        dialect=dialect_of(template),
+        thinks=any(mark in template for mark in _THOUGHTS),
+    )
+
+
+def dialect_of(template: str) -> Dialect | None:
+    """The dialect that a chat template writes; None where it bears no known marks."""
+    return next((dialect for dialect in DIALECTS if all(mark in template for mark in dialect.marks)), None)
+
+
+def chat_template(folder: Path) -> str:
+    """The chat template in a model's folder, that for tools where there are several; empty without one."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8", errors="replace")
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        found = (_read(folder / name) or {}).get("chat_template")
+        if isinstance(found, list):  # several, each with its name
+            named = {each["name"]: each["template"] for each in found if isinstance(each, dict) and "name" in each}
+            found = named.get("tool_use") or named.get("default")
+        if isinstance(found, str):
+            return found
+    return ""
+
+
+def learnable() -> tuple[str, ...]:
+    """Architectures that the learner trains."""
+    return tuple(name for family in FAMILIES if not family.why_not for name in family.architectures)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
