@@ -42,10 +42,10 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
     """``tiny_models(family="qwen3", tied=False)``: the folder of that tiny model, written once a session. Read-only."""
     from forge_agents.models.tiny import tiny_model
 
-    made: dict[tuple[tuple[str, object], ...], Path] = {}
+    made: dict[str, Path] = {}
 
     def folder(**options: object) -> Path:
-        key = tuple(sorted(options.items()))
+        key = repr(sorted(options.items()))
         if key not in made:
             made[key] = tiny_model(tmp_path_factory.mktemp("tiny"), **options)  # type: ignore[arg-type]
         return made[key]

@@ -416,6 +416,26 @@ def download(words: Sequence[str]) -> int:
     return 0
 
 
+@_command("models", "forge-agents models", "forge-agents models Qwen/Qwen3-0.6B ./models/mine")
+def list_models(words: Sequence[str]) -> int:
+    """Say which models learn, talk, think and call tools: forge-agents models [MODEL ...]"""
+    from forge_agents.models import families
+    from forge_agents.models import resolve as models
+
+    parser = _parser("models")
+    parser.add_argument("model", nargs="*", help="Names, folders or hub ids; weights are not fetched. None: families.")
+    chosen = parser.parse_args(list(words)).model
+    if not chosen:
+        for family in families.FAMILIES:
+            print(f"{family.models}\n  {', '.join(family.architectures)}")
+            print(f"  {f'plays; does not learn: {family.why_not}' if family.why_not else 'plays and learns'}")
+        print("\nWhatever else vLLM serves plays, too.")
+    for name in chosen:
+        folder = models.settings_of(name)
+        print("\n".join((name, *(f"  {what:9}{said}" for what, said in families.described(families.known(folder))))))
+    return 0
+
+
 @_command(
     "completion",
     'bash: eval "$(forge-agents completion bash)" in ~/.bashrc',

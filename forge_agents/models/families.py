@@ -8,12 +8,13 @@ Nothing here goes by a model's name: folders are renamed, and an export of a run
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forge_agents.errors import ModelNotFoundError
+from forge_agents.errors import ModelNotFoundError, did_you_mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +57,12 @@ class Known:
     """None where the architecture is not in `FAMILIES`."""
     dialect: Dialect | None
     """None without a chat template, or with one that bears no known marks."""
+    has_template: bool
+    """Whether it can hold a conversation."""
     thinks: bool
     """Whether the chat template knows thoughts."""
+    switch: bool
+    """Whether it asks `Policy.thinking`."""
 
     @property
     def renderer(self) -> str:
@@ -73,18 +78,9 @@ FAMILIES = (
     ),
     Family(name="qwen3", models="Qwen3", architectures=("Qwen3ForCausalLM",)),
     Family(name="qwen3_moe", models="Qwen3 mixtures", architectures=("Qwen3MoeForCausalLM",)),
-    Family(
-        name="qwen2", models="Qwen2 and Qwen2.5", architectures=("Qwen2ForCausalLM",),
-        why_not="the biases of its queries, keys and values have no place in TorchTitan's adapters",
-    ),
-    Family(
-        name="smollm3", models="SmolLM3", architectures=("SmolLM3ForCausalLM",),
-        why_not="TorchTitan has no blocks for its layers without positions",
-    ),
-    Family(
-        name="mistral", models="Mistral 7B, Mistral Nemo", architectures=("MistralForCausalLM",),
-        why_not="TorchTitan has no adapter of its weights",
-    ),
+    Family(name="qwen2", models="Qwen2 and Qwen2.5", architectures=("Qwen2ForCausalLM",)),
+    Family(name="smollm3", models="SmolLM3", architectures=("SmolLM3ForCausalLM",)),
+    Family(name="mistral", models="Mistral 7B, Mistral Nemo", architectures=("MistralForCausalLM",)),
     Family(
         name="gpt_oss", models="gpt-oss", architectures=("GptOssForCausalLM",),
         why_not="its weights are stored in four bits, which the learner does not read, and packed attention on CPU has "
@@ -140,6 +136,8 @@ DIALECTS = (
 )
 """Dialects, the more particular first."""
 
+SWITCHES = ("enable_thinking", "thinking")
+"""What templates call the question whether the model should think: most, and DeepSeek's and Granite's."""
 _THOUGHTS = ("<think>", "<|channel|>", "[THINK]", "reasoning_content")
 
 
@@ -158,7 +156,9 @@ def known(folder: Path) -> Known:
         architecture=architecture,
         family=next((family for family in FAMILIES if architecture in family.architectures), None),
         dialect=dialect_of(template),
+        has_template=bool(template),
         thinks=any(mark in template for mark in _THOUGHTS),
+        switch=any(re.search(rf"\b{name}\b", template) for name in SWITCHES),
     )
 
 
@@ -182,9 +182,47 @@ def chat_template(folder: Path) -> str:
     return ""
 
 
-def learnable() -> tuple[str, ...]:
-    """Architectures that the learner trains."""
-    return tuple(name for family in FAMILIES if not family.why_not for name in family.architectures)
+LEARNABLE = tuple(name for family in FAMILIES if not family.why_not for name in family.architectures)
+"""Architectures that the learner trains."""
+
+
+def check_learnable(architecture: str) -> None:
+    """Raise ValueError, with the reason and what is known, for an architecture that the learner does not train."""
+    if architecture in LEARNABLE:
+        return
+    family = next((family for family in FAMILIES if architecture in family.architectures), None)
+    why = f" ({family.models}): {family.why_not}" if family is not None else ""
+    raise ValueError(
+        f"architecture {(architecture or '(none named)')!r} cannot be trained{why}. It may play, frozen, if vLLM "
+        f"serves it. Trained are {', '.join(LEARNABLE)}.{did_you_mean(architecture, LEARNABLE)}"
+    )
+
+
+_CALLS = {
+    "hermes": "JSON in <tool_call>",
+    "xml": "<function=NAME> in <tool_call>",
+    "llama": "JSON, behind <|python_tag|> or not",
+    "mistral": "JSON behind [TOOL_CALLS]",
+    "harmony": "a channel of its own",
+}
+
+
+def described(model: Known) -> Iterator[tuple[str, str]]:
+    """What a person asks of a model, and the answers."""
+    yield "computes", f"{model.architecture or 'nothing named'} ({model.family.models if model.family else 'unknown'})"
+    try:
+        check_learnable(model.architecture)
+        yield "learns", "yes"
+    except ValueError as cause:
+        yield "learns", f"no: {cause}"
+    if not model.has_template:
+        yield "talks", "not: it has no chat template"
+        return
+    yield "talks", model.dialect.name if model.dialect else "in a dialect of its own"
+    switched = ", as Policy.thinking says" if model.switch else ""
+    yield "thinks", f"yes{switched}" if model.thinks else "not by its template"
+    calls = model.dialect.calls if model.dialect else ""
+    yield "tools", f"calls them by {_CALLS.get(calls, calls)}" if calls else "not by its template"
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -136,6 +136,16 @@ def download(model: str, ignore: Sequence[str] = ()) -> Path:
     return folder
 
 
+def settings_of(model: str) -> Path:
+    """A folder with the model's settings and tokenizer; its weights are not fetched for it.
+
+    Raises:
+        ModelNotFoundError: There is no such model.
+    """
+    folder = Path(model).expanduser()
+    return folder if folder.is_dir() else download(model, ignore=("*.safetensors",))
+
+
 def check_complete(folder: Path) -> None:
     """Raise unless `folder` holds a whole model: config, tokenizer and every byte of every safetensors file.
 

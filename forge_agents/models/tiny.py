@@ -7,13 +7,14 @@ template). Waits for nothing but the disk.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     import torch
 
-Family: TypeAlias = Literal["llama", "qwen3", "qwen3_moe"]
+Family: TypeAlias = Literal["llama", "qwen3", "qwen3_moe", "qwen2", "smollm3", "mistral"]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 
 HIDDEN = 128
@@ -31,7 +32,14 @@ CONTROL_TOKENS = ("<|pad|>", "<|im_start|>", "<|im_end|>")
 """Ids 256, 257, 258: special, dropped when text is decoded without special tokens."""
 TEXT_TOKENS = ("<tool_call>", "</tool_call>")
 """Ids 259, 260: one token each, kept when text is decoded, as in Qwen's tokenizers."""
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "mistral": "MistralForCausalLM",
+}
 VOCAB = 264  # a multiple of 8, so that tensor parallelism can split it
 
 CHAT_TEMPLATE = (
@@ -43,7 +51,13 @@ CHAT_TEMPLATE = (
 
 
 def tiny_model(
-    folder: Path, *, family: Family = "llama", seed: int = 0, dtype: Dtype = "float32", tied: bool = True
+    folder: Path,
+    *,
+    family: Family = "llama",
+    seed: int = 0,
+    dtype: Dtype = "float32",
+    tied: bool = True,
+    settings: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a random chat model that transformers, vLLM and TorchTitan load.
 
@@ -52,11 +66,13 @@ def tiny_model(
 
     Args:
         folder: Where to write; made if absent, files of the same names are replaced.
-        family: ``"llama"``, ``"qwen3"`` (which normalises queries and keys per head) or ``"qwen3_moe"`` (four
-            experts a layer, two of them for a token).
+        family: ``"llama"``, ``"qwen3"`` (which normalises queries and keys per head), ``"qwen3_moe"`` (four experts a
+            layer, two of them for a token), ``"qwen2"`` (biases on queries, keys and values), ``"smollm3"`` (positions
+            in the first layer only) or ``"mistral"``.
         seed: Seed of the weights; equal seeds give equal bytes.
         dtype: Dtype of the stored weights and of ``config.json``.
         tied: Share the embedding with the output head; otherwise ``lm_head.weight`` is stored as well.
+        settings: What config.json says otherwise, such as ``{"head_dim": 64}``.
 
     Returns:
         `folder`, absolute.
@@ -72,13 +88,15 @@ def tiny_model(
 
     folder = Path(folder).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    _write_json(folder / "config.json", _config(family, dtype, tied))
+    config = _config(family, dtype, tied) | dict(settings or {})
+    _write_json(folder / "config.json", config)
     _write_json(
         folder / "generation_config.json",
         {"eos_token_id": _token_id("<|im_end|>"), "pad_token_id": _token_id("<|pad|>"), "do_sample": True},
     )
     _write_tokenizer(folder)
-    save_file(_weights(family, seed, dtype, tied), folder / "model.safetensors", metadata={"format": "pt"})
+    weights = _weights(family, seed, dtype, tied, config["head_dim"])
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
@@ -111,9 +129,13 @@ def _config(family: Family, dtype: Dtype, tied: bool) -> dict[str, Any]:
         "dtype": dtype,
         "use_cache": True,
     }
-    if family == "llama":
+    if family in ("llama", "smollm3"):
         config["mlp_bias"] = False
-    else:
+    if family == "smollm3":
+        config |= {"no_rope_layers": [1, 0], "use_sliding_window": False, "sliding_window": None}
+    if family == "mistral":
+        config["sliding_window"] = None
+    if family.startswith("qwen"):
         config |= {"use_sliding_window": False, "sliding_window": None, "max_window_layers": LAYERS}
     if family == "qwen3_moe":
         config |= {
@@ -128,7 +150,7 @@ def _config(family: Family, dtype: Dtype, tied: bool) -> dict[str, Any]:
     return config
 
 
-def _weights(family: Family, seed: int, dtype: Dtype, tied: bool) -> dict[str, torch.Tensor]:
+def _weights(family: Family, seed: int, dtype: Dtype, tied: bool, head_dim: int) -> dict[str, torch.Tensor]:
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -146,10 +168,10 @@ def _weights(family: Family, seed: int, dtype: Dtype, tied: bool) -> dict[str, t
         weights |= {
             prefix + "input_layernorm.weight": norm(HIDDEN),
             prefix + "post_attention_layernorm.weight": norm(HIDDEN),
-            prefix + "self_attn.q_proj.weight": matrix(HEADS * HEAD_DIM, HIDDEN),
-            prefix + "self_attn.k_proj.weight": matrix(KV_HEADS * HEAD_DIM, HIDDEN),
-            prefix + "self_attn.v_proj.weight": matrix(KV_HEADS * HEAD_DIM, HIDDEN),
-            prefix + "self_attn.o_proj.weight": matrix(HIDDEN, HEADS * HEAD_DIM),
+            prefix + "self_attn.q_proj.weight": matrix(HEADS * head_dim, HIDDEN),
+            prefix + "self_attn.k_proj.weight": matrix(KV_HEADS * head_dim, HIDDEN),
+            prefix + "self_attn.v_proj.weight": matrix(KV_HEADS * head_dim, HIDDEN),
+            prefix + "self_attn.o_proj.weight": matrix(HIDDEN, HEADS * head_dim),
         }
         hidden = EXPERT_INTERMEDIATE if family == "qwen3_moe" else INTERMEDIATE
         experts = [f"experts.{i}." for i in range(EXPERTS)] if family == "qwen3_moe" else [""]
@@ -161,9 +183,12 @@ def _weights(family: Family, seed: int, dtype: Dtype, tied: bool) -> dict[str, t
             }
         if family == "qwen3_moe":
             weights[prefix + "mlp.gate.weight"] = matrix(EXPERTS, HIDDEN)
-        if family != "llama":
-            weights[prefix + "self_attn.q_norm.weight"] = norm(HEAD_DIM)
-            weights[prefix + "self_attn.k_norm.weight"] = norm(HEAD_DIM)
+        if family in ("qwen3", "qwen3_moe"):
+            weights[prefix + "self_attn.q_norm.weight"] = norm(head_dim)
+            weights[prefix + "self_attn.k_norm.weight"] = norm(head_dim)
+        if family == "qwen2":
+            for name, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
+                weights[f"{prefix}self_attn.{name}_proj.bias"] = matrix(heads * head_dim)
     if not tied:
         weights["lm_head.weight"] = matrix(VOCAB, HIDDEN)
     return weights

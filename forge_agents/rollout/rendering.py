@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_agents.envs.thoughts import continued, opens_thought, split_thought
+from forge_agents.models.families import SWITCHES
 from forge_agents.policy import Thinking
 from forge_agents.runtime import starts
 
@@ -23,8 +24,6 @@ _MARK = (
 )
 
 _PROBE = [{"role": "user", "content": "-"}]
-_SWITCHES = ("enable_thinking", "thinking")
-"""What templates call the question whether the model should think: most, and DeepSeek's and Granite's."""
 
 
 class Renderer:
@@ -58,13 +57,13 @@ class Renderer:
         self._between = functools.lru_cache(maxsize=4096)(self._render_between)
         self._asked: dict[str, bool] = {}
         if thinking != "auto":
-            asked = [self._template(_PROBE, dict.fromkeys(_SWITCHES, on)) for on in (True, False)]
+            asked = [self._template(_PROBE, dict.fromkeys(SWITCHES, on)) for on in (True, False)]
             if asked[0] == asked[1]:
                 raise ValueError(
                     f"thinking={thinking!r}, but the chat template of {tokenizer.name_or_path!r} has no switch for it "
-                    f"({' or '.join(_SWITCHES)}); leave thinking='auto'"
+                    f"({' or '.join(SWITCHES)}); leave thinking='auto'"
                 )
-            self._asked = dict.fromkeys(_SWITCHES, thinking == "on")
+            self._asked = dict.fromkeys(SWITCHES, thinking == "on")
 
     @classmethod
     def of(cls, folder: Path, *, thinking: Thinking = "auto") -> Renderer:

@@ -362,9 +362,19 @@ def test_a_request_in_flight_goes_on_under_new_weights_with_no_stale_keys(
     run(main())
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("family", "tied", "dtype"),
+    [
+        ("llama", True, "float32"),
+        ("llama", False, "bfloat16"),
+        ("qwen3", True, "bfloat16"),
+        ("qwen3", False, "float32"),
+        ("qwen3_moe", False, "float32"),
+        ("qwen2", True, "float32"),
+        ("smollm3", True, "bfloat16"),
+        ("mistral", False, "bfloat16"),
+    ],
+)
 def test_after_an_update_an_engine_equals_a_fresh_one_and_can_go_back(  # noqa: PLR0917
     run: Any, bench: Any, tiny_models: Callable[..., Path], family: str, tied: bool, dtype: str
 ) -> None:

@@ -68,3 +68,20 @@ def test_every_renderer_named_exists():
     library._populate_registry()
     named = {renderer for dialect in DIALECTS for renderer in dialect.renderers.values()}
     assert named <= library.RENDERER_REGISTRY.keys()
+
+
+def test_the_command_says_what_a_model_can_do(tmp_path, capsys, tiny_models):
+    from forge_agents.cli import main as cli
+
+    assert cli.main(["models"]) == 0
+    said = capsys.readouterr().out
+    for family in FAMILIES:
+        assert f"{family.models}\n  {', '.join(family.architectures)}\n  plays" in said
+        assert f"does not learn: {family.why_not}" in said or not family.why_not
+    model(tmp_path, "MixtralForCausalLM", "[INST]..[TOOL_CALLS] enable_thinking reasoning_content")
+    assert cli.main(["models", str(tiny_models(family="qwen2")), str(tmp_path)]) == 0
+    learns, refused = capsys.readouterr().out.split(f"{tmp_path}\n")
+    assert "computes Qwen2ForCausalLM (Qwen2 and Qwen2.5)\n  learns   yes\n  talks    chatml" in learns
+    assert "thinks   not by its template\n  tools    not by its template" in learns
+    assert "learns   no: architecture 'MixtralForCausalLM' cannot be trained (Mixtral): TorchTitan has no" in refused
+    assert "thinks   yes, as Policy.thinking says\n  tools    calls them by JSON behind [TOOL_CALLS]" in refused

@@ -25,12 +25,15 @@ def layout(*blocks: tuple[int, tuple[int, ...]]) -> list[Span]:
     return spans
 
 
-def dense(q_TNH: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor, spans: list[Span]) -> torch.Tensor:
+def dense(
+    q_TNH: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor, spans: list[Span], window: int | None = None
+) -> torch.Tensor:
     sees = torch.zeros(len(q_TNH), len(q_TNH), dtype=torch.bool)
     for s in spans:
-        sees[s.start : s.start + s.length, s.prefix_start : s.prefix_start + s.prefix_length] = True
-        own = slice(s.start, s.start + s.length)
-        sees[own, own] = torch.ones(s.length, s.length, dtype=torch.bool).tril()
+        keys = [*range(s.prefix_start, s.prefix_start + s.prefix_length), *range(s.start, s.start + s.length)]
+        for i in range(s.length):  # a sample's positions, one after the other
+            place = s.prefix_length + i
+            sees[s.start + i, keys[max(0, place + 1 - (window or len(keys))) : place + 1]] = True
     q, k, v = (x.transpose(0, 1)[None] for x in (q_TNH, k_TKH, v_TKH))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=sees, enable_gqa=True)[0].transpose(0, 1)
 
@@ -38,16 +41,19 @@ def dense(q_TNH: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor, spans: 
 BLOCKS = ((5, (3, 7, 30)), (0, (4,)), (40, (1, 2, 3, 25)), (0, (64,)), (200, (1, 90)))
 
 
+@pytest.mark.parametrize("window", [None, 3, 20])
 @pytest.mark.parametrize("long_span", [10**6, 50, 1], ids=["buckets", "both", "one by one"])
-def test_packed_attention_equals_dense_attention(long_span: int, monkeypatch: pytest.MonkeyPatch):
+def test_packed_attention_equals_dense_attention(
+    long_span: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(attention, "_LONG_SPAN", long_span)
     torch.manual_seed(0)
     spans = layout(*BLOCKS)
     size = spans[-1].start + spans[-1].length
     inputs = [torch.randn(size, heads, 16, requires_grad=True) for heads in (6, 2, 2)]
     grad = torch.randn(size, 6, 16)
-    plan = plan_attention(spans)
-    ours, theirs = attend(*inputs, plan), dense(*inputs, spans)
+    plan = plan_attention(spans).within(window)
+    ours, theirs = attend(*inputs, plan), dense(*inputs, spans, window)
     for a, b in zip(
         (ours, *torch.autograd.grad(ours, inputs, grad)),
         (theirs, *torch.autograd.grad(theirs, inputs, grad)),
@@ -65,6 +71,6 @@ def test_buckets_hold_little_padding():
     assert len(plan.buckets) <= 3
 
 
-def test_a_sliding_window_is_refused():
+def test_attention_to_what_comes_later_is_refused():
     with pytest.raises(ValueError, match="window_size"):
-        attention.PackedAttention.Config(window_size=(8, 0)).build()
+        attention.PackedAttention.Config(window_size=(8, 8)).build()

@@ -9,6 +9,7 @@ import pytest
 from forge_agents.errors import ActorDiedError, StallError
 from forge_agents.policy import Policy
 from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.run.config import ProcessConfig
 from forge_trainers.run.processes import Processes
 
 
@@ -144,3 +145,13 @@ def test_learners_take_what_their_engine_holds(monkeypatch, caplog, limit, taken
     asyncio.run(processes.start_learners())
     assert [settings.max_sample_tokens for settings in processes.learners.values()] == [taken, taken]
     assert ("up to 8192 tokens, learner.max_sample_tokens=1024" in caplog.text) == (limit == 1024)
+
+
+def test_a_model_that_nobody_can_train_starts_nothing(tiny_models, tmp_path, monkeypatch):
+    async def launched(*args, **options):
+        pytest.fail("something was started")
+
+    monkeypatch.setattr("forge_trainers.run.processes.mesh.launch_hosts", launched)
+    model = tiny_models(settings={"architectures": ["GptOssForCausalLM"]})
+    with pytest.raises(ValueError, match=r"'GptOssForCausalLM' cannot be trained \(gpt-oss\): its weights"):
+        asyncio.run(Processes.start({"hero": Policy(str(model))}, ProcessConfig(), folder=tmp_path))

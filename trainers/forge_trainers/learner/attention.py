@@ -9,7 +9,7 @@ m queries of the longest span in it, s keys of the longest prefix plus m.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -41,6 +41,16 @@ class Bucket:
     """float32 [b, m, s], 0 where the query sees the key and -inf where not. Padded queries see all."""
     live_bm1: torch.Tensor | None
     """bool [b, m, 1], False at padded queries; None where there are none."""
+    prefix_b1: torch.Tensor
+    """int64 [b, 1], tokens of each span's prefix, which are the first of its keys."""
+
+    def within(self, window: int) -> Bucket:
+        """The same where a query sees the `window` positions that end with its own."""
+        _, m, s = self.bias_bms.shape
+        far_bms = (self.prefix_b1 + torch.arange(m))[..., None] - torch.arange(s) >= window
+        if self.live_bm1 is not None:
+            far_bms &= self.live_bm1
+        return replace(self, bias_bms=self.bias_bms.masked_fill(far_bms, float("-inf")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +61,18 @@ class AttentionPlan:
     long_spans: tuple[Span, ...]
     slot_T: torch.Tensor
     """int64 [T], where each position's query lies among the slots of all buckets; one past them for long spans."""
+    window: int | None = None
+    """Positions that a query sees, its own included; None: all before it."""
+    _within: dict[int, AttentionPlan] = field(default_factory=dict, compare=False)
+
+    def within(self, window: int | None) -> AttentionPlan:
+        """The plan of layers with a sliding window, made when the first of them asks; None: this plan."""
+        if window is None:
+            return self
+        if window not in self._within:
+            buckets = tuple(bucket.within(window) for bucket in self.buckets)
+            self._within[window] = replace(self, buckets=buckets, window=window, _within={})
+        return self._within[window]
 
 
 def plan_attention(spans: Sequence[Span]) -> AttentionPlan:
@@ -111,6 +133,7 @@ def _bucket(group: Sequence[Span]) -> Bucket:
         num_spans=len(group),
         bias_bms=torch.zeros(sees_bms.shape).masked_fill_(~(sees_bms | ~live_bm[..., None]), float("-inf")),
         live_bm1=None if bool(live_bm.all()) else live_bm[..., None],
+        prefix_b1=prefix_b,
     )
 
 
@@ -122,12 +145,14 @@ class PackedAttention(titan.VarlenAttention):  # type: ignore[misc]  # torchtita
 
     @dataclass(kw_only=True, slots=True)
     class Config(titan.VarlenAttention.Config):  # type: ignore[misc]  # torchtitan is untyped
-        """As ``VarlenAttention.Config``; sliding windows are refused."""
+        """As ``VarlenAttention.Config``; attention must be causal."""
 
     def __init__(self, config: Config) -> None:
-        if config.window_size != (-1, 0):
-            raise ValueError(f"window_size={config.window_size} is not supported; only full causal attention, (-1, 0)")
+        before, after = config.window_size
+        if after != 0:
+            raise ValueError(f"window_size={config.window_size} is not supported; only causal attention, (..., 0)")
         titan.Module.__init__(self)  # VarlenAttention's own constructor asks for CUDA kernels
+        self._window = None if before < 0 else before + 1
 
     def forward(
         self,
@@ -140,13 +165,13 @@ class PackedAttention(titan.VarlenAttention):  # type: ignore[misc]  # torchtita
         **_: Any,
     ) -> torch.Tensor:
         """`attend` on one row (B = 1); TorchTitan hands it the row's plan under the name of its masks."""
-        return attend(q_BLNH[0], k_BLNH[0], v_BLNH[0], attention_masks, scale=scale)[None]
+        return attend(q_BLNH[0], k_BLNH[0], v_BLNH[0], attention_masks.within(self._window), scale=scale)[None]
 
 
 def attend(
     q_TNH: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor, plan: AttentionPlan, *, scale: float | None = None
 ) -> torch.Tensor:
-    """Causal attention within each span and to its whole prefix.
+    """Causal attention within each span and to its prefix, as far as the plan's window reaches.
 
     Scores and softmax are computed in float32, probabilities times values in the inputs' type.
 
@@ -163,19 +188,23 @@ def attend(
     scale = q_TNH.shape[-1] ** -0.5 if scale is None else scale
     out_TNH: torch.Tensor = _BucketAttention.apply(q_TNH, k_TKH, v_TKH, plan, scale)  # type: ignore[no-untyped-call]
     for span in plan.long_spans:
-        out_TNH[span.start : span.start + span.length] = _attend_long(q_TNH, k_TKH, v_TKH, span, scale)
+        own = slice(span.start, span.start + span.length)
+        out_TNH[own] = _attend_long(q_TNH, k_TKH, v_TKH, span, scale, plan.window)
     return out_TNH
 
 
-def _attend_long(
-    q_TNH: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor, span: Span, scale: float
+def _attend_long(  # noqa: PLR0917  (the tensors of attention in their usual order)
+    q_TNH: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor, span: Span, scale: float, window: int | None
 ) -> torch.Tensor:
     end = span.start + span.length
     keys, values, sees = k_TKH[span.start : end], v_TKH[span.start : end], None
     if span.prefix_length:
         prefix = slice(span.prefix_start, span.prefix_start + span.prefix_length)
         keys, values = torch.cat([k_TKH[prefix], keys]), torch.cat([v_TKH[prefix], values])
+    if span.prefix_length or window is not None:
         sees = torch.ones(span.length, span.length + span.prefix_length, dtype=torch.bool).tril_(span.prefix_length)
+        if window is not None:
+            sees.triu_(span.prefix_length - window + 1)
     out = F.scaled_dot_product_attention(
         q_TNH[span.start : end].transpose(0, 1)[None], keys.transpose(0, 1)[None], values.transpose(0, 1)[None],
         attn_mask=sees, is_causal=sees is None, scale=scale, enable_gqa=q_TNH.shape[1] != k_TKH.shape[1],

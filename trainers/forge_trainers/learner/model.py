@@ -1,7 +1,10 @@
 """A Hugging Face folder as a TorchTitan model on this rank: process group and mesh, shape, weights.
 
-In: a `LearnerConfig`. Out: `Ranks`, and `Built`: the parallelised model (Llama or Qwen3) with the folder's weights.
+In: a `LearnerConfig`. Out: `Ranks`, and `Built`: the parallelised model with the folder's weights.
 Waits for the other ranks, at most `collective_timeout_s` seconds each time.
+
+Llama runs on TorchTitan's Llama blocks. Every other family is a choice of options on its Qwen3 blocks: biases, norms of
+queries and keys, frequencies, windows, experts.
 
 Axes: R tokens sent to the experts of this rank, D hidden size, E experts, F hidden size of an expert.
 """
@@ -14,7 +17,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,14 +31,12 @@ from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from forge_agents.errors import ModelNotFoundError, did_you_mean
+from forge_agents.errors import ModelNotFoundError
+from forge_agents.models import families
 from forge_trainers.learner import titan
 from forge_trainers.learner.attention import PackedAttention
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.lora import adapted, is_adapter, lower_base
-
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
-"""Values of ``architectures[0]`` in a config.json that the learner can train."""
 
 _ONES = {"weight": torch.nn.init.ones_}
 _NORMAL = {"weight": partial(torch.nn.init.normal_, std=0.02), "bias": torch.nn.init.zeros_}
@@ -47,12 +48,19 @@ _ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
     "hidden_act": ("silu",),
-    "use_sliding_window": (False, None),
     "attention_dropout": (0, 0.0, None),
     "pretraining_tp": (1, None),
     "partial_rotary_factor": (1, 1.0, None),
     "quantization_config": (None,),
 }
+_BIASED = ("Qwen2ForCausalLM",)
+"""Queries, keys and values have biases, whatever the config says."""
+_NORMED = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
+"""Queries and keys are normalised a head at a time."""
+_SCALINGS = ("linear", "llama3", "yarn")
+"""Scalings of RoPE, in transformers' words, that turn every token by its position alone."""
+_THETA = {"SmolLM3ForCausalLM": 2e6}
+"""RoPE's base where a config leaves it out; 10,000 of all others."""
 _FLOATS = ("F64", "F32", "BF16", "F16")
 """Types of stored weights, as safetensors calls them."""
 
@@ -347,8 +355,9 @@ def spec_from_config(
 ) -> Any:
     """Build the TorchTitan ``ModelSpec`` of a Hugging Face configuration.
 
-    Tied embeddings, a head_dim other than hidden_size / heads, RMSNorm's epsilon and Llama-3 RoPE scaling are
-    taken over. The spec's state-dict adapter converts weights between both naming schemes.
+    Tied embeddings, a head_dim other than hidden_size / heads, RMSNorm's epsilon, RoPE scaling, layers without
+    positions and sliding windows are taken over. The spec's state-dict adapter converts weights between both
+    naming schemes.
 
     Args:
         config: The content of config.json.
@@ -361,29 +370,43 @@ def spec_from_config(
         ValueError: The architecture or one of its options is not supported; the message lists what is.
     """
     _check_supported(config)
-    is_llama = config["architectures"][0] == "LlamaForCausalLM"
+    name = config["architectures"][0]
+    is_llama = name == "LlamaForCausalLM"
     dim, vocab_size = config["hidden_size"], config["vocab_size"]
     num_heads = config["num_attention_heads"]
     num_kv_heads = config.get("num_key_value_heads") or num_heads
     head_dim = config.get("head_dim") or dim // num_heads
-    tied = bool(config.get("tie_word_embeddings", False))
+    tied = bool(config.get("tie_word_embeddings", name == "SmolLM3ForCausalLM"))  # transformers leaves out defaults
 
     def norm(size: int) -> Any:
         return titan.RMSNorm.Config(normalized_shape=size, eps=config.get("rms_norm_eps", 1e-6), param_init=_ONES)
 
-    rope = _rope(config, titan.ComplexRoPE if is_llama else titan.CosSinRoPE, head_dim, max_seq_len)
+    rope = _rope(config, LlamaRope if is_llama else Rope, head_dim, max_seq_len)
+    still = replace(rope, frequencies=(0.0,) * len(rope.frequencies), factor=1.0)
+
+    def attention(layer: int) -> Any:
+        inner, window = inner_attention, _window(config, layer)
+        if window is not None:
+            inner = replace(inner, window_size=(window - 1, 0))  # TorchTitan counts those before the query
+        made = titan.make_gqa_config(
+            dim=dim, n_heads=num_heads, n_kv_heads=num_kv_heads, fuse_qkv=fuse_qkv,
+            rope=rope if _has_positions(config, layer) else still,
+            # TorchTitan derives head_dim and the default softmax scale from dim / heads when it is None
+            head_dim=None if is_llama and head_dim == dim // num_heads else head_dim,
+            qk_norm=norm(head_dim) if name in _NORMED else None,
+            wqkv_param_init=_NORMAL, wo_param_init=_NORMAL, inner_attention=inner,
+        )  # fmt: skip
+        if name in _BIASED:
+            for part in ("wqkv",) if fuse_qkv else ("wq", "wkv"):
+                setattr(made.qkv_linear, part, replace(getattr(made.qkv_linear, part), bias=True))
+        return made
+
     block = titan.Llama3TransformerBlock if is_llama else titan.Qwen3TransformerBlock
     layers = [
         block.Config(
             attention_norm=norm(dim),
             ffn_norm=norm(dim),
-            attention=titan.make_gqa_config(
-                dim=dim, n_heads=num_heads, n_kv_heads=num_kv_heads, fuse_qkv=fuse_qkv, rope=rope,
-                # TorchTitan derives head_dim and the default softmax scale from dim / heads when it is None
-                head_dim=None if is_llama and head_dim == dim // num_heads else head_dim,
-                qk_norm=None if is_llama else norm(head_dim),
-                wqkv_param_init=_NORMAL, wo_param_init=_NORMAL, inner_attention=inner_attention,
-            ),
+            attention=attention(layer),
             **({"moe": moe_config(config, param_init=_NORMAL["weight"])} if has_experts(config, layer) else
                {"feed_forward": titan.make_ffn_config(
                    dim=dim, hidden_dim=config["intermediate_size"], w1_param_init=_NORMAL, w2w3_param_init=_NORMAL
@@ -406,46 +429,130 @@ def spec_from_config(
         parallelize_fn=titan.parallelize_llama if is_llama else titan.parallelize_qwen3,
         pipelining_fn=titan.pipeline_llm,
         post_optimizer_build_fn=None,
-        state_dict_adapter=titan.Llama3StateDictAdapter if is_llama else titan.Qwen3StateDictAdapter,
+        state_dict_adapter=titan.Llama3StateDictAdapter if is_llama else StateDictAdapter,
     )
 
 
 def _check_supported(config: Mapping[str, Any]) -> None:
-    names = config.get("architectures") or ["(none named)"]
-    if names[0] not in SUPPORTED_ARCHITECTURES:
-        raise ValueError(
-            f"architecture {names[0]!r} cannot be trained; supported: {', '.join(SUPPORTED_ARCHITECTURES)}."
-            + did_you_mean(str(names[0]), SUPPORTED_ARCHITECTURES)
-        )
+    families.check_learnable(next(iter(map(str, config.get("architectures") or ())), ""))
     required = (*_REQUIRED, *(_REQUIRED_OF_EXPERTS if num_experts(config) else ()))
     missing = [key for key in required if not isinstance(config.get(key), int)]
     if missing:
         raise ValueError(f"config.json lacks whole numbers for {', '.join(missing)}; download the model again")
+    settings = {**config, **_rope_settings(config)}
     for key, allowed in _ONLY_VALUES.items():
-        if key in config and config[key] not in allowed:
-            raise ValueError(f"{key}={config[key]!r} is not supported by the learner; supported: {allowed[0]!r}")
+        if key in settings and settings[key] not in allowed:
+            raise ValueError(f"{key}={settings[key]!r} is not supported by the learner; supported: {allowed[0]!r}")
+
+
+def _has_positions(config: Mapping[str, Any], layer: int) -> bool:
+    """Whether a layer turns its queries and keys by their position; some of SmolLM3 do not."""
+    if config["architectures"][0] != "SmolLM3ForCausalLM":
+        return True
+    given = config.get("no_rope_layers")  # 1 where a layer has positions, as transformers writes it
+    return bool(given[layer] if given else (layer + 1) % config.get("no_rope_layer_interval", 4))
+
+
+def _window(config: Mapping[str, Any], layer: int) -> int | None:
+    """Positions that a layer's queries see, their own included; None: all before them."""
+    name = config["architectures"][0]
+    window = config.get("sliding_window", None if name == "SmolLM3ForCausalLM" else 4096)  # transformers' defaults
+    if not window or name == "LlamaForCausalLM":
+        return None
+    if name != "MistralForCausalLM" and not config.get("use_sliding_window"):
+        return None
+    if name in {"MistralForCausalLM", "Qwen3MoeForCausalLM"}:
+        slides = True
+    elif kinds := config.get("layer_types"):
+        slides = kinds[layer] == "sliding_attention"
+    elif name == "SmolLM3ForCausalLM":
+        slides = not _has_positions(config, layer)
+    else:
+        slides = layer >= config.get("max_window_layers", 28)
+    return int(window) if slides else None
+
+
+def _rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    # transformers >= 5 writes rope_parameters; older files hold rope_theta and rope_scaling
+    return {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
 
 
 def _rope(config: Mapping[str, Any], kind: Any, head_dim: int, max_seq_len: int | None) -> Any:
-    # transformers >= 5 writes rope_parameters; older files hold rope_theta and rope_scaling
-    given = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
-    theta = float(given.get("rope_theta", config.get("rope_theta", 10000.0)))
-    own_limit = config["max_position_embeddings"]
+    given, own_limit = _rope_settings(config), config["max_position_embeddings"]
+    default = _THETA.get(config["architectures"][0], 10000.0)
+    theta = float(given.get("rope_theta") or config.get("rope_theta") or default)
     if max_seq_len is not None and max_seq_len > own_limit:
         raise ValueError(f"max_seq_len={max_seq_len} exceeds the model's {own_limit} positions; lower it")
-    common = {"dim": head_dim, "max_seq_len": max_seq_len or own_limit, "theta": theta}
-    scaling = given.get("rope_type", given.get("type", "default"))
+    scaling, factor = str(given.get("rope_type", given.get("type", "default"))), 1.0
     if scaling == "default":
-        return kind.Config(**common)
-    if scaling == "llama3" and kind is titan.ComplexRoPE:
-        keys = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-        return kind.Config(
-            scaling="llama", scaling_factor=given["factor"], **{key: given[key] for key in keys}, **common
+        frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2).float() / head_dim))
+    elif scaling in _SCALINGS:
+        from transformers import LlamaConfig
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        settings = LlamaConfig(
+            hidden_size=config["hidden_size"], num_attention_heads=config["num_attention_heads"], head_dim=head_dim,
+            max_position_embeddings=own_limit, rope_parameters={**given, "rope_type": scaling, "rope_theta": theta},
+        )  # fmt: skip
+        frequencies, factor = ROPE_INIT_FUNCTIONS[scaling](settings, torch.device("cpu"))
+    else:
+        raise ValueError(
+            f"RoPE scaling {scaling!r} is not supported: it turns a token by the length of what is read, which differs "
+            f"between playing and learning; supported: 'default', {', '.join(map(repr, _SCALINGS))}"
         )
-    raise ValueError(
-        f"RoPE scaling {scaling!r} of {config['architectures'][0]} is not supported; supported: 'default' for both "
-        "families and 'llama3' for Llama"
-    )
+    return kind.Config(
+        dim=head_dim, max_seq_len=max_seq_len or own_limit, theta=theta, frequencies=tuple(frequencies.tolist()),
+        factor=float(factor),
+    )  # fmt: skip
+
+
+def _angles(config: Any) -> torch.Tensor:
+    """Of every position and pair of channels, float32 [positions, channels / 2]."""
+    frequencies = torch.tensor(config.frequencies, dtype=torch.float32)
+    return torch.outer(torch.arange(config.max_seq_len, dtype=torch.float32), frequencies)
+
+
+class Rope(titan.CosSinRoPE):  # type: ignore[misc]  # torchtitan is untyped
+    """TorchTitan's rotation of halves, by given frequencies; those of 0 turn nothing."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(titan.CosSinRoPE.Config):  # type: ignore[misc]  # torchtitan is untyped
+        """As ``CosSinRoPE.Config``, whose scalings are not used."""
+
+        frequencies: tuple[float, ...]
+        """Radians a position of each pair of channels, scaled."""
+        factor: float = 1.0
+        """On cosines and sines, as YaRN has it."""
+
+    def _precompute_cache(self) -> torch.Tensor:
+        angles = _angles(self.config).repeat(1, 2)
+        cache: torch.Tensor = torch.cat([angles.cos(), angles.sin()], dim=-1) * self.config.factor
+        return cache
+
+
+class LlamaRope(titan.ComplexRoPE):  # type: ignore[misc]  # torchtitan is untyped
+    """As `Rope`, of neighbouring channels: TorchTitan orders the rows of Llama's weights so."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(titan.ComplexRoPE.Config):  # type: ignore[misc]  # torchtitan is untyped
+        """As `Rope.Config`."""
+
+        frequencies: tuple[float, ...]
+        factor: float = 1.0
+
+    def _precompute_cache(self) -> torch.Tensor:
+        angles = _angles(self.config)
+        return torch.polar(torch.full_like(angles, self.config.factor), angles)
+
+
+class StateDictAdapter(titan.Qwen3StateDictAdapter):  # type: ignore[misc]  # torchtitan is untyped
+    """TorchTitan's names of Qwen3's weights, and of biases that others of that shape have."""
+
+    def __init__(self, model_config: Any, hf_assets_path: str | None) -> None:
+        super().__init__(model_config, hf_assets_path)
+        self.from_hf_map |= {
+            f"model.layers.{{}}.self_attn.{x}_proj.bias": f"layers.{{}}.attention.qkv_linear.w{x}.bias" for x in "qkv"
+        }
 
 
 class Experts(titan.GroupedExperts):  # type: ignore[misc]  # torchtitan is untyped
@@ -472,7 +579,7 @@ def num_experts(config: Mapping[str, Any]) -> int:
 
 
 def has_experts(config: Mapping[str, Any], layer: int) -> bool:
-    """Whether a layer of a Qwen3 mixture is one; the others are dense."""
+    """Whether a layer of a Qwen3 mixture is one; the others, and those of dense models, are not."""
     every = config.get("decoder_sparse_step") or 1
     return num_experts(config) > 0 and layer not in (config.get("mlp_only_layers") or ()) and (layer + 1) % every == 0
 

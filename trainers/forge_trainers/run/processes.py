@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from forge_agents.errors import ActorDiedError, RespawnLimitError, StallError
+from forge_agents.models import families
 from forge_agents.models import resolve as models
 from forge_agents.policy import Policy
 from forge_agents.rollout.players import Served
@@ -74,6 +75,9 @@ class Processes:
         renderers = {  # what has no template starts nothing
             name: Renderer.of(paths[name], thinking=policy.thinking) for name, policy in policies.items()
         }
+        for name, policy in policies.items():
+            if policy.trainable:  # nor what nobody can train
+                families.check_learnable(families.known(paths[name]).architecture)
         homes, adapters = homes_of(policies, paths)
         faults = Faults(max_respawns=config.max_respawns, file=folder / "faults.jsonl")
         hosts, trained = hosts or Hosts(), [name for name, policy in policies.items() if policy.trainable]

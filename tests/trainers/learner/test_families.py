@@ -1,0 +1,109 @@
+"""Every family that is trained computes what transformers computes, whatever its config.json turns on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from forge_agents.models.families import FAMILIES, known
+from forge_agents.models.tiny import tiny_model
+from forge_agents.policy import LoRA
+from forge_agents.types import EpisodeBatch
+from forge_trainers.batch.layout import Span
+from forge_trainers.learner.attention import plan_attention
+from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.core import LearnerCore
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 64.0}  # 4,096 positions of 64 that it began with
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+CASES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("llama", {}),
+    ("llama", {"head_dim": 64}),
+    ("llama", {"rope_parameters": LLAMA3}),
+    ("llama", {"rope_parameters": YARN}),
+    ("llama", {"rope_parameters": LINEAR, "sliding_window": 9}),  # Llama has no windows, whatever its config says
+    ("mistral", {"head_dim": 64}),
+    ("mistral", {"sliding_window": 9}),
+    ("qwen2", {}),
+    ("qwen2", {"rope_parameters": YARN, "head_dim": 64}),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
+    ("qwen2", {"use_sliding_window": False, "sliding_window": 9, "max_window_layers": 1}),
+    ("qwen3", {}),
+    ("qwen3", {"rope_parameters": YARN}),
+    ("qwen3", {"rope_parameters": LLAMA3, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 0}),
+    ("qwen3_moe", {}),
+    ("qwen3_moe", {"norm_topk_prob": False}),
+    ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 9}),
+    ("smollm3", {}),
+    ("smollm3", {"use_sliding_window": True, "sliding_window": 9}),
+    ("smollm3", {"no_rope_layers": [0, 1], "rope_parameters": YARN}),
+)
+ORIGINAL = 64
+"""Positions before scaling; what is compared is longer."""
+
+
+@pytest.mark.parametrize(("family", "settings"), CASES, ids=str)
+def test_logits_equal_transformers_alone_and_packed(tmp_path: Path, family: str, settings: dict[str, Any]):
+    if "rope_parameters" in settings:
+        rope = {"rope_theta": 10000.0, "original_max_position_embeddings": ORIGINAL, **settings["rope_parameters"]}
+        settings = settings | {"rope_parameters": rope}
+    tied = family in {"llama", "smollm3"}
+    model = tiny_model(tmp_path, family=family, settings=settings, tied=tied)  # type: ignore[arg-type]
+    core = LearnerCore(LearnerConfig(model=str(model), compute_dtype="float32", threads=1))
+    core.model._skip_lm_head = False
+    ids = torch.randint(0, 256, (1, 600), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        theirs = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)(ids).logits
+    whole = compute(core, ids, [Span(start=0, length=600)])
+    assert (whole - theirs).abs().max() < 2e-5
+    # 3 x ORIGINAL tokens once, what follows them twice, behind another conversation
+    first, split, end = Span(start=0, length=50), 3 * ORIGINAL, 3 * ORIGINAL + 40
+    prefix = {"prefix_start": 50, "prefix_length": split}
+    spans = [first, Span(start=50, length=split), *(Span(start=50 + at, length=40, **prefix) for at in (split, end))]
+    packed = compute(core, torch.cat([ids[:, :50], ids[:, :end], ids[:, split:end]], dim=1), spans)
+    for found, expected in ((packed[:, :50], theirs[:, :50]), (packed[:, 50 + end :], theirs[:, split:end])):
+        assert (found - expected).abs().max() < 2e-5
+
+
+def compute(core: LearnerCore, ids: torch.Tensor, spans: list[Span]) -> torch.Tensor:
+    positions = torch.cat([span.prefix_length + torch.arange(span.length) for span in spans])
+    with torch.no_grad():
+        found: torch.Tensor = core.model(ids, positions[None], plan_attention(spans))
+    return found
+
+
+@pytest.mark.parametrize("lora", [None, LoRA(rank=4)], ids=["weights", "adapter"])
+@pytest.mark.parametrize("family", ["mistral", "qwen2", "smollm3"])
+def test_what_was_learned_is_exported_for_transformers(
+    tiny_models: Callable[..., Path],
+    random_batch: Callable[..., EpisodeBatch],
+    tmp_path: Path,
+    family: str,
+    lora: LoRA | None,
+):
+    model, batch = tiny_models(family=family), random_batch()
+    settings = LearnerConfig(model=str(model), compute_dtype="float32", threads=1, lr=1e-2, lora=lora)
+    core = LearnerCore(settings)
+    core.train_step(batch)
+    core.train_step(batch)  # the first moves only one half of an adapter
+    export = AutoModelForCausalLM.from_pretrained(core.export(tmp_path / "export"), dtype=torch.float32)
+    before = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    core.model._skip_lm_head = False
+    ids = batch["tokens"]["ids"][None, :36]
+    ours = compute(core, ids, [Span(start=0, length=36)])
+    with torch.no_grad():
+        assert (ours - export(ids).logits).abs().max() < 2e-5
+        assert (ours - before(ids).logits).abs().max() > 1e-2
+    moved = [name for name, x in export.state_dict().items() if not torch.equal(x, before.state_dict()[name])]
+    assert any(".bias" in name for name in moved) == (family == "qwen2" and lora is None)
+
+
+def test_every_family_that_is_trained_is_tried_here(tiny_models: Callable[..., Path]):
+    tried = {known(tiny_models(family=family)).family for family, _ in CASES}
+    assert tried == {family for family in FAMILIES if not family.why_not}
