@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 from urllib.parse import urlsplit
 
 from forge_agents.errors import check_numbers, did_you_mean
@@ -34,27 +34,92 @@ class Sampling:
 
     temperature: float = 1.0
     """Logits are divided by it; 0 is greedy. Range [0, 5]."""
+    temperature_from: float | None = None
+    """What a training begins with. The temperature moves from it to `temperature` in equal steps; evaluations, and all
+    else that is not a step of training, sample at `temperature`. Range (0, 5]. None: `temperature` throughout."""
+    temperature_steps: int = 0
+    """Steps of training after which `temperature` is reached, at least 1 where `temperature_from` is set."""
     top_p: float = 1.0
     """Smallest set of tokens whose probability reaches it is kept. Range (0, 1]."""
+    top_k: int = 0
+    """So many of the most probable tokens are kept; 0 keeps every token."""
+    min_p: float = 0.0
+    """Tokens are kept whose probability is at least this share of the most probable one's. Range [0, 1]."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens that the response holds already. Range [-2, 2]."""
+    frequency_penalty: float = 0.0
+    """Subtracted as often as the response holds a token. Range [-2, 2]."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens that prompt or response hold are divided by it where they are positive, and multiplied where
+    they are negative. Range (0, 10]."""
+    bad_words: tuple[str, ...] = ()
+    """Texts that a response may not hold, at most 64, as the tokenizer spells them at the beginning of a text and after
+    a blank; spelled in other tokens they may still come."""
     max_tokens: int = 64
     """Most tokens of one response, at least 1."""
     stop: tuple[str, ...] = ()
-    """Texts that end a response; the end-of-turn token always does."""
+    """Texts that end a response, a thought included; the end-of-turn token always does. The text is no part of the
+    answer. Its tokens are: the learner sees them, and a model's next prompt goes on behind them."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        if not (math.isfinite(self.temperature) and 0 <= self.temperature <= 5):
-            raise ValueError(
-                f"temperature={self.temperature} is outside [0, 5]; 1.0 samples the model's own distribution"
-            )
+        for name, low, high, usual in (
+            ("temperature", 0, 5, "1.0 samples the model's own distribution"),
+            ("top_k", 0, math.inf, "0 keeps every token"),
+            ("min_p", 0, 1, "0 keeps every token"),
+            ("presence_penalty", -2, 2, "0 is none"),
+            ("frequency_penalty", -2, 2, "0 is none"),
+        ):
+            if not (math.isfinite(getattr(self, name)) and low <= getattr(self, name) <= high):
+                raise ValueError(f"{name}={getattr(self, name)} is outside [{low}, {high}]; {usual}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p={self.top_p} is outside (0, 1]; 1.0 keeps every token")
+        if not 0 < self.repetition_penalty <= 10:
+            raise ValueError(f"repetition_penalty={self.repetition_penalty} is outside (0, 10]; 1.0 is none")
+        if self.temperature_from is not None and not 0 < self.temperature_from <= 5:
+            raise ValueError(f"temperature_from={self.temperature_from} is outside (0, 5]; None keeps `temperature`")
+        if (self.temperature_from is None) != (self.temperature_steps == 0) or self.temperature_steps < 0:
+            raise ValueError(
+                f"temperature_from={self.temperature_from}, temperature_steps={self.temperature_steps}: set both, a "
+                "temperature to begin with and the steps of training in which it moves, or neither"
+            )
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens={self.max_tokens} leaves no room for a response; set at least 1")
-        given: object = self.stop
-        if isinstance(given, str):
-            raise TypeError(f"stop={given!r} is one text; write stop=({given!r},)")
-        object.__setattr__(self, "stop", tuple(self.stop))
+        for name in ("stop", "bad_words"):
+            given: object = getattr(self, name)
+            if isinstance(given, str):
+                raise TypeError(f"{name}={given!r} is one text; write {name}=({given!r},)")
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+            if not all(isinstance(text, str) and text for text in getattr(self, name)):
+                raise ValueError(f"{name}={given!r} holds what is no text, or an empty one; leave it out")
+        if len(self.bad_words) > _MOST_BAD_WORDS:
+            raise ValueError(f"bad_words holds {len(self.bad_words)} texts; engines take at most {_MOST_BAD_WORDS}")
+
+    @property
+    def shaping(self) -> dict[str, Any]:
+        """What bends the distribution beside the temperature, by name: only what is set."""
+        return {name: getattr(self, name) for name, none in _NO_SHAPE.items() if getattr(self, name) != none}
+
+    def at_step(self, step: int) -> Sampling:
+        """How a step of training samples, counted from 0: at its own temperature, which does not move."""
+        if self.temperature_from is None:
+            return self
+        left = max(0.0, 1 - step / self.temperature_steps)
+        now = self.temperature + left * (self.temperature_from - self.temperature)
+        return replace(self, temperature=now, temperature_from=None, temperature_steps=0)
+
+
+_MOST_BAD_WORDS = 64
+"""Two spellings each; vLLM takes 128."""
+_NO_SHAPE = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "bad_words": (),
+}
 
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -214,6 +279,11 @@ class Endpoint:
             )
         if not 0 < self.timeout_s < math.inf:
             raise ValueError(f"timeout_s={self.timeout_s} must be positive and finite: no wait goes without a deadline")
+        if self.sampling.temperature_from is not None:
+            raise ValueError(
+                f"temperature_from={self.sampling.temperature_from}: the temperature of an endpoint does not move; a "
+                "policy's does"
+            )
         for budget in ("max_requests", "max_total_tokens"):
             limit = getattr(self, budget)
             if limit is not None and limit < 1:

@@ -15,7 +15,6 @@ import json
 import platform
 import re
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Any
 
 from forge_agents.envs.spec import EnvSpec
 from forge_agents.models.resolve import resolve
-from forge_agents.policy import AnyPolicy, Endpoint, Policy, Random, Scripted
+from forge_agents.policy import AnyPolicy, Endpoint, Policy, Random, Sampling, Scripted
 from forge_agents.serving.config import EngineConfig
 
 _PACKAGES = (
@@ -62,7 +61,7 @@ def player_facts(player: AnyPolicy, engine: EngineConfig | None = None) -> dict[
         facts |= {
             "model": Path(player.model).name if Path(player.model).is_dir() else player.model,
             "weights": _folder_hash(resolve(player.model)),
-            "sampling": asdict(player.sampling),
+            "sampling": _sampling_facts(player.sampling),
             "constrain_actions": player.constrain_actions,
             **({"thinking": player.thinking} if player.thinking != "auto" else {}),
             **({"keep_thoughts": player.keep_thoughts} if player.keep_thoughts != "all" else {}),
@@ -70,7 +69,7 @@ def player_facts(player: AnyPolicy, engine: EngineConfig | None = None) -> dict[
             "max_model_len": engine.max_model_len,
         }
     elif isinstance(player, Endpoint):
-        facts |= {"url": player.url, "model": player.model, "sampling": asdict(player.sampling)}
+        facts |= {"url": player.url, "model": player.model, "sampling": _sampling_facts(player.sampling)}
         facts |= {name: price for name in _PRICES if (price := getattr(player, name))}
     elif isinstance(player, Random):
         facts["seed"] = player.seed
@@ -79,6 +78,12 @@ def player_facts(player: AnyPolicy, engine: EngineConfig | None = None) -> dict[
     # the same weights under another name play the same, and so does what costs more
     hidden = ("model",) if isinstance(player, Policy) else _PRICES
     return facts | {"fingerprint": digest({name: value for name, value in facts.items() if name not in hidden})}
+
+
+def _sampling_facts(sampling: Sampling) -> dict[str, Any]:
+    """How it draws outside of training."""
+    always = {name: getattr(sampling, name) for name in ("temperature", "top_p", "max_tokens", "stop")}
+    return always | sampling.shaping
 
 
 def code_of(spec: EnvSpec) -> str:

@@ -58,17 +58,11 @@ class BenchLimits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchSampling:
+class BenchSampling(Sampling):
     """How tokens are drawn: `Sampling`, its length the suite's where nothing is said."""
 
-    temperature: float = 1.0
-    """Logits are divided by it; 0 is greedy. Range [0, 5]."""
-    top_p: float = 1.0
-    """Smallest set of tokens whose probability reaches it is kept. Range (0, 1]."""
-    max_tokens: int | None = None
+    max_tokens: int | None = None  # type: ignore[assignment]  # not known before the suite is
     """Most tokens of one response, at least 1; null: the suite's number, 64 of one environment."""
-    stop: tuple[str, ...] = ()
-    """Texts that end a response; the end-of-turn token always does."""
 
     def __post_init__(self) -> None:
         self.of_length(1)  # its checks
@@ -76,7 +70,7 @@ class BenchSampling:
     def of_length(self, max_tokens: int) -> Sampling:
         """With `max_tokens` where nothing else was said."""
         most = max_tokens if self.max_tokens is None else self.max_tokens
-        return Sampling(temperature=self.temperature, top_p=self.top_p, max_tokens=most, stop=self.stop)
+        return Sampling(**{**vars(self), "max_tokens": most})
 
 
 @dataclass(frozen=True, kw_only=True)

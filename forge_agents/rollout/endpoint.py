@@ -110,6 +110,8 @@ class EndpointClient:
             fields[_LIMITS[_LIMITS[0] in without]] = sampling.max_tokens
             if sampling.stop:
                 fields["stop"] = list(sampling.stop)
+            if sampling.shaping:  # not all of them are OpenAI's: a server that knows one of them not may refuse it
+                fields["extra_body"] = sampling.shaping
             for word, more in optional.items():
                 if word not in without:
                     fields |= more

@@ -178,11 +178,11 @@ class ModelPlayer:
             self._decisions += 1
         done = await self._engine.generate(prompt_ids, sampling, **asked)
         no_room = done.finish_reason == "length" and sampling.max_tokens < wanted.max_tokens
-        thought, answer = self._renderer.parse(done.token_ids)
+        thought, answer = self._renderer.parse(done.token_ids, *wanted.stop)
         return Decision(
             action=answer,
             thought=thought,
-            thought_tokens=self._renderer.thought_length(done.token_ids, answer) if thought else 0,
+            thought_tokens=self._renderer.thought_length(done.token_ids) if thought else 0,
             prompt_ids=prompt_ids,
             response_ids=done.token_ids,
             logprobs=done.logprobs,

@@ -135,22 +135,24 @@ class Renderer:
             heard.clear()
         return said
 
-    def parse(self, response_ids: Sequence[int]) -> tuple[str, str]:
-        """Thought and answer of what the model wrote."""
-        return split_thought(self.text(response_ids), opened=self._opened)
+    def parse(self, response_ids: Sequence[int], *stop: str) -> tuple[str, str]:
+        """Thought and answer of what the model wrote, up to the first of the texts `stop`."""
+        return split_thought(self.text(response_ids, *stop), opened=self._opened)
 
-    def thought_length(self, response_ids: Sequence[int], answer: str) -> int:
-        """Tokens of a thought, its tags included: those of the response before the ones that say its `answer`."""
+    def thought_length(self, response_ids: Sequence[int]) -> int:
+        """Tokens of a thought, its tags included: those of the response before the ones that say its answer."""
+        answer = self.parse(response_ids)[1]
 
         def answered(at: int) -> bool:  # what begins within a character shows as marks of replacement
             return answer.endswith(self.text(response_ids[at:]).lstrip("\N{REPLACEMENT CHARACTER}"))
 
         return bisect.bisect_left(range(len(response_ids) + 1), True, key=answered)
 
-    def text(self, response_ids: Sequence[int]) -> str:
-        """What the model wrote, without the end-of-turn token, surrounding blanks removed."""
+    def text(self, response_ids: Sequence[int], *stop: str) -> str:
+        """What the model wrote, up to the end-of-turn token or a text of `stop`, surrounding blanks removed."""
         ids = response_ids[:-1] if response_ids and response_ids[-1] == self.eos_id else response_ids
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False)).strip()
+        text = str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+        return text[: min((at for word in stop if (at := text.find(word)) >= 0), default=None)].strip()
 
     def piece(self, token_id: int) -> str:
         """The text of one token, blanks and all."""

@@ -175,7 +175,7 @@ class EngineThread:
             self.engine.abort_request([name])
             if (request := self._forget(name)) is not None:
                 error = (
-                    f"had {self._tokens.get(name, 0)} of at most {request.max_tokens} tokens of an answer "
+                    f"had {self._tokens.get(name, 0)} of at most {request.sampling.max_tokens} tokens of an answer "
                     f"{seconds:.0f} s after it began, and answer_timeout_s={limit_s:g}; raise it, lower max_tokens or "
                     "max_num_seqs, or give the engine more threads"
                 )

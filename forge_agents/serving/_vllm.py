@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_agents.models import resolve as models
-from forge_agents.policy import LoRA
+from forge_agents.policy import LoRA, Sampling
 from forge_agents.serving._wire import Request
 from forge_agents.types import Completion, FinishReason, VersionSpan
 
@@ -87,6 +87,7 @@ def _built(config: EngineConfig) -> Any:
     if current_platform.is_cpu():
         _permit_tiles(dtype)
         _keep_compiled()
+    _forbid_after_blanks()
     engine = LLMEngine.from_engine_args(
         EngineArgs(
             model=config.model,
@@ -98,7 +99,7 @@ def _built(config: EngineConfig) -> Any:
             enable_prefix_caching=config.prefix_caching,
             seed=config.seed,
             distributed_executor_backend="uni",
-            logprobs_mode="processed_logprobs",  # of the distribution that was sampled, after temperature and top_p
+            logprobs_mode="processed_logprobs",  # of the distribution that was sampled
             # vLLM samples after each part of a prompt and takes the draw back, which CPU generators cannot
             enable_chunked_prefill=not current_platform.is_cpu(),
             async_scheduling=False,  # no batch is under way while weights change
@@ -180,10 +181,28 @@ def _keep_compiled() -> None:
     torch.compiler.load_compiled_function = loaded
 
 
+def _forbid_after_blanks() -> None:
+    """Let bad words be forbidden after a blank, too. vLLM does so only where that takes as many tokens as without."""
+    from vllm import SamplingParams
+
+    forbid = SamplingParams.update_from_tokenizer
+    if forbid.__module__ == __name__:  # a second engine in this process
+        return
+
+    def forbidden(params: Any, tokenizer: Any) -> None:
+        forbid(params, tokenizer)
+        for word in params.bad_words:
+            tokens = tokenizer.encode(f" {word.lstrip()}", add_special_tokens=False)
+            if tokens not in params._bad_words_token_ids:
+                params._bad_words_token_ids.append(tokens)
+
+    SamplingParams.update_from_tokenizer = forbidden
+
+
 def _warm_up(engine: Any) -> None:
     """Compile what vLLM compiles at the first request, so that no user's request waits for it."""
     for name in ("warm-up-0", "warm-up-1"):
-        add(engine, name, Request(request_id=-1, prompt_ids=(0,), max_tokens=2))
+        add(engine, name, Request(request_id=-1, prompt_ids=(0,), sampling=Sampling(max_tokens=2)))
     while engine.has_unfinished_requests():
         engine.step()
     engine.reset_prefix_cache()
@@ -204,17 +223,19 @@ def add(engine: Any, name: str, request: Request) -> None:
     from vllm.exceptions import VLLMClientError
     from vllm.sampling_params import RequestOutputKind
 
+    asked = request.sampling
     try:
         params = SamplingParams(
-            temperature=request.temperature,
-            top_p=request.top_p,
-            max_tokens=request.max_tokens,
+            temperature=asked.temperature,
+            **{name: list(value) if isinstance(value, tuple) else value for name, value in asked.shaping.items()},
+            max_tokens=asked.max_tokens,
             seed=request.seed,
-            stop=list(request.stop),
+            stop=list(asked.stop),
             stop_token_ids=list(request.stop_token_ids),
             logprobs=request.top_logprobs,  # 0: the sampled token's only
             structured_outputs=_constraint(request),
-            detokenize=bool(request.stop),
+            detokenize=bool(asked.stop),
+            skip_special_tokens=False,  # of the text that stop texts are looked for in
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         prompt = engine.renderer.render_cmpl([{"prompt_token_ids": list(request.prompt_ids)}])[0]
@@ -261,7 +282,7 @@ def completion_of(output: Any, request: Request, context: int) -> Completion:
     )
     finish: FinishReason = "stop"
     if sampled.finish_reason == "length":
-        no_room = len(token_ids) < request.max_tokens and len(request.prompt_ids) + len(token_ids) >= context
+        no_room = len(token_ids) < request.sampling.max_tokens and len(request.prompt_ids) + len(token_ids) >= context
         finish = "context" if no_room else "length"
     elif sampled.finish_reason != "stop":
         raise ValueError(

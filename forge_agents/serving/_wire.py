@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from forge_agents.policy import Sampling
 from forge_agents.types import Completion
 
 
@@ -17,11 +18,8 @@ class Request:
 
     request_id: int
     prompt_ids: tuple[int, ...]
-    max_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
+    sampling: Sampling
     seed: int | None = None
-    stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     choices: tuple[str, ...] = ()
     """The response is one of these texts; empty for any text."""

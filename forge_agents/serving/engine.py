@@ -157,7 +157,7 @@ class Engine:
 
         Args:
             prompt_ids: At least one token id, and room left in the context.
-            sampling: Temperature (0 is greedy), top_p, max_tokens, stop texts.
+            sampling: How tokens are drawn; `temperature` counts, wherever a schedule is.
             seed: Makes this request's tokens repeatable, whatever else the engine does at the time.
             stop_token_ids: Tokens that end the response beside the model's own end-of-turn tokens.
             choices: The response is exactly one of these texts, unless `max_tokens` cuts it short; empty allows any.
@@ -172,8 +172,9 @@ class Engine:
         allows, and logprobs are of that distribution.
 
         Returns:
-            The sampled tokens; logprobs are of the distribution they were drawn from, after temperature and top_p (at
-            temperature 0: of the model's distribution). A response that no context is left for ends as ``context``.
+            The sampled tokens, those of a stop text included; logprobs are of the distribution they were drawn from,
+            after all that bends it (at temperature 0: of the model's distribution after penalties and bad words). A
+            response that no context is left for ends as ``context``.
 
         Raises:
             ValueError: The prompt is empty, too long, or holds ids outside the vocabulary; sampling is out of range;
@@ -188,11 +189,8 @@ class Engine:
         request = Request(
             request_id=next(self._ids),
             prompt_ids=prompt,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            max_tokens=sampling.max_tokens,
+            sampling=sampling,
             seed=seed,
-            stop=sampling.stop,
             stop_token_ids=tuple(stop_token_ids),
             choices=_checked_choices(choices, json_schema),
             json_schema="" if json_schema is None else json.dumps(json_schema),

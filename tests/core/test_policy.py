@@ -93,6 +93,16 @@ def test_a_function_declares_all_its_policies():
         ({"temperature": float("nan")}, "nan"),
         ({"top_p": 0}, "top_p=0"),
         ({"max_tokens": 0}, "max_tokens=0"),
+        ({"top_k": -1}, r"top_k=-1 is outside \[0, inf\]; 0 keeps every token"),
+        ({"min_p": 1.5}, "min_p=1.5"),
+        ({"presence_penalty": 3}, "presence_penalty=3"),
+        ({"repetition_penalty": 0}, "repetition_penalty=0"),
+        ({"stop": ("a", "")}, "stop=.* holds what is no text, or an empty one"),
+        ({"bad_words": ("a",) * 65}, "bad_words holds 65 texts; engines take at most 64"),
+        ({"bad_words": (7,)}, "bad_words=.* holds what is no text"),
+        ({"temperature_from": 0, "temperature_steps": 3}, "temperature_from=0 is outside"),
+        ({"temperature_from": 1.5}, "set both"),
+        ({"temperature_steps": 5}, "set both"),
     ],
 )
 def test_impossible_sampling_is_refused(wrong, said):
@@ -104,6 +114,26 @@ def test_stops_are_texts():
     assert fa.Sampling(stop=["a", "b"]).stop == ("a", "b")
     with pytest.raises(TypeError, match=r"stop='END' is one text; write stop=\('END',\)"):
         fa.Sampling(stop="END")
+
+
+def test_a_temperature_moves_in_equal_steps_and_stays_where_it_ends():
+    sampling = fa.Sampling(temperature=0.6, temperature_from=1.4, temperature_steps=4, max_tokens=9)
+    steps = [sampling.at_step(step) for step in (0, 1, 3, 4, 5, 1000)]
+    assert [one.temperature for one in steps] == pytest.approx([1.4, 1.2, 0.8, 0.6, 0.6, 0.6])
+    assert {(one.temperature_from, one.max_tokens) for one in steps} == {(None, 9)}
+    assert fa.Sampling(temperature=0.7).at_step(3).temperature == 0.7
+
+
+def test_only_what_is_set_shapes_the_distribution():
+    assert fa.Sampling(temperature=0.3, stop=("a",), max_tokens=3).shaping == {}
+    given = {"top_p": 0.9, "top_k": 5, "min_p": 0.1, "presence_penalty": 1.0, "frequency_penalty": -1.0}
+    given |= {"repetition_penalty": 1.2, "bad_words": ("no",)}
+    assert fa.Sampling(**given).shaping == given
+
+
+def test_the_temperature_of_an_endpoint_does_not_move():
+    with pytest.raises(ValueError, match="the temperature of an endpoint does not move"):
+        fa.Endpoint("http://h/v1", "m", sampling=fa.Sampling(temperature_from=1.2, temperature_steps=3))
 
 
 def test_a_name_must_be_usable_as_a_file_name():

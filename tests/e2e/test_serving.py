@@ -43,10 +43,13 @@ def weights_of(model: Path) -> dict[str, torch.Tensor]:
 BENCH = """
 from forge_agents.runtime._monarch import Actor, endpoint
 from forge_agents.serving import _vllm
+from forge_agents.policy import Sampling
 from forge_agents.serving._wire import Request
 
+GREEDY = Sampling(temperature=0.0, max_tokens=24)
+
 def answers(engine, prompts):
-    requests = {str(i): Request(request_id=i, prompt_ids=tuple(p), temperature=0.0, max_tokens=24)
+    requests = {str(i): Request(request_id=i, prompt_ids=tuple(p), sampling=GREEDY)
                 for i, p in enumerate(prompts)}
     for name, request in requests.items():
         _vllm.add(engine, name, request)
@@ -73,7 +76,7 @@ class Bench(Actor):
     async def at_work(self, config, requests, steps):
         engine = self.build(config)
         for i in range(requests):
-            _vllm.add(engine, str(i), Request(request_id=i, prompt_ids=(65,), max_tokens=24))
+            _vllm.add(engine, str(i), Request(request_id=i, prompt_ids=(65,), sampling=GREEDY))
         for _ in range(steps):
             engine.step()
         engine.abort_request(["0"])
@@ -118,30 +121,78 @@ def tokens_and_logprobs(completions: list[Completion]) -> list[tuple[tuple[int, 
     return [(completion.token_ids, completion.logprobs) for completion in completions]
 
 
-def reference_logprobs(
-    model: Path, prompt: list[int], response: tuple[int, ...], temperature: float, top_p: float
-) -> torch.Tensor:
-    """float32 [response tokens]: log-probability of each under temperature, then top_p, from transformers."""
+def reference_logprobs(model: Path, prompt: list[int], response: tuple[int, ...], sampling: Sampling) -> torch.Tensor:
+    """float32 [response tokens]: log-probability of each, from transformers' logits, one token at a time."""
     from transformers import AutoModelForCausalLM
 
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     with torch.no_grad():
-        logits_TV = reference(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1] / temperature
-    probs_TV, order_TV = logits_TV.softmax(-1).sort(-1, descending=True)
-    dropped_TV = probs_TV.cumsum(-1) - probs_TV >= top_p
-    kept_TV = torch.zeros_like(logits_TV).scatter(-1, order_TV, probs_TV.masked_fill(dropped_TV, 0.0))
-    kept_TV /= kept_TV.sum(-1, keepdim=True)
-    return kept_TV.gather(-1, torch.tensor(response)[:, None])[:, 0].log()
+        logits_TV = reference(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1]
+    found = []
+    for at, token in enumerate(response):
+        logits = logits_TV[at]
+        said, known = list(response[:at]), torch.tensor([*prompt, *response[:at]])
+        for word in sampling.bad_words:
+            *before, last = word.encode()
+            if said[len(said) - len(before) :] == before:
+                logits[last] = -torch.inf
+        seen = logits[known]
+        logits[known] = torch.where(seen > 0, seen / sampling.repetition_penalty, seen * sampling.repetition_penalty)
+        counts = torch.bincount(torch.tensor(said, dtype=torch.int64), minlength=len(logits))
+        logits -= sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
+        probs = (logits / (sampling.temperature or 1.0)).softmax(-1)
+        probs[probs < sampling.min_p * probs.max()] = 0.0
+        if sampling.top_k:
+            probs[probs < probs.sort(descending=True)[0][sampling.top_k - 1]] = 0.0
+        ranked, order = (probs / probs.sum()).sort(descending=True)
+        probs[order[ranked.cumsum(-1) - ranked >= sampling.top_p]] = 0.0
+        found.append((probs / probs.sum())[token].log())
+    return torch.stack(found)
 
 
-@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.6, 1.0), (1.3, 0.7)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"temperature": 0.6},
+        {"temperature": 1.3, "top_p": 0.7},
+        {"top_k": 3},
+        {"temperature": 1.5, "min_p": 0.3},
+        {"temperature": 0.8, "top_k": 20, "top_p": 0.8, "min_p": 0.05},
+        {"presence_penalty": 1.5, "frequency_penalty": -1.0},
+        {"temperature": 2.0, "repetition_penalty": 1.7, "bad_words": ("a", "bc")},
+        {"temperature": 0.0, "top_k": 2, "repetition_penalty": 3.0},
+    ],
+    ids=str,
+)
 def test_logprobs_are_those_of_the_distribution_that_was_sampled(
-    run: Any, engine: Engine, tiny_llama: Path, temperature: float, top_p: float
+    run: Any, engine: Engine, tiny_llama: Path, shape: dict[str, Any]
 ) -> None:
-    sampling = Sampling(temperature=temperature, top_p=top_p, max_tokens=40)
-    completion = run(engine.generate(PROMPTS[2], sampling, seed=11))
-    expected_T = reference_logprobs(tiny_llama, PROMPTS[2], completion.token_ids, temperature, top_p)
+    sampling = Sampling(**shape, max_tokens=40)
+    if not sampling.temperature:
+        shape = {name: value for name, value in shape.items() if name != "top_k"}  # greedy takes the first of them all
+
+    async def main() -> list[Completion]:
+        asked = (engine.generate(PROMPTS[2], one, seed=11) for one in (sampling, Sampling(max_tokens=40), sampling))
+        return await asyncio.gather(*asked)
+
+    completion, _, again = run(main())
+    assert again == completion
+    expected_T = reference_logprobs(tiny_llama, PROMPTS[2], completion.token_ids, Sampling(**shape))
     torch.testing.assert_close(torch.tensor(completion.logprobs), expected_T, atol=1e-3, rtol=0)
+
+
+def test_bad_words_are_not_written(run: Any, engine: Engine) -> None:
+    letters = tuple(map(chr, range(97, 123)))
+
+    async def main() -> None:
+        free, without = await asyncio.gather(
+            *(engine.generate(PROMPTS[1], Sampling(max_tokens=100, bad_words=words), seed=3) for words in ((), letters))
+        )
+        assert any(97 <= token < 123 for token in free.token_ids)
+        assert not any(97 <= token < 123 for token in without.token_ids)
+
+    run(main())
 
 
 def test_a_seed_repeats_its_tokens_in_any_company(run: Any, engine: Engine) -> None:
@@ -245,7 +296,7 @@ def test_probabilities_of_the_choices_are_those_of_the_model_among_them(
     completion = run(
         engine.generate(PROMPTS[2], Sampling(max_tokens=4), choices=["a", "b", "c"], top_logprobs=3, seed=3)
     )
-    expected = [reference_logprobs(tiny_llama, PROMPTS[2], (ord(letter),), 1.0, 1.0).item() for letter in "abc"]
+    expected = [reference_logprobs(tiny_llama, PROMPTS[2], (ord(letter),), Sampling()).item() for letter in "abc"]
     expected_3 = torch.tensor(expected).log_softmax(0)
     first = completion.top_logprobs[0]
     torch.testing.assert_close(torch.tensor([first[ord(letter)] for letter in "abc"]), expected_3, atol=1e-3, rtol=0)
@@ -284,12 +335,12 @@ def test_prompts_that_cannot_be_served_are_refused_with_the_reason(
 
 
 def test_vllms_refusal_reaches_only_the_request_it_means(run: Any, engine: Engine) -> None:
-    class Odd:
-        temperature, top_p, max_tokens, stop = 1.0, 2.0, 4, ()
+    odd_one = Sampling(max_tokens=4)
+    object.__setattr__(odd_one, "top_p", 2.0)
 
     async def main() -> None:
         odd, good = await asyncio.gather(
-            engine.generate(PROMPTS[0], Odd()), engine.generate(PROMPTS[0], GREEDY), return_exceptions=True
+            engine.generate(PROMPTS[0], odd_one), engine.generate(PROMPTS[0], GREEDY), return_exceptions=True
         )
         assert isinstance(odd, ValueError)
         assert "top_p" in str(odd)

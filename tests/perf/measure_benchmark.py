@@ -143,9 +143,7 @@ class _Heard:
         request = Request(
             request_id=len(self._asked),
             prompt_ids=tuple(prompt_ids),
-            max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
+            sampling=sampling,
             seed=options.get("seed"),
         )
         self._asked.append(request)

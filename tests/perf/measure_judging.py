@@ -215,6 +215,7 @@ class _Direct:
 
 def _requests(options: Options, seed: int) -> list[Request]:
     """What the judge sends for the same trajectories."""
+    from forge_agents.policy import Sampling
     from forge_agents.rollout.rendering import Renderer
     from forge_agents.serving._wire import Request
     from forge_verifiers import YesNo
@@ -230,8 +231,7 @@ def _requests(options: Options, seed: int) -> list[Request]:
         Request(
             request_id=seed * len(texts) + number,
             prompt_ids=renderer.start(instructions_for(RUBRIC), text),
-            max_tokens=form.max_tokens,
-            temperature=0.0,
+            sampling=Sampling(temperature=0.0, max_tokens=form.max_tokens),
             choices=form.choices,
             top_logprobs=20,
         )

@@ -113,6 +113,7 @@ async def _run_actor(options: Options) -> dict[str, float]:
 
 def run_direct(options: Options) -> dict[str, float]:
     """The engine's thread in this process, fed at once."""
+    from forge_agents.policy import Sampling
     from forge_agents.serving._loop import EngineThread
     from forge_agents.serving._wire import Answer, Request
 
@@ -140,7 +141,7 @@ def run_direct(options: Options) -> dict[str, float]:
         started = time.perf_counter()
         thread.add(
             [
-                Request(request_id=number, prompt_ids=prompt, max_tokens=options.rollout_tokens)
+                Request(request_id=number, prompt_ids=prompt, sampling=Sampling(max_tokens=options.rollout_tokens))
                 for number, prompt in enumerate(prompts)
             ]
         )

@@ -282,6 +282,11 @@ def test_a_models_fingerprint_is_of_its_weights_and_sampling_not_of_its_place(ti
     mine, moved = player_facts(fa.Policy(str(tiny_llama))), player_facts(fa.Policy(str(copy), name="other"))
     assert mine["fingerprint"] == moved["fingerprint"] and str(tmp_path) not in json.dumps(moved)
     hot = player_facts(fa.Policy(str(copy), sampling=fa.Sampling(temperature=2.0)))
+    assert mine["sampling"].keys() == {"temperature", "top_p", "max_tokens", "stop"}  # as boards of before have it
+    moving = fa.Sampling(temperature_from=2.0, temperature_steps=9)  # in training only
+    assert player_facts(fa.Policy(str(copy), sampling=moving))["fingerprint"] == mine["fingerprint"]
+    few = player_facts(fa.Policy(str(copy), sampling=fa.Sampling(top_k=3)))
+    assert few["sampling"]["top_k"] == 3 and few["fingerprint"] != mine["fingerprint"]
     assert hot["weights"] == mine["weights"] and hot["fingerprint"] != mine["fingerprint"]
     weights = next(copy.glob("*.safetensors"))
     content = bytearray(weights.read_bytes())

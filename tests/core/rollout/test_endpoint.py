@@ -77,11 +77,24 @@ def test_a_conversation_is_sent_as_chat_messages_and_kept(serve_chat):
         {"role": "assistant", "content": "3"},
         {"role": "user", "content": "said [3, 1]"},
     ]
+    assert not first.keys() & {"top_k", "min_p", "bad_words", "presence_penalty", "extra_body"}  # nobody asked for them
     turn = episode.trajectories["a"].turns[0]
     assert (turn.action, turn.policy, turn.finish_reason, turn.response_ids) == ("3", "rival", "stop", ())
     assert (turn.usage.prompt_tokens, turn.usage.completion_tokens) == (10, 2)
     assert episode.trajectories["b"].turns[0].usage is None
     json.dumps(dataclasses.asdict(episode))  # as run folders keep it
+
+
+def test_all_that_shapes_the_distribution_is_sent_and_a_server_may_refuse_it(serve_chat):
+    shaping = {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "frequency_penalty": 0.5, "bad_words": ("no",)}
+    server = serve_chat(lambda request: "3")
+    ask(server.endpoint_with(sampling=fa.Sampling(top_p=0.5, **shaping)))
+    assert {name: server.requests[0][name] for name in (*shaping, "top_p")} == {
+        **shaping, "bad_words": ["no"], "top_p": 0.5
+    }  # fmt: skip
+    strict = serve_chat(lambda request: (400, "unknown field top_k"))
+    with pytest.raises(EndpointError, match="refused with status 400.*unknown field top_k"):
+        ask(strict.endpoint_with(sampling=fa.Sampling(top_k=5)))
 
 
 class One:

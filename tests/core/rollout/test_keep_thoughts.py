@@ -66,6 +66,20 @@ def played(tokenizer, keep_thoughts, turns):
     return engine, Trajectory(agent="a", policy="p", turns=tuple(asyncio.run(play())))
 
 
+def test_the_learner_sees_the_tokens_of_a_stop_text_and_the_game_does_not(tokenizer):
+    engine = Told(tokenizer, [("<think>hm</think>up END", False), ("down END", False)])
+    player = ModelPlayer(engine, Renderer(tokenizer), fa.Sampling(stop=("END",)), "")
+
+    async def play():
+        return [await player.decide(text, {}) for text in ("one", "two")]
+
+    first, second = asyncio.run(play())
+    assert (first.thought, first.action, second.action) == ("hm", "up", "down")
+    assert tokenizer.decode(first.response_ids[first.thought_tokens :]) == "up END" and len(first.logprobs) == len(first.response_ids)
+    sampled = (*first.prompt_ids, *first.response_ids)
+    assert second.prompt_ids[: len(sampled)] == sampled
+
+
 @settings(max_examples=60, deadline=None)
 @given(turns=TURNS, keep_thoughts=st.sampled_from(["all", "turn", "none"]))
 def test_every_sampled_token_is_trained_once_after_the_prompt_that_the_engine_read(tokenizer, turns, keep_thoughts):

@@ -67,6 +67,18 @@ def test_text_drops_the_end_of_turn_token_only(renderer, tokenizer):
     assert renderer.text(()) == ""
 
 
+def test_an_answer_ends_before_a_stop_text_of_which_the_next_prompt_keeps_every_token(renderer, tokenizer):
+    ids = tuple(tokenizer.encode("<think>\nhm\n</think>\n\n3 END of", add_special_tokens=False))
+    assert renderer.parse(ids, "STOP", " END ") == ("hm", "3")
+    assert renderer.parse(ids, "of", "END") == ("hm", "3")
+    assert renderer.parse(ids, "m\n") == ("h", "")
+    assert renderer.parse(ids, "STOP") == ("hm", "3 END of")
+    for text, stop in (("User: ", "User: "), (" END", " END"), ("\n\n", "\n\n")):  # blanks of a stop text count
+        assert renderer.text(tokenizer.encode(text, add_special_tokens=False), stop) == ""
+    prompt = renderer.start("", "Hi")
+    assert renderer.extend(prompt, ids, "more")[: len(prompt) + len(ids)] == (*prompt, *ids)
+
+
 def test_thought_and_answer_are_told_apart(renderer, tokenizer):
     def parse(text):
         return renderer.parse((*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id))
@@ -80,7 +92,7 @@ def test_the_tokens_of_a_thought_are_those_before_the_answer(renderer, tokenizer
     def length(thought, answer, end=(tokenizer.eos_token_id,)):
         ids = [(*tokenizer.encode(part, add_special_tokens=False),) for part in (thought, answer)]
         said = (*ids[0], *ids[1], *end)
-        return renderer.thought_length(said, renderer.parse(said)[1]), len(ids[0])
+        return renderer.thought_length(said), len(ids[0])
 
     said = (("<think>\n3 is 3\n</think>", "3"), ("<think>é🙂</think>", "🙂 is"), ("<think>a</think>", ""))
     for thought, answer in said:

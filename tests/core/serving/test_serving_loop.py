@@ -85,7 +85,7 @@ def test_a_failed_step_ends_the_thread_and_breaks_every_promise(
     assert thread.call(lambda: 42).result(timeout=5) == 42
     with pytest.raises(LookupError):
         thread.call(lambda: [1][int("1")]).result(timeout=5)
-    thread.add([Request(request_id=0, prompt_ids=(1,), max_tokens=2)])
+    thread.add([Request(request_id=0, prompt_ids=(1,), sampling=Sampling(max_tokens=2))])
     assert isinstance(deaths.get(timeout=5), ArithmeticError)
     with pytest.raises(RuntimeError, match="thread has ended"):
         thread.call(lambda: 42).result(timeout=5)
@@ -122,7 +122,7 @@ def test_a_request_that_vllm_gives_up_fails_alone(tmp_path: Path, monkeypatch: p
     answers: queue.Queue[list[Answer]] = queue.Queue()
     thread = EngineThread(EngineConfig(model=str(tmp_path)), deliver=answers.put, died=lambda error: None)
     thread.ready.result(timeout=5)
-    thread.add([Request(request_id=number, prompt_ids=(1,), max_tokens=2) for number in (0, 1)])
+    thread.add([Request(request_id=number, prompt_ids=(1,), sampling=Sampling(max_tokens=2)) for number in (0, 1)])
     (failed,), (answered,) = answers.get(timeout=5), answers.get(timeout=5)
     assert failed.completion is None and "'error'" in failed.error
     assert answered.completion is not None and answered.completion.token_ids == (7,)
@@ -201,7 +201,7 @@ def test_time_in_the_queue_does_not_count_and_one_slow_answer_fails_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake, thread, answers = queueing(tmp_path, monkeypatch, room=64, seconds=8, slow={"5"})
-    thread.add([Request(request_id=number, prompt_ids=(1,), max_tokens=99) for number in range(512)])
+    thread.add([Request(request_id=number, prompt_ids=(1,), sampling=Sampling(max_tokens=99)) for number in range(512)])
     found = taken(answers, 512)
     assert fake.clock.now > 60  # the last ones waited for six times what an answer may take
     late = found.pop(5)
@@ -214,7 +214,7 @@ def test_time_in_the_queue_does_not_count_and_one_slow_answer_fails_alone(
 
 def test_steps_that_work_on_nothing_are_no_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake, thread, _ = queueing(tmp_path, monkeypatch, room=0, seconds=1, slow=set())
-    thread.add([Request(request_id=0, prompt_ids=(1,), max_tokens=2)])
+    thread.add([Request(request_id=0, prompt_ids=(1,), sampling=Sampling(max_tokens=2))])
     deadline = time.monotonic() + 5
     while thread.still_s < 100 and time.monotonic() < deadline:
         time.sleep(0.01)

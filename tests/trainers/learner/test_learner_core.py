@@ -81,6 +81,17 @@ def test_logprobs_equal_transformers(
     assert (core.logprobs(batch) - hf_logprobs(model, batch, 0.8)).abs().max() < 1e-3
 
 
+def test_a_step_learns_at_the_temperature_that_its_batch_was_sampled_at(tiny_llama: Path, random_batch: Batches):
+    batch = random_batch()
+    said = LearnerCore(config(tiny_llama, kl_coef=0.1))
+    set_before = LearnerCore(config(tiny_llama, kl_coef=0.1, temperature=0.6))
+    first, expected = said.train_step(batch, 0.6), set_before.train_step(batch)
+    names = ("loss", "entropy", "kl", "logprob_gap_mean", "grad_norm", "temperature")
+    assert {name: first[name] for name in names} == {name: expected[name] for name in names}
+    assert first["temperature"] == 0.6
+    assert said.train_step(batch)["temperature"] == 1.0  # the step's own, and not the last one's
+
+
 def test_shared_prefixes_change_nothing(tiny_llama: Path, random_batch: Batches):
     batch = random_batch()
     shared, alone = (LearnerCore(config(tiny_llama, share_prefixes=share)) for share in (True, False))

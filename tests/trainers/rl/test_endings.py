@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,10 +14,12 @@ import forge_agents as fa
 from forge_agents.cli import main as cli
 from forge_agents.episodes.stored import digest
 from forge_agents.errors import EmptyBatchError
+from forge_agents.policy import seat_policies
 from forge_agents.types import EpisodeError, EpisodeGroup
 from forge_trainers.rl.credit import Credit
 from forge_trainers.rl.endings import Endings, most_of, where_it_failed
 from forge_trainers.rl.rewards import Columns, EnvTurnReward, env_reward, judge
+from forge_trainers.rl.seating import check_trainable, seats_at
 from forge_trainers.rl.tasks import TaskSampler
 from forge_trainers.rl.trainer import GRPOTrainer
 from forge_trainers.rl.update import credit_groups
@@ -90,6 +93,45 @@ def test_a_run_says_who_sits_where_and_who_shares_a_learner(tmp_path, capsys):
     assert shown(fa.League(TEAM))[0] == "p0, p1: policy team is trained by team-l"
     with pytest.raises(ValueError, match="without a name"):
         shown(lambda agent, seed: fa.Policy("m"))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "said"),
+    [
+        ({"temperature": 0}, "temperature=0, always the most probable token"),
+        ({"top_p": 0.9}, "top_p=0.9; training needs the model's whole distribution"),
+        ({"top_k": 20, "min_p": 0.1}, "top_k=20, min_p=0.1;"),
+        ({"bad_words": ("no",)}, r"bad_words=\('no',\)"),
+        ({"repetition_penalty": 1.1}, "nor what it had counted so far"),
+    ],
+)
+def test_a_trainer_refuses_what_the_learner_cannot_compute_when_it_is_built(sampling, said, tmp_path):
+    for trainable in (True, False):
+        hero = fa.Policy("m", name="hero", sampling=fa.Sampling(**sampling), trainable=trainable)
+        for seats in (hero, {"p0": fa.Random(), "p1": hero}):
+            if trainable:
+                with pytest.raises(ValueError, match=f"policy 'hero' samples with .*{said}"):
+                    GRPOTrainer(seats, out_dir=tmp_path)
+            else:
+                GRPOTrainer(seats, out_dir=tmp_path)
+    GRPOTrainer(fa.Policy("m", sampling=fa.Sampling(stop=("a",), temperature=2)), out_dir=tmp_path)
+
+
+def test_a_temperature_that_moves_needs_batches_of_one_step():
+    hero = fa.Policy("m", sampling=fa.Sampling(temperature_from=1.5, temperature_steps=10))
+    check_trainable({"hero": hero}, 1)
+    with pytest.raises(ValueError, match="max_staleness=2 a batch may hold groups of two steps, at two temperatures"):
+        check_trainable({"hero": hero}, 2)
+
+
+def test_seats_sample_at_the_temperature_of_their_step():
+    hero = fa.Policy("m", name="hero", sampling=fa.Sampling(temperature=0.5, temperature_from=1.5, temperature_steps=2))
+    still = fa.Random()
+    for seats in (hero, {"a": hero, "b": still}, lambda agent, seed: still if agent == "b" else hero):
+        for step, temperature in ((0, 1.5), (1, 1.0), (2, 0.5), (9, 0.5)):
+            found = seat_policies(seats_at(seats, step), ("a", "b"), 7)
+            assert found["a"] == replace(hero, sampling=fa.Sampling(temperature=temperature))
+            assert found["b"] == (still if seats is not hero else found["a"])
 
 
 @pytest.mark.parametrize(

@@ -173,14 +173,16 @@ class Learner:
         """Seconds in which it learned or published, since the start."""
         return self._busy.seconds
 
-    async def train_step(self, batch: EpisodeBatch, *, timeout_s: float = 1800.0) -> dict[str, float]:
-        """Learn from one batch.
+    async def train_step(
+        self, batch: EpisodeBatch, *, temperature: float | None = None, timeout_s: float = 1800.0
+    ) -> dict[str, float]:
+        """Learn from one batch, sampled at `temperature`; None: that of the settings.
 
         Returns:
             The metrics of `LearnerCore.train_step`, from the first rank; peaks of memory are the largest of all.
         """
         with self._busy:
-            results = await self._call("train_step", batch, timeout_s=timeout_s)
+            results = await self._call("train_step", batch, temperature, timeout_s=timeout_s)
         metrics: dict[str, float] = results[0]
         self.version = int(metrics["version"])
         peaks = (name for name in metrics if name.startswith("peak_") and name.endswith("_bytes"))

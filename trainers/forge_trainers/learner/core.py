@@ -94,22 +94,24 @@ class LearnerCore:
             )
         self._total_steps = total
 
-    def train_step(self, batch: EpisodeBatch) -> dict[str, float]:
+    def train_step(self, batch: EpisodeBatch, temperature: float | None = None) -> dict[str, float]:
         """Learn from one batch: all its microbatches, one optimiser step.
 
         Args:
             batch: As `forge_trainers.batch.packing.pack` makes it.
+            temperature: At which it was sampled, above 0; None: that of the settings.
 
         Returns:
             ``loss``, ``ratio_mean`` (learner over sampler), ``clip_fraction``, ``correction`` (mean weight) and
             ``corrected_fraction`` (truncated or masked), ``kl`` (to the reference; 0 without one), ``entropy`` (natural
             units), ``logprob_gap_mean`` and ``logprob_gap_max`` (absolute difference of learner and sampler),
             ``ratio_p1``, ``ratio_p50`` and ``ratio_p99`` (quantiles over loss tokens, exact over all ranks),
-            ``grad_norm`` (before clipping), ``lr``, ``version`` (after the step), ``tokens``, ``loss_tokens``,
-            ``positions`` (computed by all ranks), ``microbatches``, ``waste`` (share of positions that ranks wait for),
-            ``forward_backward_s``, ``optimizer_s``, ``step_s``, ``cpu_s`` (this rank's), ``tokens_per_s`` (of
-            ``tokens``), ``flops_per_s`` (all ranks'), ``peak_flops_per_s`` (of all ranks' devices), ``mfu`` (the first
-            over the second), ``peak_rss_bytes`` and on an accelerator ``peak_device_bytes`` (this rank's).
+            ``grad_norm`` (before clipping), ``lr``, ``temperature``, ``version`` (after the step), ``tokens``,
+            ``loss_tokens``, ``positions`` (computed by all ranks), ``microbatches``, ``waste`` (share of positions that
+            ranks wait for), ``forward_backward_s``, ``optimizer_s``, ``step_s``, ``cpu_s`` (this rank's),
+            ``tokens_per_s`` (of ``tokens``), ``flops_per_s`` (all ranks'), ``peak_flops_per_s`` (of all ranks'
+            devices), ``mfu`` (the first over the second), ``peak_rss_bytes`` and on an accelerator
+            ``peak_device_bytes`` (this rank's).
 
         Raises:
             ValueError: The batch is malformed or does not fit the model, or the learning rate is to fall and
@@ -120,12 +122,14 @@ class LearnerCore:
         start, cpu_start = time.perf_counter(), time.process_time()
         self._enter()
         microbatches, facts = self._plan(batch)
+        temperature = self.config.temperature if temperature is None else temperature
+        self._loss.loss_fn.temperature = temperature
         columns_T = loss_columns(
-            self.config.loss_settings, batch, lambda: self._logprobs(self.model, batch, microbatches)
+            self.config.loss_settings, batch, lambda: self._logprobs(self.model, batch, microbatches, temperature)
         )
         if self._reference is not None:
             with lora.switched_off(self._reference):
-                columns_T["reference_logprobs"] = self._logprobs(self._reference, batch, microbatches)
+                columns_T["reference_logprobs"] = self._logprobs(self._reference, batch, microbatches, temperature)
         num_loss_tokens = float(batch["tokens"]["loss_mask"].sum())
         if num_loss_tokens == 0:
             raise ValueError("no token of the batch is in the loss; there is nothing to learn")
@@ -142,7 +146,7 @@ class LearnerCore:
             log_ratio_T[token_S] = self._loss.loss_fn.take_log_ratios()[: token_S.numel()]
         metrics = self._reduce(totals)
         done = time.perf_counter()
-        metrics |= {**self._update(metrics["loss"], lr), "lr": lr}
+        metrics |= {**self._update(metrics["loss"], lr), "lr": lr, "temperature": temperature}
         end = time.perf_counter()
         num_tokens = int(batch["tokens"]["ids"].numel())
         flops = flops_per_step(self._built.architecture, self.model, batch["samples"]["length"], facts["positions"])
@@ -172,7 +176,7 @@ class LearnerCore:
         """
         self._enter()
         microbatches, _ = self._plan(batch)
-        return self._logprobs(self.model, batch, microbatches)
+        return self._logprobs(self.model, batch, microbatches, self.config.temperature)
 
     def hf_state_dict(self, *, dtype: torch.dtype) -> dict[str, Any]:
         """The weights under Hugging Face's names, tied ones once; an adapter is merged into them.
@@ -336,7 +340,9 @@ class LearnerCore:
         return found
 
     @torch.no_grad()
-    def _logprobs(self, model: Any, batch: EpisodeBatch, microbatches: Sequence[Microbatch]) -> torch.Tensor:
+    def _logprobs(
+        self, model: Any, batch: EpisodeBatch, microbatches: Sequence[Microbatch], temperature: float
+    ) -> torch.Tensor:
         out_T = torch.zeros(batch["tokens"]["ids"].shape, device=self._ranks.device)
         for microbatch in microbatches:
             row = microbatch.row
@@ -349,7 +355,7 @@ class LearnerCore:
                 for start in range(0, labels_S.numel(), size):
                     chunk = slice(start, start + size)
                     logits = model.lm_head(hidden_1SD[:, chunk])
-                    found.append(logprobs_of(logits, labels_S[chunk][None], temperature=self.config.temperature)[0])
+                    found.append(logprobs_of(logits, labels_S[chunk][None], temperature=temperature)[0])
             out_T[row.token_S.to(out_T.device)] = torch.cat(found)[: row.token_S.numel()]
         free_unsharded(model)
         return self._over_ranks(out_T)

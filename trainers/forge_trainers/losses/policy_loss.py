@@ -104,6 +104,8 @@ class PolicyLoss:
 
     def __init__(self, settings: LossSettings) -> None:
         self._settings = settings
+        self.temperature = settings.temperature
+        """Of the batch at work."""
         self._log_ratios: list[torch.Tensor] = []
 
     def __call__(
@@ -131,7 +133,7 @@ class PolicyLoss:
         """
         settings, rule = self._settings, self._settings.correction
         column = {name: value[0] for name, value in columns_1S.items()}
-        logprobs_S, entropy_S = logprobs_of(logits_1SV, labels_1S, temperature=settings.temperature)
+        logprobs_S, entropy_S = logprobs_of(logits_1SV, labels_1S, temperature=self.temperature)
         valid_S, now_S, sampler_S = valid[0], logprobs_S.detach(), column["sampler_logprobs"]
 
         def mean(x_S: torch.Tensor) -> torch.Tensor:

@@ -26,6 +26,7 @@ from forge_agents.rollout.players import Served
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.types import EpisodeGroup
 from forge_trainers.records.run_folder import write_atomically
+from forge_trainers.rl.pipeline import window
 from forge_trainers.rl.rewards import JudgedGroup
 from forge_trainers.rl.tasks import Task
 from forge_trainers.selfplay.league import (
@@ -48,14 +49,27 @@ PlayGroup: TypeAlias = Callable[[Task, Seats, Mapping[str, Served]], Coroutine[A
 """Plays one group of a task with these seats and engines."""
 
 
-def check_trainable(models: Mapping[str, Policy]) -> None:
+def check_trainable(models: Mapping[str, Policy], max_staleness: int = 0) -> None:
     """Raises ValueError where a policy that is to learn samples from a distribution that the learner cannot compute."""
     for name, policy in models.items():
-        if policy.trainable and (policy.sampling.top_p < 1 or policy.sampling.temperature == 0):
+        sampling = policy.sampling
+        if policy.trainable and sampling.temperature == 0:
             raise ValueError(
-                f"policy {name!r} samples with top_p={policy.sampling.top_p}, temperature="
-                f"{policy.sampling.temperature}; training needs top_p=1 and a temperature above 0, so that every "
-                "token has a probability under the learner too"
+                f"policy {name!r} samples with temperature=0, always the most probable token, so siblings would not "
+                "differ and nothing could be learned; training needs a temperature above 0"
+            )
+        if policy.trainable and sampling.shaping:
+            given = ", ".join(f"{key}={value!r}" for key, value in sampling.shaping.items())
+            raise ValueError(
+                f"policy {name!r} samples with {given}; training needs the model's whole distribution, bent by the "
+                "temperature alone. The learner computes each token's probability from all logits of its place, and "
+                "knows neither which tokens the sampler left out there nor what it had counted so far: the gradient "
+                "would be that of another distribution. Leave it out, or set trainable=False"
+            )
+        if policy.trainable and sampling.temperature_from is not None and window(max_staleness)[1]:
+            raise ValueError(
+                f"policy {name!r} moves its temperature, and with max_staleness={max_staleness} a batch may hold "
+                "groups of two steps, at two temperatures; set max_staleness to 0 or 1, or leave out temperature_from"
             )
         if policy.trainable and policy.constrain_actions:
             raise ValueError(
@@ -63,6 +77,17 @@ def check_trainable(models: Mapping[str, Policy]) -> None:
                 "be those of the constrained distribution, which the learner does not compute: set trainable=False "
                 "or constrain_actions=False"
             )
+
+
+def seats_at(seats: Seats, step: int) -> Seats:
+    """The seats as they sample in a step of training."""
+
+    def at(policy: AnyPolicy) -> AnyPolicy:
+        return replace(policy, sampling=policy.sampling.at_step(step)) if isinstance(policy, Policy) else policy
+
+    if isinstance(seats, Mapping):
+        return {agent: at(policy) for agent, policy in seats.items()}
+    return at(seats) if isinstance(seats, AnyPolicy) else lambda agent, seed: at(seats(agent, seed))
 
 
 def seating_of(seats: Seats | League, config: GRPOConfig, folder: Path) -> Seating:

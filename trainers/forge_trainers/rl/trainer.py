@@ -49,7 +49,7 @@ from forge_trainers.rl.rewards import (
     rewards_by,
     summarise,
 )
-from forge_trainers.rl.seating import PlayGroup, check_trainable, seating_of
+from forge_trainers.rl.seating import PlayGroup, check_trainable, seating_of, seats_at
 from forge_trainers.rl.tasks import EnvLike, Task, TaskSampler
 from forge_trainers.rl.update import StepSamples, credit_groups, pack_samples, train
 from forge_trainers.run.checkpoints import Checkpoints, ProcessRandomness, RewardState
@@ -179,6 +179,8 @@ class GRPOTrainer:
     ) -> EvalResult:
         """Play `episodes` held-out seeds with the current weights, at the policies' own sampling.
 
+        A temperature that moves in training is at its end here.
+
         Args:
             reward: What is measured; None is the environment's own reward, whatever the trainer learns from.
         """
@@ -243,7 +245,9 @@ class GRPOTrainer:
 
     async def _train(self, step: int, batches: Mapping[str, EpisodeBatch]) -> dict[str, float]:
         """Metrics of one optimiser step of each of those policies."""
-        metrics = await train(batches, self._running.learners, self.config, step=step, folder=self.out_dir)
+        heat = {name: one.sampling.at_step(step).temperature for name, one in self._running.policies.items()}
+        learners = self._running.learners
+        metrics = await train(batches, learners, self.config, step=step, folder=self.out_dir, temperatures=heat)
         self._watch.lap("learn")
         return metrics
 
@@ -431,7 +435,7 @@ class GRPOTrainer:
         if not tasks:
             return []
         where = f"{config.seed}/{step}/{refill}"  # a resumed run samples what it would have
-        group = self._group(sampler, config.group_size, where, put)
+        group = self._group(sampler, config.group_size, where, put, step)
         return await self._seating.play(tasks, group, self._running, step=step, refill=refill)
 
     async def _judge_groups(
@@ -450,10 +454,18 @@ class GRPOTrainer:
             judged += await judge(more, self.reward, timeout_s=config.stage_timeout_s)
         return judged
 
-    def _group(self, sampler: TaskSampler, size: int, where: str, put: Put[EpisodeGroup] | None = None) -> PlayGroup:
-        """Plays `size` siblings of a task; `where` and the task name what models sample."""
+    def _group(
+        self,
+        sampler: TaskSampler,
+        size: int,
+        where: str,
+        put: Put[EpisodeGroup] | None = None,
+        step: int | None = None,
+    ) -> PlayGroup:
+        """Plays `size` siblings of a task, of a step of training or none; `where` and the task name what is sampled."""
 
         async def play(task: Task, seats: Seats, served: Mapping[str, Served]) -> EpisodeGroup:
+            seats = seats if step is None else seats_at(seats, step)
             rollout = sampler.rollout(task, seats, served, max_turns=self.config.max_turns)
             group = await rollout.group(task.seed, size, limit=self._live, draw=f"{where}/{task.number}")
             self._announce_failure(group)
@@ -568,7 +580,7 @@ class GRPOTrainer:
     def _models(self, sampler: TaskSampler, *, part: bool = False) -> dict[str, Policy]:
         declared = self._seating.declared(sampler.seats, part=part)
         models = {name: policy for name, policy in declared.items() if isinstance(policy, Policy)}
-        check_trainable(models)
+        check_trainable(models, self.config.max_staleness)
         return models
 
     def _announce_seats(self, say: Callable[[str], None], sampler: TaskSampler, processes: Processes) -> None:

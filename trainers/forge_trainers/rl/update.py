@@ -197,7 +197,13 @@ def pack_samples(samples: StepSamples, *, max_bad_logprobs: float) -> dict[str, 
 
 
 async def train(
-    batches: Mapping[str, EpisodeBatch], learners: Mapping[str, Learner], config: GRPOConfig, *, step: int, folder: Path
+    batches: Mapping[str, EpisodeBatch],
+    learners: Mapping[str, Learner],
+    config: GRPOConfig,
+    *,
+    step: int,
+    folder: Path,
+    temperatures: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
     """One optimiser step of every policy that has a batch.
 
@@ -207,6 +213,7 @@ async def train(
         config: How long to wait, and what guards allow.
         step: Number of the step, for errors and files.
         folder: Where a batch goes that a guard stops at.
+        temperatures: At which they were sampled, by policy name; those of the learners' settings where absent.
 
     Returns:
         Metrics: ``staleness/...`` and each learner's.
@@ -231,7 +238,9 @@ async def train(
 
     async def one(name: str) -> dict[str, float]:
         try:
-            return await learners[name].train_step(batches[name], timeout_s=config.stage_timeout_s)
+            return await learners[name].train_step(
+                batches[name], temperature=(temperatures or {}).get(name), timeout_s=config.stage_timeout_s
+            )
         except FloatingPointError as cause:
             raise kept(DivergedError(f"policy {name}: {cause}"), name) from cause
 
