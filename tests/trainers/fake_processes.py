@@ -70,6 +70,7 @@ class Learner:
 class Processes:
     """A run's processes, without any."""
 
+    policies: ClassVar = {"team": TEAM}
     room: ClassVar = {}
     answers = 0
 
