@@ -285,8 +285,8 @@ class Replicas:
                 if isinstance(error, (ActorDiedError, StallError)) and error.who == engine.name:
                     raise
                 # the store died or is empty still: another one comes, or whoever loads weights says so
-                what = "return of the weight store"
-                await mesh.with_deadline(changed.wait(), self._start_s, who="weights", what=what)
+                what = "catching up (no weights came into the store)"
+                await mesh.with_deadline(changed.wait(), self._start_s, who=engine.name, what=what)
             else:
                 if store is self._store:
                     return

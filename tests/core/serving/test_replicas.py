@@ -301,6 +301,21 @@ def test_an_engine_that_waits_for_weights_tries_again_when_some_are_loaded() -> 
     asyncio.run(main())
 
 
+def test_an_engine_for_which_no_weights_come_is_named_and_not_the_store_which_may_be_well() -> None:
+    async def main() -> None:
+        hero = await replicas(1, timeout_s=0.2)
+        await hero.load_weights(1)
+        Played.newest = None
+        Played.started[0].die()
+        await moments()
+        with pytest.raises(StallError, match="no weights came into the store") as caught:
+            await hero.load_weights(2, timeout_s=10)
+        assert caught.value.who == "hero"  # whoever replaces stores would do so again and again
+        await hero.stop()
+
+    asyncio.run(main())
+
+
 def test_a_conversation_stays_with_its_replica() -> None:
     async def main() -> None:
         hero = await replicas(2)

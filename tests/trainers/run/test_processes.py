@@ -79,6 +79,41 @@ def test_whoever_stops_waiting_for_a_new_store_does_not_stop_it_and_the_next_wai
     asyncio.run(main())
 
 
+class Carrying(Stores):
+    """What `Processes.sync` uses: a learner that is killed once it has published, and an engine that never loads."""
+
+    sync, unless_a_learner_dies = Processes.sync, Processes.unless_a_learner_dies
+    with_store = Processes.with_store
+
+    def __init__(self):
+        super().__init__()
+        self.config = SimpleNamespace(stage_timeout_s=600.0)
+        self.killed = asyncio.get_running_loop().create_future()
+        self.learners, self.samplers, self.waits = {"hero": self}, {"hero": self}, 0
+
+    async def publish(self, timeout_s):
+        return 3
+
+    async def load_weights(self, version, timeout_s):
+        self.waits += 1
+        asyncio.get_running_loop().call_soon(self.killed.set_result, None)
+        await asyncio.sleep(timeout_s)
+
+    async def lost(self):
+        await self.killed
+        return ActorDiedError("hero-learner was ended by SIGKILL", "hero-learner")
+
+
+def test_a_learners_death_ends_the_wait_of_an_engine_that_has_nobody_to_get_weights_from():
+    async def main():
+        processes = Carrying()
+        with pytest.raises(ActorDiedError, match="hero-learner was ended by SIGKILL"):
+            await asyncio.wait_for(processes.sync(), 30)
+        assert processes.waits == 1 and processes.mended == []
+
+    asyncio.run(main())
+
+
 class Starting:
     """What `Processes.start_learners` uses: engines with a context, and learners that are only noted."""
 

@@ -225,7 +225,10 @@ class Processes:
         return await self.faults.outlive(name, start)
 
     async def sync(self, published: Callable[[], None] = lambda: None) -> None:
-        """Carry every learner's weights to its engine. `published` is called when all learners may go on."""
+        """Carry every learner's weights to its engine. `published` is called when all learners may go on.
+
+        A learner's death ends it: an engine that starts anew would wait for weights that only the next one publishes.
+        """
         busy = set(self.learners)
 
         async def carry(name: str) -> None:
@@ -238,7 +241,7 @@ class Processes:
 
             await self.with_store(by)
 
-        await all_or_first_error(map(carry, self.learners))
+        await self.unless_a_learner_dies(all_or_first_error(map(carry, self.learners)))
 
     async def with_store(self, work: Callable[[WeightStore], Awaitable[T]]) -> T:
         """What `work` gives; where the store dies meanwhile, it is done again with the next."""
