@@ -7,14 +7,14 @@ Nothing here goes by a model's name: folders are renamed, and an export of a run
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forge_agents.errors import ModelNotFoundError, did_you_mean
+from forge_agents.errors import did_you_mean
+from forge_agents.models.resolve import read_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +55,8 @@ class Known:
     """``architectures[0]`` of its config.json; empty where that names none."""
     family: Family | None
     """None where the architecture is not in `FAMILIES`."""
+    unlearnable: str
+    """Why the learner does not train it, as an error says it; empty where it does."""
     dialect: Dialect | None
     """None without a chat template, or with one that bears no known marks."""
     has_template: bool
@@ -145,16 +147,18 @@ def known(folder: Path) -> Known:
     """What is known of the model in `folder`.
 
     Raises:
-        ModelNotFoundError: Its config.json is missing or no JSON object.
+        ModelNotFoundError: Its config.json is missing, or that or its tokenizer's is no JSON object.
     """
-    said = _read(folder / "config.json")
-    if said is None:
-        raise ModelNotFoundError(f"{folder} holds no config.json that can be read; download the model again")
-    architecture = next(iter(map(str, said.get("architectures") or ())), "")
-    template = chat_template(folder)
+    config, template = read_json(folder / "config.json"), chat_template(folder)
+    try:
+        check_learnable(config)
+        unlearnable = ""
+    except ValueError as cause:
+        unlearnable = str(cause)
     return Known(
-        architecture=architecture,
-        family=next((family for family in FAMILIES if architecture in family.architectures), None),
+        architecture=architecture_of(config),
+        family=_family(architecture_of(config)),
+        unlearnable=unlearnable,
         dialect=dialect_of(template),
         has_template=bool(template),
         thinks=any(mark in template for mark in _THOUGHTS),
@@ -173,7 +177,9 @@ def chat_template(folder: Path) -> str:
     if file.is_file():
         return file.read_text(encoding="utf-8", errors="replace")
     for name in ("chat_template.json", "tokenizer_config.json"):
-        found = (_read(folder / name) or {}).get("chat_template")
+        if not (folder / name).is_file():
+            continue
+        found = read_json(folder / name).get("chat_template")
         if isinstance(found, list):  # several, each with its name
             named = {each["name"]: each["template"] for each in found if isinstance(each, dict) and "name" in each}
             found = named.get("tool_use") or named.get("default")
@@ -186,16 +192,64 @@ LEARNABLE = tuple(name for family in FAMILIES if not family.why_not for name in 
 """Architectures that the learner trains."""
 
 
-def check_learnable(architecture: str) -> None:
-    """Raise ValueError, with the reason and what is known, for an architecture that the learner does not train."""
-    if architecture in LEARNABLE:
-        return
-    family = next((family for family in FAMILIES if architecture in family.architectures), None)
-    why = f" ({family.models}): {family.why_not}" if family is not None else ""
-    raise ValueError(
-        f"architecture {(architecture or '(none named)')!r} cannot be trained{why}. It may play, frozen, if vLLM "
-        f"serves it. Trained are {', '.join(LEARNABLE)}.{did_you_mean(architecture, LEARNABLE)}"
-    )
+_REQUIRED = ("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+             "max_position_embeddings")  # fmt: skip
+_REQUIRED_OF_EXPERTS = ("moe_intermediate_size", "num_experts_per_tok")
+_ONLY_VALUES: dict[str, tuple[Any, ...]] = {
+    "attention_bias": (False, None),
+    "mlp_bias": (False, None),
+    "hidden_act": ("silu",),
+    "attention_dropout": (0, 0.0, None),
+    "pretraining_tp": (1, None),
+    "partial_rotary_factor": (1, 1.0, None),
+    "quantization_config": (None,),
+    # the others turn a token by the length of what is read, which differs between playing and learning
+    "rope_type": ("default", "linear", "llama3", "yarn"),
+}
+"""Options that TorchTitan's blocks do not compute; any other value would train a different model in silence."""
+
+
+def check_learnable(config: Mapping[str, Any]) -> None:
+    """Raise ValueError for a model that the learner does not train, with the reason and what is known.
+
+    Args:
+        config: The content of its config.json.
+    """
+    architecture = architecture_of(config)
+    if architecture not in LEARNABLE:
+        family = _family(architecture)
+        why = f" ({family.models}): {family.why_not}" if family is not None else ""
+        raise ValueError(
+            f"architecture {(architecture or '(none named)')!r} cannot be trained{why}. It may play, frozen, if vLLM "
+            f"serves it. Trained are {', '.join(LEARNABLE)}.{did_you_mean(architecture, LEARNABLE)}"
+        )
+    required = (*_REQUIRED, *(_REQUIRED_OF_EXPERTS if num_experts(config) else ()))
+    if missing := [key for key in required if not isinstance(config.get(key), int)]:
+        raise ValueError(f"config.json lacks whole numbers for {', '.join(missing)}; download the model again")
+    settings = {**config, **rope_of(config)}
+    for key, allowed in _ONLY_VALUES.items():
+        if key in settings and settings[key] not in allowed:
+            supported = ", ".join(map(repr, allowed))
+            raise ValueError(f"{key}={settings[key]!r} is not supported by the learner; supported: {supported}")
+
+
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """``architectures[0]`` of a config.json; empty where it names none."""
+    return next(iter(map(str, config.get("architectures") or ())), "")
+
+
+def num_experts(config: Mapping[str, Any]) -> int:
+    """Experts of each mixture layer; 0 of a dense model."""
+    return int(config.get("num_experts") or config.get("num_local_experts") or 0)
+
+
+def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of RoPE; its scaling is always in ``rope_type``."""
+    found = {"rope_type": "default"}
+    for name in ("rope_parameters", "rope_scaling"):  # the latter in older files, with rope_theta beside it
+        given = config.get(name) or {}
+        found |= given if "rope_type" in given or "type" not in given else {**given, "rope_type": given["type"]}
+    return found
 
 
 _CALLS = {
@@ -210,11 +264,7 @@ _CALLS = {
 def described(model: Known) -> Iterator[tuple[str, str]]:
     """What a person asks of a model, and the answers."""
     yield "computes", f"{model.architecture or 'nothing named'} ({model.family.models if model.family else 'unknown'})"
-    try:
-        check_learnable(model.architecture)
-        yield "learns", "yes"
-    except ValueError as cause:
-        yield "learns", f"no: {cause}"
+    yield "learns", f"no: {model.unlearnable}" if model.unlearnable else "yes"
     if not model.has_template:
         yield "talks", "not: it has no chat template"
         return
@@ -225,9 +275,5 @@ def described(model: Known) -> Iterator[tuple[str, str]]:
     yield "tools", f"calls them by {_CALLS.get(calls, calls)}" if calls else "not by its template"
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
+def _family(architecture: str) -> Family | None:
+    return next((family for family in FAMILIES if architecture in family.architectures), None)

@@ -152,13 +152,13 @@ def check_complete(folder: Path) -> None:
     Raises:
         ModelNotFoundError: Names the file that is missing, unreadable or half-written.
     """
-    _read_json(folder / "config.json")
+    read_json(folder / "config.json")
     tokenizers = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
     if not any((folder / name).is_file() for name in tokenizers):
         raise ModelNotFoundError(f"model folder {folder} has no tokenizer: none of {', '.join(tokenizers)} is there")
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        weight_map = _read_json(index).get("weight_map")
+        weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ModelNotFoundError(f"{index} has no weight_map; copy or download the model again")
         shards = [folder / name for name in sorted(set(weight_map.values()))]
@@ -178,7 +178,7 @@ def dtype_of(folder: Path) -> str:
     Raises:
         ModelNotFoundError: The config is missing or unreadable, or a file of weights is not whole.
     """
-    settings = _read_json(folder / "config.json")
+    settings = read_json(folder / "config.json")
     if said := settings.get("dtype") or settings.get("torch_dtype"):  # the latter before transformers 5
         return str(said)
     for path in sorted(folder.glob("*.safetensors")):
@@ -194,7 +194,7 @@ def context_of(folder: Path) -> int | None:
     Raises:
         ModelNotFoundError: The config is missing or unreadable.
     """
-    said = _read_json(folder / "config.json").get("max_position_embeddings")
+    said = read_json(folder / "config.json").get("max_position_embeddings")
     return said if isinstance(said, int) else None
 
 
@@ -251,7 +251,12 @@ def safetensors_header(path: Path) -> dict[str, Any]:
     return entries
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in one of a model's files.
+
+    Raises:
+        ModelNotFoundError: The file is missing, cannot be read, or holds something else.
+    """
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:

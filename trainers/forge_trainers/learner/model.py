@@ -11,7 +11,6 @@ Axes: R tokens sent to the experts of this rank, D hidden size, E experts, F hid
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import tempfile
@@ -33,6 +32,7 @@ from torch.distributed.tensor import DTensor
 
 from forge_agents.errors import ModelNotFoundError
 from forge_agents.models import families
+from forge_agents.models.resolve import read_json
 from forge_trainers.learner import titan
 from forge_trainers.learner.attention import PackedAttention
 from forge_trainers.learner.config import LearnerConfig
@@ -40,25 +40,10 @@ from forge_trainers.learner.lora import adapted, is_adapter, lower_base
 
 _ONES = {"weight": torch.nn.init.ones_}
 _NORMAL = {"weight": partial(torch.nn.init.normal_, std=0.02), "bias": torch.nn.init.zeros_}
-_REQUIRED = ("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
-             "max_position_embeddings")  # fmt: skip
-_REQUIRED_OF_EXPERTS = ("moe_intermediate_size", "num_experts_per_tok")
-# Options that TorchTitan's blocks do not compute; any other value would train a different model in silence.
-_ONLY_VALUES: dict[str, tuple[Any, ...]] = {
-    "attention_bias": (False, None),
-    "mlp_bias": (False, None),
-    "hidden_act": ("silu",),
-    "attention_dropout": (0, 0.0, None),
-    "pretraining_tp": (1, None),
-    "partial_rotary_factor": (1, 1.0, None),
-    "quantization_config": (None,),
-}
 _BIASED = ("Qwen2ForCausalLM",)
 """Queries, keys and values have biases, whatever the config says."""
 _NORMED = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 """Queries and keys are normalised a head at a time."""
-_SCALINGS = ("linear", "llama3", "yarn")
-"""Scalings of RoPE, in transformers' words, that turn every token by its position alone."""
 _THETA = {"SmolLM3ForCausalLM": 2e6}
 """RoPE's base where a config leaves it out; 10,000 of all others."""
 _FLOATS = ("F64", "F32", "BF16", "F16")
@@ -170,7 +155,7 @@ def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) 
         ValueError: The architecture is not supported.
     """
     hf_config = read_config(config.model)
-    _check_supported(hf_config)
+    families.check_learnable(hf_config)
     check_weights(Path(config.model))
     check_degrees(config, hf_config)
     max_seq_len = int(min(config.max_sample_tokens or math.inf, hf_config["max_position_embeddings"]))
@@ -253,14 +238,14 @@ def check_degrees(config: LearnerConfig, hf_config: Mapping[str, Any]) -> None:
         "num_attention_heads": (heads, "tp", config.tp),
         "num_key_value_heads": (hf_config.get("num_key_value_heads") or heads, "tp", config.tp),
         "vocab_size": (hf_config["vocab_size"], "tp", config.tp),
-        "num_experts": (num_experts(hf_config), "ep", config.ep),
+        "num_experts": (families.num_experts(hf_config), "ep", config.ep),
     }
     for name, (size, degree, ranks) in split.items():
         if size % ranks:
             raise ValueError(f"{degree}={ranks} does not divide the model's {name}={size}; choose a divisor")
-    if config.ep > 1 and not num_experts(hf_config):
+    if config.ep > 1 and not families.num_experts(hf_config):
         raise ValueError(f"ep={config.ep} spreads experts, and {hf_config['architectures'][0]} has none; leave it 1")
-    if num_experts(hf_config) and config.tp > 1 and config.ep == 1 and config.sequence_parallel:
+    if families.num_experts(hf_config) and config.tp > 1 and config.ep == 1 and config.sequence_parallel:
         raise ValueError(
             f"tp={config.tp} with sequence_parallel and without ep: TorchTitan 0.3.0 then computes wrong gradients of "
             "what goes into experts; set ep, or sequence_parallel=False"
@@ -331,23 +316,8 @@ def check_weights(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """Read ``config.json`` of a model folder.
-
-    Raises:
-        ModelNotFoundError: The folder or its config.json is missing, or the file is not a JSON object.
-    """
-    path = Path(folder) / "config.json"
-    try:
-        config = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise ModelNotFoundError(
-            f"{folder} holds no config.json; give the folder of a Hugging Face model (forge-agents download ID)"
-        ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ModelNotFoundError(f"{path} is not valid JSON ({error}); download the model again") from error
-    if not isinstance(config, dict):
-        raise ModelNotFoundError(f"{path} holds a {type(config).__name__}, not an object; download the model again")
-    return config
+    """``config.json`` of a model folder; raises ModelNotFoundError where there is none, or no JSON object in it."""
+    return read_json(Path(folder) / "config.json")
 
 
 def spec_from_config(
@@ -369,7 +339,7 @@ def spec_from_config(
     Raises:
         ValueError: The architecture or one of its options is not supported; the message lists what is.
     """
-    _check_supported(config)
+    families.check_learnable(config)
     name = config["architectures"][0]
     is_llama = name == "LlamaForCausalLM"
     dim, vocab_size = config["hidden_size"], config["vocab_size"]
@@ -433,18 +403,6 @@ def spec_from_config(
     )
 
 
-def _check_supported(config: Mapping[str, Any]) -> None:
-    families.check_learnable(next(iter(map(str, config.get("architectures") or ())), ""))
-    required = (*_REQUIRED, *(_REQUIRED_OF_EXPERTS if num_experts(config) else ()))
-    missing = [key for key in required if not isinstance(config.get(key), int)]
-    if missing:
-        raise ValueError(f"config.json lacks whole numbers for {', '.join(missing)}; download the model again")
-    settings = {**config, **_rope_settings(config)}
-    for key, allowed in _ONLY_VALUES.items():
-        if key in settings and settings[key] not in allowed:
-            raise ValueError(f"{key}={settings[key]!r} is not supported by the learner; supported: {allowed[0]!r}")
-
-
 def _has_positions(config: Mapping[str, Any], layer: int) -> bool:
     """Whether a layer turns its queries and keys by their position; some of SmolLM3 do not."""
     if config["architectures"][0] != "SmolLM3ForCausalLM":
@@ -472,21 +430,16 @@ def _window(config: Mapping[str, Any], layer: int) -> int | None:
     return int(window) if slides else None
 
 
-def _rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    # transformers >= 5 writes rope_parameters; older files hold rope_theta and rope_scaling
-    return {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
-
-
 def _rope(config: Mapping[str, Any], kind: Any, head_dim: int, max_seq_len: int | None) -> Any:
-    given, own_limit = _rope_settings(config), config["max_position_embeddings"]
+    given, own_limit = families.rope_of(config), config["max_position_embeddings"]
     default = _THETA.get(config["architectures"][0], 10000.0)
     theta = float(given.get("rope_theta") or config.get("rope_theta") or default)
     if max_seq_len is not None and max_seq_len > own_limit:
         raise ValueError(f"max_seq_len={max_seq_len} exceeds the model's {own_limit} positions; lower it")
-    scaling, factor = str(given.get("rope_type", given.get("type", "default"))), 1.0
+    scaling, factor = given["rope_type"], 1.0
     if scaling == "default":
         frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2).float() / head_dim))
-    elif scaling in _SCALINGS:
+    else:
         from transformers import LlamaConfig
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -495,11 +448,6 @@ def _rope(config: Mapping[str, Any], kind: Any, head_dim: int, max_seq_len: int 
             max_position_embeddings=own_limit, rope_parameters={**given, "rope_type": scaling, "rope_theta": theta},
         )  # fmt: skip
         frequencies, factor = ROPE_INIT_FUNCTIONS[scaling](settings, torch.device("cpu"))
-    else:
-        raise ValueError(
-            f"RoPE scaling {scaling!r} is not supported: it turns a token by the length of what is read, which differs "
-            f"between playing and learning; supported: 'default', {', '.join(map(repr, _SCALINGS))}"
-        )
     return kind.Config(
         dim=head_dim, max_seq_len=max_seq_len or own_limit, theta=theta, frequencies=tuple(frequencies.tolist()),
         factor=float(factor),
@@ -573,15 +521,10 @@ class Experts(titan.GroupedExperts):  # type: ignore[misc]  # torchtitan is unty
         return F.grouped_mm(hidden, down, offs=ends_E)
 
 
-def num_experts(config: Mapping[str, Any]) -> int:
-    """Experts of each mixture layer; 0 of a dense model."""
-    return int(config.get("num_experts") or config.get("num_local_experts") or 0)
-
-
 def has_experts(config: Mapping[str, Any], layer: int) -> bool:
     """Whether a layer of a Qwen3 mixture is one; the others, and those of dense models, are not."""
-    every = config.get("decoder_sparse_step") or 1
-    return num_experts(config) > 0 and layer not in (config.get("mlp_only_layers") or ()) and (layer + 1) % every == 0
+    every, dense = config.get("decoder_sparse_step") or 1, config.get("mlp_only_layers") or ()
+    return families.num_experts(config) > 0 and layer not in dense and (layer + 1) % every == 0
 
 
 def moe_config(config: Mapping[str, Any], *, param_init: Any) -> Any:
@@ -594,7 +537,7 @@ def moe_config(config: Mapping[str, Any], *, param_init: Any) -> Any:
         config: The content of config.json.
         param_init: Initialises a weight in place.
     """
-    dim, count, top_k = config["hidden_size"], num_experts(config), config["num_experts_per_tok"]
+    dim, count, top_k = config["hidden_size"], families.num_experts(config), config["num_experts_per_tok"]
     return titan.make_moe_config(
         num_experts=count,
         load_balance_coeff=None,

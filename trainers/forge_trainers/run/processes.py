@@ -77,7 +77,7 @@ class Processes:
         }
         for name, policy in policies.items():
             if policy.trainable:  # nor what nobody can train
-                families.check_learnable(families.known(paths[name]).architecture)
+                families.check_learnable(models.read_json(paths[name] / "config.json"))
         homes, adapters = homes_of(policies, paths)
         faults = Faults(max_respawns=config.max_respawns, file=folder / "faults.jsonl")
         hosts, trained = hosts or Hosts(), [name for name, policy in policies.items() if policy.trainable]
