@@ -28,7 +28,7 @@ planner = Agent(name="planner", model="planner", instructions=told[0], handoffs=
 
 async def team(task, client):
     """The program: the SDK's own loop, with the client that it is given."""
-    provider = OpenAIProvider(openai_client=client, use_responses=False)
+    provider = OpenAIProvider(openai_client=client)
     settings = RunConfig(model_provider=provider, tracing_disabled=True)
     return (await Runner.run(planner, task["question"], run_config=settings, max_turns=6)).final_output
 

@@ -2,5 +2,5 @@
 
 In: a program (a function or a command line), tasks, who sits behind which model's name. Out: a PettingZoo environment.
 Waits for: the program's next call, with a deadline. Start at `program`, the environment; `gateway` is the server that
-programs talk to, `chat` reads what they ask and writes what they are answered, `running` starts and ends them.
+programs talk to, `protocols` how they ask, `calls` what is asked and answered, `running` starts and ends them.
 """

@@ -1,4 +1,4 @@
-"""The server that programs talk to: OpenAI's protocol on loopback, a token per episode, seats by the model's name.
+"""The server that programs talk to: models' protocols on loopback, a token per episode, seats by the model's name.
 
 In: requests of programs. Out: calls, to whoever plays the episode, in the order in which they arrive; its answers, as
 responses. Waits for requests; a call waits for its answer until its episode ends, which every episode does.
@@ -18,13 +18,13 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
 from forge_agents.errors import NotReadyError, did_you_mean
-from forge_agents.programs import chat
-from forge_agents.programs.chat import Call, RefusedError, Reply, Said, as_text, reply_to
+from forge_agents.programs.calls import Call, RefusedError, Reply, Said, as_text, reply_to
+from forge_agents.programs.protocols import PROTOCOLS, Protocol
 from forge_agents.runtime.waits import LoopThread, waiting
 
 MAX_BODY_BYTES = 8 << 20
@@ -37,7 +37,7 @@ _MOST_WAITING = 1024
 _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 _Scope: TypeAlias = MutableMapping[str, Any]
 _Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
-_Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+_Sender: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -147,7 +147,7 @@ class Session:
 
         Args:
             action: What the seat says.
-            about: What else is known of the answer; see `forge_agents.programs.chat.reply_to`.
+            about: What else is known of the answer; see `forge_agents.programs.calls.reply_to`.
         """
         assert self._current is not None, "there is no call to answer"
         turn, asked, heard = self._current
@@ -259,6 +259,8 @@ class Gateway:
             self._socket = socket.create_server(("127.0.0.1", port), backlog=2048)
         except OSError as cause:
             raise ValueError(f"port {port} cannot be used ({cause.strerror}); give another, or none") from cause
+        # inherited by connections, which asyncio leaves without it: the second part of an answer would wait for 40 ms
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/v1"
         """Base of the API."""
         self._sessions: dict[bytes, Session] = {}
@@ -318,7 +320,7 @@ class Gateway:
 
     # ---- the server
 
-    async def _answer(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
+    async def _answer(self, scope: _Scope, receive: _Receive, send: _Sender) -> None:
         if scope["type"] != "http":
             return
         session = None
@@ -328,16 +330,17 @@ class Gateway:
             if (method, path) == ("GET", "/v1/models"):
                 listed = [{"id": name, "object": "model", "created": 0, "owned_by": "seat"} for name in session._models]
                 await _send_json(send, 200, {"object": "list", "data": listed})
-            elif (method, path) == ("POST", "/v1/chat/completions"):
-                await _converse(session, await _body(scope, receive), receive, send)
+            elif method == "POST" and path in PROTOCOLS:
+                await _converse(session, PROTOCOLS[path], await _body(scope, receive), receive, send)
             else:
-                raise RefusedError(f"there is no {method} {path}; POST /v1/chat/completions", status=404)
-        except RefusedError as refused:
+                raise RefusedError(f"there is no {method} {path}; POST to {', '.join(PROTOCOLS)}", status=404)
+        except Exception as error:  # noqa: BLE001  # the boundary: the program hears it, and the episode remembers it
+            refused = error if isinstance(error, RefusedError) else RefusedError(f"failed: {error!r}", status=500)
             if session is not None and len(session.refusals) < 8 and refused.status != 410:
                 session.refusals.append(str(refused))
-            error = {"message": str(refused), "type": "invalid_request_error", "code": refused.code}
+            told = {"message": str(refused), "type": "invalid_request_error", "code": refused.code}
             with contextlib.suppress(OSError):
-                await _send_json(send, refused.status, {"error": error})
+                await _send_json(send, refused.status, {"type": "error", "error": told})
 
     def _session(self, scope: _Scope) -> Session:
         given: dict[bytes, list[bytes]] = {}
@@ -392,9 +395,9 @@ async def _body(scope: _Scope, receive: _Receive) -> Any:
         raise RefusedError(f"the body is no JSON ({cause})") from None
 
 
-async def _converse(session: Session, body: Any, receive: _Receive, send: _Send) -> None:
-    """A chat completion: the answer is sent when it is whole, in one piece or as a stream."""
-    call = chat.read(body)
+async def _converse(session: Session, protocol: Protocol, body: Any, receive: _Receive, send: _Sender) -> None:
+    """A call: the answer is sent when it is whole, in one piece or as a stream."""
+    call = protocol.read(body)
     asked = session._ask(call, asyncio.get_running_loop())
     left = asyncio.ensure_future(receive())  # comes when the program hangs up
     both: set[asyncio.Future[Any]] = {asked.answered, left}
@@ -408,23 +411,24 @@ async def _converse(session: Session, body: Any, receive: _Receive, send: _Send)
     finally:
         left.cancel()
     created = int(time.time())
-    if call.stream:
-        await _send_stream(send, chat.streamed(call, reply, created))
-    else:
-        await _send_json(send, 200, chat.written(call, reply, created))
+    if not call.stream:
+        await _send_json(send, 200, protocol.written(call, reply, created))
+        return
+    lines = []
+    for name, data in protocol.events(call, reply, created):
+        lines += [f"event: {name}"] if name else []
+        lines += [f"data: {data if isinstance(data, str) else json.dumps(data)}", ""]
+    await _send(send, 200, b"text/event-stream; charset=utf-8", "\n".join([*lines, ""]).encode())
 
 
-async def _send_json(send: _Send, status: int, body: Mapping[str, Any]) -> None:
-    text = json.dumps(body).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(text)).encode())]
+async def _send_json(send: _Sender, status: int, body: Mapping[str, Any]) -> None:
+    await _send(send, status, b"application/json", json.dumps(body).encode())
+
+
+async def _send(send: _Sender, status: int, kind: bytes, text: bytes) -> None:
+    headers = [(b"content-type", kind), (b"content-length", str(len(text)).encode()), (b"cache-control", b"no-store")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": text})
-
-
-async def _send_stream(send: _Send, lines: Iterator[str]) -> None:
-    headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": "".join(lines).encode()})
 
 
 _lock = threading.Lock()

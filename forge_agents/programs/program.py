@@ -27,8 +27,8 @@ MAX_CALLS = 64
 class Program(TurnEnv):
     """A program that asks models through a client, as an environment: each of its calls is a turn of a seat.
 
-    The program gets a task and a client of OpenAI's API, whose server is a `Gateway` of this process. What it asks for
-    as ``model`` names the seat. An observation is what the program says that the seat has not heard yet; the action is
+    The program gets a task and a client of OpenAI's API, whose server is the `Gateway` of this process. What it asks
+    for as ``model`` names the seat. An observation is what the program says that the seat has not heard yet; the action is
     the answer. Calls that go on from an earlier answer continue its tokens; others open a branch (`Turn.branch`).
     Answers are sampled as the policy in the seat says, whatever temperature the program asks for.
 
@@ -59,7 +59,8 @@ class Program(TurnEnv):
     Args:
         program: A function ``(task, client)``, async with an `openai.AsyncOpenAI`, else with an `openai.OpenAI` in a
             thread of its own; or a command line, which finds the task on its standard input (text as it is, else JSON),
-            ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` in its environment and an empty folder to work in.
+            ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` in its environment (``ANTHROPIC_...``, too), and an empty folder
+            to work in.
         seats: The agents, in their order.
         models: Seats by the names that the program asks for, where these are others than the seats' own.
         tasks: What episodes are about: anything with a length and numbered items; an episode's seed chooses one. Or a

@@ -210,6 +210,7 @@ class _Command:
         given = task if isinstance(task, str) else json.dumps(task)
         (self._folder / "stdin").write_text(given, encoding="utf-8")
         environment = os.environ | {"OPENAI_BASE_URL": session.url, "OPENAI_API_KEY": session.token}
+        environment |= {"ANTHROPIC_BASE_URL": session.url.removesuffix("/v1"), "ANTHROPIC_API_KEY": session.token}
         for name in ("NO_PROXY", "no_proxy"):
             environment[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1"]))
         try:

@@ -7,14 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import forge_agents as fa
-from forge_agents.programs import chat
+from forge_agents.programs.calls import reply_to
 from forge_agents.programs.gateway import Turn as Asked
 from forge_agents.programs.gateway import _Histories
+from forge_agents.programs.protocols import PROTOCOLS
 from forge_agents.rollout.players import ModelPlayer
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.types import Completion, Trajectory, Turn, VersionSpan
 from forge_trainers.batch.packing import samples_from
 
+CHAT = PROTOCOLS["/v1/chat/completions"]
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 STEPS = st.lists(
@@ -72,13 +74,17 @@ def heard_by_the_model(base, what, step):
     elif what == "drop answers":
         base = [message for message in base if message["role"] != "assistant"]
     elif what == "reword":  # says the same, in other JSON
-        base = [{**m, "content": [{"type": "text", "text": m["content"] or ""}], "name": None} for m in base]
+        base = [{**m, "content": as_parts(m["content"]), "name": None} for m in base]
     elif what == "anew":
         base = []
     return [*base, new]
 
 
-@settings(max_examples=150, deadline=None)
+def as_parts(content):
+    return content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+
+
+@settings(max_examples=80, deadline=None)
 @given(steps=STEPS, keep_thoughts=st.sampled_from(["all", "turn", "none"]))
 def test_whatever_a_program_does_to_its_history_each_sampled_token_is_trained_once(renderer, steps, keep_thoughts):
     engine = Says(renderer._tokenizer)
@@ -87,14 +93,14 @@ def test_whatever_a_program_does_to_its_history_each_sampled_token_is_trained_on
     for number, (which, what, thought, answer, ended) in enumerate(steps):
         base = conversations[which % len(conversations)]
         messages = heard_by_the_model(base, what if base else "anew", number)
-        call = chat.read({"model": "a", "messages": messages, "tools": TOOLS})
+        call = CHAT.read({"model": "a", "messages": messages, "tools": TOOLS})
         after, new, mark = histories.place("a", call)
         asked = Asked(seat="a", call=call, number=number, after=after, new=new)
         engine.next = thought + answer, ended
         decision = asyncio.run(player.decide(asked.text(), {"conversation": asked.conversation()}))
-        reply = chat.reply_to(call, number, decision.action, decision.about())
+        reply = reply_to(call, number, decision.action, decision.about())
         histories.answered("a", mark, reply.said)
-        message = chat.written(call, reply, 0)["choices"][0]["message"]
+        message = CHAT.written(call, reply, 0)["choices"][0]["message"]
         conversations.append([*messages, message])
         fields = {name: getattr(decision, name) for name in decision.__dataclass_fields__}
         turns.append(Turn(agent="a", index=number, observation="", reward=0.0, **fields))

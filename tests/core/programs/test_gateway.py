@@ -204,3 +204,88 @@ def test_a_conversation_that_is_sent_twice_has_two_answers_and_each_can_be_gone_
     edited = [more[0], {"role": "assistant", "content": "other"}, more[2]]
     turn, _ = answered(session, asked() | {"messages": edited}, "-")
     assert turn.after is None and [m["content"] for m in turn.conversation()["messages"]] == ["Hello.", "other", "and?"]
+
+
+def test_answers_travel_without_waiting_for_each_other(gateway):
+    import socket
+
+    assert gateway._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)  # else 40 ms a call
+
+
+SAYS = 'I add.\n<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+def openai_responses(session, stream):
+    """Two calls, tool result between them: text, tool call, text at the end."""
+    from openai import OpenAI
+
+    with OpenAI(base_url=session.url, api_key=session.token, max_retries=0) as client:
+        tools = [{"type": "function", "name": "add", "description": "Adds.", "parameters": SCHEMA, "strict": False}]
+        told = {"model": "coder", "instructions": "Be brief.", "tools": tools, "max_output_tokens": 9, "stream": stream}
+
+        def ask(items):
+            answer = client.responses.create(input=items, **told)
+            return list(answer)[-1].response if stream else answer
+
+        items = [{"role": "user", "content": [{"type": "input_text", "text": "1?"}]}]
+        first = ask(items)
+        call = next(item for item in first.output if item.type == "function_call")
+        items += [item.to_dict() for item in first.output]
+        items.append({"type": "function_call_output", "call_id": call.call_id, "output": "2"})
+        return first.output_text, json.loads(call.arguments), ask(items).output_text
+
+
+def anthropic_messages(session, stream):
+    anthropic = pytest.importorskip("anthropic")
+    with anthropic.Anthropic(base_url=session.url.removesuffix("/v1"), api_key=session.token, max_retries=0) as client:
+        tools = [{"name": "add", "description": "Adds.", "input_schema": SCHEMA}]
+        told = {"model": "coder", "system": "Be brief.", "tools": tools, "max_tokens": 9}
+
+        def ask(messages):
+            if not stream:
+                return client.messages.create(messages=messages, **told)
+            with client.messages.stream(messages=messages, **told) as heard:
+                return heard.get_final_message()
+
+        messages = [{"role": "user", "content": [{"type": "text", "text": "1?"}]}]
+        first = ask(messages)
+        text, call = first.content
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "2"}]}
+        messages += [{"role": "assistant", "content": [text.to_dict(), call.to_dict()]}]
+        messages.append({"role": "user", "content": [result]})
+        return text.text, call.input, ask(messages).content[0].text
+
+
+@pytest.mark.parametrize("program", [openai_responses, anthropic_messages])
+@pytest.mark.parametrize("stream", [False, True])
+def test_other_protocols_say_the_same_to_the_model_and_go_on_from_its_answer(session, program, stream):
+    heard = []
+    running = threading.Thread(target=lambda: heard.append(program(session, stream)))
+    running.start()
+    first = session.next("test", 20)
+    session.answer(SAYS, {"prompt_tokens": 3, "completion_tokens": 2})
+    second = session.next("test", 20)
+    session.answer("3", {"finish_reason": "stop"})
+    running.join(20)
+    assert heard == [("I add.", {"a": 1}, "3")]
+    system, user = first.conversation()["messages"]
+    assert system["content"].startswith("Be brief.\n\n# Tools") and user == {"role": "user", "content": "1?"}
+    assert (second.after, second.text()) == (0, "<tool_response>\n2\n</tool_response>")
+    assert second.conversation()["max_tokens"] == 9
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "says"),
+    [
+        ("responses", {"model": "coder", "input": "-", "previous_response_id": "resp_1"}, "previous_response_id"),
+        ("responses", {"model": "coder", "input": [{"type": "computer_call"}]}, "'computer_call'"),
+        ("messages", {"model": "coder", "messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image'"),
+        ("messages", {"model": "coder", "messages": [{"role": "tool", "content": "-"}]}, "role 'tool'"),
+        ("responses", {"model": "coder"}, "no message"),
+        ("chat/completions", {"model": "coder", "messages": [{"role": "user", "content": "-"}], "tools": 3}, "a list"),
+    ],
+)
+def test_other_protocols_refuse_what_they_cannot_say(session, path, body, says):
+    status, answer = request(session, f"/v1/{path}", body=body)
+    assert status == 400 and says in answer["error"]["message"]

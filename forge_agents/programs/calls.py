@@ -1,6 +1,6 @@
-"""OpenAI's chat completions: what a program asks, read and checked, and what it is answered.
+"""What a program asks and what it is answered, whatever protocol it speaks.
 
-In: the JSON of a request. Out: a `Call`; of a `Reply`, the JSON of a response or of a stream. Waits for nothing.
+In: messages, tools, what a seat answered. Out: a `Call`, a conversation in text, a `Reply`. Waits for nothing.
 
 A conversation reaches the model as plain text of three roles, whatever its chat template knows: tools are described in
 the system prompt, calls and results stand in the form that Qwen's and Hermes' templates give them.
@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forge_agents.envs.env import writable
 from forge_agents.errors import ForgeError
 from forge_agents.tools import (
     Tool,
@@ -31,12 +30,8 @@ SAMPLING = (
     "logit_bias",
 )
 """Wishes about sampling that the policy in the seat does not follow: it samples as it is trained."""
-_NOT_HERE = ("functions", "function_call", "audio", "prediction", "web_search_options")
-"""Fields without which an answer would be another one than was asked for."""
 _BEFORE_CALLS = re.compile(r"<tool_call>|\[ ?TOOL_CALLS\]|<\|python_tag\|>|\bCALL\s|\A\s*\{")
 _MAX_TOOLS = 256
-_NEVER = -9999.0
-"""OpenAI's word for minus infinity, which JSON lacks."""
 
 
 class RefusedError(ForgeError, ValueError):
@@ -61,10 +56,6 @@ class AskedCall:
     name: str
     arguments: str
     """JSON, as the model wrote it or as near as can be."""
-
-    def as_json(self) -> dict[str, Any]:
-        """As the API has it."""
-        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,47 +122,7 @@ class Reply:
         return Said(role="assistant", text=self.text, calls=self.calls)
 
 
-# ---- requests
-
-
-def read(body: Any) -> Call:
-    """The call of a request to ``/chat/completions``.
-
-    Args:
-        body: Its JSON.
-
-    Raises:
-        RefusedError: It is none, or asks for what is not here.
-    """
-    if not isinstance(body, dict):
-        raise RefusedError(f"the body is a JSON {type(body).__name__}; send an object")
-    for name in _NOT_HERE:
-        if body.get(name):
-            raise RefusedError(f"{name} is not supported here; leave it out")
-    if body.get("n") not in (None, 1):
-        raise RefusedError(f"n={body['n']!r}: one answer a call; call again for another")
-    if body.get("top_logprobs"):
-        raise RefusedError("top_logprobs is not supported here; logprobs=true gives those of the sampled tokens")
-    if not isinstance(model := body.get("model"), str):
-        raise RefusedError(f"model is {model!r}; name a seat")
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise RefusedError("messages is no list of messages; send at least one")
-    have = [_of_function(tool) for tool in _a_list(body, "tools")]
-    tools, several, told = offered(have, body.get("tool_choice"), body.get("parallel_tool_calls"))
-    return Call(
-        model=model,
-        said=tuple(_message(message, place) for place, message in enumerate(messages)),
-        tools=tools,
-        several=several,
-        told="\n\n".join(filter(None, [told, form_of(body.get("response_format"))])),
-        max_tokens=limit_of(body, "max_completion_tokens", "max_tokens"),
-        stop=_stop(body.get("stop")),
-        asked={name: body[name] for name in SAMPLING if body.get(name) is not None},
-        logprobs=bool(body.get("logprobs")),
-        stream=bool(body.get("stream")),
-        usage=bool((body.get("stream_options") or {}).get("include_usage")),
-    )
+# ---- tools and forms
 
 
 def offered(tools: Sequence[Tool], choice: Any, parallel: Any) -> tuple[tuple[Tool, ...], bool, str]:
@@ -218,80 +169,12 @@ def form_of(wanted: Any) -> str:
     return f"Answer with one JSON value and nothing else. It fits this schema:\n{schema}"
 
 
-def limit_of(body: Mapping[str, Any], *names: str) -> int | None:
-    """The limit of tokens that a request names, if any."""
-    for name in names:
-        if (limit := body.get(name)) is not None:
-            if type(limit) is not int or limit < 1:
-                raise RefusedError(f"{name}={limit!r}; send a whole number, at least 1")
-            return limit
-    return None
-
-
 def tool_of(name: Any, description: Any, parameters: Any) -> Tool:
     """A tool that the program has."""
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,128}", name, re.ASCII):
         raise RefusedError(f"a tool is called {name!r}; names are letters, digits, _ and -")
     schema = parameters if isinstance(parameters, dict) else {"type": "object", "properties": {}}
     return Tool(name=name, description=str(description or ""), parameters=schema, fn=_theirs)
-
-
-def text_of(content: Any, where: str) -> str:
-    """The text of a message's content, which is a string, nothing, or a list of parts."""
-    if content is None or isinstance(content, str):
-        return writable(content or "")
-    if not isinstance(content, list):
-        raise RefusedError(f"{where}: content is a JSON {type(content).__name__}; send text")
-    parts = []
-    for part in content:
-        text = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
-        if isinstance(part, Mapping) and part.get("type") == "refusal":
-            text = part.get("refusal")
-        if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise RefusedError(f"{where}: a part of type {kind!r}; the models here read text only")
-        parts.append(text)
-    return writable("\n".join(parts))
-
-
-def _message(message: Any, place: int) -> Said:
-    where = f"messages[{place}]"
-    if not isinstance(message, Mapping):
-        raise RefusedError(f"{where} is a JSON {type(message).__name__}; send an object with role and content")
-    role = {"developer": "system"}.get(str(message.get("role")), message.get("role"))
-    if role not in ("system", "user", "assistant", "tool"):
-        raise RefusedError(f"{where}: role {role!r}; system, developer, user, assistant and tool are known")
-    calls = []
-    for call in message.get("tool_calls") or () if role == "assistant" else ():
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise RefusedError(f"{where}: a tool call without function.name")
-        arguments = function.get("arguments")
-        written = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
-        calls.append(AskedCall(id=str(call.get("id") or ""), name=function["name"], arguments=writable(written)))
-    answers = str(message.get("tool_call_id") or "") if role == "tool" else ""
-    return Said(role=role, text=text_of(message.get("content"), where), calls=tuple(calls), answers=answers)
-
-
-def _of_function(tool: Any) -> Tool:
-    function = tool.get("function") if isinstance(tool, Mapping) else None
-    if not isinstance(function, Mapping):
-        raise RefusedError("a tool that is no function; only functions are known")
-    return tool_of(function.get("name"), function.get("description"), function.get("parameters"))
-
-
-def _a_list(body: Mapping[str, Any], name: str) -> list[Any]:
-    found = body.get(name) or []
-    if not isinstance(found, list):
-        raise RefusedError(f"{name} is a JSON {type(found).__name__}; send a list")
-    return found
-
-
-def _stop(stop: Any) -> tuple[str, ...]:
-    texts = [stop] if isinstance(stop, str) else list(stop or ())
-    if not all(isinstance(text, str) and text for text in texts):
-        raise RefusedError(f"stop={stop!r}; send texts")
-    return tuple(texts)
 
 
 def _theirs(**_: Any) -> None:
@@ -372,56 +255,3 @@ def reply_to(call: Call, number: int, action: str, about: Mapping[str, Any]) -> 
         completion_tokens=about.get("completion_tokens") or 0,
         logprobs=tuple(zip(ids, logprobs, strict=True)) if call.logprobs and ids else None,
     )
-
-
-def written(call: Call, reply: Reply, created: int) -> dict[str, Any]:
-    """The body of a response that is no stream."""
-    message: dict[str, Any] = {"role": "assistant", "content": reply.text or (None if reply.calls else "")}
-    if reply.calls:
-        message["tool_calls"] = [each.as_json() for each in reply.calls]
-    choice = {"index": 0, "message": message, "finish_reason": _finish(reply), "logprobs": _logprobs(reply)}
-    return _head(call, reply, created, "chat.completion") | {"choices": [choice], "usage": _usage(reply)}
-
-
-def streamed(call: Call, reply: Reply, created: int) -> Iterator[str]:
-    """The lines of a stream: the whole answer at once, for a turn is one decision."""
-    head = _head(call, reply, created, "chat.completion.chunk")
-
-    def chunk(delta: Mapping[str, Any], finish: str | None = None, **more: Any) -> str:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish, **more}
-        return f"data: {json.dumps(head | {'choices': [choice]})}\n\n"
-
-    yield chunk({"role": "assistant", "content": ""})
-    if reply.text:
-        yield chunk({"content": reply.text}, logprobs=_logprobs(reply))
-    for at, each in enumerate(reply.calls):
-        yield chunk({"tool_calls": [{"index": at, **each.as_json()}]})
-    yield chunk({}, _finish(reply))
-    if call.usage:
-        yield f"data: {json.dumps(head | {'choices': [], 'usage': _usage(reply)})}\n\n"
-    yield "data: [DONE]\n\n"
-
-
-def _head(call: Call, reply: Reply, created: int, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{reply.number}", "object": kind, "created": created, "model": call.model}
-
-
-def _finish(reply: Reply) -> str:
-    return "tool_calls" if reply.calls else "length" if reply.cut else "stop"
-
-
-def _usage(reply: Reply) -> dict[str, int]:
-    read_, wrote = reply.prompt_tokens, reply.completion_tokens
-    return {"prompt_tokens": read_, "completion_tokens": wrote, "total_tokens": read_ + wrote}
-
-
-def _logprobs(reply: Reply) -> dict[str, Any] | None:
-    """Tokens are named by their ids, as vLLM does on request: half a character is no text."""
-    if reply.logprobs is None:
-        return None
-    known = [(token, max(_NEVER, logprob)) for token, logprob in reply.logprobs]  # NaN, too
-    tokens: list[dict[str, Any]] = [
-        {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
-        for token, logprob in known
-    ]
-    return {"content": tokens, "refusal": None}

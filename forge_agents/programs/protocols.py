@@ -1,0 +1,429 @@
+"""Three protocols in which programs ask: OpenAI's chat completions and responses, Anthropic's messages.
+
+In: the JSON of a request. Out: a `Call`; of a `Reply`, the JSON of a response, or the events of a stream, which tells
+the whole answer at once, because a turn is one decision. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from forge_agents.envs.env import writable
+from forge_agents.programs.calls import SAMPLING, AskedCall, Call, RefusedError, Reply, Said, form_of, offered, tool_of
+
+_NEVER = -9999.0
+"""OpenAI's word for minus infinity, which JSON lacks."""
+Json: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """How a program asks, and how it is answered."""
+
+    read: Callable[[Any], Call]
+    """The call of a request's JSON. Raises RefusedError."""
+    written: Callable[[Call, Reply, int], dict[str, Any]]
+    """The body of an answer; the number is the time, in Unix seconds."""
+    events: Callable[[Call, Reply, int], Iterator[tuple[str, Any]]]
+    """The same as a stream: names, empty where the protocol has none, and what each carries, JSON or text."""
+
+
+# ---- what all of them read
+
+
+def _call(body: Any, said: Callable[[Json], Iterable[Said]], tools: Callable[[Any], Json], **more: Any) -> Call:
+    """The part of a call that all protocols say alike.
+
+    Args:
+        body: The request.
+        said: Its messages.
+        tools: Name, description and parameters of one of its tools.
+        **more: Fields of `Call`, and ``form``, what the answer should look like.
+    """
+    if not isinstance(model := body.get("model"), str):
+        raise RefusedError(f"model is {model!r}; name a seat")
+    have = [_tool(tools, tool) for tool in _list(body, "tools")]
+    parallel = more.pop("parallel", body.get("parallel_tool_calls"))
+    chosen, several, told = offered(have, body.get("tool_choice"), parallel)
+    messages = tuple(said(body))
+    if not messages:
+        raise RefusedError("there is no message; send at least one")
+    return Call(
+        model=model,
+        said=messages,
+        tools=chosen,
+        several=several,
+        told="\n\n".join(filter(None, [told, form_of(more.pop("form", None))])),
+        asked={name: body[name] for name in SAMPLING if body.get(name) is not None},
+        stream=bool(body.get("stream")),
+        **more,
+    )
+
+
+def _object(value: Any, where: str = "the body") -> Json:
+    if not isinstance(value, Mapping):
+        raise RefusedError(f"{where} is a JSON {type(value).__name__}; send an object")
+    return value
+
+
+def _list(body: Json, name: str) -> list[Any]:
+    found = body.get(name) or []
+    if not isinstance(found, list):
+        raise RefusedError(f"{name} is a JSON {type(found).__name__}; send a list")
+    return found
+
+
+def _tool(read: Callable[[Any], Json], tool: Any) -> Any:
+    known = read(_object(tool, "a tool"))
+    return tool_of(known.get("name"), known.get("description"), known.get("parameters"))
+
+
+def _refuse(body: Json, *names: str) -> None:
+    for name in names:
+        if body.get(name):
+            raise RefusedError(f"{name} is not supported here; leave it out")
+
+
+def _limit(body: Json, *names: str) -> int | None:
+    for name in names:
+        if (limit := body.get(name)) is not None:
+            if type(limit) is not int or limit < 1:
+                raise RefusedError(f"{name}={limit!r}; send a whole number, at least 1")
+            return limit
+    return None
+
+
+def _stop(stop: Any) -> tuple[str, ...]:
+    texts = [stop] if isinstance(stop, str) else list(stop or ())
+    if not all(isinstance(text, str) and text for text in texts):
+        raise RefusedError(f"stop={stop!r}; send texts")
+    return tuple(texts)
+
+
+def _text(content: Any, where: str) -> str:
+    """The text of a message's content, which is a string, nothing, or a list of parts."""
+    if content is None or isinstance(content, str):
+        return writable(content or "")
+    if not isinstance(content, list):
+        raise RefusedError(f"{where}: content is a JSON {type(content).__name__}; send text")
+    parts = []
+    for part in content:
+        told = {"text": part} if isinstance(part, str) else _object(part, f"{where}: a part")
+        text = told.get("refusal") if told.get("type") == "refusal" else told.get("text")
+        if not isinstance(text, str):
+            raise RefusedError(f"{where}: a part of type {told.get('type')!r}; the models here read text only")
+        parts.append(text)
+    return writable("\n".join(parts))
+
+
+def _asked(id_: Any, name: Any, arguments: Any, where: str) -> AskedCall:
+    if not isinstance(name, str):
+        raise RefusedError(f"{where}: a tool call without a name")
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
+    return AskedCall(id=str(id_ or ""), name=name, arguments=writable(written))
+
+
+def _role(role: Any, where: str, *known: str) -> str:
+    if role not in known:
+        raise RefusedError(f"{where}: role {role!r}; known are {', '.join(known)}")
+    return "system" if role == "developer" else str(role)
+
+
+# ---- chat completions
+
+
+def _read_chat(body: Any) -> Call:
+    body = _object(body)
+    _refuse(body, "functions", "function_call", "audio", "prediction", "web_search_options")
+    if body.get("n") not in (None, 1):
+        raise RefusedError(f"n={body['n']!r}: one answer a call; call again for another")
+    if body.get("top_logprobs"):
+        raise RefusedError("top_logprobs is not supported here; logprobs=true gives those of the sampled tokens")
+    return _call(
+        body,
+        lambda body: (_chat_message(message, place) for place, message in enumerate(_list(body, "messages"))),
+        lambda tool: _object(tool.get("function"), f"function of a tool of type {tool.get('type')!r}"),
+        form=body.get("response_format"),
+        max_tokens=_limit(body, "max_completion_tokens", "max_tokens"),
+        stop=_stop(body.get("stop")),
+        logprobs=bool(body.get("logprobs")),
+        usage=bool(_object(body.get("stream_options") or {}, "stream_options").get("include_usage")),
+    )
+
+
+def _chat_message(message: Any, place: int) -> Said:
+    where = f"messages[{place}]"
+    message = _object(message, where)
+    role = _role(message.get("role"), where, "system", "developer", "user", "assistant", "tool")
+    calls = []
+    for call in _list(message, "tool_calls") if role == "assistant" else ():
+        function = _object(_object(call, where).get("function"), f"{where}: function of a tool call")
+        calls.append(_asked(call.get("id"), function.get("name"), function.get("arguments"), where))
+    answers = str(message.get("tool_call_id") or "") if role == "tool" else ""
+    return Said(role=role, text=_text(message.get("content"), where), calls=tuple(calls), answers=answers)
+
+
+def _write_chat(call: Call, reply: Reply, created: int) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": reply.text or (None if reply.calls else "")}
+    if reply.calls:
+        message["tool_calls"] = [_chat_call(each) for each in reply.calls]
+    choice = {"index": 0, "message": message, "finish_reason": _finish(reply), "logprobs": _logprobs(reply)}
+    return _chat_head(call, reply, created, "chat.completion") | {"choices": [choice], "usage": _chat_usage(reply)}
+
+
+def _chat_events(call: Call, reply: Reply, created: int) -> Iterator[tuple[str, Any]]:
+    head = _chat_head(call, reply, created, "chat.completion.chunk")
+
+    def chunk(delta: Json, finish: str | None = None, **more: Any) -> tuple[str, Any]:
+        return "", head | {"choices": [{"index": 0, "delta": delta, "finish_reason": finish, **more}]}
+
+    yield chunk({"role": "assistant", "content": ""})
+    if reply.text:
+        yield chunk({"content": reply.text}, logprobs=_logprobs(reply))
+    for at, each in enumerate(reply.calls):
+        yield chunk({"tool_calls": [{"index": at, **_chat_call(each)}]})
+    yield chunk({}, _finish(reply))
+    if call.usage:
+        yield "", head | {"choices": [], "usage": _chat_usage(reply)}
+    yield "", "[DONE]"
+
+
+def _chat_head(call: Call, reply: Reply, created: int, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{reply.number}", "object": kind, "created": created, "model": call.model}
+
+
+def _chat_call(call: AskedCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _chat_usage(reply: Reply) -> dict[str, int]:
+    read, wrote = reply.prompt_tokens, reply.completion_tokens
+    return {"prompt_tokens": read, "completion_tokens": wrote, "total_tokens": read + wrote}
+
+
+def _finish(reply: Reply) -> str:
+    return "tool_calls" if reply.calls else "length" if reply.cut else "stop"
+
+
+def _logprobs(reply: Reply) -> dict[str, Any] | None:
+    """Tokens are named by their ids, as vLLM does on request: half a character is no text."""
+    if reply.logprobs is None:
+        return None
+    tokens: list[dict[str, Any]] = [
+        {"token": f"token_id:{token}", "logprob": max(_NEVER, logprob), "bytes": None, "top_logprobs": []}  # NaN, too
+        for token, logprob in reply.logprobs
+    ]
+    return {"content": tokens, "refusal": None}
+
+
+# ---- responses
+
+
+def _read_responses(body: Any) -> Call:
+    body = _object(body)
+    _refuse(body, "previous_response_id", "conversation", "prompt", "background")
+    return _call(
+        body,
+        _responses_messages,
+        lambda tool: tool if tool.get("type") == "function" else {"name": None},
+        form=_object(body.get("text") or {}, "text").get("format"),
+        max_tokens=_limit(body, "max_output_tokens"),
+    )
+
+
+def _responses_messages(body: Json) -> Iterator[Said]:
+    """Items as messages: what the model said in several items, text and calls, is one."""
+    if instructions := body.get("instructions"):
+        yield Said(role="system", text=_text(instructions, "instructions"))
+    given = body.get("input")
+    if isinstance(given, str):
+        yield Said(role="user", text=writable(given))
+        return
+    open_: Said | None = None
+    for place, each in enumerate(_list(body, "input")):
+        where = f"input[{place}]"
+        item = _object(each, where)
+        kind = item.get("type") or "message"
+        if kind == "reasoning":
+            continue
+        if kind == "function_call":
+            call = _asked(item.get("call_id"), item.get("name"), item.get("arguments"), where)
+            open_ = open_ or Said(role="assistant", text="")
+            open_ = replace(open_, calls=(*open_.calls, call))
+            continue
+        if kind == "function_call_output":
+            said = Said(role="tool", text=_text(item.get("output"), where), answers=str(item.get("call_id") or ""))
+        elif kind == "message":
+            role = _role(item.get("role"), where, "system", "developer", "user", "assistant")
+            said = Said(role=role, text=_text(item.get("content"), where))
+        else:
+            raise RefusedError(f"{where}: an item of type {kind!r} is not supported here; leave it out")
+        if open_ is not None:
+            yield open_
+        open_ = said if said.role == "assistant" else None
+        if open_ is None:
+            yield said
+    if open_ is not None:
+        yield open_
+
+
+def _write_responses(call: Call, reply: Reply, created: int) -> dict[str, Any]:
+    items: list[dict[str, Any]] = []
+    if reply.text or not reply.calls:
+        part = {"type": "output_text", "text": reply.text, "annotations": [], "logprobs": []}
+        items.append({"id": f"msg_{reply.number}", "type": "message", "role": "assistant", "status": "completed",
+                      "content": [part]})  # fmt: skip
+    items += [
+        {"id": f"fc_{each.id}", "type": "function_call", "call_id": each.id, "name": each.name,
+         "arguments": each.arguments, "status": "completed"}
+        for each in reply.calls
+    ]  # fmt: skip
+    usage = {
+        "input_tokens": reply.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": reply.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": reply.prompt_tokens + reply.completion_tokens,
+    }
+    return {
+        "id": f"resp_{reply.number}",
+        "object": "response",
+        "created_at": created,
+        "model": call.model,
+        "status": "incomplete" if reply.cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if reply.cut else None,
+        "output": items,
+        "usage": usage,
+        "error": None,
+        "instructions": None,
+        "metadata": {},
+        "parallel_tool_calls": call.several,
+        "temperature": None,
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": None,
+    }
+
+
+def _responses_events(call: Call, reply: Reply, created: int) -> Iterator[tuple[str, Any]]:
+    whole = _write_responses(call, reply, created)
+    sequence = 0
+
+    def event(kind: str, **more: Any) -> tuple[str, Any]:
+        nonlocal sequence
+        sequence += 1
+        return kind, {"type": kind, "sequence_number": sequence - 1, **more}
+
+    begun = {**whole, "status": "in_progress", "output": [], "usage": None}
+    yield event("response.created", response=begun)
+    for index, item in enumerate(whole["output"]):
+        at = {"output_index": index, "item_id": item["id"]}
+        empty: dict[str, Any] = {"content": []} if item["type"] == "message" else {"arguments": ""}
+        yield event("response.output_item.added", output_index=index, item={**item, **empty, "status": "in_progress"})
+        if item["type"] == "message":
+            part, at = item["content"][0], {**at, "content_index": 0}
+            yield event("response.content_part.added", **at, part={**part, "text": ""})
+            yield event("response.output_text.delta", **at, delta=part["text"], logprobs=[])
+            yield event("response.output_text.done", **at, text=part["text"], logprobs=[])
+            yield event("response.content_part.done", **at, part=part)
+        else:
+            yield event("response.function_call_arguments.delta", **at, delta=item["arguments"])
+            yield event(
+                "response.function_call_arguments.done", **at, name=item["name"], arguments=item["arguments"]
+            )
+        yield event("response.output_item.done", output_index=index, item=item)
+    yield event("response.incomplete" if reply.cut else "response.completed", response=whole)
+
+
+# ---- Anthropic's messages
+
+
+def _read_messages(body: Any) -> Call:
+    body = _object(body)
+    choice = _object(body.get("tool_choice") or {}, "tool_choice")
+    kind = choice.get("type")
+    return _call(
+        {**body, "tool_choice": choice if kind == "tool" else kind},
+        _anthropic_messages,
+        lambda tool: {**tool, "parameters": tool.get("input_schema")},
+        parallel=not choice.get("disable_parallel_tool_use"),
+        max_tokens=_limit(body, "max_tokens"),
+        stop=_stop(body.get("stop_sequences")),
+    )
+
+
+def _anthropic_messages(body: Json) -> Iterator[Said]:
+    """Blocks as messages: results of tools come before the text beside them."""
+    if system := body.get("system"):
+        yield Said(role="system", text=_text(system, "system"))
+    for place, each in enumerate(_list(body, "messages")):
+        where = f"messages[{place}]"
+        message = _object(each, where)
+        role = _role(message.get("role"), where, "user", "assistant")
+        content = message.get("content")
+        blocks = [_object(block, where) for block in content] if isinstance(content, list) else []
+        texts, calls = [] if blocks else [content], []
+        for block in blocks:
+            kind = block.get("type")
+            if kind == "tool_use" and role == "assistant":
+                calls.append(_asked(block.get("id"), block.get("name"), block.get("input"), where))
+            elif kind == "tool_result" and role == "user":
+                yield Said(
+                    role="tool",
+                    text=_text(block.get("content"), where),
+                    answers=str(block.get("tool_use_id") or ""),
+                )
+            elif kind not in ("thinking", "redacted_thinking"):
+                texts.append(_text([block], where))
+        if texts or calls:
+            yield Said(role=role, text=_text([text for text in texts if text], where), calls=tuple(calls))
+
+
+def _write_messages(call: Call, reply: Reply, created: int) -> dict[str, Any]:
+    blocks: list[dict[str, Any]] = [{"type": "text", "text": reply.text}] if reply.text or not reply.calls else []
+    blocks += [
+        {"type": "tool_use", "id": each.id, "name": each.name, "input": json.loads(each.arguments)}
+        for each in reply.calls
+    ]
+    return {
+        "id": f"msg_{reply.number}",
+        "type": "message",
+        "role": "assistant",
+        "model": call.model,
+        "content": blocks,
+        "stop_reason": "tool_use" if reply.calls else "max_tokens" if reply.cut else "end_turn",
+        "stop_sequence": None,
+        "usage": {"input_tokens": reply.prompt_tokens, "output_tokens": reply.completion_tokens},
+    }
+
+
+def _message_events(call: Call, reply: Reply, created: int) -> Iterator[tuple[str, Any]]:
+    whole = _write_messages(call, reply, created)
+
+    def event(kind: str, **more: Any) -> tuple[str, Any]:
+        return kind, {"type": kind, **more}
+
+    yield event("message_start", message={**whole, "content": [], "stop_reason": None})
+    for index, block in enumerate(whole["content"]):
+        text = block["type"] == "text"
+        empty: dict[str, Any] = {"text": ""} if text else {"input": {}}
+        yield event("content_block_start", index=index, content_block=block | empty)
+        delta = {"type": "text_delta", "text": block["text"]} if text else {
+            "type": "input_json_delta", "partial_json": json.dumps(block["input"])
+        }  # fmt: skip
+        yield event("content_block_delta", index=index, delta=delta)
+        yield event("content_block_stop", index=index)
+    end = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
+    yield event("message_delta", delta=end, usage={"output_tokens": reply.completion_tokens})
+    yield event("message_stop")
+
+
+PROTOCOLS = {
+    "/v1/chat/completions": Protocol(_read_chat, _write_chat, _chat_events),
+    "/v1/responses": Protocol(_read_responses, _write_responses, _responses_events),
+    "/v1/messages": Protocol(_read_messages, _write_messages, _message_events),
+}
+"""By path."""
