@@ -28,8 +28,8 @@ class Program(TurnEnv):
     """A program that asks models through a client, as an environment: each of its calls is a turn of a seat.
 
     The program gets a task and a client of OpenAI's API, whose server is the `Gateway` of this process. What it asks
-    for as ``model`` names the seat. An observation is what the program says that the seat has not heard yet; the action is
-    the answer. Calls that go on from an earlier answer continue its tokens; others open a branch (`Turn.branch`).
+    for as ``model`` names the seat. An observation is what the program says that the seat has not heard yet; the action
+    is the answer. Calls that go on from an earlier answer continue its tokens; others open a branch (`Turn.branch`).
     Answers are sampled as the policy in the seat says, whatever temperature the program asks for.
 
     When the program is through, the reward is paid to all seats, or to those that it names. After the last turn

@@ -204,20 +204,13 @@ class ModelPlayer:
         return self._renderer.again(self._instructions, self._said, observation)
 
 
-_NEUTRAL: dict[str, Any] = {
-    "top_k": 0, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1, "logit_bias": {},
-}
-"""Values that change nothing."""
-
-
 def _as_wished(own: Sampling, told: Mapping[str, Any]) -> Sampling:
     """How an answer is drawn: as the policy says, with the limits that its conversation sets."""
     for name, value in (told.get("asked") or {}).items():
-        mine = getattr(own, name, _NEUTRAL.get(name))
-        if value != mine:
+        if value != getattr(own, name, {}):  # logit_bias alone has no field there
             warnings.warn(
-                f"a program asks for {name}={value!r}, and is answered with {name}={mine!r}: how a seat samples is its "
-                "policy's affair, because that is what is trained; set fa.Sampling there",
+                f"a program asks for {name}={value!r} and is answered as the policy in the seat samples: that is what "
+                "is trained; set it in the policy's fa.Sampling",
                 RuntimeWarning,
                 stacklevel=2,
             )

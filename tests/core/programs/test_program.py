@@ -238,12 +238,13 @@ def test_wishes_about_sampling_are_not_followed_silently():
     from forge_agents.rollout.players import _as_wished
 
     own = Sampling(temperature=1.0, max_tokens=50, stop=("a",))
-    with pytest.warns(RuntimeWarning, match="asks for temperature=0.2, and is answered with temperature=1.0"):
+    with pytest.warns(RuntimeWarning, match="asks for temperature=0.2 and is answered as the policy"):
         wished = _as_wished(own, {"asked": {"temperature": 0.2}, "max_tokens": 20, "stop": ["b", "a"]})
     assert (wished.temperature, wished.max_tokens, wished.stop) == (1.0, 20, ("a", "b"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert _as_wished(own, {"asked": {"temperature": 1, "presence_penalty": 0}, "max_tokens": 90}) == own
+        asked = {"temperature": 1, "presence_penalty": 0, "logit_bias": {}}
+        assert _as_wished(own, {"asked": asked, "max_tokens": 90}) == own
 
 
 @pytest.mark.parametrize(
