@@ -56,7 +56,10 @@ class Sampling:
     """Texts that a response may not hold, at most 64, as the tokenizer spells them at the beginning of a text and after
     a blank; spelled in other tokens they may still come."""
     max_tokens: int = 64
-    """Most tokens of one response, at least 1."""
+    """Most tokens of one response, or of its answer where thoughts have a budget of their own; at least 1."""
+    max_thought_tokens: int | None = None
+    """Most tokens of the thought before an answer, tags included, at least 1. A thought that has used them up is closed
+    with tokens that are not sampled, nor learned from. None: thought and answer share `max_tokens`."""
     stop: tuple[str, ...] = ()
     """Texts that end a response, a thought included; the end-of-turn token always does. The text is no part of the
     answer. Its tokens are: the learner sees them, and a model's next prompt goes on behind them."""
@@ -85,6 +88,11 @@ class Sampling:
             )
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens={self.max_tokens} leaves no room for a response; set at least 1")
+        if self.max_thought_tokens is not None and self.max_thought_tokens < 1:
+            raise ValueError(
+                f"max_thought_tokens={self.max_thought_tokens} leaves no room for a thought; set at least 1, or "
+                "thinking='off'"
+            )
         for name in ("stop", "bad_words"):
             given: object = getattr(self, name)
             if isinstance(given, str):
@@ -283,6 +291,11 @@ class Endpoint:
             raise ValueError(
                 f"temperature_from={self.sampling.temperature_from}: the temperature of an endpoint does not move; a "
                 "policy's does"
+            )
+        if self.sampling.max_thought_tokens is not None:
+            raise ValueError(
+                f"max_thought_tokens={self.sampling.max_thought_tokens}: the API has no budget for thoughts; "
+                "max_tokens is for thought and answer"
             )
         for budget in ("max_requests", "max_total_tokens"):
             limit = getattr(self, budget)

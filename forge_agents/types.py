@@ -80,7 +80,8 @@ class Completion:
     """The sampler's natural-log probability of each token, under the distribution it was drawn from."""
     finish_reason: FinishReason
     versions: tuple[VersionSpan, ...]
-    """Which weights sampled which tokens; in order, covering every token."""
+    """Which weights sampled which tokens, in order. Tokens in none of them were put there and not sampled: those that
+    close a thought whose budget is spent."""
     top_logprobs: tuple[Mapping[int, float], ...] = ()
     """Per token, the most probable ids there with their natural-log probabilities; empty where nobody asked."""
 
@@ -89,6 +90,24 @@ class Completion:
             raise ValueError(
                 f"{len(self.token_ids)} tokens arrived with {len(self.logprobs)} logprobs; send one per token"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """What somebody asked for. Its `str` is the form in which an environment reads it, whoever wrote it and however."""
+
+    __pydantic_config__ = _KNOWN_ONLY
+
+    name: str
+    """Empty where it could not be read."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """JSON values by name."""
+    error: str | None = None
+    """Why the call could not be read, for the model; None if it could."""
+
+    def __str__(self) -> str:
+        content = {"arguments": dict(self.arguments)} if self.error is None else {"error": self.error}
+        return f"<tool_call>\n{json.dumps({'name': self.name, **content}, ensure_ascii=False)}\n</tool_call>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,9 +134,11 @@ class Turn:
     action: str
     """What it answered, as the environment received it."""
     thought: str = ""
-    """What it thought before it answered: its own affair, which no other seat, judge or rule is shown."""
+    """What it thought before it answered: its own affair, which no other seat or rule is shown, and judges if asked."""
     thought_tokens: int = 0
     """How many tokens the response begins with that are the thought, its tags included; 0 where no model thought."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """The calls in its answer, where the environment gives the seat tools; which of them ran is the game's say."""
     reward: float
     """Environment reward from this decision up to the agent's next one. Finite."""
     terminated: bool = False
@@ -134,11 +155,11 @@ class Turn:
     prompt_ids: tuple[int, ...] = ()
     """Tokens the model read; empty where no model decided."""
     response_ids: tuple[int, ...] = ()
-    """Tokens the model sampled, never re-tokenised; empty where no model decided."""
+    """Tokens the model sampled, never re-tokenised, and those that closed its thought; empty where no model decided."""
     logprobs: tuple[float, ...] = ()
-    """The sampler's log-probability of each response token."""
+    """The sampler's log-probability of each response token; 0 of one that was not sampled."""
     versions: tuple[VersionSpan, ...] = ()
-    """Which weights sampled which response tokens."""
+    """Which weights sampled which response tokens; those in none were put there, and nothing is learned from them."""
     finish_reason: FinishReason = "scripted"
     generate_s: float = 0.0
     """Seconds from the request to the response, queueing included."""

@@ -22,7 +22,7 @@ from pettingzoo import AECEnv, ParallelEnv
 from forge_agents.envs.spec import EnvSpec, check_max_turns
 from forge_agents.errors import did_you_mean
 
-HOOKS = ("instructions", "secrets", "swap_secrets", "legal_actions", "refusal", "about_answer")
+HOOKS = ("instructions", "tool_schemas", "secrets", "swap_secrets", "legal_actions", "refusal", "about_answer")
 """Methods that environments may have beside PettingZoo's; each takes an agent first."""
 
 CONVERSATION = "conversation"

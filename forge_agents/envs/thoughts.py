@@ -26,6 +26,12 @@ _TAGS = (
 )
 _OPENS = re.compile(r"\s*(?:" + "|".join(f"({opening})" for opening, _ in _TAGS) + ")")
 _CLOSES = tuple(re.compile(close) for _, close in _TAGS)
+_CLOSING = (
+    *(f"\n{close}\n\n".replace("\\", "") for _, close in _PREFILLED),
+    "<channel|>",
+    "<|end|><|start|>assistant<|channel|>final<|message|>",
+)
+"""What closes a thought of each family that was cut off, up to where its answer begins."""
 _OPEN = "|".join(opening for opening, _ in _PREFILLED)
 _CLOSE = re.compile("|".join(close for _, close in _PREFILLED))
 _FINAL = re.compile(r"\s*<\|channel\|>final<\|message\|>")
@@ -47,7 +53,23 @@ def split_thought(text: str, *, opened: bool | None = False) -> tuple[str, str]:
     Returns:
         Thought and answer, without tags and surrounding blanks; or no thought, and `text` as it is.
     """
-    thoughts, at = [], 0
+    thoughts, at, _ = _thoughts(text, opened)
+    final = _FINAL.match(text, at)
+    if not thoughts and final is None:
+        return "", text
+    said = text[final.end() if final else at :]
+    return "\n\n".join(filter(None, map(str.strip, thoughts))), said.strip()
+
+
+def closing(text: str) -> str:
+    """What a model would write to end the thought that `text`, opening tag and all, is in; empty if it is in none."""
+    unclosed = _thoughts(text, False)[2]
+    return "" if unclosed is None else _CLOSING[unclosed]
+
+
+def _thoughts(text: str, opened: bool | None) -> tuple[list[str], int, int | None]:
+    """The thoughts at the beginning of `text`, where they end, and the number of the tags of one that is not closed."""
+    thoughts, at, unclosed = [], 0, None
     begun, close = _OPENS.match(text), _CLOSE.search(text)
     if opened is None:
         opened = close is not None and re.search(_OPEN, text[: close.start()]) is None
@@ -56,35 +78,27 @@ def split_thought(text: str, *, opened: bool | None = False) -> tuple[str, str]:
         at = close.end() if close else len(text)
         begun = _OPENS.match(text, at)
     while begun is not None:
-        close = _CLOSES[(begun.lastindex or 1) - 1].search(text, begun.end())
+        tags = (begun.lastindex or 1) - 1
+        close = _CLOSES[tags].search(text, begun.end())
         thoughts.append(text[begun.end() : close.start() if close else None])
-        at = close.end() if close else len(text)
+        at, unclosed = (close.end(), None) if close else (len(text), tags)
         begun = _OPENS.match(text, at)
-    final = _FINAL.match(text, at)
-    if not thoughts and final is None:
-        return "", text
-    said = text[final.end() if final else at :]
-    return "\n\n".join(filter(None, map(str.strip, thoughts))), said.strip()
+    return thoughts, at, unclosed
 
 
-def opens_thought(text: str) -> bool:
-    """Whether `text`, the end of a prompt, has opened a thought that a model goes on with."""
-    return _closing(text) is not None
+def opens_thought(text: str) -> str:
+    """The tag with which `text`, the end of a prompt, has opened a thought that a model goes on with; empty if none."""
+    opening = re.search(rf"(?:{_OPEN})\Z", text.rstrip())
+    return opening[0] if opening else ""
 
 
 def continued(prompt: str, message: str) -> str:
     """What a model writes after `prompt` to say `message`: where the prompt has opened a thought, the rest of it."""
-    closing = _closing(prompt)
-    if closing is None:
+    opening = opens_thought(prompt)
+    if not opening:
         return message
     thought, answer = split_thought(message)
-    return f"{thought}\n{closing}\n\n{answer}"
-
-
-def _closing(prompt: str) -> str | None:
-    """The tag that closes the thought in which `prompt` ends; None where it ends in none."""
-    closings = (close for opening, close in _PREFILLED if re.search(rf"{opening}\Z", prompt.rstrip()))
-    return next((close.replace("\\", "") for close in closings), None)
+    return f"{thought}{closing(opening)}{answer}"
 
 
 def whole(thought: str, answer: str) -> str:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from forge_agents.envs.env import writable
 from forge_agents.errors import BudgetError, EndpointError, StallError
 from forge_agents.policy import Endpoint, Sampling
-from forge_agents.types import Message, Usage
+from forge_agents.tools.formats import MAX_CALLS, read_call
+from forge_agents.types import Message, ToolCall, Usage
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -28,6 +29,8 @@ _SHOWN = 500
 """Characters of what a server says that an error quotes."""
 _LIMITS = ("max_tokens", "max_completion_tokens")
 """What the limit of a response is called: by most servers, and by those that refuse that name."""
+_SAID = {"content", "reasoning_content", "reasoning", "tool_calls"}
+"""Of these a message has at least one."""
 _refusals: contextvars.ContextVar[list[int]] = contextvars.ContextVar("_refusals")
 """HTTP statuses of the tries so far of the request under way that the server refused."""
 
@@ -42,6 +45,8 @@ class ChatReply:
     """As the server counts; None where it does not say."""
     thought: str = ""
     """What the model thought before, where the server tells it apart (``reasoning_content``, ``reasoning``)."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Calls that the server tells apart from the text."""
     logprobs: Sequence[Mapping[str, Any]] = ()
     """Per token of `text`, as the API has it: ``token``, ``logprob``, ``top_logprobs``; empty where there are none."""
 
@@ -166,8 +171,9 @@ class EndpointClient:
             if usage:
                 read, written = (int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
                 counts = Usage(prompt_tokens=read, completion_tokens=written)
+            calls = [read_call(call["function"]) for call in message.get("tool_calls") or ()][:MAX_CALLS]
             logprobs = (choice.get("logprobs") or {}).get("content") or ()
-            if not isinstance(text, str) or not {"content", "reasoning_content", "reasoning"} & message.keys():
+            if not isinstance(text, str) or not _SAID & message.keys():
                 raise TypeError("content is no text")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise EndpointError(
@@ -176,7 +182,14 @@ class EndpointClient:
             ) from None
         finish: Literal["stop", "length"] = "length" if choice.get("finish_reason") == "length" else "stop"
         thought = writable(thought).strip() if isinstance(thought, str) else ""
-        return ChatReply(text=writable(text), finish_reason=finish, usage=counts, thought=thought, logprobs=logprobs)
+        return ChatReply(
+            text=writable(text),
+            finish_reason=finish,
+            usage=counts,
+            thought=thought,
+            tool_calls=tuple(calls),
+            logprobs=logprobs,
+        )
 
     def _do_without(self, error: EndpointError, sent: Sequence[str]) -> None:
         """Do without the field of `sent` that a refusal names from now on; raise it if it names none."""

@@ -23,15 +23,20 @@ from forge_agents.policy import AnyPolicy, Endpoint, Human, KeepThoughts, Policy
 from forge_agents.rollout.endpoint import client_of
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.rollout.terminal import terminal
-from forge_agents.types import Completion, FinishReason, Message, Usage, VersionSpan
+from forge_agents.tools import parse_tool_calls
+from forge_agents.types import Completion, FinishReason, Message, ToolCall, Usage, VersionSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What a player thought and answered, with the tokens of a model: the part of a `Turn` that is its own."""
+    """What a player thought and answered, with the tokens of a model: the part of a `Turn` that is its own.
+
+    Calls that a player brings are not in its `action`: those of a family's own grammar, or that a server told apart.
+    """
 
     action: str
     thought: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
     branch: int = 0
     thought_tokens: int = 0
     prompt_ids: tuple[int, ...] = ()
@@ -101,6 +106,7 @@ class ModelPlayer:
     Args:
         constrain: Sample among the legal actions only.
         keep_thoughts: Which of its thoughts the model reads again.
+        tools: Schemas of the tools that the seat may call.
         draw: Names this seat of this episode: what is sampled follows from it and the turn, whatever else the engine
             does. None: from the engine's own stream of random numbers.
     """
@@ -114,6 +120,7 @@ class ModelPlayer:
         *,
         constrain: bool = False,
         keep_thoughts: KeepThoughts = "all",
+        tools: Sequence[Mapping[str, Any]] = (),
         draw: str | None = None,
     ) -> None:
         self._engine, self._renderer, self._sampling, self._instructions = engine, renderer, sampling, instructions
@@ -129,7 +136,7 @@ class ModelPlayer:
         if CONVERSATION in info:
             return await self._converse(info[CONVERSATION])
         self._last = await self._answer(self._prompt(observation, info), self._sampling, info)
-        self._said.append((observation, self._last.action))
+        self._said.append((observation, self._answer_of(self._last)))
         self._holds_thought |= bool(self._last.thought)
         return self._last
 
@@ -154,7 +161,7 @@ class ModelPlayer:
         self._held.append(
             _Held(
                 branch=branch,
-                said=(*held.said, *new, ("assistant", done.action)),
+                said=(*held.said, *new, ("assistant", self._answer_of(done))),
                 prompt_ids=done.prompt_ids,
                 response_ids=done.response_ids,
                 thought=held.thought or bool(done.thought),
@@ -163,32 +170,75 @@ class ModelPlayer:
         return replace(done, branch=branch)
 
     async def _answer(self, prompt_ids: tuple[int, ...], wanted: Sampling, info: Mapping[str, Any]) -> Decision:
-        room = self._engine.max_model_len - len(prompt_ids)
-        if room < 1:
+        if len(prompt_ids) >= self._engine.max_model_len:
             raise ContextFullError(
                 f"prompt of {len(prompt_ids)} tokens fills the context of {self._engine.max_model_len}; "
                 "raise max_model_len or shorten observations"
             )
-        sampling = replace(wanted, max_tokens=min(wanted.max_tokens, room))
         started = time.perf_counter()
         legal = info.get("legal_actions") if self._constrain else None
-        asked: dict[str, Any] = {"choices": tuple(legal)} if legal else {}
-        if self._draw is not None:
-            asked["seed"] = seed_of(f"{self._draw}/{self._decisions}")
-            self._decisions += 1
-        done = await self._engine.generate(prompt_ids, sampling, **asked)
-        no_room = done.finish_reason == "length" and sampling.max_tokens < wanted.max_tokens
+        draw = None if self._draw is None else f"{self._draw}/{self._decisions}"
+        self._decisions += 1
+        if wanted.max_thought_tokens is None or legal:
+            done = await self._sample(prompt_ids, wanted, draw, tuple(legal or ()))
+        else:
+            done = await self._think_and_answer(prompt_ids, wanted, draw)
         thought, answer = self._renderer.parse(done.token_ids, *wanted.stop)
+        beside, calls = self._renderer.calls(done.token_ids, self._tools) if self._tools else ("", ())
         return Decision(
-            action=answer,
+            action=beside if calls else answer,
             thought=thought,
             thought_tokens=self._renderer.thought_length(done.token_ids) if thought else 0,
+            tool_calls=calls,
             prompt_ids=prompt_ids,
             response_ids=done.token_ids,
             logprobs=done.logprobs,
             versions=done.versions,
-            finish_reason="context" if no_room else done.finish_reason,
+            finish_reason=done.finish_reason,
             generate_s=time.perf_counter() - started,
+        )
+
+    def _answer_of(self, decision: Decision) -> str:
+        """The answer as the model wrote it, calls in its own grammar and all."""
+        return self._renderer.parse(decision.response_ids)[1] if decision.tool_calls else decision.action
+
+    async def _sample(
+        self, prompt_ids: tuple[int, ...], wanted: Sampling, draw: str | None, choices: tuple[str, ...] = ()
+    ) -> Completion:
+        """What the engine answers, in as many tokens as there is room for."""
+        room = self._engine.max_model_len - len(prompt_ids)
+        asked: dict[str, Any] = {"choices": choices} if choices else {}
+        if draw is not None:
+            asked["seed"] = seed_of(draw)
+        sampling = replace(wanted, max_tokens=min(wanted.max_tokens, room), max_thought_tokens=None)
+        done = await self._engine.generate(prompt_ids, sampling, **asked)
+        no_room = done.finish_reason == "length" and sampling.max_tokens < wanted.max_tokens
+        return replace(done, finish_reason="context") if no_room else done
+
+    async def _think_and_answer(self, prompt_ids: tuple[int, ...], wanted: Sampling, draw: str | None) -> Completion:
+        """A thought within its budget, closed where it is not at its end by then, and the answer within its own."""
+        thinking = replace(wanted, max_tokens=wanted.max_thought_tokens or wanted.max_tokens)
+        done = await self._sample(prompt_ids, thinking, draw)
+        closed = self._renderer.closing(done.token_ids)
+        at = len(done.token_ids) if closed else self._renderer.thought_length(done.token_ids)
+        left = wanted.max_tokens - (len(done.token_ids) - at)
+        if left < 0 or (left == 0 and done.finish_reason == "length"):
+            return _first(done, at + wanted.max_tokens)
+        if done.finish_reason != "length":
+            return done
+        so_far = (*prompt_ids, *done.token_ids, *closed)
+        if len(so_far) >= self._engine.max_model_len:
+            return replace(done, finish_reason="context")
+        more = await self._sample(so_far, replace(wanted, max_tokens=left), None if draw is None else f"{draw}/answer")
+        before = len(done.token_ids) + len(closed)
+        return Completion(
+            token_ids=(*done.token_ids, *closed, *more.token_ids),
+            logprobs=(*done.logprobs, *(0.0 for _ in closed), *more.logprobs),
+            finish_reason=more.finish_reason,
+            versions=(
+                *done.versions,
+                *(replace(span, start=before + span.start, end=before + span.end) for span in more.versions),
+            ),
         )
 
     def _prompt(self, observation: str, info: Mapping[str, Any]) -> tuple[int, ...]:
@@ -216,6 +266,12 @@ def _as_wished(own: Sampling, told: Mapping[str, Any]) -> Sampling:
             )
     limit = min(own.max_tokens, told.get("max_tokens") or own.max_tokens)
     return replace(own, max_tokens=limit, stop=tuple(dict.fromkeys((*own.stop, *(told.get("stop") or ())))))
+def _first(done: Completion, count: int) -> Completion:
+    """The first `count` tokens of `done`, as if no more had been asked for."""
+    spans = (replace(span, end=min(span.end, count)) for span in done.versions if span.start < count)
+    return Completion(
+        token_ids=done.token_ids[:count], logprobs=done.logprobs[:count], finish_reason="length", versions=tuple(spans)
+    )
 
 
 def seed_of(draw: str) -> int:
@@ -223,12 +279,22 @@ def seed_of(draw: str) -> int:
     return int.from_bytes(hashlib.sha256(draw.encode()).digest()[:4], "big")
 
 
+def with_calls(text: str, calls: Sequence[ToolCall]) -> str:
+    """An answer as an environment reads it: what was said, and the calls beside it in their one form."""
+    if not calls:
+        return text
+    said = "" if parse_tool_calls(text) else text  # another call, in words, would be read instead of these
+    return "\n".join(filter(None, (said, *map(str, calls))))
+
+
 class EndpointPlayer:
     """A model behind an endpoint in a seat; keeps the seat's conversation."""
 
-    def __init__(self, endpoint: Endpoint, instructions: str) -> None:
+    def __init__(
+        self, endpoint: Endpoint, instructions: str, *, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
         endpoint.api_key()  # a key that is not set ends the run, not an episode
-        self._endpoint = endpoint
+        self._endpoint, self._tools = endpoint, tools
         self._messages = [Message(role="system", content=instructions)] if instructions else []
         self._held: list[list[Message]] = []  # by decision, where there are several conversations
 
@@ -256,7 +322,8 @@ class EndpointPlayer:
                 raise ContextFullError(str(error)) from None
             raise
         thought, answer = split_thought(reply.text.strip(), opened=False if reply.thought else None)
-        messages.append(Message(role="assistant", content=answer))
+        calls = reply.tool_calls if self._tools else ()
+        messages.append(Message(role="assistant", content=with_calls(answer, calls)))
         if told:
             self._held.append(messages)
         else:
@@ -264,6 +331,7 @@ class EndpointPlayer:
         return Decision(
             action=answer,
             thought="\n\n".join(filter(None, (reply.thought, thought))),
+            tool_calls=calls,
             finish_reason=reply.finish_reason,
             usage=reply.usage,
             generate_s=time.perf_counter() - started,
@@ -323,6 +391,7 @@ def player_for(
     episode_seed: int,
     instructions: str,
     served: Mapping[str, Served],
+    tools: Sequence[Mapping[str, Any]] = (),
     draw: str | None = None,
     sibling: int = 0,
 ) -> Player:
@@ -330,6 +399,7 @@ def player_for(
 
     Args:
         served: Engines of the model policies, by policy name.
+        tools: Schemas of the tools that the seat may call.
         draw: Names the episode among all that are ever played; see `ModelPlayer`.
         sibling: The episode's place in its group, from 0.
     """
@@ -344,10 +414,11 @@ def player_for(
             instructions,
             constrain=policy.constrain_actions,
             keep_thoughts=policy.keep_thoughts,
+            tools=tools,
             draw=None if draw is None else f"{draw}/{agent}",
         ).decide
     if isinstance(policy, Endpoint):
-        return EndpointPlayer(policy, instructions).decide
+        return EndpointPlayer(policy, instructions, tools=tools).decide
     if isinstance(policy, Human):
         return _human(agent, instructions)
     if isinstance(policy, Random):

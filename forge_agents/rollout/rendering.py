@@ -9,20 +9,25 @@ from __future__ import annotations
 import bisect
 import contextlib
 import functools
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forge_agents.envs.thoughts import continued, opens_thought, split_thought
+from forge_agents.envs.thoughts import closing, continued, opens_thought, split_thought
 from forge_agents.models.families import SWITCHES
 from forge_agents.policy import Thinking
 from forge_agents.runtime import starts
+from forge_agents.tools.native import CallReader, reader_for
+from forge_agents.types import ToolCall
 
 _MARK = (
     "\u2063answer\u2063"  # stands for a response while the template is rendered; invisible separators, not in any text
 )
 
+_CALL_MARK = re.compile(r"tool|python_tag|TOOL_CALLS|ARGS")
+"""In control tokens of calls, of any family."""
 _PROBE = [{"role": "user", "content": "-"}]
 
 
@@ -137,7 +142,36 @@ class Renderer:
 
     def parse(self, response_ids: Sequence[int], *stop: str) -> tuple[str, str]:
         """Thought and answer of what the model wrote, up to the first of the texts `stop`."""
-        return split_thought(self.text(response_ids, *stop), opened=self._opened)
+        return split_thought(self.text(response_ids, *stop), opened=bool(self._opening))
+
+    def closing(self, response_ids: Sequence[int]) -> tuple[int, ...]:
+        """Tokens that end the thought that a response breaks off in, up to the answer; empty where it is in none."""
+        said = str(self._tokenizer.decode(list(response_ids), skip_special_tokens=False))
+        return self._encode(closing(self._opening + said))
+
+    @functools.cached_property
+    def call_reader(self) -> CallReader | None:
+        """Reads calls in the grammar of the model's family; None where it writes JSON behind a mark, as text is read.
+
+        Raises:
+            MissingExtraError: The package that knows it is missing.
+        """
+        return reader_for(self._tokenizer)
+
+    def calls(
+        self, response_ids: Sequence[int], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[str, tuple[ToolCall, ...]]:
+        """The calls of `tools`, given as schemas, in an answer that has them in its family's own grammar.
+
+        Returns:
+            The text beside the calls, and the calls; two empty ones where there is none, for text may hold some yet.
+        """
+        if self.call_reader is None:
+            return "", ()
+        if not self.parse(response_ids)[1]:  # nothing was said, or a thought is not finished
+            return "", ()
+        ids = response_ids[self.thought_length(response_ids) :]
+        return self.call_reader(ids[:-1] if ids[-1] == self.eos_id else ids, tools)
 
     def thought_length(self, response_ids: Sequence[int]) -> int:
         """Tokens of a thought, its tags included: those of the response before the ones that say its answer."""
@@ -159,8 +193,8 @@ class Renderer:
         return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
 
     @functools.cached_property
-    def _opened(self) -> bool:
-        """Whether prompts end inside a thought, which the template has opened for the model."""
+    def _opening(self) -> str:
+        """The tag of a thought that the template has opened for the model, which prompts end with; empty if none."""
         return opens_thought(self._probed)
 
     @functools.cached_property
@@ -194,12 +228,16 @@ class Renderer:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _defused(self, heard: tuple[tuple[str, str], ...]) -> list[dict[str, str]]:
-        return [{"role": role, "content": self._defuse(text)} for role, text in heard]
+        return [{"role": role, "content": self._defuse(text, own=role == "assistant")} for role, text in heard]
 
-    def _defuse(self, text: str) -> str:
-        """`text` with special tokens broken up: what an agent wrote must not open a new role in another's prompt."""
+    def _defuse(self, text: str, *, own: bool = False) -> str:
+        """`text` with special tokens broken up: what an agent wrote must not open a new role in another's prompt.
+
+        Args:
+            own: Whether the model wrote it itself; then the marks of its tool calls are left whole.
+        """
         for token in self._special:
-            if token in text:
+            if token in text and not (own and _CALL_MARK.search(token)):
                 text = text.replace(token, f"{token[0]} {token[1:]}")
         return text
 

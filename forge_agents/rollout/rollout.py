@@ -13,7 +13,7 @@ import math
 import time
 import traceback
 import warnings
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
@@ -31,8 +31,9 @@ from forge_agents.errors import (
     did_you_mean,
 )
 from forge_agents.policy import AnyPolicy, Seats, seat_policies
-from forge_agents.rollout.players import ContextFullError, Decision, Player, Served, player_for
+from forge_agents.rollout.players import ContextFullError, Decision, Player, Served, player_for, with_calls
 from forge_agents.runtime.waits import all_or_first_error
+from forge_agents.tools import parse_tool_calls
 from forge_agents.types import EndReason, Episode, EpisodeError, EpisodeGroup, Trajectory, Turn, Where
 
 PlayableEnv: TypeAlias = "AECEnv[str, Any, Any] | ParallelEnv[str, Any, Any]"
@@ -88,6 +89,7 @@ class _Seat:
     policy: str
     player: Player
     instructions: str
+    tools: Sequence[Mapping[str, Any]] = ()
     drafts: list[_Draft] = field(default_factory=list)
     early_reward: float = 0.0
     info: dict[str, Any] = field(default_factory=dict)
@@ -152,17 +154,18 @@ async def play(
             if agent not in policies and agent not in env.possible_agents:
                 seen = f"{agent!r} takes part and is not in possible_agents={list(env.possible_agents)}"
                 raise _FailureError("step", ValueError(seen + did_you_mean(str(agent), policies)))
-            instructions = await _guard("observe", env, _instructions, env, agent)
+            instructions, tools = await _guard("observe", env, _told, env, agent)
             player = player_for(
                 policies[agent],
                 agent=agent,
                 episode_seed=seed,
                 instructions=instructions,
                 served=served or {},
+                tools=tools,
                 draw=draw,
                 sibling=sibling,
             )
-            seats[agent] = _Seat(policies[agent].name, player, instructions)
+            seats[agent] = _Seat(policies[agent].name, player, instructions, tools)
         return seats[agent]
 
     try:
@@ -351,8 +354,11 @@ async def _decide(seat: _Seat, observation: str, info: Mapping[str, Any]) -> Dec
     """A player's decision; its failure becomes data, a dead engine or a spent budget does not."""
     try:
         decision = await seat.player(observation, info)
-        # half an emoji, from an endpoint
-        return replace(decision, action=writable(decision.action), thought=writable(decision.thought))
+        action = writable(with_calls(decision.action, decision.tool_calls))  # half an emoji, from an endpoint
+        calls = decision.tool_calls
+        if seat.tools and not calls:
+            calls = tuple(parse_tool_calls(action, tools=seat.tools))
+        return replace(decision, action=action, thought=writable(decision.thought), tool_calls=calls)
     except (ContextFullError, ActorDiedError, BudgetError, StallError):
         raise
     except Exception as cause:  # a player is user code: any failure is the episode's, not the run's
@@ -382,9 +388,10 @@ def _finite(reward: Any, agent: str) -> float:
     return value
 
 
-def _instructions(env: PlayableEnv, agent: str) -> str:
-    tell = hook(env, "instructions")
-    return "" if tell is None else writable(str(tell(agent)))
+def _told(env: PlayableEnv, agent: str) -> tuple[str, Sequence[Mapping[str, Any]]]:
+    """A seat's instructions, and the schemas of its tools."""
+    tell, offer = hook(env, "instructions"), hook(env, "tool_schemas")
+    return "" if tell is None else writable(str(tell(agent))), () if offer is None else tuple(offer(agent))
 
 
 def _trajectory(agent: str, seat: _Seat, env_id: str, seed: int) -> Trajectory:

@@ -8,7 +8,7 @@ reads and writes calls as models do, `env` lets seats call tools, `code`, `mcp` 
 from __future__ import annotations
 
 from forge_agents.tools.arithmetic import MAX_EXPRESSION_CHARS, calculator
-from forge_agents.tools.definition import MAX_RESULT_CHARS, Tool, ToolCall, ToolResult, run_tool, tool
+from forge_agents.tools.definition import MAX_RESULT_CHARS, Tool, ToolResult, run_tool, tool
 from forge_agents.tools.formats import (
     FORMATS,
     ToolFormat,
@@ -17,6 +17,7 @@ from forge_agents.tools.formats import (
     render_results,
     render_tool_call,
 )
+from forge_agents.types import ToolCall
 
 __all__ = [
     "FORMATS", "MAX_EXPRESSION_CHARS", "MAX_RESULT_CHARS", "Tool", "ToolCall", "ToolFormat", "ToolResult", "calculator",

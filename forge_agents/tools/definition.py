@@ -14,10 +14,11 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, overload
 
 from forge_agents.errors import did_you_mean
+from forge_agents.types import ToolCall
 
 MAX_RESULT_CHARS = 4000
 """Longer results are cut, with a note."""
@@ -144,17 +145,6 @@ def _described_arguments(doc: str) -> dict[str, str]:
         elif current and line.strip():
             described[current] += " " + line.strip()
     return described
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCall:
-    """What a model asked for."""
-
-    name: str
-    """Empty where it could not be read."""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    error: str | None = None
-    """Why the call could not be read, for the model; None if it could."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

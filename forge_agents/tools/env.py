@@ -94,6 +94,10 @@ class ToolEnv(TurnEnv):
         """What calls led to beside their results: rewards, or the end of the game. The same seat stays next."""
         return Outcome()
 
+    def tool_schemas(self, agent: str) -> list[dict[str, Any]]:
+        """The schemas of `tools`, for whoever sits in the seat: its model's own grammar of calls is read by them."""
+        return [offered.schema for offered in self.tools(agent)]
+
     # ---- what a game uses
 
     def tool_help(self, agent: str) -> str:

@@ -1,9 +1,9 @@
-"""Tool calls in the formats that models are trained to write: found in what a model wrote, and written for it to read.
+"""Tool calls in a text: found in what anybody said, whatever form they have, and shown for a model to write.
 
 In: any text; tools, calls, results. Out: calls in order, one that cannot be read with an `error` for the model; text.
 Waits for nothing.
 
-The formats: ``hermes`` ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>`` (Hermes, Qwen); ``llama``
+The forms: ``hermes`` ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>`` (Hermes, Qwen); ``llama``
 ``{"name": ..., "parameters": {...}}`` as the whole text or after ``<|python_tag|>`` (Llama 3); ``mistral``
 ``[TOOL_CALLS][{"name": ..., "arguments": {...}}]`` or ``[TOOL_CALLS]name{...}``; ``plain``
 ``CALL name(key=value, ...)`` or ``CALL name {...}``, for models that were trained on none of them.
@@ -11,14 +11,16 @@ The formats: ``hermes`` ``<tool_call>{"name": ..., "arguments": {...}}</tool_cal
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from forge_agents.errors import did_you_mean
-from forge_agents.tools.definition import Tool, ToolCall, ToolResult
+from forge_agents.tools.definition import Tool, ToolResult
+from forge_agents.types import ToolCall
 
 ToolFormat: TypeAlias = Literal["hermes", "llama", "mistral", "plain"]
 FORMATS: tuple[ToolFormat, ...] = ("hermes", "llama", "mistral", "plain")
@@ -27,30 +29,43 @@ MAX_CALLS = 16
 
 
 def parse_tool_calls(
-    text: str, format: ToolFormat | Literal["auto"] = "auto", tools: Iterable[Tool] = ()  # noqa: A002  # the word
+    text: str,
+    format: ToolFormat | Literal["auto"] = "auto",  # noqa: A002  # the word everybody uses
+    tools: Iterable[Tool | Mapping[str, Any]] = (),
 ) -> list[ToolCall]:
-    """The calls in a model's text, in order. Never raises on any text.
+    """The calls in a text, in order. Never raises on any text.
 
     Args:
-        text: What the model wrote, its special tokens included.
+        text: What was said, special tokens included.
         format: One of `FORMATS`; "auto" takes the format whose mark comes first.
-        tools: Those on offer. In ``plain`` they let arguments stand without their names, and text without quotes.
+        tools: Those on offer, or their schemas. In ``plain`` they let arguments stand without their names, and text
+            without quotes.
     """
     if format == "auto":
         found = {name: mark.search(text) for name, mark in _MARKS.items()}
         first = min(((match.start(), name) for name, match in found.items() if match), default=None)
         return [] if first is None else parse_tool_calls(text, first[1], tools)
-    if format not in _READERS:
+    if format not in FORMATS:
         raise ValueError(f"format={format!r}; known are auto, {', '.join(FORMATS)}.{did_you_mean(format, FORMATS)}")
-    return [call for call, _ in zip(_READERS[format](text, tuple(tools)), range(MAX_CALLS), strict=False)]
+    offered = [(t.schema if isinstance(t, Tool) else t)["function"] for t in tools]
+    known = {each["name"]: each["parameters"].get("properties", {}) for each in offered}
+    return list(itertools.islice(_read(text, format, known), MAX_CALLS))
 
 
-_MARKS: dict[ToolFormat, re.Pattern[str]] = {
-    "hermes": re.compile(r"<tool_call>"),
-    "llama": re.compile(r'<\|python_tag\|>|\A\s*\{\s*"(?:name|type)"\s*:'),
-    "mistral": re.compile(r"\[ ?TOOL_CALLS\]"),
-    "plain": re.compile(r"\bCALL\s{1,9}([\w.-]{1,99})\s{0,9}:?\s{0,9}(?=[({])", re.ASCII),
-}
+def read_call(content: Any, form: str = '{"name": ..., "arguments": {...}}') -> ToolCall:
+    """The call that a JSON value says; `form` is how it should look, for the error of one that says none."""
+    if not isinstance(content, dict) or not isinstance(content.get("name"), str):
+        return ToolCall(name="", error=f'the tool call needs a "name"; write {form}')
+    if isinstance(content.get("error"), str):  # one that could not be read, in the form of `str(call)`
+        return ToolCall(name=content["name"], error=content["error"])
+    arguments = content.get("arguments", content.get("parameters", {}))
+    try:  # some models, and every server, write the arguments as JSON within a string
+        arguments, _ = _json_at(arguments if isinstance(arguments, str) else json.dumps(arguments), 0)
+    except ValueError:
+        arguments = {} if arguments == "" else None
+    if not isinstance(arguments, dict):
+        return ToolCall(name=content["name"], error=f"the arguments must be a JSON object; write {form}")
+    return ToolCall(name=content["name"], arguments=arguments)
 
 
 # ---- JSON
@@ -82,104 +97,65 @@ def _json_at(text: str, start: int) -> tuple[Any, int]:
     return value, end
 
 
-def _call_of(content: Any, form: str) -> ToolCall:
-    """The call that a JSON value says; `form` is how it should look."""
-    if not isinstance(content, dict) or not isinstance(content.get("name"), str):
-        return ToolCall(name="", error=f'the tool call needs a "name"; write {form}')
-    arguments = content.get("arguments", content.get("parameters", {}))
-    if isinstance(arguments, str):  # some models write the arguments as JSON within a string
-        try:
-            arguments, _ = _json_at(arguments, 0)
-        except ValueError:
-            arguments = None
-    if not isinstance(arguments, dict):
-        return ToolCall(name=content["name"], error=f"the arguments must be a JSON object; write {form}")
-    return ToolCall(name=content["name"], arguments=arguments)
+# ---- reading: a mark, perhaps a name, and JSON; or arguments as Python writes them
 
 
-# ---- the formats
-
-
-_HERMES = '<tool_call>{"name": ..., "arguments": {...}}</tool_call>'
-_HERMES_END = re.compile(r"\s*(?:</?tool_call>|\Z)")  # cut off at the closing mark, a call is still whole
-_LLAMA = '{"name": ..., "parameters": {...}}'
-_MISTRAL = '[TOOL_CALLS][{"name": ..., "arguments": {...}}]'
-
-
-def _read_hermes(text: str, tools: Sequence[Tool]) -> Iterator[ToolCall]:
-    position = 0
-    while match := _MARKS["hermes"].search(text, position):
-        position = match.end()
-        try:
-            content, end = _json_at(text, position)
-            if not _HERMES_END.match(text, end):
-                raise ValueError("more than one value")
-        except ValueError:
-            following = text.find("<tool_call>", position)
-            closed = "</tool_call>" in text[position : following if following >= 0 else None]
-            why = "not valid JSON" if closed else "not closed by </tool_call>"
-            yield ToolCall(name="", error=f"the tool call is {why}; write {_HERMES}")
-        else:
-            position = end
-            yield _call_of(content, _HERMES)
-
-
-def _read_llama(text: str, tools: Sequence[Tool]) -> Iterator[ToolCall]:
-    tag = "<|python_tag|>"
-    tagged = tag in text
-    start = position = text.index(tag) + len(tag) if tagged else 0
-    while (at := _NOT_BLANK.search(text, position)) and (position == start or text.startswith("{", at.start())):
-        try:
-            content, position = _json_at(text, at.start())
-        except ValueError:
-            if tagged or '"parameters"' in text or '"arguments"' in text:
-                yield ToolCall(name="", error=f"the tool call is not valid JSON; write {_LLAMA}")
-            return
-        if not tagged and not (isinstance(content, dict) and {"parameters", "arguments"} & content.keys()):
-            return  # an answer in JSON
-        yield _call_of(content, _LLAMA)
-
-
-def _read_mistral(text: str, tools: Sequence[Tool]) -> Iterator[ToolCall]:
-    for part in _MARKS["mistral"].split(text)[1:]:
-        named = re.match(r"\s*([\w.-]{1,99})\s*(?:\[ARGS\])?\s*(?=\{)", part, re.ASCII)
-        try:
-            content, _ = _json_at(part, named.end() if named else 0)
-        except ValueError:
-            yield ToolCall(name=named[1] if named else "", error=f"the tool call is not valid JSON; write {_MISTRAL}")
-            continue
-        if named:
-            yield ToolCall(name=named[1], arguments=content)
-            continue
-        for item in content if isinstance(content, list) else [content]:
-            yield _call_of(item, _MISTRAL)
-
-
-def _read_plain(text: str, tools: Sequence[Tool]) -> Iterator[ToolCall]:
-    position = 0
-    while match := _MARKS["plain"].search(text, position):
-        name, position = match[1], match.end()
-        if text[position] == "{":
-            try:
-                arguments, position = _json_at(text, position)
-            except ValueError:
-                yield ToolCall(name=name, error=f'the arguments are not valid JSON; write CALL {name} {{"key": value}}')
-            else:
-                yield ToolCall(name=name, arguments=arguments)
-            continue
-        parts, position = _split_arguments(text, position + 1)
-        if parts is None:
-            yield ToolCall(name=name, error=f"the call is not closed; write CALL {name}(key=value)")
-        else:
-            yield _plain_call(name, parts, next((t for t in tools if t.name == name), None))
-
-
-_READERS: dict[ToolFormat, Callable[[str, Sequence[Tool]], Iterator[ToolCall]]] = {
-    "hermes": _read_hermes,
-    "llama": _read_llama,
-    "mistral": _read_mistral,
-    "plain": _read_plain,
+_MARKS: dict[ToolFormat, re.Pattern[str]] = {
+    "hermes": re.compile(r"<tool_call>"),
+    "llama": re.compile(r'<\|python_tag\|>|\A\s*(?=\{\s*"(?:name|type)"\s*:)'),
+    "mistral": re.compile(r"\[ ?TOOL_CALLS\]"),
+    "plain": re.compile(r"\bCALL\s{1,9}(?=[\w.-]{1,99}\s{0,9}:?\s{0,9}[({])", re.ASCII),
 }
+_FORMS: dict[ToolFormat, str] = {
+    "hermes": '<tool_call>{"name": ..., "arguments": {...}}</tool_call>',
+    "llama": '{"name": ..., "parameters": {...}}',
+    "mistral": '[TOOL_CALLS][{"name": ..., "arguments": {...}}]',
+    "plain": 'CALL NAME {"key": value}',
+}
+_NAME = re.compile(r"\s{0,9}([\w.-]{1,99})\s{0,9}(?:\[ARGS\]|:)?\s{0,9}(?=[({])", re.ASCII)
+_MORE = re.compile(r"[\s;,]*(?=\{)")
+_HERMES_END = re.compile(r"\s*(?:</?tool_call>|\Z)")  # cut off at the closing mark, a call is still whole
+
+
+def _read(text: str, form: ToolFormat, known: Mapping[str, Mapping[str, Any]]) -> Iterator[ToolCall]:
+    """The calls behind the marks of one format; `known` holds the properties of each tool's arguments."""
+    position = 0
+    while match := _MARKS[form].search(text, position):
+        marked = bool(match[0].strip())  # else the whole text is JSON, which may be an answer
+        named = _NAME.match(text, match.end()) if form in ("mistral", "plain") else None
+        name, position = (named[1], named.end()) if named else ("", match.end())
+        if form == "plain" and text[position] == "(":
+            parts, position = _split_arguments(text, position + 1)
+            yield _plain_call(name, parts, known.get(name, {}))
+            continue
+        more: re.Match[str] | None = match
+        while more:
+            try:
+                content, end = _json_at(text, position)
+                if form == "hermes" and not _HERMES_END.match(text, end):
+                    raise ValueError("more than one value")
+            except ValueError:
+                if marked or '"parameters"' in text or '"arguments"' in text:
+                    shown = _FORMS[form].replace("NAME", name)
+                    yield ToolCall(name=name, error=f"the tool call is {_fault(text, position, form)}; write {shown}")
+                break
+            if not marked and not (isinstance(content, dict) and {"parameters", "arguments"} & content.keys()):
+                break
+            position = end
+            for item in content if form == "mistral" and isinstance(content, list) else [content]:
+                yield ToolCall(name=name, arguments=item) if name else read_call(item, _FORMS[form])
+            more = _MORE.match(text, position) if form == "llama" else None
+            position = more.end() if more else position
+        if not marked:
+            return
+
+
+def _fault(text: str, position: int, form: ToolFormat) -> str:
+    if form == "hermes":
+        following = text.find("<tool_call>", position)
+        if "</tool_call>" not in text[position : following if following >= 0 else None]:
+            return "not closed by </tool_call>"
+    return "not valid JSON"
 
 
 # ---- plain arguments
@@ -212,8 +188,9 @@ def _split_arguments(text: str, start: int) -> tuple[list[str] | None, int]:
     return None, start
 
 
-def _plain_call(name: str, parts: Sequence[str], known: Tool | None) -> ToolCall:
-    properties: Mapping[str, Any] = known.parameters.get("properties", {}) if known else {}
+def _plain_call(name: str, parts: Sequence[str] | None, properties: Mapping[str, Any]) -> ToolCall:
+    if parts is None:
+        return ToolCall(name=name, error=f"the call is not closed; write CALL {name}(key=value)")
     free = [key for key in properties if not any(re.match(rf"{re.escape(key)}\s*=", part) for part in parts)]
     arguments: dict[str, Any] = {}
     for part in parts:
@@ -251,7 +228,7 @@ def _value(written: str, *, text: bool) -> Any:
 
 
 def render_tool_call(call: ToolCall, format: ToolFormat = "hermes") -> str:  # noqa: A002  # the word everybody uses
-    """`call` as a model would write it; `parse_tool_calls` reads it back."""
+    """`call`, which was read, as a model would write it; `parse_tool_calls` reads it back."""
     if format == "plain":
         return f"CALL {call.name}({', '.join(f'{key}={_json(value)}' for key, value in call.arguments.items())})"
     content = {"name": call.name, "parameters" if format == "llama" else "arguments": dict(call.arguments)}
@@ -259,7 +236,7 @@ def render_tool_call(call: ToolCall, format: ToolFormat = "hermes") -> str:  # n
         return _json(content)
     if format == "mistral":
         return f"[TOOL_CALLS]{_json([content])}"
-    return f"<tool_call>\n{_json(content)}\n</tool_call>"
+    return str(call)
 
 
 def describe_tools(tools: Iterable[Tool], format: ToolFormat = "hermes") -> str:  # noqa: A002  # the same

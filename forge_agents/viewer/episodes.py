@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def _turns(
     for turn, advantage in itertools.zip_longest(turns, advantages[: len(turns)]):
         info, action = turn.get("info") or {}, str(turn.get("action", ""))
         total = number(info.get("tool_calls")) or 0.0  # of the episode so far
-        calls = _calls(action, int(total - called))
+        calls = _calls(turn, int(total - called))
         yield {
             "agent": agent,
             "index": int(turn["index"]),
@@ -88,11 +89,14 @@ def _turns(
         called, after_calls = max(called, total), bool(calls)
 
 
-def _calls(action: str, count: int) -> list[dict[str, Any]]:
+def _calls(turn: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
     """The tool calls that a turn made; none where the environment ran none."""
     if count <= 0:
         return []
-    found = [{"name": call.name, "arguments": finite(call.arguments)} for call in parse_tool_calls(action)[:count]]
+    told = turn.get("tool_calls")
+    if not told:  # of an earlier version, or of an environment that reads calls by itself
+        told = [asdict(call) for call in parse_tool_calls(str(turn.get("action", "")))]
+    found = [{"name": str(call["name"]), "arguments": finite(call["arguments"])} for call in told[:count]]
     return found or [{"name": "", "arguments": {}}]
 
 

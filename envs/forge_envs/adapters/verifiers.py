@@ -166,6 +166,10 @@ class VerifiersEnv(TurnEnv):
         info |= {"error": "; ".join(dict.fromkeys(errors))} if errors else {}
         return ended(agent, reward, **info)
 
+    def tool_schemas(self, agent: str) -> list[dict[str, Any]]:
+        """The schemas of the tools of this episode's row."""
+        return [offered.schema for offered in self._tools]
+
     def _response(self, action: str) -> Any:
         """The text as the library's servers answer."""
         from verifiers import types

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from pettingzoo import AECEnv
 
-from forge_agents.envs.env import Observation
+from forge_agents.envs.env import HOOKS, Observation
 from forge_agents.envs.spec import EnvSpec
 from forge_agents.envs.workers.pool import START_TIMEOUT_S, Pool, Worker, WorkerDiedError, WorkerHungError
 from forge_agents.envs.workers.process import NOT_SHARED, STATE
@@ -139,7 +139,7 @@ class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
         about = self.__dict__.get("_about", {})
         if name in about.get("methods", ()):
             return functools.partial(self._remote, name)
-        if name.startswith("_") or name in NOT_SHARED or self.__dict__.get("_slot", -1) < 0:
+        if name.startswith("_") or name in (*NOT_SHARED, *HOOKS) or self.__dict__.get("_slot", -1) < 0:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}, or only from reset() on")
         return self._ask("get", self._slot, name)
 
@@ -168,7 +168,7 @@ class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
     def _remote(self, name: str, *args: Any, **kwargs: Any) -> Any:
         if self._slot < 0:
             raise RuntimeError(f"{self}: call reset() before {name}()")
-        if name != "instructions":
+        if name not in ("instructions", "tool_schemas"):
             self._seen = None  # it may have changed what is seen
         return self._ask("call", self._slot, name, args, kwargs)
 

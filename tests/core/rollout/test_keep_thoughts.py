@@ -168,3 +168,79 @@ def test_choices_that_there_are_not_are_refused():
         fa.Policy("m", thinking="maybe")
     with pytest.raises(ValueError, match="keep_thoughts='some' is unknown; choose one of all, turn, none"):
         fa.Policy("m", keep_thoughts="some")
+
+
+class Cutting:
+    """An engine that goes on with one text, whatever else was put into the prompt, and stops where it is told to."""
+
+    max_model_len = 400
+
+    def __init__(self, tokenizer, text):
+        self.ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+        self.asked = []
+
+    async def generate(self, prompt_ids, sampling, **asked):
+        self.asked.append((prompt_ids, sampling.max_tokens, asked.get("seed")))
+        ids, self.ids = tuple(self.ids[: sampling.max_tokens]), self.ids[sampling.max_tokens :]
+        logprobs = tuple(-0.25 * (len(self.asked) + n % 2) for n in range(len(ids)))
+        half = len(ids) // 2
+        spans = ((len(self.asked), 0, half), (9, half, len(ids)))
+        return Completion(
+            token_ids=ids,
+            logprobs=logprobs,
+            finish_reason="length" if self.ids else "stop",
+            versions=tuple(VersionSpan(version=version, start=start, end=end) for version, start, end in spans),
+        )
+
+
+def thinking(tokenizer, text, **budget):
+    """What a player with budgets for thought and answer comes to, and what its engine was asked."""
+    engine = Cutting(tokenizer, text)
+    player = ModelPlayer(engine, Renderer(tokenizer), fa.Sampling(**budget), "", draw="d")
+    return asyncio.run(player.decide("Hi", {})), engine
+
+
+def test_a_thought_that_has_used_up_its_budget_is_closed_and_nothing_is_learned_from_that(tokenizer):
+    said, engine = thinking(tokenizer, "<think>abcdefghijanswer", max_tokens=20, max_thought_tokens=17)
+    assert (said.thought, said.action, said.finish_reason) == ("abcdefghij", "answer", "stop")
+    (prompt, first, seed), (second, left, other) = engine.asked
+    closed = tuple(tokenizer.encode("\n</think>\n\n", add_special_tokens=False))
+    assert second == (*prompt, *said.response_ids[:17], *closed) and (first, left) == (17, 20) and seed != other
+    assert said.response_ids[17 : 17 + len(closed)] == closed
+    turn = Turn(agent="a", index=0, observation="", reward=0.0,
+                **{name: getattr(said, name) for name in said.__dataclass_fields__})  # fmt: skip
+    (sample,) = samples_from(Trajectory(agent="a", policy="p", turns=(turn,)), [2.0], 0)
+    mask = [False] * len(prompt) + [True] * 17 + [False] * len(closed) + [True] * 7
+    assert sample.loss_mask.tolist() == mask and sample.bad_logprobs == 0
+    assert sample.versions[sample.loss_mask].tolist() == [1] * 8 + [9] * 9 + [2] * 3 + [9] * 4
+    assert sample.logprobs[sample.loss_mask].tolist() == [-0.25 * (1 + n % 2) for n in range(17)] + [
+        -0.25 * (2 + n % 2) for n in range(7)
+    ]
+    assert sample.token_ids.tolist() == [*prompt, *said.response_ids]
+
+
+@pytest.mark.parametrize(
+    ("text", "budgets", "asked", "action", "finish"),
+    [
+        ("<think>ab</think>answer", (30, 7), [30], "answer", "stop"),
+        ("<think>ab</think>an answer that is long", (30, 5), [30], "an an", "length"),  # what was sampled beyond is cut
+        ("<think>aaaaaaaaaa</think>answer", (30, 10), [30, 5], "answer", "stop"),
+        ("answer, and no thought", (3, 5), [3, 2], "answe", "length"),
+        ("<think>" + "a" * 40, (30, 5), [30, 5], "aaaaa", "length"),
+        ("<think>" + "a" * 400, (390, 5), [379], "", "context"),  # the prompt has 21 of 400
+    ],
+)
+def test_thought_and_answer_have_budgets_of_their_own(tokenizer, text, budgets, asked, action, finish):  # noqa: PLR0917
+    said, engine = thinking(tokenizer, text, max_thought_tokens=budgets[0], max_tokens=budgets[1])
+    assert [most for _, most, _ in engine.asked] == asked
+    assert (said.action, said.finish_reason) == (action, finish)
+    put = len("\n</think>\n\n") if text == "<think>" + "a" * 40 else 0
+    assert sum(span.end - span.start for span in said.versions) == len(said.response_ids) - put
+    assert len(said.logprobs) == len(said.response_ids)
+
+
+def test_a_budget_is_at_least_a_token_and_no_endpoints():
+    with pytest.raises(ValueError, match="max_thought_tokens=0 leaves no room for a thought"):
+        fa.Sampling(max_thought_tokens=0)
+    with pytest.raises(ValueError, match="the API has no budget for thoughts"):
+        fa.Endpoint("http://h/v1", "m", sampling=fa.Sampling(max_thought_tokens=9))

@@ -103,7 +103,8 @@ def samples_from(
     context trimmed, history rewritten) starts a sample of its own; where its prompt repeats what was sampled in another
     sample, that is masked in this one. So each sampled token is in the loss of one sample. Turns without response
     tokens (scripted, empty) teach nothing and are passed over. A token whose log-probability is NaN, infinite or
-    positive is masked and counted: its ratio to the learner's has no value.
+    positive is masked and counted: its ratio to the learner's has no value. Tokens that no weights sampled, such as
+    those that closed a thought, are masked.
 
     Args:
         trajectory: What one agent saw and said.
@@ -151,12 +152,16 @@ def _columns(
     for index, start in own:
         place = slice(start, start + len(turns[index].response_ids))
         given = np.asarray(turns[index].logprobs, np.float32)
+        spans = turns[index].versions
+        sampled = np.full(len(given), not spans)
+        for span in spans:
+            versions[place][span.start : span.end] = span.version
+            sampled[span.start : span.end] = True
         good = (given > -np.inf) & (given <= _MOST_LOGPROB)  # False for NaN
-        bad += len(good) - int(good.sum())
+        bad += int((sampled & ~good).sum())
+        good &= sampled
         mask[place], logprobs[place] = good, np.where(good, given, 0.0)
         advantage[place], numbers[place] = advantages[index], index
-        for span in turns[index].versions:
-            versions[place][span.start : span.end] = span.version
     return {
         "loss_mask": mask,
         "logprobs": logprobs,

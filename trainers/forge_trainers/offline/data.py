@@ -22,7 +22,7 @@ from forge_agents.envs.thoughts import whole
 from forge_agents.episodes.stored import EPISODES, load_episodes
 from forge_agents.errors import did_you_mean
 from forge_agents.rollout.rendering import Renderer
-from forge_agents.types import Episode, EpisodeGroup, Message, Trajectory
+from forge_agents.types import Episode, EpisodeGroup, Message, Trajectory, Turn
 from forge_verifiers.core.verifier import reward_of
 
 if TYPE_CHECKING:
@@ -447,13 +447,18 @@ def _siblings(played: Sequence[_Played]) -> Iterable[list[int]]:
     return groups.values()
 
 
+def _reads_alike(turn: Turn, renderer: Renderer) -> bool:
+    thought, answer = renderer.parse(turn.response_ids)
+    return thought == turn.thought and (answer == turn.action or bool(turn.tool_calls))  # calls were written anew
+
+
 def _streams(one: _Played, renderer: Renderer, counts: Counter[str]) -> list[Demonstration]:
     """Its own tokens where the learner reads them as the actions that were played, else its text, which is counted."""
     from forge_trainers.batch.packing import samples_from
 
     trajectory = one.trajectory
     turns = trajectory.turns
-    if all(len(t.response_ids) and renderer.parse(t.response_ids) == (t.thought, t.action) for t in turns):
+    if all(len(t.response_ids) and _reads_alike(t, renderer) for t in turns):
         samples = samples_from(trajectory, [1.0] * len(turns), 0)
         return [Demonstration(ids=s.token_ids.astype(np.int32), mask=s.loss_mask, source=one.source) for s in samples]
     counts["rendered from text"] += 1

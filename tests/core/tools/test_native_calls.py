@@ -1,0 +1,258 @@
+"""Calls in the grammars of families, on a tokenizer that has all their control tokens and bytes beside."""
+
+import asyncio
+import copy
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import forge_agents as fa
+from forge_agents.models.tiny import _byte_vocab
+from forge_agents.rollout.players import Served
+from forge_agents.rollout.rendering import Renderer
+from forge_agents.rollout.rollout import play
+from forge_agents.tools import parse_tool_calls
+from forge_agents.tools.native import reader_for
+from forge_agents.types import Completion, Episode, ToolCall, VersionSpan
+from forge_trainers.batch.packing import samples_from
+
+pytest.importorskip("renderers", reason="comes with forge-agents-rl[cpu]")
+
+SEP, BAR = "\u2581", "\uff5c"
+DEEPSEEK = {name: f"<{BAR}tool{SEP}{name.replace(' ', SEP)}{BAR}>" for name in (
+    "calls begin", "calls end", "call begin", "call end", "sep", "outputs begin", "outputs end", "output begin",
+    "output end")}  # fmt: skip
+CALLS = {
+    "qwen3.5": """<tool_call>
+<function=book>
+<parameter=city>
+Rome
+</parameter>
+<parameter=nights>
+2
+</parameter>
+</function>
+</tool_call>""",
+    "glm": """<tool_call>book
+<arg_key>city</arg_key>
+<arg_value>Rome</arg_value>
+<arg_key>nights</arg_key>
+<arg_value>2</arg_value>
+</tool_call>""",
+    "deepseek": f"""{DEEPSEEK['calls begin']}{DEEPSEEK['call begin']}function{DEEPSEEK['sep']}book
+```json
+{{"city": "Rome", "nights": 2}}
+```{DEEPSEEK['call end']}{DEEPSEEK['calls end']}""",
+    "kimi": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.book:0<|tool_call_argument_begin|>"
+        '{"city": "Rome", "nights": 2}<|tool_call_end|><|tool_calls_section_end|>'
+    ),
+    "minimax": """<minimax:tool_call>
+<invoke name="book">
+<parameter name="city">Rome</parameter>
+<parameter name="nights">2</parameter>
+</invoke>
+</minimax:tool_call>""",
+    "gpt-oss": (
+        '<|channel|>commentary to=functions.book <|constrain|>json<|message|>{"city": "Rome", "nights": 2}<|call|>'
+    ),
+}
+MARKS = {
+    "qwen3.5": "<function=",
+    "glm": "[gMASK]<arg_key>",
+    "deepseek": f"<{BAR}User{BAR}>",
+    "kimi": "<|im_middle|>",
+    "minimax": "]~b]",
+    "gpt-oss": "<|start|><|channel|>",
+}
+CONTROL = (
+    "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",
+    "<|video_pad|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>",
+    "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>", "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
+    "[BOS]", "[EOS]", "]~!b[", "]~b]", "[e~[", f"<{BAR}begin{SEP}of{SEP}sentence{BAR}>",
+    f"<{BAR}end{SEP}of{SEP}sentence{BAR}>", f"<{BAR}User{BAR}>", f"<{BAR}Assistant{BAR}>", *DEEPSEEK.values(),
+    "<|start|>", "<|end|>", "<|return|>", "<|call|>", "<|channel|>", "<|message|>", "<|constrain|>",
+)  # fmt: skip
+PLAIN = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<arg_key>",
+         "</arg_key>", "<arg_value>", "</arg_value>", "<minimax:tool_call>", "</minimax:tool_call>")  # fmt: skip
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+BOOK = ToolCall(name="book", arguments={"city": "Rome", "nights": 2})
+
+
+@fa.tool
+def book(city: str, nights: int = 1) -> str:
+    """Book a room."""
+    return f"booked {city} for {nights}"
+
+
+@pytest.fixture(scope="module")
+def everybody():
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(models.BPE(vocab=_byte_vocab(), merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in CONTROL])
+    made.add_tokens([AddedToken(token, special=False, normalized=False) for token in PLAIN])
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|im_end|>", chat_template=TEMPLATE)
+
+
+@pytest.fixture(scope="module")
+def speaking(everybody):
+    def of(family):
+        tokenizer = copy.deepcopy(everybody)
+        tokenizer.chat_template = f"{{% set grammar = '{MARKS[family]}' %}}{TEMPLATE}"
+        return tokenizer
+
+    made = {family: of(family) for family in CALLS}
+    return made.__getitem__
+
+
+def encoded(tokenizer, text):
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+@pytest.mark.parametrize("family", CALLS)
+def test_a_call_is_read_and_what_is_broken_says_so(speaking, family):
+    tokenizer, text = speaking(family), CALLS[family]
+    read = reader_for(tokenizer)
+    assert read(encoded(tokenizer, text), [book.schema]) == ("", (BOOK,))
+    assert read(encoded(tokenizer, "No calls."), [book.schema])[1] == ()
+    cut = encoded(tokenizer, text)[:-12]
+    calls = read(cut, [book.schema])[1]
+    assert all(call == BOOK or call.error for call in calls), "half a call is not run"
+
+
+def test_json_behind_a_mark_needs_no_package(everybody):
+    assert reader_for(everybody) is None
+
+
+def test_a_template_whose_tokens_are_missing_is_read_as_text_and_says_so(everybody, caplog):
+    lacking = copy.deepcopy(everybody)
+    lacking.convert_tokens_to_ids = lambda token: None
+    for template in ("<|start|><|channel|>", "<|im_start|><function="):
+        lacking.chat_template = template
+        assert reader_for(lacking) is None
+    assert "read as text only: the tokenizer has no <|return|>, <|call|>" in caplog.text
+    assert "the tokenizer has no <tool_call>, </tool_call>" in caplog.text
+
+
+@pytest.mark.parametrize("family", CALLS)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_no_tokens_make_reading_raise(speaking, family, data):
+    tokenizer, text = speaking(family), CALLS[family]
+    whole = encoded(tokenizer, text)
+    some = st.sampled_from(whole) | st.integers(0, len(tokenizer) - 1)
+    ids = data.draw(st.lists(some, max_size=30) | st.tuples(st.lists(some, max_size=3), st.just(whole)).map(
+        lambda parts: [*parts[0], *parts[1]]))  # fmt: skip
+    for call in reader_for(tokenizer)(ids, [book.schema])[1]:
+        assert parse_tool_calls(str(call)) == [call]
+
+
+class Desk(fa.ToolEnv):
+    """One seat that books, then answers."""
+
+    possible_agents = ("guest", "other")
+
+    def setup(self, rng):
+        self.said = ""
+
+    def tools(self, agent):
+        return [book] if agent == "guest" else []
+
+    def instructions(self, agent):
+        return "Book a room."
+
+    def observe_text(self, agent):
+        return self.said or "go"
+
+    def act(self, agent, action):
+        self.said = action
+        return fa.Outcome(done=agent == "other")
+
+
+class Told:
+    """An engine that says what it is told."""
+
+    max_model_len = 100_000
+
+    def __init__(self, tokenizer, texts):
+        self.tokenizer, self.texts, self.prompts, self.sampled = tokenizer, list(texts), [], []
+
+    async def generate(self, prompt_ids, sampling, **asked):
+        ids = (*encoded(self.tokenizer, self.texts[len(self.prompts)]), self.tokenizer.eos_token_id)
+        span = VersionSpan(version=len(self.prompts), start=0, end=len(ids))
+        self.prompts.append(prompt_ids)
+        self.sampled += ids
+        return Completion(token_ids=ids, logprobs=(-0.5,) * len(ids), finish_reason="stop", versions=(span,))
+
+
+@pytest.mark.parametrize("keep_thoughts", ["all", "turn", "none"])
+@pytest.mark.parametrize("family", CALLS)
+def test_a_family_calls_in_its_own_grammar_and_the_environment_reads_one_form(speaking, family, keep_thoughts):
+    tokenizer, text = speaking(family), CALLS[family]
+    begin, end, final = "<think>", "</think>", ""
+    if family == "gpt-oss":
+        begin, end = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant"
+        final = "<|channel|>final<|message|>"
+    draft = text.replace("Rome", "Oslo")
+    said = [f"{begin}hidden {draft}{end}{text}", f"{final}CALL book(Bern)", f"{begin}more{end}{final}done"]
+    engine = Told(tokenizer, said)
+    policy = fa.Policy("m", name="m", keep_thoughts=keep_thoughts)
+    seats = {"guest": policy, "other": fa.Scripted(lambda o: "thanks")}
+    served = {"m": Served(engine, Renderer(tokenizer))}
+    episode = asyncio.run(play(Desk(), seats, seed=0, served=served))
+    assert episode.error is None
+    first, second, third = episode.trajectories["guest"].turns
+    assert first.tool_calls == (BOOK,) and first.action == str(BOOK) and "Oslo" in first.thought
+    assert "booked Rome for 2" in second.observation and "Oslo" not in second.observation
+    assert second.tool_calls == (ToolCall(name="book", arguments={"city": "Bern"}),)
+    assert second.action == "CALL book(Bern)"
+    assert (third.action, third.tool_calls) == ("done", ()) and episode.trajectories["other"].turns[0].tool_calls == ()
+    assert Episode.from_json(episode.to_json()) == episode
+    trained = [
+        int(token)
+        for sample in samples_from(episode.trajectories["guest"], [1.0] * 3, 0)
+        for token in sample.token_ids[sample.loss_mask]
+    ]
+    assert trained == engine.sampled
+    kept = [tokenizer.decode(prompt).count("hidden") for prompt in engine.prompts]
+    assert kept == ([0, 0, 0] if keep_thoughts == "none" else [0, 1, 1])
+    if keep_thoughts == "none" and family != "gpt-oss":
+        mark = encoded(tokenizer, text)[0]
+        assert engine.prompts[1].count(mark) == 1, "its own call stands whole in a history that is written anew"
+
+
+def test_a_thought_that_is_not_finished_calls_nothing(speaking):
+    tokenizer = speaking("qwen3.5")
+    engine = Told(tokenizer, [f"<think>maybe {CALLS['qwen3.5']}"])
+    seats = {"guest": fa.Policy("m", name="m"), "other": fa.Scripted(lambda o: "thanks")}
+    episode = asyncio.run(play(Desk(), seats, seed=0, served={"m": Served(engine, Renderer(tokenizer))}))
+    (turn,) = episode.trajectories["guest"].turns
+    assert turn.tool_calls == () and turn.action == "" and "Rome" in turn.thought
+
+
+def test_calls_that_a_server_tells_apart_are_run(serve_chat):
+    calls = [{"type": "function", "function": {"name": "book", "arguments": '{"city": "Rome", "nights": 2}'}},
+             {"type": "function", "function": {"name": "book", "arguments": "{"}}]  # fmt: skip
+    server = serve_chat(
+        lambda request: "done"
+        if len(request["messages"]) > 2
+        else {"choices": [{"message": {"content": "CALL book(Bern)", "tool_calls": calls}}]}
+    )
+    seats = {"guest": server.endpoint, "other": server.endpoint_with(name="other")}
+    episode = asyncio.run(play(Desk(), seats, seed=0))
+    first, second = episode.trajectories["guest"].turns
+    assert first.tool_calls[0] == BOOK and "must be a JSON object" in first.tool_calls[1].error
+    assert "booked Rome for 2" in second.observation and "must be a JSON object" in second.observation
+    assert "Bern" not in second.observation and second.action == "done"
+    assert server.requests[1]["messages"][2] == {"role": "assistant", "content": first.action}
+    (other,) = episode.trajectories["other"].turns
+    assert (other.action, other.tool_calls) == ("CALL book(Bern)", ()), "a seat without tools calls none"
