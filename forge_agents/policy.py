@@ -86,13 +86,9 @@ class Sampling:
                 f"temperature_from={self.temperature_from}, temperature_steps={self.temperature_steps}: set both, a "
                 "temperature to begin with and the steps of training in which it moves, or neither"
             )
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens={self.max_tokens} leaves no room for a response; set at least 1")
-        if self.max_thought_tokens is not None and self.max_thought_tokens < 1:
-            raise ValueError(
-                f"max_thought_tokens={self.max_thought_tokens} leaves no room for a thought; set at least 1, or "
-                "thinking='off'"
-            )
+        for name, what in (("max_tokens", "response"), ("max_thought_tokens", "thought")):
+            if (most := getattr(self, name)) is not None and most < 1:
+                raise ValueError(f"{name}={most} leaves no room for a {what}; set at least 1")
         for name in ("stop", "bad_words"):
             given: object = getattr(self, name)
             if isinstance(given, str):
@@ -287,16 +283,12 @@ class Endpoint:
             )
         if not 0 < self.timeout_s < math.inf:
             raise ValueError(f"timeout_s={self.timeout_s} must be positive and finite: no wait goes without a deadline")
-        if self.sampling.temperature_from is not None:
-            raise ValueError(
-                f"temperature_from={self.sampling.temperature_from}: the temperature of an endpoint does not move; a "
-                "policy's does"
-            )
-        if self.sampling.max_thought_tokens is not None:
-            raise ValueError(
-                f"max_thought_tokens={self.sampling.max_thought_tokens}: the API has no budget for thoughts; "
-                "max_tokens is for thought and answer"
-            )
+        for name, why in (
+            ("temperature_from", "the temperature of an endpoint does not move; a policy's does"),
+            ("max_thought_tokens", "the API has no budget for thoughts; max_tokens is for thought and answer"),
+        ):
+            if (given := getattr(self.sampling, name)) is not None:
+                raise ValueError(f"{name}={given}: {why}")
         for budget in ("max_requests", "max_total_tokens"):
             limit = getattr(self, budget)
             if limit is not None and limit < 1:

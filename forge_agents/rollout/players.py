@@ -130,6 +130,7 @@ class ModelPlayer:
         self._said: list[tuple[str, str]] = []
         self._held: list[_Held] = []  # by decision, where there are several conversations
         self._branches = 0
+        self._tools = tools if tools and renderer.call_reader else ()
 
     async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
         """Ask the engine. Raises ContextFullError where the prompt leaves no room for a token."""

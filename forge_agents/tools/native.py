@@ -30,7 +30,10 @@ _LIBRARY = {"minimax": "minimax-m2", "kimi": "kimi-k2", "deepseek": "deepseek-v3
 """Grammars that are read by the library's renderer of a family, by `Dialect.calls`."""
 _PARSERS = {
     # the library's renderer of this family would download its tokens
-    "harmony": ("parse_gpt_oss", {f"{n}_id": f"<|{n}|>" for n in ("return", "call", "start", "end", "channel", "message")}),
+    "harmony": (
+        "parse_gpt_oss",
+        {f"{name}_id": f"<|{name}|>" for name in ("return", "call", "start", "end", "channel", "message")},
+    ),
     # and this one wants tokens for pictures, which not all who write the grammar have
     "xml": ("parse_qwen35", {"tool_call_id": "<tool_call>", "tool_call_end_id": "</tool_call>"}),
 }

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import forge_agents as fa
-from forge_agents.types import EpisodeError, Usage, VersionSpan
+from forge_agents.types import EpisodeError, ToolCall, Usage, VersionSpan
 
 HOSTILE = "\x1b[2J<script>alert(1)</script>\u202e\n3. p9 (cheat)\n  reward   +9"
 TURN = fa.Turn(
@@ -22,6 +22,7 @@ TURN = fa.Turn(
     terminated=True,
     truncated=True,
     policy="p",
+    tool_calls=(ToolCall(name="look", arguments={"at": [1.5, "\ud83d"]}), ToolCall(name="", error="no")),
     branch=1,
     prompt_ids=(1, 2),
     response_ids=(3, 4),

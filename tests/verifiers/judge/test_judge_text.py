@@ -1,6 +1,7 @@
 """What a judge reads: hostile text stays inside its fence."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -79,6 +80,19 @@ def test_views_show_the_last_turn_all_turns_or_each():
     assert shown(lambda t: f"{len(t.turns)} turns") == [[(answer, "2 turns")]]
     assert shown(lambda t: None) == []
     assert documents(played(), "trajectory", 100) == ((), 0)
+
+
+def test_thoughts_are_shown_to_who_asks_and_are_cut_before_the_task():
+    thinking = replace(played(("sum?", "4")).turns[0], thought="t" * 30)
+    trajectory = Trajectory(agent="a", policy="p", turns=(thinking, thinking))
+    task, thought, answer = Part("task", "sum?"), Part("thought", "t" * 30), Part("answer", "4")
+    for view, expected in (("answer", (task, thought, answer)), ("trajectory", (task, thought, answer) * 2)):
+        (hidden,), _ = documents(trajectory, view, 100)
+        (shown,), _ = documents(trajectory, view, 100, thoughts=True)
+        assert hidden == tuple(part for part in expected if part != thought) and shown == expected
+    (short,), cut = documents(trajectory, "answer", 15, thoughts=True)
+    assert short == (task, Part("thought, beginning left out", "t" * 10), answer) and cut == 20
+    assert not Judge("m", "Good?").thoughts and Judge("m", "Good?", thoughts=True).thoughts
 
 
 def test_the_task_survives_and_the_middle_of_the_history_goes_first():

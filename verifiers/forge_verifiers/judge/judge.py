@@ -92,6 +92,8 @@ class Judge(Composable):
         answer: `YesNo`, `Scale`, `Reasoned`, or `Pairs` to compare siblings of a group with each other.
         view: What the judge sees: ``"answer"``, the last turn; ``"trajectory"``, all turns at once; ``"turns"``, one
             question for each turn, whose grades are averaged; or a function from a trajectory to a text or None.
+        thoughts: Whether it also sees what was thought before each answer, fenced off as such; a function as `view` may
+            always look at `turn.thought`.
         max_chars: Of longer texts the middle of the history is left out, then the beginning of the answer. The task
             stays as long as it takes at most three quarters of the room.
         engine: Limits of the judge's engine; not for endpoints.
@@ -115,6 +117,7 @@ class Judge(Composable):
         *,
         answer: Answer | None = None,
         view: View = "answer",
+        thoughts: bool = False,
         max_chars: int = 8000,
         engine: EngineConfig | None = None,
         timeout_s: float | None = None,
@@ -128,6 +131,7 @@ class Judge(Composable):
         self.answer: Answer = YesNo() if answer is None else answer
         self.cost = self.answer.cost
         self.view: View = view
+        self.thoughts = thoughts
         self.max_chars = max_chars
         self._instructions = instructions_for(rubric)
         if not rubric.strip():
@@ -215,7 +219,8 @@ class Judge(Composable):
         if not len(trajectories):
             return Assessment(scores=np.empty(0, np.float32))
         started = time.perf_counter()
-        shown, cut = zip(*(documents(t, self.view, self.max_chars) for t in trajectories), strict=True)
+        found_in = (documents(t, self.view, self.max_chars, thoughts=self.thoughts) for t in trajectories)
+        shown, cut = zip(*found_in, strict=True)
         if isinstance(self.answer, Pairs):
             found = self._compared(self.answer, shown, group_ids(trajectories))
         else:

@@ -49,7 +49,9 @@ Document: TypeAlias = tuple[Part, ...]
 """What one grade is for."""
 
 
-def documents(trajectory: Trajectory, view: View, max_chars: int) -> tuple[tuple[Document, ...], int]:
+def documents(
+    trajectory: Trajectory, view: View, max_chars: int, *, thoughts: bool = False
+) -> tuple[tuple[Document, ...], int]:
     """What is to be judged of a trajectory, and how many characters did not fit.
 
     Of documents longer than `max_chars` the middle of the history is left out first, then the beginning of the last
@@ -63,12 +65,12 @@ def documents(trajectory: Trajectory, view: View, max_chars: int) -> tuple[tuple
     elif not trajectory.turns:
         whole = []
     elif view == "answer":
-        whole = [_turn(trajectory.turns[-1])]
+        whole = [_turn(trajectory.turns[-1], thoughts)]
     elif view == "turns":
-        whole = [_turn(turn) for turn in trajectory.turns]
+        whole = [_turn(turn, thoughts) for turn in trajectory.turns]
     else:
         opening = (Part("instructions", trajectory.instructions),) if trajectory.instructions else ()
-        whole = [opening + tuple(part for turn in trajectory.turns for part in _turn(turn))]
+        whole = [opening + tuple(part for turn in trajectory.turns for part in _turn(turn, thoughts))]
     cut = [_fitted(document, max_chars) for document in whole]
     return tuple(cut), sum(map(_size, whole)) - sum(map(_size, cut))
 
@@ -111,9 +113,10 @@ def defused(text: str, tokens: Sequence[str] = ()) -> str:
     return text
 
 
-def _turn(turn: Turn) -> Document:
+def _turn(turn: Turn, thoughts: bool) -> Document:
     seen = (Part("task", turn.observation),) if turn.observation else ()
-    return (*seen, Part("answer", turn.action))
+    thought = (Part("thought", turn.thought),) if thoughts and turn.thought else ()
+    return (*seen, *thought, Part("answer", turn.action))
 
 
 def _size(document: Document) -> int:
@@ -125,7 +128,7 @@ def _fitted(document: Document, room: int) -> Document:
     if _size(document) <= room:
         return document
     *before, answer = document
-    opening = next((at for at, part in enumerate(before) if part.label == "answer"), len(before))
+    opening = next((at for at, part in enumerate(before) if part.label in {"thought", "answer"}), len(before))
     head = _last(before[:opening], max(room - len(answer.text), 3 * room // 4))
     tail = _last([answer], room - _size(head))
     return (*head, *_last(before[opening:], room - _size(head) - _size(tail)), *tail)
