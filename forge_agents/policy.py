@@ -86,9 +86,7 @@ class Sampling:
                 f"temperature_from={self.temperature_from}, temperature_steps={self.temperature_steps}: set both, a "
                 "temperature to begin with and the steps of training in which it moves, or neither"
             )
-        for name, what in (("max_tokens", "response"), ("max_thought_tokens", "thought")):
-            if (most := getattr(self, name)) is not None and most < 1:
-                raise ValueError(f"{name}={most} leaves no room for a {what}; set at least 1")
+        _check_room(self)
         for name in ("stop", "bad_words"):
             given: object = getattr(self, name)
             if isinstance(given, str):
@@ -111,6 +109,23 @@ class Sampling:
         left = max(0.0, 1 - step / self.temperature_steps)
         now = self.temperature + left * (self.temperature_from - self.temperature)
         return replace(self, temperature=now, temperature_from=None, temperature_steps=0)
+
+
+def _check_room(sampling: Sampling) -> None:
+    for name, what in (("max_tokens", "response"), ("max_thought_tokens", "thought")):
+        most = getattr(sampling, name)
+        if most is not None and most < 1:
+            raise ValueError(f"{name}={most} leaves no room for a {what}; set at least 1")
+
+
+def _check_asked(sampling: Sampling) -> None:
+    """Raise ValueError where an endpoint cannot be asked to sample so."""
+    for name, why in (
+        ("temperature_from", "the temperature of an endpoint does not move; a policy's does"),
+        ("max_thought_tokens", "the API has no budget for thoughts; max_tokens is for thought and answer"),
+    ):
+        if getattr(sampling, name) is not None:
+            raise ValueError(f"{name}={getattr(sampling, name)}: {why}")
 
 
 _MOST_BAD_WORDS = 64
@@ -283,12 +298,7 @@ class Endpoint:
             )
         if not 0 < self.timeout_s < math.inf:
             raise ValueError(f"timeout_s={self.timeout_s} must be positive and finite: no wait goes without a deadline")
-        for name, why in (
-            ("temperature_from", "the temperature of an endpoint does not move; a policy's does"),
-            ("max_thought_tokens", "the API has no budget for thoughts; max_tokens is for thought and answer"),
-        ):
-            if (given := getattr(self.sampling, name)) is not None:
-                raise ValueError(f"{name}={given}: {why}")
+        _check_asked(self.sampling)
         for budget in ("max_requests", "max_total_tokens"):
             limit = getattr(self, budget)
             if limit is not None and limit < 1:

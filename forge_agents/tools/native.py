@@ -79,7 +79,7 @@ def _parser(tokenizer: Any, grammar: str) -> Callable[[list[int], list[Any]], An
 
         renderer = create_renderer(tokenizer, config_from_name(_LIBRARY[grammar]))
         return lambda said, tools: renderer.parse_response(said, tools=tools)
-    from renderers import parsing  # type: ignore[import-untyped]
+    from renderers import parsing
 
     name, tokens = _PARSERS[grammar]
     ids = {key: tokenizer.convert_tokens_to_ids(token) for key, token in tokens.items()}
