@@ -96,6 +96,8 @@ def test_a_missing_file_is_named(capsys):
 def test_a_reward_that_cannot_be_imported_is_named(config):
     with pytest.raises(ValueError, match=r"'math:nothing' cannot be imported.*package\.module:object"):
         read(config(reward="math:nothing")).load_reward()
+    with pytest.raises(ValueError, match="Did you mean .*'sqrt'"):
+        read(config(reward="math:sqrtt")).load_reward()
 
 
 @pytest.mark.parametrize("file", sorted((Path(__file__).parents[2] / "examples").glob("*.yaml")), ids=lambda f: f.name)

@@ -6,6 +6,7 @@ In: what a user wrote. Out: checked, frozen dataclasses, and what a trainer take
 from __future__ import annotations
 
 import importlib
+import sys
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, cast
@@ -155,6 +156,7 @@ class RunConfig:
         try:
             return getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError, ValueError) as cause:
+            near = did_you_mean(name, vars(sys.modules[module])) if module in sys.modules else ""
             raise ValueError(
-                f"reward {self.reward!r} cannot be imported ({cause}); write 'package.module:object'"
+                f"reward {self.reward!r} cannot be imported ({cause}); write 'package.module:object'.{near}"
             ) from cause

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from rich.console import Console
 
@@ -47,6 +49,14 @@ def test_a_dumb_terminal_gets_the_same(shown):
 def test_a_terminal_gets_a_bar(shown):
     said = shown(force_terminal=True, _environ={"TERM": "xterm"})
     assert "\x1b[" in said and "2/2" in said and "━" in said
+
+
+def test_the_bar_leaves_room_for_what_a_terminal_writes_at_ctrl_c(shown, monkeypatch):
+    for _, key, _ in display._SHOWN:
+        monkeypatch.setitem(ROW, key, 1.0)
+    said = shown(force_terminal=True, no_color=True, _environ={"TERM": "xterm"})
+    rows = [re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", row).strip("\r") for row in said.splitlines()]
+    assert max(map(len, rows)) == 97
 
 
 def test_a_narrow_terminal_shows_the_step_and_every_metric(shown, monkeypatch):

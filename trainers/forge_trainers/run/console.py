@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from types import TracebackType
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.constrain import Constrain
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
@@ -36,6 +37,23 @@ _SHOWN_IF_ANY = (
 )
 
 
+class _Bar(Progress):
+    """Leaves room at the right for the ^C that a terminal writes there: in the next row it would move the bar's own."""
+
+    def get_renderable(self) -> RenderableType:
+        return _Narrow(super().get_renderable())
+
+
+class _Narrow:
+    """As wide as the console less the room for ^C."""
+
+    def __init__(self, shown: RenderableType) -> None:
+        self._shown = shown
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Constrain(self._shown, options.max_width - len("^C") - 1)
+
+
 class Display:
     """Shows step, reward, what became of the groups, KL, tokens per second and the time left.
 
@@ -53,7 +71,7 @@ class Display:
         self._title, self._total = title, total
         self._progress: Progress | None = None
         if self._console.is_interactive:  # a terminal that is not dumb
-            self._progress = Progress(
+            self._progress = _Bar(
                 TextColumn("[bold]{task.description}"),
                 BarColumn(bar_width=20),
                 MofNCompleteColumn(),
