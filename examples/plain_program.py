@@ -32,7 +32,7 @@ def tasks(rng):
 def right(task, result):
     """1 where the first number of the answer is the sum."""
     number = re.search(r"\d+", result)
-    return float(number is not None and int(number[0]) == task["answer"])
+    return float(number is not None and number[0] == str(task["answer"]))
 
 
 SEATS = ("planner", "writer")

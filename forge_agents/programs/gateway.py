@@ -41,7 +41,7 @@ _Sender: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Turn:
+class Question:
     """A call whose turn it is."""
 
     seat: str
@@ -109,7 +109,7 @@ class Session:
         """What programs asked for in vain, oldest first; at most a few are kept."""
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._open: set[_Waiting] = set()
-        self._current: tuple[Turn, _Waiting, bytes] | None = None
+        self._current: tuple[Question, _Waiting, bytes] | None = None
         self._histories = _Histories()
         self._number, self._closed, self._lock = 0, False, threading.Lock()
 
@@ -117,7 +117,7 @@ class Session:
         """Let `next` return `event`, after the calls that came before it."""
         self._events.put(event)
 
-    def next(self, who: str, timeout_s: float) -> Turn | Any:
+    def next(self, who: str, timeout_s: float) -> Question | Any:
         """The next call, or what `tell` was given; answer a call before you take another.
 
         Args:
@@ -140,7 +140,7 @@ class Session:
                 if not isinstance(event, _Waiting):
                     return event
                 if not event.gone:
-                    return self._turn(event)
+                    return self._question(event)
 
     def answer(self, action: str, about: Mapping[str, Any] | None = None) -> None:
         """Answer the call that `next` returned last.
@@ -150,10 +150,10 @@ class Session:
             about: What else is known of the answer; see `forge_agents.programs.calls.reply_to`.
         """
         assert self._current is not None, "there is no call to answer"
-        turn, asked, heard = self._current
+        question, asked, heard = self._current
         self._current = None
-        reply = reply_to(turn.call, turn.number, action, about or {})
-        self._histories.answered(turn.seat, heard, reply.said)
+        reply = reply_to(question.call, question.number, action, about or {})
+        self._histories.answered(question.seat, heard, reply.said)
         self._open.discard(asked)
         asked.end(reply)
 
@@ -194,12 +194,12 @@ class Session:
         self._events.put(asked)
         return asked
 
-    def _turn(self, asked: _Waiting) -> Turn:
+    def _question(self, asked: _Waiting) -> Question:
         after, new, heard = self._histories.place(asked.seat, asked.call)
-        turn = Turn(seat=asked.seat, call=asked.call, number=self._number, after=after, new=new)
+        question = Question(seat=asked.seat, call=asked.call, number=self._number, after=after, new=new)
         self._number += 1
-        self._current = turn, asked, heard
-        return turn
+        self._current = question, asked, heard
+        return question
 
 
 _CLOSED = object()
@@ -242,7 +242,7 @@ class Gateway:
     Example:
         >>> with Gateway() as gateway, gateway.open({"gpt-4o": "agent"}) as session:
         ...     start_something(base_url=session.url, api_key=session.token)
-        ...     turn = session.next("something", timeout_s=60)
+        ...     question = session.next("something", timeout_s=60)
         ...     session.answer("Hello.")
 
     Args:
@@ -274,6 +274,7 @@ class Gateway:
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="warning",
             access_log=False,
             server_header=False,
             date_header=False,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from forge_agents.envs.env import Outcome, TurnEnv, as_json
 from forge_agents.errors import ForgeError
-from forge_agents.programs.gateway import MAX_BODY_BYTES, Session, Turn, gateway
+from forge_agents.programs.gateway import MAX_BODY_BYTES, Question, Session, gateway
 from forge_agents.programs.running import AnyProgram, Ended, Running, check, result_as_json, reward_of, started, told
 from forge_agents.runtime.waits import in_thread
 
@@ -110,7 +111,7 @@ class Program(TurnEnv):
         self._max_sampled_tokens = max_sampled_tokens
         self._session: Session | None = None
         self._running: Running | None = None
-        self._turn: Turn | None = None
+        self._question: Question | None = None
 
     def setup(self, rng: np.random.Generator) -> str:
         """Start the program on a task, up to its first call."""
@@ -128,7 +129,7 @@ class Program(TurnEnv):
             self.close()
             why = f"it raised {told(event.error)}" if event.error else f"it returned {event.value!r:.200}"
             raise ForgeError(f"the program of {self} ended before it asked any model: {why}{self._refusals()}")
-        self._turn = event
+        self._question = event
         return self._show(event)
 
     def instructions(self, agent: str) -> str:
@@ -137,7 +138,7 @@ class Program(TurnEnv):
 
     def observe_text(self, agent: str) -> str:
         """What the program says to the seat that it asks; nothing to the others."""
-        return self._turn.text() if self._turn is not None and agent == self._turn.seat else ""
+        return self._question.text() if self._question is not None and agent == self._question.seat else ""
 
     def about_answer(self, agent: str, about: Mapping[str, Any]) -> None:
         """Hear what is known of the answer that `agent` gives next: its tokens, why it ended.
@@ -166,14 +167,14 @@ class Program(TurnEnv):
             return self._over(0.0, truncated=True, cut=f"{self._sampled} tokens were sampled")
         if self.num_turns + 1 >= (self._limit or math.inf):
             return self._over(0.0, truncated=True, cut=f"it made more than {self._limit} calls")
-        self._turn = event
+        self._question = event
         return Outcome(next=self._show(event), info={event.seat: {"conversation": event.conversation()}})
 
     def close(self) -> None:
         """End the program and refuse what it still asks."""
         running, session = self._running, self._session
         self._running = self._session = None
-        self._turn = None
+        self._question = None
         if session is not None:
             session.close()
         if running is not None:
@@ -199,18 +200,18 @@ class Program(TurnEnv):
         twin._session = None  # it is ours now, and does not end with the twin
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        shared = ("_program", "_tasks", "_task", "_reward", "_session", "_running", "_turn", "spec")
+        shared = ("_program", "_tasks", "_task", "_reward", "_session", "_running", "_question", "spec")
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         for name, value in vars(self).items():
             twin.__dict__[name] = value if name in shared else copy.deepcopy(value, memo)
         if self._running is not None:
             twin._begin_program()
-            twin._turn = twin._again(self._said)
+            twin._question = twin._again(self._said)
         return twin
 
-    def __del__(self) -> None:
-        if self.__dict__.get("_session") is not None:
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # at the end modules are gone
+        if not finalizing() and self.__dict__.get("_session") is not None:
             self.close()
 
     # ---- the program
@@ -219,26 +220,26 @@ class Program(TurnEnv):
         self._session = gateway().open(self._models)
         self._running = started(self._program, self._task, self._session)
 
-    def _next(self) -> Turn | Ended:
+    def _next(self) -> Question | Ended:
         assert self._session is not None
-        event: Turn | Ended = self._session.next(f"the program of {self}", self._timeout_s)
+        event: Question | Ended = self._session.next(f"the program of {self}", self._timeout_s)
         return event
 
-    def _again(self, said: Sequence[tuple[str, dict[str, Any]]]) -> Turn:
+    def _again(self, said: Sequence[tuple[str, dict[str, Any]]]) -> Question:
         """Give the program the same answers. Returns the call that follows them."""
         assert self._session is not None
         event = self._next()
         for answer, about in said:
-            if isinstance(event, Turn):
+            if isinstance(event, Question):
                 self._session.answer(answer, about)
                 event = self._next()
         if isinstance(event, Ended):
             raise ForgeError(f"the program of {self} ended earlier when it ran anew on the same answers")
         return event
 
-    def _show(self, turn: Turn) -> str:
-        self.infos[turn.seat] = {**self.infos[turn.seat], "conversation": turn.conversation()}
-        return turn.seat
+    def _show(self, question: Question) -> str:
+        self.infos[question.seat] = {**self.infos[question.seat], "conversation": question.conversation()}
+        return question.seat
 
     def _ended(self, end: Ended) -> Outcome:
         if end.error is not None:

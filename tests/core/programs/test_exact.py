@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 import forge_agents as fa
 from forge_agents.programs.calls import reply_to
-from forge_agents.programs.gateway import Turn as Asked
-from forge_agents.programs.gateway import _Histories
+from forge_agents.programs.gateway import Question, _Histories
 from forge_agents.programs.protocols import PROTOCOLS
 from forge_agents.rollout.players import ModelPlayer
 from forge_agents.rollout.rendering import Renderer
@@ -95,7 +94,7 @@ def test_whatever_a_program_does_to_its_history_each_sampled_token_is_trained_on
         messages = heard_by_the_model(base, what if base else "anew", number)
         call = CHAT.read({"model": "a", "messages": messages, "tools": TOOLS})
         after, new, mark = histories.place("a", call)
-        asked = Asked(seat="a", call=call, number=number, after=after, new=new)
+        asked = Question(seat="a", call=call, number=number, after=after, new=new)
         engine.next = thought + answer, ended
         decision = asyncio.run(player.decide(asked.text(), {"conversation": asked.conversation()}))
         reply = reply_to(call, number, decision.action, decision.about())

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from forge_agents.programs import gateway as module
-from forge_agents.programs.gateway import Gateway, Turn
+from forge_agents.programs.gateway import Gateway, Question
 
 SEATS = {"planner": "planner", "coder": "coder"}
 
@@ -48,7 +48,7 @@ def answered(session, body, action, about=None):
     program = threading.Thread(target=lambda: heard.append(request(session, body=body)))
     program.start()
     turn = session.next("test", 20)
-    assert isinstance(turn, Turn)
+    assert isinstance(turn, Question)
     session.answer(action, about)
     program.join(20)
     return turn, heard[0][1] if heard[0][0] == 200 else heard[0]
