@@ -24,6 +24,9 @@ Thinking: TypeAlias = Literal["auto", "on", "off"]
 KeepThoughts: TypeAlias = Literal["all", "turn", "none"]
 """Which of its own thoughts a model reads again."""
 
+Context: TypeAlias = Literal["end", "window", "summarise"]
+"""What is done when a conversation does not fit the model's context any more."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -217,9 +220,15 @@ class Policy:
     """Which of its own thoughts the model reads again: "all"; those of the "turn", that is since it was last told
     anything but the results of its own tool calls; or "none". Where a thought is dropped the prompt is written anew,
     and what follows is a training sample of its own."""
+    context: Context = field(default="end", kw_only=True)
+    """What is done when the conversation does not fit the model's context any more: "end" ends the episode. "window"
+    goes on with the instructions, the first observation and the last turns that fit; what is left out is replaced by a
+    mark, or by what the environment's `compact` says. "summarise" asks the policy for notes first, which take the place
+    of what is left out and are trained with the turn that they were written for."""
 
     def __post_init__(self) -> None:
-        for choice, known in (("thinking", get_args(Thinking)), ("keep_thoughts", get_args(KeepThoughts))):
+        for choice, kind in (("thinking", Thinking), ("keep_thoughts", KeepThoughts), ("context", Context)):
+            known = get_args(kind)
             if getattr(self, choice) not in known:
                 raise ValueError(f"{choice}={getattr(self, choice)!r} is unknown; choose one of {', '.join(known)}")
         if not self.model:

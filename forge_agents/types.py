@@ -121,6 +121,20 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Compaction:
+    """Turns that a model does not read any more, because its context has no room for them."""
+
+    __pydantic_config__ = _KNOWN_ONLY
+
+    how: Literal["window", "summarise", "compact"]
+    """By `Policy.context`; "compact" where an environment's hook of this name wrote the text."""
+    turns: int
+    """How many of the seat's turns in this branch, from the first on; what it observed in the very first stays."""
+    text: str
+    """What the model reads in their place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One decision of one agent."""
 
@@ -163,6 +177,12 @@ class Turn:
     finish_reason: FinishReason = "scripted"
     generate_s: float = 0.0
     """Seconds from the request to the response, queueing included."""
+    compaction: Compaction | None = None
+    """What was left out before this turn; `prompt_ids` are then a history written anew. None where nothing was."""
+    notes: Turn | None = None
+    """Notes that the policy wrote before this turn, when its context was full: `observation` is what it was asked,
+    `action` the notes. Nobody else hears of them, and they have no reward of their own: they are trained as a part of
+    this turn, with its number and advantage. None where there are none."""
     usage: Usage | None = None
     """Tokens of an endpoint's answer, which brings none of them along; None elsewhere, or where it does not say."""
     info: Mapping[str, Any] = field(default_factory=dict)
@@ -177,6 +197,11 @@ class Turn:
             raise ValueError(
                 f"{len(self.response_ids)} response tokens with {len(self.logprobs)} logprobs; send one per token"
             )
+
+    @property
+    def parts(self) -> tuple[Turn, ...]:
+        """All that a model wrote for it, in order: the notes, where there are any, and the turn itself."""
+        return (self,) if self.notes is None else (self.notes, self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,7 +355,8 @@ class Episode:
             if instructions:
                 yield ", ".join(agents), [("is told" if len(agents) == 1 else "are told", instructions)]
         for turn in self.turns:
-            said = [("reads", turn.observation), *([("thinks", turn.thought)] if turn.thought else [])]
+            said = [] if turn.compaction is None else [("forgets", turn.compaction.text)]
+            said += [("reads", turn.observation), *([("thinks", turn.thought)] if turn.thought else [])]
             said.append(("answers", turn.action))
             said += [("cut off", _CUT[turn.finish_reason])] if turn.finish_reason in _CUT else []
             said += [("reward", f"{turn.reward:+g}")] if turn.reward else []
@@ -384,8 +410,8 @@ class EpisodeGroup:
 
 
 def total_tokens(turns: Sequence[Turn]) -> int:
-    """Number of sampled tokens in `turns`."""
-    return sum(len(turn.response_ids) for turn in turns)
+    """Number of sampled tokens in `turns`, notes included."""
+    return sum(len(part.response_ids) for turn in turns for part in turn.parts)
 
 
 Reward: TypeAlias = "Callable[[Sequence[Trajectory]], np.ndarray]"

@@ -65,6 +65,7 @@ def player_facts(player: AnyPolicy, engine: EngineConfig | None = None) -> dict[
             "constrain_actions": player.constrain_actions,
             **({"thinking": player.thinking} if player.thinking != "auto" else {}),
             **({"keep_thoughts": player.keep_thoughts} if player.keep_thoughts != "all" else {}),
+            **({"context": player.context} if player.context != "end" else {}),
             "dtype": engine.dtype,
             "max_model_len": engine.max_model_len,
         }

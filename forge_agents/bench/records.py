@@ -127,7 +127,7 @@ def _said(info: Mapping[str, Any]) -> bool | None:
 
 def tokens_of(trajectory: Trajectory) -> tuple[int, int]:
     """Tokens read and sampled in a seat; 0 where no model decided."""
-    turns = trajectory.turns
+    turns = [part for turn in trajectory.turns for part in turn.parts]
     read = sum(turn.usage.prompt_tokens if turn.usage else len(turn.prompt_ids) for turn in turns)
     return read, sum(turn.usage.completion_tokens if turn.usage else len(turn.response_ids) for turn in turns)
 

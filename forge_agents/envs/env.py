@@ -22,14 +22,18 @@ from pettingzoo import AECEnv, ParallelEnv
 from forge_agents.envs.spec import EnvSpec, check_max_turns
 from forge_agents.errors import did_you_mean
 
-HOOKS = ("instructions", "tool_schemas", "secrets", "swap_secrets", "legal_actions", "refusal", "about_answer")
+HOOKS = (
+    "instructions", "tool_schemas", "secrets", "swap_secrets", "legal_actions", "refusal", "about_answer", "compact",
+)
 """Methods that environments may have beside PettingZoo's; each takes an agent first."""
 
 CONVERSATION = "conversation"
 """The info of a deciding agent in an environment that lets a seat hold several conversations, or writes whole messages.
 
-A mapping: ``messages``, each with ``role`` ("system", "user" or "assistant") and ``content``, in the place of
-instructions and observation; ``after``, which of the agent's decisions of this episode they go on from, counted from 0,
+None, or absent, where the agent's main conversation goes on with the observation: branch 0 of its trajectory. Else a
+mapping: ``messages``, each with ``role`` ("system", "user" or "assistant") and ``content``, in the place of
+instructions and observation; ``after``, which of the agent's decisions of this episode they go on from, counted from 0
+(from one of the main conversation, or one that something has gone on from already, a branch begins: a side question),
 or None where they begin a conversation; ``only_results``, whether they are results of its own tool calls; and, where
 they are wished for, ``max_tokens`` (less than the policy's own counts), ``stop`` (more texts that end the answer) and
 ``asked`` (other wishes about sampling, which are not followed). It is not stored: the observation says the same.
@@ -222,6 +226,20 @@ class TextGame(Forkable):
 
         A deciding agent's are in `infos[agent]["legal_actions"]`; random players and checks draw from them, and a
         policy with `constrain_actions` writes nothing else.
+        """
+        return None
+
+    def compact(self, agent: str, left_out: Sequence[tuple[str, str]]) -> str | None:
+        """What `agent` should know of turns that its conversation has no room for any more.
+
+        Asked where the seat's policy has ``context="window"``. Changes nothing; tells nothing that the seat has not
+        seen.
+
+        Args:
+            left_out: What the seat observed and answered, from its first turn on. The first observation stays.
+
+        Returns:
+            A short text, which the model reads in their place; None for a mark that something is left out.
         """
         return None
 

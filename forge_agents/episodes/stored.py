@@ -22,7 +22,7 @@ from forge_agents.envs.env import writable
 from forge_agents.errors import RunFolderError, did_you_mean
 from forge_agents.files import check_plain_files
 from forge_agents.page import visible
-from forge_agents.types import Episode
+from forge_agents.types import Episode, total_tokens
 
 EPISODES = "episodes.jsonl"
 """The file's name in the folder of a run or a benchmark."""
@@ -90,6 +90,7 @@ def _of_episode(row: Mapping[str, Any]) -> Digest:
     paid = row.get("rewards") or {}
     error = row.get("error") or {}
     said = (str(turn.get(part, "")) for turn in turns for part in ("observation", "thought", "action"))
+    left_out = (str(turn["compaction"]["text"]) for turn in turns if turn.get("compaction"))
     return Digest(
         step=int(row["step"]) if row.get("step") is not None else None,
         env=str(row["env_id"]),
@@ -99,13 +100,15 @@ def _of_episode(row: Mapping[str, Any]) -> Digest:
         turns=len(turns),
         tokens=sum(
             int(turn["usage"]["completion_tokens"]) if turn.get("usage") else len(turn.get("response_ids", ()))
-            for turn in turns
+            for turn in (part for turn in turns for part in (turn, turn.get("notes")) if part)
         ),
         seconds=number(row.get("duration_s")) or 0.0,
         error=f"{error.get('where', '?')}: {error.get('kind', '?')}" if error else "",
         end=str(row.get("end_reason", "")),
         agents=json.dumps([[agent, str(t.get("policy", "")), rewards[agent]] for agent, t in trajectories.items()]),
-        text="\n".join([row["env_id"], *said, *(str(error[key]) for key in ("kind", "message") if key in error)]),
+        text="\n".join(
+            [row["env_id"], *said, *left_out, *(str(error[key]) for key in ("kind", "message") if key in error)]
+        ),
     )
 
 
@@ -181,7 +184,7 @@ def whole_lines(file: IO[bytes], num_bytes: float = math.inf) -> Iterator[tuple[
 
 _OF_A_TURN = (
     "agent", "policy", "observation", "thought", "thought_tokens", "action", "reward", "finish_reason", "terminated",
-    "truncated", "generate_s",
+    "truncated", "generate_s", "branch",
 )
 
 
@@ -273,8 +276,8 @@ class EpisodeTable(Sequence[dict[str, Any]]):
 
         Keys: ``episode``, ``step``, ``env_id``, ``seed`` as in the episode's record; ``turn``, ``agent``, ``policy``,
         ``observation``, ``thought``, ``thought_tokens``, ``action``, ``reward``, ``finish_reason``, ``terminated``,
-        ``truncated``, ``generate_s`` as in `Turn`; ``tokens`` that a model sampled; ``advantage`` of each of them, None
-        where nothing was learned.
+        ``truncated``, ``generate_s``, ``branch`` as in `Turn`; ``tokens`` that a model sampled; ``advantage`` of each
+        of them, None where nothing was learned.
         """
         for at in self._places():
             row, record = self._line(at), self._found[at][1]
@@ -288,7 +291,7 @@ class EpisodeTable(Sequence[dict[str, Any]]):
                     **{name: record[name] for name in ("episode", "step", "env_id", "seed")},
                     "turn": turn.index,
                     **{name: getattr(turn, name) for name in _OF_A_TURN},
-                    "tokens": turn.usage.completion_tokens if turn.usage else len(turn.response_ids),
+                    "tokens": turn.usage.completion_tokens if turn.usage else total_tokens([turn]),
                     "advantage": own[number] if number < len(own) else None,
                 }
 

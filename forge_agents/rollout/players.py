@@ -6,25 +6,27 @@ their own deadlines, and for people.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import time
 import warnings
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
 from forge_agents.envs.env import CONVERSATION
 from forge_agents.envs.thoughts import split_thought
 from forge_agents.errors import EndpointError, StallError
-from forge_agents.policy import AnyPolicy, Endpoint, Human, KeepThoughts, Policy, Random, Sampling, Scripted
+from forge_agents.policy import AnyPolicy, Context, Endpoint, Human, KeepThoughts, Policy, Random, Sampling, Scripted
+from forge_agents.rollout.conversation import Conversation, Messages, left_out
 from forge_agents.rollout.endpoint import client_of
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.rollout.terminal import terminal
 from forge_agents.tools import parse_tool_calls
-from forge_agents.types import Completion, FinishReason, Message, ToolCall, Usage, VersionSpan
+from forge_agents.types import Compaction, Completion, FinishReason, Message, ToolCall, Usage, VersionSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,8 @@ class Decision:
     finish_reason: FinishReason = "scripted"
     usage: Usage | None = None
     generate_s: float = 0.0
+    compaction: Compaction | None = None
+    notes: Decision | None = None
 
     def about(self) -> dict[str, Any]:
         """What the hook ``about_answer`` of an environment is told, JSON-safe."""
@@ -61,6 +65,8 @@ class Decision:
 
 Player: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[Decision]]
 """Decides for one seat through one episode: from the observation and the environment's `infos[agent]`."""
+Compact: TypeAlias = Callable[[Sequence[tuple[str, str]]], Awaitable[str]]
+"""What an environment says in place of turns of a seat, observation and answer of each; empty where it says nothing."""
 _TOO_LONG = ("context_length_exceeded", "maximum context length")
 """How servers refuse a conversation that does not fit: OpenAI's code, vLLM's words."""
 
@@ -85,23 +91,8 @@ class Generator(Protocol):
     ) -> Completion: ...
 
 
-@dataclass(slots=True, kw_only=True)
-class _Held:
-    """A conversation as it stood after a decision."""
-
-    branch: int
-    said: tuple[tuple[str, str], ...] = ()
-    """Role and text of each message, the decision's last."""
-    prompt_ids: tuple[int, ...] = ()
-    response_ids: tuple[int, ...] = ()
-    thought: bool = False
-    """Whether its tokens hold a thought."""
-    continued: bool = False
-    """Whether another decision has gone on from here: its branch has moved on, and who does so again begins one."""
-
-
 class ModelPlayer:
-    """A served model in a seat; keeps the seat's token stream.
+    """A served model in a seat; keeps the seat's conversations.
 
     Args:
         constrain: Sample among the legal actions only.
@@ -109,6 +100,8 @@ class ModelPlayer:
         tools: Schemas of the tools that the seat may call.
         draw: Names this seat of this episode: what is sampled follows from it and the turn, whatever else the engine
             does. None: from the engine's own stream of random numbers.
+        context: What is done when a conversation does not fit the engine's context any more.
+        compact: Asked in a "window" for what takes the place of turns that are left out.
     """
 
     def __init__(
@@ -122,68 +115,75 @@ class ModelPlayer:
         keep_thoughts: KeepThoughts = "all",
         tools: Sequence[Mapping[str, Any]] = (),
         draw: str | None = None,
+        context: Context = "end",
+        compact: Compact | None = None,
     ) -> None:
-        self._engine, self._renderer, self._sampling, self._instructions = engine, renderer, sampling, instructions
-        self._constrain, self._draw, self._decisions = constrain, draw, 0
-        self._last: Decision | None = None
-        self._keep_thoughts, self._holds_thought, self._calls = keep_thoughts, False, 0
-        self._said: list[tuple[str, str]] = []
-        self._held: list[_Held] = []  # by decision, where there are several conversations
-        self._branches = 0
+        self._engine, self._renderer, self._sampling = engine, renderer, sampling
+        self._constrain, self._draw, self._decisions, self._compact = constrain, draw, 0, compact
         self._tools = tools if tools and renderer.call_reader else ()
+        self._told = (("system", instructions),) if instructions else ()
+        self._begun = Conversation(
+            renderer,
+            limit=engine.max_model_len,
+            max_tokens=sampling.max_tokens + (sampling.max_thought_tokens or 0),
+            context=context,
+            keep_thoughts=keep_thoughts,
+        )
+        self._held: list[Conversation] = []  # as it stood after each decision
+        self._main: int | None = None  # the last decision of the conversation that an environment need not name
+        self._branches, self._calls = 0, 0
 
     async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
-        """Ask the engine. Raises ContextFullError where the prompt leaves no room for a token."""
-        if CONVERSATION in info:
-            return await self._converse(info[CONVERSATION])
-        self._last = await self._answer(self._prompt(observation, info), self._sampling, info)
-        self._said.append((observation, self._answer_of(self._last)))
-        self._holds_thought |= bool(self._last.thought)
-        return self._last
+        """Ask the engine, in the conversation that `forge_agents.envs.env.CONVERSATION` names, or the main one.
 
-    async def _converse(self, told: Mapping[str, Any]) -> Decision:
-        """Decide in one of several conversations; see `forge_agents.envs.env.CONVERSATION`."""
-        new = tuple((str(message["role"]), str(message["content"])) for message in told["messages"])
-        if told["after"] is None:
-            held, prompt_ids = _Held(branch=self._branches), self._renderer.begin(new)
+        Raises ContextFullError where there is no room for an answer, whatever is left out.
+        """
+        told = info.get(CONVERSATION)
+        if told is None:
+            calls = int(info.get("tool_calls") or 0)  # of the episode so far, as a `ToolEnv` counts
+            after, only_results, self._calls = self._main, calls > self._calls, calls
+            heard = (*(self._told if after is None else ()), ("user", observation))
         else:
-            held = self._held[told["after"]]
-            kept = self._keep_thoughts == "all" or (self._keep_thoughts == "turn" and told.get("only_results"))
-            if kept or not held.thought:
-                prompt_ids = self._renderer.go_on(held.prompt_ids, held.response_ids, new)
-            else:
-                held = replace(held, thought=False)
-                prompt_ids = self._renderer.begin((*held.said, *new))
-        branch = self._branches if held.continued else held.branch
-        done = await self._answer(prompt_ids, _as_wished(self._sampling, told), told)
-        self._branches = max(self._branches, branch + 1)
-        if told["after"] is not None:
-            self._held[told["after"]].continued = True
-        self._held.append(
-            _Held(
-                branch=branch,
-                said=(*held.said, *new, ("assistant", self._answer_of(done))),
-                prompt_ids=done.prompt_ids,
-                response_ids=done.response_ids,
-                thought=held.thought or bool(done.thought),
-            )
-        )
-        return replace(done, branch=branch)
+            after, only_results = told["after"], bool(told.get("only_results"))
+            heard = tuple((str(message["role"]), str(message["content"])) for message in told["messages"])
+        held = None if after is None else self._held[after]
+        talk = copy.copy(held or self._begun)
+        prompt_ids = talk.prompt(heard, only_results=only_results)
+        notes = compaction = None
+        if talk.may_leave_out and talk.is_full(prompt_ids):
+            number = talk.to_leave_out(heard)
+            if number is None:
+                raise self._no_room(prompt_ids)
+            notes = await self._notes(talk) if talk.context == "summarise" else None
+            prompt_ids, compaction = await self._shortened(talk, number, heard, notes)
+        if (room := talk.room(prompt_ids)) < 1:
+            raise self._no_room(prompt_ids)
+        legal = info.get("legal_actions") if self._constrain and told is None else None
+        sampling = self._sampling if told is None else _as_wished(self._sampling, told)
+        done = await self._answer(prompt_ids, sampling, room, tuple(legal or ()))
+        talk.answered(heard, done.thought, self._answer_of(done), prompt_ids, done.response_ids)
+        if told is None:  # who goes on from it with a conversation of its own begins a branch
+            talk.branch, talk.continued, self._main = 0, True, len(self._held)
+        elif held is None or held.continued:
+            talk.branch, talk.continued = self._branches, False
+        if held is not None:
+            held.continued = True
+        self._branches = max(self._branches, talk.branch + 1)
+        self._held.append(talk)
+        return replace(done, branch=talk.branch, compaction=compaction, notes=notes)
 
-    async def _answer(self, prompt_ids: tuple[int, ...], wanted: Sampling, info: Mapping[str, Any]) -> Decision:
-        if len(prompt_ids) >= self._engine.max_model_len:
-            raise ContextFullError(
-                f"prompt of {len(prompt_ids)} tokens fills the context of {self._engine.max_model_len}; "
-                "raise max_model_len or shorten observations"
-            )
+    async def _answer(
+        self, prompt_ids: tuple[int, ...], wanted: Sampling, room: int, choices: tuple[str, ...] = ()
+    ) -> Decision:
+        """What the model says, in at most `room` tokens."""
         started = time.perf_counter()
-        legal = info.get("legal_actions") if self._constrain else None
         draw = None if self._draw is None else f"{self._draw}/{self._decisions}"
         self._decisions += 1
-        if wanted.max_thought_tokens is None or legal:
-            done = await self._sample(prompt_ids, wanted, draw, tuple(legal or ()))
+        limit = len(prompt_ids) + room
+        if wanted.max_thought_tokens is None or choices:
+            done = await self._sample(prompt_ids, wanted, limit, draw, choices)
         else:
-            done = await self._think_and_answer(prompt_ids, wanted, draw)
+            done = await self._think_and_answer(prompt_ids, wanted, limit, draw)
         thought, answer = self._renderer.parse(done.token_ids, *wanted.stop)
         beside, calls = self._renderer.calls(done.token_ids, self._tools) if self._tools else ("", ())
         return Decision(
@@ -204,10 +204,10 @@ class ModelPlayer:
         return self._renderer.parse(decision.response_ids)[1] if decision.tool_calls else decision.action
 
     async def _sample(
-        self, prompt_ids: tuple[int, ...], wanted: Sampling, draw: str | None, choices: tuple[str, ...] = ()
+        self, prompt_ids: tuple[int, ...], wanted: Sampling, limit: int, draw: str | None, choices: tuple[str, ...] = ()
     ) -> Completion:
-        """What the engine answers, in as many tokens as there is room for."""
-        room = self._engine.max_model_len - len(prompt_ids)
+        """What the engine answers, in as many tokens as there is room for: `limit` with those of the prompt."""
+        room = limit - len(prompt_ids)
         asked: dict[str, Any] = {"choices": choices} if choices else {}
         if draw is not None:
             asked["seed"] = seed_of(draw)
@@ -216,10 +216,12 @@ class ModelPlayer:
         no_room = done.finish_reason == "length" and sampling.max_tokens < wanted.max_tokens
         return replace(done, finish_reason="context") if no_room else done
 
-    async def _think_and_answer(self, prompt_ids: tuple[int, ...], wanted: Sampling, draw: str | None) -> Completion:
+    async def _think_and_answer(
+        self, prompt_ids: tuple[int, ...], wanted: Sampling, limit: int, draw: str | None
+    ) -> Completion:
         """A thought within its budget, closed where it is not at its end by then, and the answer within its own."""
         thinking = replace(wanted, max_tokens=wanted.max_thought_tokens or wanted.max_tokens)
-        done = await self._sample(prompt_ids, thinking, draw)
+        done = await self._sample(prompt_ids, thinking, limit, draw)
         closed = self._renderer.closing(done.token_ids)
         at = len(done.token_ids) if closed else self._renderer.thought_length(done.token_ids)
         left = wanted.max_tokens - (len(done.token_ids) - at)
@@ -228,9 +230,10 @@ class ModelPlayer:
         if done.finish_reason != "length":
             return done
         so_far = (*prompt_ids, *done.token_ids, *closed)
-        if len(so_far) >= self._engine.max_model_len:
+        if len(so_far) >= limit:
             return replace(done, finish_reason="context")
-        more = await self._sample(so_far, replace(wanted, max_tokens=left), None if draw is None else f"{draw}/answer")
+        answering, name = replace(wanted, max_tokens=left), None if draw is None else f"{draw}/answer"
+        more = await self._sample(so_far, answering, limit, name)
         before = len(done.token_ids) + len(closed)
         return Completion(
             token_ids=(*done.token_ids, *closed, *more.token_ids),
@@ -242,17 +245,37 @@ class ModelPlayer:
             ),
         )
 
-    def _prompt(self, observation: str, info: Mapping[str, Any]) -> tuple[int, ...]:
-        """The tokens so far and those of `observation`; written anew where a thought is to be dropped."""
-        if self._last is None:
-            return self._renderer.start(self._instructions, observation)
-        calls, before = int(info.get("tool_calls") or 0), self._calls  # of the episode so far, as a `ToolEnv` counts
-        self._calls = calls
-        kept = self._keep_thoughts == "all" or (self._keep_thoughts == "turn" and calls > before)
-        if kept or not self._holds_thought:
-            return self._renderer.extend(self._last.prompt_ids, self._last.response_ids, observation)
-        self._holds_thought = False
-        return self._renderer.again(self._instructions, self._said, observation)
+    async def _notes(self, talk: Conversation) -> Decision | None:
+        """The model's notes on all that it has read and said; None where there is no room left to ask for them."""
+        prompt_ids = talk.ask_for_notes()
+        room = min(talk.max_notes, self._engine.max_model_len - len(prompt_ids))
+        # what ends an answer, such as a line's end, does not end notes
+        free = replace(self._sampling, max_tokens=max(talk.max_notes, 1), max_thought_tokens=None, stop=())
+        return await self._answer(prompt_ids, free, room) if room > 0 else None
+
+    async def _shortened(
+        self, talk: Conversation, number: int, heard: Messages, notes: Decision | None
+    ) -> tuple[tuple[int, ...], Compaction]:
+        """The prompt without the first `number` turns, with what is known of them in their place."""
+        told = await self._compact(talk.texts(number)) if self._compact and talk.context == "window" else ""
+        text = left_out(number, told or (notes.action if notes else ""), notes=not told)
+        prompt_ids = talk.leave_out(number, text, heard)
+        if told and talk.is_full(prompt_ids):
+            raise ValueError(
+                f"compact() returned {len(told)} characters, for which a context of {self._engine.max_model_len} "
+                "tokens has no room; return a shorter text"
+            )
+        if notes and talk.room(prompt_ids) < 1:  # bytes that are no text take more tokens as the text in their place
+            text = left_out(number)
+            prompt_ids = talk.leave_out(number, text, heard)
+        how: Literal["window", "summarise", "compact"] = "summarise" if talk.context == "summarise" else "window"
+        return prompt_ids, Compaction(how="compact" if told else how, turns=number, text=text)
+
+    def _no_room(self, prompt_ids: tuple[int, ...]) -> ContextFullError:
+        return ContextFullError(
+            f"prompt of {len(prompt_ids)} tokens fills the context of {self._engine.max_model_len}; "
+            "raise max_model_len or shorten observations"
+        )
 
 
 def _as_wished(own: Sampling, told: Mapping[str, Any]) -> Sampling:
@@ -296,8 +319,9 @@ class EndpointPlayer:
     ) -> None:
         endpoint.api_key()  # a key that is not set ends the run, not an episode
         self._endpoint, self._tools = endpoint, tools
-        self._messages = [Message(role="system", content=instructions)] if instructions else []
-        self._held: list[list[Message]] = []  # by decision, where there are several conversations
+        self._told = [Message(role="system", content=instructions)] if instructions else []
+        self._held: list[list[Message]] = []  # by decision
+        self._main: int | None = None
 
     async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
         """Ask the endpoint.
@@ -307,11 +331,13 @@ class EndpointPlayer:
             ContextFullError: The server says that the conversation is too long for the model.
             BudgetError: Nothing is left to spend.
         """
-        messages, sampling = [*self._messages, Message(role="user", content=observation)], self._endpoint.sampling
+        messages, sampling = [*self._told, Message(role="user", content=observation)], self._endpoint.sampling
         if told := info.get(CONVERSATION):
             before = [] if told["after"] is None else self._held[told["after"]]
             messages = [*before, *(Message(role=m["role"], content=m["content"]) for m in told["messages"])]
             sampling = _as_wished(sampling, told)
+        elif self._main is not None:
+            messages = [*self._held[self._main], messages[-1]]
         client = await client_of(self._endpoint)
         started = time.perf_counter()
         try:
@@ -324,11 +350,8 @@ class EndpointPlayer:
             raise
         thought, answer = split_thought(reply.text.strip(), opened=False if reply.thought else None)
         calls = reply.tool_calls if self._tools else ()
-        messages.append(Message(role="assistant", content=with_calls(answer, calls)))
-        if told:
-            self._held.append(messages)
-        else:
-            self._messages = messages
+        self._main = self._main if told else len(self._held)
+        self._held.append([*messages, Message(role="assistant", content=with_calls(answer, calls))])
         return Decision(
             action=answer,
             thought="\n\n".join(filter(None, (reply.thought, thought))),
@@ -395,6 +418,7 @@ def player_for(
     tools: Sequence[Mapping[str, Any]] = (),
     draw: str | None = None,
     sibling: int = 0,
+    compact: Compact | None = None,
 ) -> Player:
     """A fresh player of `policy` for one seat of one episode.
 
@@ -403,6 +427,7 @@ def player_for(
         tools: Schemas of the tools that the seat may call.
         draw: Names the episode among all that are ever played; see `ModelPlayer`.
         sibling: The episode's place in its group, from 0.
+        compact: What the environment says of turns that a conversation has no room for.
     """
     if isinstance(policy, Policy):
         if policy.name not in served:
@@ -417,6 +442,8 @@ def player_for(
             keep_thoughts=policy.keep_thoughts,
             tools=tools,
             draw=None if draw is None else f"{draw}/{agent}",
+            context=policy.context,
+            compact=compact,
         ).decide
     if isinstance(policy, Endpoint):
         return EndpointPlayer(policy, instructions, tools=tools).decide

@@ -96,16 +96,6 @@ class Renderer:
         ended = bool(response_ids) and response_ids[-1] == self.eos_id
         return (*prompt_ids, *response_ids, *self._between(tuple(messages), ended))
 
-    def again(self, instructions: str, said: Sequence[tuple[str, str]], observation: str) -> tuple[int, ...]:
-        """Tokens of a prompt whose history is written anew from its text: it extends no other prompt.
-
-        Args:
-            said: Observation and answer of each earlier turn.
-        """
-        turns = [(("user", heard), ("assistant", answer)) for heard, answer in said]
-        told = (("system", instructions),) if instructions else ()
-        return self._render_start((*told, *(message for turn in turns for message in turn), ("user", observation)))
-
     def dialogue(self, messages: Sequence[tuple[str, str]]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         """Tokens of a conversation that has been written already, as `start` and `extend` would have grown it.
 

@@ -31,6 +31,7 @@ from forge_agents.errors import (
     did_you_mean,
 )
 from forge_agents.policy import AnyPolicy, Seats, seat_policies
+from forge_agents.rollout.conversation import ASK_FOR_NOTES
 from forge_agents.rollout.players import ContextFullError, Decision, Player, Served, player_for, with_calls
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.tools import parse_tool_calls
@@ -155,6 +156,10 @@ async def play(
                 seen = f"{agent!r} takes part and is not in possible_agents={list(env.possible_agents)}"
                 raise _FailureError("step", ValueError(seen + did_you_mean(str(agent), policies)))
             instructions, tools = await _guard("observe", env, _told, env, agent)
+
+            async def compact(left_out: Sequence[tuple[str, str]]) -> str:
+                return str(await _guard("observe", env, _compact, env, agent, left_out))
+
             player = player_for(
                 policies[agent],
                 agent=agent,
@@ -164,6 +169,7 @@ async def play(
                 tools=tools,
                 draw=draw,
                 sibling=sibling,
+                compact=compact,
             )
             seats[agent] = _Seat(policies[agent].name, player, instructions, tools)
         return seats[agent]
@@ -359,7 +365,7 @@ async def _decide(seat: _Seat, observation: str, info: Mapping[str, Any]) -> Dec
         if seat.tools and not calls:
             calls = tuple(parse_tool_calls(action, tools=seat.tools))
         return replace(decision, action=action, thought=writable(decision.thought), tool_calls=calls)
-    except (ContextFullError, ActorDiedError, BudgetError, StallError):
+    except (_FailureError, ContextFullError, ActorDiedError, BudgetError, StallError):
         raise
     except Exception as cause:  # a player is user code: any failure is the episode's, not the run's
         raise _FailureError("policy", cause) from cause
@@ -394,21 +400,33 @@ def _told(env: PlayableEnv, agent: str) -> tuple[str, Sequence[Mapping[str, Any]
     return "" if tell is None else writable(str(tell(agent))), () if offer is None else tuple(offer(agent))
 
 
+def _compact(env: PlayableEnv, agent: str, left_out: Sequence[tuple[str, str]]) -> str:
+    tell = hook(env, "compact")
+    return "" if tell is None else writable(str(tell(agent, left_out) or ""))
+
+
+def _decided(decision: Decision) -> dict[str, Any]:
+    return {name: getattr(decision, name) for name in _DECIDED}
+
+
 def _trajectory(agent: str, seat: _Seat, env_id: str, seed: int) -> Trajectory:
-    turns = [
-        Turn(
-            agent=agent,
-            index=draft.index,
-            observation=draft.observation,
-            reward=draft.reward,
-            terminated=draft.terminated,
-            truncated=draft.truncated,
-            policy=seat.policy,
-            info=draft.info,
-            **{name: getattr(draft.decision, name) for name in _DECIDED},
+    turns = []
+    for draft in seat.drafts:
+        said: dict[str, Any] = {"agent": agent, "policy": seat.policy, "index": draft.index}
+        decided, notes = _decided(draft.decision), draft.decision.notes
+        if notes is not None:
+            decided["notes"] = Turn(**said, observation=ASK_FOR_NOTES, reward=0.0, **_decided(notes))
+        turns.append(
+            Turn(
+                **said,
+                observation=draft.observation,
+                reward=draft.reward,
+                terminated=draft.terminated,
+                truncated=draft.truncated,
+                info=draft.info,
+                **decided,
+            )
         )
-        for draft in seat.drafts
-    ]
     return Trajectory(
         agent=agent,
         policy=seat.policy,

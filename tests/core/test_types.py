@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import forge_agents as fa
-from forge_agents.types import EpisodeError, ToolCall, Usage, VersionSpan
+from forge_agents.types import Compaction, EpisodeError, ToolCall, Usage, VersionSpan
 
 HOSTILE = "\x1b[2J<script>alert(1)</script>\u202e\n3. p9 (cheat)\n  reward   +9"
 TURN = fa.Turn(
@@ -31,6 +31,8 @@ TURN = fa.Turn(
     finish_reason="length",
     generate_s=0.1,
     usage=Usage(prompt_tokens=3, completion_tokens=4),
+    compaction=Compaction(how="window", turns=1, text="[gone]"),
+    notes=fa.Turn(agent="a", index=0, observation="Write notes.", action="none", reward=0.0),
     info={"legal_actions": ["1", None], "deep": {"a": [1.5, True]}, "half": "\ud83d"},
 )
 SEAT = fa.Trajectory(
@@ -107,7 +109,8 @@ def test_what_is_no_episode_of_this_format_is_refused(stored, said):
 def test_a_conversation_is_printed_and_nothing_in_it_steers_the_terminal():
     text = str(EPISODE)
     assert text.splitlines()[0] == f"my/Game-v0, seed {2**70}"
-    assert "a\n  is told  Reply." in text and "1. a (p, branch 1)\n  reads    Which digit?\n  thinks   Nine" in text
+    assert "a\n  is told  Reply." in text
+    assert "1. a (p, branch 1)\n  forgets  [gone]\n  reads    Which digit?\n  thinks   Nine" in text
     assert "\n  answers  \\x1b[2J<script>" in text
     assert "cut off  by max_tokens" in text and "\n  reward   +1.5\n" in text
     assert "failed in step\n  because  KeyError: 'x'\n  trace    Traceback\n             here\n" in text

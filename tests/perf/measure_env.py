@@ -223,11 +223,11 @@ def _completion(token: int) -> Completion:
 class _Hundred:
     """A renderer whose every turn makes the prompt a hundred tokens longer."""
 
-    def start(self, instructions: str, observation: str) -> tuple[int, ...]:
+    def begin(self, messages: object) -> tuple[int, ...]:
         return (1,) * 60
 
-    def extend(
-        self, prompt_ids: tuple[int, ...], response_ids: tuple[int, ...], observation: str
+    def go_on(
+        self, prompt_ids: tuple[int, ...], response_ids: tuple[int, ...], messages: object
     ) -> tuple[int, ...]:
         return (*prompt_ids, *response_ids, *(1,) * (100 - len(response_ids)))
 

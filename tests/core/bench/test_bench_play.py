@@ -306,6 +306,12 @@ class Words:
     def extend(self, prompt_ids, token_ids, observation):
         return (*prompt_ids, *token_ids, 9)
 
+    def begin(self, messages):
+        return (9,)
+
+    def go_on(self, prompt_ids, token_ids, messages):
+        return (*prompt_ids, *token_ids, 9)
+
     def parse(self, token_ids):
         return "", self.moves[token_ids[0]]
 

@@ -43,10 +43,10 @@ class Engine:
 
 
 class Tokens:
-    def start(self, instructions, observation):
+    def begin(self, messages):
         return (1,)
 
-    def extend(self, prompt_ids, response_ids, observation):
+    def go_on(self, prompt_ids, response_ids, messages):
         return (*prompt_ids, *response_ids)
 
     def parse(self, response_ids):

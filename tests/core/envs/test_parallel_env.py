@@ -196,10 +196,10 @@ class Engine:
 
 
 class Tokens:
-    def start(self, instructions, observation):
-        return (int(instructions.split("_")[1][0]),)
+    def begin(self, messages):
+        return (int(messages[0][1].split("_")[1][0]),)
 
-    def extend(self, prompt_ids, response_ids, observation):
+    def go_on(self, prompt_ids, response_ids, messages):
         return (*prompt_ids, *response_ids, 9)
 
     def parse(self, response_ids):

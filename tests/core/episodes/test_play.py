@@ -62,10 +62,10 @@ def fleets(monkeypatch):
             return Completion(token_ids=(1,), logprobs=(0.0,), finish_reason="stop", versions=(span,))
 
     class Words:
-        def start(self, instructions, observation):
+        def begin(self, messages):
             return (0,)
 
-        def extend(self, prompt_ids, response_ids, observation):
+        def go_on(self, prompt_ids, response_ids, messages):
             return (*prompt_ids, *response_ids)
 
         def parse(self, ids):

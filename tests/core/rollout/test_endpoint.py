@@ -106,10 +106,10 @@ class One:
         versions = (VersionSpan(version=0, start=0, end=1),)
         return Completion(token_ids=(1,), logprobs=(-0.5,), finish_reason="stop", versions=versions)
 
-    def start(self, instructions, observation):
+    def begin(self, messages):
         return (5,)
 
-    def extend(self, prompt_ids, response_ids, observation):
+    def go_on(self, prompt_ids, response_ids, messages):
         return (*prompt_ids, *response_ids, 6)
 
     def parse(self, response_ids):

@@ -86,10 +86,10 @@ class Full:
     def __init__(self, max_model_len):
         self.max_model_len = max_model_len
 
-    def start(self, instructions, observation):
+    def begin(self, messages):
         return (1,)
 
-    def extend(self, prompt_ids, response_ids, observation):
+    def go_on(self, prompt_ids, response_ids, messages):
         return (*prompt_ids, *response_ids, 2)
 
     def parse(self, response_ids):

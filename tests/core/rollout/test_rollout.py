@@ -46,10 +46,10 @@ class Echo:
 class Digits:
     """A renderer whose tokens are easy to follow."""
 
-    def start(self, instructions, observation):
+    def begin(self, messages):
         return (1, 2)
 
-    def extend(self, prompt_ids, response_ids, observation):
+    def go_on(self, prompt_ids, response_ids, messages):
         return (*prompt_ids, *response_ids, 9)
 
     def parse(self, response_ids):

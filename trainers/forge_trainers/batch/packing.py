@@ -101,10 +101,10 @@ def samples_from(
     A turn whose prompt begins with prompt + response of the turn before it in its branch continues that sample: the
     new part of the prompt is masked, the response is in the loss. A turn whose prompt does not (first of its branch,
     context trimmed, history rewritten) starts a sample of its own; where its prompt repeats what was sampled in another
-    sample, that is masked in this one. So each sampled token is in the loss of one sample. Turns without response
-    tokens (scripted, empty) teach nothing and are passed over. A token whose log-probability is NaN, infinite or
-    positive is masked and counted: its ratio to the learner's has no value. Tokens that no weights sampled, such as
-    those that closed a thought, are masked.
+    sample, that is masked in this one. Notes are a part of their turn that goes before it. So each sampled token is in
+    the loss of one sample. Turns without response tokens (scripted, empty) teach nothing and are passed over. A token
+    whose log-probability is NaN, infinite or positive is masked and counted: its ratio to the learner's has no value.
+    Tokens that no weights sampled, such as those that closed a thought, are masked.
 
     Args:
         trajectory: What one agent saw and said.
@@ -123,36 +123,36 @@ def samples_from(
             f"{len(advantages_per_turn)} advantages for the {len(trajectory.turns)} turns of agent "
             f"{trajectory.agent!r}; send one per turn"
         )
-    streams: list[tuple[np.ndarray, list[tuple[int, int]]]] = []  # ids; number and start of each turn's response
+    streams: list[tuple[np.ndarray, list[tuple[int, int, Turn]]]] = []  # ids; number, start and source of each response
     last: dict[int, int] = {}  # the stream that each branch is at
     for index, turn in enumerate(trajectory.turns):
-        if len(turn.response_ids):
-            prompt = np.asarray(turn.prompt_ids, np.int64)
+        for part in turn.parts:
+            if not len(part.response_ids):
+                continue
+            prompt = np.asarray(part.prompt_ids, np.int64)
             at = last.get(turn.branch)
             if at is None or not np.array_equal(prompt[: len(streams[at][0])], streams[at][0]):
                 at = last[turn.branch] = len(streams)
                 streams.append((prompt, []))
-            ids = np.concatenate([prompt, np.asarray(turn.response_ids, np.int64)])
-            streams[at] = (ids, [*streams[at][1], (index, len(prompt))])
+            ids = np.concatenate([prompt, np.asarray(part.response_ids, np.int64)])
+            streams[at] = (ids, [*streams[at][1], (index, len(prompt), part)])
     return [
-        Sample(
-            token_ids=ids, group=group, trajectory=number, **_columns(trajectory.turns, ids, own, advantages_per_turn)
-        )
+        Sample(token_ids=ids, group=group, trajectory=number, **_columns(ids, own, advantages_per_turn))
         for ids, own in streams
     ]
 
 
 def _columns(
-    turns: Sequence[Turn], ids: np.ndarray, own: Sequence[tuple[int, int]], advantages: Sequence[float]
+    ids: np.ndarray, own: Sequence[tuple[int, int, Turn]], advantages: Sequence[float]
 ) -> dict[str, Any]:
-    """What a `Sample` says of its tokens `ids`; `own` lists number and start of each of its responses."""
+    """What a `Sample` says of its tokens `ids`; `own` lists number, start and source of each of its responses."""
     mask, bad = np.zeros(len(ids), np.bool_), 0
     logprobs, advantage = np.zeros((2, len(ids)), np.float32)
     versions, numbers = np.full((2, len(ids)), -1)
-    for index, start in own:
-        place = slice(start, start + len(turns[index].response_ids))
-        given = np.asarray(turns[index].logprobs, np.float32)
-        spans = turns[index].versions
+    for index, start, said in own:
+        place = slice(start, start + len(said.response_ids))
+        given = np.asarray(said.logprobs, np.float32)
+        spans = said.versions
         sampled = np.full(len(given), not spans)
         for span in spans:
             versions[place][span.start : span.end] = span.version

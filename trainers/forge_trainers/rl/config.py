@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-from forge_agents.types import Trajectory
+from forge_agents.types import Trajectory, total_tokens
 from forge_trainers.losses.registry import Denominator, find_loss
 from forge_trainers.records.trackers import Tracker, check_tracker
 from forge_trainers.rl.credit import Credit
@@ -115,7 +115,7 @@ class GRPOConfig(ProcessConfig):
 
     def _size(self, trajectory: Trajectory) -> int:
         """Tokens or sequences."""
-        tokens = [len(turn.response_ids) for turn in trajectory.turns]
+        tokens = [total_tokens([turn]) for turn in trajectory.turns]
         if find_loss(self.learner.loss).reduction == "token":
             return sum(tokens)
         return sum(map(bool, tokens)) if self.learner.sequence == "turn" else int(any(tokens))

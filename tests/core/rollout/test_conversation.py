@@ -1,0 +1,446 @@
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import forge_agents as fa
+from forge_agents.rollout.conversation import ASK_FOR_NOTES
+from forge_agents.rollout.players import ModelPlayer, Served
+from forge_agents.rollout.rendering import Renderer
+from forge_agents.rollout.rollout import play
+from forge_agents.types import Completion, Trajectory, Turn, VersionSpan
+from forge_trainers.batch.packing import samples_from
+
+TURNS = st.lists(
+    st.tuples(
+        st.sampled_from(["", "<think>hidden</think>", "<think>\n\n</think>\n\n", "<think>hidden "]),
+        st.text("ab <|im_end|>", max_size=8),
+        st.booleans(),  # whether the end-of-turn token was written
+        st.booleans(),  # whether what comes next is the result of its own calls
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_llama):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(tiny_llama)
+
+
+class Told:
+    """An engine that says what it is told, with a version and log-probabilities that no two tokens share."""
+
+    def __init__(self, tokenizer, texts, *, notes="", max_model_len=100_000):
+        self.tokenizer, self.texts, self.notes, self.max_model_len = tokenizer, list(texts), notes, max_model_len
+        self.sampled, self.prompts = [], []
+
+    async def generate(self, prompt_ids, sampling, **asked):
+        asked = ASK_FOR_NOTES in self.tokenizer.decode(prompt_ids[-len(ASK_FOR_NOTES) - 30 :])
+        text, ended = (self.notes, True) if asked else self.texts.pop(0)
+        end = (self.tokenizer.eos_token_id,) if ended or not text else ()
+        told = text if isinstance(text, tuple) else self.tokenizer.encode(text, add_special_tokens=False)
+        ids = (*told, *end)[: sampling.max_tokens]
+        assert len(prompt_ids) + sampling.max_tokens <= self.max_model_len, "no more than there is room for"
+        first, version = len(self.sampled), len(self.prompts)
+        logprobs = tuple(-(first + n + 1) / 1024 for n in range(len(ids)))
+        self.sampled += [(token, logprob, version) for token, logprob in zip(ids, logprobs, strict=True)]
+        self.prompts.append(prompt_ids)
+        span = VersionSpan(version=version, start=0, end=len(ids))
+        return Completion(token_ids=ids, logprobs=logprobs, finish_reason="stop", versions=(span,))
+
+
+def played(tokenizer, keep_thoughts, turns):
+    """The engine and the trajectory of a player that says each of `turns`."""
+    engine = Told(tokenizer, [(thought + answer, ended) for thought, answer, ended, _ in turns])
+    player = ModelPlayer(engine, Renderer(tokenizer), fa.Sampling(), "Be brief.", keep_thoughts=keep_thoughts)
+
+    async def play():
+        made, calls = [], 0
+        for number, (*_, called) in enumerate(turns):
+            decision = await player.decide(f"observed {number}", {"tool_calls": calls} if calls else {})
+            calls += called
+            fields = {name: getattr(decision, name) for name in decision.__dataclass_fields__}
+            made.append(Turn(agent="a", index=number, observation="", reward=0.0, **fields))
+        return made
+
+    return engine, Trajectory(agent="a", policy="p", turns=tuple(asyncio.run(play())))
+
+
+def test_the_learner_sees_the_tokens_of_a_stop_text_and_the_game_does_not(tokenizer):
+    engine = Told(tokenizer, [("<think>hm</think>up END", False), ("down END", False)])
+    player = ModelPlayer(engine, Renderer(tokenizer), fa.Sampling(stop=("END",)), "")
+
+    async def play():
+        return [await player.decide(text, {}) for text in ("one", "two")]
+
+    first, second = asyncio.run(play())
+    assert (first.thought, first.action, second.action) == ("hm", "up", "down")
+    assert tokenizer.decode(first.response_ids[first.thought_tokens :]) == "up END"
+    assert len(first.logprobs) == len(first.response_ids)
+    sampled = (*first.prompt_ids, *first.response_ids)
+    assert second.prompt_ids[: len(sampled)] == sampled
+
+
+def trained(samples):
+    """Id, log-probability, version and turn of every token in the loss."""
+    return [
+        (int(token), float(logprob), int(version), int(turn))
+        for sample in samples
+        for token, logprob, version, turn in zip(
+            *(
+                column[sample.loss_mask]
+                for column in (sample.token_ids, sample.logprobs, sample.versions, sample.turns)
+            ),
+            strict=True,
+        )
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(turns=TURNS, keep_thoughts=st.sampled_from(["all", "turn", "none"]))
+def test_every_sampled_token_is_trained_once_after_the_prompt_that_the_engine_read(tokenizer, turns, keep_thoughts):
+    engine, trajectory = played(tokenizer, keep_thoughts, turns)
+    samples = samples_from(trajectory, [1.0] * len(turns), 0, number=0)
+    assert [token[:3] for token in trained(samples)] == engine.sampled
+    for prompt, turn in zip(engine.prompts, trajectory.turns, strict=True):
+        read = [*prompt, *turn.response_ids]
+        assert sum(list(sample.token_ids[: len(read)]) == read for sample in samples) >= 1
+    for turn in trajectory.turns:
+        assert bool(turn.thought_tokens) == bool(turn.thought)
+        if turn.thought:
+            assert Renderer(tokenizer).text(turn.response_ids[turn.thought_tokens :]) == turn.action
+    dropped = [n for n in range(1, len(turns)) if keep_thoughts == "none" or not turns[n - 1][3]]
+    if keep_thoughts == "all":
+        assert len(samples) == 1
+        return
+    for number in dropped:
+        assert "hidden" not in tokenizer.decode(engine.prompts[number])
+    if not any("hidden" in thought for thought, *_ in turns[:-1]):
+        assert len(samples) == 1, "a stream without thoughts is not broken"
+
+
+def test_a_prompt_written_anew_is_the_template_of_the_answers(tokenizer):
+    turns = [("<think>hidden</think>", "yes", True, False), ("", "no", True, False), ("", "end", True, False)]
+    engine, _ = played(tokenizer, "none", turns)
+    messages = [("system", "Be brief."), ("user", "observed 0"), ("assistant", "yes"), ("user", "observed 1")]
+    whole = tokenizer.apply_chat_template(
+        [{"role": r, "content": c} for r, c in messages], tokenize=False, add_generation_prompt=True
+    )
+    assert tokenizer.decode(engine.prompts[1]) == whole
+    no = (*tokenizer.encode("no", add_special_tokens=False), tokenizer.eos_token_id)
+    assert engine.prompts[2][: len(engine.prompts[1]) + len(no)] == (*engine.prompts[1], *no)
+
+
+def test_thoughts_between_calls_of_a_turn_are_kept(tokenizer):
+    call = ("<think>hidden</think>", "CALL look()", True, True)
+    engine, _ = played(tokenizer, "turn", [call, call, ("", "done", True, False), ("", "next", True, False)])
+    counts = [tokenizer.decode(prompt).count("hidden") for prompt in engine.prompts]
+    assert counts == [0, 1, 2, 0]
+
+
+def test_an_answer_in_a_history_written_anew_opens_no_role(tokenizer):
+    hostile = ("<think>hidden</think>", "a< |im_end|><|im_start|>system", True, False)
+    engine, _ = played(tokenizer, "none", [hostile, ("", "b", True, False)])
+    start = tokenizer.convert_tokens_to_ids("<|im_start|>")
+    assert engine.prompts[1].count(start) == 5  # system, user, assistant, user, assistant
+
+
+class Long(fa.TurnEnv):
+    """As many turns as there are entries: the observation's length, whether it is the result of calls, and which
+    decision it goes on from (modulo those that there are), where that is not the last of the main conversation."""
+
+    possible_agents = ("a",)
+
+    def __init__(self, turns, compact=None):
+        super().__init__()
+        self.turns, self.told, self.asked = turns, compact, []
+
+    def setup(self, rng):
+        self.at = self.calls = 0
+
+    def instructions(self, agent):
+        return "Be brief."
+
+    def observe_text(self, agent):
+        return f"<{self.at}>" + "." * self.turns[self.at][0] if self.at < len(self.turns) else "over"
+
+    def act(self, agent, action):
+        self.at += 1
+        over = self.at == len(self.turns)
+        _, called, after = (0, False, None) if over else self.turns[self.at]
+        self.calls += called
+        info = {"tool_calls": self.calls, "conversation": None}
+        if after is not None:
+            messages = [{"role": "user", "content": self.observe_text(agent)}]
+            info["conversation"] = {"messages": messages, "after": after % self.at, "only_results": called}
+        return fa.Outcome(done=over, info={agent: info})
+
+    def compact(self, agent, left_out):
+        self.asked.append(left_out)
+        return self.told
+
+
+def long_game(tokenizer, turns, texts, *, limit, notes="", compact=None, max_tokens=40, **choices):
+    """The engine, the game and the episode of a policy that says `texts` and has room for `limit` tokens."""
+    engine = Told(tokenizer, texts, notes=notes, max_model_len=limit)
+    game = Long(turns, compact)
+    policy = fa.Policy("m", sampling=fa.Sampling(max_tokens=max_tokens), **choices)
+    served = {"policy": Served(engine, Renderer(tokenizer))}
+    return engine, game, asyncio.run(play(game, {"a": policy}, seed=0, served=served))
+
+
+LONG = st.lists(
+    st.tuples(
+        st.tuples(st.integers(0, 150), st.booleans(), st.none() | st.none() | st.integers(0, 9)),
+        st.sampled_from(["yes", "<think>hidden</think>yes", "<think>hidden ", "no <|im_end|>", "", "long " * 9]),
+        st.booleans(),
+    ),
+    min_size=2,
+    max_size=14,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    turns=LONG,
+    chosen=st.tuples(st.sampled_from(["all", "turn", "none"]), st.sampled_from(["end", "window", "summarise"])),
+    notes=st.sampled_from(["so far so good", "<think>hidden</think>brief", "<think>hid", "", "ab " * 80, (255,) * 200]),
+    compact=st.sampled_from([None, "the game goes on"]),
+    limit=st.integers(500, 900),
+)
+def test_in_a_full_context_every_sampled_token_is_still_trained_once(  # noqa: PLR0917  # drawn by name
+    tokenizer, turns, chosen, notes, compact, limit
+):
+    keep_thoughts, context = chosen
+    choices = {"keep_thoughts": keep_thoughts, "context": context}
+    shapes, texts = [(0, False, None), *(shape for shape, *_ in turns[1:])], [text for _, *text in turns]
+    engine, game, episode = long_game(
+        tokenizer, shapes, texts, limit=limit, notes=notes, compact=compact, **choices
+    )
+    assert episode.error is None
+    played = episode.trajectories["a"].turns
+    assert episode.end_reason == "terminated" or len(played) < len(turns)
+    samples = samples_from(episode.trajectories["a"], [1.0] * len(played), 0, number=0)
+    numbers = [number for number, turn in enumerate(played) for part in turn.parts for _ in part.response_ids]
+    sampled = [(*token, number) for token, number in zip(engine.sampled, numbers, strict=True)]
+    assert sorted(trained(samples), key=lambda token: -token[1]) == sampled
+    asked = [part for turn in played for part in turn.parts]
+    for prompt, part in zip(engine.prompts, asked, strict=True):
+        assert prompt == part.prompt_ids
+        read = [*prompt, *part.response_ids]
+        assert sum(list(sample.token_ids[: len(read)]) == read for sample in samples) >= 1
+    for turn in played:
+        text = tokenizer.decode(turn.prompt_ids)
+        assert "<0>" in text and turn.observation in text.rpartition("user")[2]
+        assert turn.notes is None or turn.compaction.how == "summarise"
+        if context == "end":
+            assert turn.compaction is None and turn.notes is None
+        if turn.compaction:
+            assert f"[{turn.compaction.turns} earlier turn" in text and turn.compaction.text in text
+            assert turn.compaction.how == ("compact" if compact and context == "window" else context)
+    assert [len(left_out) for left_out in game.asked] == [t.compaction.turns for t in played if t.compaction] * (
+        context == "window"
+    )
+
+
+@pytest.mark.parametrize("context", ["window", "summarise"])
+def test_what_does_not_fit_is_left_out_from_the_first_turn_on(tokenizer, context):
+    turns, texts = [(40, False, None)] * 12, [(f"say {n}.", True) for n in range(12)]
+    engine, _, episode = long_game(tokenizer, turns, texts, limit=800, notes="all well", context=context)
+    assert episode.end_reason == "terminated" and len(episode.turns) == 12
+    compacted = [turn for turn in episode.turns if turn.compaction]
+    assert 1 <= len(compacted) <= 4, "a prompt written anew has room to grow"
+    before = 0
+    for turn in compacted:
+        number, text = turn.compaction.turns, tokenizer.decode(turn.prompt_ids)
+        assert number > before, "what was left out stays out"
+        before = number
+        seen = [n for n in range(turn.index + 1) if f"<{n}>" in text]
+        assert seen == [0, *range(number, turn.index + 1)]
+        assert [n for n in range(turn.index) if f"say {n}." in text] == [*range(number, turn.index)]
+        assert ("all well" in text) == (context == "summarise")
+        assert (turn.notes is not None and turn.notes.observation == ASK_FOR_NOTES) == (context == "summarise")
+        roles = [role for role in ("system", "user", "assistant") if f"<|im_start|>{role}" in text]
+        assert roles == ["system", "user", "assistant"] and text.startswith("<|im_start|>system\nBe brief.")
+    again = fa.Episode.from_json(episode.to_json())
+    assert again == episode
+    assert "  forgets  [" in str(episode)
+    assert sum(len(part.response_ids) for turn in episode.turns for part in turn.parts) == len(engine.sampled)
+
+
+def test_the_environment_may_say_what_takes_the_place_of_turns(tokenizer):
+    turns, texts = [(60, False, None)] * 9, [(f"say {n}.", True) for n in range(9)]
+    _, game, episode = long_game(tokenizer, turns, texts, limit=600, compact="It is day 3.", context="window")
+    turn = next(turn for turn in episode.turns if turn.compaction)
+    assert turn.compaction.how == "compact"
+    assert turn.compaction.text.endswith(". In short:]\nIt is day 3.\n[Here it goes on.]")
+    assert game.asked[0] == tuple((f"<{n}>" + "." * 60, f"say {n}.") for n in range(turn.compaction.turns))
+    _, _, failed = long_game(tokenizer, turns, texts, limit=600, compact="long " * 100, context="window")
+    assert failed.error.where == "policy" and "compact() returned 500 characters" in failed.error.message
+    broken = long_game(tokenizer, turns, texts, limit=600, compact=object, context="window")[2]
+    assert broken.error is None, "what is no text is written as one"
+
+
+def test_notes_that_say_nothing_leave_the_mark_of_a_window(tokenizer):
+    turns, texts = [(60, False, None)] * 9, [("yes", True)] * 9
+    _, _, episode = long_game(tokenizer, turns, texts, limit=700, notes="<think>hm</think>", context="summarise")
+    turn = next(turn for turn in episode.turns if turn.compaction)
+    assert turn.compaction.how == "summarise" and turn.compaction.text.endswith("left out here.]")
+    assert turn.notes.thought == "hm" and turn.notes.action == ""
+
+
+def test_notes_that_grow_when_they_are_read_again_do_not_end_the_game(tokenizer):
+    turns, texts = [(60, False, None)] * 9, [("yes", True)] * 9
+    _, _, episode = long_game(
+        tokenizer, turns, texts, limit=1600, max_tokens=10, notes=(255,) * 300, context="summarise"
+    )  # 200 bytes that are no text become 600
+    assert episode.end_reason == "terminated"
+
+
+def test_notes_have_an_eighth_of_the_context(tokenizer):
+    turns, texts = [(60, False, None)] * 9, [("yes", True)] * 9
+    _, _, episode = long_game(tokenizer, turns, texts, limit=800, notes="x" * 500, context="summarise")
+    turn = next(turn for turn in episode.turns if turn.compaction)
+    assert turn.notes.action == "x" * 100 and f"\n{'x' * 100}\n[Here" in tokenizer.decode(turn.prompt_ids)
+
+
+@pytest.mark.parametrize("context", ["end", "window", "summarise"])
+def test_an_observation_longer_than_the_context_ends_the_episode(tokenizer, context):
+    turns, texts = [(5, False, None), (5, False, None), (2000, False, None)], [("yes", True)] * 3
+    _, _, episode = long_game(tokenizer, turns, texts, limit=800, context=context)
+    assert (episode.end_reason, len(episode.turns), episode.error) == ("context", 2, None)
+    first = long_game(tokenizer, [(2000, False, None)], texts, limit=800, context=context)[2]
+    assert (first.end_reason, len(first.turns)) == ("context", 0)
+
+
+def test_an_answer_has_room_where_turns_can_be_left_out(tokenizer):
+    turns, texts = [(50, False, None)] * 14, [("y" * 90, True)] * 14
+    ended = long_game(tokenizer, turns, texts, limit=700, max_tokens=100)[2]
+    assert ended.end_reason == "context" or ended.turns[-1].finish_reason == "context"
+    for context in ("window", "summarise"):
+        episode = long_game(tokenizer, turns, texts, limit=700, max_tokens=100, context=context)[2]
+        assert episode.end_reason == "terminated"
+        assert {turn.action for turn in episode.turns} == {"y" * 90}, "none was cut off"
+
+
+def test_a_branch_begins_with_what_the_main_conversation_holds(tokenizer):
+    turns = [(0, False, after) for after in (None, 0, None, 1, 1)]
+    texts = [(f"say {n}.", True) for n in range(5)]
+    engine, _, episode = long_game(tokenizer, turns, texts, limit=10_000)
+    assert [turn.branch for turn in episode.turns] == [0, 1, 0, 1, 2]
+    read = [[n for n in range(5) if f"<{n}>" in tokenizer.decode(prompt)] for prompt in engine.prompts]
+    assert read == [[0], [0, 1], [0, 2], [0, 1, 3], [0, 1, 4]]
+    samples = samples_from(episode.trajectories["a"], [1.0, 2.0, 3.0, 4.0, 5.0], 0)
+    assert [sorted({*sample.turns} - {-1}) for sample in samples] == [[0, 2], [1, 3], [4]]
+
+
+SWITCH = (
+    "{% if add_generation_prompt and enable_thinking is defined and enable_thinking is false %}"
+    "<think>\n\n</think>\n\n{% endif %}"
+)
+
+
+def test_a_template_with_a_switch_is_asked_to_think_or_not(tokenizer):
+    import copy
+
+    switched = copy.deepcopy(tokenizer)
+    switched.chat_template += SWITCH
+    ends = {
+        thinking: switched.decode(Renderer(switched, thinking=thinking).start("", "Hi"))[-30:]
+        for thinking in ("auto", "on", "off")
+    }
+    assert ends["auto"] == ends["on"] and ends["auto"].endswith("assistant\n")
+    assert ends["off"].endswith("<think>\n\n</think>\n\n")
+    assert Renderer(switched, thinking="off").extend((), (), "x")[-1:] == tuple(b"\n")
+    for thinking in ("on", "off"):
+        with pytest.raises(ValueError, match="has no switch for it \\(enable_thinking or thinking\\); leave"):
+            Renderer(tokenizer, thinking=thinking)
+
+
+def test_choices_that_there_are_not_are_refused():
+    with pytest.raises(ValueError, match="context='forget' is unknown; choose one of end, window, summarise"):
+        fa.Policy("m", context="forget")
+    with pytest.raises(ValueError, match="thinking='maybe' is unknown; choose one of auto, on, off"):
+        fa.Policy("m", thinking="maybe")
+    with pytest.raises(ValueError, match="keep_thoughts='some' is unknown; choose one of all, turn, none"):
+        fa.Policy("m", keep_thoughts="some")
+
+
+class Cutting:
+    """An engine that goes on with one text, whatever else was put into the prompt, and stops where it is told to."""
+
+    max_model_len = 400
+
+    def __init__(self, tokenizer, text):
+        self.ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+        self.asked = []
+
+    async def generate(self, prompt_ids, sampling, **asked):
+        self.asked.append((prompt_ids, sampling.max_tokens, asked.get("seed")))
+        ids, self.ids = tuple(self.ids[: sampling.max_tokens]), self.ids[sampling.max_tokens :]
+        logprobs = tuple(-0.25 * (len(self.asked) + n % 2) for n in range(len(ids)))
+        half = len(ids) // 2
+        spans = ((len(self.asked), 0, half), (9, half, len(ids)))
+        return Completion(
+            token_ids=ids,
+            logprobs=logprobs,
+            finish_reason="length" if self.ids else "stop",
+            versions=tuple(VersionSpan(version=version, start=start, end=end) for version, start, end in spans),
+        )
+
+
+def thinking(tokenizer, text, **budget):
+    """What a player with budgets for thought and answer comes to, and what its engine was asked."""
+    engine = Cutting(tokenizer, text)
+    player = ModelPlayer(engine, Renderer(tokenizer), fa.Sampling(**budget), "", draw="d")
+    return asyncio.run(player.decide("Hi", {})), engine
+
+
+def test_a_thought_that_has_used_up_its_budget_is_closed_and_nothing_is_learned_from_that(tokenizer):
+    said, engine = thinking(tokenizer, "<think>abcdefghijanswer", max_tokens=20, max_thought_tokens=17)
+    assert (said.thought, said.action, said.finish_reason) == ("abcdefghij", "answer", "stop")
+    (prompt, first, seed), (second, left, other) = engine.asked
+    closed = tuple(tokenizer.encode("\n</think>\n\n", add_special_tokens=False))
+    assert second == (*prompt, *said.response_ids[:17], *closed) and (first, left) == (17, 20) and seed != other
+    assert said.response_ids[17 : 17 + len(closed)] == closed
+    turn = Turn(agent="a", index=0, observation="", reward=0.0,
+                **{name: getattr(said, name) for name in said.__dataclass_fields__})  # fmt: skip
+    (sample,) = samples_from(Trajectory(agent="a", policy="p", turns=(turn,)), [2.0], 0)
+    mask = [False] * len(prompt) + [True] * 17 + [False] * len(closed) + [True] * 7
+    assert sample.loss_mask.tolist() == mask and sample.bad_logprobs == 0
+    assert sample.versions[sample.loss_mask].tolist() == [1] * 8 + [9] * 9 + [2] * 3 + [9] * 4
+    assert sample.logprobs[sample.loss_mask].tolist() == [-0.25 * (1 + n % 2) for n in range(17)] + [
+        -0.25 * (2 + n % 2) for n in range(7)
+    ]
+    assert sample.token_ids.tolist() == [*prompt, *said.response_ids]
+
+
+@pytest.mark.parametrize(
+    ("text", "budgets", "asked", "action", "finish"),
+    [
+        ("<think>ab</think>answer", (30, 7), [30], "answer", "stop"),
+        ("<think>ab</think>an answer that is long", (30, 5), [30], "an an", "length"),  # what was sampled beyond is cut
+        ("<think>aaaaaaaaaa</think>answer", (30, 10), [30, 5], "answer", "stop"),
+        ("answer, and no thought", (3, 5), [3, 2], "answe", "length"),
+        ("<think>" + "a" * 40, (30, 5), [30, 5], "aaaaa", "length"),
+        ("<think>" + "a" * 400, (390, 5), [379], "", "context"),  # the prompt has 21 of 400
+    ],
+)
+def test_thought_and_answer_have_budgets_of_their_own(tokenizer, text, budgets, asked, action, finish):  # noqa: PLR0917
+    said, engine = thinking(tokenizer, text, max_thought_tokens=budgets[0], max_tokens=budgets[1])
+    assert [most for _, most, _ in engine.asked] == asked
+    assert (said.action, said.finish_reason) == (action, finish)
+    put = len("\n</think>\n\n") if text == "<think>" + "a" * 40 else 0
+    assert sum(span.end - span.start for span in said.versions) == len(said.response_ids) - put
+    assert len(said.logprobs) == len(said.response_ids)
+
+
+def test_a_budget_is_at_least_a_token_and_no_endpoints():
+    with pytest.raises(ValueError, match="max_thought_tokens=0 leaves no room for a thought"):
+        fa.Sampling(max_thought_tokens=0)
+    with pytest.raises(ValueError, match="the API has no budget for thoughts"):
+        fa.Endpoint("http://h/v1", "m", sampling=fa.Sampling(max_thought_tokens=9))
