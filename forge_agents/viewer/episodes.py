@@ -93,10 +93,11 @@ def _calls(turn: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
     """The tool calls that a turn made; none where the environment ran none."""
     if count <= 0:
         return []
-    told = turn.get("tool_calls")
-    if not told:  # of an earlier version, or of an environment that reads calls by itself
+    told: Any = turn.get("tool_calls")
+    if not isinstance(told, list) or not told:  # of an earlier version, or an environment that reads calls by itself
         told = [asdict(call) for call in parse_tool_calls(str(turn.get("action", "")))]
-    found = [{"name": str(call["name"]), "arguments": finite(call["arguments"])} for call in told[:count]]
+    calls = [call for call in told[:count] if isinstance(call, Mapping)]
+    found = [{"name": str(call.get("name", "")), "arguments": finite(call.get("arguments") or {})} for call in calls]
     return found or [{"name": "", "arguments": {}}]
 
 

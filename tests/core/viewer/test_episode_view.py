@@ -34,6 +34,13 @@ def test_tool_calls_and_their_results_are_marked():
     first, second = shown_episode(1, row, pieces)["turns"]
     assert first["calls"] == [{"name": "add", "arguments": {"x": 1, "y": 2}}]
     assert (first["result"], second["result"], second["calls"]) == (False, True, [])
+    told = {"name": "told", "arguments": {"x": 3}}  # apart from the text, which then holds them in another form
+    calling["tool_calls"] = [told, "junk", told]
+    assert shown_episode(1, row, pieces)["turns"][0]["calls"] == [told], "one was run"
+    calling["tool_calls"], calling["info"]["tool_calls"] = ["junk", {}], 2
+    assert shown_episode(1, row, pieces)["turns"][0]["calls"] == [{"name": "", "arguments": {}}]
+    calling["tool_calls"] = "junk"
+    assert shown_episode(1, row, pieces)["turns"][0]["calls"] == [{"name": "add", "arguments": {"x": 1, "y": 2}}]
     calling["info"] = {"tool_calls": "many"}
     assert shown_episode(1, row, pieces)["turns"][0]["calls"] == []
 
