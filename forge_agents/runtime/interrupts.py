@@ -130,6 +130,7 @@ class LoopRunner:
                 self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="forge-controller")
 
     def _close_at_exit(self) -> None:
+        self._thread = None  # Python has ended it before it asks this, and no loop runs here any more
         with contextlib.suppress(KeyboardInterrupt):
             self.close()
 

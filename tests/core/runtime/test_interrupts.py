@@ -39,6 +39,20 @@ def test_a_runner_keeps_its_loop_between_calls_and_closes_once():
     assert first is second and closed == [first]
 
 
+@pytest.mark.parametrize("notebook", [True, False])
+def test_what_nobody_closes_is_closed_at_the_end_of_the_program(notebook):
+    code = f"""
+import asyncio
+from forge_agents.runtime.interrupts import LoopRunner
+async def on_close(): print("closed")
+async def work(): return 3
+async def cell(): return LoopRunner(on_close).run(work())
+print(asyncio.run(cell()) if {notebook} else LoopRunner(on_close).run(work()))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert (ran.stdout, ran.stderr) == ("3\nclosed\n", "")
+
+
 def test_inside_a_running_loop_the_work_moves_to_a_thread():
     async def on_close():
         pass
