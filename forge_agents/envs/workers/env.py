@@ -224,7 +224,13 @@ def _packed(spec: EnvSpec) -> bytes:
             f"{spec.id} plays in worker processes (isolation='process', or hosts for envs in the mesh), and these "
             f"cannot import {target}; put the environment into a module and register 'package.module:Class'"
         )
-    return pickle.dumps(replace(spec, entry_point=target))
+    try:
+        return pickle.dumps(replace(spec, entry_point=target))
+    except (pickle.PicklingError, AttributeError, TypeError) as cause:
+        raise ForgeError(
+            f"{spec.id} plays in worker processes, and an argument of it cannot be sent there ({cause}); give "
+            "functions that a module defines by name, and no open files or connections"
+        ) from None
 
 
 _DESCRIBE = (

@@ -8,6 +8,7 @@ import warnings
 import pytest
 
 import forge_agents as fa
+from forge_agents.errors import ForgeError
 from forge_agents.rollout.rollout import play
 
 
@@ -258,6 +259,12 @@ def test_wishes_about_sampling_are_not_followed_silently():
 def test_what_is_no_program_is_refused_at_once(arguments, error, says):
     with pytest.raises(error, match=says):
         fa.Program(*arguments)
+
+
+def test_what_cannot_be_sent_to_a_worker_is_said_before_one_starts():
+    fa.register("test/Sent-v0", entry_point=fa.Program, program=crew, reward=lambda task, result: 1.0)
+    with pytest.raises(ForgeError, match="an argument of it cannot be sent there.*lambda"):
+        fa.make("test/Sent-v0", isolation="process")
 
 
 def test_programs_keep_the_contract_of_environments():
