@@ -4,17 +4,16 @@ The task is a sum of two three-digit numbers, and only the answer is paid. A scr
 <think> tags; with --plain it says the answer alone. A model imitates it until it is right now and then, and goes on by
 GRPO. Nobody grades thoughts: the environment never hears them, and the learner trains their tokens like all others.
 
-    python examples/think_then_answer.py [--plain] [--seed 0] [--steps 20] [--lr 1e-5] [--out runs/think]
+    python examples/think_then_answer.py [--plain] [--seed 0] [--steps 15] [--lr 2e-5] [--out runs/think]
 
 With --lr 0 it is a control, which must not move. Every call shows all runs that are finished in the folder, in a table
-and in ``think_then_answer.png``; a finished run is not repeated.
+and in ``think_then_answer.png``; a finished run is not repeated, and an interrupted one goes on.
 """
 
 import argparse
 import asyncio
 import json
 import re
-import shutil
 from pathlib import Path
 
 from rich.console import Console
@@ -84,22 +83,27 @@ def run(arm, asked):
     adder = imitate(adder, asked.out / f"imitated-{kind}-{asked.seed}", asked)
     config = fa.GRPOConfig(
         seed=asked.seed,
-        group_size=asked.siblings,
-        groups_per_step=asked.groups,
+        groups_per_step=4,
         learner=fa.LearnerConfig(lr=asked.lr, warmup_steps=2),
         engine=fa.EngineConfig(max_model_len=192, enforce_eager=True),
         eval_every=asked.eval_every,
         eval_episodes=asked.episodes,
+        keep_checkpoints=1,
+        keep_best=False,
     )
     folder = asked.out / f"{arm}-{asked.seed}"
-    shutil.rmtree(folder, ignore_errors=True)  # begun and not finished: what it was before is measured at the start
+    first = folder / "before.json"  # of a run that goes on, too
     with fa.GRPOTrainer(adder, config=config, out_dir=folder) as trainer:
-        before = trainer.evaluate(ENV_ID, episodes=asked.episodes)
+        if not first.exists():
+            found = trainer.evaluate(ENV_ID, episodes=2 * asked.episodes)
+            first.parent.mkdir(parents=True, exist_ok=True)
+            first.write_text(json.dumps([found.reward, found.ci]))
         rows = trainer.fit(ENV_ID, steps=asked.steps).metrics
         after = trainer.evaluate(ENV_ID, episodes=2 * asked.episodes)
-    curve = [[0, before.reward]] + [[row["step"] + 1, row["eval/reward"]] for row in rows if "eval/reward" in row]
-    return {"arm": arm, "seed": asked.seed, "before": [before.reward, before.ci], "after": [after.reward, after.ci],
-            "curve": curve, "thoughts": [row["thought_tokens"] for row in rows]}  # fmt: skip
+    before = json.loads(first.read_text())
+    curve = [[0, before[0]]] + [[row["step"] + 1, row["eval/reward"]] for row in rows if "eval/reward" in row]
+    return {"arm": arm, "seed": asked.seed, "before": before, "after": [after.reward, after.ci], "curve": curve,
+            "thoughts": [row["thought_tokens"] for row in rows]}  # fmt: skip
 
 
 def show(results, folder):
@@ -122,12 +126,10 @@ def main(words=None):
     parser.add_argument("--seed", type=int, default=0, help="of what is shown, and of training")
     parser.add_argument("--shown", type=int, default=256, help="demonstrations")
     parser.add_argument("--epochs", type=int, default=1, help="times that each is imitated")
-    parser.add_argument("--steps", type=int, default=20, help="of GRPO")
-    parser.add_argument("--groups", type=int, default=8, help="groups of --siblings a step")
-    parser.add_argument("--siblings", type=int, default=8)
-    parser.add_argument("--lr", type=float, default=1e-5, help="learning rate of GRPO")
+    parser.add_argument("--steps", type=int, default=15, help="of GRPO")
+    parser.add_argument("--lr", type=float, default=2e-5, help="learning rate of GRPO")
     parser.add_argument("--eval-every", type=int, default=5, help="steps between points of the curve")
-    parser.add_argument("--episodes", type=int, default=128, help="held-out sums of each point; twice as many after")
+    parser.add_argument("--episodes", type=int, default=128, help="held-out sums of a point; twice as many at the ends")
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--out", type=Path, default=Path("runs/think"), help="folder of the runs")
     asked = parser.parse_args(words)

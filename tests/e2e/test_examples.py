@@ -10,7 +10,7 @@ SHORT = {
     "custom_env": ["--steps=1"],
     "own_loss": ["--steps=1"],
     "sft_then_grpo": ["--steps=1", "--episodes=4", "--batch=4", "--groups=1", "--siblings=2"],
-    "think_then_answer": ["--steps=1", "--groups=1", "--siblings=2", "--episodes=2"],
+    "think_then_answer": ["--steps=1", "--episodes=2"],
     "tool_use": ["--steps=1", "--episodes=2", "--control-steps=0"],
     "two_policies": ["--steps=1", "--episodes=2", "--control-steps=0", "--eval-every=1", "--groups=2", "--seeds=0",
                      "--kind=lora", "--share=role"],
