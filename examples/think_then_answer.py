@@ -1,4 +1,4 @@
-"""Think, then answer: a model is shown how to think, and reinforcement learning makes its thoughts come out right.
+"""Think, then answer: a model is shown how to think, and goes on by reinforcement learning of its answers.
 
 The task is a sum of two three-digit numbers, and only the answer is paid. A script works it out column by column in
 <think> tags; with --plain it says the answer alone. A model imitates it until it is right now and then, and goes on by
@@ -88,6 +88,7 @@ def run(arm, asked):
         engine=fa.EngineConfig(max_model_len=192, enforce_eager=True),
         eval_every=asked.eval_every,
         eval_episodes=asked.episodes,
+        checkpoint_every=asked.eval_every,
         keep_checkpoints=1,
         keep_best=False,
     )
