@@ -15,6 +15,7 @@ import inspect
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -159,6 +160,8 @@ class Publisher(_Records):
         dtype: Floating tensors are cast to it; None means bfloat16. Others travel as they are.
         timeout_s: Deadline of each wait for the store, in which one part of the bytes travels at most, and for other
             ranks beside that; None: the store's `silence_s`.
+        thread: Where tensors are packed and other ranks are waited for: the thread that computes them, whose current
+            device is theirs. None: the caller's.
     """
 
     def __init__(
@@ -169,6 +172,7 @@ class Publisher(_Records):
         slots: int = 2,
         dtype: torch.dtype | None = None,
         timeout_s: float | None = None,
+        thread: Executor | None = None,
     ) -> None:
         super().__init__(ref, weights_name, timeout_s)
         if slots < 2:
@@ -178,6 +182,9 @@ class Publisher(_Records):
         self._slots = slots
         self._dtype = dtype or torch.bfloat16
         self._buffers: dict[int, torch.Tensor] = {}
+        self._thread = thread
+        self._group: dist.ProcessGroup | None = None
+        """Of several ranks: what they tell each other here needs no device, whatever the learner computes on."""
 
     async def publish(self, state_dict: Mapping[str, torch.Tensor], version: int) -> dict[str, float]:
         """Write one version and make it the latest.
@@ -202,11 +209,13 @@ class Publisher(_Records):
         started = time.perf_counter()
         several = dist.is_available() and dist.is_initialized()
         rank, world = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
+        if world > 1 and self._group is None:
+            self._group = await self._blocking(lambda: dist.new_group(backend="gloo"))
         layout = lay_out([self._describe(name, tensor) for name, tensor in state_dict.items()], world)
         client = await self._together(self._ref.client(), world)
         slot, index = await self._claim_slot(client, rank, world)
         buffer_B = self._buffer(slot, layout.rank_bytes[rank])
-        self._pack(state_dict, layout, rank, buffer_B)
+        await self._blocking(lambda: self._pack(state_dict, layout, rank, buffer_B))
         packed = time.perf_counter()
         most_parts = max(len(layout.parts(each)) for each in range(world))
         await self._together(self._put_parts(client, slot, layout, rank, buffer_B), world, waits=most_parts)
@@ -232,7 +241,7 @@ class Publisher(_Records):
 
         claimed: list[Any] = [await self._together(claim() if rank == 0 else _nothing(), world)]
         if world > 1:
-            dist.broadcast_object_list(claimed, src=0)
+            await self._blocking(lambda: dist.broadcast_object_list(claimed, src=0, group=self._group))
         taken: tuple[int, Index] = claimed[0]
         return taken
 
@@ -280,15 +289,23 @@ class Publisher(_Records):
         except Exception as error:  # noqa: BLE001  # told to all ranks, which may not know its type, and raised there
             errors = [RuntimeError(f"{type(error).__name__}: {error}")]
         if world > 1:
-            if dist.get_backend() == "gloo":  # names the ranks that stall
-                dist.monitored_barrier(timeout=timedelta(seconds=self._timeout_s * (1 + waits)))
             own, errors = errors[0], [None] * world
-            dist.all_gather_object(errors, own)
+
+            def tell() -> None:  # the barrier names the ranks that stall
+                dist.monitored_barrier(self._group, timeout=timedelta(seconds=self._timeout_s * (1 + waits)))
+                dist.all_gather_object(errors, own, group=self._group)
+
+            await self._blocking(tell)
         for failure in errors:
             if failure is not None:
                 raise failure
         found: T = result
         return found
+
+    async def _blocking(self, work: Callable[[], T]) -> T:
+        if self._thread is None:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
 async def _nothing() -> None:

@@ -2,7 +2,8 @@
 
 In: endpoint calls of the controller's `Learner`. Out: metrics, weights in the store. Waits for the other ranks.
 
-Long computations run on one thread of their own, so that the process still answers its pulse and the store's messages.
+All that touches the model or waits for other ranks runs on one thread, whose current device is the rank's, so that the
+process still answers its pulse and the store's messages.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class LearnerActor(Actor):
             raise RuntimeError(f"learner {self._name!r} was started without a store; nothing can be published")
         dtype: torch.dtype = getattr(torch, self._configs[whose].compute_dtype)
         if whose not in self._publishers:
-            self._publishers[whose] = Publisher(self._store, whose, dtype=dtype)
+            self._publishers[whose] = Publisher(self._store, whose, dtype=dtype, thread=self._thread)
         core = self._core(whose)
         async with self._one_at_a_time:
             state = await self._on_thread(core.published_state, dtype)

@@ -18,7 +18,7 @@ import os
 import pickle
 import shutil
 import stat
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -79,13 +79,18 @@ class _SummingFileSystem(FileSystem):
 class _Writer(FileSystemWriter):
     """PyTorch's writer of one checkpoint into a folder that gets its name last, so none is there half."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, use_device: Callable[[], object]) -> None:
         super().__init__(folder.with_name(f".unfinished-{folder.name}"))
         self.folder = folder
         self.fs = self.files = _SummingFileSystem()
+        self._use_device = use_device
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         return state_dict  # nothing is copied: whoever changes these tensors waits first
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        self._use_device()  # PyTorch copies to the host on the current device's stream, and waits for that one
+        return super().write_data(plan, planner)
 
     def finish(self, metadata: Metadata, results: Any) -> None:
         super().finish(metadata, results)  # on the first rank, after all have written; what it raises, all hear
@@ -97,9 +102,13 @@ class Writer:
 
     Nothing is copied: what is being written must not change before `wait` has returned. That costs no memory, and a
     learner changes its weights only in the optimiser's step, which comes last.
+
+    Args:
+        use_device: Makes the device of what is written the current one of the thread that writes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, use_device: Callable[[], object] = lambda: None) -> None:
+        self._use_device = use_device
         self._group: dist.ProcessGroup | None = None
         self._under_way: tuple[_Writer, Future[Any]] | None = None
 
@@ -113,7 +122,7 @@ class Writer:
         self.wait()
         if self._group is None:  # the thread's collectives must not mix with those of training
             self._group = dist.new_group(backend="gloo")
-        writer = _Writer(folder)
+        writer = _Writer(folder, self._use_device)
         if _is_first_rank():
             shutil.rmtree(writer.path, ignore_errors=True)  # what a killed process left
         _wait_for_ranks()  # else it could remove what another rank has just made

@@ -72,7 +72,7 @@ class LearnerCore:
         optimizer.implementation = "fused"
         self._optimizers = optimizer.build(model_parts=[self.model])
         self._total_steps: int | None = None
-        self._writer = checkpoint.Writer()
+        self._writer = checkpoint.Writer(self._ranks.use_device)
         self.version = 0
         """Number of optimiser steps taken; the version of the weights."""
 

@@ -68,6 +68,10 @@ class Ranks:
         context: AbstractContextManager[None] = titan.dist_utils.get_spmd_context(parallel_dims=self.dims)()
         return context
 
+    def use_device(self) -> None:
+        """Make the rank's device the current one of this thread: each thread begins with the host's first."""
+        titan.device_utils.device_module.set_device(self.device)
+
     @property
     def loss_mesh(self) -> Any:
         """The mesh over which losses add up; None on one data-parallel rank."""
@@ -94,7 +98,8 @@ def join_ranks(config: LearnerConfig) -> Ranks:
         else:
             timeout = math.ceil(config.collective_timeout_s)
             titan.dist_utils.init_distributed(
-                titan.CommConfig(init_timeout_seconds=timeout, trace_buf_size=0), enable_cpu_backend=config.cpu_offload
+                titan.CommConfig(init_timeout_seconds=timeout, trace_buf_size=0),
+                enable_cpu_backend=titan.DEVICE_TYPE != "cpu",  # what ranks tell each other needs no device
             )
     world_size = dist.get_world_size()
     shard = config.dp_shard if config.dp_shard > 0 else max(1, world_size // (config.dp_replicate * config.tp))
