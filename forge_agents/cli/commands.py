@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
+    import forge_agents as fa
     from forge_agents.bench.report import Report
     from forge_agents.cli.config import Parser
 
@@ -139,9 +140,10 @@ def evaluate(words: Sequence[str]) -> int:
     "forge-agents simulate train.yaml --measured runs/measured runs/async --trainer.max_staleness 1 --json",
     "forge-agents simulate train.yaml --measured runs/measured --gpus 64 --learner_gpus 16",
     "forge-agents simulate train.yaml --measured runs/measured --gpus 512 --sweep --price_per_gpu_hour 2.5",
+    "forge-agents simulate train.yaml --gpus 8 --model 8b",
 )
 def simulate(words: Sequence[str]) -> int:
-    """Predict time and cost of a run: forge-agents simulate CONFIG.yaml --measured RUN [--gpus 512]"""
+    """Predict time and cost of a run, or whether it fits: forge-agents simulate CONFIG.yaml [--gpus 8 --model 8b]"""
     from rich.console import Console
 
     import forge_agents as fa
@@ -156,8 +158,20 @@ def simulate(words: Sequence[str]) -> int:
     parser.add_argument("--simulated_steps", type=int, default=8, help="Warm steps that means are taken over.")
     parser.add_argument("--sweep", action="store_true", help="Show every split of the GPUs that was tried.")
     parser.add_argument("--json", action="store_true", help="Print JSON.")
+    parser.add_argument(
+        "--model",
+        type=str,
+        default="",
+        help="Say whether the run fits into --gpus with this model, without measuring: 0.6b, 8b, 32b, 70b, 30b-a3b, or "
+        "as a policy names one.",
+    )
+    parser.add_argument("--gpu_gb", type=float, default=80.0, help="Memory of each GPU, 1e9 bytes.")
+    parser.add_argument("--gpus_per_host", type=int, default=8, help="GPUs of each host.")
     chosen = parser.parse_args(with_flag("--config", words))
     measured, steps, sweep, as_json = (chosen.pop(n) for n in ("measured", "simulated_steps", "sweep", "json"))
+    model, gpu_gb, per_host = (chosen.pop(name) for name in ("model", "gpu_gb", "gpus_per_host"))
+    if model and not chosen.gpus:
+        parser.error("--model asks whether a run fits; say into how many GPUs with --gpus")
     if sweep and not chosen.gpus:
         parser.error("--sweep tries splits of GPUs; say how many with --gpus")
 
@@ -166,6 +180,8 @@ def simulate(words: Sequence[str]) -> int:
         return fa.RunConfig(**values), fa.Hardware(**machine)  # type: ignore[arg-type]
 
     run, hardware = built(parser, both, chosen)
+    if model:
+        return _fit(run, model, hardware.gpus, gpu_gb, per_host)
     found = fa.simulate(run, measured=measured, hardware=hardware, steps=steps)
     if as_json:
         print(json.dumps(found.json()))
@@ -177,6 +193,26 @@ def simulate(words: Sequence[str]) -> int:
     for assumption in found.assumptions:
         console.print(f"assumed: {assumption}", highlight=False)
     return 0
+
+
+def _fit(run: fa.RunConfig, model: str, count: int, gpu_gb: float, per_host: int) -> int:
+    """Say whether a run fits into GPUs, and what to change. 0: it does as it is."""
+    from rich.console import Console
+
+    from forge_trainers.forecast.fit import Gpus, fit, size_of
+
+    trained = [policy for policy in run.policies.values() if policy.trainable]
+    gpus = Gpus(count=count, memory_gb=gpu_gb, per_host=per_host)
+    lora = trained[0].lora if trained else None
+    found = fit(run.trainer, size_of(model), gpus, lora=lora)
+    Console().print(found.table())
+    print("none of these bytes was measured on a GPU by this project")
+    if not found.changes:
+        print(f"it fits into {count} GPUs of {gpu_gb:g} GB")
+        return 0
+    print(f"as it is set it does not fit: {found.problem}")
+    print("it does with " + ", ".join(f"{key}: {value}" for key, value in found.changes.items()))
+    return 1
 
 
 @_command(
@@ -460,6 +496,19 @@ def setup(words: Sequence[str]) -> int:
     parser = _parser("setup")
     parser.add_argument("--dry-run", action="store_true", help="Only say what would be done.")
     return completing.main(dry_run=parser.parse_args(list(words)).dry_run)
+
+
+@_command("gpu-check", "forge-agents gpu-check", "forge-agents gpu-check --model Qwen/Qwen3-0.6B --out_dir runs/check")
+def gpu_check(words: Sequence[str]) -> int:
+    """Run three steps on this machine's GPUs in each way that they allow, and tell speed and memory."""
+    parser = _parser("gpu-check")
+    parser.add_argument("--model", type=str, default="smollm2-135m-instruct", help="As a policy names one.")
+    parser.add_argument("--out_dir", type=str, default="", help="Folder of the runs; default: a new one under runs/.")
+    chosen = parser.parse_args(list(words))
+    from forge_trainers.gpu_check import gpu_check as check
+
+    check(chosen.model, chosen.out_dir)
+    return 0
 
 
 @_command("doctor", "forge-agents doctor")

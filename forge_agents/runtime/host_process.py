@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forge_agents.runtime._monarch import Actor, concurrent_endpoint, run_worker_loop_forever
-from forge_agents.runtime.processes import kill_marked, place, visible_gpus
+from forge_agents.runtime.processes import gpu_bytes, kill_marked, place, visible_gpus
 
 _BEAT_S = 1.0
 _CONNECT_S = 30.0
@@ -59,12 +59,19 @@ class HostFacts:
     """Those that a process there may use."""
     place: str
     """Who shares memory with its processes; see `processes.place`."""
+    gpu_bytes: tuple[int, ...] = ()
+    """Memory of each of `gpus`; empty where nobody could say."""
 
 
 def facts_here() -> HostFacts:
     """Of the host that this process runs on."""
+    gpus = visible_gpus()
     return HostFacts(
-        hostname=socket.gethostname(), gpus=visible_gpus(), cores=frozenset(os.sched_getaffinity(0)), place=place()
+        hostname=socket.gethostname(),
+        gpus=gpus,
+        cores=frozenset(os.sched_getaffinity(0)),
+        place=place(),
+        gpu_bytes=gpu_bytes(gpus),
     )
 
 

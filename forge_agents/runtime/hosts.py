@@ -1,4 +1,4 @@
-"""Which hosts a run has, and what runs on which: `Hosts`.
+"""Which hosts a run has, and what runs on which: `Hosts`; where one process would be: `Seat`.
 
 In: what a user sets. Out: a checked, frozen dataclass. Waits for nothing.
 """
@@ -20,6 +20,8 @@ ENVS = "envs"
 """The role of isolated environments' worker processes. They take no GPUs."""
 ROLES = ("learner", "engines", "store", "judges", ENVS, "spare")
 """What hosts are for, in the order in which roles that share a host take its GPUs."""
+ON_GPUS = ("learner", "engines", "judges")
+"""Those whose processes compute on GPUs where there are some."""
 
 _SLURM_ONLY: Mapping[str, Any] = {"partition": "", "account": "", "qos": "", "time_limit": "", "slurm_args": ()}
 _OWN_FIELDS: Mapping[str, Mapping[str, Any]] = {
@@ -48,7 +50,8 @@ class Hosts:
     """Number of hosts by role. Replicas of engines are spread over theirs, ranks of a learner over its. "attach": as
     many as `workers` names, if left out."""
     gpus: dict[str, int] = field(default_factory=dict)
-    """By role: GPUs that its processes take on each of its hosts, one each. A role that is not named sees all."""
+    """By role: GPUs that its processes take on each of its hosts, one each. Roles that are not named take what is left:
+    the learner's ranks first, then engines, a GPU each; where there are too few, they share them."""
     cpus: dict[str, str] = field(default_factory=dict)
     """By role: the cores its processes, and so their OpenMP threads, may use on each host, as "0-15,32". How many
     threads there are say `engine.threads` and `learner.threads`."""
@@ -151,6 +154,21 @@ class Hosts:
                 f"{processes} processes of {role} want a GPU each and the mesh gives {role} {hosts} x {gpus}; raise "
                 "gpus or hosts, or start fewer"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """Where one process would be."""
+
+    name: str
+    """Of its mesh."""
+    role: str
+    rank: int
+    host: str
+    gpu: str
+    """Its id there; empty where it has none."""
+    gpu_bytes: int
+    """That GPU's memory; 0 where nobody could say."""
 
 
 def parse_cores(text: str) -> frozenset[int]:

@@ -26,7 +26,7 @@ from typing import Any
 from forge_agents.errors import HostError, StallError
 from forge_agents.runtime import _monarch
 from forge_agents.runtime.host_process import HostFacts, Warden, facts_here
-from forge_agents.runtime.hosts import ENVS, ROLES, Hosts, parse_cores
+from forge_agents.runtime.hosts import ENVS, ON_GPUS, ROLES, Hosts, Seat, parse_cores
 
 _LOOPBACK = ("ipc://", "tcp://127.0.0.1:", "tcp://localhost:")
 _TICK_S = 1.0
@@ -98,12 +98,15 @@ class Layout:
     Args:
         config: What was asked for.
         here: Monarch's mesh of the controller's host, made when it is first needed.
+        wants: Processes that are going to compute, by role; where GPUs are not given to roles, each gets one of its
+            own if there are enough.
     """
 
-    def __init__(self, config: Hosts, here: Callable[[], Any]) -> None:
+    def __init__(self, config: Hosts, here: Callable[[], Any], wants: Mapping[str, int] | None = None) -> None:
         self.config = config
+        self._wants = wants or {}
         self._here_machine = here
-        self._here = Host(name="this host", role="", number=0, machine=None)
+        self._here = Host(name="this host", role="", number=0, machine=None, facts=facts_here())
         self.hosts: list[Host] = []
         self._job: Job | None = None
         self._server: asyncio.Server | None = None
@@ -126,7 +129,6 @@ class Layout:
             HostError: There are fewer hosts or GPUs than asked for, or one cannot be reached.
             StallError: A host did not answer in time.
         """
-        self._here.facts = facts_here()
         try:
             if self.config.kind != "local":
                 await self._reach(env)
@@ -251,7 +253,8 @@ class Layout:
                 f"no host is left for {role}: {'; '.join(host.lost for host in self.hosts)}. The run continues from "
                 "its newest checkpoint when it is started again"
             )
-        if procs == 1 or role == "store":
+        if procs == 1 or role != "learner":
+            # ranks of an engine talk to each other at each token, so they are on one host;
             # environments are many and go where the most cores are free; of others there are a few large ones
             least = min(living, key=lambda one: (one.processes / (self._size(one) if role == ENVS else 1), one.number))
             return self._spot((least if role != "store" else living[0],), None, role, procs)
@@ -274,12 +277,42 @@ class Layout:
     def _living(self, role: str) -> list[Host]:
         return [host for host in self.hosts if host.role == role and not host.lost]
 
+    def rehearse(self, meshes: Sequence[tuple[str, str, int]]) -> list[Seat]:
+        """Where meshes would be if they were spawned now, one after the other.
+
+        Args:
+            meshes: Name, role and processes of each.
+
+        Raises:
+            HostError: A mesh needs more GPUs than there are.
+        """
+        seats: list[Seat] = []
+        taken: list[Spot] = []
+        try:
+            for name, role, procs in meshes:
+                taken.append(spot := self.spot(role, procs))
+                for rank in range(procs):
+                    host = spot.hosts[rank // spot.each]
+                    gpu, facts = spot.gpus[rank % spot.each] if spot.gpus else "", host.facts
+                    sizes = dict(zip(facts.gpus, facts.gpu_bytes, strict=False)) if facts is not None else {}
+                    size = sizes.get(gpu, 0)
+                    seats.append(Seat(name=name, role=role, rank=rank, host=str(host), gpu=gpu, gpu_bytes=size))
+        finally:
+            for spot in taken:
+                spot.give_back()
+        return seats
+
     def _spot(self, hosts: tuple[Host, ...], machines: Any, role: str, procs: int) -> Spot:
         each = procs // len(hosts)
         pool = self._pool(hosts[0], role)
         gpus = tuple(sorted(pool, key=lambda one: (hosts[0].gpu_users[one], pool.index(one)))[:each])
         if gpus:
             gpus = tuple(sorted(gpus, key=pool.index))
+            if len(gpus) < each:
+                raise HostError(
+                    f"{each} ranks of one {role.removesuffix('s')} need a GPU each, and {hosts[0]} has {len(gpus)} for "
+                    "them; start fewer, or give it more GPUs"
+                )
         for host in hosts:
             host.processes += each
             host.gpu_users.update(gpus)
@@ -292,14 +325,28 @@ class Layout:
         )
 
     def _pool(self, host: Host, role: str) -> tuple[str, ...]:
-        """GPUs that a role may use on a host; those of roles that share the host come one after the other."""
-        first, wanted = 0, self.config.gpus
-        if role not in wanted or host.facts is None:
+        """GPUs that a role may use on a host.
+
+        Roles that share the host come one after the other: each with as many as it was given or else has processes for.
+        Where those are more than there are, roles that were given none share what is left.
+        """
+        gpus = () if host.facts is None else host.facts.gpus
+        if role not in ON_GPUS:
             return ()
+        sharing = [host.role]
         if host is self._here:
             sharing = [one for one in ROLES if self.config.kind == "local" or one not in self.config.counts]
-            first = sum(wanted.get(one, 0) for one in sharing[: sharing.index(role)])
-        return host.facts.gpus[first : first + wanted[role]]
+        if role not in sharing:  # another of its hosts was lost
+            return gpus
+        given, counts = self.config.gpus, self.config.counts
+        own = {one: given.get(one, math.ceil(self._wants.get(one, 0) / counts.get(one, 1))) for one in sharing}
+        if sum(own.values()) > len(gpus):
+            own = {one: given.get(one, 0) for one in sharing}
+        if own[role]:
+            first = sum(own[one] for one in sharing[: sharing.index(role)])
+            return gpus[first : first + own[role]]
+        left = gpus[sum(own.values()) :]
+        return left or (self._pool(host, "engines") if role == "judges" and "engines" in sharing else gpus)
 
     def _check_facts(self) -> None:
         for role, cores in self.config.cpus.items():

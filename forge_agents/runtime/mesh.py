@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from forge_agents.errors import ActorDiedError, HostError, StallError
 from forge_agents.runtime import processes as _processes
 from forge_agents.runtime import waits as _waits
-from forge_agents.runtime.hosts import ENVS, Hosts
+from forge_agents.runtime.hosts import ENVS, Hosts, Seat
 from forge_agents.runtime.processes import place
 from forge_agents.runtime.starts import machine
 
@@ -129,12 +129,15 @@ def spawn_procs(
     return mesh
 
 
-async def launch_hosts(config: Hosts, *, paths: Sequence[str | Path] = ()) -> None:
+async def launch_hosts(
+    config: Hosts, *, paths: Sequence[str | Path] = (), wants: Mapping[str, int] | None = None
+) -> None:
     """Bring up the hosts on which roles are placed from now on.
 
     Args:
         config: Which.
         paths: Files and folders that all hosts must see.
+        wants: Processes that are going to compute, by role; see `Layout`.
 
     Raises:
         HostError: There are fewer hosts or GPUs than asked for, one cannot be reached, or lacks one of the paths.
@@ -150,7 +153,7 @@ async def launch_hosts(config: Hosts, *, paths: Sequence[str | Path] = ()) -> No
         )
     _hosts.clear()
     _monarch.on_unhandled_fault(_note_fault)
-    layout = Layout(config, _host)
+    layout = Layout(config, _host, wants)
     await layout.launch(_processes.variables)
     _hosts.append(layout)
     _monarch.leave_quietly()
@@ -180,6 +183,12 @@ async def exchange_addresses(procs: ProcMesh, timeout_s: float, *, who: str) -> 
     by = AddrType.IPv4 if _layout().by_ip else None
     telling = setup_torch_elastic_env_async(_spawned[id(procs)].whole, use_ipaddr=by)
     await with_deadline(telling, timeout_s, who=who, what="exchange of addresses")
+
+
+def rehearse(meshes: Sequence[tuple[str, str, int]]) -> list[Seat]:
+    """Where meshes of that name, role and number of processes would be; see `Layout.rehearse`."""
+    with _placing:
+        return _layout().rehearse(meshes)
 
 
 def place_of(procs: ProcMesh) -> str:

@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -33,6 +34,7 @@ _DONE = ".done"
 """Ends the name of a file beside a process's log: it is about to end, and has done what it does then."""
 _TAIL_BYTES = 65536
 _LAST_LINES = 8
+_ASK_S = 20.0
 _FRAMES = 3
 _DUMP = "Fatal Python error: "
 """Begins what faulthandler, on in every process that we start, writes at the signals of a crash."""
@@ -46,6 +48,11 @@ _CRASHES = {
 """Signals by the first word of faulthandler's name for them."""
 _COUNTERS = ("/proc/vmstat", "/sys/fs/cgroup{}/memory.events", "/sys/fs/cgroup/memory{}/memory.oom_control")
 """Where the kernel counts whom it has killed for want of memory: in all, and by control group, of either version."""
+_MEMORY_LIMITS = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
+)
+"""Of a container and used of it, as seen from inside it: version 2 and version 1."""
 _MEANINGS: dict[int, str] = {
     signal.SIGILL: "a library uses an instruction that this processor does not have: it was built for another one; "
     "`forge-agents doctor` tries each part",
@@ -167,6 +174,32 @@ def visible_gpus() -> tuple[str, ...]:
         return tuple(one.strip() for one in chosen.split(",") if one.strip() not in ("", "-1"))
     devices = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     return tuple(str(number) for number in range(len(devices)))
+
+
+def gpu_bytes(gpus: Sequence[str]) -> tuple[int, ...]:
+    """Memory of each of those GPUs here, as the driver's own program says; nothing where it cannot say."""
+    if not gpus:
+        return ()
+    command = ["nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_ASK_S).stdout
+        rows = [[cell.strip() for cell in line.split(",")] for line in said.splitlines() if line.strip()]
+        known = {name: int(mib) << 20 for index, uuid, mib in rows for name in (index, uuid)}
+        return tuple(known[one] for one in gpus)
+    except (OSError, ValueError, KeyError, subprocess.SubprocessError):
+        return ()
+
+
+def available_bytes() -> int:
+    """Memory that this process may still take, by the kernel's estimate and by the limit of its control group."""
+    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(meminfo["MemAvailable"].split()[0]) * 1024
+    for limit, used in _MEMORY_LIMITS:
+        try:
+            available = min(available, int(limit.read_text()) - int(used.read_text()))
+        except (OSError, ValueError):  # no such hierarchy, or "max"
+            continue
+    return available
 
 
 # ---- deaths

@@ -124,6 +124,12 @@ def shown(say: Callable[[str], None] | None = None) -> Iterator[Callable[[str], 
             _views.remove(view)
 
 
+def say(text: str) -> None:
+    """Show a line beside what starts; nothing where that is not shown."""
+    if _views:
+        _views[-1].say(visible(text))
+
+
 def machine() -> str:
     """What this process may compute on: ``1 GPU``, ``2 CPU cores``."""
     count, unit = (gpus, "GPU") if (gpus := len(visible_gpus())) else (len(os.sched_getaffinity(0)), "CPU core")

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
+import traceback
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge_agents.runtime._monarch import Actor, concurrent_endpoint
 from forge_agents.serving import _vllm
-from forge_agents.serving._loop import EngineThread
+from forge_agents.serving._loop import EngineThread, follow
 from forge_agents.serving._wire import Answer, EngineInfo, Request
 
 if TYPE_CHECKING:
@@ -48,8 +51,13 @@ class EngineActor(Actor):
         self._thread: EngineThread | None = None
 
     @concurrent_endpoint
-    async def start(self) -> EngineInfo:
-        """Build the engine."""
+    async def start(self) -> EngineInfo | None:
+        """Build the engine, all ranks together. Only the first is asked for anything else; the others return None."""
+        if self._config.tp > 1 and int(os.environ["RANK"]) > 0:
+            ready: Future[None] = Future()
+            follow(self._config, ready, _end)
+            await asyncio.wrap_future(ready)
+            return None
         started = time.perf_counter()
         loop = asyncio.get_running_loop()
         thread = EngineThread(
@@ -108,9 +116,9 @@ class EngineActor(Actor):
 
             def load() -> None:
                 if lora:
-                    _vllm.load_adapter(thread.engine, number, lora, tensors, arrived)
+                    thread.ranks.together("load_adapter", number, lora, tensors, arrived)
                 else:
-                    _vllm.load_tensors(thread.engine, tensors, arrived)
+                    thread.ranks.load(tensors, arrived)
 
             try:
                 await asyncio.wrap_future(thread.call(load))
@@ -190,6 +198,13 @@ class EngineActor(Actor):
     def _fail(self, reason: str) -> None:
         self._failure = self._failure or reason
         self._news.set()
+
+
+def _end(error: BaseException) -> None:
+    """End this rank's process, which the controller sees at once: the other ranks cannot go on without it."""
+    traceback.print_exception(error)
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _resident_bytes() -> tuple[int, int]:

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge_agents.serving import _vllm
+from forge_agents.serving._ranks import Ranks
 from forge_agents.serving._wire import Answer, Request
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class EngineThread:
         self.steps = 0
         self.generated_tokens = self.prompt_tokens = self.cached_tokens = 0
         self.engine: Any = None
+        self.ranks: Any = None
+        """Of the engine, this process's first."""
         self.ready: Future[None] = Future()
         self._config = config
         self._deliver = deliver
@@ -105,6 +108,7 @@ class EngineThread:
     def _run(self) -> None:
         try:
             self.engine = _vllm.build(self._config)
+            self.ranks = Ranks(self.engine, self._config.tp)
             self._context = _vllm.max_model_len(self.engine)
         except BaseException as error:  # noqa: BLE001  # the boundary: `ready` raises it in the actor
             self.ready.set_exception(error)
@@ -115,6 +119,7 @@ class EngineThread:
                 if self.engine.has_unfinished_requests():
                     self._busy_since = time.monotonic()
                     self._step()
+            self.ranks.close()
         except BaseException as error:  # noqa: BLE001  # the boundary: every waiting request fails with it
             self._died(error)
         finally:
@@ -142,7 +147,7 @@ class EngineThread:
 
     def _step(self) -> None:
         answers = []
-        outputs = self.engine.step()
+        outputs = self.ranks.together("step")
         for output in outputs:
             if output.finished and (request := self._forget(output.request_id)) is not None:
                 try:
@@ -172,7 +177,7 @@ class EngineThread:
         late = {name: now - since for name, since in self._taken_up.items() if now - since > limit_s}
         answers = []
         for name, seconds in late.items():
-            self.engine.abort_request([name])
+            self.ranks.together("abort", [name])
             if (request := self._forget(name)) is not None:
                 error = (
                     f"had {self._tokens.get(name, 0)} of at most {request.sampling.max_tokens} tokens of an answer "
@@ -188,10 +193,11 @@ class EngineThread:
 
     def _add(self, requests: list[Request]) -> None:
         refused = []
+        self.ranks.tell([("add", (str(request.request_id), request)) for request in requests])
         for request in requests:
             name = str(request.request_id)
             try:
-                _vllm.add(self.engine, name, request)
+                self.ranks.do("add", name, request)
             except ValueError as error:  # vLLM's verdict on this request; the others go on
                 refused.append(Answer(request_id=request.request_id, completion=None, error=str(error)))
             else:
@@ -202,6 +208,35 @@ class EngineThread:
     def _abort(self, request_ids: list[int]) -> None:
         names = [str(request_id) for request_id in request_ids if str(request_id) in self._requests]
         if names:
-            self.engine.abort_request(names)
+            self.ranks.together("abort", names)
         for name in names:
             self._forget(name)
+
+
+def follow(config: EngineConfig, ready: Future[None], died: Callable[[BaseException], object]) -> threading.Thread:
+    """Be another rank of an engine, on a thread: build it, then do what the first rank does.
+
+    Args:
+        config: The engine.
+        ready: Told when it is built, or why not.
+        died: Called on that thread when a call fails afterwards.
+    """
+
+    def run() -> None:
+        try:
+            engine = _vllm.build(config)
+            ranks = Ranks(engine, config.tp)
+        except BaseException as error:  # noqa: BLE001  # the boundary: `ready` raises it in the actor
+            ready.set_exception(error)
+            return
+        ready.set_result(None)
+        try:
+            ranks.follow()
+        except BaseException as error:  # noqa: BLE001  # the boundary: this process ends with it
+            died(error)
+        finally:
+            _vllm.close(engine)
+
+    thread = threading.Thread(target=run, name="vllm-engine", daemon=True)
+    thread.start()
+    return thread

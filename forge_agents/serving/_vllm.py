@@ -19,8 +19,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forge_agents.errors import ModelNotFoundError
 from forge_agents.models import resolve as models
+from forge_agents.models.sizes import ModelSize
 from forge_agents.policy import LoRA, Sampling
+from forge_agents.runtime.processes import available_bytes
+from forge_agents.serving import memory
 from forge_agents.serving._wire import Request
 from forge_agents.types import Completion, FinishReason, VersionSpan
 
@@ -87,6 +91,7 @@ def _built(config: EngineConfig) -> Any:
     if current_platform.is_cpu():
         _permit_tiles(dtype)
         _keep_compiled()
+        _share_no_names()
     _forbid_after_blanks()
     engine = LLMEngine.from_engine_args(
         EngineArgs(
@@ -94,11 +99,12 @@ def _built(config: EngineConfig) -> Any:
             dtype=dtype,
             max_model_len=config.max_model_len,
             max_num_seqs=config.max_num_seqs,
-            kv_cache_memory_bytes=int(config.kv_cache_gb * 1e9),
             enforce_eager=config.eager,
             enable_prefix_caching=config.prefix_caching,
             seed=config.seed,
-            distributed_executor_backend="uni",
+            tensor_parallel_size=config.tp,
+            # one rank is alone; of several each process brings its own engine
+            distributed_executor_backend="uni" if config.tp == 1 else "external_launcher",
             logprobs_mode="processed_logprobs",  # of the distribution that was sampled
             # vLLM samples after each part of a prompt and takes the draw back, which CPU generators cannot
             enable_chunked_prefill=not current_platform.is_cpu(),
@@ -106,6 +112,7 @@ def _built(config: EngineConfig) -> Any:
             # One backend serves all of an engine's constrained requests; "auto" may pick two and then fail.
             structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
             disable_log_stats=True,
+            **_memory_options(config, dtype),
             **_adapter_options(config),
         )
     )
@@ -115,6 +122,49 @@ def _built(config: EngineConfig) -> Any:
         load_adapter(engine, number, lora, zero, 0)
     _warm_up(engine)
     return engine
+
+
+def _memory_options(config: EngineConfig, dtype: str) -> dict[str, Any]:
+    """How much vLLM takes; what is left out it measures itself.
+
+    Raises:
+        ValueError: The host's memory does not hold one conversation.
+    """
+    from vllm.platforms import current_platform
+
+    given: dict[str, Any] = {}
+    if config.gpu_memory_utilization is not None or not current_platform.is_cpu():
+        given["gpu_memory_utilization"] = config.gpu_memory_utilization or memory.USUAL_SHARE
+    if config.kv_cache_gb is not None or current_platform.is_cpu():
+        given["kv_cache_memory_bytes"] = cache_bytes(config, dtype)
+    return given
+
+
+def cache_bytes(config: EngineConfig, dtype: str) -> int:
+    """Size of the cache in the host's memory.
+
+    Raises:
+        ValueError: One conversation does not fit into what is free.
+    """
+    if config.kv_cache_gb is not None:
+        return int(config.kv_cache_gb * 1e9)
+    try:
+        size = ModelSize.of(Path(config.model))
+    except ModelNotFoundError:  # an architecture whose sizes have other names
+        return 1_000_000_000
+    context, item = config.max_model_len or size.context, 4 if dtype == "float32" else 2
+    least = memory.kv_bytes(size, context, item=item, tp=config.tp)
+    free = available_bytes() // config.tp - models.weight_bytes(Path(config.model)) // config.tp
+    each = size.kv_per_token(config.tp) * item
+    if least > free:
+        fits = max(0, free) // each
+        raise ValueError(
+            f"a conversation of max_model_len={context} tokens needs {least / 1e9:.1f} GB for keys and values "
+            f"({each} bytes a token) and {max(0, free) / 1e9:.1f} GB of memory are free beside "
+            f"the weights: set max_model_len to at most {fits // 256 * 256}, or free memory"
+        )
+    usual = memory.usual_kv_bytes(size, context=context, sequences=config.max_num_seqs, item=item, tp=config.tp)
+    return max(least, min(usual, free))
 
 
 def _adapter_options(config: EngineConfig) -> dict[str, Any]:
@@ -199,6 +249,17 @@ def _forbid_after_blanks() -> None:
     SamplingParams.update_from_tokenizer = forbidden
 
 
+def _share_no_names() -> None:
+    """Let the ranks of an engine on CPU talk through gloo.
+
+    vLLM's shared memory has the same name for every engine that is started from outside: a second one on the machine,
+    or one that follows a killed one, fails, and ranks whose peer died wait for it with the processor busy.
+    """
+    from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+
+    CpuCommunicator._all_group_ranks_share_shm_group_name = lambda self: False
+
+
 def _warm_up(engine: Any) -> None:
     """Compile what vLLM compiles at the first request, so that no user's request waits for it."""
     for name in ("warm-up-0", "warm-up-1"):
@@ -242,6 +303,17 @@ def add(engine: Any, name: str, request: Request) -> None:
         engine.add_request(name, prompt, params, lora_request=_lora_request(request.adapter))
     except VLLMClientError as error:
         raise ValueError(str(error)) from error
+
+
+def step(engine: Any) -> list[Any]:
+    """One iteration. Returns what vLLM says of the requests that ended in it."""
+    outputs: list[Any] = engine.step()
+    return outputs
+
+
+def abort(engine: Any, names: list[str]) -> None:
+    """Drop requests."""
+    engine.abort_request(names)
 
 
 def running(engine: Any) -> dict[str, int]:
@@ -307,6 +379,23 @@ def _spans(found: Iterable[Any], adapter: str) -> tuple[VersionSpan, ...]:
             start = spans.pop().start
         spans.append(VersionSpan(version=version, start=start, end=int(span.end)))
     return tuple(spans)
+
+
+def check_ranks(config: EngineConfig) -> None:
+    """Refuse a number of ranks that the model's heads cannot be spread over.
+
+    Raises:
+        ValueError: They cannot; the message says what would do.
+    """
+    if config.tp == 1:
+        return
+    size, tp = ModelSize.of(Path(config.model)), config.tp
+    if not size.divides(tp):
+        could = [str(ranks) for ranks in range(1, size.heads + 1) if size.divides(ranks)]
+        raise ValueError(
+            f"engine.tp={tp} does not divide the {size.heads} query and {size.kv_heads} key heads of {config.model}; "
+            f"choose {' or '.join(could)}"
+        )
 
 
 def expected_shapes(model: str) -> dict[str, tuple[int, ...]] | None:

@@ -42,8 +42,13 @@ class EngineConfig:
     """Tokens of prompt and response together; None for the model's own limit."""
     max_num_seqs: int = 64
     """Sequences decoded at the same time; more wait in the queue."""
-    kv_cache_gb: float = 1.0
-    """Memory for attention keys and values, 1e9 bytes."""
+    kv_cache_gb: float | None = None
+    """Memory for attention keys and values on each rank, 1e9 bytes. None: on a GPU what `gpu_memory_utilization`
+    leaves; elsewhere 1 GB, less where no more can be used and more where one conversation of `max_model_len` needs
+    it."""
+    gpu_memory_utilization: float | None = None
+    """Share of each of its GPUs' memory that the engine may use, above 0 and at most 1. None: 0.9 of a GPU that it has
+    alone; beside a learner or another engine, what a trainer's placement leaves it."""
     enforce_eager: bool | None = None
     """Skip compilation: the first start of a model takes seconds instead of a minute or more, later ones, which load
     what was compiled, hardly less than compiled; decodes at three quarters of the speed. None: where it does not pay,
@@ -63,7 +68,10 @@ class EngineConfig:
     prefix_caching: bool = True
     """Prompts that begin alike share the computed beginning."""
     replicas: int = 1
-    """Engines that serve the model side by side, a process each."""
+    """Engines that serve the model side by side, a process each, or `tp` processes."""
+    tp: int = 1
+    """Tensor-parallel ranks of each engine, a process and a GPU each, on one host; for models that are too large for a
+    GPU. It divides the model's query heads, and divides its key heads or is a multiple of them."""
     routing: Literal["prefix", "load"] = "prefix"
     """Which replica answers. "prefix": the one whose cache holds the conversation, a new conversation goes to the one
     with the fewest requests. "load": always the one with the fewest requests."""
@@ -89,11 +97,15 @@ class EngineConfig:
                 raise ValueError(f"{name}={getattr(self, name)!r}; choose {' or '.join(map(repr, known))}")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError(f"max_model_len={self.max_model_len}; a prompt and a response need 2 tokens at least")
-        for name in ("max_num_seqs", "replicas"):
+        for name in ("max_num_seqs", "replicas", "tp"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}; give at least 1")
-        if self.kv_cache_gb <= 0:
-            raise ValueError(f"kv_cache_gb={self.kv_cache_gb}; give a positive size")
+        if self.kv_cache_gb is not None and self.kv_cache_gb <= 0:
+            raise ValueError(f"kv_cache_gb={self.kv_cache_gb}; give a positive size, or None for what fits")
+        if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(
+                f"gpu_memory_utilization={self.gpu_memory_utilization} is a share, above 0 and at most 1; 0.9 is usual"
+            )
         if not self.answer_timeout_s > 0:
             raise ValueError(f"answer_timeout_s={self.answer_timeout_s} must be positive: every wait has a deadline")
         if self.threads is not None and self.threads < 1:

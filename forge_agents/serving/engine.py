@@ -108,15 +108,20 @@ class Engine:
         _vllm.expected_shapes(config.model)  # a half-written model is cheaper to find here
         for lora in config.adapters.values():  # and so is an adapter that does not fit
             _vllm.adapter_shapes(config.model, lora)
+        _vllm.check_ranks(config)
         config = replace(config, enforce_eager=config.eager)  # as this process sees it, in every process
-        procs = mesh.spawn_procs(name, role=role, env=_vllm.environment(config), threads=config.threads)
-        pulse = Pulse(procs, 1, name=name, silence_s=silence_s)
-        what = f"{label(Path(config.model))}, {'not ' * config.eager}compiled"
+        env, threads, tp = _vllm.environment(config), config.threads, config.tp
+        procs = mesh.spawn_procs(name, procs=tp, role=role, env=env, threads=threads)
+        pulse = Pulse(procs, tp, name=name, silence_s=silence_s)
+        what = f"{label(Path(config.model))}, {'not ' * config.eager}compiled{f', {tp} ranks' * (tp > 1)}"
         try:
             with starts.starting("engine", name, what, on=mesh.where(procs)):
-                actor = procs.spawn("engine", EngineActor, config, store, weights_name or name, silence_s)
-                ready = mesh.with_deadline(actor.start.call_one(), timeout_s, who=name, what="start of the engine")
-                facts = await pulse.guard(ready)
+                if tp > 1:
+                    await pulse.guard(mesh.exchange_addresses(procs, timeout_s, who=name))
+                ranks: Any = procs.spawn("engine", EngineActor, config, store, weights_name or name, silence_s)
+                ready = mesh.call_all(ranks, tp, "start", timeout_s=timeout_s, who=name)
+                facts, *_ = await pulse.guard(ready)
+                actor = ranks.slice(rank=0) if tp > 1 else ranks
             pulse.started()
         except BaseException:
             pulse.end()

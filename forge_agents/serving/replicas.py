@@ -63,8 +63,7 @@ class Replicas:
         """Completions so far."""
         self._config, self._store, self._faults, self._router = config, store, faults, router
         self._silence_s, self._start_s = silence_s, start_s
-        many = config.replicas > 1
-        self._replicas = [_Replica(f"{name}-{i}" if many else name) for i in range(config.replicas)]
+        self._replicas = [_Replica(each) for each in names_of(name, config.replicas)]
         self._loaded: list[str] = []
         """Whose weights were loaded so far: adapters by name, "" for the model's own."""
         self._failure: BaseException | None = None
@@ -329,6 +328,11 @@ class Adapted:
     async def load_weights(self, version: int | None = None, *, timeout_s: float = 120.0) -> dict[str, float]:
         """As `Replicas.load_weights`, of the adapter."""
         return await self._engines.load_weights(version, adapter=self._adapter, timeout_s=timeout_s)
+
+
+def names_of(name: str, replicas: int) -> list[str]:
+    """What the engines of one model are called."""
+    return [f"{name}-{i}" for i in range(replicas)] if replicas > 1 else [name]
 
 
 def waves(replicas: Sequence[T]) -> list[Sequence[T]]:

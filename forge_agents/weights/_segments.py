@@ -10,19 +10,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 from weakref import WeakValueDictionary
 
 import torch
 
+from forge_agents.runtime.processes import available_bytes
+
 _ATTRIBUTE = "_forge_segment"
-_CGROUP = Path("/sys/fs/cgroup")
-_CGROUP_FILES = (
-    (_CGROUP / "memory.max", _CGROUP / "memory.current"),
-    (_CGROUP / "memory/memory.limit_in_bytes", _CGROUP / "memory/memory.usage_in_bytes"),
-)
-"""Of a container, as seen from inside it: version 2 and version 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +71,7 @@ def try_create(num_bytes: int) -> Segment | None:
 
     The pages are reserved at once, and only if they fit: touching pages that cannot be had would kill the process.
     """
-    if num_bytes > _available_bytes():
+    if num_bytes > available_bytes():
         return None
     fd = os.memfd_create("forge-agents-weights", os.MFD_CLOEXEC)
     try:
@@ -85,18 +80,6 @@ def try_create(num_bytes: int) -> Segment | None:
         os.close(fd)
         return None
     return Segment(fd, num_bytes)
-
-
-def _available_bytes() -> int:
-    """Memory that this process may still take, by the kernel's estimate and by the limit of its control group."""
-    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    available = int(meminfo["MemAvailable"].split()[0]) * 1024
-    for limit, used in _CGROUP_FILES:
-        try:
-            available = min(available, int(limit.read_text()) - int(used.read_text()))
-        except (OSError, ValueError):  # no such hierarchy, or "max"
-            continue
-    return available
 
 
 _opened: WeakValueDictionary[int, Segment] = WeakValueDictionary()

@@ -467,6 +467,59 @@ def test_an_engine_tells_what_it_works_on_from_what_is_queued(run: Any, bench: A
     assert working == {"1": 5}
 
 
+def test_two_ranks_are_one_engine_until_one_of_them_dies(
+    run: Any, store: WeightStore, engine: Engine, tiny_llama: Path, tiny_models: Callable[..., Path]
+) -> None:
+    """Equal to one rank before and after an update, in company and after a request that nobody waits for any more."""
+
+    other = tiny_models(family="llama", seed=22)
+
+    def alike(pair: list[Completion], alone: list[Completion]) -> None:
+        assert [one.token_ids for one in pair] == [one.token_ids for one in alone]
+        for one, other in zip(pair, alone, strict=True):
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+    async def main() -> None:
+        pair = await Engine.start(replace(small(tiny_llama), tp=2), name="pair", store=store.ref)
+        await Publisher(store.ref, "hero", dtype=torch.float32).publish(weights_of(tiny_llama), 31)
+        await engine.load_weights(31)
+        alike(await answers(pair), await answers(engine))
+        drawn = [await each.generate([70, 71], Sampling(max_tokens=24), seed=5) for each in (pair, engine)]
+        alike(drawn[:1], drawn[1:])
+        chosen = await pair.generate([65], Sampling(max_tokens=20), choices=["yes", "no"])
+        assert bytes(token for token in chosen.token_ids if token < 256) in (b"yes", b"no")
+        with pytest.raises(ValueError, match="refused"):
+            await pair.generate([65], Sampling(max_tokens=4), json_schema={"type": "nonsense"})
+        with pytest.raises(StallError):
+            await pair.generate([5], Sampling(temperature=0.0, max_tokens=200), timeout_s=0.02)
+        version = 1
+        await Publisher(store.ref, "pair", dtype=torch.float32).publish(weights_of(other), version)
+        before = await answers(pair)
+        timings = await pair.load_weights()
+        assert timings["version"] == version
+        after = await answers(pair)
+        assert [one.token_ids for one in after] != [one.token_ids for one in before]
+        assert {span.version for one in after for span in one.versions} == {version}
+        await Publisher(store.ref, "pair", dtype=torch.float32).publish(weights_of(tiny_llama), 2)
+        await pair.load_weights()
+        alike(await answers(pair), before)
+        folder = mesh.log_folder("pair")
+        assert folder is not None
+        waiting = [asyncio.ensure_future(pair.generate([9], Sampling(max_tokens=240))) for _ in range(4)]
+        await asyncio.sleep(0.05)
+        os.kill(int((folder / "1.pid").read_text()), signal.SIGKILL)
+        ends = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 30)
+        assert all(isinstance(end, ActorDiedError) and "pair" in str(end) for end in ends)
+        await pair.stop()
+
+    run(main())
+
+
+def test_ranks_that_do_not_divide_the_heads_are_refused_before_a_process_starts(run: Any, tiny_llama: Path) -> None:
+    with pytest.raises(ValueError, match=r"tp=3 does not divide the 4 query and 2 key heads.*choose 1 or 2 or 4"):
+        run(Engine.start(replace(small(tiny_llama), tp=3), name="three"))
+
+
 def test_a_half_written_model_is_refused_before_a_process_starts(run: Any, tiny_llama: Path, tmp_path: Path) -> None:
     broken = shutil.copytree(tiny_llama, tmp_path / "broken")
     whole = (broken / "model.safetensors").read_bytes()

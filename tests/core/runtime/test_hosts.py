@@ -101,9 +101,9 @@ class Machines:
         return Machines(self.role, self.numbers[hosts])
 
 
-def laid_out(has: int = 8, **settings: Any) -> Layout:
+def laid_out(has: int = 8, wants: dict[str, int] | None = None, **settings: Any) -> Layout:
     config = fa.Hosts(**{"kind": "process", **settings})
-    layout = Layout(config, lambda: "here")
+    layout = Layout(config, lambda: "here", wants)
     layout._here.facts = HostFacts(
         hostname="head", gpus=tuple(map(str, range(has))), cores=frozenset({0, 1}), place="head"
     )
@@ -161,6 +161,72 @@ def test_roles_that_share_this_host_take_its_gpus_one_after_the_other() -> None:
     layout._check_facts()
     assert layout.spot("learner", 3).gpus == ("0", "1", "2")
     assert [layout.spot("engines", 1).gpus for _ in range(2)] == [("3",), ("4",)]
+
+
+@pytest.mark.parametrize(
+    ("has", "settings", "learner", "engines"),
+    [
+        (8, {}, ("0", "1"), ["2", "3", "4"]),  # nobody shares where there are enough
+        (5, {}, ("0", "1"), ["2", "3", "4"]),
+        (4, {}, ("0", "1"), ["0", "1", "2"]),  # too few: each takes those with the fewest processes
+        (8, {"gpus": {"learner": 4}}, ("0", "1"), ["4", "5", "6"]),
+        (8, {"gpus": {"engines": 6}}, ("0", "1"), ["2", "3", "4"]),
+    ],
+)
+def test_gpus_are_divided_where_nobody_said_how(
+    has: int, settings: dict[str, Any], learner: tuple[str, ...], engines: list[str]
+) -> None:
+    layout = laid_out(has, {"learner": 2, "engines": 3}, kind="local", **settings)
+    assert layout.spot("learner", 2).gpus == learner
+    spots = [layout.spot("engines", 1) for _ in range(3)]
+    spots.sort(key=lambda spot: spot.gpus)
+    assert [spot.gpus for spot in spots] == [(one,) for one in engines] or has == 4
+    spots[1].give_back()
+    assert layout.spot("engines", 1).gpus == spots[1].gpus  # an engine that died comes back where it was
+
+
+def test_one_gpu_is_shared_and_ranks_are_not_put_on_one() -> None:
+    layout = laid_out(1, {"learner": 1, "engines": 1}, kind="local")
+    assert layout.spot("learner", 1).gpus == layout.spot("engines", 1).gpus == ("0",)
+    with pytest.raises(HostError, match="2 ranks of one learner need a GPU each, and this host .* has 1 for them"):
+        layout.spot("learner", 2)
+
+
+def test_judges_stay_off_the_learners_gpu() -> None:
+    layout = laid_out(2, {"learner": 1, "engines": 1}, kind="local")
+    spots = [layout.spot(role, 1).gpus for role in ("learner", "engines", "judges")]
+    assert spots == [("0",), ("1",), ("1",)]
+    assert laid_out(3, {"learner": 1, "engines": 1}, kind="local").spot("judges", 1).gpus == ("2",)
+    assert layout.spot("store", 1).gpus == ()
+
+
+def test_engines_of_nobodys_run_take_a_gpu_each() -> None:
+    layout = laid_out(4, kind="local")
+    assert [layout.spot("engines", 1).gpus for _ in range(4)] == [("0",), ("1",), ("2",), ("3",)]
+
+
+def test_ranks_of_an_engine_are_on_one_host() -> None:
+    layout = laid_out(4, {"engines": 8}, hosts={"engines": 2})
+    spots = [layout.spot("engines", 2) for _ in range(4)]
+    assert [(names(spot), spot.gpus) for spot in spots] == [
+        (["engines-0"], ("0", "1")),
+        (["engines-1"], ("0", "1")),
+        (["engines-0"], ("2", "3")),
+        (["engines-1"], ("2", "3")),
+    ]
+
+
+def test_a_rehearsal_says_where_everything_would_be_and_takes_nothing() -> None:
+    layout = laid_out(2, {"learner": 1, "engines": 2}, hosts={"engines": 1})
+    layout._here.facts = replace(layout._here.facts, gpu_bytes=(80, 40))  # type: ignore[type-var]
+    meshes = [("hero-learner", "learner", 1), ("hero-0", "engines", 1), ("hero-1", "engines", 1)]
+    for _ in range(2):
+        seats = layout.rehearse(meshes)
+        assert [(seat.name, seat.host, seat.gpu, seat.gpu_bytes) for seat in seats] == [
+            ("hero-learner", "this host (head)", "0", 80),
+            ("hero-0", "engines-0 (node-engines-0)", "0", 0),
+            ("hero-1", "engines-0 (node-engines-0)", "1", 0),
+        ]
 
 
 @pytest.mark.parametrize("settings", [{"kind": "local"}, {"hosts": {"engines": 1, "learner": 1}}])

@@ -136,9 +136,11 @@ class LearnerCore:
         lr = learning_rate(self.config, self.version, self._total_steps)
         totals: dict[str, torch.Tensor] = {}
         log_ratio_T = torch.zeros(batch["tokens"]["ids"].shape, device=self._ranks.device)
+        sharded = self._ranks.parallelism.data_parallel_shard_degree > 1
         for i, microbatch in enumerate(microbatches):
-            # gradients are reduced once, with the last microbatch
-            self.model.set_requires_gradient_sync(i == len(microbatches) - 1)
+            # once, with the last microbatch; but not where weights are sharded: their whole gradients, four bytes for
+            # each weight, would be held until then
+            self.model.set_requires_gradient_sync(sharded or i == len(microbatches) - 1)
             for name, value in self._forward_backward(batch, microbatch, num_loss_tokens, columns_T).items():
                 join = torch.maximum if name.endswith("/max") else torch.add
                 totals[name] = join(totals[name], value) if name in totals else value

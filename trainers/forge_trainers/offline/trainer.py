@@ -30,6 +30,7 @@ from forge_trainers.records.run_folder import FitResult, RunFolder
 from forge_trainers.records.trackers import check_installed
 from forge_trainers.run.checkpoints import Checkpoints
 from forge_trainers.run.console import Display
+from forge_trainers.run.placement import place_here
 from forge_trainers.run.supervision import Stopwatch
 
 if TYPE_CHECKING:
@@ -228,7 +229,8 @@ class OfflineTrainer(ABC, Generic[T]):
             folder = models.resolve(self.policy.model)
             self._hosts.check_processes("learner", config.learner_procs, each=config.learner_procs)
             self.out_dir.mkdir(parents=True, exist_ok=True)
-            await mesh.launch_hosts(self._hosts, paths=(folder, self.out_dir))
+            wants = {"learner": config.learner_procs}
+            await mesh.launch_hosts(self._hosts, paths=(folder, self.out_dir), wants=wants)
             settings = dataclasses.replace(
                 config.learner,
                 model=str(folder),
@@ -240,6 +242,7 @@ class OfflineTrainer(ABC, Generic[T]):
                 dump_folder=str(self.out_dir / "learner" / name),
             )
             try:
+                place_here({}, {f"{name}-learner": settings}, ranks=config.learner_procs)
                 self._learner = learner = await Learner.start(
                     settings,
                     name=f"{name}-learner",

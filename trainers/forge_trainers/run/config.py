@@ -93,7 +93,7 @@ def with_threads(config: C, *, engines: int, learners: int) -> C:
         return config
     engine, learner = share_threads(
         len(os.sched_getaffinity(0)),
-        engines=engines * config.engine.replicas,
+        engines=engines * config.engine.replicas * config.engine.tp,
         ranks=learners * config.learner_procs,
         overlap=config.max_staleness > 0,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,10 +27,11 @@ from forge_agents.runtime.hosts import Hosts
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.serving import Replicas
 from forge_agents.serving.fleet import homes_of, start_engines
-from forge_agents.serving.replicas import Adapted
+from forge_agents.serving.replicas import Adapted, names_of
 from forge_agents.weights import WeightStore
 from forge_trainers.learner.client import Learner, LearnerConfig
 from forge_trainers.run.config import ProcessConfig, with_threads
+from forge_trainers.run.placement import place_here
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -81,19 +82,36 @@ class Processes:
         homes, adapters = homes_of(policies, paths)
         faults = Faults(max_respawns=config.max_respawns, file=folder / "faults.jsonl")
         hosts, trained = hosts or Hosts(), [name for name, policy in policies.items() if policy.trainable]
+        together: dict[object, list[str]] = {}
+        for name in trained:
+            together.setdefault(_shared_by(name, policies[name], paths[name]), []).append(name)
         if hosts.kind == "local":
-            learners = {_shared_by(name, policies[name], paths[name]) for name in trained}
-            config = with_threads(config, engines=len(adapters), learners=len(learners))
-        hosts.check_processes("engines", len(adapters) * config.engine.replicas)
+            config = with_threads(config, engines=len(adapters), learners=len(together))
+        hosts.check_processes("engines", len(adapters) * config.engine.replicas * config.engine.tp)
         hosts.check_processes("learner", len(trained) * config.learner_procs, each=config.learner_procs)
         folder.mkdir(parents=True, exist_ok=True)
-        await mesh.launch_hosts(hosts, paths=(*paths.values(), folder))
+        wants = {
+            "learner": len(together) * config.learner_procs,
+            "engines": len(adapters) * config.engine.replicas * config.engine.tp,
+        }
+        await mesh.launch_hosts(hosts, paths=(*paths.values(), folder), wants=wants)
         try:
+            engine = place_here(
+                {one: paths[home] for home in adapters for one in names_of(home, config.engine.replicas)},
+                {
+                    _learner_name(names): replace(
+                        config.learner, model=str(paths[names[0]]), lora=policies[names[0]].lora
+                    )
+                    for names in together.values()
+                },
+                ranks=config.learner_procs,
+                engine=config.engine,
+            )
             store = await _start_store(config, faults)
             engines = await start_engines(
                 {home: paths[home] for home in adapters},
                 replace(
-                    config.engine,
+                    engine,
                     seed=config.seed,
                     # A late answer fails its episode, before the stage that waits for it fails the run.
                     answer_timeout_s=min(config.engine.answer_timeout_s, config.stage_timeout_s / 2),
@@ -210,7 +228,7 @@ class Processes:
         )
 
     async def _start_learners(self, configs: Mapping[str, LearnerConfig]) -> dict[str, Learner]:
-        name = f"{'-'.join(configs)}-learner"
+        name = _learner_name(configs)
 
         def start() -> Coroutine[Any, Any, dict[str, Learner]]:
             return Learner.start_together(
@@ -318,6 +336,10 @@ async def _start_store(config: ProcessConfig, faults: Faults) -> WeightStore:
         return WeightStore.start(name=_STORE, silence_s=config.silence_s, timeout_s=config.start_timeout_s)
 
     return await faults.outlive(_STORE, start)
+
+
+def _learner_name(policies: Iterable[str]) -> str:
+    return f"{'-'.join(policies)}-learner"
 
 
 def _shared_by(name: str, policy: Policy, path: Path) -> object:

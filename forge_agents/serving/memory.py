@@ -1,0 +1,50 @@
+"""What an engine takes of its device's memory, and how large its cache of keys and values is.
+
+In: sizes of a model, an engine's limits. Out: bytes. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from forge_agents.models.sizes import ModelSize
+
+OVERHEAD_BYTES = 2_500_000_000
+"""Of a process on a GPU, beside tensors: CUDA's context, libraries' workspaces, CUDA graphs. Assumed, not measured."""
+USUAL_SHARE = 0.9
+"""Of a GPU that an engine has alone."""
+ITERATION_TOKENS = 8192
+"""Most that vLLM computes at once on a GPU, where nothing else is said."""
+_USUAL_KV_BYTES = 1_000_000_000
+_BLOCK = 128
+"""Tokens of the largest block that vLLM's cache is made of."""
+
+
+def kv_bytes(size: ModelSize, tokens: int, *, item: int = 2, tp: int = 1) -> int:
+    """Bytes of cache that hold `tokens` on one of `tp` ranks, whole blocks and the spare one that vLLM keeps."""
+    blocks = math.ceil(tokens / _BLOCK) + 2
+    return blocks * _BLOCK * size.kv_per_token(tp) * item
+
+
+def usual_kv_bytes(size: ModelSize, *, context: int, sequences: int, item: int = 2, tp: int = 1) -> int:
+    """Cache of an engine whose memory is the host's: a conversation as long as can be, and room for more up to 1 GB."""
+    most = kv_bytes(size, context * sequences, item=item, tp=tp)
+    return max(kv_bytes(size, context, item=item, tp=tp), min(_USUAL_KV_BYTES, most))
+
+
+def fixed_bytes(size: ModelSize, *, sequences: int, item: int = 2, tp: int = 1) -> Mapping[str, int]:
+    """What one of `tp` ranks of an engine takes beside its cache, by part.
+
+    Args:
+        size: Of the model.
+        sequences: Decoded at once: their logits are there whole, in float32, and twice more while they are sampled.
+        item: Bytes of a weight.
+        tp: Ranks of the engine. Norms, which all of them hold, do not count.
+    """
+    between = size.hidden * 4 + (size.heads + 2 * size.kv_heads) * size.head_dim // tp + 3 * size.feed_forward // tp
+    return {
+        "weights": size.weights * item // tp,
+        "activations": ITERATION_TOKENS * between * item + 3 * sequences * size.vocab * 4,
+        "overhead": OVERHEAD_BYTES,
+    }

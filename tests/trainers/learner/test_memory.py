@@ -1,0 +1,88 @@
+"""What a learner is expected to take, beside the tensors that it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from forge_agents.models.sizes import ModelSize
+from forge_agents.policy import LoRA
+from forge_agents.types import EpisodeBatch
+from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.core import LearnerCore
+from forge_trainers.learner.memory import learner_bytes
+
+
+def local(tensor: Any) -> torch.Tensor:
+    found: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return found
+
+
+def measured(core: LearnerCore, batch: EpisodeBatch) -> dict[str, float]:
+    """Bytes held after a step by part, and those that the trunk's forward pass leaves for the backward pass."""
+    core.train_step(batch)
+    held = {id(p): p for p in core.model.parameters()}
+    moments = [
+        value
+        for optimizer in core._optimizers
+        for state in optimizer.state.values()
+        for name, value in state.items()
+        if name != "step"
+    ]
+    microbatches, _ = core._plan(batch)
+    own = {local(p).untyped_storage().data_ptr() for p in held.values()}
+    saved: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = local(tensor).untyped_storage()
+        if storage.data_ptr() not in own and tensor.dim() > 0:
+            saved[storage.data_ptr()] = storage.nbytes()
+        kept.append(tensor)
+        return tensor
+
+    kept: list[torch.Tensor] = []
+    with core._ranks.context(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        core._hidden(core.model, microbatches[0].row)
+    weights = {
+        local(p).untyped_storage().data_ptr()
+        for module in core.model.modules()
+        for p in module.parameters(recurse=False)
+    }
+    return {
+        "weights": sum(local(p).nbytes for p in held.values()),
+        "optimizer": sum(local(value).nbytes for value in moments),
+        "activations": sum(count for at, count in saved.items() if at not in weights),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe"])
+def test_expected_bytes_are_those_of_the_tensors(
+    tiny_models: Callable[..., Path], random_batch: Callable[..., EpisodeBatch], family: str, dtype: Any
+) -> None:
+    model = tiny_models(family=family)
+    batch = random_batch(groups=1, siblings=1, prompt=1000, longest=60)
+    positions = int(batch["samples"]["length"].sum())
+    config = LearnerConfig(
+        model=str(model), compute_dtype=dtype, threads=1, share_prefixes=False, max_tokens_per_microbatch=positions
+    )
+    expected = learner_bytes(ModelSize.of(model), config)
+    found = measured(LearnerCore(config), batch)
+    for part in ("weights", "optimizer", "activations"):
+        assert found[part] == pytest.approx(expected[part], rel=0.1), part
+
+
+@pytest.mark.slow
+def test_expected_bytes_of_an_adapter_are_those_of_its_tensors(
+    tiny_llama: Path, random_batch: Callable[..., EpisodeBatch]
+) -> None:
+    config = LearnerConfig(model=str(tiny_llama), threads=1, lora=LoRA(rank=8))
+    expected = learner_bytes(ModelSize.of(tiny_llama), config)
+    found = measured(LearnerCore(config), random_batch(groups=1))
+    for part in ("weights", "optimizer"):
+        assert found[part] == pytest.approx(expected[part], rel=0.1), part

@@ -1,0 +1,95 @@
+"""Learners and engines on GPUs that are only numbers: who is where, with how much memory, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import forge_agents as fa
+from forge_agents.errors import HostError
+from forge_agents.models.sizes import ModelSize
+from forge_agents.runtime.host_process import HostFacts
+from forge_agents.runtime.hosts import Seat
+from forge_agents.runtime.layout import Layout
+from forge_agents.serving.memory import fixed_bytes, kv_bytes
+from forge_trainers.learner.memory import learner_bytes
+from forge_trainers.run.placement import Part, place
+
+H100 = 80_000_000_000
+
+
+def on(gpus: int, wants: dict[str, int], each: int = H100) -> Callable[[Any], list[Seat]]:
+    layout = Layout(fa.Hosts(), lambda: "here", wants)
+    ids = tuple(map(str, range(gpus)))
+    layout._here.facts = HostFacts(
+        hostname="node", gpus=ids, cores=frozenset({0}), place="", gpu_bytes=(each,) * gpus
+    )
+    return layout.rehearse
+
+
+def placed(model: str, gpus: int, *, ranks: int = 1, replicas: int = 1, engine: Any = None, **learner: Any) -> Any:
+    size, engine = ModelSize.named(model), engine or fa.EngineConfig(max_model_len=8192)
+    parts = [
+        Part(name="hero-learner", ranks=ranks, size=size, learner=fa.LearnerConfig(**learner)),
+        *(Part(name=f"hero-{i}", ranks=engine.tp, size=size) for i in range(replicas)),
+    ]
+    return place(parts, engine, on(gpus, {"learner": ranks, "engines": replicas * engine.tp}))
+
+
+@pytest.mark.parametrize(
+    ("model", "billions"), [("0.6b", 0.596), ("8b", 8.19), ("32b", 32.76), ("70b", 70.55), ("30b-a3b", 30.53)]
+)
+def test_a_well_known_model_has_the_weights_that_its_maker_counts(model: str, billions: float) -> None:
+    assert ModelSize.named(model).weights / 1e9 == pytest.approx(billions, rel=2e-3)
+
+
+def test_two_gpus_are_one_for_the_learner_and_one_for_the_engine() -> None:
+    found = placed("0.6b", 2)
+    assert [(one.seat.name, one.seat.gpu) for one in found.processes] == [("hero-learner", "0"), ("hero-0", "1")]
+    assert found.engine.gpu_memory_utilization is None  # it has its own: vLLM measures what it may take
+    lines = found.lines()
+    assert lines[0].split() == ["process", "rank", "host", "GPU", "expects"]
+    assert lines[1].startswith("hero-learner")
+    assert lines[2].startswith("engine hero-0") and lines[2].endswith("72.0 of 80.0 GB")
+
+
+def test_one_gpu_holds_both_and_the_engine_takes_what_the_learner_leaves() -> None:
+    found = placed("0.6b", 1)
+    assert {one.seat.gpu for one in found.processes} == {"0"}
+    assert 0.5 < found.engine.gpu_memory_utilization < 0.95
+    assert sum(one.bytes for one in found.processes) <= 0.951 * H100
+    size = ModelSize.named("0.6b")
+    left = 0.95 * H100 - sum(learner_bytes(size, fa.LearnerConfig()).values())
+    beside = sum(fixed_bytes(size, sequences=64).values())
+    assert found.engine.kv_cache_gb == pytest.approx((left - beside) / 1e9, abs=0.01)
+
+
+def test_what_does_not_fit_is_refused_with_the_arithmetic() -> None:
+    with pytest.raises(HostError, match=r"GPU 0 of .* has 80.0 GB, .*hero-learner expects 1\d\d.\d GB \(weights 32.8"):
+        placed("8b", 1)
+    with pytest.raises(HostError, match=r"engine hero-0 expects \d+.\d GB \(weights 141.\d.*raise engine.tp"):
+        placed("70b", 65, ranks=64, activation_checkpointing="full")
+
+
+def test_a_model_at_its_own_context_gets_a_cache_that_holds_one_conversation() -> None:
+    found = placed("8b", 8, ranks=4, replicas=4, engine=fa.EngineConfig())
+    engine = next(one for one in found.processes if one.seat.role == "engines")
+    size = ModelSize.named("8b")
+    assert kv_bytes(size, size.context) == pytest.approx(40960 * 2 * 36 * 8 * 128 * 2, rel=0.02)  # 6 GB: over 1
+    assert engine.parts["cache"] > kv_bytes(size, size.context)
+
+
+def test_a_large_model_takes_the_ranks_that_hold_it() -> None:
+    found = placed("32b", 8, ranks=4, replicas=2, engine=fa.EngineConfig(tp=2, max_model_len=8192),
+                   lora=fa.LoRA(), activation_checkpointing="full")  # fmt: skip
+    assert [one.seat.gpu for one in found.processes] == list("01234567")
+    assert all(one.bytes <= H100 for one in found.processes)
+
+
+def test_a_gpu_of_unknown_memory_is_used_unasked() -> None:
+    size = ModelSize.named("70b")
+    seats = on(1, {"learner": 1}, each=0)
+    learner = Part(name="hero-learner", ranks=1, size=size, learner=fa.LearnerConfig())
+    assert [one.seat.gpu for one in place([learner], fa.EngineConfig(), seats).processes] == ["0"]

@@ -1,0 +1,87 @@
+"""What one rank of a learner takes of its device's memory.
+
+In: sizes of a model, the learner's settings. Out: bytes by part. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from forge_agents.models.sizes import ModelSize
+from forge_agents.serving.memory import OVERHEAD_BYTES
+from forge_trainers.learner.config import LearnerConfig
+
+_BYTES = {"bfloat16": 2, "float32": 4}
+_LOSS_COPIES = 4
+"""Of a chunk's logits, in float32: as computed, scaled, their softmax, their gradient."""
+
+
+def learner_bytes(size: ModelSize, config: LearnerConfig, *, ranks: int = 1) -> Mapping[str, int]:
+    """Bytes of one of `ranks`, at most, by part.
+
+    Args:
+        size: Of the model.
+        config: The learner's; `dp_shard=-1` takes the ranks that the other degrees leave.
+        ranks: All of them.
+    """
+    item, tp = _BYTES[config.compute_dtype], config.tp
+    shard = config.dp_shard if config.dp_shard > 0 else max(1, ranks // (config.dp_replicate * tp))
+    parts = shard * tp
+    adapter = _adapter_weights(size, config)
+    trained = adapter or size.weights
+    host = config.cpu_offload
+    held = {
+        "weights": 4 * trained // parts + (item * size.weights // parts if adapter else 0),
+        "gradients": 4 * trained // parts,
+        "optimizer": 8 * trained // parts,
+    }
+    keeps_all = shard == 1 and config.activation_checkpointing != "full"
+    largest = 2 * size.layer + size.embedding
+    found = {
+        **(dict.fromkeys(held, 0) if host else held),
+        # the weights that a pass computes with, whole over the ranks that shard them
+        "compute copy": (size.weights if keeps_all else largest) * item // tp,
+        "activations": config.max_tokens_per_microbatch * _activations(size, config, item) // tp,
+        "logits": _LOSS_COPIES * config.loss_chunk_tokens * size.vocab * 4,
+        "reference": item * size.weights // parts if config.kl_coef > 0 and not adapter else 0,
+        "overhead": OVERHEAD_BYTES,
+    }
+    return {name: count for name, count in found.items() if count}
+
+
+def _adapter_weights(size: ModelSize, config: LearnerConfig) -> int:
+    if config.lora is None:
+        return 0
+    attention, kv = size.heads * size.head_dim, size.kv_heads * size.head_dim
+    ends = {
+        "q_proj": size.hidden + attention,
+        "k_proj": size.hidden + kv,
+        "v_proj": size.hidden + kv,
+        "o_proj": size.hidden + attention,
+    }
+    return size.layers * config.lora.rank * sum(
+        ends.get(name, size.hidden + size.feed_forward) for name in config.lora.targets
+    )
+
+
+def _activations(size: ModelSize, config: LearnerConfig, item: int) -> int:
+    """Bytes that a position leaves for the backward pass; what is counted was seen in the saved tensors of each family.
+
+    Each norm keeps what it was given and what it made of that in float32. In the type of the products: what goes into
+    queries, gate and the attention's output; queries and what attention makes of them; keys and values; gate, its
+    activation, up and their product.
+    """
+    attention, kv = size.heads * size.head_dim, size.kv_heads * size.head_dim
+    norms = 8 * (2 * size.hidden + (attention + kv if size.qk_norm else 0))
+    routed = 2 * size.experts_per_token * size.hidden if size.experts else 0
+    products = item * (2 * size.hidden + 3 * attention + 2 * kv + 4 * size.feed_forward + routed)
+    layer = norms + products + 4 * size.head_dim
+    least = item * size.hidden  # what a layer is given
+    kept = {
+        "none": layer,
+        "selective": layer // 2,
+        "full": least,
+        "memory_budget": int(least + config.memory_budget * (layer - least)),
+    }
+    again = layer if config.activation_checkpointing != "none" else 0  # of the layer that is recomputed
+    return size.layers * kept[config.activation_checkpointing] + again + 8 * size.hidden

@@ -1,0 +1,236 @@
+"""Which process of a run computes on which GPU, and whether its memory suffices: `place`.
+
+In: what is going to run, and where each process would be. Out: the engine's share of its GPUs, and a table; or an error
+with the arithmetic. Waits for nothing.
+
+The bytes are `serving.memory`'s and `learner.memory`'s, for a run that starts and for `forge-agents simulate` alike.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from forge_agents.errors import HostError, ModelNotFoundError
+from forge_agents.models.sizes import ModelSize
+from forge_agents.runtime import mesh, starts
+from forge_agents.runtime.hosts import Seat
+from forge_agents.serving.config import EngineConfig
+from forge_agents.serving.memory import USUAL_SHARE, fixed_bytes, kv_bytes
+from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.memory import learner_bytes
+
+ROOM = 0.95
+"""Share of a GPU's memory that is given away; the rest is the allocator's waste."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One mesh of processes that compute: an engine, or a learner."""
+
+    name: str
+    ranks: int
+    size: ModelSize
+    learner: LearnerConfig | None = None
+    """Settings of a learner; None: it is an engine."""
+
+    @property
+    def role(self) -> str:
+        """As in `Hosts`."""
+        return "engines" if self.learner is None else "learner"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """One process and what it is expected to take."""
+
+    seat: Seat
+    bytes: int
+    """Of its GPU."""
+    parts: Mapping[str, int]
+    """The same, by what it is for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """All processes that compute."""
+
+    processes: Sequence[Placed]
+    engine: EngineConfig
+    """With what it may take of each GPU, where it shares one."""
+
+    def lines(self) -> list[str]:
+        """A table, a row for each process; nothing where no process has a GPU."""
+        if not any(one.seat.gpu for one in self.processes):
+            return []
+        rows = [("process", "rank", "host", "GPU", "expects")]
+        for one in self.processes:
+            seat, of = one.seat, f" of {one.seat.gpu_bytes / 1e9:.1f}" if one.seat.gpu_bytes else ""
+            role = seat.role.removesuffix("s")
+            name = f"{role} {seat.name}" if role != "learner" else seat.name
+            rows.append((name, str(seat.rank), seat.host, seat.gpu, f"{one.bytes / 1e9:.1f}{of} GB"))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def place_here(
+    engines: Mapping[str, Path],
+    learners: Mapping[str, LearnerConfig],
+    *,
+    ranks: int,
+    engine: EngineConfig | None = None,
+) -> EngineConfig:
+    """Place what is about to start on the run's hosts, and show the table.
+
+    Args:
+        engines: Model folders, by the name of each engine's processes.
+        learners: Settings, with the model's folder, by the name of each learner's processes.
+        ranks: Of each learner.
+        engine: Settings of every engine; None where there is none.
+
+    Returns:
+        `engine`, with what it may take of a GPU that it shares. Without GPUs it is as it was.
+
+    Raises:
+        HostError: As `place`.
+    """
+    engine = engine or EngineConfig()
+    meshes = [(name, "learner", ranks) for name in learners] + [(name, "engines", engine.tp) for name in engines]
+    if not any(seat.gpu for seat in mesh.rehearse(meshes)):
+        return engine
+    try:
+        parts = [
+            *(Part(name=n, ranks=ranks, size=ModelSize.of(Path(c.model)), learner=c) for n, c in learners.items()),
+            *(Part(name=n, ranks=engine.tp, size=ModelSize.of(folder)) for n, folder in engines.items()),
+        ]
+    except ModelNotFoundError as error:
+        starts.say(f"whether it fits into the GPUs is not known: {error}")
+        return engine
+    placement = place(parts, engine, mesh.rehearse)
+    for line in placement.lines():
+        starts.say(line)
+    return placement.engine
+
+
+def place(
+    parts: Sequence[Part], engine: EngineConfig, rehearse: Callable[[Sequence[tuple[str, str, int]]], list[Seat]]
+) -> Placement:
+    """Give each process its memory.
+
+    Args:
+        parts: What runs.
+        engine: Settings of every engine.
+        rehearse: Says where meshes go, as `mesh.rehearse`.
+
+    Raises:
+        HostError: There are too few GPUs, or what is on one does not fit; the message has the arithmetic.
+    """
+    by_name = {part.name: part for part in parts}
+    seats = rehearse([(part.name, part.role, part.ranks) for part in parts])
+    on: dict[tuple[str, str], list[Seat]] = defaultdict(list)
+    for seat in seats:
+        on[seat.host, seat.gpu].append(seat)
+    shares: dict[tuple[str, str], int] = {}
+    for where, sitting in on.items():
+        if where[1] and (total := sitting[0].gpu_bytes):
+            shares[where] = _share(total, [(seat, by_name[seat.name]) for seat in sitting], engine)
+    shared = [
+        (shares[where], sitting[0].gpu_bytes)
+        for where, sitting in on.items()
+        if where in shares and len(sitting) > 1 and any(seat.role == "engines" for seat in sitting)
+    ]
+    if shared and engine.gpu_memory_utilization is None:
+        # what one may take is said in bytes, because vLLM would measure beside processes that come and go
+        share = min(room / total for room, total in shared)
+        fixed = max(sum(_engine(part, engine).values()) for part in parts if part.role == "engines")
+        least = min(room for room, _ in shared)
+        cache = engine.kv_cache_gb or (least - fixed) / 1e9
+        engine = replace(engine, gpu_memory_utilization=round(share, 4), kv_cache_gb=round(cache, 3))
+    return Placement(
+        processes=[_placed(seat, by_name[seat.name], engine, shares.get((seat.host, seat.gpu), 0)) for seat in seats],
+        engine=engine,
+    )
+
+
+def _share(total: int, sitting: Sequence[tuple[Seat, Part]], engine: EngineConfig) -> int:
+    """Bytes of a GPU that each engine on it may take.
+
+    Raises:
+        HostError: They do not suffice.
+    """
+    where = f"GPU {sitting[0][0].gpu} of {sitting[0][0].host}"
+    learners = [
+        (part.name, learner_bytes(part.size, part.learner, ranks=part.ranks))
+        for _, part in sitting
+        if part.learner is not None
+    ]
+    engines = [part for _, part in sitting if part.learner is None]
+    taken = sum(sum(found.values()) for _, found in learners)
+    room = int(total * ROOM) - taken
+    if not engines:
+        if room < 0:
+            raise HostError(f"{where} has {total / 1e9:.1f} GB and {_said(learners)}: {_LESS_LEARNER}")
+        return 0
+    each = room // len(engines)
+    if len(sitting) == 1:
+        each = int(total * (engine.gpu_memory_utilization or USUAL_SHARE))
+    for part in engines:
+        fixed, cache = _engine(part, engine), _least_cache(part, engine)
+        if sum(fixed.values()) + cache > each:
+            context = _context(part, engine)
+            needs = [(f"engine {part.name}", {**fixed, f"one conversation of {context} tokens": cache})]
+            beside = f" Beside it, {_said(learners)}." if learners else ""
+            raise HostError(
+                f"{where} has {total / 1e9:.1f} GB, of which each engine on it may take {max(0, each) / 1e9:.1f}, and "
+                f"{_said(needs)}.{beside} {_LESS_ENGINE}{'; ' + _LESS_LEARNER if learners else ''}"
+            )
+    return each
+
+
+_LESS_ENGINE = "Lower engine.max_model_len or engine.max_num_seqs, raise engine.tp, or give engines GPUs of their own"
+_LESS_LEARNER = (
+    "raise learner_procs, which shard the learner, set learner.activation_checkpointing to 'full', lower "
+    "learner.max_tokens_per_microbatch, learn an adapter (Policy(lora=...)), or set learner.cpu_offload"
+)
+
+
+def _said(needs: Iterable[tuple[str, Mapping[str, int]]]) -> str:
+    return "; ".join(
+        f"{name} expects {sum(found.values()) / 1e9:.1f} GB ("
+        + ", ".join(f"{part} {count / 1e9:.1f}" for part, count in found.items() if count >= 5e7)
+        + ")"
+        for name, found in needs
+    )
+
+
+def _item(engine: EngineConfig) -> int:
+    return 4 if engine.dtype == "float32" else 2
+
+
+def _context(part: Part, engine: EngineConfig) -> int:
+    return engine.max_model_len or part.size.context
+
+
+def _engine(part: Part, engine: EngineConfig) -> Mapping[str, int]:
+    return fixed_bytes(part.size, sequences=engine.max_num_seqs, item=_item(engine), tp=part.ranks)
+
+
+def _least_cache(part: Part, engine: EngineConfig) -> int:
+    if engine.kv_cache_gb is not None:
+        return int(engine.kv_cache_gb * 1e9)
+    return kv_bytes(part.size, _context(part, engine), item=_item(engine), tp=part.ranks)
+
+
+def _placed(seat: Seat, part: Part, engine: EngineConfig, share: int) -> Placed:
+    found: Mapping[str, int]
+    if part.learner is not None:
+        found = learner_bytes(part.size, part.learner, ranks=part.ranks)
+    else:
+        fixed = _engine(part, engine)
+        cache = _least_cache(part, engine)
+        if share and engine.kv_cache_gb is None:  # vLLM takes all it may
+            cache = max(cache, share - sum(fixed.values()))
+        found = {**fixed, "cache": cache}
+    return Placed(seat=seat, bytes=sum(found.values()), parts=found)
