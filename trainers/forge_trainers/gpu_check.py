@@ -1,0 +1,136 @@
+"""What the GPUs of this machine do with a short run: ``forge-agents gpu-check``.
+
+In: a model. Out: a table and JSON: for each way to place learner and engines, what its last step took, and the memory
+that was expected beside the memory that it took. Waits for those runs, each of three steps.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from forge_agents.errors import HostError
+from forge_agents.models.resolve import resolve, weight_bytes
+from forge_agents.models.sizes import ModelSize
+from forge_agents.runtime.processes import visible_gpus
+from forge_trainers.demo import ENV_ARGS, ENV_ID, DemoConfig, settings, team
+from forge_trainers.learner.memory import learner_bytes
+from forge_trainers.rl.config import GRPOConfig
+from forge_trainers.rl.trainer import GRPOTrainer
+
+STEPS = 3
+"""Of each run; the last one is told, because memory is new and caches are cold before."""
+_TOLD = {
+    "step s": "time/step_s",
+    "weights back s": "time/sync_s",
+    "tokens/s": "tokens_per_s",
+    "MFU": "learner/mfu",
+    "logprob gap": "learner/logprob_gap_mean",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """One placement of a run."""
+
+    name: str
+    learner_procs: int = 1
+    replicas: int = 1
+    tp: int = 1
+
+    @property
+    def gpus(self) -> int:
+        """That it wants; one GPU is shared."""
+        return self.learner_procs + self.replicas * self.tp
+
+
+def ways(gpus: int, size: ModelSize) -> list[Way]:
+    """What so many GPUs can be tried with: shared, apart, a learner of several ranks, an engine of several."""
+    if gpus == 1:
+        return [Way(name="shared")]
+    found = [Way(name="apart")]
+    if gpus >= 4:
+        half = gpus // 2
+        found.append(Way(name=f"{half} and {gpus - half}", learner_procs=half, replicas=gpus - half))
+    tp = next((tp for tp in (2, 3) if size.divides(tp)), 0)
+    if tp and gpus > tp:
+        found.append(Way(name=f"engine of {tp} ranks", tp=tp))
+    return found
+
+
+def row(way: Way, metrics: Mapping[str, Any], *, expected: int, weights: int) -> dict[str, Any]:
+    """What is told of a run.
+
+    Args:
+        way: How it was placed.
+        metrics: Of its last step.
+        expected: Bytes of one rank of the learner, by the arithmetic that placed it.
+        weights: Bytes of the model.
+    """
+    sync_s, peak = metrics.get("time/sync_s"), metrics.get("learner/peak_device_bytes")
+    return {
+        "way": way.name,
+        "learner_procs": way.learner_procs,
+        "replicas": way.replicas,
+        "tp": way.tp,
+        **{name: metrics.get(key) for name, key in _TOLD.items()},
+        "weights back GB/s": weights / 1e9 / sync_s if sync_s else None,
+        "learner GB expected": expected / 1e9,
+        "learner GB peak": peak / 1e9 if peak else None,
+    }
+
+
+def gpu_check(
+    model: str = "smollm2-135m-instruct", out_dir: str = "", *, gpus: int | None = None
+) -> list[dict[str, Any]]:
+    """Run every way, print the table, and write ``gpu-check.json``.
+
+    Args:
+        model: As `Policy` takes it.
+        out_dir: Folder of the runs; empty makes a new one under runs/.
+        gpus: How many to use; None: all that are visible.
+
+    Raises:
+        HostError: There is no GPU.
+    """
+    count = len(visible_gpus()) if gpus is None else gpus
+    if count < 1:
+        raise HostError("there is no GPU here to check; `forge-agents simulate CONFIG --gpus N` needs none")
+    folder, console = Path(out_dir or time.strftime("runs/gpu-check-%Y%m%d-%H%M%S")), Console()
+    path = resolve(model)
+    size, rows = ModelSize.of(path), list[dict[str, Any]]()
+    for way in ways(count, size):
+        config = _config(way)
+        console.print(f"{way.name}: {way.learner_procs} of the learner, {way.replicas} engines of {way.tp}")
+        with GRPOTrainer(team(model), config=config, out_dir=folder / way.name.replace(" ", "-")) as trainer:
+            result = trainer.fit(ENV_ID, steps=STEPS, env_args=ENV_ARGS)
+        expected = sum(learner_bytes(size, config.learner, ranks=way.learner_procs).values())
+        rows.append(row(way, result.metrics[-1], expected=expected, weights=weight_bytes(path)))
+        (folder / "gpu-check.json").write_text(json.dumps(rows, indent=1) + "\n")
+    console.print(table(rows))
+    return rows
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """A column for each way."""
+    found = Table("", *(str(one["way"]) for one in rows), title=f"step {STEPS} of {STEPS}")
+    for name in [name for name in rows[0] if name != "way"]:
+        found.add_row(name, *(f"{one[name]:.4g}" if one[name] is not None else "-" for one in rows))
+    return found
+
+
+def _config(way: Way) -> GRPOConfig:
+    base = settings(DemoConfig())
+    return replace(
+        base,
+        learner_procs=way.learner_procs,
+        engine=replace(base.engine, replicas=way.replicas, tp=way.tp),
+        checkpoint_every=STEPS,
+    )
