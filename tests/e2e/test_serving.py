@@ -420,7 +420,7 @@ def test_a_request_in_flight_goes_on_under_new_weights_with_no_stale_keys(
         ("llama", False, "bfloat16"),
         ("qwen3", True, "bfloat16"),
         ("qwen3", False, "float32"),
-        ("qwen3_moe", False, "float32"),
+        ("qwen3", True, "float32"),
         ("qwen2", True, "float32"),
         ("smollm3", True, "bfloat16"),
         ("mistral", False, "bfloat16"),
