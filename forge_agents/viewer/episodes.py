@@ -74,6 +74,8 @@ def _turns(
             "thought": str(turn.get("thought", "")),
             "thought_tokens": int(number(turn.get("thought_tokens")) or 0),
             "action": action,
+            "branch": number(turn.get("branch")) or 0,
+            "left_out": str((turn.get("compaction") or {}).get("text", "")),
             "calls": calls,
             "reward": number(turn.get("reward")),
             "advantage": number(advantage),

@@ -75,7 +75,8 @@ function turnNode(turn, place, row, colour, most) {
     turn.ended ? ["", turn.ended] : null,
   ].filter(Boolean);
   return h("article", { class: "turn", vars: { "--lane": place, "--row": row }, "aria-label": `turn ${turn.index} of ${turn.agent}` },
-    h("div", { class: "who" }, `${turn.index + 1} · ${turn.agent}`),
+    h("div", { class: "who" }, `${turn.index + 1} · ${turn.agent}${turn.branch ? ` · branch ${turn.branch}` : ""}`),
+    turn.left_out ? h("details", {}, h("summary", {}, "left out before"), text(turn.left_out)) : null,
     h("div", { class: turn.result ? "heard result" : "heard" },
       h("span", { class: "label" }, turn.result ? "tool result" : "observation"), text(turn.observation)),
     turn.thought ? h("details", { class: "thought" }, h("summary", {}, turn.thought_tokens ? `thought, ${plural(turn.thought_tokens, "token")}` : "thought"), text(turn.thought)) : null,

@@ -55,6 +55,17 @@ def test_a_thought_and_its_length_are_shown_beside_the_action():
     assert (second["thought"], second["thought_tokens"]) == ("", 0)
 
 
+def test_a_branch_and_what_was_left_out_are_shown():
+    row = episode(agents=("a",))
+    first, second = row["trajectories"]["a"]["turns"]
+    first["branch"], first["compaction"] = 2, {"how": "window", "turns": 3, "text": "[3 earlier turns]"}
+    second["branch"] = "many"
+    assert [(turn["branch"], turn["left_out"]) for turn in shown_episode(1, row, pieces)["turns"]] == [
+        (2, "[3 earlier turns]"),
+        (0, ""),
+    ]
+
+
 def test_what_is_not_a_number_is_none():
     row = episode()
     row["rewards"] = {"a": math.nan, "b": 0.5}
