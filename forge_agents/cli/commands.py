@@ -208,7 +208,7 @@ def _fit(run: fa.RunConfig, model: str, count: int, gpu_gb: float, per_host: int
     Console().print(found.table())
     print("none of these bytes was measured on a GPU by this project")
     if not found.changes:
-        print(f"it fits into {count} GPUs of {gpu_gb:g} GB")
+        print(f"it fits into {count} GPU{'s' * (count != 1)} of {gpu_gb:g} GB")
         return 0
     print(f"as it is set it does not fit: {found.problem}")
     print("it does with " + ", ".join(f"{key}: {value}" for key, value in found.changes.items()))
