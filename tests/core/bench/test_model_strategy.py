@@ -196,6 +196,17 @@ def test_what_cannot_be_told_is_refused(pennies, renderer):
         exploitability(pennies, {})
 
 
+def test_exact_probabilities_are_of_no_policy_that_counts_what_it_wrote(kuhn, renderer):
+    served = Served(Engine(renderer, equilibrium), renderer)
+    for shaping in ({"bad_words": ("bet",)}, {"presence_penalty": 0.5}, {"frequency_penalty": 0.5}):
+        counting = fa.Policy("some-model", name="hero", sampling=fa.Sampling(**shaping))
+        with pytest.raises(ForgeError, match=f"{next(iter(shaping))} of policy 'hero' follow .*; give samples="):
+            asyncio.run(model_strategy(kuhn, counting, served))
+        assert asyncio.run(model_strategy(kuhn, counting, served, samples=1)).table
+    sharp = fa.Policy("some-model", sampling=fa.Sampling(temperature=0.5, top_k=5, max_tokens=16))
+    assert asyncio.run(model_strategy(kuhn, sharp, served)).illegal == 0
+
+
 def test_metrics_of_training_name_policies_where_there_are_several(renderer):
     served = Served(Engine(renderer, equilibrium), renderer)
     one = asyncio.run(exploited([KUHN], {"hero": POLICY}, {"hero": served}, samples=20))
