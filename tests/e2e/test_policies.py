@@ -124,6 +124,36 @@ def test_two_adapters_on_one_engine_learn_each_its_own_seat(tiny_llama: Path, tm
     with fa.GRPOTrainer(policies, config=config(2e-2), out_dir=tmp_path) as trainer:
         assert trainer.evaluate(Cases, episodes=32).by_agent == pytest.approx(after.by_agent, abs=0.15)
         assert {name: learner.version for name, learner in trainer._running.learners.items()} == versions
+        programs_train_both_adapters(trainer, tmp_path)
+
+
+async def talk(task, client):
+    """A program: one seat holds two conversations side by side, the other hears what came of the first."""
+
+    async def ask(model, *said):
+        roles = ("user", "assistant", "user")[: len(said)]
+        messages = [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]
+        reply = await client.chat.completions.create(model=model, messages=messages)
+        return reply.choices[0].message.content
+
+    first = await ask("low", "ab")
+    other = await ask("low", "cd")
+    low = [first, other, await ask("low", "ab", first, "ef")]
+    high = await ask("high", "gh")
+    return {"low": sum(map(str.islower, "".join(low))) / 30, "high": sum(map(str.isupper, high)) / 10}
+
+
+def programs_train_both_adapters(trainer: fa.GRPOTrainer, folder: Path) -> None:
+    fa.register("test/Talk-v0", entry_point=fa.Program, program=talk, seats=("low", "high"))
+    row = trainer.fit("test/Talk-v0", steps=9).metrics[-1]
+    for name in ("low-hero", "high-hero"):  # the learner reads the tokens that the engine read, branches or not
+        assert row[f"learner/{name}/logprob_gap_mean"] < 1e-3
+    stored = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
+    episode = fa.Episode.from_json(next(row for row in stored if row["env_id"] == "test/Talk-v0"))
+    first, other, more = episode.trajectories["low"].turns
+    assert (first.branch, other.branch, more.branch) == (0, 1, 0)
+    read = first.prompt_ids + first.response_ids
+    assert more.prompt_ids[: len(read)] == read and other.prompt_ids[: len(read)] != read
 
 
 def test_two_whole_models_learn_each_its_own_seat(tiny_llama: Path, tmp_path: Path):
