@@ -16,12 +16,17 @@ from typing import Any
 import pytest
 import torch
 
+import forge_agents as fa
 from forge_agents.errors import ActorDiedError, ModelNotFoundError, StallError, UnknownIdError
 from forge_agents.policy import Sampling
+from forge_agents.rollout.players import Served
+from forge_agents.rollout.rendering import Renderer
+from forge_agents.rollout.rollout import play
 from forge_agents.runtime import mesh
 from forge_agents.serving import Engine, EngineConfig, _vllm
 from forge_agents.types import Completion, VersionSpan
 from forge_agents.weights import Publisher, WeightStore
+from forge_trainers.batch.packing import samples_from
 
 GREEDY = Sampling(temperature=0.0, max_tokens=24)
 PROMPTS = [[65, 66, 67], [200, 3, 9, 9, 9], list(range(40, 80))]
@@ -180,6 +185,62 @@ def test_logprobs_are_those_of_the_distribution_that_was_sampled(
     assert again == completion
     expected_T = reference_logprobs(tiny_llama, PROMPTS[2], completion.token_ids, Sampling(**shape))
     torch.testing.assert_close(torch.tensor(completion.logprobs), expected_T, atol=1e-3, rtol=0)
+
+
+class Telling(fa.TurnEnv):
+    """The first seat says something to the second, twice."""
+
+    possible_agents = ["teller", "listener"]
+
+    def setup(self, rng: Any) -> None:
+        self.said: list[str] = []
+
+    def instructions(self, agent: str) -> str:
+        return f"You are the {agent}."
+
+    def observe_text(self, agent: str) -> str:
+        return self.said[-1] if self.said else "Begin."
+
+    def act(self, agent: str, action: str) -> fa.Outcome:
+        self.said.append(f"it said {action}")
+        return fa.Outcome(done=len(self.said) == 4)
+
+
+def test_a_thought_is_closed_at_its_budget_stays_with_its_seat_and_is_trained(
+    run: Any, engine: Engine, tiny_llama: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
+    tokenizer.chat_template += "{% if add_generation_prompt %}{{ '<think>\n' }}{% endif %}"
+    closed = tuple(b"\n</think>\n\n")
+    sampling = Sampling(temperature=1.2, max_tokens=7, max_thought_tokens=11)
+    policy = fa.Policy(str(tiny_llama), name="hero", sampling=sampling, keep_thoughts="none")
+    seats = dict.fromkeys(Telling.possible_agents, policy)
+    served = {"hero": Served(engine, Renderer(tokenizer))}
+    episode = run(play(Telling(), seats, seed=0, served=served, draw="a thought"))
+    assert episode.error is None and len(episode.turns) == 4
+    again = run(play(Telling(), seats, seed=0, served=served, draw="a thought"))
+    assert [turn.response_ids for turn in again.turns] == [turn.response_ids for turn in episode.turns]
+    put = 0
+    for agent, trajectory in episode.trajectories.items():
+        others = [turn for turn in episode.turns if turn.agent != agent]
+        for turn in trajectory.turns:
+            assert turn.thought and turn.thought_tokens <= len(turn.response_ids) <= 11 + len(closed) + 7
+            for read in (other.prompt_ids for other in others):
+                assert not any(read[at : at + 9] == turn.response_ids[:9] for at in range(len(read)))
+        for sample, turn in zip(samples_from(trajectory, [1.0, 1.0], 0), trajectory.turns, strict=True):
+            prompt, trained = list(turn.prompt_ids), sample.loss_mask[len(turn.prompt_ids) :]
+            assert sample.token_ids.tolist() == [*prompt, *turn.response_ids]
+            assert not sample.loss_mask[: len(prompt)].any()
+            # a model may have ended its turn before
+            cut = 11 if turn.response_ids[11 : 11 + len(closed)] == closed else 99
+            put += cut == 11
+            assert trained.tolist() == [not cut <= at < cut + len(closed) for at in range(len(turn.response_ids))]
+            expected_T = reference_logprobs(tiny_llama, prompt, turn.response_ids, Sampling(temperature=1.2))
+            found_T = torch.tensor(sample.logprobs[len(prompt) :])
+            torch.testing.assert_close(found_T[trained], expected_T[torch.tensor(trained)], atol=1e-3, rtol=0)
+    assert put >= 2
 
 
 def test_bad_words_are_not_written(run: Any, engine: Engine) -> None:
