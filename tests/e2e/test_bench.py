@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -47,3 +48,21 @@ def test_models_play_on_one_engine_and_what_was_played_is_not_repeated(tiny_llam
     elsewhere = measure("second", live=3)
     assert elsewhere.timing["played"] == 16, "another folder knows nothing"
     assert {**elsewhere.as_json(), "timing": {}} == {**at_once.as_json(), "timing": {}}, "the same seed"
+
+
+@pytest.mark.timeout(300)
+def test_engines_play_game_after_game_under_a_running_loop(tiny_llama: Path) -> None:
+    """As in a notebook."""
+    talker = fa.Policy(str(tiny_llama), name="talker", sampling=fa.Sampling(max_tokens=4))
+    bound = fa.Policy(str(tiny_llama), name="bound", constrain_actions=True)
+
+    async def notebook() -> list[fa.Episode]:
+        seats = {"p0": bound, "p1": talker}
+        with fa.Engines(talker, config=SMALL) as engines:
+            return [fa.play("forge/KuhnPoker-v0", seats, seed=seed, engines=engines) for seed in (1, 1, 2)]
+
+    one, same, other = asyncio.run(notebook())
+    assert one.error is None and one.turns[0].policy == "bound" and one.turns[0].action in ("check", "bet")
+    assert {turn.policy for episode in (one, other) for turn in episode.turns} == {"bound", "talker"}
+    sampled = [[turn.response_ids for turn in episode.turns] for episode in (one, same, other)]
+    assert sampled[0] == sampled[1] != sampled[2]

@@ -1,5 +1,6 @@
 """What the README shows, run as it stands; only the model and the number of steps are smaller."""
 
+import asyncio
 import re
 import runpy
 from pathlib import Path
@@ -33,6 +34,10 @@ def test_the_custom_environment_passes_its_check_and_trains(tiny_models, tmp_pat
     script = tmp_path / "readme.py"
     script.write_text(code)
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(script), run_name="__main__")
+
+    async def notebook():
+        runpy.run_path(str(script), run_name="__main__")
+
+    asyncio.run(notebook())  # a loop runs around it, as around the cells of one
     assert (tmp_path / "runs/guess/metrics.jsonl").exists()
     assert fa.check_env("my/Guess-v0").ok
