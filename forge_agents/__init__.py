@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from forge_agents.tools.env import ToolEnv
     from forge_agents.types import Episode, EpisodeBatch, EpisodeGroup, Message, Trajectory, Turn
     from forge_trainers.demo import DemoConfig, demo
+    from forge_trainers.forecast.fit import Gpus, fit_gpus
     from forge_trainers.forecast.simulate import Hardware, Prediction, simulate
+    from forge_trainers.gpu_check import gpu_check
     from forge_trainers.learner.config import LearnerConfig
     from forge_trainers.losses.registry import Correction, list_losses, register_loss
     from forge_trainers.offline.config import DPOConfig, SFTConfig, SFTRunConfig, WarmStart
@@ -70,7 +72,9 @@ _HOME = {
     "forge_agents.tools.env": ("ToolEnv",),
     "forge_agents.types": ("Episode", "EpisodeBatch", "EpisodeGroup", "Message", "Trajectory", "Turn"),
     "forge_trainers.demo": ("DemoConfig", "demo"),
+    "forge_trainers.forecast.fit": ("Gpus", "fit_gpus"),
     "forge_trainers.forecast.simulate": ("Hardware", "Prediction", "simulate"),
+    "forge_trainers.gpu_check": ("gpu_check",),
     "forge_trainers.learner.config": ("LearnerConfig",),
     "forge_trainers.losses.registry": ("Correction", "list_losses", "register_loss"),
     "forge_trainers.offline.config": ("DPOConfig", "SFTConfig", "SFTRunConfig", "WarmStart"),
@@ -93,14 +97,14 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = [
     "AnyPolicy", "BenchLimits", "Columns", "Correction", "Credit", "DPOConfig", "DPOTrainer", "DemoConfig", "Endpoint",
     "EngineConfig", "Engines", "Ensemble", "EnvReward", "EnvSpec", "Episode", "EpisodeBatch", "EpisodeGroup",
-    "EpisodeTable", "EvalResult", "FitResult", "GRPOConfig", "GRPOTrainer", "Gate", "Gateway", "Hardware", "Hosts",
-    "Human", "League", "LearnerConfig", "LoRA", "Message", "Outcome", "Overlong", "ParallelTurnEnv", "Policy",
+    "EpisodeTable", "EvalResult", "FitResult", "GRPOConfig", "GRPOTrainer", "Gate", "Gateway", "Gpus", "Hardware",
+    "Hosts", "Human", "League", "LearnerConfig", "LoRA", "Message", "Outcome", "Overlong", "ParallelTurnEnv", "Policy",
     "Prediction", "Program", "Random", "Report", "Rule", "RunConfig", "SFTConfig", "SFTEval", "SFTRunConfig",
     "SFTTrainer", "Sampling", "Sandbox", "SandboxLimits", "Scripted", "Seat", "Seats", "SelfConsistency", "Tool",
     "ToolEnv", "Trajectory", "Turn", "TurnEnv", "Verifier", "WarmStart", "__version__", "benchmark", "check_env",
-    "check_verifier", "demo", "export_checkpoint", "list_envs", "list_losses", "list_suites", "load_episodes", "make",
-    "play", "register", "register_loss", "register_suite", "simulate", "spec", "suite", "tool", "verifier_history",
-    "wrap",
+    "check_verifier", "demo", "export_checkpoint", "fit_gpus", "gpu_check", "list_envs", "list_losses", "list_suites",
+    "load_episodes", "make", "play", "register", "register_loss", "register_suite", "simulate", "spec", "suite", "tool",
+    "verifier_history", "wrap",
 ]
 
 

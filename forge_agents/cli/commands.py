@@ -199,12 +199,12 @@ def _fit(run: fa.RunConfig, model: str, count: int, gpu_gb: float, per_host: int
     """Say whether a run fits into GPUs, and what to change. 0: it does as it is."""
     from rich.console import Console
 
-    from forge_trainers.forecast.fit import Gpus, fit, size_of
+    import forge_agents as fa
 
     trained = [policy for policy in run.policies.values() if policy.trainable]
-    gpus = Gpus(count=count, memory_gb=gpu_gb, per_host=per_host)
+    gpus = fa.Gpus(count=count, memory_gb=gpu_gb, per_host=per_host)
     lora = trained[0].lora if trained else None
-    found = fit(run.trainer, size_of(model), gpus, lora=lora)
+    found = fa.fit_gpus(run.trainer, model, gpus, lora=lora)
     Console().print(found.table())
     print("none of these bytes was measured on a GPU by this project")
     if not found.changes:
@@ -501,13 +501,13 @@ def setup(words: Sequence[str]) -> int:
 @_command("gpu-check", "forge-agents gpu-check", "forge-agents gpu-check --model Qwen/Qwen3-0.6B --out_dir runs/check")
 def gpu_check(words: Sequence[str]) -> int:
     """Run three steps on this machine's GPUs in each way that they allow, and tell speed and memory."""
+    import forge_agents as fa
+
     parser = _parser("gpu-check")
     parser.add_argument("--model", type=str, default="smollm2-135m-instruct", help="As a policy names one.")
     parser.add_argument("--out_dir", type=str, default="", help="Folder of the runs; default: a new one under runs/.")
     chosen = parser.parse_args(list(words))
-    from forge_trainers.gpu_check import gpu_check as check
-
-    check(chosen.model, chosen.out_dir)
+    fa.gpu_check(chosen.model, chosen.out_dir)
     return 0
 
 

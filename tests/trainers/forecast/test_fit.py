@@ -10,7 +10,7 @@ import forge_agents as fa
 from forge_agents.cli.main import main
 from forge_agents.errors import HostError, ModelNotFoundError
 from forge_agents.models.sizes import SHAPES, ModelSize
-from forge_trainers.forecast.fit import Fit, Gpus, fit, size_of
+from forge_trainers.forecast.fit import Fit, Gpus, fit_gpus, size_of
 from forge_trainers.run.config import ProcessConfig
 
 PAGE = Path(__file__).parents[3] / "docs" / "one-node.md"
@@ -33,20 +33,20 @@ def row(name: str, found: Fit) -> str:
 
 @pytest.mark.parametrize("name", list(SHAPES))
 def test_the_docs_table_of_a_node_of_eight_is_the_codes_own_arithmetic(name: str) -> None:
-    assert row(name, fit(SETTINGS, ModelSize.named(name), Gpus(count=8))) in PAGE.read_text().splitlines()
+    assert row(name, fit_gpus(SETTINGS, ModelSize.named(name), Gpus(count=8))) in PAGE.read_text().splitlines()
 
 
 def test_what_does_not_fit_says_what_to_change_and_why() -> None:
-    found = fit(SETTINGS, ModelSize.named("8b"), Gpus(count=8))
+    found = fit_gpus(SETTINGS, ModelSize.named("8b"), Gpus(count=8))
     assert "GPU 0 of host 0 has 80.0 GB and learner expects 16" in found.problem
     assert found.changes == {"learner_procs": 4, "engine.replicas": 4}
     changed = ProcessConfig(learner_procs=4, engine=fa.EngineConfig(max_model_len=8192, replicas=4))
-    assert fit(changed, ModelSize.named("8b"), Gpus(count=8)).changes == {}
+    assert fit_gpus(changed, ModelSize.named("8b"), Gpus(count=8)).changes == {}
 
 
 def test_nothing_makes_seventy_billion_weights_fit_into_one_gpu() -> None:
     with pytest.raises(HostError, match="take more GPUs or larger ones"):
-        fit(SETTINGS, ModelSize.named("70b"), Gpus(count=1))
+        fit_gpus(SETTINGS, ModelSize.named("70b"), Gpus(count=1))
 
 
 def test_an_engines_ranks_stay_on_one_host() -> None:

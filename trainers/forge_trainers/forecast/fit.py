@@ -99,12 +99,12 @@ def size_of(model: str) -> ModelSize:
     return ModelSize.named(model) if model.lower() in SHAPES else ModelSize.of(Path(models.resolve(model)))
 
 
-def fit(settings: ProcessConfig, size: ModelSize, gpus: Gpus, *, lora: LoRA | None = None) -> Fit:
+def fit_gpus(settings: ProcessConfig, model: ModelSize | str, gpus: Gpus, *, lora: LoRA | None = None) -> Fit:
     """Place one learner and the engines of one model on GPUs.
 
     Args:
         settings: Of the run.
-        size: Of the model.
+        model: Its size; or a well-known shape, such as "8b", or a model as `Policy` takes it.
         gpus: What there is.
         lora: The adapter that learns; None: the whole model does.
 
@@ -112,6 +112,7 @@ def fit(settings: ProcessConfig, size: ModelSize, gpus: Gpus, *, lora: LoRA | No
         HostError: Nothing that is known here makes it fit; the message has the arithmetic of the last try.
     """
     learner = replace(settings.learner, lora=lora)
+    size = size_of(model) if isinstance(model, str) else model
     problem = ""
     try:
         found = _placed(learner, settings.learner_procs, settings.engine, size, gpus)
