@@ -146,15 +146,18 @@ def test_a_sampler_at_another_temperature_ends_the_run_and_its_batch_is_kept(tra
 def test_a_temperature_that_moves_is_the_learners_too_and_goes_on_in_a_run_that_is_resumed(
     trainer_of, team, tmp_path, monkeypatch
 ):
-    sampling = dataclasses.replace(team.sampling, temperature=0.6, temperature_from=1.8, temperature_steps=2)
+    sampling = dataclasses.replace(team.sampling, temperature=1.2, temperature_from=1.8, temperature_steps=2)
     moving = dataclasses.replace(team, sampling=sampling)
     trainer = trainer_of(tmp_path, policy=moving, max_logprob_gap=1e-3)
     with monkeypatch.context() as patched:
         patched.setattr(trainer._processes, "policies", {"team": moving})
         trainer.fit(Letters, steps=1)
         rows = trainer_of(tmp_path, policy=moving, max_logprob_gap=1e-3, fresh=True).fit(Letters, steps=4).metrics
-    assert [row["learner/temperature"] for row in rows] == pytest.approx([1.8, 1.2, 0.6, 0.6])
-    assert max(row["learner/logprob_gap_mean"] for row in rows) < 1e-3
+    learned = {step: row for step, row in enumerate(rows) if row["groups/used"]}  # a step may be flat
+    assert {0, 1} <= set(learned)
+    for step, row in learned.items():
+        assert row["learner/temperature"] == pytest.approx((1.8, 1.5, 1.2, 1.2)[step])
+        assert row["learner/logprob_gap_mean"] < 1e-3
 
 
 def test_siblings_that_never_differ_end_the_run_with_the_reason(trainer_of, tmp_path):

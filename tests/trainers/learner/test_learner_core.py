@@ -382,7 +382,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(tiny_llama: Path
 
 
 def test_a_missing_model_is_named(tmp_path: Path):
-    with pytest.raises(ModelNotFoundError, match="no config.json"):
+    with pytest.raises(ModelNotFoundError, match="config.json is missing"):
         LearnerCore(config(tmp_path))
     with pytest.raises(ValueError, match="model is empty"):
         LearnerCore(LearnerConfig())

@@ -105,7 +105,9 @@ def test_a_sample_too_long_for_its_learner_is_dropped_and_counted_and_its_siblin
 
 def test_tokens_without_a_log_probability_are_masked_and_their_share_counted():
     items = judged([group((0, 0), (1, 0))])
-    item = with_turn(items[0], [1], response_ids=(3, 4, 5, 6), logprobs=(-1.0, math.nan, -math.inf, 0.5))
+    whole = (VersionSpan(version=1, start=0, end=4),)
+    logprobs = (-1.0, math.nan, -math.inf, 0.5)
+    item = with_turn(items[0], [1], response_ids=(3, 4, 5, 6), logprobs=logprobs, versions=whole)
     lessons = credit_groups([item], Credit(), {"hero"})
     good, bad = lessons.samples["hero"]
     assert good.loss_mask.tolist() == [False, False, True]
