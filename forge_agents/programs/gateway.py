@@ -353,7 +353,7 @@ class Gateway:
             raise RefusedError("this server answers on loopback names only", status=403, code="forbidden")
         keys = [value.removeprefix(b"Bearer ").strip() for value in given.get(b"authorization", [])]
         keys += given.get(b"x-api-key", [])
-        session = self._sessions.get(_mark(keys[0].decode("latin-1"))) if len(keys) == 1 else None
+        session = self._sessions.get(_mark(keys[0].decode("latin-1"))) if len(set(keys)) == 1 else None
         if session is None:
             raise RefusedError(
                 "no episode has this token, or it is over: send the one that the program was given, as "

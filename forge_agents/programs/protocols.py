@@ -56,7 +56,7 @@ def _call(body: Any, said: Callable[[Json], Iterable[Said]], tools: Callable[[An
         said=messages,
         tools=chosen,
         several=several,
-        told="\n\n".join(filter(None, [told, form_of(more.pop("form", None))])),
+        told=writable("\n\n".join(filter(None, [told, form_of(more.pop("form", None))]))),
         asked={name: body[name] for name in SAMPLING if body.get(name) is not None},
         stream=bool(body.get("stream")),
         **more,
@@ -100,7 +100,7 @@ def _stop(stop: Any) -> tuple[str, ...]:
     texts = [stop] if isinstance(stop, str) else list(stop or ())
     if not all(isinstance(text, str) and text for text in texts):
         raise RefusedError(f"stop={stop!r}; send texts")
-    return tuple(texts)
+    return tuple(map(writable, texts))
 
 
 def _text(content: Any, where: str) -> str:
@@ -123,7 +123,7 @@ def _asked(id_: Any, name: Any, arguments: Any, where: str) -> AskedCall:
     if not isinstance(name, str):
         raise RefusedError(f"{where}: a tool call without a name")
     written = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
-    return AskedCall(id=str(id_ or ""), name=name, arguments=writable(written))
+    return AskedCall(id=str(id_ or ""), name=writable(name), arguments=writable(written))
 
 
 def _role(role: Any, where: str, *known: str) -> str:

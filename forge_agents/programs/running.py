@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -200,6 +201,10 @@ def _own(lines: Sequence[str]) -> str:
 # ---- command lines
 
 
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
+"""Variables that are not handed on: a model may run commands there, and what they print is kept."""
+
+
 class _Command:
     """A process group of its own, in a folder of its own; it ends with this process, however that ends."""
 
@@ -209,7 +214,8 @@ class _Command:
         work.mkdir()
         given = task if isinstance(task, str) else json.dumps(task)
         (self._folder / "stdin").write_text(given, encoding="utf-8")
-        environment = os.environ | {"OPENAI_BASE_URL": session.url, "OPENAI_API_KEY": session.token}
+        environment = {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
+        environment |= {"OPENAI_BASE_URL": session.url, "OPENAI_API_KEY": session.token}
         environment |= {"ANTHROPIC_BASE_URL": session.url.removesuffix("/v1"), "ANTHROPIC_API_KEY": session.token}
         for name in ("NO_PROXY", "no_proxy"):
             environment[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1"]))

@@ -58,8 +58,9 @@ class Decision:
             "finish_reason": self.finish_reason,
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
-            "token_ids": list(self.response_ids),
-            "logprobs": list(self.logprobs),
+            # a thought is its seat's own affair, whoever can decode it
+            "token_ids": list(self.response_ids[self.thought_tokens :]),
+            "logprobs": list(self.logprobs[self.thought_tokens :]),
         }
 
 
@@ -140,7 +141,8 @@ class ModelPlayer:
         """
         told = info.get(CONVERSATION)
         if told is None:
-            calls = int(info.get("tool_calls") or 0)  # of the episode so far, as a `ToolEnv` counts
+            counted = info.get("tool_calls")  # of the episode so far, as a `ToolEnv` counts; or anything
+            calls = counted if isinstance(counted, int) else 0
             after, only_results, self._calls = self._main, calls > self._calls, calls
             heard = (*(self._told if after is None else ()), ("user", observation))
         else:
@@ -184,7 +186,10 @@ class ModelPlayer:
             done = await self._sample(prompt_ids, wanted, limit, draw, choices)
         else:
             done = await self._think_and_answer(prompt_ids, wanted, limit, draw)
-        thought, answer = self._renderer.parse(done.token_ids, *wanted.stop)
+        if choices:  # one of them is an answer, also where the template has opened a thought
+            thought, answer = "", self._renderer.text(done.token_ids, *wanted.stop)
+        else:
+            thought, answer = self._renderer.parse(done.token_ids, *wanted.stop)
         beside, calls = self._renderer.calls(done.token_ids, self._tools) if self._tools else ("", ())
         return Decision(
             action=beside if calls else answer,
@@ -307,8 +312,10 @@ def with_calls(text: str, calls: Sequence[ToolCall]) -> str:
     """An answer as an environment reads it: what was said, and the calls beside it in their one form."""
     if not calls:
         return text
-    said = "" if parse_tool_calls(text) else text  # another call, in words, would be read instead of these
-    return "\n".join(filter(None, (said, *map(str, calls))))
+    told = "\n".join(map(str, calls))
+    whole = f"{text}\n{told}" if text else told
+    # where the words look like calls, something else would be read
+    return whole if parse_tool_calls(whole) == parse_tool_calls(told) else told
 
 
 class EndpointPlayer:

@@ -23,7 +23,7 @@ from forge_agents.tools.native import CallReader, reader_for
 from forge_agents.types import ToolCall
 
 _MARK = (
-    "\u2063answer\u2063"  # stands for a response while the template is rendered; invisible separators, not in any text
+    "\u2063answer\u2063"  # stands for a response while the template is rendered; `_defuse` takes it out of any text
 )
 
 _CALL_MARK = re.compile(r"tool|python_tag|TOOL_CALLS|ARGS")
@@ -226,6 +226,8 @@ class Renderer:
         Args:
             own: Whether the model wrote it itself; then the marks of its tool calls are left whole.
         """
+        while _MARK in text:  # it would be taken for the place of an answer
+            text = text.replace(_MARK, "answer")
         for token in self._special:
             if token in text and not (own and _CALL_MARK.search(token)):
                 text = text.replace(token, f"{token[0]} {token[1:]}")

@@ -196,10 +196,20 @@ def available_bytes() -> int:
     available = int(meminfo["MemAvailable"].split()[0]) * 1024
     for limit, used in _MEMORY_LIMITS:
         try:
-            available = min(available, int(limit.read_text()) - int(used.read_text()))
+            free = int(limit.read_text()) - int(used.read_text())
+            available = min(available, free + _inactive_bytes(used.parent / "memory.stat"))
         except (OSError, ValueError):  # no such hierarchy, or "max"
             continue
     return available
+
+
+def _inactive_bytes(stat: Path) -> int:
+    """Pages of files that nobody has read lately: they count as used and give way."""
+    try:
+        counts = dict(line.split() for line in stat.read_text().splitlines())
+        return int(counts.get("total_inactive_file") or counts.get("inactive_file") or 0)
+    except (OSError, ValueError):
+        return 0
 
 
 # ---- deaths

@@ -271,3 +271,13 @@ def test_programs_keep_the_contract_of_environments():
     fa.register("test/Crew-v0", entry_point=fa.Program, program=crew, **CREW)
     report = fa.check_env("test/Crew-v0", episodes=2)
     assert report.ok
+
+
+def test_a_command_line_is_not_told_the_secrets_of_the_run(monkeypatch):
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "ANTHROPIC_AUTH_TOKEN", "DB_PASSWORD"):
+        monkeypatch.setenv(name, "do-not-tell")
+    monkeypatch.setenv("PLAIN", "told")
+    script = COMMAND.replace("sys.exit", "import os; print(*os.environ.values()); sys.exit")
+    episode = played([sys.executable, "-c", script], tasks=[{"question": "Well?"}])
+    printed = episode.trajectories["agent"].info["result"]["stdout"]
+    assert "told" in printed and "do-not-tell" not in printed

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import forge_agents as fa
 from forge_agents.models.tiny import _byte_vocab
-from forge_agents.rollout.players import Served
+from forge_agents.rollout.players import Served, with_calls
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.rollout.rollout import play
 from forge_agents.tools import parse_tool_calls
@@ -256,3 +256,9 @@ def test_calls_that_a_server_tells_apart_are_run(serve_chat):
     assert server.requests[1]["messages"][2] == {"role": "assistant", "content": first.action}
     (other,) = episode.trajectories["other"].turns
     assert (other.action, other.tool_calls) == ("CALL book(Bern)", ()), "a seat without tools calls none"
+
+@pytest.mark.parametrize("words", ['{"name": "Bob"}', '{"name": oops', "I look.", ""])
+def test_calls_beside_words_are_the_calls_that_are_read(words):
+    call = ToolCall(name="search", arguments={"for": "Bob"})
+    assert [found.name for found in parse_tool_calls(with_calls(words, (call,)))] == ["search"]
+    assert words in with_calls("I look.", (call,)) or words != "I look."

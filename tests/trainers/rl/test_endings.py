@@ -99,6 +99,7 @@ def test_a_run_says_who_sits_where_and_who_shares_a_learner(tmp_path, capsys):
     ("sampling", "said"),
     [
         ({"temperature": 0}, "temperature=0, always the most probable token"),
+        ({"temperature": 0.005}, "vLLM samples no colder than 0.01"),
         ({"top_p": 0.9}, "top_p=0.9; training needs the model's whole distribution"),
         ({"top_k": 20, "min_p": 0.1}, "top_k=20, min_p=0.1;"),
         ({"bad_words": ("no",)}, r"bad_words=\('no',\)"),

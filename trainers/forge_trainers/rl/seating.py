@@ -49,6 +49,10 @@ PlayGroup: TypeAlias = Callable[[Task, Seats, Mapping[str, Served]], Coroutine[A
 """Plays one group of a task with these seats and engines."""
 
 
+_COLDEST = 0.01
+"""vLLM raises a lower temperature to it, and says so in its log alone."""
+
+
 def check_trainable(models: Mapping[str, Policy], max_staleness: int = 0) -> None:
     """Raises ValueError where a policy that is to learn samples from a distribution that the learner cannot compute."""
     for name, policy in models.items():
@@ -57,6 +61,12 @@ def check_trainable(models: Mapping[str, Policy], max_staleness: int = 0) -> Non
             raise ValueError(
                 f"policy {name!r} samples with temperature=0, always the most probable token, so siblings would not "
                 "differ and nothing could be learned; training needs a temperature above 0"
+            )
+        coldest = min(sampling.temperature, sampling.temperature_from or sampling.temperature)
+        if policy.trainable and coldest < _COLDEST:
+            raise ValueError(
+                f"policy {name!r} samples with temperature={coldest}; vLLM samples no colder than {_COLDEST}, so the "
+                f"learner would compute another distribution; training needs at least {_COLDEST}"
             )
         if policy.trainable and sampling.shaping:
             given = ", ".join(f"{key}={value!r}" for key, value in sampling.shaping.items())
