@@ -114,7 +114,7 @@ class Reply:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     logprobs: tuple[tuple[int, float], ...] | None = None
-    """Id and log-probability of each sampled token, thoughts included; None where nobody asked or no model sampled."""
+    """Id and log-probability of each token behind the thought; None where nobody asked or no model sampled."""
 
     @property
     def said(self) -> Said:

@@ -76,10 +76,10 @@ class _Waiting:
     """A call that nobody has answered yet."""
 
     def __init__(self, seat: str, call: Call, loop: asyncio.AbstractEventLoop) -> None:
-        self.seat, self.call, self.loop = seat, call, loop
+        self.seat, self.loop = seat, loop
+        self.call: Call | None = call
+        """None once the program hung up: what it said, up to 8 MiB, need not wait for its turn."""
         self.answered: asyncio.Future[Reply] = loop.create_future()
-        self.gone = False
-        """Whether the program hung up."""
 
     def end(self, reply: Reply | RefusedError) -> None:
         def tell() -> None:
@@ -139,8 +139,8 @@ class Session:
                     raise NotReadyError(f"{who}: the episode was closed while its program ran")
                 if not isinstance(event, _Waiting):
                     return event
-                if not event.gone:
-                    return self._question(event)
+                if (call := event.call) is not None:
+                    return self._question(event, call)
 
     def answer(self, action: str, about: Mapping[str, Any] | None = None) -> None:
         """Answer the call that `next` returned last.
@@ -194,9 +194,9 @@ class Session:
         self._events.put(asked)
         return asked
 
-    def _question(self, asked: _Waiting) -> Question:
-        after, new, heard = self._histories.place(asked.seat, asked.call)
-        question = Question(seat=asked.seat, call=asked.call, number=self._number, after=after, new=new)
+    def _question(self, asked: _Waiting, call: Call) -> Question:
+        after, new, heard = self._histories.place(asked.seat, call)
+        question = Question(seat=asked.seat, call=call, number=self._number, after=after, new=new)
         self._number += 1
         self._current = question, asked, heard
         return question
@@ -405,7 +405,7 @@ async def _converse(session: Session, protocol: Protocol, body: Any, receive: _R
     try:
         await asyncio.wait(both, return_when="FIRST_COMPLETED")
         if not asked.answered.done():
-            asked.gone = True
+            asked.call = None
             session._open.discard(asked)
             return
         reply = asked.answered.result()

@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from forge_agents.envs.env import Outcome, TurnEnv, as_json
+from forge_agents.envs.env import CONVERSATION, Outcome, TurnEnv, as_json
 from forge_agents.errors import ForgeError
 from forge_agents.programs.gateway import MAX_BODY_BYTES, Question, Session, gateway
 from forge_agents.programs.running import AnyProgram, Ended, Running, check, result_as_json, reward_of, started, told
@@ -168,7 +168,7 @@ class Program(TurnEnv):
         if self.num_turns + 1 >= (self._limit or math.inf):
             return self._over(0.0, truncated=True, cut=f"it made more than {self._limit} calls")
         self._question = event
-        return Outcome(next=self._show(event), info={event.seat: {"conversation": event.conversation()}})
+        return Outcome(next=self._show(event), info={event.seat: {CONVERSATION: event.conversation()}})
 
     def close(self) -> None:
         """End the program and refuse what it still asks."""
@@ -200,11 +200,13 @@ class Program(TurnEnv):
         twin._session = None  # it is ours now, and does not end with the twin
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        shared = ("_program", "_tasks", "_task", "_reward", "_session", "_running", "_question", "spec")
+        shared = ("_program", "_tasks", "_task", "_reward", "_question", "spec")
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
+        twin._session = twin._running = None  # a copy that is given up half-made ends its own program, if any
         for name, value in vars(self).items():
-            twin.__dict__[name] = value if name in shared else copy.deepcopy(value, memo)
+            if name not in ("_session", "_running"):
+                twin.__dict__[name] = value if name in shared else copy.deepcopy(value, memo)
         if self._running is not None:
             twin._begin_program()
             twin._question = twin._again(self._said)
@@ -238,7 +240,7 @@ class Program(TurnEnv):
         return event
 
     def _show(self, question: Question) -> str:
-        self.infos[question.seat] = {**self.infos[question.seat], "conversation": question.conversation()}
+        self.infos[question.seat] = {**self.infos[question.seat], CONVERSATION: question.conversation()}
         return question.seat
 
     def _ended(self, end: Ended) -> Outcome:
@@ -259,7 +261,7 @@ class Program(TurnEnv):
         rewards = reward if isinstance(reward, Mapping) else dict.fromkeys(self.agents, reward)
         self.close()
         for agent in self.agents:
-            self.infos[agent] = {name: value for name, value in self.infos[agent].items() if name != "conversation"}
+            self.infos[agent] = {name: value for name, value in self.infos[agent].items() if name != CONVERSATION}
         return Outcome(
             rewards=rewards, done=not truncated, truncated=truncated, info=dict.fromkeys(self.agents, facts)
         )

@@ -105,6 +105,8 @@ class _Loop(LoopThread):
         return stack(sys._current_frames().get(self._thread.ident or 0))
 
 
+_LOOPBACK: dict[str, Any] = {"verify": False, "trust_env": False, "timeout": None}
+"""Of a client that speaks to this process, without proxies; the end of the episode ends what it waits for."""
 _lock = threading.Lock()
 _loops: list[_Loop] = []
 
@@ -126,14 +128,14 @@ class _Task:
         self._work = self._loop.begin(self._run(task, session))
 
     async def _run(self, task: Any, session: Session) -> None:
-        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
-
         self._task = asyncio.current_task()
-        http = DefaultAsyncHttpxClient(verify=False, trust_env=False, timeout=None)  # loopback; the episode ends waits
-        client = AsyncOpenAI(base_url=session.url, api_key=session.token, max_retries=0, timeout=None, http_client=http)
-        client.organization = client.project = None
         try:
-            async with http:
+            from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+            key = session.token
+            async with DefaultAsyncHttpxClient(**_LOOPBACK) as http:
+                client = AsyncOpenAI(base_url=session.url, api_key=key, max_retries=0, timeout=None, http_client=http)
+                client.organization = client.project = None
                 session.tell(Ended(value=await self._program(task, client)))
         except asyncio.CancelledError:
             session.tell(Ended(error=RuntimeError("the program was cancelled")))
@@ -173,10 +175,10 @@ class _Thread:
         self._thread.start()
 
     def _run(self, program: Callable[[Any, Any], Any], task: Any, session: Session) -> None:
-        from openai import DefaultHttpxClient, OpenAI
-
         try:
-            with DefaultHttpxClient(verify=False, trust_env=False, timeout=None) as http:
+            from openai import DefaultHttpxClient, OpenAI
+
+            with DefaultHttpxClient(**_LOOPBACK) as http:
                 key = session.token
                 client = OpenAI(base_url=session.url, api_key=key, max_retries=0, timeout=None, http_client=http)
                 client.organization = client.project = None
@@ -219,8 +221,13 @@ class _Command:
         environment |= {"ANTHROPIC_BASE_URL": session.url.removesuffix("/v1"), "ANTHROPIC_API_KEY": session.token}
         for name in ("NO_PROXY", "no_proxy"):
             environment[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1"]))
-        try:
+        with contextlib.ExitStack() as undo:  # what was begun, where the rest cannot be
+            undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            # the kernel closes our end, which nobody inherits, when this process is gone
+            end, self._held = os.pipe()
+            undo.callback(os.close, self._held)
             with (
+                os.fdopen(end, "rb") as ending,
                 (self._folder / "stdin").open("rb") as heard,
                 (self._folder / "stdout").open("wb") as said,
                 (self._folder / "stderr").open("wb") as told,
@@ -228,18 +235,15 @@ class _Command:
                 self._process = subprocess.Popen(
                     words, stdin=heard, stdout=said, stderr=told, cwd=work, env=environment, start_new_session=True
                 )
-            end, self._held = os.pipe()  # the kernel closes our end, which nobody inherits, when this process is gone
-            self._watch = subprocess.Popen(
-                ["/bin/sh", "-c", "read _; kill -9 -$0", str(self._process.pid)],
-                stdin=end,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-            os.close(end)
-        except OSError:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            raise
+                undo.callback(self._kill)
+                self._watch = subprocess.Popen(
+                    ["/bin/sh", "-c", "read _; kill -9 -$0", str(self._process.pid)],
+                    stdin=ending,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            undo.pop_all()
         threading.Thread(target=self._wait, args=(session,), name="program", daemon=True).start()
 
     def _wait(self, session: Session) -> None:
@@ -257,13 +261,16 @@ class _Command:
     def stop(self) -> None:
         if self._held < 0:
             return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # what it started, too
+        self._kill()
         os.close(self._held)
         self._held = -1
         self._watch.wait(5)
-        self._process.wait(5)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # what it started, too
+        self._process.wait(5)
 
     def where(self) -> str:
         return f"process {self._process.pid}, {shlex.join(self._words)[:200]}"

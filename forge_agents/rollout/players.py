@@ -163,7 +163,7 @@ class ModelPlayer:
         legal = info.get("legal_actions") if self._constrain and told is None else None
         sampling = self._sampling if told is None else _as_wished(self._sampling, told)
         done = await self._answer(prompt_ids, sampling, room, tuple(legal or ()))
-        talk.answered(heard, done.thought, self._answer_of(done), prompt_ids, done.response_ids)
+        talk.answered(heard, done.thought, self._answer_of(done, sampling), prompt_ids, done.response_ids)
         if told is None:  # who goes on from it with a conversation of its own begins a branch
             talk.branch, talk.continued, self._main = 0, True, len(self._held)
         elif held is None or held.continued:
@@ -204,9 +204,9 @@ class ModelPlayer:
             generate_s=time.perf_counter() - started,
         )
 
-    def _answer_of(self, decision: Decision) -> str:
+    def _answer_of(self, decision: Decision, wanted: Sampling) -> str:
         """The answer as the model wrote it, calls in its own grammar and all."""
-        return self._renderer.parse(decision.response_ids)[1] if decision.tool_calls else decision.action
+        return self._renderer.parse(decision.response_ids, *wanted.stop)[1] if decision.tool_calls else decision.action
 
     async def _sample(
         self, prompt_ids: tuple[int, ...], wanted: Sampling, limit: int, draw: str | None, choices: tuple[str, ...] = ()

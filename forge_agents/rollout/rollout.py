@@ -203,6 +203,7 @@ async def _play_turns(env: AECEnv[str, Any, Any], seat_of: SeatOf, max_turns: in
     index, truncated = 0, False
     reported: dict[str, float] = {}
     end: EndReason | None = None
+    tell = await _guard("observe", env, hook, env, "about_answer")
     try:
         while (seen := await _guard("observe", env, _observe, env, reported)) is not None:
             agent, observation, result, info = seen
@@ -222,7 +223,7 @@ async def _play_turns(env: AECEnv[str, Any, Any], seat_of: SeatOf, max_turns: in
                 break
             seat.drafts.append(_Draft(index, observation, decision))
             index += 1
-            await _record_all(seat_of, await _guard("step", env, _step, env, decision, reported))
+            await _record_all(seat_of, await _guard("step", env, _step, env, decision, reported, tell))
             await asyncio.sleep(0)  # scripted players never yield; thousands of episodes share the loop
     except _FailureError:
         with contextlib.suppress(_FailureError):  # the first failure is the episode's
@@ -250,16 +251,22 @@ def _observe(
 
 
 def _step(
-    env: AECEnv[str, Any, Any], decision: Decision | None, reported: dict[str, float]
+    env: AECEnv[str, Any, Any], decision: Decision | None, reported: dict[str, float], tell: Any = None
 ) -> dict[str, _StepResult]:
     """Play; an account is emptied when its agent acts, in PettingZoo's conversion of parallel ones after the round.
+
+    Args:
+        env: Where.
+        decision: Of the agent whose turn it is; None where it only leaves.
+        reported: As for `_observe`.
+        tell: The environment's hook ``about_answer``, or what is no function where it has none.
 
     Returns:
         What those are owed who are not in any more, and so have no turn to hear it: who left in this step, however it
         did, and who left before and is paid all the same.
     """
     before, acting = list(env.agents), env.agent_selection
-    if decision is not None and callable(tell := hook(env, "about_answer")):
+    if decision is not None and callable(tell):
         tell(acting, decision.about())
     env.step(None if decision is None else heard(env, decision.thought, decision.action))
     for agent in list(reported):
@@ -360,11 +367,13 @@ async def _decide(seat: _Seat, observation: str, info: Mapping[str, Any]) -> Dec
     """A player's decision; its failure becomes data, a dead engine or a spent budget does not."""
     try:
         decision = await seat.player(observation, info)
-        action = writable(with_calls(decision.action, decision.tool_calls))  # half an emoji, from an endpoint
-        calls = decision.tool_calls
+        calls, thought = decision.tool_calls, writable(decision.thought)  # half an emoji, from an endpoint
+        action = writable(with_calls(decision.action, calls))
         if seat.tools and not calls:
             calls = tuple(parse_tool_calls(action, tools=seat.tools))
-        return replace(decision, action=action, thought=writable(decision.thought), tool_calls=calls)
+        if (action, thought, calls) == (decision.action, decision.thought, decision.tool_calls):
+            return decision  # most are: a copy costs 2 us
+        return replace(decision, action=action, thought=thought, tool_calls=calls)
     except (_FailureError, ContextFullError, ActorDiedError, BudgetError, StallError):
         raise
     except Exception as cause:  # a player is user code: any failure is the episode's, not the run's

@@ -106,15 +106,18 @@ def gpu_check(
     folder, console = Path(out_dir or time.strftime("runs/gpu-check-%Y%m%d-%H%M%S")), Console()
     path = resolve(model)
     size, rows = ModelSize.of(path), list[dict[str, Any]]()
-    for way in ways(count, size):
-        config = _config(way)
-        console.print(f"{way.name}: {way.learner_procs} of the learner, {way.replicas} engines of {way.tp}")
-        with GRPOTrainer(team(model), config=config, out_dir=folder / way.name.replace(" ", "-")) as trainer:
-            result = trainer.fit(ENV_ID, steps=STEPS, env_args=ENV_ARGS)
-        expected = sum(learner_bytes(size, config.learner, ranks=way.learner_procs).values())
-        rows.append(row(way, result.metrics[-1], expected=expected, weights=weight_bytes(path)))
-        (folder / "gpu-check.json").write_text(json.dumps(rows, indent=1) + "\n")
-    console.print(table(rows))
+    try:
+        for way in ways(count, size):
+            config = _config(way)
+            console.print(f"{way.name}: {way.learner_procs} of the learner, {way.replicas} engines of {way.tp}")
+            with GRPOTrainer(team(model), config=config, out_dir=folder / way.name.replace(" ", "-")) as trainer:
+                result = trainer.fit(ENV_ID, steps=STEPS, env_args=ENV_ARGS)
+            expected = sum(learner_bytes(size, config.learner, ranks=way.learner_procs).values())
+            rows.append(row(way, result.metrics[-1], expected=expected, weights=weight_bytes(path)))
+            (folder / "gpu-check.json").write_text(json.dumps(rows, indent=1) + "\n")
+    finally:
+        if rows:  # of the ways before one that failed, too
+            console.print(table(rows))
     return rows
 
 

@@ -180,6 +180,7 @@ def test_a_program_that_hangs_up_before_its_turn_takes_none(session):
     connection.close()
     while session._open:  # the gateway notices
         pass
+    assert session._events.qsize() == 1 and session._events.get().call is None  # what it said is not kept
     turn, _ = answered(session, asked("second"), "-")
     assert (turn.text(), turn.number) == ("second", 0)
 

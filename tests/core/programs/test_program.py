@@ -281,3 +281,42 @@ def test_a_command_line_is_not_told_the_secrets_of_the_run(monkeypatch):
     episode = played([sys.executable, "-c", script], tasks=[{"question": "Well?"}])
     printed = episode.trajectories["agent"].info["result"]["stdout"]
     assert "told" in printed and "do-not-tell" not in printed
+
+
+def test_a_command_that_cannot_be_watched_does_not_run_on(monkeypatch):
+    from forge_agents.programs import running
+
+    begun, real = [], running.subprocess.Popen
+
+    def short_of_files(words, **options):
+        if begun:
+            raise OSError(24, "Too many open files")
+        begun.append((real(words, **options), options["cwd"]))
+        return begun[0][0]
+
+    monkeypatch.setattr(running.subprocess, "Popen", short_of_files)
+    env = fa.Program(["sleep", "600"])
+    with pytest.raises(OSError, match="Too many open files"):
+        env.reset(seed=0)
+    env.close()
+    ((process, folder),) = begun
+    assert process.poll() == -9 and not folder.parent.exists()
+
+
+def test_a_missing_client_is_the_programs_error_at_once(monkeypatch):
+    monkeypatch.setitem(sys.modules, "openai", None)
+    for program in (crew, plain):
+        episode = played(program, seats=("planner", "solver", "agent"), timeout_s=600.0)
+        assert "openai" in episode.error.message
+
+
+def test_a_fork_that_fails_halfway_leaves_the_original_alone(monkeypatch):
+    env = fa.Program(plain)
+    env.reset(seed=0)
+    monkeypatch.setattr(fa.Program, "_begin_program", lambda twin: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        env.fork()
+    monkeypatch.undo()
+    env.step("answered")
+    assert env.terminations["agent"] and env.infos["agent"]["result"] == "answered"
+    env.close()

@@ -9,7 +9,7 @@ import pytest
 from forge_agents.episodes.stored import load_episodes
 from forge_agents.errors import RunFolderError
 from forge_agents.rollout.rendering import Renderer
-from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Message, Trajectory, Turn, VersionSpan
+from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Message, ToolCall, Trajectory, Turn, VersionSpan
 from forge_trainers.offline.config import SFTConfig
 from forge_trainers.offline.data import read_demonstrations
 from forge_trainers.records.run_folder import RunFolder
@@ -316,3 +316,13 @@ def test_the_episodes_of_a_run_are_read_back_whole(read, renderer, tmp_path):
     (tmp_path / "episodes.jsonl").write_text('{"step": 0}\n')
     with pytest.raises(RunFolderError, match="line 1 of .* cannot be read"):
         read(tmp_path)
+
+
+def test_calls_that_were_written_anew_are_the_models_own_where_it_reads_their_names(read, renderer):
+    call = ToolCall(name="add", arguments={"a": 1})
+    own = dataclasses.replace(turn(renderer, (1, 2), "[add 1]"), action=str(call), tool_calls=(call,))
+    assert "rendered from text" not in read([Trajectory(agent="p0", policy="m", turns=(own,))]).counts
+    foreign = dataclasses.replace(own, response_ids=(7, 8, 9), logprobs=(-1.0,) * 3)
+    (item,) = (found := read([Trajectory(agent="p0", policy="big", turns=(foreign,))])).items
+    assert found.counts["rendered from text"] == 1
+    assert "add" in renderer._tokenizer.decode(item.ids[item.mask])

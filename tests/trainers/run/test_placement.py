@@ -93,3 +93,38 @@ def test_a_gpu_of_unknown_memory_is_used_unasked() -> None:
     seats = on(1, {"learner": 1}, each=0)
     learner = Part(name="hero-learner", ranks=1, size=size, learner=fa.LearnerConfig())
     assert [one.seat.gpu for one in place([learner], fa.EngineConfig(), seats).processes] == ["0"]
+
+
+def test_what_was_asked_for_of_a_shared_gpu_must_be_left_there() -> None:
+    with pytest.raises(HostError, match=r"GPU 0 of .* left for each of 1 engine beside .*gpu_memory_utilization=0.9"):
+        placed("0.6b", 1, engine=fa.EngineConfig(max_model_len=8192, gpu_memory_utilization=0.9))
+    assert placed("0.6b", 1, engine=fa.EngineConfig(max_model_len=8192, gpu_memory_utilization=0.5))
+
+
+def test_the_cache_of_a_shared_gpu_is_what_is_left_on_it_and_not_on_another() -> None:
+    small, large, settings = ModelSize.named("0.6b"), ModelSize.named("8b"), fa.EngineConfig(max_model_len=8192)
+    seats = [("learner", "0"), ("small", "0"), ("large", "1"), ("other", "1")]
+
+    def seated(meshes: Any) -> list[Seat]:
+        names = {name: role for name, role, _ in meshes}
+        return [
+            Seat(name=name, role=names[name], rank=0, host="node", gpu=gpu, gpu_bytes=H100) for name, gpu in seats
+        ]
+
+    found = place(
+        [
+            Part(name="learner", ranks=1, size=ModelSize.named("8b"),
+                 learner=fa.LearnerConfig(lora=fa.LoRA(), activation_checkpointing="full")),
+            Part(name="small", ranks=1, size=small),
+            Part(name="large", ranks=1, size=large),
+            Part(name="other", ranks=1, size=small),
+        ],
+        settings,
+        seated,
+    ).engine  # fmt: skip
+    fixed = {name: sum(fixed_bytes(size, sequences=64).values()) for name, size in (("s", small), ("l", large))}
+    beside = 0.95 * H100 - sum(
+        learner_bytes(large, fa.LearnerConfig(lora=fa.LoRA(), activation_checkpointing="full")).values()
+    )
+    expected = min(beside - fixed["s"], 0.95 * H100 / 2 - fixed["l"])
+    assert found.kv_cache_gb == pytest.approx(expected / 1e9, abs=0.01)

@@ -449,7 +449,10 @@ def _siblings(played: Sequence[_Played]) -> Iterable[list[int]]:
 
 def _reads_alike(turn: Turn, renderer: Renderer) -> bool:
     thought, answer = renderer.parse(turn.response_ids)
-    return thought == turn.thought and (answer == turn.action or bool(turn.tool_calls))  # calls were written anew
+    if thought != turn.thought or answer == turn.action:
+        return thought == turn.thought
+    # calls were written anew, but their names stand in any grammar; other tokens than the learner's hold none
+    return any(call.name for call in turn.tool_calls) and all(call.name in answer for call in turn.tool_calls)
 
 
 def _streams(one: _Played, renderer: Renderer, counts: Counter[str]) -> list[Demonstration]:

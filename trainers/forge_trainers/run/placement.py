@@ -137,16 +137,17 @@ def place(
         if where[1] and (total := sitting[0].gpu_bytes):
             shares[where] = _share(total, [(seat, by_name[seat.name]) for seat in sitting], engine)
     shared = [
-        (shares[where], sitting[0].gpu_bytes)
+        (by_name[seat.name], shares[where], seat.gpu_bytes)
         for where, sitting in on.items()
-        if where in shares and len(sitting) > 1 and any(seat.role == "engines" for seat in sitting)
+        if where in shares and len(sitting) > 1
+        for seat in sitting
+        if seat.role == "engines"
     ]
     if shared and engine.gpu_memory_utilization is None:
         # what one may take is said in bytes, because vLLM would measure beside processes that come and go
-        share = min(room / total for room, total in shared)
-        fixed = max(sum(_engine(part, engine).values()) for part in parts if part.role == "engines")
-        least = min(room for room, _ in shared)
-        cache = engine.kv_cache_gb or (least - fixed) / 1e9
+        share = min(room / total for _, room, total in shared)
+        left = min(room - sum(_engine(part, engine).values()) for part, room, _ in shared)
+        cache = engine.kv_cache_gb or left / 1e9
         engine = replace(engine, gpu_memory_utilization=round(share, 4), kv_cache_gb=round(cache, 3))
     return Placement(
         processes=[_placed(seat, by_name[seat.name], engine, shares.get((seat.host, seat.gpu), 0)) for seat in seats],
@@ -174,8 +175,14 @@ def _share(total: int, sitting: Sequence[tuple[Seat, Part]], engine: EngineConfi
             raise HostError(f"{where} has {total / 1e9:.1f} GB and {_said(learners)}: {_LESS_LEARNER}")
         return 0
     each = room // len(engines)
-    if len(sitting) == 1:
-        each = int(total * (engine.gpu_memory_utilization or USUAL_SHARE))
+    wished = int(total * (engine.gpu_memory_utilization or (USUAL_SHARE if len(sitting) == 1 else 0)))
+    if len(sitting) > 1 and wished > max(0, each):
+        raise HostError(
+            f"{where} has {total / 1e9:.1f} GB, of which {max(0, each) / 1e9:.1f} are left for each of {len(engines)} "
+            f"engine{'s' * (len(engines) > 1)} beside what shares it, and engine.gpu_memory_utilization="
+            f"{engine.gpu_memory_utilization} would take {wished / 1e9:.1f}: lower it, or leave it out"
+        )
+    each = wished or each
     for part in engines:
         fixed, cache = _engine(part, engine), _least_cache(part, engine)
         if sum(fixed.values()) + cache > each:
