@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_trainers.batch.layout import blocks_of, build_row, plan_rows
+from forge_trainers.batch.layout import blocks_of, build_row, lay_out, plan_rows
 from forge_trainers.batch.packing import Sample, pack
+from forge_trainers.learner.config import LearnerConfig
 
 lengths = st.lists(st.integers(1, 60), min_size=1, max_size=40)
 token = st.integers(0, 2)
@@ -91,6 +92,21 @@ def test_rows_hold_the_batch_exactly(found: list[Sample], share: bool, multiple_
         past = [*range(span.prefix_start, span.prefix_start + span.prefix_length), *range(span.start, source + 1)]
         assert [ids[i] for i in past] == all_ids[start:target]
         assert [positions[i] for i in past] == list(range(target - start))
+
+
+@given(st.lists(samples(), min_size=1, max_size=10), st.integers(24, 60), st.sampled_from([1, 2, 3]))
+def test_rows_of_compiled_blocks_are_of_few_lengths(batches: list[list[Sample]], room: int, tp: int):
+    plain, compiled = (
+        LearnerConfig(max_tokens_per_microbatch=room, tp=tp, compile=value).row_multiple for value in (False, True)
+    )
+    assert plain == tp and compiled % tp == 0
+    found = set()
+    for batch in map(pack, batches):
+        layout = lay_out(
+            batch, max_tokens=room, chunk_tokens=8, share_prefixes=False, hidden_size=8, multiple_of=compiled
+        )
+        found |= {microbatch.row.token_ids_1L.shape[1] for microbatch in layout.microbatches}
+    assert len(found) <= 8 and max(found) < room + compiled
 
 
 def test_siblings_share_their_prompt_and_strangers_do_not():

@@ -378,7 +378,22 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(tiny_llama: Path
     with pytest.raises(FloatingPointError, match="weights are unchanged"):
         core.train_step(batch)
     assert all(torch.equal(before[name], value) for name, value in weights(core).items())
-    assert core.train_step(random_batch())["grad_norm"] > 0
+    after, untroubled = (one.train_step(random_batch()) for one in (core, LearnerCore(config(tiny_llama))))
+    assert {name: after[name] for name in ("loss", "grad_norm", "version")} == {
+        name: untroubled[name] for name in ("loss", "grad_norm", "version")
+    }
+
+
+def test_rows_that_are_padded_teach_the_same(
+    tiny_llama: Path, random_batch: Batches, monkeypatch: pytest.MonkeyPatch
+):
+    plain = LearnerCore(config(tiny_llama)).train_step(random_batch())
+    monkeypatch.setattr(LearnerConfig, "row_multiple", 1000)
+    padded = LearnerCore(config(tiny_llama)).train_step(random_batch())
+    assert padded["waste"] > plain["waste"]
+    assert [padded[name] for name in ("loss", "grad_norm")] == pytest.approx(
+        [plain[name] for name in ("loss", "grad_norm")], rel=1e-5
+    )
 
 
 def test_a_missing_model_is_named(tmp_path: Path):

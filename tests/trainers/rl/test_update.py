@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -53,10 +54,14 @@ class Learner:
         return {"logprob_gap_mean": self.gap, "loss": 0.5}
 
 
-def run(given: StepSamples, learners: dict[str, Any], folder: Path, **settings: Any) -> dict[str, float]:
+def run(
+    given: StepSamples, learners: dict[str, Any], folder: Path, skipped: Counter[str] | None = None, **settings: Any
+) -> dict[str, float]:
     config = GRPOConfig(**settings)
     batches = pack_samples(given, max_bad_logprobs=config.max_bad_logprobs)
-    return given.metrics(learners) | asyncio.run(train(batches, learners, config, step=12, folder=folder))
+    return given.metrics(learners) | asyncio.run(
+        train(batches, learners, config, step=12, folder=folder, skipped=skipped)
+    )
 
 
 def test_groups_ages_and_learners_are_reported(tmp_path: Path):
@@ -76,6 +81,7 @@ def test_groups_ages_and_learners_are_reported(tmp_path: Path):
         "staleness/2": 0.0,
         "learner/logprob_gap_mean": 0.0,
         "learner/loss": 0.5,
+        "learner/skipped": 0.0,
     }
     two = run(samples(0, policies=("a", "b")), {"a": Learner(), "b": Learner()}, tmp_path)
     assert two["staleness/0"] == 4.0 and two["learner/a/loss"] == 0.5 and two["learner/b/loss"] == 0.5
@@ -108,8 +114,8 @@ def test_a_sampler_without_log_probabilities_ends_the_run_only_beyond_a_share(tm
 
 def test_a_loss_that_is_no_number_leaves_the_batch_in_a_file_and_says_which(tmp_path: Path):
     learner = Learner(7, error=FloatingPointError("the loss is nan at version 7"))
-    with pytest.raises(DivergedError, match="policy hero: the loss is nan") as caught:
-        run(samples(7, 7), {"hero": learner}, tmp_path)
+    with pytest.raises(DivergedError, match="policy hero: the loss is nan.*goes on from the newest") as caught:
+        run(samples(7, 7), {"hero": learner}, tmp_path, max_skipped_steps=0)
     file = tmp_path / "failed-batches" / "step-000012-hero.safetensors"
     assert str(file) in str(caught.value)
     batch, facts = load_batch(file), json.loads(file.with_suffix(".json").read_text())
@@ -122,7 +128,27 @@ def test_a_loss_that_is_no_number_leaves_the_batch_in_a_file_and_says_which(tmp_
 def test_a_batch_that_finds_no_room_does_not_hide_the_error(tmp_path: Path):
     (tmp_path / "failed-batches").write_text("")
     with pytest.raises(DivergedError, match="could not be written"):
-        run(samples(0), {"hero": Learner(error=FloatingPointError("nan"))}, tmp_path)
+        run(samples(0), {"hero": Learner(error=FloatingPointError("nan"))}, tmp_path, max_skipped_steps=0)
+
+
+def test_a_loss_that_is_no_number_is_skipped_and_two_in_a_row_end_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    bad, skipped = Learner(error=FloatingPointError("the loss is inf")), Counter[str]()
+
+    def step(learner: Learner, **settings: Any) -> dict[str, float]:
+        learners: Any = {"hero": learner, "rival": Learner()}
+        return run(samples(0, policies=("hero", "rival")), learners, tmp_path, skipped, **settings)
+
+    found = step(bad)
+    assert found["learner/hero/skipped"] == 1.0 and "learner/hero/loss" not in found
+    assert found["learner/rival/skipped"] == 0.0 and found["learner/rival/loss"] == 0.5
+    assert "step 13 is skipped" in caplog.text and "step-000012-hero.safetensors" in caplog.text
+    step(Learner())  # what is good in between begins the count anew
+    step(bad)
+    with pytest.raises(DivergedError, match="policy hero: the loss is inf"):
+        step(bad)
+    step(bad, max_skipped_steps=3)
 
 
 def test_a_gap_on_fresh_samples_ends_the_run_and_keeps_the_batch(tmp_path: Path):

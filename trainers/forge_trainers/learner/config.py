@@ -13,6 +13,9 @@ from forge_agents.errors import check_numbers
 from forge_agents.policy import LoRA
 from forge_trainers.losses.registry import Correction, LossSettings, find_loss
 
+_LENGTHS = 8
+"""Of compiled rows: as many as torch.compile keeps of one function."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerConfig:
@@ -111,8 +114,9 @@ class LearnerConfig:
     memory_budget: float = 0.5
     """Share of the activations' memory that may be used, in [0, 1]: 0 as with "full", 1 as with "none"."""
     compile: bool = False
-    """Compile each block with torch.compile. Refused on CPU, where every row is of another shape and compiling one
-    takes longer than its step."""
+    """Compile each block with torch.compile; rows are then padded to at most eight lengths up to
+    `max_tokens_per_microbatch`, because each new one may be compiled again. Refused on CPU, where to compile
+    one takes longer than its step."""
     cpu_offload: bool = False
     """Keep weights, gradients and optimiser state in the host's memory and bring each block to the GPU when it is its
     turn. Refused on CPU, where they are there already."""
@@ -149,6 +153,11 @@ class LearnerConfig:
         _require(self.dp_shard == -1 or self.dp_shard >= 1, self, "dp_shard", "at least 1, or -1 for all ranks left")
         _require(self.threads is None or self.threads >= 1, self, "threads", "at least 1, or None")
         _require(self.collective_timeout_s > 0, self, "collective_timeout_s", "above 0")
+
+    @property
+    def row_multiple(self) -> int:
+        """Positions that rows are padded to a multiple of: few lengths for compiled blocks, even parts for `tp`."""
+        return math.lcm(self.tp, math.ceil(self.max_tokens_per_microbatch / _LENGTHS) if self.compile else 1)
 
     @property
     def loss_settings(self) -> LossSettings:

@@ -303,7 +303,7 @@ class LearnerCore:
             hidden_size=self._built.hidden_size,
             ranks=self._ranks.dp_size,
             rank=self._ranks.dp_rank,
-            multiple_of=self._ranks.tp_size,
+            multiple_of=self.config.row_multiple,
         )
         facts = {"positions": layout.positions, "microbatches": len(layout.microbatches), "waste": layout.waste}
         return layout.microbatches, {name: float(value) for name, value in facts.items()}

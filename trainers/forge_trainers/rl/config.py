@@ -64,6 +64,10 @@ class GRPOConfig(ProcessConfig):
     max_bad_logprobs: float = 0.01
     """Share of a policy's sampled tokens in a step whose log-probability may be NaN, infinite or positive; they are
     masked. More end the run. In [0, 1]."""
+    max_skipped_steps: int = 1
+    """Steps in a row that a policy may skip because their loss or gradient is not finite: the weights stay as they
+    are, the batch is kept in ``failed-batches`` and the step counts in ``learner/skipped``. One more ends the run; 0:
+    the first."""
     max_empty_steps: int = 5
     """Steps in a row without one group to learn from, after which the run ends, saved and exported, with the reason:
     well where every episode earns the most there is or the highest that was seen, with an `EmptyBatchError`
@@ -82,7 +86,7 @@ class GRPOConfig(ProcessConfig):
             raise ValueError(f"group_size={self.group_size} gives every advantage 0; set group_size >= 2")
         check_at_least(self, 1, "groups_per_step", "max_live_episodes", "max_turns", "eval_episodes")
         check_at_least(self, 1, "checkpoint_every", "keep_checkpoints", "max_empty_steps")
-        check_at_least(self, 0, "refills", "eval_every", "keep_episodes")
+        check_at_least(self, 0, "refills", "max_skipped_steps", "eval_every", "keep_episodes")
         if self.denominator not in (None, *get_args(Denominator)):
             raise ValueError(f"denominator={self.denominator!r} must be one of {get_args(Denominator)}, or None")
         if self.exploitability_samples < 0 or (self.exploitability_samples and not self.eval_every):

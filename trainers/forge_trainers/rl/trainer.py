@@ -16,6 +16,7 @@ import dataclasses
 import logging
 import os
 import shutil
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -123,6 +124,7 @@ class GRPOTrainer:
         self._weights, self._synced = Background(), True  # engines start with the weights that learners start with
         self._reward_state, self._taken = RewardState(self.reward), TakenGroups()
         self._baselines, self._endings = Baselines(), Endings(self.config.max_empty_steps)
+        self._skipped = Counter[str]()
         self._say: Callable[[str], None] = _log.warning
         self._checkpoints = Checkpoints(
             self.out_dir / "checkpoints",
@@ -163,7 +165,8 @@ class GRPOTrainer:
             EmptyBatchError: `max_empty_steps` in a row had no group to learn from; or in the first step, or that many
                 in a row, every episode failed or nothing was sampled. The run is saved before; another call goes on
                 with new seeds.
-            DivergedError: A loss or gradient is not finite; the batch is kept in ``failed-batches``.
+            DivergedError: Loss or gradient were not finite in more than `max_skipped_steps` steps in a row; the batches
+                are kept in ``failed-batches``.
             MismatchError: Sampler and learner do not hold the same model; the batch is kept there too.
             KeyboardInterrupt: Ctrl-C; the step was finished and saved before.
             SystemExit: SIGTERM, with status 143; the same.
@@ -247,7 +250,15 @@ class GRPOTrainer:
         """Metrics of one optimiser step of each of those policies."""
         heat = {name: one.sampling.at_step(step).temperature for name, one in self._running.policies.items()}
         learners = self._running.learners
-        metrics = await train(batches, learners, self.config, step=step, folder=self.out_dir, temperatures=heat)
+        metrics = await train(
+            batches,
+            learners,
+            self.config,
+            step=step,
+            folder=self.out_dir,
+            temperatures=heat,
+            skipped=self._skipped,
+        )
         self._watch.lap("learn")
         return metrics
 
@@ -334,6 +345,7 @@ class GRPOTrainer:
         ending: Ending | None = None
         for kept in (self._endings, self._reward_state, self._taken):
             kept.begin()
+        self._skipped.clear()
         pipeline = self._pipeline(sampler, steps, run)
         try:
             processes = await self._started(sampler, learn=True)

@@ -204,8 +204,9 @@ async def train(
     step: int,
     folder: Path,
     temperatures: Mapping[str, float] | None = None,
+    skipped: Counter[str] | None = None,
 ) -> dict[str, float]:
-    """One optimiser step of every policy that has a batch.
+    """One optimiser step of every policy that has a batch; one whose loss is not finite is skipped.
 
     Args:
         batches: By policy name.
@@ -214,12 +215,13 @@ async def train(
         step: Number of the step, for errors and files.
         folder: Where a batch goes that a guard stops at.
         temperatures: At which they were sampled, by policy name; those of the learners' settings where absent.
+        skipped: Steps in a row that each policy has skipped before this one; it is kept up to date.
 
     Returns:
         Metrics: ``staleness/...`` and each learner's.
 
     Raises:
-        DivergedError: A loss or gradient is not finite.
+        DivergedError: A loss or gradient is not finite, after `max_skipped_steps` in a row.
         MismatchError: Sampler and learner differ too much.
         ValueError, AssertionError: A sample is newer than its learner, or older than the loop allows.
     """
@@ -233,24 +235,33 @@ async def train(
     for age in range(config.max_staleness + 1):
         metrics[f"staleness/{age}"] = float(sum(own.get(age, 0) for own in ages.values()))
 
-    def kept(error: ForgeError, name: str) -> ForgeError:
-        return _with_batch(error, name, batches[name], config, step=step, folder=folder)
+    skipped = Counter() if skipped is None else skipped
+
+    def kept(error: ForgeError, name: str) -> str:
+        return f"{error}. {_keep(error, name, batches[name], config, step=step, folder=folder)}"
 
     async def one(name: str) -> dict[str, float]:
         try:
-            return await learners[name].train_step(
+            found = await learners[name].train_step(
                 batches[name], temperature=(temperatures or {}).get(name), timeout_s=config.stage_timeout_s
             )
         except FloatingPointError as cause:
-            raise kept(DivergedError(f"policy {name}: {cause}"), name) from cause
+            skipped[name] += 1
+            said = kept(DivergedError(f"policy {name}: {cause}"), name)
+            if skipped[name] > config.max_skipped_steps:
+                raise DivergedError(f"{said}; {_GO_ON}") from cause
+            _log.warning("step %d is skipped, and max_skipped_steps=%d: %s", step + 1, config.max_skipped_steps, said)
+            return {"skipped": 1.0}
+        skipped[name] = 0
+        return {**found, "skipped": 0.0}
 
     results = await all_or_first_error(map(one, batches))
     for name, result in zip(batches, results, strict=True):
-        if max(ages[name]) == 0:  # older samples differ by what was learned since
+        if max(ages[name]) == 0 and not result["skipped"]:  # older samples differ by what was learned since
             try:
                 check_gap(name, result["logprob_gap_mean"], config.max_logprob_gap)
             except MismatchError as error:
-                raise kept(error, name) from None
+                raise MismatchError(f"{kept(error, name)}; {_GO_ON}") from None
         metrics |= {f"{_prefix(name, learners)}/{key}": float(value) for key, value in result.items()}
     return metrics
 
@@ -284,14 +295,14 @@ def staleness(batch: EpisodeBatch, version: int) -> dict[int, int]:
     return {version - int(sampled): int(count) for sampled, count in zip(versions, counts, strict=True)}
 
 
-def _with_batch(
-    error: ForgeError, name: str, batch: EpisodeBatch, config: GRPOConfig, *, step: int, folder: Path
-) -> ForgeError:
-    """The same error, which also says where the batch is and how to go on."""
+_GO_ON = "the checkpoints are as they were, and the next run goes on from the newest"
+
+
+def _keep(error: ForgeError, name: str, batch: EpisodeBatch, config: GRPOConfig, *, step: int, folder: Path) -> str:
+    """Write the batch that `error` is about, and say where it is."""
     file = folder / "failed-batches" / f"step-{step:06d}-{name}.safetensors"
     facts: dict[str, Any] = {"step": step, "policy": name, "error": str(error), "learner": asdict(config.learner)}
     try:
-        where = f"The batch is in {dump_batch(batch, file, json.loads(json.dumps(facts, default=str)))}"
+        return f"The batch is in {dump_batch(batch, file, json.loads(json.dumps(facts, default=str)))}"
     except OSError as cause:
-        where = f"The batch could not be written to {file} ({cause})"
-    return type(error)(f"{error}. {where}; the checkpoints are as they were, and the next run goes on from the newest")
+        return f"The batch could not be written to {file} ({cause})"

@@ -33,6 +33,7 @@ _SHOWN_IF_ANY = (
     ("held-out failed", "eval/failed", "{:.0f}"),
     ("abstained", "groups/abstained", "{:.0f}"),
     ("too long", "dropped/too_long", "{:.0f}"),
+    ("skipped", "learner/skipped", "{:.0f}"),
     ("bad logprobs", "dropped/bad_logprobs", "{:.2%}"),
 )
 
