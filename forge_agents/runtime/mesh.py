@@ -431,7 +431,7 @@ def is_current(mesh: ProcMesh) -> bool:
 
 
 def pids(mesh: ProcMesh) -> list[int]:
-    """Process ids of a mesh's ranks that have started and run on this machine."""
+    """Process ids of a mesh's ranks that have started and run on this machine, in the order of the ranks."""
     entry = _spawned.get(id(mesh))
     return [] if entry is None else [pid for pid in _pids(entry) if _processes.is_ours(pid)]
 
@@ -476,7 +476,7 @@ def log_advice(who: str) -> str:
 def _pids(entry: _Spawned) -> dict[int, Path]:
     """Those that have started, with the file that says so; a process may be writing it, another thread removing it."""
     found = {}
-    for path in entry.logs.glob("*.pid"):
+    for path in sorted(entry.logs.glob("*.pid"), key=lambda path: int(path.stem)):
         with contextlib.suppress(FileNotFoundError, ValueError):
             found[int(path.read_text())] = path
     return found

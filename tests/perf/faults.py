@@ -115,6 +115,20 @@ SESSIONS: dict[str, tuple[Fault, ...]] = {
         Fault(who="learner rank 1", phase="learn", step=3, how="stop", after_s=0.02),
         Fault(who="store", phase="sync", step=4),
     ),
+    "reference-2-engine-ranks": (),
+    "sample-2-engine-ranks": (
+        Fault(who="engine rank 1", phase="collect", step=1, after_s=0.1),
+        Fault(who="learner", phase="learn", step=2, after_s=0.02),
+        Fault(who="store", phase="sync", step=3),
+        Fault(who="engine rank 0", phase="sync", step=4),
+        Fault(who="env worker", phase="collect", step=4, after_s=0.05),
+    ),
+    "ranks-2-engine-ranks": (
+        Fault(who="engine rank 0", phase="collect", step=1, after_s=0.1),
+        Fault(who="engine rank 1", phase="sync", step=2),
+        Fault(who="engine rank 1", phase="collect", step=3, how="stop", after_s=0.05),
+        Fault(who="engine rank 0", phase="sync", step=4, how="stop"),
+    ),
     "reference-2-policies": (),
     "policies-2-policies": (
         Fault(who="rival's engine", phase="collect", step=1, after_s=0.1),
@@ -134,10 +148,12 @@ SESSIONS: dict[str, tuple[Fault, ...]] = {
     ),
 }
 WHO = {"engine": "team", "store": "weights", "rival's engine": "rival", "rival's learner": "rival-learner",
-       "engine replica 0": "team-0", "engine replica 1": "team-1"}  # fmt: skip
+       "engine replica 0": "team-0", "engine replica 1": "team-1",
+       "engine rank 0": "team", "engine rank 1": "team"}  # fmt: skip
 """What the actors are called; all others are the learner."""
 STEPS = {"reference": 28, "sample": 6, "machinery": 28, "controller": 8, "code": 6, "reference-2-ranks": 6,
-         "rank-2-ranks": 6, "reference-2-policies": 7, "policies-2-policies": 7, "ahead-2-replicas": 18}  # fmt: skip
+         "rank-2-ranks": 6, "reference-2-engine-ranks": 6, "sample-2-engine-ranks": 6, "ranks-2-engine-ranks": 6,
+         "reference-2-policies": 7, "policies-2-policies": 7, "ahead-2-replicas": 18}  # fmt: skip
 FLAG_WORDS = {"env": "env", "env in a worker": "env", "verifier": "verifier", "reward function": "reward",
               "endpoint": "endpoint"}  # fmt: skip
 
@@ -298,7 +314,7 @@ def _child(name: str, folder: Path) -> None:
         checkpoint_every=2,
         eval_every=2,
         eval_episodes=2,
-        learner_procs=2 if name.endswith("2-ranks") else 1,
+        learner_procs=2 if name.endswith("-2-ranks") else 1,
         learner=fa.LearnerConfig(lr=1e-3, threads=1, compute_dtype="float32"),
         engine=fa.EngineConfig(
             enforce_eager=True,
@@ -306,6 +322,7 @@ def _child(name: str, folder: Path) -> None:
             max_model_len=256,
             threads=1,
             replicas=2 if name.endswith("2-replicas") else 1,
+            tp=2 if name.endswith("2-engine-ranks") else 1,
         ),
         max_staleness=2 if name.startswith("ahead") else 0,
         silence_s=SILENCE_S,
@@ -340,7 +357,7 @@ def _sabotage(trainer: Any, saboteur: Saboteur) -> None:
         name = WHO.get(who, "team-learner")
         entries = [entry for entry in mesh._spawned.values() if entry.name == name]
         found = mesh.pids(entries[-1].mesh) if entries else []
-        return found[1:] if who == "learner rank 1" else found
+        return found[1:] if who.endswith("rank 1") else found
 
     def before(owner: Any, method: str, phase: str) -> None:
         original = getattr(owner, method)
