@@ -48,13 +48,13 @@ def seats(model: Path, lora: fa.LoRA | None) -> dict[str, fa.Policy]:
     return {seat: fa.Policy(str(model), name=f"{seat}-hero", sampling=sampling, lora=lora) for seat in ("low", "high")}
 
 
-def config(lr: float) -> fa.GRPOConfig:
+def config(lr: float, tp: int = 1) -> fa.GRPOConfig:
     return fa.GRPOConfig(
         groups_per_step=3,
         seed=1,
         checkpoint_every=4,
         learner=fa.LearnerConfig(lr=lr, threads=1, compute_dtype="float32"),
-        engine=fa.EngineConfig(enforce_eager=True, kv_cache_gb=0.1, max_model_len=128, threads=1),
+        engine=fa.EngineConfig(enforce_eager=True, kv_cache_gb=0.1, max_model_len=128, threads=1, tp=tp),
     )
 
 
@@ -87,6 +87,15 @@ def greedy(hf: Any, prompt: list[int]) -> tuple[tuple[int, ...], list[float]]:
     return tuple(ids[len(prompt) :]), logprobs
 
 
+def said_by(trainer: fa.GRPOTrainer) -> dict[str, list[Completion]]:
+    """What each policy answers to the prompts."""
+
+    async def ask(engine: Any) -> list[Completion]:
+        return await asyncio.gather(*(engine.generate(tuple(prompt), GREEDY) for prompt in PROMPTS))
+
+    return {name: trainer._loop.run(ask(one.engine)) for name, one in trainer._running.served.items()}
+
+
 def test_two_adapters_on_one_engine_learn_each_its_own_seat(tiny_llama: Path, tmp_path: Path):
     policies = seats(tiny_llama, fa.LoRA(rank=8, alpha=16))
     with fa.GRPOTrainer(policies, config=config(2e-2), out_dir=tmp_path) as trainer:
@@ -96,12 +105,7 @@ def test_two_adapters_on_one_engine_learn_each_its_own_seat(tiny_llama: Path, tm
         stack = trainer._running
         assert len(stack.engines) == 1
         assert len({learner.name for learner in stack.learners.values()}) == 1
-
-        async def ask(name: str) -> list[Completion]:
-            engine = stack.served[name].engine
-            return await asyncio.gather(*(engine.generate(tuple(prompt), GREEDY) for prompt in PROMPTS))
-
-        completions = {policy.name: trainer._loop.run(ask(policy.name)) for policy in policies.values()}
+        completions = said_by(trainer)
         versions = {name: learner.version for name, learner in stack.learners.items()}
     assert each_learned(before, after)
     for row in result.metrics:
@@ -120,9 +124,13 @@ def test_two_adapters_on_one_engine_learn_each_its_own_seat(tiny_llama: Path, tm
     low, high = completions.values()
     assert [c.token_ids for c in low] != [c.token_ids for c in high]
 
-    # a second session goes on with both adapters
-    with fa.GRPOTrainer(policies, config=config(2e-2), out_dir=tmp_path) as trainer:
-        assert trainer.evaluate(Cases, episodes=32).by_agent == pytest.approx(after.by_agent, abs=0.15)
+    # a second session goes on with both adapters, on an engine of two ranks
+    with fa.GRPOTrainer(policies, config=config(2e-2, tp=2), out_dir=tmp_path) as trainer:
+        assert trainer.evaluate(Cases, episodes=8).by_agent == pytest.approx(after.by_agent, abs=0.2)
+        for name, found in said_by(trainer).items():
+            for one, two in zip(completions[name], found, strict=True):
+                assert (one.token_ids, one.versions) == (two.token_ids, two.versions)
+                np.testing.assert_allclose(one.logprobs, two.logprobs, atol=1e-3)
         assert {name: learner.version for name, learner in trainer._running.learners.items()} == versions
         programs_train_both_adapters(trainer, tmp_path)
 
