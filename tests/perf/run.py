@@ -25,7 +25,8 @@ MEASURES = ("step", "rollout", "learner", "weights", "memory", "learner_memory",
 MODULES = {"step": "measure_step", "memory": "measure_step", "rollout": "measure_rollout",
            "learner": "measure_learner", "learner_memory": "measure_memory", "weights": "measure_weights",
            "env": "measure_env", "judging": "measure_judging", "replicas": "measure_replicas",
-           "torn": "measure_torn", "benchmark": "measure_benchmark", "queue": "measure_queue", "expected": "measure_expected"}  # fmt: skip
+           "torn": "measure_torn", "benchmark": "measure_benchmark", "queue": "measure_queue",
+           "expected": "measure_expected"}  # fmt: skip
 _CHILD = "--child"
 
 

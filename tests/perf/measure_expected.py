@@ -1,0 +1,103 @@
+"""(g) What an engine and a learner hold, beside what placement and ``forge-agents simulate`` expect of them.
+
+In: `Options`. Out: bytes by part, and the most that tensors held at a time in a step. Waits for children, each with a
+deadline. What a process takes beside tensors is not counted, nor expected here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from measure_learner import Work, batch_of
+from measure_memory import tensor_peak
+from perf_common import Options, goal, in_child
+
+WORK = Work(groups=1, siblings=8, seats=1, prompt=224, turns=1, question=0, answer=32)
+"""2,048 tokens, one microbatch."""
+WAYS: Mapping[str, Mapping[str, Any]] = {
+    "all weights": {},
+    "all weights, recomputed": {"activation_checkpointing": "full"},
+    "an adapter": {"lora": True},
+}
+
+
+def measure(options: Options) -> list[dict[str, Any]]:
+    """The record ``expected``."""
+    found: dict[str, Any] = {"engine": in_child(run_engine, options, timeout_s=300)}
+    found |= in_child(run_learners, options, timeout_s=900)
+    ratios = {
+        f"{who}: {part}": round(row["measured"][part] / row["expected"][part], 3)
+        for who, row in found.items()
+        for part in row["measured"]
+    }
+    return [
+        {
+            "measure": "expected",
+            **found,
+            "peer": "the arithmetic that places processes on GPUs",
+            "ratio": ratios,
+            "goals": {
+                "most_over_expected": goal(max(ratios.values()), 1.1, at_most=True),
+                "least_over_expected": goal(min(ratios.values()), 0.9, at_most=False),
+            },
+        }
+    ]
+
+
+def run_engine(options: Options) -> dict[str, dict[str, int]]:
+    """Weights and cache of a vLLM engine in this process."""
+    import os
+
+    from forge_agents.models.resolve import dtype_of
+    from forge_agents.models.sizes import ModelSize
+    from forge_agents.serving import EngineConfig, _vllm
+    from forge_agents.serving.memory import fixed_bytes
+
+    os.environ |= _vllm.ENVIRONMENT
+    config = EngineConfig(model=options.model, max_model_len=2048, max_num_seqs=16, enforce_eager=True)
+    engine = _vllm.build(config)
+    runner = engine.model_executor.driver_worker.worker.model_runner
+    dtype = dtype_of(Path(options.model))
+    expected = fixed_bytes(ModelSize.of(Path(options.model)), sequences=16, item=4 if dtype == "float32" else 2)
+    return {
+        "expected": {"weights": expected["weights"], "cache": _vllm.cache_bytes(config, dtype)},
+        "measured": {"weights": _held(runner.get_model().parameters()), "cache": _held(runner.kv_caches)},
+    }
+
+
+def run_learners(options: Options) -> dict[str, dict[str, dict[str, int]]]:
+    """Of one process, in each way."""
+    return {f"learner, {name}": _learner(options.model, **dict(settings)) for name, settings in WAYS.items()}
+
+
+def _learner(model: str, *, lora: bool = False, **settings: Any) -> dict[str, dict[str, int]]:
+    from forge_agents.models.sizes import ModelSize
+    from forge_agents.policy import LoRA
+    from forge_trainers.learner.config import LearnerConfig
+    from forge_trainers.learner.core import LearnerCore
+    from forge_trainers.learner.memory import learner_bytes
+
+    config = LearnerConfig(model=model, share_prefixes=False, lora=LoRA() if lora else None, **settings)
+    expected = dict(learner_bytes(ModelSize.of(Path(model)), config))
+    core = LearnerCore(config)
+    batch = batch_of(WORK, core, share=False)
+    core.train_step(batch)
+    states = [state for optimizer in core._optimizers for state in optimizer.state.values()]
+    peak = tensor_peak(lambda: core.train_step(batch))
+    return {
+        "expected": {name: expected[name] for name in ("weights", "optimizer")}
+        | {"peak": sum(expected.values()) - expected["overhead"]},
+        "measured": {
+            "weights": _held(core.model.parameters()),
+            "optimizer": _held(value for state in states for name, value in state.items() if name != "step"),
+            "peak": peak,
+        },
+    }
+
+
+def _held(tensors: Any) -> int:
+    """Bytes of the memory behind them, each piece once."""
+    storages = [getattr(tensor, "_local_tensor", tensor).untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
