@@ -124,11 +124,13 @@ class Program(TurnEnv):
         self._about: dict[str, Any] = {}
         self._sampled = 0
         self._begin_program()
-        event = self._next()
+        try:
+            event = self._next()
+        except TimeoutError as late:
+            raise TimeoutError(self._late(late)) from None
         if isinstance(event, Ended):
             self.close()
-            why = f"it raised {told(event.error)}" if event.error else f"it returned {event.value!r:.200}"
-            raise ForgeError(f"the program of {self} ended before it asked any model: {why}{self._refusals()}")
+            raise ForgeError(f"the program of {self} ended before it asked any model: {event}{self._refusals()}")
         self._question = event
         return self._show(event)
 
@@ -159,8 +161,7 @@ class Program(TurnEnv):
         try:
             event = self._next()
         except TimeoutError as late:
-            at = self._running.where() if self._running is not None else ""
-            return self._failed(TimeoutError(f"{late}; it stands at {at}" if at else str(late)))
+            return self._failed(TimeoutError(self._late(late)))
         if isinstance(event, Ended):
             return self._ended(event)
         if self._max_sampled_tokens is not None and self._sampled >= self._max_sampled_tokens:
@@ -226,6 +227,10 @@ class Program(TurnEnv):
         assert self._session is not None
         event: Question | Ended = self._session.next(f"the program of {self}", self._timeout_s)
         return event
+
+    def _late(self, late: TimeoutError) -> str:
+        at = self._running.where() if self._running is not None else ""
+        return f"{late}; it stands at {at}" if at else str(late)
 
     def _again(self, said: Sequence[tuple[str, dict[str, Any]]]) -> Question:
         """Give the program the same answers. Returns the call that follows them."""

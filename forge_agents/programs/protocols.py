@@ -7,12 +7,14 @@ the whole answer at once, because a turn is one decision. Waits for nothing.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from forge_agents.envs.env import writable
 from forge_agents.programs.calls import SAMPLING, AskedCall, Call, RefusedError, Reply, Said, form_of, offered, tool_of
+from forge_agents.tools import Tool
 
 _NEVER = -9999.0
 """OpenAI's word for minus infinity, which JSON lacks."""
@@ -34,18 +36,18 @@ class Protocol:
 # ---- what all of them read
 
 
-def _call(body: Any, said: Callable[[Json], Iterable[Said]], tools: Callable[[Any], Json], **more: Any) -> Call:
+def _call(body: Any, said: Callable[[Json], Iterable[Said]], tools: Callable[[Json], Json | None], **more: Any) -> Call:
     """The part of a call that all protocols say alike.
 
     Args:
         body: The request.
         said: Its messages.
-        tools: Name, description and parameters of one of its tools.
+        tools: Name, description and parameters of one of its tools; None where that is no function of the program's.
         **more: Fields of `Call`, and ``form``, what the answer should look like.
     """
     if not isinstance(model := body.get("model"), str):
         raise RefusedError(f"model is {model!r}; name a seat")
-    have = [_tool(tools, tool) for tool in _list(body, "tools")]
+    have = [found for tool in _list(body, "tools") for found in _tool(tools, tool)]
     parallel = more.pop("parallel", body.get("parallel_tool_calls"))
     chosen, several, told = offered(have, body.get("tool_choice"), parallel)
     messages = tuple(said(body))
@@ -76,9 +78,18 @@ def _list(body: Json, name: str) -> list[Any]:
     return found
 
 
-def _tool(read: Callable[[Any], Json], tool: Any) -> Any:
+def _tool(read: Callable[[Json], Json | None], tool: Any) -> list[Tool]:
+    """The tool, or none where the program cannot run it."""
     known = read(_object(tool, "a tool"))
-    return tool_of(known.get("name"), known.get("description"), known.get("parameters"))
+    if known is not None:
+        return [tool_of(known.get("name"), known.get("description"), known.get("parameters"))]
+    warnings.warn(
+        f"a program offers a tool of type {tool.get('type')!r}; it is left out: models here hear of functions only, "
+        "which the program runs itself",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return []
 
 
 def _refuse(body: Json, *names: str) -> None:
@@ -145,7 +156,7 @@ def _read_chat(body: Any) -> Call:
     return _call(
         body,
         lambda body: (_chat_message(message, place) for place, message in enumerate(_list(body, "messages"))),
-        lambda tool: _object(tool.get("function"), f"function of a tool of type {tool.get('type')!r}"),
+        lambda tool: _object(tool.get("function"), "function of a tool") if tool.get("type") == "function" else None,
         form=body.get("response_format"),
         max_tokens=_limit(body, "max_completion_tokens", "max_tokens"),
         stop=_stop(body.get("stop")),
@@ -228,7 +239,7 @@ def _read_responses(body: Any) -> Call:
     return _call(
         body,
         _responses_messages,
-        lambda tool: tool if tool.get("type") == "function" else {"name": None},
+        lambda tool: tool if tool.get("type") == "function" else None,
         form=_object(body.get("text") or {}, "text").get("format"),
         max_tokens=_limit(body, "max_output_tokens"),
     )
@@ -283,7 +294,7 @@ def _write_responses(call: Call, reply: Reply, created: int) -> dict[str, Any]:
     ]  # fmt: skip
     usage = {
         "input_tokens": reply.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
         "output_tokens": reply.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": reply.prompt_tokens + reply.completion_tokens,
@@ -348,7 +359,7 @@ def _read_messages(body: Any) -> Call:
     return _call(
         {**body, "tool_choice": choice if kind == "tool" else kind},
         _anthropic_messages,
-        lambda tool: {**tool, "parameters": tool.get("input_schema")},
+        lambda tool: {**tool, "parameters": tool.get("input_schema")} if tool.get("type") in (None, "custom") else None,
         parallel=not choice.get("disable_parallel_tool_use"),
         max_tokens=_limit(body, "max_tokens"),
         stop=_stop(body.get("stop_sequences")),
@@ -362,7 +373,7 @@ def _anthropic_messages(body: Json) -> Iterator[Said]:
     for place, each in enumerate(_list(body, "messages")):
         where = f"messages[{place}]"
         message = _object(each, where)
-        role = _role(message.get("role"), where, "user", "assistant")
+        role = _role(message.get("role"), where, "system", "user", "assistant")
         content = message.get("content")
         blocks = [_object(block, where) for block in content] if isinstance(content, list) else []
         texts, calls = [] if blocks else [content], []

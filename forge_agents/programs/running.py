@@ -43,6 +43,13 @@ class Ended:
     error: BaseException | None = None
     """What the function raised."""
 
+    def __str__(self) -> str:
+        if self.error is not None:
+            return f"it raised {told(self.error)}"
+        if isinstance(end := self.value, Finished):
+            return f"it exited with {end.exit_status}{_last(end.stderr or end.stdout)}"
+        return f"it returned {self.value!r:.200}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
@@ -273,7 +280,13 @@ class _Command:
         self._process.wait(5)
 
     def where(self) -> str:
-        return f"process {self._process.pid}, {shlex.join(self._words)[:200]}"
+        said = self._tail("stderr") or self._tail("stdout")
+        return f"process {self._process.pid}, {shlex.join(self._words)[:200]}{_last(said)}"
+
+
+def _last(printed: str) -> str:
+    """The end of what a command printed, at the end of a message."""
+    return f", and it printed last {printed.strip()[-300:]!r}" if printed.strip() else ""
 
 
 def result_as_json(value: Any) -> Any:

@@ -6,8 +6,10 @@ import pytest
 
 from forge_agents.programs import gateway as module
 from forge_agents.programs.gateway import Gateway, Question
+from forge_agents.programs.protocols import PROTOCOLS
 
 SEATS = {"planner": "planner", "coder": "coder"}
+STRICT = {"_strict_response_validation": True}  # the clients check answers and events against their own types
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +72,7 @@ def test_a_call_is_a_turn_of_the_seat_that_it_names_and_is_answered_as_openai_an
 def test_the_openai_client_reads_answers_and_streams(session):
     from openai import OpenAI
 
-    with OpenAI(base_url=session.url, api_key=session.token, max_retries=0) as client:
+    with OpenAI(base_url=session.url, api_key=session.token, max_retries=0, **STRICT) as client:
         heard = []
 
         def program():
@@ -221,7 +223,7 @@ def openai_responses(session, stream):
     """Two calls, tool result between them: text, tool call, text at the end."""
     from openai import OpenAI
 
-    with OpenAI(base_url=session.url, api_key=session.token, max_retries=0) as client:
+    with OpenAI(base_url=session.url, api_key=session.token, max_retries=0, **STRICT) as client:
         tools = [{"type": "function", "name": "add", "description": "Adds.", "parameters": SCHEMA, "strict": False}]
         told = {"model": "coder", "instructions": "Be brief.", "tools": tools, "max_output_tokens": 9, "stream": stream}
 
@@ -239,7 +241,8 @@ def openai_responses(session, stream):
 
 def anthropic_messages(session, stream):
     anthropic = pytest.importorskip("anthropic")
-    with anthropic.Anthropic(base_url=session.url.removesuffix("/v1"), api_key=session.token, max_retries=0) as client:
+    url = session.url.removesuffix("/v1")
+    with anthropic.Anthropic(base_url=url, api_key=session.token, max_retries=0, **STRICT) as client:
         tools = [{"name": "add", "description": "Adds.", "input_schema": SCHEMA}]
         told = {"model": "coder", "system": "Be brief.", "tools": tools, "max_tokens": 9}
 
@@ -290,3 +293,25 @@ def test_other_protocols_say_the_same_to_the_model_and_go_on_from_its_answer(ses
 def test_other_protocols_refuse_what_they_cannot_say(session, path, body, says):
     status, answer = request(session, f"/v1/{path}", body=body)
     assert status == 400 and says in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "tools"),
+    [
+        ("responses", [{"type": "function", "name": "add"}, {"type": "web_search"}]),
+        ("chat/completions", [{"type": "function", "function": {"name": "add"}}, {"type": "web_search"}]),
+        ("messages", [{"name": "add", "input_schema": {}}, {"type": "web_search", "name": "web_search"}]),
+    ],
+)
+def test_tools_that_the_program_does_not_run_are_left_out_and_told(path, tools):
+    body = {"model": "coder", "messages": [{"role": "user", "content": "-"}], "input": "-", "tools": tools}
+    with pytest.warns(RuntimeWarning, match="a tool of type 'web_search'; it is left out"):
+        call = PROTOCOLS[f"/v1/{path}"].read(body)
+    assert [tool.name for tool in call.tools] == ["add"] and "web_search" not in call.told
+
+
+def test_a_word_of_the_system_may_stand_within_a_conversation():
+    told = [{"role": "user", "content": "Hi"}, {"role": "system", "content": "Be brief."}]
+    for path in ("messages", "chat/completions"):
+        call = PROTOCOLS[f"/v1/{path}"].read({"model": "coder", "messages": told})
+        assert [(said.role, said.text) for said in call.said] == [("user", "Hi"), ("system", "Be brief.")]

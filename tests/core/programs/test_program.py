@@ -93,6 +93,7 @@ def test_a_program_that_trips_over_an_answer_gets_the_error_reward_and_says_why(
         (lambda task, client: "nothing", "ended before it asked any model: it returned 'nothing'"),
         (lambda task, client: 1 / 0, "ended before it asked any model: it raised ZeroDivisionError"),
         (lambda task, client: client.chat.completions.create(**say("gpt-5", "-")), "answers to the model 'gpt-5'"),
+        ("sh -c 'echo thanks; echo no key >&2; exit 3'", "it exited with 3, and it printed last 'no key'"),
     ],
 )
 def test_what_no_model_is_to_blame_for_is_an_error_of_the_environment(program, says):
@@ -145,6 +146,9 @@ def test_a_program_that_never_calls_is_an_error_in_time():
 
     episode = played(never, timeout_s=0.3)
     assert (episode.error.where, episode.error.kind) == ("reset", "TimeoutError")
+    assert "it stands at" in episode.error.message and "test_program.py" in episode.error.message
+    episode = played("sh -c 'echo Retrying; sleep 60'", timeout_s=1.0)
+    assert "and it printed last 'Retrying'" in episode.error.message
 
 
 def test_calls_and_tokens_are_limited_and_the_program_ends_there():
