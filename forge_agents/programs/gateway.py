@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
@@ -34,6 +34,8 @@ _BODY_S = 30.0
 """Seconds in which a request must have arrived."""
 _MOST_WAITING = 1024
 """Calls of one episode that may wait for their turn."""
+_MOST_WAITING_BYTES = 8 * MAX_BODY_BYTES
+"""Of all requests of one episode that arrive or wait at one time."""
 _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 _Scope: TypeAlias = MutableMapping[str, Any]
 _Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -109,6 +111,7 @@ class Session:
         """What programs asked for in vain, oldest first; at most a few are kept."""
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._open: set[_Waiting] = set()
+        self._held_bytes = 0
         self._current: tuple[Question, _Waiting, bytes] | None = None
         self._histories = _Histories()
         self._number, self._closed, self._lock = 0, False, threading.Lock()
@@ -194,6 +197,27 @@ class Session:
         self._events.put(asked)
         return asked
 
+    @contextlib.contextmanager
+    def _holding(self) -> Iterator[Callable[[int], None]]:
+        """Counts the bytes of a request while it is here, in the gateway's loop."""
+        mine = 0
+
+        def hold(more: int) -> None:
+            nonlocal mine
+            mine += more
+            self._held_bytes += more
+            if self._held_bytes > _MOST_WAITING_BYTES:
+                raise RefusedError(
+                    f"calls of more than {_MOST_WAITING_BYTES} bytes wait already; send fewer at once",
+                    status=429,
+                    code="too_many_calls",
+                )
+
+        try:
+            yield hold
+        finally:
+            self._held_bytes -= mine
+
     def _question(self, asked: _Waiting, call: Call) -> Question:
         after, new, heard = self._histories.place(asked.seat, call)
         question = Question(seat=asked.seat, call=call, number=self._number, after=after, new=new)
@@ -269,7 +293,7 @@ class Gateway:
             self._answer,
             interface="asgi3",
             proxy_headers=False,
-            http="h11",  # the one that bounds headers
+            http="h11",  # the one that bounds headers, those that come in pieces
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             ws="none",
             lifespan="off",
@@ -327,12 +351,14 @@ class Gateway:
         session = None
         try:
             session = self._session(scope)
+            if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:  # h11: came at once
+                raise RefusedError(f"the headers are larger than {MAX_HEADER_BYTES} bytes", status=431)
             path, method = scope["path"].rstrip("/"), scope["method"]
             if (method, path) == ("GET", "/v1/models"):
                 listed = [{"id": name, "object": "model", "created": 0, "owned_by": "seat"} for name in session._models]
                 await _send_json(send, 200, {"object": "list", "data": listed})
             elif method == "POST" and path in PROTOCOLS:
-                await _converse(session, PROTOCOLS[path], await _body(scope, receive), receive, send)
+                await _converse(session, PROTOCOLS[path], receive, send)
             else:
                 raise RefusedError(f"there is no {method} {path}; POST to {', '.join(PROTOCOLS)}", status=404)
         except Exception as error:  # noqa: BLE001  # the boundary: the program hears it, and the episode remembers it
@@ -369,8 +395,8 @@ def _mark(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
 
 
-async def _body(scope: _Scope, receive: _Receive) -> Any:
-    """The JSON of a request."""
+async def _body(receive: _Receive, hold: Callable[[int], None]) -> Any:
+    """The JSON of a request; `hold` is told of each part's bytes."""
     parts, size = [], 0
     try:
         async with asyncio.timeout(_BODY_S):
@@ -380,6 +406,7 @@ async def _body(scope: _Scope, receive: _Receive) -> Any:
                     raise RefusedError("the request ended early")
                 parts.append(message.get("body", b""))
                 size += len(parts[-1])
+                hold(len(parts[-1]))
                 if size > MAX_BODY_BYTES:
                     raise RefusedError(
                         f"the body is larger than {MAX_BODY_BYTES} bytes; send a shorter conversation",
@@ -396,21 +423,22 @@ async def _body(scope: _Scope, receive: _Receive) -> Any:
         raise RefusedError(f"the body is no JSON ({cause})") from None
 
 
-async def _converse(session: Session, protocol: Protocol, body: Any, receive: _Receive, send: _Sender) -> None:
+async def _converse(session: Session, protocol: Protocol, receive: _Receive, send: _Sender) -> None:
     """A call: the answer is sent when it is whole, in one piece or as a stream."""
-    call = protocol.read(body)
-    asked = session._ask(call, asyncio.get_running_loop())
-    left = asyncio.ensure_future(receive())  # comes when the program hangs up
-    both: set[asyncio.Future[Any]] = {asked.answered, left}
-    try:
-        await asyncio.wait(both, return_when="FIRST_COMPLETED")
-        if not asked.answered.done():
-            asked.call = None
-            session._open.discard(asked)
-            return
-        reply = asked.answered.result()
-    finally:
-        left.cancel()
+    with session._holding() as hold:
+        call = protocol.read(await _body(receive, hold))
+        asked = session._ask(call, asyncio.get_running_loop())
+        left = asyncio.ensure_future(receive())  # comes when the program hangs up
+        both: set[asyncio.Future[Any]] = {asked.answered, left}
+        try:
+            await asyncio.wait(both, return_when="FIRST_COMPLETED")
+            if not asked.answered.done():
+                asked.call = None
+                session._open.discard(asked)
+                return
+            reply = asked.answered.result()
+        finally:
+            left.cancel()
     created = int(time.time())
     if not call.stream:
         await _send_json(send, 200, protocol.written(call, reply, created))
