@@ -112,9 +112,23 @@ class Session:
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._open: set[_Waiting] = set()
         self._held_bytes = 0
+        self._also: list[asyncio.Server] = []
         self._current: tuple[Question, _Waiting, bytes] | None = None
         self._histories = _Histories()
         self._number, self._closed, self._lock = 0, False, threading.Lock()
+
+    @property
+    def port(self) -> int:
+        """Of the gateway."""
+        return self._gateway.port
+
+    def listen(self, asking: socket.socket) -> None:
+        """Answer at `asking`, too, until the session is closed: as in a network namespace whence no way leads here."""
+        with self._lock:
+            if not self._closed:
+                self._also.append(self._gateway._serve(asking))
+                return
+        asking.close()
 
     def tell(self, event: object) -> None:
         """Let `next` return `event`, after the calls that came before it."""
@@ -165,6 +179,9 @@ class Session:
         with self._lock:
             self._closed = True
         self._gateway._forget(self)
+        with contextlib.suppress(RuntimeError):  # the gateway is closed
+            while self._also:
+                self._gateway._thread.call(self._also.pop().close)
         self._events.put(_CLOSED)
         for asked in list(self._open):
             asked.end(RefusedError(why, status=410, code="episode_over"))
@@ -285,7 +302,8 @@ class Gateway:
             raise ValueError(f"port {port} cannot be used ({cause.strerror}); give another, or none") from cause
         # inherited by connections, which asyncio leaves without it: the second part of an answer would wait for 40 ms
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/v1"
+        self.port: int = self._socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}/v1"
         """Base of the API."""
         self._sessions: dict[bytes, Session] = {}
         self._thread = LoopThread("gateway")
@@ -339,6 +357,18 @@ class Gateway:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def _serve(self, asking: socket.socket) -> asyncio.Server:
+        """Answer at another socket."""
+        from uvicorn.protocols.http.h11_impl import H11Protocol
+
+        def connection() -> H11Protocol:
+            return H11Protocol(config=self._server.config, server_state=self._server.server_state, app_state={})
+
+        async def serve() -> asyncio.Server:
+            return await asyncio.get_running_loop().create_server(connection, sock=asking)
+
+        return self._thread.begin(serve()).result(_BODY_S)
 
     def _forget(self, session: Session) -> None:
         self._sessions.pop(_mark(session.token), None)

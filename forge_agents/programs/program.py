@@ -19,6 +19,7 @@ from forge_agents.errors import ForgeError
 from forge_agents.programs.gateway import MAX_BODY_BYTES, Question, Session, gateway
 from forge_agents.programs.running import AnyProgram, Ended, Running, check, result_as_json, reward_of, started, told
 from forge_agents.runtime.waits import in_thread
+from forge_agents.sandbox.sandbox import Sandbox
 
 T = TypeVar("T")
 MAX_CALLS = 64
@@ -73,6 +74,9 @@ class Program(TurnEnv):
         error_reward: What all seats get where the program fails.
         max_sampled_tokens: Tokens that the models of an episode may write before it is cut off; None: any number.
         max_turns: Calls of an episode before it is cut off; None takes the registered limit, else 64.
+        sandbox: Shuts a command line in: no network but the models, no files but the system's programs, our
+            interpreter's packages, `Sandbox.import_paths` and its folder, and the limits, `SandboxLimits.wall_s` apart.
+            None: it has every right of this process, and ends with it.
 
     Raises:
         TypeError, ValueError: Arguments that make no sense.
@@ -92,9 +96,10 @@ class Program(TurnEnv):
         error_reward: float = 0.0,
         max_sampled_tokens: int | None = None,
         max_turns: int | None = None,
+        sandbox: Sandbox | None = None,
     ) -> None:
         super().__init__(max_turns=max_turns)
-        check(program)
+        check(program, sandbox)
         if isinstance(seats, str) or not seats:
             raise ValueError(f"seats={seats!r}; name one or more, as in seats=('planner', 'coder')")
         self.possible_agents = list(seats)
@@ -108,7 +113,7 @@ class Program(TurnEnv):
             raise ValueError(f"max_sampled_tokens={max_sampled_tokens} allows no answer; set at least 1, or None")
         self._program, self._tasks, self._reward = program, tasks, reward
         self._timeout_s, self._error_reward = timeout_s, error_reward
-        self._max_sampled_tokens = max_sampled_tokens
+        self._max_sampled_tokens, self._sandbox = max_sampled_tokens, sandbox
         self._session: Session | None = None
         self._running: Running | None = None
         self._question: Question | None = None
@@ -221,7 +226,7 @@ class Program(TurnEnv):
 
     def _begin_program(self) -> None:
         self._session = gateway().open(self._models)
-        self._running = started(self._program, self._task, self._session)
+        self._running = started(self._program, self._task, self._session, self._sandbox)
 
     def _next(self) -> Question | Ended:
         assert self._session is not None

@@ -14,8 +14,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -27,11 +25,10 @@ from typing import Any, Protocol, TypeAlias
 
 from forge_agents.programs.gateway import Session
 from forge_agents.runtime.waits import LoopThread, await_chain, stack
+from forge_agents.sandbox.sandbox import CommandLine, Sandbox, SandboxError, SandboxResult
 
 AnyProgram: TypeAlias = Callable[[Any, Any], Any] | Sequence[str] | str
 """A function ``(task, client)``, async or not, or the words of a command line."""
-_TAIL_BYTES = 65536
-"""Of what a command printed, its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +55,12 @@ class Finished:
     exit_status: int
     """0 is success; negative, the signal that ended it."""
     stdout: str
-    """The last 64 KiB that it printed; bytes that are no UTF-8 are replaced."""
+    """The last 64 KiB that it printed, or what its sandbox allows; bytes that are no UTF-8 are replaced."""
     stderr: str
     folder: Path
-    """Where it ran, empty at its start."""
+    """Where it ran, empty at its start; of one that was shut in, the files that it left."""
+    limit: str = ""
+    """Name of the `SandboxLimits` field that ended it; empty where none did."""
 
 
 class Running(Protocol):
@@ -71,21 +70,23 @@ class Running(Protocol):
         """End it, and do not wait for that. Twice is no error."""
 
     def where(self) -> str:
-        """Where it stands, for the message that it is late; empty where that cannot be told."""
+        """Where it stands, for the message that it is late, which ends it; empty where that cannot be told."""
 
 
-def started(program: AnyProgram, task: Any, session: Session) -> Running:
-    """Start a program; it tells the session its end."""
+def started(program: AnyProgram, task: Any, session: Session, sandbox: Sandbox | None = None) -> Running:
+    """Start a program; it tells the session its end. A command line is shut in `sandbox`."""
     if not callable(program):
-        return _Command(shlex.split(program) if isinstance(program, str) else list(program), task, session)
+        return _Command(shlex.split(program) if isinstance(program, str) else list(program), task, session, sandbox)
     if inspect.iscoroutinefunction(program) or inspect.iscoroutinefunction(getattr(program, "__call__", None)):  # noqa: B004  # an object with an async __call__
         return _Task(program, task, session)
     return _Thread(program, task, session)
 
 
-def check(program: object) -> None:
+def check(program: object, sandbox: Sandbox | None = None) -> None:
     """Raise TypeError unless it is a function of two arguments or a command line, ValueError where that is empty."""
     if callable(program):
+        if sandbox is not None:
+            raise TypeError("sandbox= shuts a command line in; a function runs in this process, with all its rights")
         with contextlib.suppress(ValueError):  # built-ins have no signature
             try:
                 inspect.signature(program).bind(None, None)
@@ -215,73 +216,54 @@ _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVAT
 
 
 class _Command:
-    """A process group of its own, in a folder of its own; it ends with this process, however that ends."""
+    """A process and what it starts, in a folder of its own; all of it ends with this process, however that ends."""
 
-    def __init__(self, words: Sequence[str], task: Any, session: Session) -> None:
+    def __init__(self, words: Sequence[str], task: Any, session: Session, sandbox: Sandbox | None) -> None:
         self._words, self._folder = words, Path(tempfile.mkdtemp(prefix="forge-program-"))
-        work = self._folder / "work"
-        work.mkdir()
-        given = task if isinstance(task, str) else json.dumps(task)
-        (self._folder / "stdin").write_text(given, encoding="utf-8")
-        environment = {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
+        environment = {} if sandbox else {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
         environment |= {"OPENAI_BASE_URL": session.url, "OPENAI_API_KEY": session.token}
         environment |= {"ANTHROPIC_BASE_URL": session.url.removesuffix("/v1"), "ANTHROPIC_API_KEY": session.token}
         for name in ("NO_PROXY", "no_proxy"):
-            environment[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1"]))
-        with contextlib.ExitStack() as undo:  # what was begun, where the rest cannot be
-            undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
-            # the kernel closes our end, which nobody inherits, when this process is gone
-            end, self._held = os.pipe()
-            undo.callback(os.close, self._held)
-            with (
-                os.fdopen(end, "rb") as ending,
-                (self._folder / "stdin").open("rb") as heard,
-                (self._folder / "stdout").open("wb") as said,
-                (self._folder / "stderr").open("wb") as told,
-            ):
-                self._process = subprocess.Popen(
-                    words, stdin=heard, stdout=said, stderr=told, cwd=work, env=environment, start_new_session=True
-                )
-                undo.callback(self._kill)
-                self._watch = subprocess.Popen(
-                    ["/bin/sh", "-c", "read _; kill -9 -$0", str(self._process.pid)],
-                    stdin=ending,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
-            undo.pop_all()
-        threading.Thread(target=self._wait, args=(session,), name="program", daemon=True).start()
+            environment[name] = ",".join(filter(None, [environment.get(name), "127.0.0.1"]))
+        try:
+            self._command = CommandLine(
+                words,
+                stdin=task if isinstance(task, str) else json.dumps(task),
+                environment=environment,
+                folder=self._folder,
+                sandbox=sandbox,
+                port=session.port,
+            )
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        self._done: SandboxResult | None = None
+        self._thread = threading.Thread(target=self._run, args=(session,), name="program", daemon=True)
+        self._thread.start()
 
-    def _wait(self, session: Session) -> None:
-        status = self._process.wait()
-        printed = {name: self._tail(name) for name in ("stdout", "stderr")}
-        session.tell(Ended(value=Finished(exit_status=status, folder=self._folder / "work", **printed)))
-
-    def _tail(self, name: str) -> str:
-        with contextlib.suppress(OSError), (self._folder / name).open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - _TAIL_BYTES))
-            return file.read().decode(errors="replace")
-        return ""
+    def _run(self, session: Session) -> None:
+        try:
+            if (asking := self._command.begin()) is not None:
+                session.listen(asking)
+            self._done = done = self._command.wait()
+            for name, content in done.files.items():  # of one that is shut in: what it left, no links
+                (self._folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (self._folder / name).write_bytes(content)
+        except Exception as error:  # noqa: BLE001  # the boundary: the episode ends with it
+            session.tell(Ended(error=SandboxError(f"{shlex.join(self._words)[:200]}: {error}")))
+            return
+        printed = {"stdout": done.stdout, "stderr": done.stderr, "limit": done.limit}
+        session.tell(Ended(value=Finished(exit_status=done.exit_code, folder=self._folder, **printed)))
 
     def stop(self) -> None:
-        if self._held < 0:
-            return
-        self._kill()
-        os.close(self._held)
-        self._held = -1
-        self._watch.wait(5)
+        self._command.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # what it started, too
-        self._process.wait(5)
-
     def where(self) -> str:
-        said = self._tail("stderr") or self._tail("stdout")
-        return f"process {self._process.pid}, {shlex.join(self._words)[:200]}{_last(said)}"
+        self._command.stop()  # what it printed is known at its end
+        self._thread.join(5)
+        said = (self._done.stderr or self._done.stdout) if self._done else ""
+        return f"process {self._command.pid}, {shlex.join(self._words)[:200]}{_last(said)}"
 
 
 def _last(printed: str) -> str:
@@ -292,7 +274,8 @@ def _last(printed: str) -> str:
 def result_as_json(value: Any) -> Any:
     """What a program came to, for infos."""
     if isinstance(value, Finished):
-        return {"exit_status": value.exit_status, "stdout": value.stdout[-2000:], "stderr": value.stderr[-2000:]}
+        printed = {"stdout": value.stdout[-2000:], "stderr": value.stderr[-2000:]}
+        return {"exit_status": value.exit_status, **printed, **({"limit": value.limit} if value.limit else {})}
     return value
 
 

@@ -67,6 +67,8 @@ setxattr:188:5 lsetxattr:189:6 fsetxattr:190:7 removexattr:197:14 lremovexattr:1
 fchown:93:55 lchown:94 fchownat:260:54 sched_setaffinity:203:122 sched_setparam:142:118 sched_setscheduler:144:119
 setpriority:141:140
 """
+# On the loopback of a network of its own.
+_ALLOWED_WITH_SOCKETS = "connect:42:203 bind:49:200 listen:50:201 accept:43:202 accept4:288:242"
 _CLONE, _SOCKET, _SOCKETPAIR, _PRLIMIT = (56, 220), (41, 198), (53, 199), (302, 261)
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
@@ -131,6 +133,21 @@ def _write_maps(pid: str, users: str, groups: str, *, deny_groups: bool) -> None
         descriptor = os.open(f"/proc/{pid}/{name}", os.O_WRONLY)
         os.write(descriptor, text.encode())
         os.close(descriptor)
+
+
+def lend_port(port: int, channel: int) -> None:
+    """Bring the loopback of this network namespace up, and hand a socket that listens there over `channel`.
+
+    Who gets it answers what is asked here, wherever it is itself: a socket stays in the namespace that it was made in.
+    """
+    import fcntl
+    import socket
+
+    with socket.socket() as asking, socket.socket(fileno=channel) as held:
+        fcntl.ioctl(asking, 0x8914, struct.pack("16sh22x", b"lo", 1))  # SIOCSIFFLAGS, IFF_UP
+        asking.bind(("127.0.0.1", port))
+        asking.listen(128)
+        socket.send_fds(held, [b"."], [asking.fileno()])
 
 
 def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
@@ -219,15 +236,17 @@ def drop_privileges(user: int | None) -> None:
     _check(_libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(NO_NEW_PRIVS)")
 
 
-def filter_system_calls(*, namespaces: bool) -> None:
+def filter_system_calls(*, namespaces: bool, sockets: bool = False) -> None:
     """Allow the calls that ordinary programs need; any other does not exist for this process and its children.
 
-    There are no sockets but pairs of streams, which are connected to each other and to nothing else: sockets of the
-    file system lie in no network namespace. Nothing is filtered on processors whose call numbers are not known here.
+    There are no sockets but pairs of streams, which are connected to each other and to nothing else, and those asked
+    for: sockets of the file system lie in no network namespace. Nothing is filtered on processors whose call numbers
+    are not known here.
 
     Args:
         namespaces: Whether the process has files and processes of its own; else modes, owners, times and priorities,
             which it could change outside, stay as they are.
+        sockets: Whether it may speak over the internet's protocols, in a network namespace that has but a loopback.
     """
     if os.uname().machine not in _ARCHITECTURES:
         return
@@ -239,11 +258,15 @@ def filter_system_calls(*, namespaces: bool) -> None:
     code += [(at_least, 0, 1, 0x40000000), (back, 0, 0, unknown)]  # the 32-bit calls of x86_64
     code += [(equal, 0, 4, _CLONE[column]), first, (any_bit, 0, 1, _ANY_NAMESPACE & ~0xFF)]
     code += [(back, 0, 0, refuse), (back, 0, 0, allow)]
-    code += [(equal, 0, 1, _SOCKET[column]), (back, 0, 0, refuse)]
+    families = (2, 10) if sockets else ()
+    code += [(equal, 0, len(families) + 3, _SOCKET[column]), first]
+    code += [(equal, len(families) - at, 0, family) for at, family in enumerate(families)]
+    code += [(back, 0, 0, refuse), (back, 0, 0, allow)]
     code += [(equal, 0, 7, _SOCKETPAIR[column]), first, (equal, 0, 4, 1)]  # of the local family
     code += [second, (bits, 0, 0, 0xF), (equal, 0, 1, 1), (back, 0, 0, allow), (back, 0, 0, refuse)]
     code += [(equal, 0, 4, _PRLIMIT[column]), first, (equal, 0, 1, 0), (back, 0, 0, allow), (back, 0, 0, refuse)]
-    for low, high in _ranges(_ALLOWED + (_ALLOWED_IN_NAMESPACES if namespaces else ""), column):
+    calls = _ALLOWED + _ALLOWED_IN_NAMESPACES * namespaces + _ALLOWED_WITH_SOCKETS * sockets
+    for low, high in _ranges(calls, column):
         code += [(at_least, 0, 2, low), (above, 1, 0, high), (back, 0, 0, allow)]
     code += [(back, 0, 0, unknown)]  # libc knows what to do then, as on an older kernel
     program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in code))

@@ -1,8 +1,8 @@
-"""Runs one program shut in, watches it, and ends it with all its children.
+"""Runs one program, shut in where asked, watches it, and ends it with all its children.
 
 In: a request on standard input. Out: a reply on standard output, both marshalled. Waits for the program, at most
-`wall_s`. Stand-alone: started by `python -I -S`, so it sees the standard library only, and imports little of that,
-because imports are most of what a run costs.
+`wall_s`; a command line ends when our standard input does. Stand-alone: started by `python -I -S`, so it sees the
+standard library only, and imports little of that, because imports are most of what a run costs.
 """
 # Importing pathlib takes as long as all the rest.
 # ruff: noqa: PTH100, PTH102, PTH103, PTH110, PTH118, PTH120, PTH123, PTH208
@@ -28,7 +28,9 @@ TICK_S = 0.02
 _PAGE = resource.getpagesize()
 _CLOCK = os.sysconf("SC_CLK_TCK")
 _CHUNK = 1 << 16
-_SIGKILL, _SIGXCPU = 9, 24
+_SIGKILL, _SIGTERM, _SIGXCPU = 9, 15, 24
+_FAREWELL_S = 2.0
+"""What a free command line has after SIGTERM, which the client of a container passes on."""
 
 
 class Run:
@@ -46,6 +48,8 @@ class Run:
         self.output: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
         self.report = b""
         self.child = 0
+        self.tick_s: float | None = TICK_S
+        self.ends: dict[int, str] = {}
 
     def __call__(self) -> dict[str, Any]:
         """The reply."""
@@ -71,9 +75,14 @@ class Run:
     def _prepare(self) -> None:
         isolation.die_with_parent()
         os.umask(0o022)
+        self._make_box()
+
+    def _make_box(self) -> None:
         program = self.request["code"].encode("utf-8", "surrogateescape")
         if self.strong:
             isolation.enter_namespaces()
+            if "port" in self.request:
+                isolation.lend_port(self.request["port"], self.request["channel"])
             isolation.build_root(
                 self.request["readable"],
                 self.request["hidden"],
@@ -134,6 +143,12 @@ class Run:
             os.dup2(pipes[name][end], descriptor)
         os.setsid()
         os.chdir(self.box)
+        self._shut_in()
+        isolation.default_signals()
+        words, environment = self._words()
+        os.execvpe(words[0], words, environment)  # noqa: S606
+
+    def _shut_in(self) -> None:
         os.umask(0o077)
         processes = self.limits["processes"] + self._others()
         isolation.set_limits({**self.request["rlimits"], "RLIMIT_NPROC": processes})
@@ -143,9 +158,15 @@ class Run:
             isolation.lock_files(
                 [*readable, self._program_path(), "/dev/null", "/dev/zero", "/dev/urandom"], [self.box]
             )
-        isolation.filter_system_calls(namespaces=self.strong)
-        isolation.default_signals()
-        environment = {
+        isolation.filter_system_calls(namespaces=self.strong, sockets="port" in self.request)
+
+    def _words(self) -> tuple[list[str], dict[str, str]]:
+        """What becomes of this process, and its environment."""
+        python, environment = self.request["python"], self._environment()
+        return [python, "-s", "-S", "-B", "-P", "-u", self._program_path()], environment
+
+    def _environment(self) -> dict[str, str]:
+        return {
             **os.environ,  # what the interpreter needs to start, no more: our own environment is not inherited
             "HOME": self.box,
             "LANG": "C.UTF-8",
@@ -154,8 +175,6 @@ class Run:
             "PYTHONPATH": os.pathsep.join([self.box, *self.request["import_paths"]]),
             "TMPDIR": self.box,
         }
-        python = self.request["python"]
-        os.execve(python, [python, "-s", "-S", "-B", "-P", "-u", self._program_path()], environment)  # noqa: S606
 
     def _others(self) -> int:
         """Threads that count towards the user's limit besides the program's own."""
@@ -180,16 +199,21 @@ class Run:
             poll.register(descriptor, select.POLLIN)
         os.set_blocking(stdin, False)
         poll.register(stdin, select.POLLOUT)
+        for descriptor in self.ends:
+            poll.register(descriptor, select.POLLIN)
         looked, running = time.monotonic(), True
         while running and not self.limit:
-            for descriptor, _ in poll.poll(TICK_S * 1000):
+            for descriptor, _ in poll.poll(None if self.tick_s is None else self.tick_s * 1000):
                 if descriptor == stdin:
                     waiting = self._feed(stdin, waiting, poll)
+                elif descriptor in self.ends:
+                    self.limit = self.ends[descriptor]
+                    poll.unregister(descriptor)
                 elif not self._take(outputs[descriptor], os.read(descriptor, _CHUNK)):
                     poll.unregister(descriptor)
                     running = running and not (self.strong and outputs[descriptor] == "report")
             now = time.monotonic()
-            if now - looked >= TICK_S:
+            if self.tick_s is not None and now - looked >= self.tick_s:
                 looked = now
                 self._look()
             if now >= deadline and not self.limit:
@@ -276,11 +300,12 @@ class Run:
             self._kill(self.child)
             os.waitpid(self.child, 0)
         else:
+            self._kill(-self.child)
             while True:
-                for process in self._tree():
+                for process in (tree := self._tree()):
                     self._kill(int(process))
                 try:
-                    pid, status = os.waitpid(-1, os.WNOHANG)
+                    pid, status = os.waitpid(-1, os.WNOHANG if tree else 0)
                 except ChildProcessError:
                     break
                 if pid == self.child and self.status is None:
@@ -295,8 +320,8 @@ class Run:
     def _kill(pid: int) -> None:
         try:
             os.kill(pid, _SIGKILL)
-        except ProcessLookupError:
-            return  # it ended by itself
+        except (ProcessLookupError, PermissionError):
+            return  # it ended by itself, or is another user's by now
 
     def _reply(self, wall_s: float) -> dict[str, Any]:
         code = None if self.status is None else os.waitstatus_to_exitcode(self.status)
@@ -346,11 +371,57 @@ class Run:
             return None
 
 
+class Command(Run):
+    """A command line, which asks models: shut in, with one port of the loopback, or free, in a folder of the host."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        super().__init__(request)
+        self.tick_s = 5 * TICK_S if self.strong else None  # it may run for hours, and hundreds may
+        self.ends = {0: "stopped"}
+        if not self.strong:
+            self.box = request["scratch"]
+
+    def _prepare(self) -> None:
+        # not with the parent, as the kernel sees it, which is the thread that began it
+        if self.strong:
+            os.umask(0o022)
+            self._make_box()
+        else:
+            isolation.adopt_orphans()
+
+    def _shut_in(self) -> None:
+        if self.strong:
+            super()._shut_in()
+        else:
+            isolation.set_limits(self.request["rlimits"])
+
+    def _words(self) -> tuple[list[str], dict[str, str]]:
+        own = self._environment() if self.strong else {}
+        return self.request["words"], {**own, **self.request["environment"]}
+
+    def _watch(self, stdin: int, outputs: dict[int, str], deadline: float) -> None:
+        ended = os.pidfd_open(self.child)
+        if not self.strong:
+            self.ends[ended] = ""  # it wakes us up, no more
+        super()._watch(stdin, outputs, float("inf"))
+        if not self.strong and self.status is None:
+            os.kill(self.child, _SIGTERM)
+            select.select([ended], [], [], _FAREWELL_S)
+
+    def _take(self, name: str, data: bytes) -> bool:
+        """Keeps what arrived, of the streams their ends."""
+        if name == "report":
+            return super()._take(name, data)
+        self.output[name] += data
+        del self.output[name][: -(self.limits["output_kb"] << 10)]
+        return bool(data)
+
+
 def main() -> None:
     """One request, one reply."""
     request = marshal.load(sys.stdin.buffer)  # noqa: S302  # from our own process
     try:
-        reply = Run(request)()
+        reply = (Command if "words" in request else Run)(request)()
     except Exception as error:  # noqa: BLE001  # the caller reads failures from the reply
         reply = {"failure": f"{type(error).__name__}: {error}"}
     marshal.dump(reply, sys.stdout.buffer)

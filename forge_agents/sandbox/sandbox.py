@@ -11,14 +11,15 @@ import json
 import marshal
 import os
 import platform
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any, cast
 
 from forge_agents.errors import ForgeError
 
@@ -209,13 +210,24 @@ class Sandbox:
         self, code: str, stdin: str, files: Mapping[str, bytes], *, collect: bool, scratch: str | None
     ) -> bytes:
         interpreter = _interpreter(self.python or sys.executable)
-        limits = asdict(self.limits)
         request = {
+            **self._limits(),
             "code": code,
             "stdin": stdin,
             "files": {checked_path(name): bytes(data) for name, data in files.items()},
             "collect": collect,
-            "limits": limits,
+            "python": interpreter["python"],
+            "readable": [*interpreter["readable"], *self.import_paths],
+            "hidden": interpreter["hidden"],
+            "import_paths": list(self.import_paths),
+            "namespaces": scratch is None,
+            "scratch": scratch,
+        }
+        return marshal.dumps(request)
+
+    def _limits(self) -> dict[str, Any]:
+        return {
+            "limits": asdict(self.limits),
             "rlimits": {
                 "RLIMIT_AS": self.limits.memory_mb << 20,
                 "RLIMIT_CPU": self.limits.cpu_s,
@@ -225,14 +237,105 @@ class Sandbox:
                 "RLIMIT_MSGQUEUE": 0,
                 "RLIMIT_MEMLOCK": 0,
             },
-            "python": interpreter["python"],
-            "readable": [*interpreter["readable"], *self.import_paths],
-            "hidden": interpreter["hidden"],
-            "import_paths": list(self.import_paths),
-            "namespaces": scratch is None,
-            "scratch": scratch,
         }
-        return marshal.dumps(request)
+
+
+_FREE_FILE_MB = 1024
+"""Of one file of a command line that nobody shut in: a loop that prints fills no disk."""
+_STOP_S = 5.0
+"""Seconds in which the supervisor ends what was stopped."""
+
+
+class CommandLine:
+    """A command line under way, which ends with all that it started: when its first process does, or we do.
+
+    Free, it has this user's rights, and runs in a folder of the host. Shut in, it has what a `Sandbox` allows, with the
+    system's programs and the packages of our interpreter to read, and one port of its own loopback to speak to; its
+    files are its own until it ends. `SandboxLimits.wall_s` does not count here: models answer meanwhile. Of what it
+    prints the end is kept, `output_kb` of each stream.
+
+    Args:
+        words: Its words; the first is found on the ``PATH`` that it sees.
+        stdin: What it may read.
+        environment: Its variables; shut in, beside those of the sandbox.
+        folder: Where it runs free; empty where it is shut in.
+        sandbox: None: free.
+        port: Of 127.0.0.1, what it may speak to where it is shut in.
+
+    Raises:
+        SandboxUnavailable: It cannot be shut in here.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        *,
+        stdin: str,
+        environment: Mapping[str, str],
+        folder: Path,
+        sandbox: Sandbox | None = None,
+        port: int = 0,
+    ) -> None:
+        request: dict[str, Any] = {"words": list(words), "stdin": stdin, "environment": dict(environment)}
+        request |= {"namespaces": sandbox is not None, "scratch": str(folder), "collect": sandbox is not None}
+        request |= (sandbox or Sandbox())._limits()
+        self._channel, theirs = socket.socketpair()
+        with theirs:
+            if sandbox is None:
+                request["rlimits"] = {"RLIMIT_FSIZE": _FREE_FILE_MB << 20}
+            else:
+                if reason := _why_no_namespaces():
+                    raise SandboxUnavailable(
+                        f"{reason}. A command line is shut in by user namespaces or not at all: allow them, or leave "
+                        "sandbox= away and run everything in a container"
+                    )
+                packages = ["/usr", "/bin", "/sbin", sys.prefix, sys.base_prefix, *sandbox.import_paths]
+                request |= {"code": "", "files": {}, "hidden": [], "import_paths": list(sandbox.import_paths)}
+                request["readable"] = _covering([*_interpreter(sys.executable)["readable"], *packages])
+                path = [f"{sys.prefix}/bin", "/usr/local/bin", "/usr/bin", "/bin"]
+                request["environment"] = {"PATH": os.pathsep.join(path), **environment}
+                request |= {"port": port, "channel": theirs.fileno()}
+            handed = [theirs.fileno()] if sandbox else []
+            self._process = subprocess.Popen(_COMMAND, **_PIPES, pass_fds=handed)
+        pipes = (self._process.stdin, self._process.stdout, self._process.stderr)
+        self._stdin, self._stdout, self._stderr = (cast("IO[bytes]", pipe) for pipe in pipes)
+        self._request, self._shut_in = marshal.dumps(request), sandbox is not None
+
+    @property
+    def pid(self) -> int:
+        """Of the process that watches it."""
+        return self._process.pid
+
+    def begin(self) -> socket.socket | None:
+        """Let it run. Returns the socket on which it asks at `port`; None where it is free, or could not be begun."""
+        with contextlib.suppress(OSError, ValueError), self._channel:  # it was stopped, or fails and will say why
+            self._stdin.write(self._request)
+            self._stdin.flush()
+            if self._shut_in:
+                _, descriptors, _, _ = socket.recv_fds(self._channel, 1, 1)
+                return socket.socket(fileno=descriptors[0]) if descriptors else None
+        return None
+
+    def wait(self) -> SandboxResult:
+        """Wait for its end.
+
+        Raises:
+            SandboxError: It could not be run, or the supervisor died.
+        """
+        with self._stdout, self._stderr:
+            reply, noise = self._stdout.read(), self._stderr.read()
+        self._process.wait()
+        return _result(reply, noise)
+
+    def stop(self) -> None:
+        """End it with all that it started. Twice is no error."""
+        with contextlib.suppress(OSError):
+            self._stdin.close()
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 _COMMAND = (sys.executable, "-I", "-S", str(_SUPERVISOR))
@@ -296,14 +399,20 @@ def _interpreter(python: str) -> dict[str, Any]:
         raise SandboxError(f"python={python!r} does not run: {asked.stderr.decode()[-300:]}")
     real, prefix, platlib, packages, stdlib = json.loads(asked.stdout)
     wanted = [f"{prefix}/lib", f"{prefix}/{platlib}", "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"]
-    readable: list[str] = []
-    for path in sorted({stdlib, real, *wanted}, key=len):
-        inside = any(path.startswith(f"{parent}/") for parent in readable if not Path(parent).is_symlink())
-        if Path(path).exists() and not inside:
-            readable.append(path)
+    readable = _covering([stdlib, real, *wanted])
     below = tuple(f"{path}/" for path in readable)
     hidden = [path for path in packages if path.startswith(below) and Path(path).is_dir()]
     return {"python": real, "readable": readable, "hidden": hidden}
+
+
+def _covering(paths: Sequence[str]) -> list[str]:
+    """Those that exist and lie in no other of them."""
+    found: list[str] = []
+    for path in sorted(set(paths), key=len):
+        inside = any(path.startswith(f"{parent}/") for parent in found if not Path(parent).is_symlink())
+        if Path(path).exists() and not inside:
+            found.append(path)
+    return found
 
 
 @lru_cache

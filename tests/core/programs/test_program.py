@@ -1,15 +1,25 @@
 import asyncio
+import contextlib
 import json
+import os
+import re
+import socket
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
+from pathlib import Path
 
 import pytest
 
 import forge_agents as fa
 from forge_agents.errors import ForgeError
 from forge_agents.rollout.rollout import play
+from forge_agents.sandbox.sandbox import _why_no_namespaces
+
+needs_namespaces = pytest.mark.skipif(bool(_why_no_namespaces()), reason="needs user namespaces of Linux")
 
 
 def say(model, text, **more):
@@ -224,18 +234,102 @@ def test_a_command_line_is_a_program_judged_by_its_status_or_by_the_files_it_lea
     wrong = fa.Scripted(lambda seen: "wrong")
     assert played(words, wrong, tasks=tasks, reward=judged).rewards == {"agent": 4.0}
     assert not folders[0].exists()
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ForgeError, match="before it asked any model.*no-such-program-here.*No such file"):
         fa.Program("no-such-program-here").reset(seed=0)
 
 
-def test_a_command_that_hangs_is_killed_with_what_it_started():
-    script = COMMAND.replace("sys.exit", "import subprocess; subprocess.run(['sleep', '60']); sys.exit")
-    env = fa.Program([sys.executable, "-c", script], tasks=[{"question": "-"}], timeout_s=3.0)
-    env.reset(seed=0)
-    process = env._running._process
-    env.step("solved")
-    assert process.poll() == -9 and "gave" not in env.infos["agent"]["error"]
-    env.close()
+# Leaves a process of its session and one of a session of its own, which lost its parent, and says which.
+LEAVES = """
+import os, subprocess, sys, time
+left = [subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL).pid]
+ours, theirs = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    if (pid := os.fork()) == 0:
+        os.execlp("sleep", "sleep", "600")
+    os.write(theirs, str(pid).encode())
+    os._exit(0)
+os.wait()
+left.append(int(os.read(ours, 99)))
+open(sys.argv[1], "w").write(" ".join(map(str, left)))
+"""
+
+
+def ended(pids, within_s=20.0):
+    """Whether none of the processes runs any more."""
+
+    def runs(pid):
+        with contextlib.suppress(OSError):
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return False
+
+    deadline = time.monotonic() + within_s
+    while (left := [pid for pid in pids if runs(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not left
+
+
+@pytest.mark.parametrize("how", ["hangs", "ends", "is killed"])
+def test_a_command_ends_with_all_that_it_started_also_what_left_its_session(tmp_path, how):
+    farewell = "import signal; signal.signal(15, lambda *_: open(sys.argv[1] + '-told', 'w').close()); "
+    hangs = f"{farewell}time.sleep(600); time.sleep(600)"
+    last = {"hangs": hangs, "ends": "sys.exit(7)", "is killed": "os.kill(os.getpid(), 9)"}[how]
+    script = COMMAND.replace("sys.exit(0 if said == \"solved\" else 3)", f"{LEAVES}\n{last}")
+    words = [sys.executable, "-c", script, str(tmp_path / "left")]
+    episode = played(words, tasks=[{"question": "-"}], timeout_s=5.0)
+    left = [int(pid) for pid in (tmp_path / "left").read_text().split()]
+    assert len(left) == 2 and ended(left) and (tmp_path / "left-told").exists() == (how == "hangs")
+    info = episode.trajectories["agent"].info
+    assert episode.error is None and episode.rewards == {"agent": 0.0}
+    assert "within 5 s; it stands at process" in info["error"] if how == "hangs" else (
+        info["result"]["exit_status"] == {"ends": 7, "is killed": -9}[how]
+    )
+
+
+def test_a_container_is_a_command_line_as_the_page_says(tmp_path, monkeypatch):
+    """A dry run: the client is a script that hands on what it was told to, and no more."""
+    page = (Path(__file__).parents[3] / "docs" / "your-program.md").read_text()
+    (words,) = re.findall(r'program=(\["sh", "-c", "exec docker run .*?"\])', page)
+    (tmp_path / "docker").write_text(
+        """#!/bin/sh
+[ "$1 $2 $3 $4 $5 $6" = "run --rm -i --init --network host" ] || exit 99
+shift 6
+[ "$1 $3 $4" = "-v -w /work" ] && [ "$2" = "$PWD:/work" ] || exit 98
+shift 4
+[ "$1 $2 $3 $4 $5" = "-e OPENAI_BASE_URL -e OPENAI_API_KEY my/crew:1" ] || exit 97
+shift 5
+exec env -i OPENAI_BASE_URL="$OPENAI_BASE_URL" OPENAI_API_KEY="$OPENAI_API_KEY" "$@"
+"""
+    )
+    (tmp_path / "docker").chmod(0o755)
+    (tmp_path / "crew.py").write_text(COMMAND)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    words = [word.replace("python /app", f"{sys.executable} {tmp_path}") for word in json.loads(words)]
+    result = played(words, tasks=[{"question": "Well?"}]).trajectories["agent"].info["result"]
+    assert result == {"exit_status": 0, "stdout": "thought about it\n", "stderr": ""}
+
+
+def test_commands_do_not_outlive_the_process_that_runs_their_episodes(tmp_path):
+    script = f"{LEAVES}\n{COMMAND}"  # nobody answers its call
+    ours = f"""
+import os, sys
+import forge_agents as fa
+fa.Program([sys.executable, "-c", {script!r}, {str(tmp_path / "left")!r}], tasks=[{{"question": "-"}}]).reset(seed=0)
+os.kill(os.getpid(), 9)
+"""
+    assert subprocess.run([sys.executable, "-c", ours], timeout=60, check=False).returncode == -9
+    left = [int(pid) for pid in (tmp_path / "left").read_text().split()]
+    assert len(left) == 2 and ended(left)
+
+
+def test_a_command_that_prints_without_end_fills_neither_disk_nor_memory(monkeypatch):
+    from forge_agents.sandbox import sandbox
+
+    monkeypatch.setattr(sandbox, "_FREE_FILE_MB", 1)
+    script = COMMAND.replace("print(", "print('x' * 10**7); open('big', 'w').write('y' * 10**7); print(")
+    result = played([sys.executable, "-c", script], tasks=[{"question": "-"}]).trajectories["agent"].info["result"]
+    assert result["exit_status"] == 1 and result["stdout"] == "x" * 1999 + "\n"
+    assert "File too large" in result["stderr"]
 
 
 def test_wishes_about_sampling_are_not_followed_silently():
@@ -287,24 +381,106 @@ def test_a_command_line_is_not_told_the_secrets_of_the_run(monkeypatch):
     assert "told" in printed and "do-not-tell" not in printed
 
 
-def test_a_command_that_cannot_be_watched_does_not_run_on(monkeypatch):
-    from forge_agents.programs import running
+# What it reaches for; each name that it prints was out of reach.
+REACHES = """
+import json, os, socket, sys
+def connected(host, port):
+    return socket.create_connection((host, int(port)), 2)
+given, parent, other = sys.argv[1:]
+attempts = {
+    "a file of the host": lambda: open(given + "/secret"),
+    "the system's settings": lambda: open("/etc/passwd"),
+    "writing to itself": lambda: open(__file__, "a"),
+    "our environment": lambda: os.environ["PLAIN"],
+    "another server of the host": lambda: connected("127.0.0.1", other),
+    "the internet": lambda: connected("192.0.2.1", 80),
+    "local sockets": lambda: socket.socket(socket.AF_UNIX),
+    "our process": lambda: os.kill(int(parent), 0),
+}
+for name, attempt in attempts.items():
+    try:
+        attempt()
+    except (OSError, KeyError):
+        continue
+    print("reached", name)
+import httpx, openai
+"""
 
-    begun, real = [], running.subprocess.Popen
 
-    def short_of_files(words, **options):
-        if begun:
-            raise OSError(24, "Too many open files")
-        begun.append((real(words, **options), options["cwd"]))
-        return begun[0][0]
+@pytest.fixture
+def outside(tmp_path, monkeypatch):
+    """A folder of the host with a secret, a folder with a program, a server."""
+    (tmp_path / "secret").write_text("secret")
+    monkeypatch.setenv("PLAIN", "told")
+    for parent in tmp_path.parents[:3]:
+        parent.chmod(0o755)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "crew.py").write_text(REACHES + COMMAND.replace("import json, os, sys, ", "import "))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield tmp_path, str(os.getpid()), str(server.getsockname()[1])
 
-    monkeypatch.setattr(running.subprocess, "Popen", short_of_files)
+
+@needs_namespaces
+def test_a_command_that_is_shut_in_reaches_the_models_and_nothing_else(outside):
+    folder, parent, port = outside
+    words = ["python", str(folder / "code" / "crew.py"), str(folder), parent, port]
+    kept = {}
+
+    def judged(task, finished):
+        kept.update({str(path.relative_to(finished.folder)): path.read_text() for path in finished.folder.rglob("*")})
+        return float(finished.exit_status == 0)
+
+    box = fa.Sandbox(import_paths=(str(folder / "code"),))
+    episode = played(words, tasks=[{"question": "Well?"}], sandbox=box, reward=judged)
+    result = episode.trajectories["agent"].info["result"]
+    assert result == {"exit_status": 0, "stdout": "thought about it\n", "stderr": ""}
+    assert kept == {"answer.txt": "solved"}
+    assert episode.rewards == {"agent": 1.0} and episode.turns[0].observation == "Well?"
+    free = played([sys.executable, *words[1:]], tasks=[{"question": "Well?"}]).trajectories["agent"].info["result"]
+    reached = {"a file of the host", "our environment", "another server of the host", "local sockets", "our process"}
+    assert {f"reached {name}" for name in reached} <= set(free["stdout"].splitlines())
+
+
+@needs_namespaces
+@pytest.mark.parametrize(
+    ("does", "limits", "limit"),
+    [
+        ("x = bytearray(1 << 30)", {}, "MemoryError"),
+        ("held = [os.fork() or bytearray(60 << 20) and __import__('time').sleep(60) for _ in range(4)]",
+         {"memory_mb": 150}, "memory_mb"),
+        ("while True: pass", {"cpu_s": 1}, "cpu_s"),
+        ("open('big', 'wb').write(bytes(2 << 20))", {"file_mb": 1}, "File too large"),
+    ],
+)  # fmt: skip
+def test_what_a_command_that_is_shut_in_uses_is_limited_and_told(does, limits, limit):
+    box = fa.Sandbox(limits=fa.SandboxLimits(**limits))
+    words = ["python", "-c", COMMAND.replace("sys.exit", f"\n{does}\nsys.exit")]
+    episode = played(words, tasks=[{"question": "-"}], sandbox=box)
+    result = episode.trajectories["agent"].info["result"]
+    assert episode.rewards == {"agent": 0.0} and result["exit_status"] != 0
+    assert result.get("limit") == limit or limit in result["stderr"]
+
+
+def test_where_a_command_cannot_be_shut_in_it_does_not_run(monkeypatch):
+    from forge_agents.sandbox import sandbox
+
+    monkeypatch.setattr(sandbox, "_why_no_namespaces", lambda: "user namespaces do not work here")
+    with pytest.raises(sandbox.SandboxUnavailable, match="A command line is shut in by user namespaces or not at all"):
+        fa.Program("true", sandbox=fa.Sandbox(allow_weaker=True)).reset(seed=0)
+    with pytest.raises(TypeError, match="a function runs in this process"):
+        fa.Program(plain, sandbox=fa.Sandbox())
+
+
+def test_a_command_that_cannot_be_started_leaves_nothing(monkeypatch, tmp_path):
+    from forge_agents.sandbox import sandbox
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sandbox.subprocess, "Popen", lambda *words, **options: open("/no/such/file"))  # noqa: PTH123, SIM115
     env = fa.Program(["sleep", "600"])
-    with pytest.raises(OSError, match="Too many open files"):
+    with pytest.raises(FileNotFoundError):
         env.reset(seed=0)
     env.close()
-    ((process, folder),) = begun
-    assert process.poll() == -9 and not folder.parent.exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_missing_client_is_the_programs_error_at_once(monkeypatch):
