@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,73 @@ def test_a_team_of_the_agents_sdk_hands_off_and_calls_its_tool(load_example):
     episode = fa.play("my/Team-v0", fa.Scripted(says), seed=1)
     assert episode.error is None and episode.rewards == {"planner": 1.0, "solver": 1.0}, str(episode)
     assert [turn.agent for turn in episode.turns] == ["planner", "solver", "solver"]
+
+
+def test_a_graph_of_langgraph_calls_its_tool_in_the_seats_that_its_models_name(load_example):
+    pytest.importorskip("langgraph")
+    pytest.importorskip("langchain_openai")
+    load_example("langgraph_team")
+
+    def says(seen, agent):
+        if agent == "planner":
+            return "Multiply, then add."
+        if seen.startswith("<tool_response>"):
+            return "It is " + seen.split("\n")[1]
+        a, b, c = re.findall(r"\d+", seen.rpartition("Anna")[2])[:3]
+        return f'<tool_call>{{"name": "multiply_and_add", "arguments": {{"a": {a}, "b": {b}, "c": {c}}}}}</tool_call>'
+
+    episode = fa.play("my/Graph-v0", fa.Scripted(says), seed=1)
+    assert episode.error is None and episode.rewards == {"planner": 1.0, "solver": 1.0}, str(episode)
+    assert [(turn.agent, turn.branch) for turn in episode.turns] == [("planner", 0), ("solver", 0), ("solver", 0)]
+
+
+@pytest.mark.skipif(shutil.which("pi") is None, reason="npm install -g @mariozechner/pi-coding-agent")
+def test_a_coding_command_line_writes_what_the_model_says_and_is_paid_where_that_runs(load_example):
+    load_example("coding_cli")
+
+    def says(seen, right):
+        if seen.startswith("<tool_response>"):
+            return "Done."
+        a, b = map(int, re.findall(r"prints (\d+) \+ (\d+)", seen)[-1])
+        wrote = {"path": "sum.py", "content": f"print({a} + {b + (not right)})"}
+        return f"<tool_call>{json.dumps({'name': 'write', 'arguments': wrote})}</tool_call>"
+
+    for right in (True, False):
+        episode = fa.play("my/Coder-v0", fa.Scripted(lambda seen, right=right: says(seen, right)), seed=1)
+        assert episode.error is None and episode.rewards == {"coder": float(right)}, str(episode)
+        assert [turn.branch for turn in episode.turns] == [0, 0]
+
+
+TASKSET = """
+import verifiers.v1 as vf
+
+class SumData(vf.TaskData):
+    answer: str
+
+class SumTask(vf.Task[SumData]):
+    @vf.reward
+    async def right(self, trace: vf.Trace) -> float:
+        return float(self.data.answer in str(trace.last_reply))
+
+class Sums(vf.Taskset[SumTask, vf.TasksetConfig]):
+    def load(self):
+        for a in range(2, 9):
+            yield SumTask(SumData(prompt=f"{a} * 7?", answer=str(a * 7)), self.config.task)
+
+__all__ = ["Sums"]
+"""
+
+
+@pytest.mark.skipif(shutil.which("vf-validate") is None, reason="pip install 'verifiers>=0.4' somewhere on the path")
+def test_a_taskset_of_verifiers_runs_in_its_own_python_and_pays_its_own_reward(load_example, tmp_path, monkeypatch):
+    (tmp_path / "sums.py").write_text(TASKSET)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    python = Path(shutil.which("vf-validate")).parent / "python"
+    load_example("verifiers_v1").register(str(python), "sums", 7)
+    right = fa.Scripted(lambda seen: str(int(seen.split()[0]) * 7))
+    for player, reward in ((right, 1.0), (fa.Scripted(lambda seen: "?"), 0.0)):
+        episode = fa.play("my/Taskset-v0", player, seed=1)
+        assert episode.error is None and episode.rewards == {"agent": reward}, str(episode)
 
 
 def test_the_teacher_answers_right_and_its_trajectories_are_demonstrations(load_example):

@@ -1,0 +1,51 @@
+"""A coding command line from npm, trained as it is: ``pi`` is asked to write a program, and paid where that runs.
+
+It reads where its models are from a file in its home, the folder of the episode; others read OPENAI_BASE_URL or
+ANTHROPIC_BASE_URL, which are set as well. Needs Node and ``npm install -g @mariozechner/pi-coding-agent``. The command
+line runs what the model tells it to, with your rights: put the whole run into a container where that matters.
+
+    python examples/coding_cli.py [--steps 20] [--model NAME] [--out runs/coding_cli]
+"""
+
+import argparse
+import re
+
+import forge_agents as fa
+
+# in the folder of the episode; the model's name is the seat's
+START = """
+export HOME="$PWD/.home"; mkdir -p "$HOME/.pi/agent"
+cat > "$HOME/.pi/agent/models.json" <<END
+{"providers": {"gym": {"baseUrl": "$OPENAI_BASE_URL", "apiKey": "OPENAI_API_KEY", "api": "openai-completions",
+ "models": [{"id": "coder", "name": "coder", "input": ["text"], "contextWindow": 32768, "maxTokens": 1024}]}}}
+END
+exec pi --offline --provider gym --model coder --print "$(cat)" < /dev/null
+"""
+
+
+def tasks(rng):
+    """A sum that the program has to print."""
+    a, b = (int(n) for n in rng.integers(100, 1000, 2))
+    return f"Write a file sum.py, a Python program that prints {a} + {b}."
+
+
+def runs(task, result):
+    """1 where the file that was left behind prints the sum, in the sandbox."""
+    a, b = (int(number) for number in re.findall(r"\d+", task))
+    file = result.folder / "sum.py"
+    if file.is_symlink() or not file.is_file() or file.stat().st_size > 10_000:
+        return 0.0
+    return float(fa.Sandbox().run(file.read_text(errors="replace")).stdout.split() == [str(a + b)])
+
+
+command = ["/bin/sh", "-c", START]
+fa.register("my/Coder-v0", entry_point=fa.Program, program=command, seats=("coder",), tasks=tasks, reward=runs)
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--out", default="runs/coding_cli")
+    asked = parser.parse_args()
+    with fa.GRPOTrainer(fa.Policy(asked.model, name="coder"), out_dir=asked.out) as trainer:
+        print(trainer.fit("my/Coder-v0", steps=asked.steps).curve)
