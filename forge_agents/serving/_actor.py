@@ -139,6 +139,26 @@ class EngineActor(Actor):
         return self._last_update
 
     @concurrent_endpoint
+    async def sleep(self) -> None:
+        """Leave the device, on all ranks."""
+        await self._move("sleep")
+
+    @concurrent_endpoint
+    async def wake(self) -> None:
+        """Come back to the device."""
+        await self._move("wake")
+
+    async def _move(self, name: str) -> None:
+        thread = self._running()
+
+        def move() -> None:
+            if thread.unfinished:
+                raise ValueError(f"{thread.unfinished} requests are under way; an engine can only {name} without any")
+            thread.ranks.together(name)
+
+        await asyncio.wrap_future(thread.call(move))
+
+    @concurrent_endpoint
     async def use_store(self, store: WeightStoreRef) -> None:
         """Look for weights there."""
         self._store = store

@@ -112,6 +112,7 @@ def _built(config: EngineConfig) -> Any:
             # One backend serves all of an engine's constrained requests; "auto" may pick two and then fail.
             structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
             disable_log_stats=True,
+            enable_sleep_mode=config.sleeps and not current_platform.is_cpu(),
             **_memory_options(config, dtype),
             **_adapter_options(config),
         )
@@ -320,6 +321,16 @@ def running(engine: Any) -> dict[str, int]:
     """Requests that are being computed, not queued: tokens sampled so far, by the name they were added under."""
     requests = engine.engine_core.engine_core.scheduler.running
     return {request.request_id.partition("-")[0]: int(request.num_output_tokens) for request in requests}
+
+
+def sleep(engine: Any) -> None:
+    """Take weights to the host's memory, and forget the cache. On CPU they stay where they are."""
+    engine.sleep(level=1)
+
+
+def wake(engine: Any) -> None:
+    """Bring the weights back, and make room for the cache."""
+    engine.wake_up()
 
 
 def _lora_request(number: int, folder: str = "loaded", **options: Any) -> Any:

@@ -72,6 +72,9 @@ class EngineConfig:
     tp: int = 1
     """Tensor-parallel ranks of each engine, a process and a GPU each, on one host; for models that are too large for a
     GPU. It divides the model's query heads, and divides its key heads or is a multiple of them."""
+    sleeps: bool = False
+    """Its weights can go to the host's memory while somebody else computes on its GPUs. A trainer that needs it says
+    so; see ``ProcessConfig.colocate``."""
     routing: Literal["prefix", "load"] = "prefix"
     """Which replica answers. "prefix": the one whose cache holds the conversation, a new conversation goes to the one
     with the fewest requests. "load": always the one with the fewest requests."""

@@ -250,6 +250,19 @@ class Engine:
         """From now on find new weights in `store`, which took the place of one that died."""
         await self._call("use_store", store, timeout_s=timeout_s, what="change of the store")
 
+    async def sleep(self, *, timeout_s: float = 120.0) -> None:
+        """Leave the GPUs: weights go to the host's memory, and no request may come until `wake`. Twice is no error.
+
+        Raises:
+            ValueError: Requests are under way.
+            StallError, ActorDiedError: As in `generate`.
+        """
+        await self._call("sleep", timeout_s=timeout_s, what="sleep")
+
+    async def wake(self, *, timeout_s: float = 120.0) -> None:
+        """Come back to the GPUs after `sleep`."""
+        await self._call("wake", timeout_s=timeout_s, what="wake")
+
     async def info(self, *, timeout_s: float = 30.0) -> EngineInfo:
         """The engine's state."""
         info: EngineInfo = await self._call("info", timeout_s=timeout_s, what="info")

@@ -16,6 +16,7 @@ from forge_agents.policy import LoRA, Policy
 from forge_agents.rollout.players import Served
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime.faults import Faults
+from forge_agents.runtime.turns import Turn, no_turns
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.engine import SILENCE_S
@@ -34,6 +35,7 @@ async def start_engines(
     faults: Faults | None = None,
     silence_s: float = SILENCE_S,
     timeout_s: float = 300.0,
+    turn: Turn = no_turns,
 ) -> dict[str, Replicas]:
     """Start ``config.replicas`` engines for each model folder, all at once; where one fails, the others are stopped.
 
@@ -45,6 +47,7 @@ async def start_engines(
         faults: Counts deaths; None allows `Faults`'s usual number for all of them together.
         silence_s: As in `Engine.start`.
         timeout_s: Deadline of each start.
+        turn: As in `Replicas.start`.
 
     Raises:
         StallError, ValueError, Exception: As `Engine.start`; the first failure.
@@ -58,6 +61,7 @@ async def start_engines(
             faults=shared,
             silence_s=silence_s,
             timeout_s=timeout_s,
+            turn=turn,
         )
         for name, folder in folders.items()
     )

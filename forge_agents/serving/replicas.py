@@ -16,6 +16,7 @@ from forge_agents.errors import ActorDiedError, StallError, UnknownIdError
 from forge_agents.policy import Sampling
 from forge_agents.runtime import mesh
 from forge_agents.runtime.faults import Faults
+from forge_agents.runtime.turns import Turn, no_turns
 from forge_agents.runtime.waits import Busy, all_or_first_error
 from forge_agents.serving._wire import EngineInfo
 from forge_agents.serving.engine import SILENCE_S, Engine
@@ -57,12 +58,15 @@ class Replicas:
         *,
         silence_s: float,
         start_s: float,
+        turn: Turn = no_turns,
     ) -> None:
         self.name = name
         self.answers = 0
         """Completions so far."""
         self._config, self._store, self._faults, self._router = config, store, faults, router
-        self._silence_s, self._start_s = silence_s, start_s
+        self._silence_s, self._start_s, self._turn = silence_s, start_s, turn
+        self._living: list[Engine] = []
+        """Engines whose processes have not been seen to end, on their way in and out as well."""
         self._replicas = [_Replica(each) for each in names_of(name, config.replicas)]
         self._loaded: list[str] = []
         """Whose weights were loaded so far: adapters by name, "" for the model's own."""
@@ -81,6 +85,7 @@ class Replicas:
         silence_s: float = SILENCE_S,
         timeout_s: float = 300.0,
         router: Router | None = None,
+        turn: Turn = no_turns,
     ) -> Replicas:
         """Start ``config.replicas`` engines; where one fails to start, the others are stopped.
 
@@ -92,12 +97,13 @@ class Replicas:
             silence_s: As in `Engine.start`.
             timeout_s: Deadline of each start.
             router: Who picks; None: what ``config.routing`` says.
+            turn: What starts and requests run in, where others use the same GPUs; they `sleep` and `wake` the engines.
 
         Raises:
             StallError, ValueError, Exception: As `Engine.start`.
         """
         router = router or router_of(config)
-        self = cls(config, name, store, faults or Faults(), router, silence_s=silence_s, start_s=timeout_s)
+        self = cls(config, name, store, faults or Faults(), router, silence_s=silence_s, start_s=timeout_s, turn=turn)
         try:
             await all_or_first_error(map(self._fill, self._replicas))
         except BaseException:
@@ -212,6 +218,30 @@ class Replicas:
         engines = [replica.engine for replica in self._replicas if replica.engine is not None]
         await asyncio.gather(*(engine.stop(timeout_s=timeout_s) for engine in engines))
 
+    async def sleep(self, *, timeout_s: float = 120.0) -> None:
+        """Leave the GPUs to others: when it returns, each engine's weights are in the host's memory or it has ended.
+
+        Raises:
+            ValueError: Requests are under way.
+            StallError: An engine did not answer.
+        """
+        await all_or_first_error(self._move(engine, engine.sleep, timeout_s) for engine in self._living)
+
+    async def wake(self, *, timeout_s: float = 120.0) -> None:
+        """Come back after `sleep`. An engine that has died meanwhile is replaced, as at any time."""
+        await all_or_first_error(self._move(engine, engine.wake, timeout_s) for engine in self._living)
+
+    async def _move(self, engine: Engine, move: Callable[..., Awaitable[None]], timeout_s: float) -> None:
+        try:
+            await move(timeout_s=timeout_s)
+        except ActorDiedError:
+            await self._end(engine)  # its memory is free when its processes are gone
+
+    async def _end(self, engine: Engine) -> None:
+        await engine.stop()
+        if engine in self._living:
+            self._living.remove(engine)
+
     async def _with_live(
         self,
         choose: Callable[[], _Replica | None],
@@ -236,8 +266,9 @@ class Replicas:
                 continue
             engine = replica.engine
             try:
-                with replica.busy:
-                    return replica, await work(engine)
+                async with self._turn():
+                    with replica.busy:
+                        return replica, await work(engine)
             except ActorDiedError as error:
                 if self._failure is not None:
                     raise self._failure from error
@@ -252,18 +283,20 @@ class Replicas:
 
     async def _start_engine(self, replica: _Replica) -> None:
         store = self._store
-        engine = await Engine.start(
-            self._config,
-            name=replica.name,
-            store=store,
-            weights_name=self.name,
-            silence_s=self._silence_s,
-            timeout_s=self._start_s,
-        )
+        async with self._turn():
+            engine = await Engine.start(
+                self._config,
+                name=replica.name,
+                store=store,
+                weights_name=self.name,
+                silence_s=self._silence_s,
+                timeout_s=self._start_s,
+            )
+            self._living.append(engine)
         try:
             await self._catch_up(engine, store)
         except BaseException:
-            await engine.stop()
+            await self._end(engine)
             raise
         self._max_model_len = engine.max_model_len
         replica.engine = engine
@@ -279,7 +312,8 @@ class Replicas:
                     await engine.use_store(self._store)
                     store = self._store
                 for adapter in tuple(self._loaded):
-                    await engine.load_weights(adapter=adapter, timeout_s=self._start_s)
+                    async with self._turn():
+                        await engine.load_weights(adapter=adapter, timeout_s=self._start_s)
             except (ActorDiedError, StallError, UnknownIdError) as error:
                 if isinstance(error, (ActorDiedError, StallError)) and error.who == engine.name:
                     raise
@@ -294,7 +328,7 @@ class Replicas:
         """Wait for the engine's end and start another in its place."""
         cause = await engine.died()
         replica.engine = None
-        stopping = asyncio.ensure_future(engine.stop())
+        stopping = asyncio.ensure_future(self._end(engine))
         try:
             fault = self._faults.noticed(replica.name, cause)
             await self._fill(replica)

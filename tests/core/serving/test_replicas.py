@@ -13,6 +13,7 @@ import pytest
 from forge_agents.errors import ActorDiedError, RespawnLimitError, StallError, UnknownIdError
 from forge_agents.policy import Sampling
 from forge_agents.runtime.faults import Faults
+from forge_agents.runtime.turns import Turns
 from forge_agents.serving import EngineConfig, Replicas
 from forge_agents.serving import replicas as module
 from forge_agents.types import Completion, VersionSpan
@@ -26,6 +27,8 @@ class Played:
     """What the store holds; None where it is dead."""
     stores_told: ClassVar[list[Any]] = []
     broken_starts: ClassVar[int] = 0
+    on_gpu: ClassVar[set[Any]] = set()
+    """Who has memory there."""
 
     def __init__(self, name: str) -> None:
         self.name, self.version, self.max_model_len = name, 0, 64
@@ -43,8 +46,23 @@ class Played:
         if cls.broken_starts:
             cls.broken_starts -= 1
             raise ActorDiedError(f"{name} died during start", name)
-        cls.started.append(cls(name))
-        return cls.started[-1]
+        cls.started.append(engine := cls(name))
+        await engine.wake()
+        return engine
+
+    async def sleep(self, *, timeout_s: float = 1.0) -> None:
+        await asyncio.sleep(0)
+        if self._end.done():
+            raise ActorDiedError(f"{self.name} died", self.name)
+        assert not self.waiting
+        Played.on_gpu.discard(self)
+
+    async def wake(self, *, timeout_s: float = 1.0) -> None:
+        await asyncio.sleep(0)
+        if self._end.done():
+            raise ActorDiedError(f"{self.name} died", self.name)
+        Played.on_gpu.add(self)
+        assert "learner" not in Played.on_gpu
 
     @property
     def unfinished(self) -> int:
@@ -83,8 +101,10 @@ class Played:
         Played.stores_told.append((self.name, store))
 
     async def stop(self, *, timeout_s: float = 1.0) -> None:
-        self.stopped = True
         self.die("stopped")
+        await moments(5)  # a process takes its time to end
+        self.stopped = True
+        Played.on_gpu.discard(self)
 
     def finish(self, token: int = 7) -> None:
         for future in self.waiting:
@@ -103,6 +123,7 @@ class Played:
 def played(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "Engine", Played)
     Played.started, Played.newest, Played.stores_told, Played.broken_starts = [], 1, [], 0
+    Played.on_gpu = set()
 
 
 async def moments(count: int = 20) -> None:
@@ -403,5 +424,63 @@ def test_a_successor_holds_every_adapter_and_each_player_asks_its_own() -> None:
         Played.started[1].finish()
         await asyncio.gather(*asked)
         await both.stop()
+
+    asyncio.run(main())
+
+
+class Shared:
+    """A GPU for engines and a learner in turns, which looks who is there."""
+
+    def __init__(self, dies: str) -> None:
+        self.turns, self._dies = Turns("engines", 5.0), dies
+        self.hero: Any = None
+        self.playing = self.turns.share("engines", leave=self._leave, come=self._come)
+        self.learning = self.turns.share("learner", leave=self._learner_leaves, come=self._learner_comes)
+
+    async def _leave(self) -> None:
+        if self._dies == "while they leave":
+            Played.started[0].die()
+        await self.hero.sleep()
+
+    async def _come(self) -> None:
+        await self.hero.wake()
+
+    async def _learner_comes(self) -> None:
+        assert not Played.on_gpu
+        Played.on_gpu.add("learner")
+
+    async def _learner_leaves(self) -> None:
+        Played.on_gpu.discard("learner")
+
+    async def play(self) -> None:
+        asking = asyncio.ensure_future(self.hero.generate([1], Sampling(), timeout_s=5.0))
+        while not asking.done():
+            await asyncio.sleep(0)
+            for engine in Played.started:
+                engine.finish()
+        await asking
+
+
+@pytest.mark.parametrize("dies", ["before", "while they leave", "asleep"])
+def test_engines_that_share_gpus_are_gone_when_the_learner_comes_and_come_back_when_it_has_left(dies: str) -> None:
+    async def main() -> None:
+        shared = Shared(dies)
+        shared.hero = await replicas(2, turn=shared.playing)
+        await shared.play()
+        for _ in range(3):
+            if dies == "before":
+                Played.started[0].die()
+            async with shared.learning():
+                assert Played.on_gpu == {"learner"}
+                number = len(Played.started)
+                if dies == "asleep":
+                    Played.started[-1].die()
+                await moments(50)
+                assert Played.on_gpu == {"learner"} and len(Played.started) == number  # the next one waits
+            await shared.play()
+            await moments()
+            assert Played.on_gpu == {engine for engine in Played.started if not engine.stopped}
+            assert len(Played.on_gpu) == 2
+        await shared.hero.stop()
 
     asyncio.run(main())

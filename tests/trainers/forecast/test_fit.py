@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,17 @@ def test_what_does_not_fit_says_what_to_change_and_why() -> None:
     assert found.changes == {"learner_procs": 4, "engine.replicas": 4}
     changed = ProcessConfig(learner_procs=4, engine=fa.EngineConfig(max_model_len=8192, replicas=4))
     assert fit_gpus(changed, ModelSize.named("8b"), Gpus(count=8)).changes == {}
+
+
+def test_a_run_that_takes_turns_fits_into_gpus_that_it_shares() -> None:
+    gpus = Gpus(count=2, memory_gb=17)
+    settings = replace(SETTINGS, learner_procs=2, engine=replace(SETTINGS.engine, replicas=2))
+    assert fit_gpus(settings, "0.6b", gpus).changes
+    found = fit_gpus(replace(settings, colocate=True), "0.6b", gpus)
+    assert not found.changes and found.placement.engine.sleeps
+    assert sorted(one.seat.gpu for one in found.placement.processes) == ["0", "0", "1", "1"]
+    with pytest.raises(HostError, match="3 ranks of learner want a GPU each, and there are 2"):
+        gpus.rehearse([("learner", "learner", 3)], share=True)
 
 
 def test_nothing_makes_seventy_billion_weights_fit_into_one_gpu() -> None:

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint import FileSystemWriter
 
 from forge_agents import files as sums_of_files
 from forge_agents.errors import ModelNotFoundError, RunFolderError
+from forge_agents.policy import LoRA
 from forge_agents.types import EpisodeBatch
 from forge_trainers.learner import checkpoint
 from forge_trainers.learner.config import LearnerConfig
@@ -382,6 +383,40 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(tiny_llama: Path
     assert {name: after[name] for name in ("loss", "grad_norm", "version")} == {
         name: untroubled[name] for name in ("loss", "grad_norm", "version")
     }
+
+
+def held_bytes(core: LearnerCore) -> int:
+    """Of weights, reference and moments, each piece once."""
+    models = (core.model, core._reference or core.model)
+    held = [value for model in models for value in (*model.parameters(), *model.buffers())]
+    for optimizer in core._optimizers:
+        held += [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
+    pieces = [getattr(value, "_local_tensor", value).untyped_storage() for value in held]
+    return sum({piece._cdata: piece.nbytes() for piece in pieces}.values())
+
+
+@pytest.mark.parametrize("lora", [None, LoRA(rank=4)])
+def test_learners_that_left_their_device_hold_nothing_there_and_go_on_where_they_were(
+    tiny_llama: Path, random_batch: Batches, tmp_path: Path, lora: LoRA | None
+):
+    told = []
+    for parks in (False, True):
+        first = LearnerCore(config(tiny_llama, kl_coef=0.1, lora=lora))
+        cores = [first] if lora is None else [first, LearnerCore(first.config, base=first)]
+        for core in cores:
+            core.train_step(random_batch())
+        if parks:
+            cores[-1].start_save(tmp_path / "saved")
+            before = held_bytes(cores[-1])
+            for core in (*cores, first):
+                core.park()
+            assert held_bytes(first) == held_bytes(cores[-1]) == 0 < before
+            for core in (*cores, first):
+                core.unpark()
+            assert held_bytes(cores[-1]) == before
+            cores[-1].finish_save()
+        told.append([core.train_step(random_batch())[name] for core in cores for name in ("loss", "grad_norm", "kl")])
+    assert told[1] == told[0]
 
 
 def test_rows_that_are_padded_teach_the_same(

@@ -13,7 +13,7 @@ from forge_agents.models.sizes import ModelSize
 from forge_agents.runtime.host_process import HostFacts
 from forge_agents.runtime.hosts import Seat
 from forge_agents.runtime.layout import Layout
-from forge_agents.serving.memory import fixed_bytes, kv_bytes
+from forge_agents.serving.memory import OVERHEAD_BYTES, fixed_bytes, kv_bytes
 from forge_trainers.learner.memory import learner_bytes
 from forge_trainers.run.placement import Part, place
 
@@ -29,13 +29,23 @@ def on(gpus: int, wants: dict[str, int], each: int = H100) -> Callable[[Any], li
     return layout.rehearse
 
 
-def placed(model: str, gpus: int, *, ranks: int = 1, replicas: int = 1, engine: Any = None, **learner: Any) -> Any:
+def placed(
+    model: str,
+    gpus: int,
+    *,
+    ranks: int = 1,
+    replicas: int = 1,
+    engine: Any = None,
+    each: int = H100,
+    turns: bool = False,
+    **learner: Any,
+) -> Any:
     size, engine = ModelSize.named(model), engine or fa.EngineConfig(max_model_len=8192)
     parts = [
         Part(name="hero-learner", ranks=ranks, size=size, learner=fa.LearnerConfig(**learner)),
         *(Part(name=f"hero-{i}", ranks=engine.tp, size=size) for i in range(replicas)),
     ]
-    return place(parts, engine, on(gpus, {"learner": ranks, "engines": replicas * engine.tp}))
+    return place(parts, engine, on(gpus, {"learner": ranks, "engines": replicas * engine.tp}, each), turns=turns)
 
 
 @pytest.mark.parametrize(
@@ -128,3 +138,23 @@ def test_the_cache_of_a_shared_gpu_is_what_is_left_on_it_and_not_on_another() ->
     )
     expected = min(beside - fixed["s"], 0.95 * H100 / 2 - fixed["l"])
     assert found.kv_cache_gb == pytest.approx(expected / 1e9, abs=0.01)
+
+
+def test_what_does_not_fit_side_by_side_takes_turns() -> None:
+    small = 24_000_000_000
+    with pytest.raises(HostError, match=r"hero-0 expects .* Beside it, hero-learner expects 18\.8 GB.*or set colocate"):
+        placed("0.6b", 1, each=small)
+    found = placed("0.6b", 1, each=small, turns=True)
+    learner, engine = found.processes
+    assert found.engine.sleeps and learner.seat.gpu == engine.seat.gpu == "0"
+    assert learner.bytes + OVERHEAD_BYTES <= 0.95 * small  # beside an engine that sleeps
+    assert engine.bytes + OVERHEAD_BYTES == pytest.approx(0.95 * small, rel=1e-3)  # beside a learner that is parked
+    assert not placed("0.6b", 1, turns=True).engine.sleeps  # it fits as it is
+    assert not placed("0.6b", 2, each=small, turns=True).engine.sleeps  # each has its own
+    with pytest.raises(HostError, match=r"80.0 GB and beside 1 sleeping engine hero-learner expects 1\d\d"):
+        placed("8b", 1, turns=True)
+
+
+def test_turns_and_playing_ahead_exclude_each_other() -> None:
+    with pytest.raises(ValueError, match="lets engines and learner compute in turns, and max_staleness=1"):
+        fa.GRPOConfig(colocate=True, max_staleness=1)

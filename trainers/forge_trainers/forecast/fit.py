@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +39,10 @@ class Gpus:
         if self.count < 1 or self.per_host < 1 or not (math.isfinite(self.memory_gb) and self.memory_gb > 0):
             raise ValueError(f"{self}: give at least one GPU, one a host, and memory above 0")
 
-    def rehearse(self, meshes: Sequence[tuple[str, str, int]]) -> list[Seat]:
+    def rehearse(self, meshes: Sequence[tuple[str, str, int]], *, share: bool = False) -> list[Seat]:
         """Processes one after the other, a GPU each; an engine's ranks on one host. One GPU is shared by all.
+
+        `share`: after the last GPU comes the first again.
 
         Raises:
             HostError: There are too few GPUs.
@@ -47,10 +50,12 @@ class Gpus:
         seats: list[Seat] = []
         at = 0
         for name, role, ranks in meshes:
+            if ranks > self.count:
+                raise HostError(f"{ranks} ranks of {name} want a GPU each, and there are {self.count}")
             if role == "engines" and at % self.per_host + ranks > self.per_host:
                 at += -at % self.per_host
             for rank in range(ranks):
-                place = 0 if self.count == 1 and ranks == 1 else at
+                place = at % self.count if share or (self.count == 1 and ranks == 1) else at
                 host, gpu = divmod(place, self.per_host)
                 size = int(self.memory_gb * 1e9)
                 seats.append(Seat(name=name, role=role, rank=rank, host=f"host {host}", gpu=str(gpu), gpu_bytes=size))
@@ -115,7 +120,7 @@ def fit_gpus(settings: ProcessConfig, model: ModelSize | str, gpus: Gpus, *, lor
     size = size_of(model) if isinstance(model, str) else model
     problem = ""
     try:
-        found = _placed(learner, settings.learner_procs, settings.engine, size, gpus)
+        found = _placed(learner, settings.learner_procs, settings.engine, size, gpus, turns=settings.colocate)
         return Fit(placement=found, changes={}, problem="")
     except HostError as error:
         problem = str(error)
@@ -124,7 +129,7 @@ def fit_gpus(settings: ProcessConfig, model: ModelSize | str, gpus: Gpus, *, lor
         tried = replace(learner, **changes["learner"])
         engine = replace(settings.engine, tp=changes["tp"], replicas=changes["replicas"])
         try:
-            found = _placed(tried, changes["procs"], engine, size, gpus)
+            found = _placed(tried, changes["procs"], engine, size, gpus, turns=settings.colocate)
         except HostError as error:
             last = str(error)
             continue
@@ -142,12 +147,14 @@ def fit_gpus(settings: ProcessConfig, model: ModelSize | str, gpus: Gpus, *, lor
     raise HostError(f"{last}. No number of ranks, recomputation or adapter makes it fit: take more GPUs or larger ones")
 
 
-def _placed(learner: LearnerConfig, ranks: int, engine: EngineConfig, size: ModelSize, gpus: Gpus) -> Placement:
+def _placed(
+    learner: LearnerConfig, ranks: int, engine: EngineConfig, size: ModelSize, gpus: Gpus, *, turns: bool
+) -> Placement:
     parts = [
         Part(name="learner", ranks=ranks, size=size, learner=learner),
         *(Part(name=f"engine-{i}", ranks=engine.tp, size=size) for i in range(engine.replicas)),
     ]
-    return place(parts, engine, gpus.rehearse)
+    return place(parts, engine, partial(gpus.rehearse, share=turns), turns=turns)
 
 
 def _changes(size: ModelSize, gpus: Gpus, lora: LoRA | None) -> list[dict[str, Any]]:

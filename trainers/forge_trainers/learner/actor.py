@@ -77,6 +77,8 @@ class LearnerActor(Actor):
     start_save = _method_of_core("start_save")
     load = _method_of_core("load")
     export = _method_of_core("export")
+    park = _method_of_core("park")
+    unpark = _method_of_core("unpark")
 
     @concurrent_endpoint
     async def finish_save(self, whose: str) -> dict[str, list[int]]:

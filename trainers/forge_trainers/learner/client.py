@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from forge_agents.errors import ActorDiedError, StallError
 from forge_agents.models import resolve as models
 from forge_agents.runtime import mesh, starts
+from forge_agents.runtime.turns import Turn, no_turns
 from forge_agents.runtime.waits import Busy, in_thread
 from forge_agents.types import EpisodeBatch
 from forge_trainers.learner.config import LearnerConfig
@@ -42,6 +43,7 @@ class Learner:
         world_size: int,
         max_sample_tokens: int,
         pulse: Pulse,
+        turn: Turn = no_turns,
     ) -> None:
         self.name = name
         self.world_size = world_size
@@ -55,6 +57,7 @@ class Learner:
         self._actors = actors
         self._whose = whose
         self._pulse = pulse
+        self._turn = turn
         self._busy = Busy()
 
     @classmethod
@@ -102,6 +105,7 @@ class Learner:
         world_size: int = 1,
         silence_s: float = 60.0,
         timeout_s: float = 600.0,
+        turn: Turn = no_turns,
     ) -> dict[str, Learner]:
         """As `start`, for learners in one set of processes: their adapters share one copy of the model.
 
@@ -115,6 +119,7 @@ class Learner:
             world_size: Number of ranks.
             silence_s: Of a rank that counts as dead.
             timeout_s: Deadline of the start.
+            turn: What its work runs in, where others use the same GPUs; they `park` and `unpark` it.
 
         Raises:
             ValueError: The learners cannot share a model. Otherwise as `start`.
@@ -156,6 +161,7 @@ class Learner:
                 world_size=world_size,
                 max_sample_tokens=room[whose],
                 pulse=pulse,
+                turn=turn,
             )
             for whose in configs
         }
@@ -166,7 +172,7 @@ class Learner:
 
     async def set_total_steps(self, total: int, *, timeout_s: float = 60.0) -> None:
         """Say how many optimiser steps the run has, for a learning rate that falls; see `LearnerCore`."""
-        await self._call("set_total_steps", total, timeout_s=timeout_s)
+        await self._tell("set_total_steps", total, timeout_s=timeout_s)
 
     @property
     def busy_s(self) -> float:
@@ -208,7 +214,7 @@ class Learner:
         Returns:
             Size and CRCs of its files, by name; see `forge_agents.files.Sums`.
         """
-        by_rank: list[dict[str, list[int]]] = await self._call("finish_save", timeout_s=timeout_s)
+        by_rank: list[dict[str, list[int]]] = await self._tell("finish_save", timeout_s=timeout_s)
         return {name: sums for own in by_rank for name, sums in own.items()}
 
     async def load(self, folder: str | Path, *, timeout_s: float = 600.0) -> int:
@@ -238,7 +244,21 @@ class Learner:
 
     async def use_store(self, store: WeightStoreRef, *, timeout_s: float = 60.0) -> None:
         """From now on publish to `store`, which took the place of one that died."""
-        await self._call("use_store", store, timeout_s=timeout_s)
+        await self._tell("use_store", store, timeout_s=timeout_s)
+
+    async def park(self, *, timeout_s: float = 600.0) -> None:
+        """Leave the GPUs: weights and moments go to the host's memory until `unpark`. Twice is no error.
+
+        One that has died has left them when this returns.
+        """
+        try:
+            await self._tell("park", timeout_s=timeout_s)
+        except ActorDiedError:
+            await self.stop()
+
+    async def unpark(self, *, timeout_s: float = 600.0) -> None:
+        """Come back to the GPUs. Twice is no error."""
+        await self._tell("unpark", timeout_s=timeout_s)
 
     async def stop(self, *, timeout_s: float = 10.0) -> None:
         """End the processes. Twice is no error."""
@@ -246,6 +266,11 @@ class Learner:
         await mesh.stop(self._procs, timeout_s=timeout_s)
 
     async def _call(self, endpoint: str, *args: Any, timeout_s: float) -> list[Any]:
+        """What every rank answers to what it computes on its device."""
+        async with self._turn():
+            return await self._tell(endpoint, *args, timeout_s=timeout_s)
+
+    async def _tell(self, endpoint: str, *args: Any, timeout_s: float) -> list[Any]:
         """What every rank answers, or at once the end of one."""
         calling = mesh.call_all(
             self._actors, self.world_size, endpoint, self._whose, *args, timeout_s=timeout_s, who=self.name

@@ -73,6 +73,12 @@ class LearnerCore:
         self._optimizers = optimizer.build(model_parts=[self.model])
         self._total_steps: int | None = None
         self._writer = checkpoint.Writer(self._ranks.use_device)
+        self._models: list[Any] = [self.model] if base is None else []
+        """That this learner built; others share them."""
+        if self._reference is not None and self._reference is not self.model:
+            self._models.append(self._reference)
+        self._parked: list[tuple[torch.UntypedStorage, torch.Tensor]] = []
+        """What has left the device: where it was, and its bytes."""
         self.version = 0
         """Number of optimiser steps taken; the version of the weights."""
 
@@ -265,6 +271,34 @@ class LearnerCore:
             weights = lora.peft_state(self._whole_state(), self._built.adapter)
             adapter = (weights, lora.peft_config(self.config.lora, self.config.model))
         return checkpoint.export(state, source, Path(folder), dtype=dtype, adapter=adapter)
+
+    def park(self) -> None:
+        """Take weights and moments to the host's memory, so that others can use the device. Twice is no error."""
+        if self._parked:
+            return
+        self._writer.wait()  # a checkpoint under way reads these very tensors
+        held: list[torch.Tensor] = []
+        for model in self._models:
+            model.state_dict()  # has FSDP drop all its compute copies, and show the shards
+            held += [*model.parameters(), *model.buffers()]
+        for optimizer in self._optimizers:
+            held += [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
+        for value in held:
+            local = value.to_local() if isinstance(value, DTensor) else value
+            storage = local.untyped_storage()
+            if storage.nbytes():  # tied weights are there twice
+                kept = torch.empty(0, dtype=torch.uint8, device=local.device).set_(storage).to("cpu", copy=True)
+                self._parked.append((storage, kept))
+                storage.resize_(0)  # in place: FSDP, optimiser and model go on to hold the same tensors
+        if titan.DEVICE_TYPE != "cpu":
+            titan.device_utils.device_module.empty_cache()
+
+    def unpark(self) -> None:
+        """Bring them back to the device. Twice is no error."""
+        while self._parked:
+            storage, kept = self._parked.pop()
+            storage.resize_(kept.numel())
+            torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).copy_(kept)
 
     def _enter(self) -> None:
         """Put this learner's adapter into the model; another learner of the same model may have worked since."""

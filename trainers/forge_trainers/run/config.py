@@ -41,6 +41,9 @@ class ProcessConfig:
     max_staleness: int = 0
     """Weight versions a sample may lie behind the learner that eats it. 0 waits for each update; 1 collects and judges
     the next step while the learner works; from 2 on slow groups may also come a step late."""
+    colocate: bool = False
+    """Where engines and learner share GPUs and do not fit there side by side, they take turns: who does not compute has
+    its weights in the host's memory, which must hold both. Off: such a run is refused."""
     seed: int = 0
     """Of environments, sampling and initialisation. Training seeds lie below 2**31, held-out seeds above."""
     start_timeout_s: float = 600.0
@@ -58,6 +61,11 @@ class ProcessConfig:
         check_numbers(self)
         check_at_least(self, 1, "learner_procs")
         check_at_least(self, 0, "max_staleness", "max_respawns", "seed")
+        if self.max_staleness and (self.colocate or self.engine.sleeps):
+            raise ValueError(
+                f"colocate=True lets engines and learner compute in turns, and max_staleness={self.max_staleness} at "
+                "the same time; set one of them back"
+            )
         check_deadlines(self, "start_timeout_s", "stage_timeout_s", "silence_s")
 
 

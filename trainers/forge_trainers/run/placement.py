@@ -18,7 +18,7 @@ from forge_agents.models.sizes import ModelSize
 from forge_agents.runtime import mesh, starts
 from forge_agents.runtime.hosts import Seat
 from forge_agents.serving.config import EngineConfig
-from forge_agents.serving.memory import USUAL_SHARE, fixed_bytes, kv_bytes
+from forge_agents.serving.memory import OVERHEAD_BYTES, USUAL_SHARE, fixed_bytes, kv_bytes
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.memory import learner_bytes
 
@@ -81,6 +81,7 @@ def place_here(
     *,
     ranks: int,
     engine: EngineConfig | None = None,
+    turns: bool = False,
 ) -> EngineConfig:
     """Place what is about to start on the run's hosts, and show the table.
 
@@ -89,9 +90,10 @@ def place_here(
         learners: Settings, with the model's folder, by the name of each learner's processes.
         ranks: Of each learner.
         engine: Settings of every engine; None where there is none.
+        turns: Where engines and learners do not fit side by side, they use their GPUs in turns.
 
     Returns:
-        `engine`, with what it may take of a GPU that it shares. Without GPUs it is as it was.
+        `engine`, with what it may take of a GPU that it shares, and whether it sleeps. Without GPUs it is as it was.
 
     Raises:
         HostError: As `place`.
@@ -108,14 +110,20 @@ def place_here(
     except ModelNotFoundError as error:
         starts.say(f"whether it fits into the GPUs is not known: {error}")
         return engine
-    placement = place(parts, engine, mesh.rehearse)
+    placement = place(parts, engine, mesh.rehearse, turns=turns)
+    if placement.engine.sleeps:
+        starts.say("engines and learner do not fit side by side and take turns; that has not been run by us on a GPU")
     for line in placement.lines():
         starts.say(line)
     return placement.engine
 
 
 def place(
-    parts: Sequence[Part], engine: EngineConfig, rehearse: Callable[[Sequence[tuple[str, str, int]]], list[Seat]]
+    parts: Sequence[Part],
+    engine: EngineConfig,
+    rehearse: Callable[[Sequence[tuple[str, str, int]]], list[Seat]],
+    *,
+    turns: bool = False,
 ) -> Placement:
     """Give each process its memory.
 
@@ -123,10 +131,16 @@ def place(
         parts: What runs.
         engine: Settings of every engine.
         rehearse: Says where meshes go, as `mesh.rehearse`.
+        turns: Engines sleep while learners compute, and the other way round, where they do not fit side by side.
 
     Raises:
         HostError: There are too few GPUs, or what is on one does not fit; the message has the arithmetic.
     """
+    if turns and not engine.sleeps:
+        try:
+            return place(parts, engine, rehearse)
+        except HostError:
+            engine = replace(engine, sleeps=True)
     by_name = {part.name: part for part in parts}
     seats = rehearse([(part.name, part.role, part.ranks) for part in parts])
     on: dict[tuple[str, str], list[Seat]] = defaultdict(list)
@@ -170,10 +184,14 @@ def _share(total: int, sitting: Sequence[tuple[Seat, Part]], engine: EngineConfi
     engines = [part for _, part in sitting if part.learner is None]
     taken = sum(sum(found.values()) for _, found in learners)
     room = int(total * ROOM) - taken
+    asleep = len(engines) * OVERHEAD_BYTES if engine.sleeps else 0
+    if (not engines or asleep) and room < asleep:
+        beside = f" beside {len(engines)} sleeping engine{'s' * (len(engines) > 1)}" if asleep else ""
+        raise HostError(f"{where} has {total / 1e9:.1f} GB and{beside} {_said(learners)}: {_LESS_LEARNER}")
     if not engines:
-        if room < 0:
-            raise HostError(f"{where} has {total / 1e9:.1f} GB and {_said(learners)}: {_LESS_LEARNER}")
         return 0
+    if asleep:  # what learners keep there while engines compute
+        room = int(total * ROOM) - sum(found["overhead"] for _, found in learners)
     each = room // len(engines)
     wished = int(total * (engine.gpu_memory_utilization or (USUAL_SHARE if len(sitting) == 1 else 0)))
     if len(sitting) > 1 and wished > max(0, each):
@@ -192,6 +210,7 @@ def _share(total: int, sitting: Sequence[tuple[Seat, Part]], engine: EngineConfi
             raise HostError(
                 f"{where} has {total / 1e9:.1f} GB, of which each engine on it may take {max(0, each) / 1e9:.1f}, and "
                 f"{_said(needs)}.{beside} {_LESS_ENGINE}{'; ' + _LESS_LEARNER if learners else ''}"
+                + ", or set colocate, so that both take turns there" * bool(learners and not engine.sleeps)
             )
     return each
 

@@ -24,6 +24,7 @@ from forge_agents.runtime import mesh
 from forge_agents.runtime import waits as _waits
 from forge_agents.runtime.faults import Fault, Faults
 from forge_agents.runtime.hosts import Hosts
+from forge_agents.runtime.turns import Turn, Turns, no_turns
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.serving import Replicas
 from forge_agents.serving.fleet import homes_of, start_engines
@@ -62,6 +63,10 @@ class Processes:
     hosts: Hosts
     learners: dict[str, Learner] = field(default_factory=dict)
     """Empty until `start_learners`, and again once one was lost."""
+    _learning: Turn = no_turns
+    """What learners compute in, where they share GPUs with engines."""
+    _resident: dict[str, list[Learner]] = field(default_factory=dict)
+    """By the name of their processes, learners that have memory on the GPUs when it is their turn."""
     _lost: list[Fault] = field(default_factory=list)
     _mending: asyncio.Lock = field(default_factory=asyncio.Lock)
     _mends: set[asyncio.Task[None]] = field(default_factory=set)
@@ -106,6 +111,20 @@ class Processes:
                 },
                 ranks=config.learner_procs,
                 engine=config.engine,
+                turns=config.colocate,
+            )
+            turns = Turns("engines", config.stage_timeout_s)
+            resident: dict[str, list[Learner]] = {}
+            engines: Mapping[str, Replicas] = {}
+            playing = turns.share(
+                "engines",
+                leave=lambda: all_or_first_error(one.sleep() for one in engines.values()),
+                come=lambda: all_or_first_error(one.wake() for one in engines.values()),
+            )
+            learning = turns.share(
+                "learner",
+                leave=lambda: all_or_first_error(one.park() for each in resident.values() for one in each),
+                come=lambda: all_or_first_error(one.unpark() for each in resident.values() for one in each),
             )
             store = await _start_store(config, faults)
             engines = await start_engines(
@@ -121,6 +140,7 @@ class Processes:
                 faults=faults,
                 silence_s=config.silence_s,
                 timeout_s=config.start_timeout_s,
+                turn=playing if engine.sleeps else no_turns,
             )
         except BaseException:
             await mesh.shutdown_all()
@@ -138,6 +158,8 @@ class Processes:
             served={name: Served(sampler, renderers[name]) for name, sampler in samplers.items()},
             faults=faults,
             hosts=hosts,
+            _learning=learning if engine.sleeps else no_turns,
+            _resident=resident,
         )
         started._store_watch = asyncio.ensure_future(started._watch_store())
         _waits.report("run", started.picture)
@@ -204,6 +226,7 @@ class Processes:
         learners = tuple(self.learners.values())
         self.learners.clear()
         await asyncio.gather(*(learner.stop() for learner in learners))
+        self._resident.clear()
         return True
 
     def _learner_settings(self, name: str) -> LearnerConfig:
@@ -230,15 +253,19 @@ class Processes:
     async def _start_learners(self, configs: Mapping[str, LearnerConfig]) -> dict[str, Learner]:
         name = _learner_name(configs)
 
-        def start() -> Coroutine[Any, Any, dict[str, Learner]]:
-            return Learner.start_together(
-                configs,
-                name=name,
-                store=self.store.ref,  # of this moment: a new one may have taken its place
-                world_size=self.config.learner_procs,
-                silence_s=self.config.silence_s,
-                timeout_s=self.config.start_timeout_s,
-            )
+        async def start() -> dict[str, Learner]:
+            async with self._learning():
+                started = await Learner.start_together(
+                    configs,
+                    name=name,
+                    store=self.store.ref,  # of this moment: a new one may have taken its place
+                    world_size=self.config.learner_procs,
+                    silence_s=self.config.silence_s,
+                    timeout_s=self.config.start_timeout_s,
+                    turn=self._learning,
+                )
+                self._resident[name] = [*started.values()]
+            return started
 
         return await self.faults.outlive(name, start)
 

@@ -1,0 +1,117 @@
+"""Two sides that share devices, with fakes that count bytes: never both, in the order of who is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from forge_agents.errors import StallError
+from forge_agents.runtime.turns import Turns
+
+CAPACITY = 80
+NEEDS = {"engines": 70, "learner": 60}
+"""Bytes of each when it computes; one that has left keeps 5."""
+KEEPS = 5
+
+
+class Gpu:
+    """Counts who holds how much, and what happens."""
+
+    def __init__(self, timeout_s: float = 5.0) -> None:
+        self.held = {"engines": NEEDS["engines"], "learner": KEEPS}
+        self.events: list[str] = []
+        self.breaks = ""
+        self.turns = Turns("engines", timeout_s)
+        self.side = {
+            name: self.turns.share(name, leave=lambda n=name: self.leave(n), come=lambda n=name: self.come(n))
+            for name in NEEDS
+        }
+
+    async def leave(self, name: str) -> None:
+        self.events.append(f"{name} leave")
+        await asyncio.sleep(0)
+        if self.breaks == name:
+            self.breaks = ""
+            raise RuntimeError(f"{name} cannot leave")
+        self.held[name] = KEEPS
+
+    async def come(self, name: str) -> None:
+        self.held[name] = NEEDS[name]
+        assert sum(self.held.values()) <= CAPACITY, self.held
+        self.events.append(f"{name} come")
+        await asyncio.sleep(0)
+
+    async def work(self, name: str, what: str, moments: int = 2) -> None:
+        async with self.side[name]():
+            for _ in range(moments):
+                assert self.held[name] == NEEDS[name]
+                await asyncio.sleep(0)
+            self.events.append(what)
+
+
+def test_a_step_moves_each_side_once_and_the_first_one_is_there_from_the_start() -> None:
+    gpu = Gpu()
+
+    async def steps() -> None:
+        for _ in range(2):
+            await asyncio.gather(*(gpu.work("engines", "play") for _ in range(3)))
+            await gpu.work("learner", "train")
+            await gpu.work("learner", "publish")
+            await gpu.work("engines", "load")
+
+    asyncio.run(steps())
+    step = ["play"] * 3 + ["engines leave", "learner come", "train", "publish", "learner leave", "engines come", "load"]
+    assert gpu.events == step * 2
+
+
+def test_both_are_never_there_whoever_asks_when() -> None:
+    for seed in range(30):
+        rng, gpu = random.Random(seed), Gpu()
+
+        async def crowd(rng: Any = rng, gpu: Gpu = gpu) -> None:
+            async def one(number: int) -> None:
+                for _ in range(rng.randrange(6)):
+                    await asyncio.sleep(0)
+                await gpu.work(rng.choice(["engines", "learner"]), str(number), rng.randrange(5))
+
+            await asyncio.gather(*(one(number) for number in range(20)))
+
+        asyncio.run(crowd())
+        assert sorted(event for event in gpu.events if event.isdigit()) == sorted(map(str, range(20)))
+
+
+@pytest.mark.parametrize("side", ["engines", "learner"])
+def test_after_a_move_that_failed_nobody_counts_as_there(side: str) -> None:
+    gpu = Gpu()
+    other = "learner" if side == "engines" else "engines"
+
+    async def main() -> None:
+        await gpu.work(side, "first")
+        gpu.breaks = side
+        with pytest.raises(RuntimeError, match=f"{side} cannot leave"):
+            await gpu.work(other, "second")
+        assert gpu.held[other] == KEEPS
+        await gpu.work(other, "third")
+        await gpu.work(side, "fourth")
+
+    asyncio.run(main())
+    assert gpu.held[other] == KEEPS and gpu.events[-1] == "fourth"
+
+
+def test_work_that_does_not_end_is_named() -> None:
+    gpu = Gpu(timeout_s=0.05)
+
+    async def main() -> None:
+        forever = asyncio.ensure_future(gpu.work("engines", "play", 10**9))
+        await asyncio.sleep(0)
+        with pytest.raises(StallError, match="engines did not finish what keeps learner waiting within 0.05 s"):
+            await gpu.work("learner", "train")
+        forever.cancel()
+        await asyncio.gather(forever, return_exceptions=True)
+        await gpu.work("learner", "train")  # who is cancelled holds nobody up
+
+    asyncio.run(main())
+    assert gpu.events[-1] == "train"
