@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from forge_trainers.records.run_folder import FitResult, verifier_history
     from forge_trainers.rl.config import GRPOConfig
     from forge_trainers.rl.credit import Credit, Overlong
+    from forge_trainers.rl.curriculum import Curriculum
     from forge_trainers.rl.rewards import Columns
     from forge_trainers.rl.trainer import EvalResult, GRPOTrainer
     from forge_trainers.run.checkpoints import export_checkpoint
@@ -83,6 +84,7 @@ _HOME = {
     "forge_trainers.records.run_folder": ("FitResult", "verifier_history"),
     "forge_trainers.rl.config": ("GRPOConfig",),
     "forge_trainers.rl.credit": ("Credit", "Overlong"),
+    "forge_trainers.rl.curriculum": ("Curriculum",),
     "forge_trainers.rl.rewards": ("Columns",),
     "forge_trainers.rl.trainer": ("EvalResult", "GRPOTrainer"),
     "forge_trainers.run.checkpoints": ("export_checkpoint",),
@@ -95,16 +97,16 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
-    "AnyPolicy", "BenchLimits", "Columns", "Correction", "Credit", "DPOConfig", "DPOTrainer", "DemoConfig", "Endpoint",
-    "EngineConfig", "Engines", "Ensemble", "EnvReward", "EnvSpec", "Episode", "EpisodeBatch", "EpisodeGroup",
-    "EpisodeTable", "EvalResult", "FitResult", "GRPOConfig", "GRPOTrainer", "Gate", "Gateway", "Gpus", "Hardware",
-    "Hosts", "Human", "League", "LearnerConfig", "LoRA", "Message", "Outcome", "Overlong", "ParallelTurnEnv", "Policy",
-    "Prediction", "Program", "Random", "Report", "Rule", "RunConfig", "SFTConfig", "SFTEval", "SFTRunConfig",
-    "SFTTrainer", "Sampling", "Sandbox", "SandboxLimits", "Scripted", "Seat", "Seats", "SelfConsistency", "Tool",
-    "ToolEnv", "Trajectory", "Turn", "TurnEnv", "Verifier", "WarmStart", "__version__", "benchmark", "check_env",
-    "check_verifier", "demo", "export_checkpoint", "fit_gpus", "gpu_check", "list_envs", "list_losses", "list_suites",
-    "load_episodes", "make", "play", "register", "register_loss", "register_suite", "simulate", "spec", "suite", "tool",
-    "verifier_history", "wrap",
+    "AnyPolicy", "BenchLimits", "Columns", "Correction", "Credit", "Curriculum", "DPOConfig", "DPOTrainer",
+    "DemoConfig", "Endpoint", "EngineConfig", "Engines", "Ensemble", "EnvReward", "EnvSpec", "Episode", "EpisodeBatch",
+    "EpisodeGroup", "EpisodeTable", "EvalResult", "FitResult", "GRPOConfig", "GRPOTrainer", "Gate", "Gateway", "Gpus",
+    "Hardware", "Hosts", "Human", "League", "LearnerConfig", "LoRA", "Message", "Outcome", "Overlong",
+    "ParallelTurnEnv", "Policy", "Prediction", "Program", "Random", "Report", "Rule", "RunConfig", "SFTConfig",
+    "SFTEval", "SFTRunConfig", "SFTTrainer", "Sampling", "Sandbox", "SandboxLimits", "Scripted", "Seat", "Seats",
+    "SelfConsistency", "Tool", "ToolEnv", "Trajectory", "Turn", "TurnEnv", "Verifier", "WarmStart", "__version__",
+    "benchmark", "check_env", "check_verifier", "demo", "export_checkpoint", "fit_gpus", "gpu_check", "list_envs",
+    "list_losses", "list_suites", "load_episodes", "make", "play", "register", "register_loss", "register_suite",
+    "simulate", "spec", "suite", "tool", "verifier_history", "wrap",
 ]
 
 

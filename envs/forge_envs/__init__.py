@@ -14,11 +14,24 @@ register(
     max_turns=3,
     tags=("2p", "zero-sum", "hidden-information"),
 )
-register("forge/Relay-v0", entry_point="forge_envs.teams.relay:Relay", tags=("2p", "cooperative", "tool"))
+register(
+    "forge/Relay-v0",
+    entry_point="forge_envs.teams.relay:Relay",
+    tags=("2p", "cooperative", "tool"),
+    levels=[
+        {"max_number": 9},
+        {"max_number": 20},
+        {"max_number": 99},
+        {"max_number": 99, "operators": "+-"},
+        {"max_number": 999, "operators": "+-"},
+        {"max_number": 999, "operators": "+-*"},
+    ],
+)
 register(
     "forge/ToolRelay-v0",  # a Relay in which a small model calls the calculator now and then, untrained
     entry_point="forge_envs.teams.relay:Relay",
     tags=("2p", "cooperative", "tool"),
+    levels=[{"max_number": most} for most in (9, 99, 999, 9_999, 99_999)],
     max_number=99,
     tool_format="plain",
     call_reward=0.2,
@@ -26,14 +39,30 @@ register(
     question="Question: 2 + 3\nAnswer: CALL calculator(2 + 3)\n"
     "Question: 7 + 4\nAnswer: CALL calculator(7 + 4)\nQuestion: {a} {op} {b}\nAnswer:",
 )
-register("forge/AlphabetSort-v0", entry_point="forge_envs.games.alphabet_sort:AlphabetSort", tags=("1p", "multi-turn"))
+register(
+    "forge/AlphabetSort-v0",
+    entry_point="forge_envs.games.alphabet_sort:AlphabetSort",
+    tags=("1p", "multi-turn"),
+    levels=[
+        {"num_names": names, "num_added": added, "turns": turns}
+        for names, added, turns in ((2, 1, 1), (3, 1, 2), (4, 2, 3), (5, 3, 4), (6, 4, 5))
+    ],
+)
 register(
     "forge/LeducPoker-v0",
     entry_point="forge_envs.games.poker:LeducPoker",
     max_turns=8,
     tags=("2p", "zero-sum", "hidden-information"),
 )
-register("forge/TreasureHunt-v0", entry_point="forge_envs.teams.treasure_hunt:TreasureHunt", tags=("2p", "cooperative"))
+register(
+    "forge/TreasureHunt-v0",
+    entry_point="forge_envs.teams.treasure_hunt:TreasureHunt",
+    tags=("2p", "cooperative"),
+    levels=[
+        {"size": size, "rocks": rocks}
+        for size, rocks in ((3, 0.0), (4, 0.2), (6, 0.25), (8, 0.3), (12, 0.35))
+    ],
+)
 register(
     "forge/Negotiation-v0",
     entry_point="forge_envs.teams.negotiation:Negotiation",
@@ -43,6 +72,7 @@ register(
     "forge/Debate-v0",
     entry_point="forge_envs.teams.debate:Debate",
     tags=("3p", "mixed-motive", "hidden-information"),
+    levels=[{"below": below} for below in (100, 300, 1_000, 3_000, 10_000)],
 )
 register(
     "forge/TicTacToe-v0",
@@ -66,6 +96,14 @@ register(
     entry_point="forge_envs.teams.software_team:SoftwareTeam",
     tags=("3p", "cooperative", "hidden-information", "tool"),
     isolation="process",  # it runs code, which takes its time
+)
+register(
+    "forge/Library-v0",
+    entry_point="forge_envs.teams.library:Library",
+    tags=("2p", "cooperative", "hidden-information", "tool"),
+    levels=[
+        {"hops": hops, "towns": towns} for hops, towns in ((1, 4), (1, 20), (2, 12), (3, 20), (4, 40), (6, 60))
+    ],
 )
 register_suite("core-v1", ["forge/KuhnPoker-v0", "forge/Relay-v0", "forge/AlphabetSort-v0"], episodes=32)
 register_suite("team-v0", ["forge/Relay-v0", "forge/TreasureHunt-v0", "forge/Negotiation-v0", "forge/Debate-v0"])

@@ -87,7 +87,7 @@ def train(words: Sequence[str]) -> int:
     for told in run.idle:
         print(told)
     with fa.GRPOTrainer(run.seated, run.load_reward(), run.trainer, run.out_dir, run.mesh) as trainer:
-        result = trainer.fit(run.env, steps=run.steps, env_args=run.env_args)
+        result = trainer.fit(run.played, steps=run.steps, env_args=run.env_args)
     print(f"{result.steps} steps are in {result.out_dir}\ncurve  {result.curve}\nmodel  {result.export}")
     # where several policies learned, the export has a folder for each
     each = [result.export / name for name, policy in run.policies.items() if policy.trainable]
@@ -125,7 +125,7 @@ def evaluate(words: Sequence[str]) -> int:
 
     run = _parse("eval", fa.RunConfig, words).warmed_up(train=False)
     with fa.GRPOTrainer(run.seated, run.load_reward(), run.trainer, run.out_dir, run.mesh) as trainer:
-        result = trainer.evaluate(run.env, episodes=run.trainer.eval_episodes, env_args=run.env_args)
+        result = trainer.evaluate(run.played, episodes=run.trainer.eval_episodes, env_args=run.env_args)
     print(f"reward {result.reward:.4f} +/- {result.ci:.4f} (95 %)")
     said_nothing = f", {result.abstained} without a reward" if result.abstained else ""
     print(f"{len(result.episodes)} episodes, {result.failed} failed{said_nothing}")
@@ -321,10 +321,10 @@ def list_environments(words: Sequence[str]) -> int:
     parser = _parser("list")
     parser.add_argument("--tag", type=str, help="Only environments with this tag.")
     specs = map(registry.spec, registry.list_envs(parser.parse_args(list(words)).tag))
-    rows = [(spec.id, ", ".join(spec.tags), str(spec.max_turns or "")) for spec in specs]
+    rows = [(spec.id, ", ".join(spec.tags), str(spec.max_turns or ""), str(len(spec.levels) or "")) for spec in specs]
     console = Console()
     if console.is_terminal:
-        table = Table(Column("id", overflow="fold"), "tags", "turns", title="environments")
+        table = Table(Column("id", overflow="fold"), "tags", "turns", "levels", title="environments")
         for row in rows:
             table.add_row(*row)
         console.print(table)

@@ -13,13 +13,13 @@ import importlib.util
 import inspect
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
 from typing import Any, TypeAlias, TypeVar, cast, overload
 
-from forge_agents.envs.spec import AnyEnv, EnvSpec, Isolation, split_id
+from forge_agents.envs.spec import AnyEnv, EnvSpec, Isolation, split_id, split_level
 from forge_agents.errors import DISTRIBUTION, ArgumentError, MissingExtraError, UnknownIdError, did_you_mean
 
 E = TypeVar("E", bound=Callable[..., Any])
@@ -81,6 +81,7 @@ def register(
     entry_point: None = None,
     max_turns: int | None = None,
     tags: Iterable[str] = (),
+    levels: Iterable[Mapping[str, Any]] = (),
     isolation: Isolation = "none",
     step_timeout_s: float = 60.0,
     **kwargs: Any,
@@ -94,6 +95,7 @@ def register(
     entry_point: str | Callable[..., Any],
     max_turns: int | None = None,
     tags: Iterable[str] = (),
+    levels: Iterable[Mapping[str, Any]] = (),
     isolation: Isolation = "none",
     step_timeout_s: float = 60.0,
     **kwargs: Any,
@@ -106,6 +108,7 @@ def register(
     entry_point: str | Callable[..., Any] | None = None,
     max_turns: int | None = None,
     tags: Iterable[str] = (),
+    levels: Iterable[Mapping[str, Any]] = (),
     isolation: Isolation = "none",
     step_timeout_s: float = 60.0,
     **kwargs: Any,
@@ -120,6 +123,8 @@ def register(
         entry_point: ``"package.module:Class"``, imported when the environment is first made; or the class.
         max_turns: Decisions of all agents together after which an episode is truncated.
         tags: Words to filter by.
+        levels: Constructor arguments of each level of difficulty, the easiest first. ``id@1`` names the environment at
+            its first level wherever an id does; `forge_agents.Curriculum` chooses among them.
         isolation: ``"process"`` for an environment that is slow, or may crash or hang: it then lives in a worker
             process (`forge_agents.envs.workers.env`), and a failure costs one episode.
         step_timeout_s: Seconds that one call may take there.
@@ -133,7 +138,7 @@ def register(
     """
     if isinstance(tags, str):
         raise TypeError(f"tags of {id} is the string {tags!r}; pass a tuple of strings")
-    words = tuple(tags)
+    words, steps = tuple(tags), tuple(levels)
 
     def add(target: Any) -> EnvSpec:
         new = EnvSpec(
@@ -142,6 +147,7 @@ def register(
             max_turns=max_turns,
             tags=words,
             kwargs=kwargs,
+            levels=steps,
             isolation=isolation,
             step_timeout_s=step_timeout_s,
         )
@@ -165,14 +171,22 @@ def register(
 
 
 def spec(id: str) -> EnvSpec:  # noqa: A002
-    """The spec of an id; an id without a version means the newest.
+    """The spec of an id; an id without a version means the newest, ``id@2`` the environment at its second level.
 
     ``module:namespace/Name-vN`` imports the module first, which registers the id.
 
     Raises:
-        UnknownIdError: Nothing is registered under the id, or there is no such module. The message names near ids.
+        UnknownIdError: Nothing is registered under the id, it has no such level, or there is no such module. The
+            message names near ids.
         MissingExtraError: The id's namespace belongs to a library that is not installed; the message says how to.
     """
+    bare, level = split_level(id)
+    found = _registered(bare)
+    return found if level is None else found.at_level(level)
+
+
+def _registered(id: str) -> EnvSpec:  # noqa: A002
+    """The spec of an id without a level."""
     _load_plugins()
     id = _without_module(id)  # noqa: A001
     if id not in _specs:

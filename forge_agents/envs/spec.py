@@ -8,10 +8,10 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
-from forge_agents.errors import ForgeError, did_you_mean
+from forge_agents.errors import ForgeError, UnknownIdError, did_you_mean
 
 if TYPE_CHECKING:
     from pettingzoo import AECEnv
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 AnyEnv: TypeAlias = "AECEnv[str, Any, Any]"
 Isolation: TypeAlias = Literal["none", "process"]
 
-_ID = re.compile(r"(?P<base>[\w.-]+/[\w.-]+?)(?:-v(?P<version>\d+))?", re.ASCII)
+_ID = re.compile(r"(?P<base>[\w.-]+/[\w.-]+?)(?:-v(?P<version>\d+))?(?:@(?P<level>\d+))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class EnvSpec:
     """How to make an environment."""
 
     id: str
-    """``namespace/Name-vN``."""
+    """``namespace/Name-vN``; ``namespace/Name-vN@K`` of its level K."""
     entry_point: str | Callable[..., Any] = field(repr=False)
     """``"package.module:Class"``, or the class or factory itself."""
     max_turns: int | None = None
@@ -36,6 +36,8 @@ class EnvSpec:
     """Words to filter by, e.g. ``"2p"``."""
     kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Constructor arguments, and those that `forge_agents.envs.wrappers.BY_NAME` names."""
+    levels: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)
+    """Constructor arguments of each level of difficulty, the easiest first: ``id@1`` is made with the first."""
     isolation: Isolation = "none"
     """``"process"``: the environment lives in a worker process, because it is slow, or may crash or hang."""
     step_timeout_s: float = 60.0
@@ -62,6 +64,23 @@ class EnvSpec:
         """The N of ``-vN``."""
         return split_id(self.id)[1]
 
+    @property
+    def level(self) -> int | None:
+        """The K of ``@K``; None of the environment as it was registered."""
+        return split_level(self.id)[1]
+
+    def at_level(self, level: int) -> EnvSpec:
+        """The environment at one of its levels, 1 is the easiest.
+
+        Raises:
+            UnknownIdError: It has no such level.
+        """
+        if not 1 <= level <= len(self.levels):
+            has = f"has levels 1 to {len(self.levels)}" if self.levels else "was registered without levels"
+            raise UnknownIdError(f"there is no {self.id}@{level}: {self.id} {has}")
+        arguments = {**self.kwargs, **self.levels[level - 1]}
+        return replace(self, id=f"{self.id}@{level}", kwargs=arguments, levels=())
+
     def load(self) -> Callable[..., Any]:
         """The class or factory, imported if need be."""
         if not isinstance(self.entry_point, str):
@@ -84,8 +103,14 @@ def check_max_turns(max_turns: int | None, owner: str) -> None:
         raise ValueError(f"max_turns of {owner} is {max_turns!r}; set an integer >= 1, or None for no limit")
 
 
+def split_level(id_: str) -> tuple[str, int | None]:
+    """An id and the level that it names, if any."""
+    bare, at, level = id_.rpartition("@")
+    return (bare, int(level)) if at and level.isdecimal() else (id_, None)
+
+
 def split_id(id_: str) -> tuple[str, int]:
-    """Name and version.
+    """Name and version, without a level.
 
     Raises:
         ValueError: The id does not read ``namespace/Name-vN``.

@@ -16,6 +16,8 @@ from forge_agents.policy import AnyPolicy, Endpoint, Human, Policy, Random, Seat
 from forge_agents.runtime.hosts import Hosts
 from forge_trainers.offline.config import WarmStart
 from forge_trainers.rl.config import GRPOConfig
+from forge_trainers.rl.curriculum import Curriculum, CurriculumConfig
+from forge_trainers.rl.tasks import EnvLike
 from forge_trainers.selfplay.league import League, LeagueConfig
 
 
@@ -36,6 +38,8 @@ class RunConfig:
     """Environment id, or weights by id."""
     env_args: dict[str, Any] = field(default_factory=dict)
     """Arguments of the environment."""
+    curriculum: CurriculumConfig | None = None
+    """Practise the levels of `env`, or the ids that it lists, as the team's success says. null: all of `env`."""
     policies: dict[str, Policy] = field(default_factory=dict)
     """Models by name."""
     endpoints: dict[str, Endpoint] = field(default_factory=dict)
@@ -87,6 +91,14 @@ class RunConfig:
             if name not in named:
                 near = did_you_mean(name, named)
                 raise ValueError(f"warm_start names {name!r}, the policies are {', '.join(named)}.{near}")
+
+    @property
+    def played(self) -> EnvLike:
+        """What a trainer plays: `env`, or its curriculum."""
+        if self.curriculum is None:
+            return self.env
+        settings = {one.name: getattr(self.curriculum, one.name) for one in fields(CurriculumConfig)}
+        return Curriculum(env=self.env if isinstance(self.env, str) else tuple(self.env), **settings)
 
     @property
     def seated(self) -> Seats | League:

@@ -144,18 +144,29 @@ def _moved_version(game: str) -> str:
     return f"{_part(game, 'game')}{variant}-v{_part(game, 'version')}"
 
 
+_CURRICULUM_LEVELS = 4
+"""Of reasoning-gym's 102 curricula all but two have at least so many levels, and of those two the last counts twice."""
+
+
 def reasoning_gym(name: str | None) -> str | None:
     """``reasoning-gym/generator-v0``."""
     known = {
-        f"{generator}-v0": _entry("reasoning_gym:ReasoningGym", "reasoning-gym", "1p", category, generator=generator)
-        for generator, category in _reasoning_gym_generators().items()
+        f"{generator}-v0": _entry(
+            "reasoning_gym:ReasoningGym",
+            "reasoning-gym",
+            "1p",
+            category,
+            generator=generator,
+            levels=[{"level": level} for level in range(_CURRICULUM_LEVELS * graded)],
+        )
+        for generator, (category, graded) in _reasoning_gym_generators().items()
     }
     return _offer("reasoning-gym", name, known, {f"{generator}-v0" for generator in REASONING_GYM_EXCLUDED})
 
 
 @cache
-def _reasoning_gym_generators() -> dict[str, str]:
-    """Category by generator, read off the calls that register them."""
+def _reasoning_gym_generators() -> dict[str, tuple[str, bool]]:
+    """Category of each generator and whether it has a curriculum, read off the calls that register them."""
     found = {}
     root = folder_of("reasoning_gym")
     for path in sorted(root.rglob("*.py")):
@@ -163,10 +174,10 @@ def _reasoning_gym_generators() -> dict[str, str]:
         if "register_dataset(" not in source:
             continue
         names = dict(re.findall(r"^(\w+) = \"(\w+)\"$", source, re.MULTILINE))
-        for argument in re.findall(r"^register_dataset\(\s*([\w\"]+)", source, re.MULTILINE):
+        for argument, rest in re.findall(r"^register_dataset\(\s*([\w\"]+)([^)]*)", source, re.MULTILINE):
             generator = argument.strip('"') if argument.startswith('"') else names.get(argument, "")
             if generator:
-                found[generator] = path.relative_to(root).parts[0]
+                found[generator] = path.relative_to(root).parts[0], "Curriculum" in rest
     return found
 
 

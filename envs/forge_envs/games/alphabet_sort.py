@@ -54,7 +54,7 @@ class AlphabetSort(TurnEnv):
                 f"num_names={num_names} must be >= 2, num_added={num_added} and turns={turns} >= 1, "
                 f"sharpness={sharpness} > 0, and all names together, {total}, at most {len(NAMES)}"
             )
-        self.max_turns = turns
+        self.max_turns, self.max_reward = turns, float(turns)
         self._sizes = [num_names] + [num_added] * (turns - 1)
         self._sharpness = sharpness
 

@@ -6,7 +6,7 @@ In: what a user passes to ``fit``. Out: fresh environments and the groups of eac
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
@@ -15,16 +15,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from forge_agents.envs import registry
+from forge_agents.envs.spec import split_level
+from forge_agents.errors import ArgumentError
 from forge_agents.policy import Seats
 from forge_agents.rollout.players import Served
 from forge_agents.rollout.rollout import Rollout, seats_of
 from forge_agents.runtime.hosts import ENVS, Hosts
+from forge_trainers.rl.curriculum import Curriculum, Practice
+from forge_trainers.rl.rewards import JudgedGroup
 
 if TYPE_CHECKING:
     from pettingzoo import AECEnv
 
-EnvLike: TypeAlias = "str | Callable[[], AECEnv[str, Any, Any]] | Mapping[str, float]"
-"""An id, an environment class or factory, or weights by id."""
+EnvLike: TypeAlias = "str | Callable[[], AECEnv[str, Any, Any]] | Mapping[str, float] | Curriculum"
+"""An id, an environment class or factory, weights by id, or a curriculum."""
 
 HELD_OUT_FROM = 2**31
 """Training seeds lie below, held-out seeds from here on: they never meet."""
@@ -50,18 +54,31 @@ class TaskSampler:
         env_args: Arguments of every environment.
         hosts: Of the run. If environments have hosts of their own, all play in worker processes, whatever they were
             registered with.
+        practice: Where a curriculum has got to; None: at its beginning.
 
     Raises:
         UnknownIdError: No environment has the id.
         ValueError: Weights that are not positive, or an environment without id that is to be played elsewhere.
+        ArgumentError: `env_args` change what a level is.
         TypeError: Neither an id, nor a class or factory, nor a mapping.
     """
 
-    def __init__(self, env: EnvLike, env_args: Mapping[str, Any] | None = None, *, hosts: Hosts | None = None) -> None:
+    def __init__(
+        self,
+        env: EnvLike,
+        env_args: Mapping[str, Any] | None = None,
+        *,
+        hosts: Hosts | None = None,
+        practice: Practice | None = None,
+    ) -> None:
+        self._plan = env if isinstance(env, Curriculum) else None
+        self._practice = practice or Practice()
         elsewhere = hosts is not None and ENVS in hosts.counts
         args = {**({"isolation": "process"} if elsewhere else {}), **(env_args or {})}
         weights: dict[str, float]
-        if isinstance(env, str):
+        if isinstance(env, Curriculum):
+            weights = dict.fromkeys(env.env_ids, 1.0)
+        elif isinstance(env, str):
             weights = {env: 1.0}
         elif isinstance(env, Mapping):
             weights = {name: float(weight) for name, weight in env.items()}
@@ -73,7 +90,7 @@ class TaskSampler:
                     "it in a module and pass the id, or take envs out of the mesh"
                 )
         else:
-            raise TypeError(f"fit takes an environment id, class or {{id: weight}}, got {type(env).__name__}")
+            raise TypeError(f"fit takes an id, a class, a curriculum or {{id: weight}}, got {type(env).__name__}")
         if not weights or min(weights.values()) <= 0:
             raise ValueError(f"environment weights must be positive, got {weights}")
         self.env_ids = tuple(weights)
@@ -83,6 +100,8 @@ class TaskSampler:
         if callable(env):
             self._makers = {self.env_ids[0]: partial(env, **args)}
         else:
+            for name in weights:
+                _check_level(name, env_args or {})
             self._max_turns = {name: registry.spec(name).max_turns for name in weights}
             self._makers = {name: partial(registry.make, name, **args) for name in weights}
         self.max_reward: dict[str, float | None] = {}
@@ -115,19 +134,39 @@ class TaskSampler:
         )
 
     def tasks(self, seed: int, step: int, count: int, *, refill: int = 0) -> list[Task]:
-        """The groups of one step or refill: a function of the arguments, so a resumed run plays what it would have."""
+        """The groups of one step or refill: a function of the arguments, so a resumed run plays what it would have.
+
+        In a curriculum also of what was recorded, which a checkpoint keeps.
+        """
         rng = np.random.default_rng([seed, step, refill])
-        picks = rng.choice(len(self.env_ids), size=count, p=self._shares)
+        shares = self._shares if self._plan is None else self._practice.shares(self._plan)
+        picks = rng.choice(len(self.env_ids), size=count, p=shares)
         seeds = rng.choice(HELD_OUT_FROM, size=count)
-        drawn = zip(picks, seeds, strict=True)
-        return [self._task(int(pick), int(s), number) for number, (pick, s) in enumerate(drawn)]
+        drawn = [(self.env_ids[pick], int(own)) for pick, own in zip(picks, seeds, strict=True)]
+        if self._plan is not None:
+            drawn = [self._practice.again(self._plan, rng) or new for new in drawn]
+        return [self._task(env_id, own, number) for number, (env_id, own) in enumerate(drawn)]
+
+    def record(
+        self, judged: Sequence[JudgedGroup], trained: Collection[str], tops: Mapping[str, float | None]
+    ) -> dict[str, float]:
+        """Take note of the groups of a step; only a curriculum does.
+
+        Args:
+            judged: Its groups.
+            trained: Policies that learn.
+            tops: The most that can be earned, by environment; None where nobody says it.
+
+        Returns:
+            Metrics of the curriculum; see `forge_trainers.rl.curriculum.Practice.record`.
+        """
+        return {} if self._plan is None else self._practice.record(self._plan, judged, trained, tops)
 
     def held_out(self, count: int) -> list[Task]:
         """`count` tasks that training never sees, the same for every run."""
-        return [self._task(i % len(self.env_ids), HELD_OUT_FROM + i, i) for i in range(count)]
+        return [self._task(self.env_ids[i % len(self.env_ids)], HELD_OUT_FROM + i, i) for i in range(count)]
 
-    def _task(self, place: int, seed: int, number: int) -> Task:
-        env_id = self.env_ids[place]
+    def _task(self, env_id: str, seed: int, number: int) -> Task:
         return Task(env_id=env_id, seed=seed, agents=self.seats[env_id], number=number)
 
     def _probe(self, name: str) -> AECEnv[str, Any, Any]:
@@ -139,3 +178,11 @@ class TaskSampler:
         most = getattr(env, "max_reward", None)
         self.max_reward[name] = float(most) if isinstance(most, Real) else None  # others may mean something else
         return env
+
+
+def _check_level(env_id: str, env_args: Mapping[str, Any]) -> None:
+    """Raise where arguments of the user's would make a level something else."""
+    bare, level = split_level(env_id)
+    both = set(env_args) & set(registry.spec(bare).levels[level - 1]) if level else set()
+    if both:
+        raise ArgumentError(f"{', '.join(sorted(both))} of env_args is what level {level} of {bare} sets; leave it out")

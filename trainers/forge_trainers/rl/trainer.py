@@ -37,6 +37,7 @@ from forge_trainers.records.run_folder import FitResult, RunFolder, read_rows
 from forge_trainers.records.trackers import check_installed
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.credit import Baselines
+from forge_trainers.rl.curriculum import Practice
 from forge_trainers.rl.endings import Ending, Endings, most_of, nothing_played, where_it_failed
 from forge_trainers.rl.pipeline import Background, Batch, Pipeline, Put, TakenGroups
 from forge_trainers.rl.preflight import Preflight, Rest
@@ -125,6 +126,7 @@ class GRPOTrainer:
         self._reward_state, self._taken = RewardState(self.reward), TakenGroups()
         self._baselines, self._endings = Baselines(), Endings(self.config.max_empty_steps)
         self._skipped = Counter[str]()
+        self._practice = Practice()
         self._say: Callable[[str], None] = _log.warning
         self._checkpoints = Checkpoints(
             self.out_dir / "checkpoints",
@@ -134,6 +136,7 @@ class GRPOTrainer:
                 "reward": self._reward_state if self._reward_state.any else None,
                 "taken": self._taken,
                 "baselines": self._baselines,
+                "curriculum": self._practice,
                 "endings": self._endings,
                 "league": self._seating,
                 "random": ProcessRandomness(),
@@ -151,7 +154,7 @@ class GRPOTrainer:
         """Train until the run has done `steps` optimiser steps, earlier sessions in `out_dir` included.
 
         Args:
-            env: An id, an environment class, or weights by id.
+            env: An id, an environment class, weights by id, or a `forge_agents.Curriculum` of levels.
             steps: Of the whole run. A learning rate that falls ends with them; a run that is continued with more
                 goes on at the rate of the longer schedule.
             env_args: Arguments of the environment.
@@ -175,7 +178,8 @@ class GRPOTrainer:
         """
         if steps < 1:
             raise ValueError(f"steps={steps} trains nothing; set at least 1")
-        return self._loop.run(self._fit(TaskSampler(env, env_args, hosts=self._hosts), steps))
+        sampler = TaskSampler(env, env_args, hosts=self._hosts, practice=self._practice)
+        return self._loop.run(self._fit(sampler, steps))
 
     def evaluate(
         self, env: EnvLike, *, episodes: int = 64, env_args: dict[str, Any] | None = None, reward: Reward | None = None
@@ -366,6 +370,7 @@ class GRPOTrainer:
                     record = await self._step(step, pipeline.batch(step))
                     ending = self._endings.after(step, record.judged, record.samples, processes.learners, tops)
                     over, metrics = ending is not None or step + 1 == steps, dict(record.metrics)
+                    metrics |= sampler.record(record.judged, processes.learners, tops)
                     if ending is None or ending.well:
                         metrics |= await processes.unless_a_learner_dies(self._evaluation(sampler, step, over))
                     self._log(run, step, record.judged, record.samples, metrics)

@@ -1,0 +1,245 @@
+"""A library: one seat searches a generated corpus, another answers a question of several hops with citations.
+
+In: texts: searches, a note, an answer with page numbers. Out: a reward that both seats share. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+import numpy as np
+
+from forge_agents.envs.env import Outcome
+from forge_agents.tools import Tool, ToolFormat, tool
+from forge_agents.tools.env import ToolEnv
+
+_FIRST = "Ada Bela Cora Dov Edda Finn Gala Hugo Ines Joel Kira Levi Mona Nils Olga Pavel Rosa Sven Tilda Yann"
+_LAST = "Abel Berg Cole Dahl Engel Falk Grau Holm Iver Jung Krol Lund Moss Nagy Orban Park Quist Rask Stein Voss"
+_TOWN = "Al Bor Cas Der Elm Far Gre Hol Is Kam Lor Mar Nor Os Pel Rin Sal Tor Ul Vel"
+_ENDING = "berg ford stad wick ton"
+_RIVERS = "Aube Brenta Clyde Drava Eder Foyle Genil Havel Inn Jiu Kura Loire Mures Neva Oder Pruth Rega Save Tisza Yser"
+_GOODS = "bells boats bricks brooms candles chairs clocks drums flutes gloves kites lamps locks maps nails ropes shoes"
+RIVERS, GOODS = tuple(_RIVERS.split()), tuple(_GOODS.split())
+_TOWNS = [start + end for start in _TOWN.split() for end in _ENDING.split()]
+_PEOPLE = [f"{first} {last}" for first in _FIRST.split() for last in _LAST.split()]
+_BEST = "SELECT rowid FROM pages WHERE pages MATCH ? ORDER BY bm25(pages, 10.0, 1.0), rowid LIMIT ?"
+_WORD = re.compile(r"\w+")
+_CITED = re.compile(r"\[(\d{1,9})\]", re.ASCII)
+_ARTICLES = re.compile(r"^(?:the|in|on)\s+", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What is written of one thing, and what it leads to."""
+
+    number: int
+    text: str
+    facts: dict[str, str]
+    """Values by relation: ``river``, ``born``, ``year``, ``makes``, ``founded``, ``founder``, ``seat``, ``mayor``."""
+
+
+_STEPS = {"person": ("born", "founded"), "company": ("founder", "seat"), "town": ("mayor",)}
+"""Relations that go on, by kind."""
+_LAST_STEPS = {"person": "year", "company": "makes", "town": "river"}
+"""The relation that a question ends with, by kind."""
+_PHRASES = {
+    "born": "the town where {} was born",
+    "founded": "the company that {} founded",
+    "founder": "the founder of {}",
+    "seat": "the town where {} has its seat",
+    "mayor": "the mayor of {}",
+    "year": "In which year was {} born?",
+    "makes": "What does {} make?",
+    "river": "On which river does {} lie?",
+}
+
+
+class Library(ToolEnv):
+    """Two seats that share one reward.
+
+    ``searcher`` reads the question and searches: a search shows up to `hits` pages that hold most of its words, with
+    their numbers. Any other text of it is its note to the ``writer``, cut to `max_note_chars`. The writer reads the
+    question and the note only, and answers: a value, and the numbers of the pages that say so in brackets, as in
+    ``1911 [4] [17]``. Corpus and question are drawn anew in every episode, so nothing can be known by heart. The
+    question asks for a value at the end of `hops` pages, of which each names the next.
+
+    Both get 1.0 for the right value with all pages of the path and at most two others cited, 0.5 for the right value
+    with other citations or none, else 0. At the end infos hold ``question``, ``answer``, ``given``, ``correct``,
+    ``cited``, ``path`` (page numbers) and ``searches``.
+
+    Args:
+        hops: Pages from the question to the answer, 1 to 6.
+        towns: Towns of the corpus, 4 to 60; it has as many companies, and twice as many people.
+        hits: Pages that one search shows, at least 1.
+        max_searches: Searches of an episode; None: two more than hops.
+        max_note_chars: Longer notes are cut.
+        tool_format: As for `ToolEnv`.
+    """
+
+    possible_agents = ("searcher", "writer")
+    max_reward = 1.0
+
+    def __init__(
+        self,
+        *,
+        hops: int = 2,
+        towns: int = 12,
+        hits: int = 3,
+        max_searches: int | None = None,
+        max_note_chars: int = 120,
+        tool_format: ToolFormat = "plain",
+    ) -> None:
+        if not 1 <= hops <= 6 or not 4 <= towns <= 60 or hits < 1 or max_note_chars < 1:
+            raise ValueError(
+                f"hops={hops} must be 1 to 6, towns={towns} 4 to 60, hits={hits} and max_note_chars={max_note_chars} "
+                "at least 1"
+            )
+        searches = hops + 2 if max_searches is None else max_searches
+        super().__init__(tool_format=tool_format, max_calls=searches, max_calls_per_episode=searches)
+        self._hops, self._towns, self._hits, self._max_note_chars = hops, towns, hits, max_note_chars
+
+    # ---- the corpus
+
+    def setup(self, rng: np.random.Generator) -> None:
+        kinds = self._write(rng)
+        self._ask(rng, kinds)
+        self.note: str | None = None
+        self.searches = 0
+
+    def _write(self, rng: np.random.Generator) -> dict[str, str]:
+        """Draw the corpus; returns the kind of each thing."""
+        count = self._towns
+        towns = _draw(rng, _TOWNS, count)
+        people = _draw(rng, _PEOPLE, 2 * count)
+        companies = [f"{person.split()[1]} & {town}" for person, town in zip(people[:count], towns, strict=True)]
+        facts: dict[str, dict[str, str]] = {}
+        for town, mayor in zip(towns, _draw(rng, people, count), strict=True):
+            facts[town] = {"river": RIVERS[int(rng.integers(len(RIVERS)))], "mayor": mayor}
+        for place, person in enumerate(people):
+            born, year = towns[int(rng.integers(count))], str(rng.integers(1850, 1990))
+            founded = {"founded": companies[place]} if place < count else {}
+            facts[person] = {"born": born, "year": year, **founded}
+        for company, founder in zip(companies, people[:count], strict=True):
+            seat, good = towns[int(rng.integers(count))], GOODS[int(rng.integers(len(GOODS)))]
+            facts[company] = {"founder": founder, "seat": seat, "makes": good}
+        names = _draw(rng, list(facts), len(facts))
+        self.pages = {name: Page(place, _text(name, facts[name]), facts[name]) for place, name in enumerate(names, 1)}
+        ends = {last: kind for kind, last in _LAST_STEPS.items()}
+        return {name: next(ends[relation] for relation in own if relation in ends) for name, own in facts.items()}
+
+    def _ask(self, rng: np.random.Generator, kinds: dict[str, str]) -> None:
+        while True:  # most walks are not cut short, and of people half have founded something
+            thing = str(rng.choice(list(self.pages)))
+            phrase, path = thing, [thing]
+            while len(path) < self._hops:
+                going = [step for step in _STEPS[kinds[thing]] if step in self.pages[thing].facts]
+                step = going[int(rng.integers(len(going)))]
+                thing = self.pages[thing].facts[step]
+                phrase, path = _PHRASES[step].format(phrase), [*path, thing]
+            if len(set(path)) == self._hops:
+                break
+        last = _LAST_STEPS[kinds[thing]]
+        self.question, self.answer = _PHRASES[last].format(phrase), self.pages[thing].facts[last]
+        self.path = [self.pages[name].number for name in path]
+
+    # ---- tools
+
+    @tool
+    def search(self, words: str) -> str:
+        """Search the library.
+
+        Args:
+            words: What to look for, such as a name.
+        """
+        self.searches += 1
+        found = self._found(_WORD.findall(words))
+        return "\n".join(f"[{page.number}] {page.text}" for page in found) or "Nothing is found."
+
+    def _found(self, words: Sequence[str]) -> list[Page]:
+        """The pages that match best, by SQLite's BM25."""
+        if not words:
+            return []
+        with closing(_index(self.pages)) as index:
+            asked = " OR ".join(f'"{word}"' for word in words[:64]), self._hits
+            rows = index.execute(_BEST, asked).fetchall()
+        by_number = {page.number: page for page in self.pages.values()}
+        return [by_number[number] for (number,) in rows]
+
+    def tools(self, agent: str) -> Sequence[Tool]:
+        return [self.search] if agent == "searcher" else []
+
+    # ---- the game
+
+    def instructions(self, agent: str) -> str:
+        if agent == "writer":
+            return (
+                "Answer the question from the note. Write the answer alone, then the numbers of the pages it is from "
+                "in brackets, such as: 1911 [4] [17]"
+            )
+        return (
+            "Find out what answers the question: search for one name after the other. Then write a short note for the "
+            "writer, who sees no page: the answer, and the numbers of all pages that led to it."
+            f"\n\n{self.tool_help(agent)}"
+        )
+
+    def observe_text(self, agent: str) -> str:
+        return self.question if agent == "searcher" else f"{self.question}\nNote: {self.note or '(none yet)'}"
+
+    def secrets(self, agent: str) -> tuple[str, ...]:
+        """What is written in the library, for the writer."""
+        return () if agent == "searcher" else tuple(page.text for page in self.pages.values())
+
+    def swap_secrets(self, agent: str, rng: np.random.Generator) -> None:
+        """Another answer at the end of the path, where the writer cannot see."""
+        if agent == "writer":
+            self.answer = f"{self.answer} or {rng.integers(1000)}"
+            self.pages = {name: Page(page.number, f"{page.text}!", page.facts) for name, page in self.pages.items()}
+
+    def act(self, agent: str, action: str) -> Outcome:
+        if agent == "searcher":
+            self.note = " ".join(action.split())[: self._max_note_chars]
+            return Outcome()
+        cited = sorted({int(number) for number in _CITED.findall(action)})
+        given = _plain(_CITED.sub(" ", action))
+        correct = given == _plain(self.answer)
+        missing, more = set(self.path) - set(cited), set(cited) - set(self.path)
+        reward = (1.0 if not missing and len(more) <= 2 else 0.5) if correct else 0.0
+        facts = {
+            "question": self.question, "answer": self.answer, "given": given, "correct": correct, "cited": cited,
+            "path": self.path, "searches": self.searches,
+        }  # fmt: skip
+        both = self.possible_agents
+        return Outcome(rewards=dict.fromkeys(both, reward), done=True, info=dict.fromkeys(both, facts))
+
+
+def _index(pages: Mapping[str, Page]) -> sqlite3.Connection:
+    """A full-text index in memory, made for one search: a connection could not be copied or sent to a worker."""
+    index = sqlite3.connect(":memory:")
+    index.execute("CREATE VIRTUAL TABLE pages USING fts5(title, text)")
+    rows = [(page.number, title, page.text) for title, page in pages.items()]
+    index.executemany("INSERT INTO pages(rowid, title, text) VALUES (?, ?, ?)", rows)
+    return index
+
+
+def _draw(rng: np.random.Generator, names: Sequence[str], count: int) -> list[str]:
+    """Some of `names`, each once."""
+    return [names[int(place)] for place in rng.choice(len(names), size=count, replace=False)]
+
+
+def _text(name: str, facts: Mapping[str, str]) -> str:
+    """What a page says of `name`."""
+    if "river" in facts:
+        return f"{name} lies on the river {facts['river']}. Its mayor is {facts['mayor']}."
+    if "makes" in facts:
+        return f"{name} makes {facts['makes']}. Its founder is {facts['founder']}, its seat is in {facts['seat']}."
+    founded = f" The company that {name} founded is {facts['founded']}." if "founded" in facts else ""
+    return f"{name} was born in {facts['born']} in {facts['year']}.{founded}"
+
+
+def _plain(text: str) -> str:
+    """An answer without what does not matter: case, points around it, an article."""
+    return _ARTICLES.sub("", " ".join(text.split()).strip(" .,;:!'\"")).casefold()

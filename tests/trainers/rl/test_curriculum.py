@@ -1,0 +1,224 @@
+"""Levels of an environment, and which of them are practised."""
+
+import asyncio
+import logging
+
+import numpy as np
+import pytest
+
+import forge_agents as fa
+from forge_agents.errors import ArgumentError, UnknownIdError
+from forge_agents.rollout import Rollout
+from forge_agents.testing import check_levels
+from forge_trainers.rl.curriculum import Curriculum, Practice
+from forge_trainers.rl.rewards import judge
+from forge_trainers.rl.tasks import HELD_OUT_FROM, TaskSampler
+
+FACES = (2, 4, 8, 16)
+WINDS = ("north", "east", "south", "west")
+
+
+@fa.register("test/Dice-v0", max_turns=1, levels=[{"faces": faces} for faces in FACES])
+class Dice(fa.TurnEnv):
+    """Say what a die will show; the hint below `known` is given away."""
+
+    possible_agents = ["gambler"]
+
+    def __init__(self, faces=6, pay=1.0):
+        super().__init__()
+        self.faces, self.pay = faces, pay
+
+    def setup(self, rng):
+        self.shown = int(rng.integers(self.faces))
+
+    def instructions(self, agent):
+        return "Guess."
+
+    def observe_text(self, agent):
+        return f"a die of {self.faces} faces"
+
+    def act(self, agent, action):
+        return fa.Outcome(rewards={agent: self.pay * (action == str(self.shown))}, done=True)
+
+
+def groups_of(env_id, wins, seed=0):
+    """A judged group of `env_id` in which siblings won as `wins` says, however the dice fell."""
+    env = fa.make(env_id)
+    env.reset(seed=seed)
+    answers = iter([str(env.shown) if won else "none" for won in wins])
+    me = fa.Scripted(lambda _: next(answers), name="me")
+    rollout = Rollout(make_env=lambda: fa.make(env_id), env_id=env_id, seats=me)
+    return asyncio.run(judge([asyncio.run(rollout.group(seed, len(wins)))]))
+
+
+def record(practice, plan, level, wins, *, seed=0, top=None):
+    env_id = f"test/Dice-v0@{level}"
+    return practice.record(plan, groups_of(env_id, wins, seed), {"me"}, {env_id: top})
+
+
+def test_an_id_names_the_environment_at_a_level():
+    assert fa.spec("test/Dice-v0").levels == tuple({"faces": faces} for faces in FACES)
+    hard = fa.spec("test/Dice@3")
+    assert (hard.id, hard.name, hard.version, hard.level) == ("test/Dice-v0@3", "test/Dice", 0, 3)
+    assert hard.kwargs == {"faces": 8}
+    env = fa.make("test/Dice-v0@3")
+    assert env.faces == 8 and env.spec.id == "test/Dice-v0@3" and fa.make("test/Dice-v0").faces == 6
+    assert fa.make("test/Dice-v0@3", faces=5).faces == 5
+    for wrong in ("test/Dice-v0@0", "test/Dice-v0@5"):
+        with pytest.raises(UnknownIdError, match=r"has levels 1 to 4"):
+            fa.make(wrong)
+    with pytest.raises(UnknownIdError, match="registered without levels"):
+        fa.make("forge/KuhnPoker-v0@1")
+
+
+def test_a_worker_process_plays_the_level_that_was_asked_for():
+    env = fa.make("forge/Relay-v0@6", isolation="process")
+    try:
+        env.reset(seed=1)
+        here = fa.make("forge/Relay-v0@6")
+        here.reset(seed=1)
+        assert env.observe("asker") == here.observe("asker") and max(map(int, [here.gold])) > 18
+    finally:
+        env.close()
+
+
+def test_levels_that_are_not_harder_are_found_out():
+    means = check_levels("test/Dice-v0", fa.Scripted(lambda _: "1"), episodes=60)
+    assert means[0] > 0.3 and means[-1] < 0.2
+    with pytest.raises(AssertionError, match="no harder than the first"):
+        check_levels("test/Dice-v0", fa.Scripted(lambda _: "none"), episodes=20)
+    fa.register("test/Upside-v0", entry_point=Dice, levels=[{"faces": 64}, {"faces": 2}])
+    with pytest.raises(AssertionError, match="level 2 of test/Upside-v0 is easier than level 1"):
+        check_levels("test/Upside-v0", fa.Scripted(lambda _: "1"), episodes=40)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "player"),
+    [
+        ("forge/Relay-v0", lambda seen: "7"),
+        ("forge/AlphabetSort-v0", lambda seen: "\n".join(sorted(seen.partition(": ")[2].split(", ")))),
+        ("forge/TreasureHunt-v0", lambda seen: "go " + WINDS[int(seen.split()[-1]) * 7 % 11 % 4]),
+    ],
+)
+def test_levels_of_our_environments_are_in_order_for_a_player_that_does_not_learn(env_id, player):
+    assert len(fa.spec(env_id).levels) >= 5
+    check_levels(env_id, fa.Scripted(player), episodes=150)
+
+
+def test_groups_go_to_levels_of_which_success_lies_between_the_bounds():
+    plan, practice = Curriculum("test/Dice-v0", explore=0.2), Practice()
+    assert practice.shares(plan) == pytest.approx([0.25] * 4)  # nothing is known: all are as likely
+    record(practice, plan, 1, [True] * 8)
+    record(practice, plan, 2, [True, True, True, False] * 2)
+    record(practice, plan, 3, [False] * 8)
+    # level 4 is expected to be as hard as level 3
+    assert practice.shares(plan) == pytest.approx([0.05, 0.85, 0.05, 0.05])
+    record(practice, plan, 2, [True] * 64)
+    assert practice.success("test/Dice-v0@2") > 0.85
+    assert practice.shares(plan).argmax() == 1  # none is between the bounds: the nearest
+    assert practice.shares(plan).sum() == pytest.approx(1)
+
+
+def test_an_estimate_forgets_what_was_long_ago():
+    plan, practice = Curriculum("test/Dice-v0", memory=16), Practice()
+    record(practice, plan, 1, [False] * 8)
+    for _ in range(8):
+        record(practice, plan, 1, [True] * 8)
+    left = (1 - 1 / 16) ** 64
+    weights = [(1 - 1 / 16) ** (8 * age) for age in range(9)]
+    assert practice.success("test/Dice-v0@1") == pytest.approx(1 - left / sum(weights))
+
+
+def test_metrics_say_what_is_practised_and_how_well():
+    plan, practice = Curriculum("test/Dice-v0"), Practice()
+    success = {"curriculum/success/test/Dice-v0@3": 0.5}
+    assert record(practice, plan, 3, [True, False]) == {"curriculum/level": 3.0} | success
+    assert practice.record(plan, [], {"me"}, {}) == success
+
+
+def test_success_is_the_share_of_what_can_be_earned(caplog):
+    plan, practice = Curriculum("test/Dice-v0"), Practice()
+    with caplog.at_level(logging.WARNING):
+        record(practice, plan, 1, [True, True], top=4.0)
+        assert practice.success("test/Dice-v0@1") == 0.25 and not caplog.records
+        record(practice, plan, 2, [True, False], top=0.5)
+        record(practice, plan, 2, [True, False], top=0.5)
+    assert practice.success("test/Dice-v0@2") == 0.5
+    (told,) = caplog.records
+    assert "lie between 0 and 2 times the most" in told.getMessage()
+
+
+def test_seats_that_do_not_learn_and_failures_say_nothing_of_success():
+    plan, practice = Curriculum("test/Dice-v0"), Practice()
+    groups = groups_of("test/Dice-v0@1", [True, True])
+    practice.record(plan, groups, {"somebody else"}, {})
+    with pytest.raises(KeyError):
+        practice.success("test/Dice-v0@1")
+
+
+def test_seeds_whose_siblings_differed_are_played_again_and_the_least_promising_go_first():
+    plan, practice = Curriculum("test/Dice-v0", replay=0.5, max_seeds=2, explore=1.0), Practice()
+    record(practice, plan, 1, [True, False], seed=11)
+    record(practice, plan, 2, [True, False, False, False], seed=12)
+    record(practice, plan, 3, [False, False], seed=13)  # nobody won: nothing to learn from
+    sampler = TaskSampler(plan, practice=practice)
+    old = [task.seed for task in sampler.tasks(0, 0, 400) if task.seed < 100]
+    assert len(old) == pytest.approx(200, abs=30)
+    assert old.count(11) / len(old) == pytest.approx(0.25 / (0.25 + 3 / 16), abs=0.1)
+    record(practice, plan, 3, [True, True, False], seed=14)
+    assert {task.seed for task in sampler.tasks(0, 1, 200)} & {11, 12, 13, 14} == {11, 14}
+    record(practice, plan, 1, [True, True], seed=11)  # it is solved
+    assert {task.seed for task in sampler.tasks(0, 2, 200)} & {11, 12, 13, 14} == {14}
+
+
+def test_a_run_that_goes_on_draws_what_it_would_have():
+    plan, practice = Curriculum("test/Dice-v0", replay=0.3), Practice()
+    record(practice, plan, 1, [True] * 8, seed=1)
+    record(practice, plan, 2, [True, False] * 4, seed=2)
+    resumed = Practice()
+    resumed.load_state_dict(practice.state_dict())
+    first, second = (TaskSampler(plan, practice=one) for one in (practice, resumed))
+    assert first.tasks(3, 7, 50) == second.tasks(3, 7, 50) != first.tasks(3, 8, 50)
+    empty = Practice()
+    empty.load_state_dict(Practice().state_dict())
+    assert empty.shares(plan) == pytest.approx([0.25] * 4)
+
+
+def test_held_out_seeds_are_of_all_levels():
+    tasks = TaskSampler(Curriculum("test/Dice-v0")).held_out(8)
+    assert [task.env_id for task in tasks] == [f"test/Dice-v0@{level}" for level in (1, 2, 3, 4)] * 2
+    assert [task.seed for task in tasks] == list(range(HELD_OUT_FROM, HELD_OUT_FROM + 8))
+
+
+def test_what_makes_no_curriculum_is_told():
+    with pytest.raises(ArgumentError, match="has no levels"):
+        TaskSampler(Curriculum("forge/KuhnPoker-v0"))
+    with pytest.raises(ArgumentError, match="two or more different ids"):
+        TaskSampler(Curriculum(["test/Dice-v0@1", "test/Dice-v0@1"]))
+    with pytest.raises(ArgumentError, match="faces of env_args is what level 1 of test/Dice-v0 sets"):
+        TaskSampler(Curriculum("test/Dice-v0"), {"faces": 3})
+    assert TaskSampler(Curriculum("test/Dice-v0"), {"pay": 2.0}).make("test/Dice-v0@2").pay == 2.0
+    with pytest.raises(ValueError, match="0 <= low < high <= 1"):
+        Curriculum("test/Dice-v0", low=0.5, high=0.5)
+    with pytest.raises(ValueError, match="explore=0"):
+        Curriculum("test/Dice-v0", explore=0)
+
+
+def test_a_run_file_names_a_curriculum():
+    plan = {"policies": {"me": fa.Policy("m")}, "env": "test/Dice-v0"}
+    assert fa.RunConfig(**plan).played == "test/Dice-v0"
+    from forge_trainers.rl.curriculum import CurriculumConfig
+
+    played = fa.RunConfig(**plan, curriculum=CurriculumConfig(replay=0.25)).played
+    assert played == Curriculum("test/Dice-v0", replay=0.25)
+
+
+def test_generators_of_reasoning_gym_have_levels():
+    pytest.importorskip("reasoning_gym")
+    assert len(fa.spec("reasoning-gym/chain_sum-v0").levels) == 4
+    lengths = []
+    for level in (1, 4):
+        env = fa.make(f"reasoning-gym/chain_sum-v0@{level}")
+        env.reset(seed=1)
+        lengths.append(np.mean([len(env.observe("solver"))]))
+    assert lengths[1] > lengths[0]
