@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import forge_agents as fa
 from forge_agents.types import Completion
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 GREEDY = fa.Sampling(temperature=0.0, max_tokens=24)
 PROMPTS = [[65, 66, 67], [200, 3, 9, 9, 9], list(range(40, 80))]
@@ -48,13 +48,13 @@ def seats(model: Path, lora: fa.LoRA | None) -> dict[str, fa.Policy]:
     return {seat: fa.Policy(str(model), name=f"{seat}-hero", sampling=sampling, lora=lora) for seat in ("low", "high")}
 
 
-def config(lr: float, tp: int = 1) -> fa.GRPOConfig:
+def config(lr: float, **engine: Any) -> fa.GRPOConfig:
     return fa.GRPOConfig(
         groups_per_step=3,
         seed=1,
         checkpoint_every=4,
         learner=fa.LearnerConfig(lr=lr, threads=1, compute_dtype="float32"),
-        engine=fa.EngineConfig(enforce_eager=True, kv_cache_gb=0.1, max_model_len=128, threads=1, tp=tp),
+        engine=fa.EngineConfig(enforce_eager=True, kv_cache_gb=0.1, max_model_len=128, threads=1, **engine),
     )
 
 
@@ -124,8 +124,8 @@ def test_two_adapters_on_one_engine_learn_each_its_own_seat(tiny_llama: Path, tm
     low, high = completions.values()
     assert [c.token_ids for c in low] != [c.token_ids for c in high]
 
-    # a second session goes on with both adapters, on an engine of two ranks
-    with fa.GRPOTrainer(policies, config=config(2e-2, tp=2), out_dir=tmp_path) as trainer:
+    # a second session goes on with both adapters, on an engine of two ranks that sleeps while they learn
+    with fa.GRPOTrainer(policies, config=config(2e-2, tp=2, sleeps=True), out_dir=tmp_path) as trainer:
         assert trainer.evaluate(Cases, episodes=8).by_agent == pytest.approx(after.by_agent, abs=0.2)
         for name, found in said_by(trainer).items():
             for one, two in zip(completions[name], found, strict=True):
