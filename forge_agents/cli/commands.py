@@ -76,12 +76,24 @@ def init(words: Sequence[str]) -> int:
     "forge-agents train train.yaml --steps 200 --trainer.learner.lr 1e-5 --out_dir runs/second",
     "forge-agents train train.yaml --trainer.log_to wandb",
     "forge-agents train --env forge/Relay-v0 --policies.team.model smollm2-135m-instruct",
+    "forge-agents train examples/slurm/train.yaml --dry-run",
 )
 def train(words: Sequence[str]) -> int:
     """Train a team: forge-agents train CONFIG.yaml [--steps 200] [--trainer.learner.lr 1e-5 ...]"""
     import forge_agents as fa
+    from forge_agents.cli.config import add_fields, built, with_flag
 
-    run = _parse("train", fa.RunConfig, words).warmed_up()
+    parser = _parser("train")
+    add_fields(parser, fa.RunConfig)
+    parser.add_argument("--dry-run", action="store_true", help="Only say which processes it would start, and where.")
+    parser.add_argument("--gpus_per_host", type=int, default=8, help="Of --dry-run: where mesh.gpus does not say.")
+    chosen = parser.parse_args(with_flag("--config", words))
+    dry_run, gpus_per_host = chosen.pop("dry_run"), chosen.pop("gpus_per_host")
+    run = built(parser, fa.RunConfig, chosen)
+    if dry_run:
+        print("\n".join(run.rehearsal(gpus_per_host=gpus_per_host)))
+        return 0
+    run = run.warmed_up()
     for name in run.warm_start:
         print(f"{name} starts from {run.policies[name].model}")
     for told in run.idle:

@@ -18,6 +18,8 @@ Kind: TypeAlias = Literal["local", "process", "slurm", "kubernetes", "attach"]
 KINDS = ("local", "process", "slurm", "kubernetes", "attach")
 ENVS = "envs"
 """The role of isolated environments' worker processes. They take no GPUs."""
+HERE = "this host"
+"""What the controller's own is called."""
 ROLES = ("learner", "engines", "store", "judges", ENVS, "spare")
 """What hosts are for, in the order in which roles that share a host take its GPUs."""
 ON_GPUS = ("learner", "engines", "judges")

@@ -26,7 +26,7 @@ from typing import Any
 from forge_agents.errors import HostError, StallError
 from forge_agents.runtime import _monarch
 from forge_agents.runtime.host_process import HostFacts, Warden, facts_here
-from forge_agents.runtime.hosts import ENVS, ON_GPUS, ROLES, Hosts, Seat, parse_cores
+from forge_agents.runtime.hosts import ENVS, HERE, ON_GPUS, ROLES, Hosts, Seat, parse_cores
 
 _LOOPBACK = ("ipc://", "tcp://127.0.0.1:", "tcp://localhost:")
 _TICK_S = 1.0
@@ -106,7 +106,7 @@ class Layout:
         self.config = config
         self._wants = wants or {}
         self._here_machine = here
-        self._here = Host(name="this host", role="", number=0, machine=None, facts=facts_here())
+        self._here = Host(name=HERE, role="", number=0, machine=None, facts=facts_here())
         self.hosts: list[Host] = []
         self._job: Job | None = None
         self._server: asyncio.Server | None = None
@@ -118,6 +118,20 @@ class Layout:
     def by_ip(self) -> bool:
         """Whether ranks of a learner find each other by address, not by name."""
         return self._job is not None and self._job.by_ip
+
+    def suppose(self, gpus: int) -> None:
+        """Take the hosts that are asked for as given, without reaching one, to `rehearse` on them.
+
+        Args:
+            gpus: Of each host whose role `Hosts.gpus` does not name.
+        """
+        what = {"process": "a process here", "slurm": "a node of the job", "kubernetes": "a pod"}.get(self.config.kind)
+        for role, count in self.config.counts.items():
+            ids = tuple(map(str, range(self.config.gpus.get(role, gpus))))
+            for i in range(count):
+                name = what or self.config.workers[role][i]
+                facts = HostFacts(hostname=name, gpus=ids, cores=frozenset(), place="")
+                self.hosts.append(Host(name=f"{role}-{i}", role=role, number=i, machine=None, facts=facts))
 
     async def launch(self, env: Callable[[str], Mapping[str, str]]) -> None:
         """Bring the hosts up and see that they have what they should.
@@ -262,8 +276,9 @@ class Layout:
         count = next(n for n in range(len(run), 0, -1) if procs % n == 0)
         chosen = tuple(run[:count])
         first = chosen[0]
-        assert self._job is not None
-        machines = self._job.meshes[first.role].slice(hosts=slice(first.number, first.number + count))
+        machines = None  # of hosts that are supposed
+        if self._job is not None:
+            machines = self._job.meshes[first.role].slice(hosts=slice(first.number, first.number + count))
         return self._spot(chosen, machines, role, procs)
 
     def room(self, role: str) -> int:

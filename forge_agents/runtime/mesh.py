@@ -105,11 +105,7 @@ def spawn_procs(
         layout = _layout()
         spot = layout.spot(role, procs)
     logs = _processes.new_log_folder(name)
-    variables = {_processes.MESH_VARIABLE: logs.name, **(env or {})}
-    if threads is not None:
-        variables |= dict.fromkeys(_THREAD_VARIABLES, str(threads))
-    if spot.gpus:
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(spot.gpus)
+    variables = {_processes.MESH_VARIABLE: logs.name, **own_variables(spot.gpus, env, threads)}
 
     def command(at: Any) -> Any:
         host = spot.hosts[at["hosts"]].name if spot.elsewhere else ""
@@ -127,6 +123,22 @@ def spawn_procs(
     entry = _Spawned(name=name, mesh=mesh, whole=whole, role=role, layout=layout, spot=spot, logs=logs)
     _spawned[id(mesh)] = entry
     return mesh
+
+
+def own_variables(gpus: Sequence[str], env: Mapping[str, str] | None, threads: int | None) -> dict[str, str]:
+    """What the processes of one mesh find in their environment beside what all of the run find.
+
+    Args:
+        gpus: Of all its processes on a host, in the order of their ranks.
+        env: As in `spawn_procs`, and `threads`.
+        threads: Of each.
+    """
+    found = dict(env or {})
+    if threads is not None:
+        found |= dict.fromkeys(_THREAD_VARIABLES, str(threads))
+    if gpus:
+        found["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    return found
 
 
 async def launch_hosts(
@@ -189,6 +201,22 @@ def rehearse(meshes: Sequence[tuple[str, str, int]]) -> list[Seat]:
     """Where meshes of that name, role and number of processes would be; see `Layout.rehearse`."""
     with _placing:
         return _layout().rehearse(meshes)
+
+
+def rehearse_on(config: Hosts, meshes: Sequence[tuple[str, str, int]], *, gpus_per_host: int) -> list[Seat]:
+    """Where meshes would be on hosts that nobody has asked for yet.
+
+    Args:
+        config: The hosts.
+        meshes: As for `rehearse`.
+        gpus_per_host: Of each host whose role ``config.gpus`` does not name; this machine's own are counted.
+    """
+    from forge_agents.runtime.layout import Layout
+
+    wants = {role: sum(procs for _, one, procs in meshes if one == role) for _, role, _ in meshes}
+    layout = Layout(config, lambda: None, wants)
+    layout.suppose(gpus_per_host)
+    return layout.rehearse(meshes)
 
 
 def place_of(procs: ProcMesh) -> str:

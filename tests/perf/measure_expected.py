@@ -47,7 +47,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
 
 
 def run_engine(options: Options) -> dict[str, dict[str, int]]:
-    """Weights and cache of a vLLM engine in this process."""
+    """Weights and cache of a vLLM engine in this process. On CPU it packs weights out of sight, so here it keeps them."""
     import os
 
     from forge_agents.models.resolve import dtype_of
@@ -56,6 +56,10 @@ def run_engine(options: Options) -> dict[str, dict[str, int]]:
     from forge_agents.serving.memory import fixed_bytes
 
     os.environ |= _vllm.ENVIRONMENT
+    from vllm.model_executor.layers import utils
+
+    pack = utils.dispatch_cpu_unquantized_gemm
+    utils.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight: pack(layer, remove_weight=False)
     config = EngineConfig(model=options.model, max_model_len=2048, max_num_seqs=16, enforce_eager=True)
     engine = _vllm.build(config)
     runner = engine.model_executor.driver_worker.worker.model_runner

@@ -160,6 +160,19 @@ class RunConfig:
             warm[name] = replace(warm[name], model=str(export.absolute()))
         return replace(self, policies=warm)
 
+    def rehearsal(self, *, gpus_per_host: int = 8) -> list[str]:
+        """A line for each process that this run starts with: where, with which GPU, environment and command.
+
+        Args:
+            gpus_per_host: GPUs of a host whose role ``mesh.gpus`` does not name; this machine's own are counted.
+
+        Raises:
+            HostError, ValueError: The processes do not fit the hosts, as when the run starts.
+        """
+        from forge_trainers.run.rehearsal import rehearsal  # knows Monarch, which takes a second to load
+
+        return rehearsal(self.policies, self.trainer, self.mesh, gpus_per_host=gpus_per_host)
+
     def load_reward(self) -> Any:
         """The reward object, or None for the environment's own."""
         if self.reward is None:

@@ -475,6 +475,81 @@ def test_the_job_script_starts_a_host_on_each_node_and_a_controller_that_knows_t
     )
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_node_of_skypilot_is_a_host_and_the_first_has_the_controller(tmp_path: Path, rank: int) -> None:
+    import yaml
+
+    script = yaml.safe_load((EXAMPLES / "skypilot" / "hosts.yaml").read_text())["run"]
+    note = '#!/bin/sh\nprintf "%s\\n" "$@" > "$NOTES/$(basename "$0")"\n'
+    for name in ("forge-agents", "python"):
+        (tmp_path / name).write_text(note)
+        (tmp_path / name).chmod(0o755)
+    environment = {**os.environ, "NOTES": str(tmp_path / "notes"), "FORGE_AGENTS_BIN": str(tmp_path),
+                   "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NODE_RANK": str(rank)}  # fmt: skip
+    (tmp_path / "notes").mkdir()
+    subprocess.run(["bash", "-c", f"{script}\nwait"], env=environment, cwd=EXAMPLES.parent, check=True, timeout=20)
+    host = (tmp_path / "notes" / "python").read_text().splitlines()
+    assert host[-1] == f"tcp://10.0.0.{rank + 1}:26600@tcp://0.0.0.0:26600"
+    controller = tmp_path / "notes" / "forge-agents"
+    assert controller.exists() == (rank == 0)
+    if rank == 0:
+        words = controller.read_text().splitlines()
+        run = read_run(str(EXAMPLES.parent / words[1]), *words[2:])
+        assert run.mesh.workers == {"learner": ("tcp://10.0.0.1:26600",), "engines": ("tcp://10.0.0.2:26600",)}
+        assert run.mesh.address == "tcp://10.0.0.1:26601"
+
+
+WORKERS = '{"learner": ["tcp://10.0.0.1:26600"], "engines": ["tcp://10.0.0.2:26600"]}'
+
+
+@pytest.mark.parametrize(
+    ("words", "hosts"),
+    [
+        (["slurm/train.yaml"], {"learner-0 (a node of the job)": 9, "engines-0 (a node of the job)": 8}),
+        (["kubernetes/train.yaml"], {"learner-0 (a pod)": 9, "engines-0 (a pod)": 8, "engines-1 (a pod)": 8}),
+        (
+            ["skypilot/train.yaml", "--mesh.workers", WORKERS],
+            {"learner-0 (tcp://10.0.0.1:26600)": 9, "engines-0 (tcp://10.0.0.2:26600)": 8},
+        ),
+    ],
+)
+def test_a_dry_run_of_each_example_has_every_process_with_gpu_environment_and_command(
+    words: list[str], hosts: dict[str, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from forge_agents.cli.main import main
+
+    assert main(["train", str(EXAMPLES / words[0]), *words[1:], "--dry-run"]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert last.startswith("judges and workers")
+    found: dict[str, list[str]] = {}
+    host = ""
+    for line in lines:
+        if line.startswith("  "):
+            found[host].append(line)
+        else:
+            host, _, variables = line.partition("): ")
+            host += ")"
+            found[host] = []
+            assert f"FORGE_AGENTS_HOST={host.partition(' ')[0]}" in variables and "PYTHONPATH=" in variables
+    assert {host: len(own) for host, own in found.items()} == hosts
+    weights, *ranks = found[next(iter(hosts))]
+    assert weights.startswith("  weights rank 0: OMP_NUM_THREADS=1 ")
+    for number, line in enumerate(ranks):
+        assert line.startswith(f"  team-learner rank {number}, GPU {number}: CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 ")
+    for own in [*found.values()][1:]:
+        for number, line in enumerate(own):
+            assert f"rank 0, GPU {number}: " in line and f" CUDA_VISIBLE_DEVICES={number} " in line
+            assert "VLLM_ENABLE_V1_MULTIPROCESSING=0" in line and line.endswith("-m monarch._src.actor.bootstrap_main")
+
+
+def test_a_dry_run_refuses_what_does_not_fit_its_hosts(capsys: pytest.CaptureFixture[str]) -> None:
+    from forge_agents.cli.main import main
+
+    slurm = str(EXAMPLES / "slurm" / "train.yaml")
+    assert main(["train", slurm, "--dry-run", "--trainer.engine.replicas", "9"]) != 0
+    assert "9 processes of engines want a GPU each and the mesh gives engines 1 x 8" in capsys.readouterr().err
+
+
 def test_the_manifest_is_what_kubernetes_takes_and_what_the_run_looks_for() -> None:
     import kubernetes_validate  # type: ignore[import-untyped]
     import yaml

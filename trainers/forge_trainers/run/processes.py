@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -86,19 +87,13 @@ class Processes:
                 families.check_learnable(models.read_json(paths[name] / "config.json"))
         homes, adapters = homes_of(policies, paths)
         faults = Faults(max_respawns=config.max_respawns, file=folder / "faults.jsonl")
-        hosts, trained = hosts or Hosts(), [name for name, policy in policies.items() if policy.trainable]
-        together: dict[object, list[str]] = {}
-        for name in trained:
-            together.setdefault(_shared_by(name, policies[name], paths[name]), []).append(name)
+        hosts, together = hosts or Hosts(), _together(policies, paths)
         if hosts.kind == "local":
             config = with_threads(config, engines=len(adapters), learners=len(together))
-        hosts.check_processes("engines", len(adapters) * config.engine.replicas * config.engine.tp)
-        hosts.check_processes("learner", len(trained) * config.learner_procs, each=config.learner_procs)
+        meshes = meshes_of(policies, paths, config)
+        check_hosts(meshes, hosts, config)
         folder.mkdir(parents=True, exist_ok=True)
-        wants = {
-            "learner": len(together) * config.learner_procs,
-            "engines": len(adapters) * config.engine.replicas * config.engine.tp,
-        }
+        wants = {role: sum(one[2] for one in meshes if one[1] == role) for role in ("learner", "engines")}
         await mesh.launch_hosts(hosts, paths=(*paths.values(), folder), wants=wants)
         try:
             engine = place_here(
@@ -107,7 +102,7 @@ class Processes:
                     _learner_name(names): replace(
                         config.learner, model=str(paths[names[0]]), lora=policies[names[0]].lora
                     )
-                    for names in together.values()
+                    for names in together
                 },
                 ranks=config.learner_procs,
                 engine=config.engine,
@@ -363,6 +358,48 @@ async def _start_store(config: ProcessConfig, faults: Faults) -> WeightStore:
         return WeightStore.start(name=_STORE, silence_s=config.silence_s, timeout_s=config.start_timeout_s)
 
     return await faults.outlive(_STORE, start)
+
+
+def meshes_of(
+    policies: Mapping[str, Policy], paths: Mapping[str, Path], config: ProcessConfig
+) -> list[tuple[str, str, int]]:
+    """Name, role and processes of each mesh that a run starts with.
+
+    Args:
+        policies: By name.
+        paths: Their models' folders.
+        config: How many there are of each.
+    """
+    _, adapters = homes_of(policies, paths)
+    engines = [name for home in adapters for name in names_of(home, config.engine.replicas)]
+    learners = [_learner_name(names) for names in _together(policies, paths)]
+    return [
+        (_STORE, "store", 1),
+        *((name, "learner", config.learner_procs) for name in learners),
+        *((name, "engines", config.engine.tp) for name in engines),
+    ]
+
+
+def check_hosts(meshes: Iterable[tuple[str, str, int]], hosts: Hosts, config: ProcessConfig) -> None:
+    """See that what a run starts with fits its hosts.
+
+    Raises:
+        ValueError: It does not; the message says what would.
+    """
+    counts = Counter[str]()
+    for _, role, procs in meshes:
+        counts[role] += procs
+    hosts.check_processes("engines", counts["engines"])
+    hosts.check_processes("learner", counts["learner"], each=config.learner_procs)
+
+
+def _together(policies: Mapping[str, Policy], paths: Mapping[str, Path]) -> list[list[str]]:
+    """Policies that learn, those that share a learner side by side."""
+    found: dict[object, list[str]] = {}
+    for name, policy in policies.items():
+        if policy.trainable:
+            found.setdefault(_shared_by(name, policy, paths[name]), []).append(name)
+    return [*found.values()]
 
 
 def _learner_name(policies: Iterable[str]) -> str:

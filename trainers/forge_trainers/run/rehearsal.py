@@ -1,0 +1,61 @@
+"""What a run would start and where, without starting it: `rehearsal`.
+
+In: policies, settings, hosts. Out: a line for each host and each process, with its GPU, environment and command. Waits
+for nothing, and reaches no host.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from forge_agents.policy import Policy
+from forge_agents.runtime import mesh, processes
+from forge_agents.runtime.hosts import HERE, Hosts
+from forge_agents.serving import _vllm
+from forge_trainers.run.config import ProcessConfig, with_threads
+from forge_trainers.run.processes import check_hosts, meshes_of
+
+
+def rehearsal(policies: Mapping[str, Policy], config: ProcessConfig, hosts: Hosts, *, gpus_per_host: int) -> list[str]:
+    """Say which processes a run starts with.
+
+    Args:
+        policies: By name. Their models need not be here.
+        config: Settings of the run.
+        hosts: Where it runs.
+        gpus_per_host: GPUs of a host whose role `Hosts.gpus` does not name; this machine's own are counted.
+
+    Raises:
+        HostError, ValueError: The processes do not fit the hosts, as when the run starts.
+    """
+    from forge_agents.runtime._monarch import default_bootstrap_cmd
+
+    meshes = meshes_of(policies, {name: Path(policy.model) for name, policy in policies.items()}, config)
+    check_hosts(meshes, hosts, config)
+    if hosts.kind == "local":
+        counts = {role: sum(one[1] == role for one in meshes) for role in ("engines", "learner")}
+        replicas = config.engine.replicas
+        config = with_threads(config, engines=counts["engines"] // replicas, learners=counts["learner"])
+    seats = mesh.rehearse_on(hosts, meshes, gpus_per_host=gpus_per_host)
+    command = default_bootstrap_cmd()
+    words = [command.program, *command.args]
+    lines = []
+    for host in dict.fromkeys(seat.host for seat in seats):
+        name = "" if host.startswith(HERE) else host.partition(" ")[0]
+        lines.append(f"{host}: {_shell(processes.variables(name))}")
+        own = [seat for seat in seats if seat.host == host]
+        for seat in own:
+            gpus = [one.gpu for one in own if one.name == seat.name and one.gpu]
+            env = _vllm.environment(config.engine) if seat.role == "engines" else {}
+            threads = {"engines": config.engine.threads, "learner": config.learner.threads, "store": 1}[seat.role]
+            where = f", GPU {seat.gpu}" * bool(seat.gpu)
+            variables = mesh.own_variables(gpus, env, threads)
+            shown = " ".join(filter(None, (_shell(variables), shlex.join(words))))
+            lines.append(f"  {seat.name} rank {seat.rank}{where}: {shown}")
+    return [*lines, "judges and workers of environments start when they are first asked for something"]
+
+
+def _shell(variables: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
