@@ -166,6 +166,9 @@ class Turn:
     question, a call of a program that does not go on from the call before) numbers them from 1; their turns may lie
     between each other in any order. A turn goes on from the last turn of its own branch, and of no other. All branches
     are one trajectory: `index`, rewards and advantages know nothing of them."""
+    forked_from: int | None = None
+    """Of a branch's first turn, the `index` of the seat's turn whose conversation it goes on from. None where it begins
+    a conversation, and in all later turns."""
     prompt_ids: tuple[int, ...] = ()
     """Tokens the model read; empty where no model decided."""
     response_ids: tuple[int, ...] = ()

@@ -6,8 +6,9 @@ In: observations, and what the model said. Out: prompts as token ids. Waits for 
 from __future__ import annotations
 
 import bisect
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from forge_agents.policy import Context, KeepThoughts
 from forge_agents.rollout.rendering import Renderer
@@ -50,10 +51,6 @@ class Conversation:
         context: What is done when the room is used up.
         keep_thoughts: Which thoughts the model reads again.
     """
-
-    branch = 0
-    continued = False
-    """Whether somebody has gone on from here: its branch has moved on, and who does so again begins one."""
 
     def __init__(
         self,
@@ -151,6 +148,33 @@ class Conversation:
         for turn, seen in zip(kept[first:], heard[first + 1 :], strict=True):
             prompt_ids = self._renderer.go_on(prompt_ids, turn.response_ids, seen)
         return prompt_ids
+
+
+class Branches:
+    """Which of a seat's conversations each of its decisions belongs to, and where one branched off another."""
+
+    def __init__(self) -> None:
+        self._branches: list[int] = []
+        self._gone_on: set[int] = set()  # decisions whose branch has moved on: who goes on from them begins another
+
+    def place(self, told: Mapping[str, Any] | None) -> tuple[int, int | None]:
+        """The branch of the next decision and, where it begins there, the decision whose conversation it goes on from.
+
+        Args:
+            told: What `forge_agents.envs.env.CONVERSATION` says of it; None for the main conversation.
+
+        Raises:
+            ValueError: It goes on from a decision that the seat has not made.
+        """
+        number, after = len(self._branches), None if told is None else told["after"]
+        if after is not None and not (type(after) is int and 0 <= after < number):
+            raise ValueError(f"a conversation goes on from decision {after!r}; the seat has made {number}, from 0 on")
+        begins = told is not None and (after is None or after in self._gone_on)
+        branch = max(self._branches, default=-1) + 1 if begins else 0 if after is None else self._branches[after]
+        # the main one needs no name: who names a decision of it asks beside it
+        self._gone_on |= {number} if told is None else {after} if after is not None else set()
+        self._branches.append(branch)
+        return branch, after if begins else None
 
 
 def _joined(opening: Messages, text: str, then: Messages) -> Messages:

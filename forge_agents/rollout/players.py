@@ -39,7 +39,6 @@ class Decision:
     action: str
     thought: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
-    branch: int = 0
     thought_tokens: int = 0
     prompt_ids: tuple[int, ...] = ()
     response_ids: tuple[int, ...] = ()
@@ -132,7 +131,7 @@ class ModelPlayer:
         )
         self._held: list[Conversation] = []  # as it stood after each decision
         self._main: int | None = None  # the last decision of the conversation that an environment need not name
-        self._branches, self._calls = 0, 0
+        self._calls = 0
 
     async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
         """Ask the engine, in the conversation that `forge_agents.envs.env.CONVERSATION` names, or the main one.
@@ -148,8 +147,7 @@ class ModelPlayer:
         else:
             after, only_results = told["after"], bool(told.get("only_results"))
             heard = tuple((str(message["role"]), str(message["content"])) for message in told["messages"])
-        held = None if after is None else self._held[after]
-        talk = copy.copy(held or self._begun)
+        talk = copy.copy(self._begun if after is None else self._held[after])
         prompt_ids = talk.prompt(heard, only_results=only_results)
         notes = compaction = None
         if talk.may_leave_out and talk.is_full(prompt_ids):
@@ -164,15 +162,10 @@ class ModelPlayer:
         sampling = self._sampling if told is None else _as_wished(self._sampling, told)
         done = await self._answer(prompt_ids, sampling, room, tuple(legal or ()))
         talk.answered(heard, done.thought, self._answer_of(done, sampling), prompt_ids, done.response_ids)
-        if told is None:  # who goes on from it with a conversation of its own begins a branch
-            talk.branch, talk.continued, self._main = 0, True, len(self._held)
-        elif held is None or held.continued:
-            talk.branch, talk.continued = self._branches, False
-        if held is not None:
-            held.continued = True
-        self._branches = max(self._branches, talk.branch + 1)
+        if told is None:
+            self._main = len(self._held)
         self._held.append(talk)
-        return replace(done, branch=talk.branch, compaction=compaction, notes=notes)
+        return replace(done, compaction=compaction, notes=notes)
 
     async def _answer(
         self, prompt_ids: tuple[int, ...], wanted: Sampling, room: int, choices: tuple[str, ...] = ()

@@ -31,7 +31,7 @@ from forge_agents.errors import (
     did_you_mean,
 )
 from forge_agents.policy import AnyPolicy, Seats, seat_policies
-from forge_agents.rollout.conversation import ASK_FOR_NOTES
+from forge_agents.rollout.conversation import ASK_FOR_NOTES, Branches
 from forge_agents.rollout.players import ContextFullError, Decision, Player, Served, player_for, with_calls
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.tools import parse_tool_calls
@@ -64,6 +64,8 @@ class _Draft:
     index: int
     observation: str
     decision: Decision
+    branch: int
+    forked_from: int | None
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
@@ -94,6 +96,16 @@ class _Seat:
     drafts: list[_Draft] = field(default_factory=list)
     early_reward: float = 0.0
     info: dict[str, Any] = field(default_factory=dict)
+    branches: Branches = field(default_factory=Branches)
+
+    def draft(self, index: int, observation: str, info: Mapping[str, Any], decision: Decision) -> None:
+        try:
+            branch, after = self.branches.place(info.get(CONVERSATION))
+        except (ValueError, KeyError) as cause:
+            raise _FailureError("observe", cause) from cause
+        self.drafts.append(
+            _Draft(index, observation, decision, branch, None if after is None else self.drafts[after].index)
+        )
 
     def add_reward(self, reward: float) -> None:
         """To the last decision, or to the trajectory where there was none yet."""
@@ -221,7 +233,7 @@ async def _play_turns(env: AECEnv[str, Any, Any], seat_of: SeatOf, max_turns: in
             except ContextFullError:
                 end = "context"
                 break
-            seat.drafts.append(_Draft(index, observation, decision))
+            seat.draft(index, observation, info, decision)
             index += 1
             await _record_all(seat_of, await _guard("step", env, _step, env, decision, reported, tell))
             await asyncio.sleep(0)  # scripted players never yield; thousands of episodes share the loop
@@ -327,7 +339,7 @@ async def _play_rounds(
             return "context"
         decisions = dict(zip(seats, decided, strict=True))
         for agent, seat in seats.items():
-            seat.drafts.append(_Draft(index, seen[agent][0], decisions[agent]))
+            seat.draft(index, *seen[agent], decisions[agent])
             index += 1
         results, others, seen = await _guard("step", env, _round, env, decisions)
         for agent, seat in seats.items():
@@ -429,6 +441,8 @@ def _trajectory(agent: str, seat: _Seat, env_id: str, seed: int) -> Trajectory:
             Turn(
                 **said,
                 observation=draft.observation,
+                branch=draft.branch,
+                forked_from=draft.forked_from,
                 reward=draft.reward,
                 terminated=draft.terminated,
                 truncated=draft.truncated,

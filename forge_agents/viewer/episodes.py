@@ -62,19 +62,18 @@ def _turns(
 ) -> Iterator[dict[str, Any]]:
     advantages = (row.get("advantages") or {}).get(agent) or []
     called, after_calls = 0.0, False
-    for turn, advantage in itertools.zip_longest(turns, advantages[: len(turns)]):
+    for turn, place, advantage in itertools.zip_longest(turns, _places(turns), advantages[: len(turns)]):
         info, action = turn.get("info") or {}, str(turn.get("action", ""))
         total = number(info.get("tool_calls")) or 0.0  # of the episode so far
         calls = _calls(turn, int(total - called))
         yield {
             "agent": agent,
-            "index": int(turn["index"]),
+            **place,
             "observation": str(turn.get("observation", "")),
             "result": after_calls,
             "thought": str(turn.get("thought", "")),
             "thought_tokens": int(number(turn.get("thought_tokens")) or 0),
             "action": action,
-            "branch": number(turn.get("branch")) or 0,
             "left_out": str((turn.get("compaction") or {}).get("text", "")),
             "calls": calls,
             "reward": number(turn.get("reward")),
@@ -89,6 +88,27 @@ def _turns(
             "info": finite(info),
         }
         called, after_calls = max(called, total), bool(calls)
+
+
+def _places(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Where the turns of a seat stand in the tree of its conversations.
+
+    Returns:
+        Of each its ``index``, its ``branch``, ``after``: the index of the turn that it goes on from, None where it
+        begins a conversation, and ``depth``: how often its branch and those before it left another.
+    """
+    last: dict[float, int] = {}
+    branches: dict[float, float] = {}
+    depths: dict[float, int] = {}
+    placed = []
+    for turn in turns:
+        index, branch, fork = int(turn["index"]), number(turn.get("branch")) or 0, number(turn.get("forked_from"))
+        after = last.get(branch, int(fork) if fork in branches else None)
+        if branch not in depths:
+            depths[branch] = 0 if after is None else depths[branches[after]] + 1
+        last[branch], branches[index] = index, branch
+        placed.append({"index": index, "branch": branch, "after": after, "depth": depths[branch]})
+    return placed
 
 
 def _calls(turn: Mapping[str, Any], count: int) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ TURN = fa.Turn(
     policy="p",
     tool_calls=(ToolCall(name="look", arguments={"at": [1.5, "\ud83d"]}), ToolCall(name="", error="no")),
     branch=1,
+    forked_from=4,
     prompt_ids=(1, 2),
     response_ids=(3, 4),
     logprobs=(-0.1 - 0.2, -math.inf),

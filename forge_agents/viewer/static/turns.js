@@ -8,6 +8,7 @@ const LONG = 3000;  // characters of a text shown at once
 
 export function episodeNode(episode, colour, pick) {
   const lanes = new Map(episode.agents.map((agent, place) => [agent.agent, place + 1]));
+  const last = new Map();  // the turn of each agent so far
   const most = Math.max(1e-9, ...episode.turns.map((turn) => Math.abs(turn.advantage ?? 0)));
   const head = h("header", {},
     h("h2", {}, episode.env),
@@ -16,8 +17,12 @@ export function episodeNode(episode, colour, pick) {
   if (!episode.turns.length) return [head, seats(episode)];
   const bar = h("div", { class: "bar" }, "colour tokens by", choice("colour tokens by", COLOURS, colour, pick), legend(episode, colour, most));
   const grid = h("div", { class: "lanes", vars: { "--lanes": lanes.size } },
-    episode.agents.map((agent) => lane(agent, lanes.get(agent.agent))),
-    episode.turns.map((turn, row) => turnNode(turn, lanes.get(turn.agent), row + 2, colour, most)));
+    episode.agents.map((agent) => lane(agent, lanes.get(agent.agent), episode.turns.filter((turn) => turn.agent === agent.agent))),
+    episode.turns.map((turn, row) => {
+      const node = turnNode(turn, lanes.get(turn.agent), row + 2, colour, most, last.get(turn.agent));
+      last.set(turn.agent, turn.index);
+      return node;
+    }));
   return [head, bar, grid];
 }
 
@@ -55,15 +60,44 @@ function plain(value) {
   return typeof value === "number" ? number(value) : typeof value === "boolean" ? (value ? "yes" : "no") : String(value ?? "–");
 }
 
-function lane(agent, place) {
+function lane(agent, place, turns) {
   return h("div", { class: "lane", vars: { "--lane": place } },
     h("h3", { dir: "auto" }, agent.agent), h("p", {}, agent.policy, " · reward ", h("b", {}, number(agent.reward)),
       agent.trained !== null && agent.trained !== undefined ? [" · trained on ", h("b", {}, number(agent.trained))] : null),
+    branches(turns),
     agent.instructions ? h("details", {}, h("summary", {}, "instructions"), text(agent.instructions)) : null,
     Object.keys(agent.info ?? {}).length ? h("details", {}, h("summary", {}, "last info"), h("pre", {}, JSON.stringify(agent.info, null, 1))) : null);
 }
 
-function turnNode(turn, place, row, colour, most) {
+// The conversations of a seat, each below the one that it left; nothing where there is but one.
+function branches(turns) {
+  const found = new Map();  // by branch
+  for (const turn of turns) {
+    if (!found.has(turn.branch)) found.set(turn.branch, { first: turn, turns: [] });
+    found.get(turn.branch).turns.push(turn);
+  }
+  if (found.size < 2) return null;
+  const of = new Map(turns.map((turn) => [turn.index, turn.branch]));
+  const below = (parent) => [...found.values()].filter(({ first }) => (first.after === null ? null : of.get(first.after)) === parent);
+  const tree = (parent) => h("ul", {}, below(parent).map(({ first, turns: own }) => h("li", { class: mark(first) },
+    `branch ${number(first.branch)}`, first.after === null ? null : [", from ", jump(first.after)], ": ", own.map((turn, at) => [at ? " " : "", jump(turn.index)]),
+    below(first.branch).length ? tree(first.branch) : null)));
+  return h("details", { class: "tree", open: found.size <= 8 }, h("summary", {}, plural(found.size, "conversation")), tree(null));
+}
+
+function mark(turn) {
+  return `branch v${((turn.branch % 6) + 6) % 6}`;
+}
+
+function jump(index) {
+  return h("button", { type: "button", class: "jump", "aria-label": `show turn ${index + 1}`, click: (event) => {
+    const turn = event.target.closest(".lanes").querySelector(`[data-turn="${index}"]`);
+    turn?.scrollIntoView({ block: "center" });
+    turn?.focus();
+  } }, String(index + 1));
+}
+
+function turnNode(turn, place, row, colour, most, before) {
   const tags = [
     turn.reward ? ["reward", `reward ${number(turn.reward)}`] : null,
     turn.advantage !== null ? ["", `advantage ${number(turn.advantage, 3)}`] : null,
@@ -74,8 +108,9 @@ function turnNode(turn, place, row, colour, most) {
     turn.seconds ? ["", seconds(turn.seconds)] : null,
     turn.ended ? ["", turn.ended] : null,
   ].filter(Boolean);
-  return h("article", { class: "turn", vars: { "--lane": place, "--row": row }, "aria-label": `turn ${turn.index} of ${turn.agent}` },
-    h("div", { class: "who" }, `${turn.index + 1} · ${turn.agent}${turn.branch ? ` · branch ${turn.branch}` : ""}`),
+  return h("article", { class: `turn ${mark(turn)}`, tabindex: "-1", "data-turn": turn.index, vars: { "--lane": place, "--row": row, "--depth": Math.min(turn.depth, 6) }, "aria-label": `turn ${turn.index} of ${turn.agent}` },
+    h("div", { class: "who" }, `${turn.index + 1} · ${turn.agent}${turn.branch ? ` · branch ${number(turn.branch)}` : ""}`,
+      turn.after === null || turn.after === before ? null : [" · goes on from ", jump(turn.after)]),
     turn.left_out ? h("details", {}, h("summary", {}, "left out before"), text(turn.left_out)) : null,
     h("div", { class: turn.result ? "heard result" : "heard" },
       h("span", { class: "label" }, turn.result ? "tool result" : "observation"), text(turn.observation)),

@@ -10,6 +10,7 @@ import forge_agents as fa
 from forge_agents.programs.calls import reply_to
 from forge_agents.programs.gateway import Question, _Histories
 from forge_agents.programs.protocols import PROTOCOLS
+from forge_agents.rollout.conversation import Branches
 from forge_agents.rollout.players import ModelPlayer
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.types import Completion, Trajectory, Turn, VersionSpan
@@ -88,7 +89,7 @@ def as_parts(content):
 def test_whatever_a_program_does_to_its_history_each_sampled_token_is_trained_once(renderer, steps, keep_thoughts):
     engine = Says(renderer._tokenizer)
     player = ModelPlayer(engine, renderer, fa.Sampling(), "", keep_thoughts=keep_thoughts)
-    histories, conversations, turns = _Histories(), [[]], []
+    histories, conversations, turns, branches = _Histories(), [[]], [], Branches()
     for number, (which, what, thought, answer, ended) in enumerate(steps):
         base = conversations[which % len(conversations)]
         messages = heard_by_the_model(base, what if base else "anew", number)
@@ -102,6 +103,8 @@ def test_whatever_a_program_does_to_its_history_each_sampled_token_is_trained_on
         message = CHAT.written(call, reply, 0)["choices"][0]["message"]
         conversations.append([*messages, message])
         fields = {name: getattr(decision, name) for name in decision.__dataclass_fields__}
+        fields["branch"], forked_from = branches.place(asked.conversation())
+        assert forked_from in (None, after)
         turns.append(Turn(agent="a", index=number, observation="", reward=0.0, **fields))
         if base and what in ("go on", "reword"):
             assert after is not None

@@ -332,6 +332,7 @@ def test_a_branch_begins_with_what_the_main_conversation_holds(tokenizer):
     texts = [(f"say {n}.", True) for n in range(5)]
     engine, _, episode = long_game(tokenizer, turns, texts, limit=10_000)
     assert [turn.branch for turn in episode.turns] == [0, 1, 0, 1, 2]
+    assert [turn.forked_from for turn in episode.turns] == [None, 0, None, None, 1]
     read = [[n for n in range(5) if f"<{n}>" in tokenizer.decode(prompt)] for prompt in engine.prompts]
     assert read == [[0], [0, 1], [0, 2], [0, 1, 3], [0, 1, 4]]
     samples = samples_from(episode.trajectories["a"], [1.0, 2.0, 3.0, 4.0, 5.0], 0)

@@ -309,6 +309,31 @@ def test_tokens_are_coloured_by_logprob_advantage_and_weights(serve, open_page, 
     assert page.complaints == []
 
 
+def test_conversations_of_a_seat_are_a_tree_that_leads_to_its_turns(serve, open_page, tmp_path):
+    row = episode(agents=("a",))
+    first = row["trajectories"]["a"]["turns"][0]
+    said = [(0, None), (1, 0), (0, None), (1, None), (2, None)]
+    row["trajectories"]["a"]["turns"] = [
+        {**first, "index": n, "branch": branch, "forked_from": fork} for n, (branch, fork) in enumerate(said)
+    ]
+    write_lines(tmp_path / "run" / "episodes.jsonl", [row])
+    page = open_page(serve(tmp_path / "run").url + "#view=episodes&n=1")
+    page.locator(".tree > ul > li").first.wait_for()
+    assert page.locator(".tree summary").inner_text() == "3 conversations"
+    top = page.locator(".tree > ul > li").all_inner_texts()
+    assert [text.split("\n")[0] for text in top] == ["branch 0: 1 3", "branch 2: 5"]
+    assert page.locator(".tree li li").all_inner_texts() == ["branch 1, from 1: 2 4"]
+    heads = page.locator(".turn .who").all_inner_texts()
+    assert heads == [
+        "1 · a", "2 · a · branch 1", "3 · a · goes on from 1", "4 · a · branch 1 · goes on from 2", "5 · a · branch 2",
+    ]
+    left = [turn.bounding_box()["x"] for turn in page.locator(".turn").all()]
+    assert left[0] == left[2] == left[4] < left[1] == left[3]
+    page.locator(".tree li li .jump").last.click()
+    assert page.evaluate("document.activeElement.dataset.turn") == "3"
+    assert page.complaints == []
+
+
 def test_keys_alone_lead_through_the_list_and_its_pages(serve, open_page, tmp_path):
     write_lines(tmp_path / "run" / "episodes.jsonl", [episode(seed=seed) for seed in range(1, 61)])
     page = open_page(serve(tmp_path / "run").url)

@@ -55,6 +55,21 @@ def test_a_thought_and_its_length_are_shown_beside_the_action():
     assert (second["thought"], second["thought_tokens"]) == ("", 0)
 
 
+def test_turns_of_a_seat_stand_in_a_tree():
+    row = episode(agents=("a",))
+    first = row["trajectories"]["a"]["turns"][0]
+    said = [(0, None), (1, 0), (0, None), (1, None), (2, 3), (3, None), (4, 99)]  # nobody made turn 99
+    row["trajectories"]["a"]["turns"] = [
+        {**first, "index": 2 * n, "branch": branch, "forked_from": None if fork is None else 2 * fork}
+        for n, (branch, fork) in enumerate(said)
+    ]
+    shown = shown_episode(1, row, pieces)["turns"]
+    assert [turn["after"] for turn in shown] == [None, 0, 0, 2, 6, None, None]
+    assert [turn["depth"] for turn in shown] == [0, 1, 0, 1, 2, 0, 0]
+    del row["trajectories"]["a"]["turns"][0]["forked_from"]  # of an earlier version
+    assert shown_episode(1, row, pieces)["turns"][0]["after"] is None
+
+
 def test_a_branch_and_what_was_left_out_are_shown():
     row = episode(agents=("a",))
     first, second = row["trajectories"]["a"]["turns"]
