@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from tensordict import TensorDict
 
+_Told: TypeAlias = tuple[str, list[tuple[str, str]]]
 FinishReason: TypeAlias = Literal["stop", "length", "context", "scripted"]
 """Why a response ended: end-of-turn token, `max_tokens`, no room left in the context, or not made by a model."""
 
@@ -201,6 +202,22 @@ class Turn:
                 f"{len(self.response_ids)} response tokens with {len(self.logprobs)} logprobs; send one per token"
             )
 
+    def __str__(self) -> str:
+        return "\n".join(_lines(*self._told()))
+
+    def _told(self) -> _Told:
+        """What people are shown: a heading, and labelled texts below it."""
+        said = [] if self.compaction is None else [("forgets", self.compaction.text)]
+        said += [("reads", self.observation), *([("thinks", self.thought)] if self.thought else [])]
+        said.append(("answers", self.action))
+        called = (call for call in self.tool_calls if call.error is None)
+        said += [("calls", f"{call.name} {json.dumps(call.arguments, ensure_ascii=False)}") for call in called]
+        said += [("cut off", _CUT[self.finish_reason])] if self.finish_reason in _CUT else []
+        said += [("reward", f"{self.reward:+g}")] if self.reward else []
+        left = "" if self.forked_from is None else f" from turn {self.forked_from + 1}"
+        beside = f", branch {self.branch}{left}" if self.branch or left else ""
+        return f"{self.index + 1}. {self.agent} ({self.policy}{beside})", said
+
     @property
     def parts(self) -> tuple[Turn, ...]:
         """All that a model wrote for it, in order: the notes, where there are any, and the turn itself."""
@@ -330,11 +347,7 @@ class Episode:
     def __str__(self) -> str:
         lines = [f"{visible(self.env_id) or 'episode'}, seed {self.seed}"]
         for heading, said in self._told():
-            lines += ["", visible(heading)]
-            width = max([8, *(len(visible(label)) for label, _ in said)])
-            for label, text in said:
-                for number, line in enumerate(visible(text).split("\n")):
-                    lines.append(f"  {'' if number else visible(label):<{width}} {line}".rstrip())
+            lines += ["", *_lines(heading, said)]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -349,7 +362,7 @@ class Episode:
         title = _escaped(f"{self.env_id or 'episode'}, seed {self.seed}")
         return f"<div><pre><b>{title}</b></pre><table>{''.join(rows)}</table></div>"
 
-    def _told(self) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    def _told(self) -> Iterator[_Told]:
         """What people are shown: a heading, and labelled texts below it."""
         told: dict[str, list[str]] = {}
         for agent, trajectory in self.trajectories.items():
@@ -357,20 +370,21 @@ class Episode:
         for instructions, agents in told.items():
             if instructions:
                 yield ", ".join(agents), [("is told" if len(agents) == 1 else "are told", instructions)]
-        for turn in self.turns:
-            said = [] if turn.compaction is None else [("forgets", turn.compaction.text)]
-            said += [("reads", turn.observation), *([("thinks", turn.thought)] if turn.thought else [])]
-            said.append(("answers", turn.action))
-            said += [("cut off", _CUT[turn.finish_reason])] if turn.finish_reason in _CUT else []
-            said += [("reward", f"{turn.reward:+g}")] if turn.reward else []
-            beside = f", branch {turn.branch}" if turn.branch else ""
-            yield f"{turn.index + 1}. {turn.agent} ({turn.policy}{beside})", said
+        yield from (turn._told() for turn in self.turns)
         if self.error is not None:
             said = [("because", f"{self.error.kind}: {self.error.message}")]
             yield f"failed in {self.error.where}", [*said, ("trace", self.error.trace.rstrip())]
         earned = [(agent, f"{t.reward:+g} ({t.policy})") for agent, t in self.trajectories.items()]
         ended = f"{self.end_reason} after {len(self.turns)} turn{'' if len(self.turns) == 1 else 's'}"
         yield ended + (": a conversation outgrew its model's context" if self.end_reason == "context" else ""), earned
+
+
+def _lines(heading: str, said: Sequence[tuple[str, str]]) -> Iterator[str]:
+    yield visible(heading)
+    width = max([8, *(len(visible(label)) for label, _ in said)])
+    for label, text in said:
+        for number, line in enumerate(visible(text).split("\n")):
+            yield f"  {'' if number else visible(label):<{width}} {line}".rstrip()
 
 
 def _escaped(text: str) -> str:

@@ -253,9 +253,10 @@ def export(words: Sequence[str]) -> int:
     "forge-agents play forge/Relay-v0 --endpoint http://127.0.0.1:8000/v1 --endpoint_model mine --api_key_env KEY",
     "forge-agents play forge/LeducPoker-v0 --opponent human --seed 3",
     "forge-agents play forge/Relay-v0 --env_args.max_number 9",
+    "forge-agents play forge/Relay-v0 --watch true --model smollm2-135m-instruct",
 )
 def play(words: Sequence[str]) -> int:
-    """Take a seat in the terminal: forge-agents play ENV [--seat p0] [--model ID | --opponent random]"""
+    """Take a seat in the terminal, or watch: forge-agents play ENV [--seat p0] [--model ID | --opponent random]"""
     from forge_agents.cli.config import with_flag
     from forge_agents.cli.play import PlayConfig, left, play_in_terminal
 

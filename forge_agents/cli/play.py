@@ -1,6 +1,6 @@
-"""One episode with a person at the terminal: ``forge-agents play``.
+"""One episode with a person at the terminal, in a seat or watching: ``forge-agents play``.
 
-In: an environment's id, a seat, who sits in the others. Out: the episode, its end shown. Waits for the person, and for
+In: an environment's id, a seat, who sits in the others. Out: the episode, shown. Waits for the person, and for
 engines and endpoints, which keep their own deadlines.
 """
 
@@ -16,7 +16,7 @@ from forge_agents.page import visible
 from forge_agents.policy import AnyPolicy, Endpoint, Human, Policy, Random, Sampling
 from forge_agents.rollout.rollout import PlayableEnv, close
 from forge_agents.rollout.terminal import Terminal, terminal
-from forge_agents.types import Episode
+from forge_agents.types import Episode, Turn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,9 @@ class PlayConfig:
     env_args: dict[str, Any] = field(default_factory=dict)
     """Arguments of the environment, such as --env_args.max_number 9."""
     seat: str = ""
-    """The person's seat; empty takes the first."""
+    """The person's seat; empty takes the first, or none where the person watches."""
+    watch: bool = False
+    """Show every turn of the others as it is decided: thoughts, tool calls, and in a program who goes on from what."""
     model: str = ""
     """A model for all other seats: a built-in name, a Hugging Face id or a folder."""
     endpoint: str = ""
@@ -76,8 +78,8 @@ def play_in_terminal(config: PlayConfig) -> Episode:
     """
     env = registry.make(config.env, **config.env_args)
     try:
-        seat = config.seat or env.possible_agents[0]
-        if seat not in env.possible_agents:
+        seat = config.seat or ("" if config.watch else env.possible_agents[0])
+        if seat and seat not in env.possible_agents:
             raise ValueError(
                 f"{config.env} has no seat {seat!r}; its seats are {', '.join(env.possible_agents)}."
                 f"{did_you_mean(seat, env.possible_agents)}"
@@ -85,20 +87,26 @@ def play_in_terminal(config: PlayConfig) -> Episode:
         other = config.other
         policies: dict[str, AnyPolicy] = {agent: Human() if agent == seat else other for agent in env.possible_agents}
         shown = terminal()
-        shown.show(f"{config.env}: you are {seat}. Type an action and press Enter; Ctrl-D leaves.", "bold")
-        episode = play(env, policies, seed=config.seed)
-        _show_end(shown, env, episode)
+        you = f"you are {seat}. Type an action and press Enter; Ctrl-D leaves." if seat else "you watch."
+        shown.show(f"{config.env}: {you}", "bold")
+
+        def watch(turn: Turn) -> None:
+            if turn.agent != seat:
+                shown.show(f"\n{turn}")
+
+        episode = play(env, policies, seed=config.seed, watch=watch if config.watch else None)
+        _show_end(shown, env, episode, watched=config.watch)
     finally:
         close(env, config.env)
     return episode
 
 
-def _show_end(shown: Terminal, env: PlayableEnv, episode: Episode) -> None:
+def _show_end(shown: Terminal, env: PlayableEnv, episode: Episode, *, watched: bool) -> None:
     from rich.table import Table
 
     if episode.error is not None:
         shown.show(f"\nthe episode ended early: {episode.error.message}", "red")
-    elif isinstance(said := env.render(), str) and said.strip():
+    elif not watched and isinstance(said := env.render(), str) and said.strip():
         shown.show(f"\nhow it went\n{said}", "dim")
     table = Table("seat", "who", "reward", title=f"{episode.end_reason} after {len(episode.turns)} turns")
     for agent, trajectory in episode.trajectories.items():

@@ -1,7 +1,8 @@
-"""Serve a trained model to everybody who speaks OpenAI's protocol: ``forge-agents serve CHECKPOINT``.
+"""Serve what was trained to everybody who speaks OpenAI's protocol: ``forge-agents serve CHECKPOINT``.
 
-In: a run's folder, an export or a model's name. Out: vLLM's own server, on loopback, behind a token. Waits for the
-model's files, for the server's first answer and for its end.
+In: a run's folder, an export or a model's name. Out: on loopback, behind a token, a run's policies as they were trained
+(`trained`), or of one model vLLM's own server. Waits for the model's files, for the server's first answer and for its
+end.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ from typing import Any, TypeAlias
 
 from rich.console import Console
 
+from forge_agents.cli.trained import TrainedRun, read_run, serve_run
 from forge_agents.errors import ModelNotFoundError, did_you_mean
 from forge_agents.models.resolve import label, resolve
 from forge_agents.runtime import starts
 from forge_agents.runtime.interrupts import interrupted, say_stopping
 from forge_agents.serving._vllm import QUIET_AND_LOCAL
-from forge_agents.serving.config import is_too_small_to_compile
+from forge_agents.serving.config import EngineConfig, is_too_small_to_compile
 
 TOKEN_VARIABLE = "FORGE_AGENTS_TOKEN"  # noqa: S105  # a name
 _HANDED_ON = "FORGE_AGENTS_SERVER_TOKEN"
@@ -62,9 +64,10 @@ class ServeConfig:
     """A run's folder, an export, or a model: a built-in name, a Hugging Face id or a folder; ``--checkpoint`` may be
     left out before it."""
     policy: str = ""
-    """Which policy of a run that trained several."""
+    """Of a run that trained several, the one whose model alone is served, by vLLM's own server."""
     name: str = ""
-    """What requests call the model; empty takes the policy's name, the run's or the model's."""
+    """What requests call the model; empty takes the policy's name, the run's or the model's. A run's policies answer to
+    the names of policies and seats as well."""
     host: str = "127.0.0.1"
     """Address to listen on. Others than loopback let the network in: put TLS before it."""
     port: int = 8000
@@ -74,7 +77,7 @@ class ServeConfig:
     chat_template: str = ""
     """File with a Jinja chat template; empty takes the model's own, the one that training used."""
     max_model_len: int | None = None
-    """Tokens of prompt and response together; None for the model's own limit."""
+    """Tokens of prompt and response together; None for that of the training, or the model's own limit."""
     max_num_seqs: int = 64
     """Sequences decoded at the same time; more wait in the queue."""
     kv_cache_gb: float | None = None
@@ -127,15 +130,25 @@ def serve(config: ServeConfig, more: Sequence[str] = (), say: Callable[[str], No
         KeyboardInterrupt: Ctrl-C; the server has ended.
         SystemExit: SIGTERM, with status 143; the same.
     """
-    folder, name = find_model(config)
+    run = None if config.policy or config.chat_template or more else find_run(config)
+    folder, name = find_model(config) if run is None else (Path(config.checkpoint), next(iter(run.names)))
     _check_port(config)
     token = config.token()
     made = not os.environ.get(config.api_key_env)
-    url = f"http://{config.host}:{config.port}/v1"
-    say(f"model  {folder} as {name}")
+    url = f"http://{f'[{config.host}]' if ':' in config.host else config.host}:{config.port}/v1"
+    if run is None:
+        say(f"model  {folder} as {name}")
+    else:
+        for policy in run.policies:
+            say(f"model  {policy} as {', '.join(known for known, asked in run.names.items() if asked == policy)}")
     say(f"url    {url}")
     say(f"token  {token}   (shown only now)" if made else f"token  that of {config.api_key_env}")
     say(f'use    fa.Endpoint("{url}", "{name}", api_key_env="{config.api_key_env}")')
+    if run is not None:
+        sys.stdout.flush()
+        names = ("max_model_len", "max_num_seqs", "kv_cache_gb", "enforce_eager")
+        engine = EngineConfig(**{name: getattr(config, name) for name in names})
+        return serve_run(run, engine, host=config.host, port=config.port, token=token)
     say("the lines from here on are vLLM's and of its start")
     sys.stdout.flush()
     environment = {**os.environ, **QUIET_AND_LOCAL, _HANDED_ON: token}
@@ -216,6 +229,26 @@ def _eager(config: ServeConfig, folder: Path) -> bool:
     return is_too_small_to_compile(folder) if config.enforce_eager is None else config.enforce_eager
 
 
+def _export(given: Path) -> Path:
+    """What a run wrote at its end, else what was last made of a checkpoint, else the folder itself."""
+    steps = [child for child in given.glob(f"{_OF_A_STEP}*") if child.is_dir()]
+    newest = max(steps, key=lambda child: (len(child.name), child.name), default=given)
+    return given / "export" if (given / "export").is_dir() else newest
+
+
+def find_run(config: ServeConfig) -> TrainedRun | None:
+    """The run whose policies are served as they were trained; None where there is but a model.
+
+    Raises:
+        ModelNotFoundError, RunFolderError: It is not complete, or of another version.
+    """
+    given = Path(config.checkpoint).expanduser()
+    export = _export(given)
+    if export == given:
+        return None
+    return read_run(given, export, also=(config.name or given.absolute().name,))
+
+
 def find_model(config: ServeConfig) -> tuple[Path, str]:
     """The folder of the model, and what requests call it.
 
@@ -224,10 +257,7 @@ def find_model(config: ServeConfig) -> tuple[Path, str]:
         ValueError: It has no chat template.
     """
     given = Path(config.checkpoint).expanduser()
-    # what a run wrote at its end, else what was last made of a checkpoint, else the folder itself
-    steps = [child for child in given.glob(f"{_OF_A_STEP}*") if child.is_dir()]
-    newest = max(steps, key=lambda child: (len(child.name), child.name), default=given)
-    export = given / "export" if (given / "export").is_dir() else newest
+    export = _export(given)
     children = sorted(export.iterdir()) if export.is_dir() else []
     policies = [child.name for child in children if (child / "config.json").is_file()]
     if (export / "config.json").is_file() or not export.is_dir():

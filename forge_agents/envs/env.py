@@ -34,9 +34,10 @@ None, or absent, where the agent's main conversation goes on with the observatio
 mapping: ``messages``, each with ``role`` ("system", "user" or "assistant") and ``content``, in the place of
 instructions and observation; ``after``, which of the agent's decisions of this episode they go on from, counted from 0
 (from one of the main conversation, or one that something has gone on from already, a branch begins: a side question),
-or None where they begin a conversation; ``only_results``, whether they are results of its own tool calls; and, where
-they are wished for, ``max_tokens`` (less than the policy's own counts), ``stop`` (more texts that end the answer) and
-``asked`` (other wishes about sampling, which are not followed). It is not stored: the observation says the same.
+or None where they begin a conversation; ``only_results``, whether they are results of its own tool calls; ``tools``,
+the schemas of those that this answer may call, where these are others than the seat's; and, where they are wished
+for, ``max_tokens`` (less than the policy's own counts), ``stop`` (more texts that end the answer) and ``asked`` (other
+wishes about sampling, which are not followed). It is not stored: the observation says the same.
 """
 
 

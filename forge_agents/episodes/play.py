@@ -26,7 +26,7 @@ from forge_agents.runtime import starts
 from forge_agents.runtime.interrupts import LoopRunner
 from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.fleet import Fleet
-from forge_agents.types import Episode
+from forge_agents.types import Episode, Turn
 
 T = TypeVar("T")
 
@@ -100,6 +100,7 @@ def play(
     env_args: Mapping[str, Any] | None = None,
     max_turns: int | None = None,
     engines: Engines | None = None,
+    watch: Callable[[Turn], object] | None = None,
 ) -> Episode:
     """Play one game to its end. ``print`` shows the episode as a conversation.
 
@@ -114,6 +115,7 @@ def play(
         env_args: Arguments of the environment.
         max_turns: Decisions after which the episode is cut off; None is the registered limit, or else 1000.
         engines: Engines that run already.
+        watch: Told each turn as it is decided, before its reward is known: ``watch=print`` shows a game live.
 
     Returns:
         The episode. If the environment or a player failed, `Episode.error` says where and why, and the turns so far
@@ -142,7 +144,9 @@ def play(
         most, draw = max_turns or (spec and spec.max_turns) or 1000, f"{env_id}/{seed}"
 
         def one(served: Mapping[str, Served]) -> Coroutine[Any, Any, Episode]:
-            return rollout.play(game, chosen, seed=seed, env_id=env_id, served=served, max_turns=most, draw=draw)
+            return rollout.play(
+                game, chosen, seed=seed, env_id=env_id, served=served, max_turns=most, draw=draw, watch=watch
+            )
 
         with contextlib.nullcontext(engines) if engines else Engines(*models.values()) as running:
             return running.run(models.values(), one)

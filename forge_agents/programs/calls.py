@@ -240,7 +240,9 @@ def reply_to(call: Call, number: int, action: str, about: Mapping[str, Any]) -> 
         action: What the seat answered.
         about: What else is known of the answer, as the hook ``about_answer`` is told it.
     """
-    found = [each for each in parse_tool_calls(action, tools=call.tools) if each.error is None] if call.tools else []
+    read = about.get("tool_calls")  # absent where nobody played: the environment was stepped by hand
+    every = parse_tool_calls(action, tools=call.tools) if read is None else [ToolCall(**each) for each in read]
+    found = [each for each in every if each.error is None] if call.tools else []
     calls = tuple(
         AskedCall(id=f"call_{number}_{at}", name=each.name, arguments=json.dumps(dict(each.arguments)))
         for at, each in enumerate(found if call.several else found[:1])

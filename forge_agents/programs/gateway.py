@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 from forge_agents.errors import NotReadyError, did_you_mean
 from forge_agents.programs.calls import Call, RefusedError, Reply, Said, as_text, reply_to
@@ -37,6 +37,8 @@ _MOST_WAITING = 1024
 _MOST_WAITING_BYTES = 8 * MAX_BODY_BYTES
 """Of all requests of one episode that arrive or wait at one time."""
 _HOSTS = ("127.0.0.1", "localhost", "[::1]")
+T = TypeVar("T")
+S = TypeVar("S", bound="Session")
 _Scope: TypeAlias = MutableMapping[str, Any]
 _Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 _Sender: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -63,6 +65,7 @@ class Question:
             "messages": as_text(self.new, told),
             "after": self.after,
             "only_results": all(message.role == "tool" for message in self.new),
+            "tools": [tool.schema for tool in self.call.tools],
             **{name: value for name, value in wishes.items() if value},
         }
 
@@ -101,9 +104,11 @@ class Session:
     Made by `Gateway.open`; a context manager that closes it.
     """
 
-    def __init__(self, gateway: Gateway, models: Mapping[str, str]) -> None:
+    _where, _over = "no seat of this episode", "this episode is over"
+
+    def __init__(self, gateway: Gateway, models: Mapping[str, str], *, token: str = "") -> None:
         self._gateway, self._models = gateway, dict(models)
-        self.token = f"fa-{secrets.token_urlsafe(24)}"
+        self.token = token or f"fa-{secrets.token_urlsafe(24)}"
         """What requests of this episode bring along, and no other's do."""
         self.url = gateway.url
         """Base of the API, ending in ``/v1``."""
@@ -114,7 +119,8 @@ class Session:
         self._held_bytes = 0
         self._also: list[asyncio.Server] = []
         self._current: tuple[Question, _Waiting, bytes] | None = None
-        self._histories = _Histories()
+        self._histories: _Histories[int] = _Histories()
+        self._decisions: Counter[str] = Counter()
         self._number, self._closed, self._lock = 0, False, threading.Lock()
 
     @property
@@ -159,22 +165,27 @@ class Session:
                 if (call := event.call) is not None:
                     return self._question(event, call)
 
-    def answer(self, action: str, about: Mapping[str, Any] | None = None) -> None:
+    def answer(self, action: str, about: Mapping[str, Any] | None = None) -> Reply:
         """Answer the call that `next` returned last.
 
         Args:
             action: What the seat says.
             about: What else is known of the answer; see `forge_agents.programs.calls.reply_to`.
+
+        Returns:
+            What the program is told.
         """
         assert self._current is not None, "there is no call to answer"
         question, asked, heard = self._current
         self._current = None
         reply = reply_to(question.call, question.number, action, about or {})
-        self._histories.answered(question.seat, heard, reply.said)
+        self._histories.answered(heard, reply.said, self._decisions[question.seat])
+        self._decisions[question.seat] += 1
         self._open.discard(asked)
         asked.end(reply)
+        return reply
 
-    def close(self, why: str = "this episode is over") -> None:
+    def close(self, why: str = "") -> None:
         """Refuse what is not answered, and whatever comes with this token from now on. Twice is no error."""
         with self._lock:
             self._closed = True
@@ -184,7 +195,7 @@ class Session:
                 self._gateway._thread.call(self._also.pop().close)
         self._events.put(_CLOSED)
         for asked in list(self._open):
-            asked.end(RefusedError(why, status=410, code="episode_over"))
+            asked.end(RefusedError(why or self._over, status=410, code="episode_over"))
         self._open.clear()
 
     def __enter__(self) -> Self:
@@ -195,11 +206,16 @@ class Session:
 
     def _ask(self, call: Call, loop: asyncio.AbstractEventLoop) -> _Waiting:
         """Queue a call, in the gateway's loop."""
+        asked = self._waiting(call, loop)
+        self._events.put(asked)
+        return asked
+
+    def _waiting(self, call: Call, loop: asyncio.AbstractEventLoop) -> _Waiting:
         seat = self._models.get(call.model)
         if seat is None:
             known = ", ".join(self._models)
             raise RefusedError(
-                f"no seat of this episode answers to the model {call.model!r}; known are {known}."
+                f"{self._where} answers to the model {call.model!r}; known are {known}."
                 f"{did_you_mean(call.model, self._models)}",
                 status=404,
                 code="model_not_found",
@@ -209,9 +225,8 @@ class Session:
         asked = _Waiting(seat, call, loop)
         with self._lock:
             if self._closed:
-                raise RefusedError("this episode is over", status=410, code="episode_over")
+                raise RefusedError(self._over, status=410, code="episode_over")
             self._open.add(asked)
-        self._events.put(asked)
         return asked
 
     @contextlib.contextmanager
@@ -246,22 +261,22 @@ class Session:
 _CLOSED = object()
 
 
-class _Histories:
+class _Histories(Generic[T]):
     """Which answer a call goes on from: that at the end of the longest part of its messages that was said here.
 
     Messages are compared by what they say. Where two conversations read alike, as after a call that was sent twice,
-    the first that nobody has gone on from yet is taken.
+    the first that nobody has gone on from yet is taken. Answers are known by whatever `answered` is given.
     """
 
     def __init__(self) -> None:
-        self._ends: dict[bytes, list[int]] = {}
-        self._continued: set[tuple[str, int]] = set()
-        self._decisions: Counter[str] = Counter()
+        self._ends: dict[bytes, list[T]] = {}
+        self._continued: set[tuple[str, T]] = set()
 
-    def place(self, seat: str, call: Call) -> tuple[int | None, tuple[Said, ...], bytes]:
+    def place(self, seat: str, call: Call) -> tuple[T | None, tuple[Said, ...], bytes]:
         """The decision that a call goes on from, what is new since, and the mark of all that it says."""
         mark = hashlib.blake2b(f"{seat}\0{call.told}".encode()).digest()
-        after, since = None, 0
+        after: T | None = None
+        since = 0
         for at, message in enumerate(call.said, 1):
             mark = hashlib.blake2b(mark + message.key).digest()
             if message.role == "assistant" and (found := self._ends.get(mark)):
@@ -271,10 +286,18 @@ class _Histories:
             self._continued.add((seat, after))
         return after, call.said[since:], mark
 
-    def answered(self, seat: str, heard: bytes, said: Said) -> None:
-        """Note an answer to a call with this mark."""
-        self._ends.setdefault(hashlib.blake2b(heard + said.key).digest(), []).append(self._decisions[seat])
-        self._decisions[seat] += 1
+    def answered(self, heard: bytes, said: Said, decision: T) -> bytes:
+        """Note an answer to a call with this mark. Returns the answer's own."""
+        mark = hashlib.blake2b(heard + said.key).digest()
+        self._ends.setdefault(mark, []).append(decision)
+        return mark
+
+    def forget(self, seat: str, mark: bytes, decision: T) -> None:
+        """Let nobody go on from an answer any more."""
+        self._continued.discard((seat, decision))
+        left = [other for other in self._ends.pop(mark, ()) if other != decision]
+        if left:
+            self._ends[mark] = left
 
 
 class Gateway:
@@ -288,22 +311,25 @@ class Gateway:
 
     Args:
         port: To listen on; 0 takes any that is free.
+        host: Address to listen on. Others than loopback let the network in.
 
     Raises:
         ValueError: The port is in use.
     """
 
-    def __init__(self, *, port: int = 0) -> None:
+    def __init__(self, *, port: int = 0, host: str = "127.0.0.1") -> None:
         import uvicorn
 
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._hosts = _HOSTS if host in ("::1", *_HOSTS) else ()
         try:
-            self._socket = socket.create_server(("127.0.0.1", port), backlog=2048)
+            self._socket = socket.create_server((host, port), family=family, backlog=2048)
         except OSError as cause:
             raise ValueError(f"port {port} cannot be used ({cause.strerror}); give another, or none") from cause
         # inherited by connections, which asyncio leaves without it: the second part of an answer would wait for 40 ms
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.port: int = self._socket.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}/v1"
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}/v1"
         """Base of the API."""
         self._sessions: dict[bytes, Session] = {}
         self._thread = LoopThread("gateway")
@@ -337,7 +363,9 @@ class Gateway:
         Args:
             models: Who answers: seats by the names under which the program asks for them.
         """
-        session = Session(self, models)
+        return self._admit(Session(self, models))
+
+    def _admit(self, session: S) -> S:
         self._sessions[_mark(session.token)] = session
         return session
 
@@ -380,10 +408,13 @@ class Gateway:
             return
         session = None
         try:
+            path, method = scope["path"].rstrip("/"), scope["method"]
+            if (method, path) == ("GET", "/health"):
+                await _send_json(send, 200, {})
+                return
             session = self._session(scope)
             if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:  # h11: came at once
                 raise RefusedError(f"the headers are larger than {MAX_HEADER_BYTES} bytes", status=431)
-            path, method = scope["path"].rstrip("/"), scope["method"]
             if (method, path) == ("GET", "/v1/models"):
                 listed = [{"id": name, "object": "model", "created": 0, "owned_by": "seat"} for name in session._models]
                 await _send_json(send, 200, {"object": "list", "data": listed})
@@ -405,7 +436,8 @@ class Gateway:
             given.setdefault(name, []).append(value)
         hosts = given.get(b"host", [])
         host = hosts[0].decode("latin-1") if len(hosts) == 1 else ""
-        if not (host in _HOSTS or host.rpartition(":")[0] in _HOSTS):  # a foreign name that resolves to loopback
+        # a foreign name that resolves to loopback
+        if self._hosts and not {host, host.rpartition(":")[0]} & {*self._hosts}:
             raise RefusedError("this server answers on loopback names only", status=403, code="forbidden")
         keys = [value.removeprefix(b"Bearer ").strip() for value in given.get(b"authorization", [])]
         keys += given.get(b"x-api-key", [])
@@ -465,6 +497,7 @@ async def _converse(session: Session, protocol: Protocol, receive: _Receive, sen
             if not asked.answered.done():
                 asked.call = None
                 session._open.discard(asked)
+                asked.answered.cancel()
                 return
             reply = asked.answered.result()
         finally:

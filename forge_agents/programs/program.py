@@ -103,8 +103,9 @@ class Program(TurnEnv):
         if isinstance(seats, str) or not seats:
             raise ValueError(f"seats={seats!r}; name one or more, as in seats=('planner', 'coder')")
         self.possible_agents = list(seats)
-        self._models = {seat: seat for seat in seats} | dict(models or {})
-        self._check_agents(self._models.values(), "models names")
+        self.models = {seat: seat for seat in seats} | dict(models or {})
+        """Seats by the names that the program asks for."""
+        self._check_agents(self.models.values(), "models names")
         if not callable(tasks) and not len(tasks):
             raise ValueError("tasks is empty; give at least one, or a function rng -> task")
         if not 0 < timeout_s < math.inf or not math.isfinite(error_reward):
@@ -152,7 +153,8 @@ class Program(TurnEnv):
 
         Args:
             agent: Who decides.
-            about: ``finish_reason``, ``prompt_tokens``, ``completion_tokens``, ``token_ids``, ``logprobs``.
+            about: ``finish_reason``, ``prompt_tokens``, ``completion_tokens``, ``token_ids``, ``logprobs``,
+                ``tool_calls``.
         """
         self._about = dict(about)
 
@@ -162,7 +164,9 @@ class Program(TurnEnv):
         about, self._about = self._about, {}
         self._said.append((action, about))
         self._sampled += about.get("completion_tokens") or 0
-        self._session.answer(action, about)
+        if called := len(self._session.answer(action, about).calls):
+            told = self.infos[agent]
+            self.infos[agent] = {**told, "tool_calls": told.get("tool_calls", 0) + called}
         try:
             event = self._next()
         except TimeoutError as late:
@@ -225,7 +229,7 @@ class Program(TurnEnv):
     # ---- the program
 
     def _begin_program(self) -> None:
-        self._session = gateway().open(self._models)
+        self._session = gateway().open(self.models)
         self._running = started(self._program, self._task, self._session, self._sandbox)
 
     def _next(self) -> Question | Ended:

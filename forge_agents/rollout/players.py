@@ -12,12 +12,12 @@ import time
 import warnings
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from forge_agents.envs.env import CONVERSATION
+from forge_agents.envs.env import CONVERSATION, writable
 from forge_agents.envs.thoughts import split_thought
 from forge_agents.errors import EndpointError, StallError
 from forge_agents.policy import AnyPolicy, Context, Endpoint, Human, KeepThoughts, Policy, Random, Sampling, Scripted
@@ -60,7 +60,18 @@ class Decision:
             # a thought is its seat's own affair, whoever can decode it
             "token_ids": list(self.response_ids[self.thought_tokens :]),
             "logprobs": list(self.logprobs[self.thought_tokens :]),
+            "tool_calls": [asdict(call) for call in self.tool_calls],
         }
+
+    def published(self, tools: Sequence[Mapping[str, Any]]) -> Decision:
+        """As an environment hears it: calls of `tools`, given as schemas, in their one form, whoever read them."""
+        calls, thought = self.tool_calls, writable(self.thought)  # half an emoji, from an endpoint
+        action = writable(with_calls(self.action, calls))
+        if tools and not calls:
+            calls = tuple(parse_tool_calls(action, tools=tools))
+        if (action, thought, calls) == (self.action, self.thought, self.tool_calls):
+            return self  # most are: a copy costs 2 us
+        return replace(self, action=action, thought=thought, tool_calls=calls)
 
 
 Player: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[Decision]]
@@ -120,7 +131,7 @@ class ModelPlayer:
     ) -> None:
         self._engine, self._renderer, self._sampling = engine, renderer, sampling
         self._constrain, self._draw, self._decisions, self._compact = constrain, draw, 0, compact
-        self._tools = tools if tools and renderer.call_reader else ()
+        self._tools = tools
         self._told = (("system", instructions),) if instructions else ()
         self._begun = Conversation(
             renderer,
@@ -133,10 +144,16 @@ class ModelPlayer:
         self._main: int | None = None  # the last decision of the conversation that an environment need not name
         self._calls = 0
 
-    async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
+    async def decide(
+        self, observation: str, info: Mapping[str, Any], *, own: Sampling | None = None
+    ) -> Decision:
         """Ask the engine, in the conversation that `forge_agents.envs.env.CONVERSATION` names, or the main one.
 
-        Raises ContextFullError where there is no room for an answer, whatever is left out.
+        Args:
+            own: How this answer is drawn, where nobody learns from it; None: as the policy says.
+
+        Raises:
+            ContextFullError: There is no room for an answer, whatever is left out.
         """
         told = info.get(CONVERSATION)
         if told is None:
@@ -159,8 +176,9 @@ class ModelPlayer:
         if (room := talk.room(prompt_ids)) < 1:
             raise self._no_room(prompt_ids)
         legal = info.get("legal_actions") if self._constrain and told is None else None
-        sampling = self._sampling if told is None else _as_wished(self._sampling, told)
-        done = await self._answer(prompt_ids, sampling, room, tuple(legal or ()))
+        sampling = self._sampling if told is None else _as_wished(own or self._sampling, told)
+        tools = self._tools if told is None else told.get("tools", self._tools)
+        done = await self._answer(prompt_ids, sampling, room, tuple(legal or ()), tools)
         talk.answered(heard, done.thought, self._answer_of(done, sampling), prompt_ids, done.response_ids)
         if told is None:
             self._main = len(self._held)
@@ -168,7 +186,12 @@ class ModelPlayer:
         return replace(done, compaction=compaction, notes=notes)
 
     async def _answer(
-        self, prompt_ids: tuple[int, ...], wanted: Sampling, room: int, choices: tuple[str, ...] = ()
+        self,
+        prompt_ids: tuple[int, ...],
+        wanted: Sampling,
+        room: int,
+        choices: tuple[str, ...] = (),
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> Decision:
         """What the model says, in at most `room` tokens."""
         started = time.perf_counter()
@@ -183,7 +206,7 @@ class ModelPlayer:
             thought, answer = "", self._renderer.text(done.token_ids, *wanted.stop)
         else:
             thought, answer = self._renderer.parse(done.token_ids, *wanted.stop)
-        beside, calls = self._renderer.calls(done.token_ids, self._tools) if self._tools else ("", ())
+        beside, calls = self._renderer.calls(done.token_ids, tools) if tools else ("", ())
         return Decision(
             action=beside if calls else answer,
             thought=thought,
@@ -288,6 +311,8 @@ def _as_wished(own: Sampling, told: Mapping[str, Any]) -> Sampling:
             )
     limit = min(own.max_tokens, told.get("max_tokens") or own.max_tokens)
     return replace(own, max_tokens=limit, stop=tuple(dict.fromkeys((*own.stop, *(told.get("stop") or ())))))
+
+
 def _first(done: Completion, count: int) -> Completion:
     """The first `count` tokens of `done`, as if no more had been asked for."""
     spans = (replace(span, end=min(span.end, count)) for span in done.versions if span.start < count)
@@ -349,7 +374,7 @@ class EndpointPlayer:
                 raise ContextFullError(str(error)) from None
             raise
         thought, answer = split_thought(reply.text.strip(), opened=False if reply.thought else None)
-        calls = reply.tool_calls if self._tools else ()
+        calls = reply.tool_calls if (told or {}).get("tools", self._tools) else ()
         self._main = self._main if told else len(self._held)
         self._held.append([*messages, Message(role="assistant", content=with_calls(answer, calls))])
         return Decision(

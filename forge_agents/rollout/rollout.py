@@ -14,7 +14,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
 from pettingzoo import AECEnv, ParallelEnv
@@ -32,9 +32,8 @@ from forge_agents.errors import (
 )
 from forge_agents.policy import AnyPolicy, Seats, seat_policies
 from forge_agents.rollout.conversation import ASK_FOR_NOTES, Branches
-from forge_agents.rollout.players import ContextFullError, Decision, Player, Served, player_for, with_calls
+from forge_agents.rollout.players import ContextFullError, Decision, Player, Served, player_for
 from forge_agents.runtime.waits import all_or_first_error
-from forge_agents.tools import parse_tool_calls
 from forge_agents.types import EndReason, Episode, EpisodeError, EpisodeGroup, Trajectory, Turn, Where
 
 PlayableEnv: TypeAlias = "AECEnv[str, Any, Any] | ParallelEnv[str, Any, Any]"
@@ -89,10 +88,12 @@ class _StepResult:
 
 @dataclass(slots=True)
 class _Seat:
+    agent: str
     policy: str
     player: Player
     instructions: str
     tools: Sequence[Mapping[str, Any]] = ()
+    watch: Callable[[Turn], object] | None = None
     drafts: list[_Draft] = field(default_factory=list)
     early_reward: float = 0.0
     info: dict[str, Any] = field(default_factory=dict)
@@ -105,6 +106,25 @@ class _Seat:
             raise _FailureError("observe", cause) from cause
         self.drafts.append(
             _Draft(index, observation, decision, branch, None if after is None else self.drafts[after].index)
+        )
+        if self.watch is not None:
+            self.watch(self.turn(self.drafts[-1]))
+
+    def turn(self, draft: _Draft) -> Turn:
+        said: dict[str, Any] = {"agent": self.agent, "policy": self.policy, "index": draft.index}
+        decided, notes = _decided(draft.decision), draft.decision.notes
+        if notes is not None:
+            decided["notes"] = Turn(**said, observation=ASK_FOR_NOTES, reward=0.0, **_decided(notes))
+        return Turn(
+            **said,
+            observation=draft.observation,
+            branch=draft.branch,
+            forked_from=draft.forked_from,
+            reward=draft.reward,
+            terminated=draft.terminated,
+            truncated=draft.truncated,
+            info=draft.info,
+            **decided,
         )
 
     def add_reward(self, reward: float) -> None:
@@ -136,6 +156,7 @@ async def play(
     max_turns: int = 1000,
     draw: str | None = None,
     sibling: int = 0,
+    watch: Callable[[Turn], object] | None = None,
 ) -> Episode:
     """Play one episode to its end.
 
@@ -148,6 +169,7 @@ async def play(
         draw: Names the episode, so that what models sample in it follows from the name and the turn; None samples
             from the engines' own streams of random numbers.
         sibling: Its place in its group, from 0.
+        watch: Told each turn as it is decided, before the environment hears of it: rewards and infos come later.
 
     Returns:
         The episode, with a trajectory for every agent that took part. If the environment or a scripted player raised,
@@ -183,7 +205,7 @@ async def play(
                 sibling=sibling,
                 compact=compact,
             )
-            seats[agent] = _Seat(policies[agent].name, player, instructions, tools)
+            seats[agent] = _Seat(agent, policies[agent].name, player, instructions, tools, watch)
         return seats[agent]
 
     try:
@@ -339,7 +361,8 @@ async def _play_rounds(
             return "context"
         decisions = dict(zip(seats, decided, strict=True))
         for agent, seat in seats.items():
-            seat.draft(index, *seen[agent], decisions[agent])
+            observation, info = seen[agent]
+            seat.draft(index, observation, info, decisions[agent])
             index += 1
         results, others, seen = await _guard("step", env, _round, env, decisions)
         for agent, seat in seats.items():
@@ -379,14 +402,8 @@ async def _decide(seat: _Seat, observation: str, info: Mapping[str, Any]) -> Dec
     """A player's decision; its failure becomes data, a dead engine or a spent budget does not."""
     try:
         decision = await seat.player(observation, info)
-        calls, thought = decision.tool_calls, writable(decision.thought)  # half an emoji, from an endpoint
-        action = writable(with_calls(decision.action, calls))
-        if seat.tools and not calls:
-            calls = tuple(parse_tool_calls(action, tools=seat.tools))
-        if (action, thought, calls) == (decision.action, decision.thought, decision.tool_calls):
-            return decision  # most are: a copy costs 2 us
-        return replace(decision, action=action, thought=thought, tool_calls=calls)
-    except (_FailureError, ContextFullError, ActorDiedError, BudgetError, StallError):
+        return decision.published((info.get(CONVERSATION) or {}).get("tools", seat.tools))
+    except (_FailureError, ContextFullError, ActorDiedError, BudgetError, MissingExtraError, StallError):
         raise
     except Exception as cause:  # a player is user code: any failure is the episode's, not the run's
         raise _FailureError("policy", cause) from cause
@@ -431,29 +448,10 @@ def _decided(decision: Decision) -> dict[str, Any]:
 
 
 def _trajectory(agent: str, seat: _Seat, env_id: str, seed: int) -> Trajectory:
-    turns = []
-    for draft in seat.drafts:
-        said: dict[str, Any] = {"agent": agent, "policy": seat.policy, "index": draft.index}
-        decided, notes = _decided(draft.decision), draft.decision.notes
-        if notes is not None:
-            decided["notes"] = Turn(**said, observation=ASK_FOR_NOTES, reward=0.0, **_decided(notes))
-        turns.append(
-            Turn(
-                **said,
-                observation=draft.observation,
-                branch=draft.branch,
-                forked_from=draft.forked_from,
-                reward=draft.reward,
-                terminated=draft.terminated,
-                truncated=draft.truncated,
-                info=draft.info,
-                **decided,
-            )
-        )
     return Trajectory(
         agent=agent,
         policy=seat.policy,
-        turns=tuple(turns),
+        turns=tuple(map(seat.turn, seat.drafts)),
         early_reward=seat.early_reward,
         instructions=seat.instructions,
         env_id=env_id,

@@ -82,7 +82,6 @@ def build(config: EngineConfig) -> Any:
 
 
 def _built(config: EngineConfig) -> Any:
-    import torch
     from vllm import EngineArgs, LLMEngine
     from vllm.platforms import current_platform
 
@@ -118,11 +117,32 @@ def _built(config: EngineConfig) -> Any:
         )
     )
     engine.set_weight_version(json.dumps({_BASE: 0}))
-    for number, lora in enumerate(config.adapters.values(), 1):  # a request keeps the adapter it came with, so now
-        zero = {name: torch.zeros(shape) for name, shape in adapter_shapes(config.model, lora).items()}
-        load_adapter(engine, number, lora, zero, 0)
+    for number, (name, lora) in enumerate(config.adapters.items(), 1):  # a request keeps what it came with, so now
+        load_adapter(engine, number, lora, _first_weights(config, name), 0)
     _warm_up(engine)
     return engine
+
+
+def _first_weights(config: EngineConfig, adapter: str) -> dict[str, torch.Tensor]:
+    """What an adapter begins with.
+
+    Raises:
+        ValueError: Its file is none, or of another shape.
+    """
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    shapes = adapter_shapes(config.model, config.adapters[adapter])
+    if adapter not in config.adapter_folders:
+        return {name: torch.zeros(shape) for name, shape in shapes.items()}
+    file = Path(config.adapter_folders[adapter], "adapter_model.safetensors")
+    try:
+        found: dict[str, torch.Tensor] = load_file(file)
+    except (OSError, SafetensorError) as cause:
+        raise ValueError(f"{file} cannot be read ({cause}); export the adapter again") from None
+    check_tensors(found, shapes)
+    return found
 
 
 def _memory_options(config: EngineConfig, dtype: str) -> dict[str, Any]:

@@ -59,6 +59,9 @@ class EngineConfig:
     adapters: Mapping[str, LoRA] = field(default_factory=dict)
     """Adapters that the engine serves beside the model, by name; each is zero until its weights are loaded, and the
     model's own weights never change then. On CPU such an engine is not compiled. A trainer fills in its policies'."""
+    adapter_folders: Mapping[str, str] = field(default_factory=dict)
+    """Where adapters begin, as PEFT writes them, by name; those that are not named begin as zero. For models that are
+    trained already: an export has one in its folder ``adapter``."""
     answer_timeout_s: float = 600.0
     """Seconds that the engine may work on one answer, from when it takes the request up: waiting for a place among
     `max_num_seqs` does not count. A later one fails alone, with `LateAnswerError`, and its episode with it. A trainer

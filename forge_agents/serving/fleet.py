@@ -104,6 +104,7 @@ class Fleet:
         config: EngineConfig,
         *,
         store: WeightStoreRef | None = None,
+        tuned: Mapping[str, Path] | None = None,
         timeout_s: float = 300.0,
     ) -> Fleet:
         """Start an engine for each different model of `policies`, which are by name.
@@ -113,6 +114,7 @@ class Fleet:
                 share one, and it samples from that model; with one, adapters on one model do, and nobody else.
             config: Settings of every engine.
             store: Where engines find new weights, published under the policy's name; None for models that never change.
+            tuned: Without a store: folders of the adapters that policies with `lora` play with, by policy name.
             timeout_s: Deadline of each start.
         """
         paths = {name: models.resolve(policy.model).resolve() for name, policy in policies.items()}
@@ -121,6 +123,10 @@ class Fleet:
         if store is None:
             first = {path: name for name, path in reversed(paths.items())}
             homes, adapters = {name: first[path] for name, path in paths.items()}, {}
+            for name in tuned or {}:
+                if (lora := policies[name].lora) is not None:
+                    adapters.setdefault(homes[name], {})[name] = lora
+            config = replace(config, adapter_folders={name: str(folder) for name, folder in (tuned or {}).items()})
         folders = {home: paths[home] for home in homes.values()}
         engines = await start_engines(folders, config, adapters=adapters, store=store, timeout_s=timeout_s)
         own = {name for adapted in adapters.values() for name in adapted}

@@ -111,7 +111,7 @@ def test_a_conversation_is_printed_and_nothing_in_it_steers_the_terminal():
     text = str(EPISODE)
     assert text.splitlines()[0] == f"my/Game-v0, seed {2**70}"
     assert "a\n  is told  Reply." in text
-    assert "1. a (p, branch 1)\n  forgets  [gone]\n  reads    Which digit?\n  thinks   Nine" in text
+    assert "1. a (p, branch 1 from turn 5)\n  forgets  [gone]\n  reads    Which digit?\n  thinks   Nine" in text
     assert "\n  answers  \\x1b[2J<script>" in text
     assert "cut off  by max_tokens" in text and "\n  reward   +1.5\n" in text
     assert "failed in step\n  because  KeyError: 'x'\n  trace    Traceback\n             here\n" in text

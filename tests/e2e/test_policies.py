@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from openai import OpenAI
 from safetensors.torch import load_file
 
 import forge_agents as fa
+from forge_agents.rollout.rendering import Renderer
 from forge_agents.types import Completion
 
 pytestmark = pytest.mark.timeout(600)
@@ -133,6 +140,7 @@ def test_two_adapters_on_one_engine_learn_each_its_own_seat(tiny_llama: Path, tm
                 np.testing.assert_allclose(one.logprobs, two.logprobs, atol=1e-3)
         assert {name: learner.version for name, learner in trainer._running.learners.items()} == versions
         programs_train_both_adapters(trainer, tmp_path)
+    the_run_answers_a_program(tmp_path, tiny_llama)
 
 
 async def talk(task, client):
@@ -162,6 +170,36 @@ def programs_train_both_adapters(trainer: fa.GRPOTrainer, folder: Path) -> None:
     assert (first.branch, other.branch, more.branch) == (0, 1, 0)
     read = first.prompt_ids + first.response_ids
     assert more.prompt_ids[: len(read)] == read and other.prompt_ids[: len(read)] != read
+
+
+def the_run_answers_a_program(run: Path, model: Path) -> None:
+    """Each seat's adapter on one engine, behind the token, until SIGTERM."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = [sys.executable, "-m", "forge_agents.cli.main", "serve", str(run), "--port", str(port)]
+    environment, log = {**os.environ, "FORGE_AGENTS_TOKEN": "a-token-for-tests"}, run / "serve.log"
+    with log.open("w") as told:
+        server = subprocess.Popen(words, env=environment, stdout=told, stderr=told)
+    try:
+        while "answering on" not in log.read_text():  # a deadline is the test's own
+            assert server.poll() is None, log.read_text()
+            time.sleep(0.2)
+        said, expected = {}, {}
+        with OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="a-token-for-tests", max_retries=0) as client:
+            for seat in ("low", "high"):
+                messages = [{"role": "user", "content": "ab"}]
+                answer = client.chat.completions.create(model=seat, messages=messages, temperature=0)  # type: ignore[call-overload]
+                said[seat] = answer.choices[0].message.content
+                prompt = list(Renderer.of(model).begin([("user", "ab")]))
+                ids, _ = greedy(adapted(model, run / "export" / f"{seat}-hero" / "adapter"), prompt)
+                expected[seat] = Renderer.of(model).text(ids[: answer.usage.completion_tokens])
+        assert said == expected and said["low"] != said["high"]
+        server.terminate()
+        assert server.wait(60) == 143, log.read_text()
+    finally:
+        server.kill()
+        server.wait(60)
+    assert "model  low-hero as low-hero, low" in log.read_text() and "a-token" not in log.read_text()
 
 
 def test_two_whole_models_learn_each_its_own_seat(tiny_llama: Path, tmp_path: Path):

@@ -150,3 +150,46 @@ def test_the_examples_are_understood(example, monkeypatch):
 
 def _episode():
     return fa.Episode(env_id="t", seed=0, trajectories={})
+
+
+async def crew(task, client):
+    """A planner that calls a tool, and is asked twice from the same place."""
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    asked = [{"role": "user", "content": "Plan.\x1b[2J"}]
+    for seat in ("planner", "coder", "planner"):
+        reply = await client.chat.completions.create(model=seat, messages=asked, tools=tools)
+    asked += [reply.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "On."}]
+    for _ in range(2):
+        await client.chat.completions.create(model="planner", messages=asked, tools=tools)
+    return 1.0
+
+
+def test_a_program_is_watched_turn_by_turn(typed, monkeypatch):
+    shown = typed("")
+    call = '<think>hm</think>Yes. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    monkeypatch.setattr(PlayConfig, "other", fa.Scripted(lambda seen: call, name="script"))
+    fa.register("test/Watched-v0", entry_point=fa.Program, program=crew, seats=("planner", "coder"))
+    seen = []
+    show = shown.show
+    monkeypatch.setattr(shown, "show", lambda text, style="": (seen.append(text), show(text, style)))
+    episode = playing.play_in_terminal(PlayConfig(env="test/Watched-v0", watch=True))
+    assert episode.rewards == {"planner": 1.0, "coder": 1.0}
+    heads = [text.strip().split("\n")[0] for text in seen]
+    assert heads == [
+        "test/Watched-v0: you watch.",
+        "1. planner (script)",
+        "2. coder (script)",
+        "3. planner (script, branch 1)",
+        "4. planner (script, branch 1)",
+        "5. planner (script, branch 2 from turn 3)",
+    ]
+    assert 'calls    add {"a": 1}' in seen[1] and "thinks   hm" in seen[1]
+    told = shown.console.file.getvalue()
+    assert "\x1b" not in told and "planner" in told.split("terminated after 5 turns")[1]
+
+
+def test_who_watches_and_plays_sees_the_turns_of_the_others(typed, monkeypatch):
+    shown = typed("bet\nbet\n")
+    playing.play_in_terminal(PlayConfig(env="forge/KuhnPoker-v0", seat="p1", watch=True, seed=1))
+    told = shown.console.file.getvalue()
+    assert "you are p1" in told and ". p0 (random)" in told and ". p1 (human)" not in told

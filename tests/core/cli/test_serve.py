@@ -10,11 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from forge_agents.cli import main as cli
 from forge_agents.cli import serve as serving
-from forge_agents.cli.serve import RequireToken, ServeConfig, command, find_model, serve
-from forge_agents.errors import ModelNotFoundError
+from forge_agents.cli.serve import RequireToken, ServeConfig, command, find_model, find_run, serve
+from forge_agents.errors import ModelNotFoundError, RunFolderError
 
 
 @pytest.fixture
@@ -293,3 +294,71 @@ def test_a_server_without_a_token_does_not_start(monkeypatch):
     monkeypatch.delenv("FORGE_AGENTS_SERVER_TOKEN", raising=False)
     with pytest.raises(ValueError, match="forge-agents serve"):
         RequireToken(None)
+
+
+POLICY = {"name": "hero", "sampling": {"max_tokens": 9, "stop": ["!"]}, "trainable": True, "lora": None}
+
+
+def settings(tiny_llama, **more):
+    policies = {
+        "hero": {**POLICY, "model": str(tiny_llama), "keep_thoughts": "none"},
+        "rival": {**POLICY, "model": str(tiny_llama), "name": "rival", "lora": {"rank": 4}},
+        "fixed": {**POLICY, "model": str(tiny_llama), "name": "fixed", "trainable": False},
+    }
+    seats = {"planner": "hero", "coder": "rival", "gpt-4o": "rival", "rival": "hero", "other": "random"}
+    return {"policies": policies, "seats": seats, "trainer": {"engine": {"max_model_len": 64}}, **more}
+
+
+def write_settings(folder, content):
+    (folder / "config.yaml").write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+
+
+def test_a_run_is_served_as_its_policies_were_trained(duel, tiny_llama):
+    (duel / "export" / "rival" / "adapter").mkdir()
+    write_settings(duel, settings(tiny_llama))
+    found = find_run(ServeConfig(checkpoint=str(duel)))
+    assert found.max_model_len == 64 and found.adapters == {"rival": duel / "export" / "rival" / "adapter"}
+    hero, rival, fixed = (found.policies[name] for name in ("hero", "rival", "fixed"))
+    assert (hero.model, rival.model, fixed.model) == (str(duel / "export" / "hero"), *[str(tiny_llama)] * 2)
+    assert (hero.keep_thoughts, hero.sampling.max_tokens, hero.sampling.stop) == ("none", 9, ("!",))
+    assert hero.lora is None and rival.lora.rank == 4
+    # a seat comes before a policy of the same name, and whoever is no model is not asked
+    assert found.names == {
+        "hero": "hero", "rival": "hero", "fixed": "fixed", "planner": "hero", "coder": "rival", "gpt-4o": "rival",
+    }
+    shutil.rmtree(duel / "export" / "rival" / "adapter")  # its weights have the adapter in them
+    again = find_run(ServeConfig(checkpoint=str(duel)))
+    assert again.adapters == {} and again.policies["rival"].model == str(duel / "export" / "rival")
+    shutil.rmtree(duel / "export" / "rival")
+    with pytest.raises(ModelNotFoundError, match="no model of the policy rival"):
+        find_run(ServeConfig(checkpoint=str(duel)))
+
+
+def test_a_run_of_one_policy_answers_to_the_name_of_its_folder_as_well(run, tiny_llama):
+    write_settings(run, {"policies": {"hero": {**POLICY, "model": str(tiny_llama)}}})
+    assert find_run(ServeConfig(checkpoint=str(run))).names == {"hero": "hero", "guess": "hero"}
+    assert find_run(ServeConfig(checkpoint=str(run), name="mine")).names == {"hero": "hero", "mine": "hero"}
+    assert find_run(ServeConfig(checkpoint=str(run / "export"))) is None, "an export is a model"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ({"policies": {"a": {**POLICY, "model": "m", "sampling": {"max_tokens": 0}}}}, "max_tokens=0"),
+        ({"policies": {"a": {**POLICY, "model": "m", "spell": 1}}}, "unknown: spell"),
+        ({"policies": {"a": {"model": "m"}}}, "'sampling'"),
+        ({"policies": {"a": 1}}, "as this version writes them"),
+        ({"policies": {"a\x1b[2J": {**POLICY, "model": "m", "\x1b[31m": 1}}}, r"\\x1b\[31m"),
+    ],
+)
+def test_settings_that_are_not_known_are_refused_and_shown_as_text(run, content, says):
+    write_settings(run, content)
+    with pytest.raises(RunFolderError, match=says) as refused:
+        find_run(ServeConfig(checkpoint=str(run)))
+    assert "\x1b" not in str(refused.value) and "export instead" in str(refused.value)
+
+
+@pytest.mark.parametrize("content", ["", "{", "- 1", "policies: 1", "a: !!python/object/apply:os.abort []"])
+def test_settings_without_policies_leave_a_model(run, content):
+    write_settings(run, content)
+    assert find_run(ServeConfig(checkpoint=str(run))) is None

@@ -99,7 +99,7 @@ def test_whatever_a_program_does_to_its_history_each_sampled_token_is_trained_on
         engine.next = thought + answer, ended
         decision = asyncio.run(player.decide(asked.text(), {"conversation": asked.conversation()}))
         reply = reply_to(call, number, decision.action, decision.about())
-        histories.answered("a", mark, reply.said)
+        histories.answered(mark, reply.said, number)
         message = CHAT.written(call, reply, 0)["choices"][0]["message"]
         conversations.append([*messages, message])
         fields = {name: getattr(decision, name) for name in decision.__dataclass_fields__}

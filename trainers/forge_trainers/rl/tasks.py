@@ -106,6 +106,8 @@ class TaskSampler:
             self._makers = {name: partial(registry.make, name, **args) for name in weights}
         self.max_reward: dict[str, float | None] = {}
         """The most that a seat can earn, where the environment says it."""
+        self.asked_for: dict[str, str] = {}
+        """Seats by the names under which a program asks for them."""
         self.make_s: dict[str, float] = {}
         """Seconds that making each environment took."""
         self.isolated: set[str] = set()
@@ -175,6 +177,9 @@ class TaskSampler:
         env = self.make(name)
         self.make_s[name] = time.perf_counter() - started
         self.isolated |= {name} if getattr(env.spec, "isolation", "none") == "process" else set()
+        # an environment in a worker process says no more than its settings before it is reset
+        names = getattr(env, "models", None) or getattr(env.spec, "kwargs", {}).get("models")
+        self.asked_for |= names if isinstance(names, Mapping) else {}
         most = getattr(env, "max_reward", None)
         self.max_reward[name] = float(most) if isinstance(most, Real) else None  # others may mean something else
         return env

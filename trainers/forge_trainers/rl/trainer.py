@@ -273,6 +273,20 @@ class GRPOTrainer:
             await self._weights.done()
         self._watch.lap("sync")
 
+    def _sitting(self, sampler: TaskSampler) -> dict[str, str]:
+        """The model of each seat, also by the names that a program has for it; of several the one that learns."""
+        models = self._models(sampler)
+        found: dict[str, list[str]] = {}
+        for name in sorted(models, key=lambda name: not models[name].trainable):
+            for agent in self._seating.roles(sampler.seats).get(name, ()):
+                found.setdefault(agent, []).append(name)
+        sits = {
+            agent: names[0]
+            for agent, names in found.items()
+            if len(names) == 1 or [models[name].trainable for name in names[:2]] == [True, False]
+        }
+        return sits | {name: sits[seat] for name, seat in sampler.asked_for.items() if seat in sits}
+
     async def _record(
         self, step: int, judged: Sequence[JudgedGroup], samples: StepSamples, learned: Mapping[str, float]
     ) -> StepRecord:
@@ -317,6 +331,7 @@ class GRPOTrainer:
         settings = {
             "env": list(sampler.env_ids),
             "policies": {name: dataclasses.asdict(policy) for name, policy in self._models(sampler).items()},
+            "seats": self._sitting(sampler),
             **self._seating.settings(),
             "trainer": dataclasses.asdict(self.config),
         }

@@ -1,0 +1,243 @@
+"""Policies that answer programs outside of episodes: the same prompts as in training, and nothing for ever."""
+
+import asyncio
+import http.client
+import json
+import threading
+
+import pytest
+from openai import APITimeoutError, BadRequestError, OpenAI
+
+import forge_agents as fa
+from forge_agents.errors import ActorDiedError
+from forge_agents.programs import standing as module
+from forge_agents.programs.gateway import Gateway
+from forge_agents.programs.standing import Standing
+from forge_agents.rollout import rollout
+from forge_agents.rollout.players import Served
+from forge_agents.rollout.rendering import Renderer
+from forge_agents.runtime.waits import LoopThread
+from forge_agents.types import Completion, VersionSpan
+
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+SAYS = [
+    f"<think>one and one</think>I add. {CALL}", "It is 2.", "<think>hm</think>Two", "a", "A", "<think>cut", "fine", "b",
+]
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+
+
+@pytest.fixture(scope="module")
+def renderer(tiny_llama):
+    return Renderer.of(tiny_llama)
+
+
+class Says:
+    """An engine that says one text after another, and notes what it read and how it was to sample."""
+
+    max_model_len = 4000
+
+    def __init__(self, renderer, texts=SAYS):
+        self.tokenizer, self.texts, self.read, self.asked = renderer._tokenizer, list(texts), [], []
+        self.error = self.gate = None
+        self.cancelled = threading.Event()
+        self.waiting = threading.Semaphore(0)
+
+    async def generate(self, prompt_ids, sampling, **more):
+        self.read.append(prompt_ids)
+        self.asked.append(sampling)
+        self.waiting.release()
+        if self.error:
+            raise self.error
+        try:
+            if self.gate:
+                await asyncio.wait_for(asyncio.to_thread(self.gate.wait, 20), 20)
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        said = self.texts[(len(self.read) - 1) % len(self.texts)]
+        ids = (*self.tokenizer.encode(said, add_special_tokens=False), self.tokenizer.eos_token_id)
+        span = VersionSpan(version=0, start=0, end=len(ids))
+        return Completion(token_ids=ids, logprobs=(-0.5,) * len(ids), finish_reason="stop", versions=(span,))
+
+
+@pytest.fixture
+def serve(renderer):
+    """``serve(engine)``: a standing session of the policy "p", also called "planner" and "gpt-4o"."""
+    engines, opened = LoopThread("engines"), []
+
+    def start(engine, **policy):
+        own = fa.Policy("tiny", name="p", **policy)
+
+        async def make():
+            served = {"p": Served(engine, renderer)}
+            opened.append(Standing(gateway, dict.fromkeys(("p", "planner", "gpt-4o"), "p"), {"p": own}, served))
+            return opened[-1]
+
+        return engines.run(make(), timeout_s=20, what="a start")
+
+    with Gateway() as gateway:
+        yield start
+        for session in opened:
+            session.close()
+    engines.close()
+
+
+def request(session, *, path="/v1/chat/completions", body=None, method="POST", token=None):
+    """Status and JSON of a request; `token` "" sends none."""
+    connection = http.client.HTTPConnection(session.url.split("/")[2], timeout=20)
+    given = {"authorization": f"Bearer {session.token if token is None else token}"} if token != "" else {}
+    try:
+        connection.request(method, path, json.dumps(body), given)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+def asked(text="Hello.", model="planner", **more):
+    return {"model": model, "messages": [{"role": "user", "content": text}], **more}
+
+
+def program(task, client):
+    """What programs do: tools, a conversation that goes on, another beside it, a history that was rewritten."""
+
+    def ask(messages, **more):
+        reply = client.chat.completions.create(model="planner", messages=messages, **more).choices[0].message
+        messages.append(reply.model_dump(exclude_none=True))
+        return reply
+
+    main = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
+    called = ask(main, tools=TOOLS).tool_calls[0]
+    main.append({"role": "tool", "tool_call_id": called.id, "content": "2"})
+    ask(main, tools=TOOLS)
+    beside = [*main, {"role": "user", "content": "In words."}]
+    ask(beside, tools=TOOLS)
+    main.append({"role": "user", "content": "A letter, please."})
+    ask(main, tools=TOOLS)
+    edited = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "3"}]
+    edited.append({"role": "user", "content": "No."})
+    ask(edited)
+    ask([{"role": "user", "content": "x" * 3000}])  # fills most of the context
+    beside.append({"role": "user", "content": "Once more."})
+    ask(beside, tools=TOOLS, response_format={"type": "json_object"})  # another system prompt: not known
+    return 1.0
+
+
+@pytest.mark.parametrize("keep_thoughts", ["all", "turn", "none"])
+def test_a_program_reads_the_same_prompts_as_in_training(renderer, serve, keep_thoughts):
+    trained, served = Says(renderer), Says(renderer)
+    policy = fa.Policy("tiny", name="p", keep_thoughts=keep_thoughts)
+    env = fa.Program(program, seats=("planner",))
+    episode = asyncio.run(
+        rollout.play(env, {"planner": policy}, seed=0, served={"p": Served(trained, renderer)}, max_turns=64)
+    )
+    assert episode.error is None and episode.rewards == {"planner": 1.0}, episode
+    turns = episode.turns
+    assert [turn.branch for turn in turns] == [0, 0, 0, 1, 2, 3, 4]
+    assert [turn.forked_from for turn in turns] == [None, None, None, 1, None, None, None]
+    # read once, where the answer was given; counted over the episode, as tools of our own are
+    assert [len(turn.tool_calls) for turn in turns] == [1, 0, 0, 0, 0, 0, 0]
+    assert [turn.info.get("tool_calls", 0) for turn in turns] == [1] * 7
+
+    session = serve(served, keep_thoughts=keep_thoughts)
+    with OpenAI(base_url=session.url, api_key=session.token, max_retries=0) as client:
+        assert program(None, client) == 1.0
+    assert served.read == trained.read
+    # what a server that renders messages would have read: the thought and the tokens of the answer are not in them
+    assert len(served.read[1]) > 0 and ("one and one" in renderer.text(served.read[1])) == (keep_thoughts != "none")
+
+
+def test_wishes_are_followed_and_limits_only_shrink(renderer, serve):
+    engine = Says(renderer, ["a"])
+    session = serve(engine, sampling=fa.Sampling(temperature=0.7, max_tokens=9, stop=("!",)))
+    for more in ({}, {"temperature": 0, "top_p": 0.5, "max_tokens": 4, "stop": "?"}, {"max_tokens": 99}):
+        assert request(session, body=asked(**more))[0] == 200
+    own, wished, more = engine.asked
+    assert (own.temperature, own.top_p, own.max_tokens, own.stop) == (0.7, 1.0, 9, ("!",))
+    assert (wished.temperature, wished.top_p, wished.max_tokens, wished.stop) == (0, 0.5, 4, ("!", "?"))
+    assert (more.temperature, more.max_tokens) == (0.7, 9)
+    for wrong, says in (
+        ({"temperature": 9}, "temperature=9 is outside"),
+        ({"temperature": "hot"}, "temperature='hot' is a text"),
+        ({"temperature": [1]}, ""),
+        ({"logit_bias": {"5": 1}}, "logit_bias is not supported here"),
+    ):
+        status, body = request(session, body=asked(**wrong))
+        assert status == 400 and says in body["error"]["message"], body
+    assert len(engine.read) == 3 and not session._open
+
+
+def test_who_may_ask_and_for_whom(renderer, serve):
+    session = serve(Says(renderer))
+    assert request(session, path="/health", method="GET", token="")[0] == 200
+    assert request(session, body=asked(), token="another")[0] == 401
+    assert request(session, path="/v1/models", method="GET", token="")[0] == 401
+    names = [each["id"] for each in request(session, path="/v1/models", method="GET")[1]["data"]]
+    assert names == ["p", "planner", "gpt-4o"]
+    status, body = request(session, body=asked(model="coder"))
+    assert status == 404
+    assert "nobody here answers to the model 'coder'; known are p, planner" in body["error"]["message"]
+    for path in ("/v1/responses", "/v1/messages"):
+        status, body = request(session, path=path, body={**asked(model="gpt-4o"), "input": "Hi", "max_tokens": 5})
+        assert status == 200, body
+
+
+def test_calls_are_answered_side_by_side_and_one_that_hung_up_is_dropped(renderer, serve):
+    engine = Says(renderer, ["a"])
+    engine.gate = threading.Event()
+    session, heard = serve(engine), []
+    both = [threading.Thread(target=lambda: heard.append(request(session, body=asked())[0])) for _ in range(2)]
+    for one in both:
+        one.start()
+    assert all(engine.waiting.acquire(timeout=20) for _ in both), "both are with the engine at once"
+    with (
+        OpenAI(base_url=session.url, api_key=session.token, max_retries=0, timeout=0.2) as client,
+        pytest.raises(APITimeoutError),
+    ):
+        client.chat.completions.create(**asked())
+    assert engine.cancelled.wait(20), "nobody waits for it any more"
+    engine.gate.set()
+    for one in both:
+        one.join(20)
+    assert heard == [200, 200] and not session._open
+
+
+def test_a_full_context_and_a_lost_engine_are_said(renderer, serve):
+    engine = Says(renderer)
+    session = serve(engine)
+    with (
+        OpenAI(base_url=session.url, api_key=session.token, max_retries=0) as client,
+        pytest.raises(BadRequestError, match="maximum context length") as full,
+    ):
+        client.chat.completions.create(**asked("x" * 9000))
+    assert full.value.code == "context_length_exceeded" and not session.failed.done()
+    engine.error = RuntimeError("odd")
+    assert request(session, body=asked())[0] == 500 and not session.failed.done()
+    engine.error = ActorDiedError("the engine is gone", "p")
+    assert request(session, body=asked())[0] == 503
+    with pytest.raises(ActorDiedError, match="the engine is gone"):
+        session.failed.result()
+
+
+def test_the_longest_silent_conversation_is_forgotten_and_read_as_it_stands(renderer, serve, monkeypatch):
+    engine = Says(renderer, ["<think>hm</think>a"])
+    session = serve(engine)
+    one, two = ([{"role": "user", "content": text}] for text in ("first", "second"))
+
+    def ask(messages):
+        reply = request(session, body={"model": "p", "messages": messages})[1]["choices"][0]["message"]
+        messages += [reply, {"role": "user", "content": "on"}]
+
+    ask(one)
+    monkeypatch.setattr(module, "_HELD_TOKENS", 3 * session._tokens)
+    ask(two)
+    ask(one)  # goes on; the other is the oldest now, and there is no room for it
+    assert "hm" in renderer.text(engine.read[-1]) and len(session._talks) == 1
+    ask(two)
+    assert "hm" not in renderer.text(engine.read[-1]) and "second" in renderer.text(engine.read[-1])
+    ask(two)
+    assert "hm" in renderer.text(engine.read[-1])
+    assert len(session._talks) == 1 and session._tokens == sum(talk.tokens for talk in session._talks)
+    known = session._known
+    assert sum(map(len, known._ends.values())) == sum(len(talk.answers) for talk in session._talks) == 2
+    assert len(known._continued) == 1
