@@ -24,8 +24,12 @@ class Letters(fa.TurnEnv):
 
     possible_agents = ["left", "right"]
 
+    def __init__(self, *, start_chars=3):
+        super().__init__()
+        self.start_chars = start_chars
+
     def setup(self, rng):
-        self.start = "".join(map(chr, rng.integers(97, 123, 3)))
+        self.start = "".join(map(chr, rng.integers(97, 123, self.start_chars)))
         self.said = []
 
     def instructions(self, agent):
@@ -120,6 +124,21 @@ def test_a_team_learns_and_the_control_does_not(trainer_of, tiny_llama, tmp_path
 
     still_before, _, still_after = run("control", 0.0)
     assert abs(still_after.reward - still_before.reward) <= still_before.ci + still_after.ci
+
+
+def test_a_curriculum_is_practised_and_a_run_that_goes_on_knows_where_it_was(trainer_of, tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_specs", dict(registry._specs))
+    fa.register("test/Letters-v0", entry_point=Letters, levels=[{"start_chars": 3}, {"start_chars": 5}])
+    plan = fa.Curriculum("test/Letters-v0", low=0.0, high=1.0)
+    trainer_of(tmp_path, fresh=True).fit(plan, steps=2)
+    row = trainer_of(tmp_path, fresh=True).fit(plan, steps=3).metrics[-1]
+    assert 1 <= row["curriculum/level"] <= 2
+    known = {name: value for name, value in row.items() if name.startswith("curriculum/success/test/Letters-v0@")}
+    assert len(known) == 2 and all(0 < success < 1 for success in known.values())
+    with np.load(sorted((tmp_path / "checkpoints").glob("step-*"))[-1] / "curriculum.npz") as kept:
+        fading = 1 - (1 - 1 / plan.memory) ** (3 * 4 * 8)  # of all episodes of three steps, had they been of one level
+        assert kept["success"][:, 1].sum() > fading * plan.memory
+    assert {row["env_id"] for row in fa.load_episodes(tmp_path)} <= {"test/Letters-v0@1", "test/Letters-v0@2"}
 
 
 def test_one_step_ahead_is_one_version_behind(trainer_of, tmp_path):
