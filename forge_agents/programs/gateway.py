@@ -36,6 +36,8 @@ _MOST_WAITING = 1024
 """Calls of one episode that may wait for their turn."""
 _MOST_WAITING_BYTES = 8 * MAX_BODY_BYTES
 """Of all requests of one episode that arrive or wait at one time."""
+_LOOK_S = 1.0
+"""Seconds between two looks at whether the gateway is there."""
 _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 T = TypeVar("T")
 S = TypeVar("S", bound="Session")
@@ -149,17 +151,22 @@ class Session:
 
         Raises:
             TimeoutError: Nothing came in time.
-            NotReadyError: The session was closed meanwhile.
+            NotReadyError: The session was closed meanwhile, or the gateway has ended.
         """
         deadline = time.monotonic() + timeout_s
         with waiting(who, "the next call of the program, or its end", timeout_s):
             while True:
-                try:
-                    event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
-                except queue.Empty:
-                    raise TimeoutError(f"no call and no end of the program within {timeout_s:g} s") from None
+                left, event = deadline - time.monotonic(), None
+                with contextlib.suppress(queue.Empty):
+                    event = self._events.get(timeout=max(0.0, min(left, _LOOK_S)))
                 if event is _CLOSED:
                     raise NotReadyError(f"{who}: the episode was closed while its program ran")
+                if not self._gateway.alive:  # whatever the program came to
+                    raise NotReadyError(f"{who}: the gateway has ended, and its episodes with it; others get a new one")
+                if event is None:
+                    if left <= _LOOK_S:
+                        raise TimeoutError(f"no call and no end of the program within {timeout_s:g} s")
+                    continue
                 if not isinstance(event, _Waiting):
                     return event
                 if (call := event.call) is not None:
@@ -531,5 +538,7 @@ def gateway() -> Gateway:
     """The gateway of this process, started when it is first needed; it ends with the process."""
     with _lock:
         if not _shared or not _shared[-1].alive:
+            for ended in _shared:
+                ended._socket.close()  # else programs would wait there
             _shared[:] = [Gateway()]
         return _shared[-1]

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 import forge_agents as fa
-from forge_agents.errors import ForgeError
-from forge_agents.rollout.rollout import play
+from forge_agents.errors import ActorDiedError, ForgeError
+from forge_agents.programs.gateway import gateway
+from forge_agents.rollout.rollout import Rollout, play
 from forge_agents.sandbox.sandbox import _why_no_namespaces
 
 needs_namespaces = pytest.mark.skipif(bool(_why_no_namespaces()), reason="needs user namespaces of Linux")
@@ -202,6 +203,80 @@ def test_a_hundred_programs_at_once():
 
     episodes = asyncio.run(hundred())
     assert all(episode.error is None and episode.rewards["solver"] == 1.0 for episode in episodes)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_gateway_that_dies_loses_its_episodes_which_are_played_once_more(fails):
+    died = []
+
+    async def survives(task, client):
+        await client.chat.completions.create(**say("agent", "one"))
+        if len(died) < 2:  # an episode each
+            died.append(gateway())
+            died[-1]._thread.call(died[-1]._thread._loop.stop)
+            died[-1]._thread._thread.join(20)
+            if fails:
+                raise OSError("no answer")
+        await client.chat.completions.create(**say("agent", "two"))
+        return 1.0
+
+    def group(retries):
+        rollout = Rollout(
+            make_env=lambda: fa.Program(survives, timeout_s=600.0),
+            env_id="-",
+            seats=fa.Scripted(lambda seen: "-"),
+            retries=retries,
+        )
+        return asyncio.run(rollout.group(0, 1)).episodes[0]
+
+    lost = group(0)
+    assert (lost.error.where, lost.error.kind, len(lost.turns)) == ("step", "NotReadyError", 1)
+    assert "the gateway has ended" in lost.error.message
+    again = group(1)
+    assert again.error is None and again.rewards == {"agent": 1.0} and len(again.turns) == 2
+    assert not died[0].alive and gateway() not in died
+    with pytest.raises(OSError, match=r"refused|reset"):
+        socket.create_connection(("127.0.0.1", died[0].port), 2)
+
+
+@pytest.mark.parametrize("kind", ["function", "command"])
+def test_an_engine_that_dies_is_no_data_and_its_programs_end(kind, tmp_path):
+    ended_well, tokens = threading.Event(), []
+
+    async def two(task, client):
+        tokens.append((str(client.base_url), client.api_key))
+        try:
+            while True:
+                await client.chat.completions.create(**say("agent", "-"))
+        finally:
+            ended_well.set()
+
+    answers = iter(["first"])
+
+    def decide(seen):
+        if (answer := next(answers, None)) is None:
+            raise ActorDiedError("engine m died")
+        return answer
+
+    twice = COMMAND.replace("sys.exit", "urllib.request.urlopen(request); sys.exit")
+    noted = f"import os; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n{twice}"
+    program = two if kind == "function" else [sys.executable, "-c", noted]
+    rollout = Rollout(
+        make_env=lambda: fa.Program(program, tasks=[{"question": "-"}], timeout_s=600.0),
+        env_id="-",
+        seats=fa.Scripted(decide),
+    )
+    with pytest.raises(ActorDiedError, match="engine m died"):  # the run replaces it and plays the group again
+        asyncio.run(rollout.group(0, 1))
+    if kind == "command":
+        assert ended([int((tmp_path / "pid").read_text())])
+        return
+    assert ended_well.wait(20)
+    from openai import APIStatusError, OpenAI
+
+    ((url, token),) = tokens
+    with OpenAI(base_url=url, api_key=token, max_retries=0) as late, pytest.raises(APIStatusError, match="is over"):
+        late.chat.completions.create(**say("agent", "-"))
 
 
 COMMAND = """
