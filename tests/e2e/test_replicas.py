@@ -12,8 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+import forge_agents as fa
 from forge_agents.errors import ActorDiedError
 from forge_agents.policy import Sampling
+from forge_agents.rollout.players import Served
+from forge_agents.rollout.rendering import Renderer
+from forge_agents.rollout.rollout import play
 from forge_agents.runtime.faults import Faults
 from forge_agents.serving import EngineConfig, Replicas
 from forge_agents.types import Completion
@@ -42,6 +46,32 @@ async def answers(engines: Replicas, max_tokens: int = 24) -> list[Completion]:
     return await asyncio.gather(*asked)
 
 
+async def crew(task: Any, client: Any) -> float:
+    """A program of three calls, each after the one before."""
+    said: list[dict[str, str]] = []
+    for question in ("ab", "cd", "ef"):
+        said.append({"role": "user", "content": question})
+        reply = await client.chat.completions.create(model="agent", messages=said)
+        said.append({"role": "assistant", "content": reply.choices[0].message.content})
+    return 1.0
+
+
+async def programs(engines: Replicas, model: Path) -> list[list[tuple[int, ...]]]:
+    """What two programs at once are answered, call by call."""
+    served = {"hero": Served(engines, Renderer.of(model))}
+    hero = fa.Policy(str(model), name="hero", sampling=Sampling(max_tokens=40))
+    envs = [fa.Program(crew) for _ in range(2)]
+    try:
+        episodes = await asyncio.gather(
+            *(play(env, {"agent": hero}, seed=0, served=served, draw=str(at)) for at, env in enumerate(envs))
+        )
+    finally:
+        for env in envs:
+            env.close()
+    assert [episode.rewards for episode in episodes] == [{"agent": 1.0}] * 2, episodes
+    return [[turn.response_ids for turn in episode.turns] for episode in episodes]
+
+
 def tokens(completions: list[Completion]) -> list[tuple[int, ...]]:
     return [completion.token_ids for completion in completions]
 
@@ -67,7 +97,11 @@ def test_neither_a_killed_replica_nor_an_update_costs_a_request_or_mixes_version
         assert tokens(undisturbed) != tokens(first)
         assert {span.version for completion in undisturbed for span in completion.versions} == {3}
 
+        told = await programs(engines, tiny_llama)
+        assert [len(calls) for calls in told] == [3, 3]
+
         busy = asyncio.ensure_future(answers(engines, 200))
+        asking = asyncio.ensure_future(programs(engines, tiny_llama))
         await asyncio.sleep(0.05)
         assert all(engines.unfinished.values())
         victim = engines.pids["hero-0"]
@@ -75,6 +109,7 @@ def test_neither_a_killed_replica_nor_an_update_costs_a_request_or_mixes_version
         os.kill(victim, signal.SIGKILL)
         killed = time.time()
         assert tokens(await busy) == tokens(undisturbed)  # each request once, with the tokens it would have had
+        assert await asking == told  # nor does a program notice
 
         deadline = time.monotonic() + 60
         while None in engines.pids.values() or faults.all[0].recovered_at is None:
