@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -128,6 +129,53 @@ def sft(words: Sequence[str]) -> int:
     print(f"{result.steps} steps are in {result.out_dir}\ncurve  {result.curve}\nmodel  {result.export}")
     _say_next(f"forge-agents train CONFIG.yaml --policies.{run.policy.name}.model {result.export}")
     return 0
+
+
+@_command(
+    "import",
+    "forge-agents import traces.jsonl --out chats.jsonl",
+    "forge-agents import day1.json day2.json --model planner --out planner.jsonl",
+    "forge-agents import traces.jsonl --pairs helpful --out pairs.jsonl",
+)
+def import_(words: Sequence[str]) -> int:
+    """Make training data of recorded conversations: forge-agents import TRACES --out chats.jsonl [--pairs SCORE]"""
+    from forge_agents.page import printable
+    from forge_agents.programs.traces import import_traces
+
+    parser = _parser("import")
+    parser.add_argument(
+        "traces", nargs="+", type=str, help="Files of spans (OpenTelemetry's, in JSON) or of chats, one per line."
+    )
+    parser.add_argument("--out", type=str, required=True, help="The JSONL file to write; it must not exist.")
+    parser.add_argument("--model", type=str, help="Only the calls of the model or the agent with this name.")
+    parser.add_argument(
+        "--pairs", type=str, help="Write best and worst answers to the same, by the number that recordings call so."
+    )
+    chosen = parser.parse_args(list(words))
+    said = 0
+
+    def say(line: str) -> None:
+        nonlocal said
+        said += 1
+        if said <= _MOST_SAID:
+            print(printable(line), file=sys.stderr)
+
+    try:
+        done = import_traces(chosen.traces, chosen.out, model=chosen.model, pairs=chosen.pairs, say=say)
+    finally:
+        if said > _MOST_SAID:
+            print(f"and {said - _MOST_SAID} more", file=sys.stderr)
+    what = "pairs" if chosen.pairs else f"conversations with {done.answers} answers"
+    print(f"wrote  {done.rows} {what} to {chosen.out}")
+    for reason, count in done.left_out.items():
+        print(f"  left out: {count} {printable(reason)}")
+    if not chosen.pairs:
+        _say_next(f"forge-agents sft --data {shlex.quote(chosen.out)} --policy.model MODEL --out_dir runs/sft")
+    return 0
+
+
+_MOST_SAID = 20
+"""Lines of a file that cannot be read, each with its reason."""
 
 
 @_command("eval", "forge-agents eval train.yaml", "forge-agents eval train.yaml --trainer.eval_episodes 256")

@@ -367,7 +367,10 @@ def _message(source: str, message: Any) -> tuple[str, str]:
         near = f" Did you mean {meant!r}?" if meant else did_you_mean(str(role), _ROLES)
         raise ValueError(f"{source} has the role {role!r}, known are {', '.join(_ROLES)}.{near}")
     if message.get("tool_calls"):
-        raise ValueError(f"{source} holds 'tool_calls', which are not read; write calls into the content as text")
+        raise ValueError(
+            f"{source} holds 'tool_calls', which are not read; write them into the content as text, as "
+            "`forge-agents import` does"
+        )
     if thought and not (role == "assistant" and isinstance(thought, str)):
         kind = type(thought).__name__
         raise ValueError(f"{source} has a thought, a {kind}, in the role {role!r}; expected an assistant's text")

@@ -1,0 +1,527 @@
+"""Conversations that were recorded elsewhere, as rows that imitation and preference learning read.
+
+In: files of spans, as an exporter of OpenTelemetry writes them in JSON, or of chats. Out: a file of rows, and what was
+left out. Waits for the disk.
+
+A recorded call is read as the gateway reads one, so that a model learns the text that it will be asked with. Calls of
+one conversation repeat each other: the last of them becomes the row, with all its recorded answers to be learned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from forge_agents.envs.thoughts import whole
+from forge_agents.errors import did_you_mean
+from forge_agents.programs.calls import RefusedError, Said, as_text
+from forge_agents.programs.protocols import PROTOCOLS
+
+Source: TypeAlias = str | os.PathLike[str]
+_NAMES = (
+    "gen_ai.agent.name", "gen_ai.request.model", "gen_ai.response.model", "llm.model_name", "embedding.model_name",
+)  # fmt: skip
+_NO_CALLS = ("invoke_agent", "create_agent", "execute_tool", "embeddings", "invoke_workflow", "retrieval")
+"""What ``gen_ai.operation.name`` says of spans around calls, whose messages the calls' own spans hold, too."""
+_ODD = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
+"""What reading somebody else's file may end in, whatever stands in it."""
+_CUT = ("length", "max_tokens", "content_filter", "error")
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+_ROW = ("messages", "completion", "chosen", "rejected")
+"""One of these is in every row."""
+_MOST_PARTS = 12
+"""Of an attribute's name between dots: those of messages have fewer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """What became of recordings."""
+
+    rows: int
+    """Conversations, or pairs, that were written."""
+    answers: int
+    """Answers in them that are learned; of a pair two."""
+    left_out: Mapping[str, int]
+    """How many others there were, by reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Talk:
+    """A conversation that ends with an answer."""
+
+    said: tuple[Said, ...]
+    told: str
+    score: float | None
+    whole: bool
+    """Whether all of it was given as one, rather than as a call and its answer."""
+
+    def by_score(self) -> float:
+        """To compare answers to the same."""
+        return self.score or 0.0
+
+    @property
+    def marks(self) -> list[tuple[int, bytes]]:
+        """Place of each answer, and a digest of all up to it."""
+        found, mark = [], _mark(self.told.encode())
+        for place, message in enumerate(self.said):
+            mark = _mark(mark + message.key)
+            if message.role == "assistant":
+                found.append((place, mark))
+        return found
+
+
+def import_traces(
+    sources: Sequence[Source],
+    out: Source,
+    *,
+    model: str | None = None,
+    pairs: str | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Imported:
+    """Write the conversations of recordings as rows for `SFTTrainer`, or as pairs for `DPOTrainer`.
+
+    A file holds one JSON value per line, or several lines each: exports of spans (``resourceSpans``), single spans with
+    ``attributes``, or chats with ``messages``, ``prompt`` and ``completion``, or ``prompt``, ``chosen`` and
+    ``rejected``, and ``tools`` beside them. Of spans those count that hold messages in the attributes of
+    OpenTelemetry's conventions (``gen_ai.input.messages``), of OpenInference (``llm.input_messages``) or of OpenLLMetry
+    (``gen_ai.prompt``). Their order does not matter.
+
+    Args:
+        sources: The files.
+        out: The file to write, which must not exist.
+        model: Only calls of a model, or of an agent, with this name.
+        pairs: Write pairs: of the answers to the same conversation the best and the worst, by the number that has this
+            name among the attributes of a span, its evaluations (``gen_ai.evaluation.result``) or the keys of a row.
+        say: Is told of each line that was left out because it cannot be read, and why.
+
+    Raises:
+        ValueError: Nothing was found, or `out` exists.
+    """
+    target = Path(out)
+    target = Path(out)
+    if missing := [str(source) for source in sources if not Path(source).is_file()]:
+        raise ValueError(f"{', '.join(missing)} is no file; give files of spans or chats in JSON")
+    if target.exists():
+        raise ValueError(f"{target} exists; give another --out, or remove it")
+    reader = _Reader(sources, model, pairs, say)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
+    rows = answers = 0
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            for row, count in _rows(reader) if pairs is None else _pairs(reader):
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                rows, answers = rows + 1, answers + count
+        if not rows:
+            why = ", ".join(f"{count} {reason}" for reason, count in reader.left.items()) or "the files are empty"
+            raise ValueError(f"nothing was found to learn from: {why}")
+        Path(name).chmod(0o644)
+        Path(name).replace(target)
+    finally:
+        Path(name).unlink(missing_ok=True)
+    return Imported(rows=rows, answers=answers, left_out=reader.left)
+
+
+def _rows(reader: _Reader) -> Iterator[tuple[dict[str, Any], int]]:
+    """Rows for imitation, each with the number of answers that are learned of it.
+
+    The files are read twice, so that no conversation has to be kept until the last of its calls is found.
+    """
+    known = [talk.marks for talk in reader.talks() if isinstance(talk, _Talk) and not talk.whole]
+    recorded = {marks[-1][1] for marks in known}
+    done = {mark for marks in known for _, mark in _learned(marks, recorded)[:-1]}
+    for talk in reader.again().talks():
+        if not isinstance(talk, _Talk):
+            yield talk, 1 + ("chosen" in talk)
+        elif talk.whole:
+            yield {"messages": as_text(talk.said, talk.told)}, len(talk.marks)
+        elif talk.marks[-1][1] in done:
+            reader.left["repeated in another"] += 1
+        elif mine := _learned(talk.marks, recorded):
+            done.add(mine[-1][1])
+            yield _row(talk, mine[0][0]), len(mine)
+        else:
+            raise ValueError("a file changed while it was read; copy it first")
+
+
+def _learned(marks: Sequence[tuple[int, bytes]], recorded: set[bytes]) -> list[tuple[int, bytes]]:
+    """The last answers of a conversation, back to one that nobody recorded: an example, or a history rewritten."""
+    return list(takewhile(lambda one: one[1] in recorded, reversed(marks)))[::-1]
+
+
+def _row(talk: _Talk, first: int) -> dict[str, Any]:
+    if any(message.role == "assistant" for message in talk.said[:first]):
+        return {"prompt": as_text(talk.said[:first], talk.told), "completion": as_text(talk.said[first:])}
+    return {"messages": as_text(talk.said, talk.told)}
+
+
+def _pairs(reader: _Reader) -> Iterator[tuple[dict[str, Any], int]]:
+    """Of the answers to the same the worst and the best; of equals the earlier."""
+    found: dict[bytes, tuple[_Talk, _Talk]] = {}
+    for talk in reader.talks():
+        if not isinstance(talk, _Talk):
+            yield talk, 2
+            continue
+        asked = _mark(b"".join([talk.told.encode(), *(message.key for message in talk.said[:-1])]))
+        worst, best = found.get(asked, (talk, talk))
+        found[asked] = min(worst, talk, key=_Talk.by_score), max(best, talk, key=_Talk.by_score)
+    for worst, best in found.values():
+        if worst.score == best.score:
+            reader.left["conversations without a better answer"] += 1
+            continue
+        sides = {"chosen": as_text(best.said[-1:]), "rejected": as_text(worst.said[-1:])}
+        yield {"prompt": as_text(best.said[:-1], best.told), **sides}, 2
+
+
+def _mark(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=16).digest()
+
+
+# ---- files
+
+
+class _Reader:
+    """Reads files, and counts what it leaves out."""
+
+    def __init__(
+        self, sources: Sequence[Source], model: str | None, pairs: str | None, say: Callable[[str], None]
+    ) -> None:
+        self._sources, self._model, self._pairs, self._say = sources, model, pairs, say
+        self._names: set[str] = set()
+        self.left: Counter[str] = Counter()
+
+    def again(self) -> _Reader:
+        """One that tells nobody what it leaves out, for this one has."""
+        return _Reader(self._sources, self._model, self._pairs, lambda line: None)
+
+    def talks(self) -> Iterator[_Talk | dict[str, Any]]:
+        """Conversations, and rows in which what is learned is set apart."""
+        for source in self._sources:
+            for line, value in _values(Path(source)):
+                where = f"{source}:{line}"
+                try:
+                    if isinstance(value, RefusedError):
+                        raise value
+                    things = list(_things(value))
+                except _ODD as odd:
+                    self._leave(where, odd)
+                    continue
+                for thing in things:
+                    yield from self._read(where, thing)
+        if self._model is not None and self._names and self._model not in self._names:
+            names = ", ".join(map(repr, sorted(self._names)[:20]))
+            self._say(f"no call is of {self._model!r}; they are of {names}.{did_you_mean(self._model, self._names)}")
+
+    def _leave(self, where: str, odd: BaseException) -> None:
+        self.left["unreadable"] += 1
+        why = str(odd) if isinstance(odd, RefusedError) else f"its form is not known ({odd!r})"
+        self._say(f"{where} is left out: {why}")
+
+    def _read(self, where: str, thing: Mapping[str, Any]) -> Iterator[_Talk | dict[str, Any]]:
+        try:
+            span = _attributes(thing)
+            if span is None and not any(name in thing for name in _ROW):
+                keys = ", ".join(map(repr, list(thing)[:12]))
+                raise RefusedError(f"it is neither spans nor a chat; its keys are {keys}")
+            names = {str(span[name]) for name in _NAMES if span.get(name)} if span else {str(thing.get("model") or "")}
+            self._names |= names - {""}
+            if self._model is not None and self._model not in names:
+                self.left["of other models, or of none that is named"] += 1
+                return
+            found = self._of_span(thing, span) if span is not None else self._of_row(thing)
+        except _ODD as odd:
+            self._leave(where, odd)
+        else:
+            yield from found
+
+    def _of_span(self, span: Mapping[str, Any], known: Mapping[str, Any]) -> list[_Talk]:
+        if known.get("gen_ai.operation.name") in _NO_CALLS:
+            self.left["spans around calls"] += 1
+            return []
+        found = _of_conventions(known) or _of_openinference(known) or _of_openllmetry(known)
+        if found is None:
+            model = any(name.startswith(("gen_ai.", "llm.")) for name in known)
+            self.left["calls without their messages" if model else "spans of other things"] += 1
+            return []
+        asked, answers, tools = found
+        ends = [known.get("llm.finish_reason"), *_some(known.get("gen_ai.response.finish_reasons"))]
+        talks = []
+        for at, answer in enumerate(answers):
+            ended = answer.pop("finish_reason", None) or (ends[at + 1] if at + 1 < len(ends) else ends[0])
+            if ended in _CUT:
+                self.left["answers that were cut off"] += 1
+            elif not self._pairs:
+                talks.append(_talk([*asked, answer], tools))
+            elif (score := _number(_score(span, known, self._pairs))) is None:
+                self.left[f"without a number {self._pairs!r}"] += 1
+            else:
+                talks.append(_talk([*asked, answer], tools, score))
+        if not answers:
+            self.left["calls without an answer"] += 1
+        return talks
+
+    def _of_row(self, row: Mapping[str, Any]) -> list[_Talk | dict[str, Any]]:
+        tools = _some(row.get("tools"))
+        if row.get("messages") is None:
+            written: dict[str, Any] = {}
+            for name in ("prompt", *_ROW):
+                if (given := row.get(name)) is not None:
+                    one = [{"role": "user" if name == "prompt" else "assistant", "content": given}]
+                    said, told = _said(one if isinstance(given, str) else given, [] if "prompt" in written else tools)
+                    written[name] = as_text(said, told)
+            return [written]
+        score = _number(row.get(self._pairs)) if self._pairs else None
+        if self._pairs and score is None:
+            self.left[f"without a number {self._pairs!r}"] += 1
+            return []
+        return [_talk(row["messages"], tools, score, given_as_one=True)]
+
+
+def _values(path: Path) -> Iterator[tuple[int, Any]]:
+    """JSON values with their lines, from 1; an error stands for what is none."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        first = next((line for line in file if line.strip()), "")
+    if isinstance(_json(first), RefusedError) and (yield from _spread(path)):
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        yield from ((number, _json(line)) for number, line in enumerate(file, 1) if line.strip())
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as odd:
+        return RefusedError(f"it is no JSON ({odd})")
+
+
+def _spread(path: Path) -> Generator[tuple[int, Any], None, bool]:
+    """The values of a file in which each takes several lines. Returns whether even the first is one."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    end, line, found = 0, 1, False
+    while (start := end + len(text[end:]) - len(text[end:].lstrip())) < len(text):
+        line += text.count("\n", end, start)
+        try:
+            value, end = json.JSONDecoder().raw_decode(text, start)
+        except (ValueError, RecursionError) as odd:
+            if found:
+                yield line, RefusedError(f"it is no JSON ({odd}), and what follows is not read")
+            return found
+        yield line, value
+        found, line = True, line + text.count("\n", start, end)
+    return found
+
+
+def _things(value: Any) -> Iterator[Mapping[str, Any]]:
+    """The spans or rows in a value."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _things(each)
+        return
+    if not isinstance(value, Mapping):
+        raise RefusedError(f"it is a JSON {type(value).__name__}; expected spans or a chat")
+    exports = _either(value, "resourceSpans", "resource_spans")
+    if exports is None:
+        yield value
+    for export in exports or ():
+        for scope in _either(export, "scopeSpans", "scope_spans") or ():
+            yield from scope.get("spans") or ()
+
+
+def _either(value: Mapping[str, Any], *names: str) -> Any:
+    return next((value[name] for name in names if value.get(name) is not None), None)
+
+
+# ---- spans
+
+
+def _attributes(thing: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Those of a span, by name; None of a row."""
+    if any(name in thing for name in _ROW):
+        return None
+    given = thing.get("attributes")
+    if given is None:
+        return {} if any(name in thing for name in ("spanId", "span_id", "traceId")) else None
+    if isinstance(given, Mapping):
+        return dict(given)
+    return {str(each["key"]): _plain(each.get("value")) for each in given}
+
+
+def _plain(value: Any) -> Any:
+    """A value as OTLP writes it: ``{"stringValue": ...}``."""
+    if not isinstance(value, Mapping) or len(value) != 1:
+        return value
+    ((kind, inner),) = value.items()
+    kind = kind.replace("_v", "V")
+    if kind == "arrayValue":
+        return [_plain(each) for each in inner.get("values") or ()]
+    if kind == "kvlistValue":
+        return {str(each["key"]): _plain(each.get("value")) for each in inner.get("values") or ()}
+    return int(inner) if kind == "intValue" else inner
+
+
+def _score(span: Mapping[str, Any], known: Mapping[str, Any], name: str) -> Any:
+    if name in known:
+        return known[name]
+    for event in span.get("events") or ():
+        if event.get("name") == "gen_ai.evaluation.result":
+            told = _attributes({"attributes": event.get("attributes") or {}}) or {}
+            if told.get("gen_ai.evaluation.name") == name:
+                return told.get("gen_ai.evaluation.score.value")
+    return None
+
+
+def _number(value: Any) -> float | None:
+    number = float(value) if isinstance(value, bool | int | float) else math.nan
+    return number if math.isfinite(number) else None
+
+
+_Found: TypeAlias = tuple[list[dict[str, Any]], list[dict[str, Any]], list[Any]]
+"""What was asked, what was answered, the tools; each message as OpenAI's chat completions have it."""
+
+
+def _some(value: Any) -> list[Any]:
+    """A list that may be written as JSON within a text."""
+    found = json.loads(value) if isinstance(value, str) else value
+    return [] if found is None else found if isinstance(found, list) else [found]
+
+
+def _of_conventions(known: Mapping[str, Any]) -> _Found | None:
+    if "gen_ai.input.messages" not in known:
+        return None
+    asked = _some(known["gen_ai.input.messages"])
+    if system := _some(known.get("gen_ai.system_instructions")):
+        asked = [{"role": "system", "parts": system}, *asked]
+    answers = []
+    for message in _some(known.get("gen_ai.output.messages")):
+        (said,) = _of_parts({"role": "assistant", **message})
+        answers.append({**said, "finish_reason": message.get("finish_reason")})
+    return [one for each in asked for one in _of_parts(each)], answers, _some(known.get("gen_ai.tool.definitions"))
+
+
+def _of_parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Messages of OpenAI's of one whose content is in parts: results of tools are messages of their own there."""
+    texts, thoughts, calls, results = [], [], [], []
+    given = message.get("parts", message.get("content"))
+    for part in [{"type": "text", "content": given}] if isinstance(given, str) else given or ():
+        kind = part.get("type")
+        if kind == "text":
+            texts.append(part["content"])
+        elif kind in ("reasoning", "thinking"):
+            thoughts.append(part["content"])
+        elif kind == "tool_call":
+            calls.append(_called(part.get("id"), part.get("name"), part.get("arguments")))
+        elif kind == "tool_call_response":
+            result = _either(part, "response", "result")
+            text = result if isinstance(result, str) else json.dumps(result)
+            results.append({"role": "tool", "tool_call_id": part.get("id"), "content": text})
+        else:
+            raise RefusedError(f"a part of type {kind!r}; the models here read text only")
+    if not (texts or thoughts or calls) and results:
+        return results
+    said = {"role": message.get("role"), "content": "\n".join(texts), "reasoning": "\n".join(thoughts)}
+    return [*results, {**said, "tool_calls": calls}]
+
+
+def _called(id_: Any, name: Any, arguments: Any) -> dict[str, Any]:
+    return {"id": id_, "function": {"name": name, "arguments": arguments}}
+
+
+def _of_openinference(known: Mapping[str, Any]) -> _Found | None:
+    told = _nested(known, "llm.")
+    if "input_messages" not in told:
+        return None
+
+    def message(numbered: Mapping[str, Any]) -> dict[str, Any]:
+        said = numbered["message"]
+        parts = [part["message_content"] for part in _listed(said.get("contents"))]
+        calls = [call["tool_call"] for call in _listed(said.get("tool_calls"))]
+        called = [(call.get("id"), call["function"].get("name"), call["function"].get("arguments")) for call in calls]
+        return {
+            "role": said.get("role"),
+            "content": said.get("content") or parts,
+            "tool_call_id": said.get("tool_call_id"),
+            "tool_calls": [_called(*call) for call in called],
+        }
+
+    tools = [json.loads(each["tool"]["json_schema"]) for each in _listed(told.get("tools"))]
+    asked, answers = ([message(each) for each in _listed(told.get(f"{way}_messages"))] for way in ("input", "output"))
+    return asked, answers, tools
+
+
+def _of_openllmetry(known: Mapping[str, Any]) -> _Found | None:
+    told = _nested(known, "gen_ai.")
+    if not isinstance(told.get("prompt"), dict):
+        return None
+
+    def message(said: Mapping[str, Any]) -> dict[str, Any]:
+        calls = [_called(c.get("id"), c.get("name"), c.get("arguments")) for c in _listed(said.get("tool_calls"))]
+        more = {name: said[name] for name in ("tool_call_id", "finish_reason", *_THOUGHTS) if said.get(name)}
+        return {"role": said.get("role") or "assistant", "content": said.get("content"), "tool_calls": calls, **more}
+
+    tools = _listed(_nested(known, "llm.request.").get("functions"))
+    tools = [{**each, "parameters": json.loads(each.get("parameters") or "{}")} for each in tools]
+    asked, answers = ([message(each) for each in _listed(told.get(name))] for name in ("prompt", "completion"))
+    return asked, answers, tools
+
+
+def _nested(known: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """``{"a": {"0": {"b": 1}}}`` of ``{"a.0.b": 1}``, of the names that begin with `prefix`."""
+    tree: dict[str, Any] = {}
+    for name, value in known.items():
+        parts = name.removeprefix(prefix).split(".")
+        if not name.startswith(prefix) or len(parts) > _MOST_PARTS:
+            continue
+        at = tree
+        for part in parts[:-1]:
+            inner = at.setdefault(part, {})
+            at = inner if isinstance(inner, dict) else {}
+        at[parts[-1]] = value
+    return tree
+
+
+def _listed(numbered: Any) -> list[Any]:
+    """The values of ``{"0": ..., "1": ...}`` in the order of their numbers."""
+    return [numbered[at] for at in sorted(numbered, key=int)] if numbered else []
+
+
+# ---- conversations
+
+
+def _said(messages: Any, tools: Sequence[Any]) -> tuple[tuple[Said, ...], str]:
+    """Messages as the gateway reads them, thoughts before the answers, and what it tells of the tools."""
+    offered = [
+        tool if "function" in tool else {"type": "function", "function": tool}
+        for tool in tools
+        if tool.get("type", "function") == "function"
+    ]
+    if not isinstance(messages, list) or not all(isinstance(message, Mapping) for message in messages):
+        raise RefusedError(f"the messages are {str(messages)[:100]!r}; expected a list of objects")
+    spoken = []
+    for message in messages:
+        thought = next((message[name] for name in _THOUGHTS if message.get(name)), "")
+        spoken.append({**message, "content": whole(thought, message.get("content") or "")} if thought else message)
+    call = PROTOCOLS["/v1/chat/completions"].read({"model": "", "messages": spoken, "tools": offered})
+    for place, said in enumerate(call.said):
+        if said.role == "assistant" and not (said.text.strip() or said.calls):
+            raise RefusedError(f"messages[{place}]: the answer is empty")
+    return call.said, call.told
+
+
+def _talk(messages: Any, tools: Sequence[Any], score: float | None = None, *, given_as_one: bool = False) -> _Talk:
+    said, told = _said(messages, tools)
+    if said[0].role == "assistant":
+        raise RefusedError("it begins with an answer")
+    while given_as_one and said and said[-1].role != "assistant":  # nobody answered that
+        said = said[:-1]
+    if not said:
+        raise RefusedError("no answer is in it")
+    return _Talk(said=said, told=told, score=score, whole=given_as_one)

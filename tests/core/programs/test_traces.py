@@ -1,0 +1,239 @@
+import json
+
+import pytest
+
+from forge_agents.cli import main as cli
+from forge_agents.programs.traces import import_traces
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+ADD = {"name": "add", "description": "Adds.", "parameters": SCHEMA}
+ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+CALLED = {"role": "assistant", "content": "I add.", "tool_calls": [CALL]}
+RESULT = {"role": "tool", "tool_call_id": "c1", "content": "2"}
+SAID = {"role": "assistant", "content": "It is 2."}
+TEXT_OF_CALL = 'I add.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+TEXTS = [("user", "1 + 1?"), ("assistant", TEXT_OF_CALL), ("user", "<tool_response>\n2\n</tool_response>"),
+         ("assistant", "It is 2.")]  # fmt: skip
+
+
+def in_parts(message):
+    """A message as OpenTelemetry's conventions have it."""
+    if message["role"] == "tool":
+        response = {"type": "tool_call_response", "id": message["tool_call_id"], "response": message["content"]}
+        return {"role": "tool", "parts": [response]}
+    parts = [{"type": "text", "content": message["content"]}]
+    for call in message.get("tool_calls", ()):
+        named = call["function"]
+        arguments = json.loads(named["arguments"])  # an object here, a text in OpenAI's
+        parts.append({"type": "tool_call", "id": call["id"], "name": named["name"], "arguments": arguments})
+    return {"role": message["role"], "parts": parts}
+
+
+def conventions(asked, answer, **more):
+    told = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": "solver",
+        "gen_ai.system_instructions": json.dumps(in_parts(asked[0])["parts"]),
+        "gen_ai.input.messages": json.dumps([in_parts(message) for message in asked[1:]]),
+        "gen_ai.tool.definitions": json.dumps([{"type": "function", **ADD}]),
+        **more,
+    }
+    if answer:
+        told["gen_ai.output.messages"] = json.dumps([{**in_parts(answer), "finish_reason": "stop"}])
+    return told
+
+
+def openinference(asked, answer):
+    told = {"openinference.span.kind": "LLM", "llm.model_name": "solver"}
+    told["llm.tools.0.tool.json_schema"] = json.dumps({"type": "function", "function": ADD})
+    for way, messages in (("input", asked), ("output", [answer])):
+        for at, message in enumerate(messages):
+            name = f"llm.{way}_messages.{at}.message"
+            told |= {f"{name}.{key}": message[key] for key in ("role", "content", "tool_call_id") if key in message}
+            for number, call in enumerate(message.get("tool_calls", ())):
+                each = f"{name}.tool_calls.{number}.tool_call"
+                told |= {f"{each}.id": call["id"], **{f"{each}.function.{k}": v for k, v in call["function"].items()}}
+    return told
+
+
+def openllmetry(asked, answer):
+    told = {"gen_ai.request.model": "solver"}
+    told |= {f"llm.request.functions.0.{key}": value for key, value in ADD.items()}
+    told["llm.request.functions.0.parameters"] = json.dumps(ADD["parameters"])
+    for way, messages in (("prompt", asked), ("completion", [answer])):
+        for at, message in enumerate(messages):
+            name = f"gen_ai.{way}.{at}"
+            told |= {f"{name}.{key}": message[key] for key in ("role", "content", "tool_call_id") if key in message}
+            for number, call in enumerate(message.get("tool_calls", ())):
+                each = f"{name}.tool_calls.{number}"
+                told |= {f"{each}.id": call["id"], **{f"{each}.{k}": v for k, v in call["function"].items()}}
+    return told
+
+
+def export(*spans, events=()):
+    """Spans as an OTLP exporter writes them."""
+
+    def typed(value):
+        return {"intValue": str(value)} if type(value) is int else {"doubleValue" if type(value) is float else
+                                                                   "stringValue": value}  # fmt: skip
+
+    def attributes(told):
+        return [{"key": key, "value": typed(value)} for key, value in told.items()]
+
+    marked = [{"name": e["name"], "attributes": attributes(e["attributes"])} for e in events]
+    written = [{"spanId": "ab", "name": "chat", "attributes": attributes(span), "events": marked} for span in spans]
+    return {"resourceSpans": [{"resource": {}, "scopeSpans": [{"scope": {}, "spans": written}]}]}
+
+
+def imported(folder, *values, **options):
+    """What became of a file with these lines, its rows, and what was said of it."""
+    (folder / "in.jsonl").write_text("".join(f"{v if isinstance(v, str) else json.dumps(v)}\n" for v in values))
+    (folder / "out.jsonl").unlink(missing_ok=True)
+    heard = []
+    done = import_traces([folder / "in.jsonl"], folder / "out.jsonl", say=heard.append, **options)
+    return done, [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()], heard
+
+
+def pairs_of(messages):
+    return [(message["role"], message["content"]) for message in messages]
+
+
+@pytest.mark.parametrize("written", [conventions, openinference, openllmetry])
+@pytest.mark.parametrize("order", [1, -1])
+def test_calls_of_a_conversation_are_one_row_whatever_wrote_them_and_in_whichever_order(tmp_path, written, order):
+    spans = [written(ASKED, CALLED), written([*ASKED, CALLED, RESULT], SAID)][::order]
+    done, (row,), heard = imported(tmp_path, *map(export, spans))
+    assert (done.rows, done.answers, dict(done.left_out), heard) == (1, 2, {"repeated in another": 1}, [])
+    system, *rest = pairs_of(row["messages"])
+    assert system[1].startswith("Be brief.\n\n# Tools") and '"name": "add"' in system[1]
+    assert rest == TEXTS and list(row) == ["messages"]
+
+
+def test_what_is_imported_is_the_text_that_the_gateway_shows(tmp_path):
+    from forge_agents.programs.calls import as_text
+    from forge_agents.programs.protocols import PROTOCOLS
+
+    _, (row,), _ = imported(tmp_path, export(conventions([*ASKED, CALLED, RESULT], SAID)))
+    body = {"model": "-", "messages": [*ASKED, CALLED, RESULT], "tools": [{"type": "function", "function": ADD}]}
+    call = PROTOCOLS["/v1/chat/completions"].read(body)
+    assert row["prompt"] == as_text(call.said, call.told) and pairs_of(row["completion"]) == [("assistant", "It is 2.")]
+
+
+def test_answers_that_nobody_recorded_are_not_learned_nor_are_those_that_were_cut_off(tmp_path):
+    example = [*ASKED, {"role": "assistant", "content": "An example."}, {"role": "user", "content": "And 2 + 2?"}]
+    done, (row,), _ = imported(tmp_path, export(conventions(example, SAID)))
+    assert pairs_of(row["completion"]) == [("assistant", "It is 2.")] and done.answers == 1
+    assert ("assistant", "An example.") in pairs_of(row["prompt"])
+    cut = conventions(ASKED, SAID)
+    cut["gen_ai.output.messages"] = cut["gen_ai.output.messages"].replace('"stop"', '"length"')
+    done, rows, _ = imported(tmp_path, export(cut), export(conventions(ASKED, CALLED)))
+    assert done.left_out == {"answers that were cut off": 1} and rows[0]["messages"][-1]["content"] == TEXT_OF_CALL
+
+
+def test_chats_keep_thoughts_tools_and_sides(tmp_path):
+    thought = {**SAID, "reasoning_content": "Easy."}
+    chat = {"messages": [*ASKED, CALLED, RESULT, thought], "tools": [{"type": "function", "function": ADD}]}
+    pair = {"prompt": "1 + 1?", "chosen": [CALLED], "rejected": "3", "tools": [{"type": "function", "function": ADD}]}
+    done, (first, second), heard = imported(tmp_path, chat, "", pair)
+    assert pairs_of(first["messages"])[1:] == [*TEXTS[:-1], ("assistant", "<think>\nEasy.\n</think>\n\nIt is 2.")]
+    assert pairs_of(second["chosen"]) == [("assistant", TEXT_OF_CALL)]
+    assert pairs_of(second["rejected"]) == [("assistant", "3")] and "# Tools" in second["prompt"][0]["content"]
+    assert (done.answers, heard) == (4, [])
+
+
+def test_pairs_are_the_best_and_the_worst_answer_to_the_same(tmp_path):
+    def scored(text, score):
+        return export(conventions(ASKED, {"role": "assistant", "content": text}, helpful=score))
+
+    spans = [scored("good", 1.0), scored("bad", 0.25), scored("fair", 0.5), export(conventions(ASKED, SAID))]
+    evaluated = {"gen_ai.evaluation.name": "helpful", "gen_ai.evaluation.score.value": 2.0}
+    event = {"name": "gen_ai.evaluation.result", "attributes": evaluated}
+    spans.append(export(conventions(ASKED, {"role": "assistant", "content": "best"}), events=[event]))
+    done, (row,), _ = imported(tmp_path, *spans, pairs="helpful")
+    assert (pairs_of(row["chosen"]), pairs_of(row["rejected"])) == ([("assistant", "best")], [("assistant", "bad")])
+    assert done.left_out == {"without a number 'helpful'": 1} and pairs_of(row["prompt"])[-1] == ("user", "1 + 1?")
+
+
+ODD = [
+    ('{"messages": [', "it is no JSON"),
+    ("[" * 100_000, "it is no JSON"),
+    ("7", "it is a JSON int"),
+    ({"note": "-"}, "its keys are 'note'"),
+    ({"messages": 7}, "the messages are '7'; expected a list of objects"),
+    ({"messages": [{"role": "narrator", "content": "-"}]}, "role 'narrator'"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, SAID]}, "read text only"),
+    ({"messages": [*ASKED, {"role": "assistant", "content": " "}]}, "messages[2]: the answer is empty"),
+    ({"messages": [SAID]}, "begins with an answer"),
+    ({"messages": ASKED}, "no answer is in it"),
+    ({"resourceSpans": [7]}, "its form is not known"),
+    ({"spanId": "a", "attributes": [{"key": "gen_ai.input.messages", "value": {"stringValue": "[{"}}]}, "Expecting"),
+    (export({"llm.input_messages.x.message.role": "user"}), "its form is not known"),
+    (export({"gen_ai.input.messages": '[{"role": "user", "parts": [{"type": "blob"}]}]'}), "a part of type 'blob'"),
+]
+
+
+def test_what_cannot_be_read_is_told_by_its_line_and_the_rest_is_kept(tmp_path):
+    good = export(conventions(ASKED, SAID))
+    done, rows, heard = imported(tmp_path, *(line for line, _ in ODD), good)
+    assert len(rows) == 1 and done.left_out == {"unreadable": len(ODD)}
+    for number, (line, (_, why)) in enumerate(zip(heard, ODD, strict=True), 1):
+        assert line.startswith(f"{tmp_path / 'in.jsonl'}:{number} is left out: ") and why in line, line
+
+
+def test_spans_that_hold_no_conversation_are_counted_by_what_they_are(tmp_path):
+    spans = [
+        {"http.method": "GET"}, {"gen_ai.request.model": "solver"}, conventions(ASKED, None),
+        {"gen_ai.operation.name": "invoke_agent", "gen_ai.input.messages": "[]"}, conventions(ASKED, SAID),
+    ]  # fmt: skip
+    done, rows, _ = imported(tmp_path, export(*spans))
+    assert len(rows) == 1 and done.left_out == {
+        "spans of other things": 1, "calls without their messages": 1, "calls without an answer": 1,
+        "spans around calls": 1,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="nothing was found to learn from: 1 calls without their messages"):
+        imported(tmp_path, export({"gen_ai.request.model": "solver"}))
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"], "nothing half-written stays"
+
+
+def test_values_may_take_several_lines(tmp_path):
+    spread = json.dumps({"attributes": conventions(ASKED, CALLED), "name": "chat"}, indent=2)
+    second = json.dumps([{"attributes": conventions([*ASKED, CALLED, RESULT], SAID)}], indent=2)
+    done, (row,), heard = imported(tmp_path, spread, second, "{")
+    assert pairs_of(row["messages"])[1:] == TEXTS and done.answers == 2
+    at = spread.count("\n") + second.count("\n") + 3
+    assert len(heard) == 1 and f"in.jsonl:{at} is left out" in heard[0] and "what follows is not read" in heard[0]
+
+
+def test_the_command_writes_what_imitation_reads_and_shows_no_escapes(tmp_path, capsys):
+    other = conventions(ASKED, CALLED) | {"gen_ai.request.model": "planner"}
+    lines = [export(conventions(ASKED, SAID)), export(other), {"\x1b[2J": 1}]
+    source, out = tmp_path / "traces.jsonl", tmp_path / "data" / "chats.jsonl"
+    source.write_text("\n".join(map(json.dumps, lines)))
+    assert cli.main(["import", str(source), "--out", str(out), "--model", "solver"]) == 0
+    said = capsys.readouterr()
+    assert "wrote  1 conversations with 1 answers" in said.out
+    assert "left out: 1 of other models, or of none that is named" in said.out
+    assert f"{source}:3 is left out" in said.err and "\x1b" not in said.err + said.out
+    assert pairs_of(json.loads(out.read_text())["messages"])[-1] == ("assistant", "It is 2.")
+    assert cli.main(["import", str(source), "--out", str(out)]) == 1
+    assert "exists; give another --out" in capsys.readouterr().err
+    assert cli.main(["import", str(source), "--out", str(tmp_path / "x"), "--model", "solvr"]) == 1
+    assert "Did you mean 'solver'?" in capsys.readouterr().err
+    source.write_text("{\n" * 25)
+    assert cli.main(["import", str(source), "--out", str(tmp_path / "x")]) == 1
+    said = capsys.readouterr().err
+    assert said.count("is left out") == 20 and "\nand 5 more\n" in said and "nothing was found" in said
+
+
+def test_imported_rows_are_learned_as_imitation_learns_any(tmp_path, tiny_llama):
+    from forge_agents.rollout.rendering import Renderer
+    from forge_trainers.offline.config import SFTConfig
+    from forge_trainers.offline.data import read_demonstrations
+
+    imported(tmp_path, export(conventions(ASKED, CALLED)), export(conventions([*ASKED, CALLED, RESULT], SAID)))
+    renderer = Renderer.of(tiny_llama)
+    found = read_demonstrations(tmp_path / "out.jsonl", renderer, SFTConfig(), policy="p", room=9999)
+    (item,) = found.items
+    taught = renderer.text([*item.ids[item.mask]])
+    assert taught.startswith("I add.\n<tool_call>") and "It is 2." in taught and "1 + 1?" not in taught
