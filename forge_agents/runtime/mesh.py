@@ -219,6 +219,11 @@ def rehearse_on(config: Hosts, meshes: Sequence[tuple[str, str, int]], *, gpus_p
     return layout.rehearse(meshes)
 
 
+def several_hosts() -> bool:
+    """Whether the run has other hosts than the controller's."""
+    return bool(_layout().hosts)
+
+
 def place_of(procs: ProcMesh) -> str:
     """Who shares memory with a mesh's first process."""
     first = _spawned[id(procs)].spot.hosts[0]

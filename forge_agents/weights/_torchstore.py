@@ -35,6 +35,17 @@ initialize = torchstore.initialize
 shutdown = torchstore.shutdown
 
 
+def transport(several_hosts: bool) -> str:
+    """How weights travel here, in words.
+
+    Args:
+        several_hosts: Whether some of who sends or reads may be on other hosts than the store.
+    """
+    if not IS_0_1 or _rdma:
+        return "by TorchStore's own transport, RDMA where there is some (not run by us)"
+    return "through shared memory" + ", to other hosts in messages" * several_hosts
+
+
 def _with_async_endpoints(base: Any) -> dict[str, Any]:
     """Async forms of those endpoints of `base` that are sync."""
 
@@ -108,7 +119,7 @@ if IS_0_1:
 
     torchstore.api.Controller = Controller
     torchstore.api.StorageVolume = StorageVolume
-    with warnings.catch_warnings():
+    with warnings.catch_warnings():  # `transport` says what comes of it
         warnings.simplefilter("ignore", DeprecationWarning)  # of the name it asks Monarch by
         _rdma = torchstore.transport.buffers.rdma_available()
     if not _rdma:

@@ -66,7 +66,8 @@ class WeightStore:
         pulse = Pulse(volume_mesh, 1, name=name, silence_s=silence_s)
         store_name = f"{name}-{os.getpid()}-{next(_counter)}"
         try:
-            with starts.starting("store", name, "TorchStore", on=mesh.where(volume_mesh)):
+            what = f"TorchStore, weights go {_torchstore.transport(mesh.several_hosts())}"
+            with starts.starting("store", name, what, on=mesh.where(volume_mesh)):
                 await pulse.guard(
                     mesh.with_deadline(
                         _torchstore.initialize(num_storage_volumes=1, store_name=store_name, mesh=volume_mesh),

@@ -1,18 +1,24 @@
-"""Fetches under a writer that never rests: how many were torn, how long they took, what memory was shared.
+"""Fetches under a writer that never rests, by each transport that runs here: how many were torn, how long they took.
 
-In: `Options`. Out: counts, seconds, bytes. Waits for actors and the store, whose calls have deadlines.
+In: `Options`. Out: counts, seconds, bytes of shared memory. Waits for actors and the store, whose calls have deadlines.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from perf_common import Options, goal, in_child
 
 from forge_agents.runtime._monarch import Actor, concurrent_endpoint
+from forge_agents.runtime.hosts import Hosts
 
 SLOTS = 2
 """The fewest there may be: the version that is read is the next but one to be written over."""
@@ -24,14 +30,19 @@ CALL_S = 1800
 def measure(options: Options) -> list[dict[str, Any]]:
     """The record ``torn``."""
     found = in_child(run, options, timeout_s=2 * CALL_S)
+    ways = {"messages": run_messages, "messages over TCP": run_tcp}
+    others = {name: in_child(way, options, timeout_s=2 * CALL_S) for name, way in ways.items()}
     size = SLOTS * TENSORS * NUMBERS * 2
+    torn = found["torn"] + sum(each["torn"] for each in others.values())
     return [
         {
             "measure": "torn",
             **found,
+            "transport": "shared memory",
+            "other_transports": others,
             "peer": "the values that were written: every number of a version is the same, and follows from its number",
             "goals": {
-                "torn": goal(found["torn"], 0, at_most=True),
+                "torn": goal(torn, 0, at_most=True),
                 "shared_over_slots": goal(found["most_shared_bytes"] / size, 1, at_most=True),
             },
         }
@@ -39,7 +50,36 @@ def measure(options: Options) -> list[dict[str, Any]]:
 
 
 def run(options: Options) -> dict[str, float]:
+    """Readers share memory with the store."""
     return asyncio.run(_run(500 if options.quick else 10_000))
+
+
+def run_messages(options: Options) -> dict[str, float]:
+    """Readers on what counts as another host of this machine; each fetch is a copy of 2 MB."""
+    return asyncio.run(_run(50 if options.quick else 500, Hosts(kind="process", hosts={"engines": 1})))
+
+
+def run_tcp(options: Options) -> dict[str, float]:
+    """The same, and hosts reach each other by TCP."""
+    with _hosts(2) as (first, second):
+        hosts = Hosts(kind="attach", workers={"learner": (first,), "engines": (second,)})
+        return asyncio.run(_run(50 if options.quick else 500, hosts))
+
+
+@contextlib.contextmanager
+def _hosts(count: int) -> Iterator[list[str]]:
+    """Addresses of so many host processes, which end with the block."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        addresses = [f"tcp://127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+    words = [sys.executable, "-m", "forge_agents.runtime.host_process", "--address"]
+    processes = [subprocess.Popen([*words, address]) for address in addresses]
+    try:
+        yield addresses
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def value_of(version: int) -> float:
@@ -118,7 +158,7 @@ def _shared_bytes() -> int:
     return sum(found.values())
 
 
-async def _run(fetches: int) -> dict[str, float]:
+async def _run(fetches: int, hosts: Hosts | None = None) -> dict[str, float]:
     from forge_agents.runtime import mesh
     from forge_agents.weights import WeightStore
 
@@ -126,10 +166,12 @@ async def _run(fetches: int) -> dict[str, float]:
         return await mesh.with_deadline(getattr(who, endpoint).call_one(*args), CALL_S, who=endpoint, what="its work")
 
     async with mesh.session():
+        await mesh.launch_hosts(hosts or Hosts())
         store = await WeightStore.start()
-        writer = mesh.spawn_procs("writer", threads=1).spawn("writer", Writer, store.ref)
+        writer = mesh.spawn_procs("writer", role="learner", threads=1).spawn("writer", Writer, store.ref)
         readers = [
-            mesh.spawn_procs(f"reader {i}", threads=1).spawn("reader", Reader, store.ref) for i in range(READERS)
+            mesh.spawn_procs(f"reader {i}", role="engines", threads=1).spawn("reader", Reader, store.ref)
+            for i in range(READERS)
         ]
         await ask(writer, "publish")
         writing = asyncio.ensure_future(ask(writer, "hammer"))

@@ -191,6 +191,24 @@ def test_a_transfer_may_take_many_times_the_silence_of_a_dead_store(monkeypatch:
     assert all(torch.equal(got[name], value) for name, value in sent.items())
 
 
+@pytest.mark.parametrize(
+    ("rdma", "several", "said"),
+    [
+        (False, False, "through shared memory"),
+        (False, True, "through shared memory, to other hosts in messages"),
+        (True, True, "by TorchStore's own transport, RDMA where there is some (not run by us)"),
+    ],
+)
+def test_the_start_says_how_weights_travel(
+    monkeypatch: pytest.MonkeyPatch, rdma: bool, several: bool, said: str
+) -> None:
+    from forge_agents.weights import _torchstore
+
+    monkeypatch.setattr(_torchstore, "_rdma", rdma, raising=False)
+    monkeypatch.setattr(_torchstore, "IS_0_1", True)
+    assert _torchstore.transport(several) == said
+
+
 def test_a_part_of_a_segment_travels_as_its_place() -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("torchstore")
