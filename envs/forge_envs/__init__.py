@@ -105,6 +105,12 @@ register(
         {"hops": hops, "towns": towns} for hops, towns in ((1, 4), (1, 20), (2, 12), (3, 20), (4, 40), (6, 60))
     ],
 )
+register(
+    "forge/Tables-v0",
+    entry_point="forge_envs.teams.tables:Tables",
+    tags=("2p", "cooperative", "tool"),
+    levels=[{"level": level, "orders": orders} for level, orders in enumerate((20, 20, 40, 60, 80, 120), 1)],
+)
 register_suite("core-v1", ["forge/KuhnPoker-v0", "forge/Relay-v0", "forge/AlphabetSort-v0"], episodes=32)
 register_suite("team-v0", ["forge/Relay-v0", "forge/TreasureHunt-v0", "forge/Negotiation-v0", "forge/Debate-v0"])
 register_suite(

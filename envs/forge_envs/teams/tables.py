@@ -1,0 +1,257 @@
+"""Questions over tables: an analyst asks a database and proposes an answer, a reviewer lets it pass or sends it back.
+
+In: texts: SQL, an answer, a verdict. Out: a reward that both seats share. Waits for queries, which may take few steps.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+
+import numpy as np
+
+from forge_agents.envs.env import Outcome
+from forge_agents.tools import Tool, ToolFormat, ToolResult, tool
+from forge_agents.tools.env import ToolEnv
+
+NAMES, TOWNS, GOODS, MONTHS = (
+    words.split()
+    for words in (
+        "Abel Berg Cole Dahl Engel Falk Grau Holm Jung Krol Lund Moss Nagy Orban Park Quist Rask Stein Voss Wolf",
+        "Ulm Bern Graz Lyon Oslo Turin Porto Delft",
+        "bell boat chair clock drum flute kite lamp map rope",
+        "January February March April May June",
+    )
+)
+SCHEMA = (
+    "customers(id, name, town)",
+    "products(id, name, price)",
+    "orders(id, customer, product, pieces, month)",
+)
+_ROWS = 10
+"""Rows of a result that are shown."""
+_STEPS = 1_000_000
+"""Instructions of SQLite's machine that one query may take: some hundredths of a second."""
+_ALL = "orders JOIN customers ON customers.id = orders.customer JOIN products ON products.id = orders.product"
+_MOST = " ORDER BY most DESC LIMIT 2"
+# Questions by level, each with the query that answers it, two best rows where one is sought. Blanks are drawn.
+QUESTIONS: tuple[tuple[tuple[str, str], ...], ...] = (
+    (
+        ("What is the price of {good}?", "SELECT price FROM products WHERE name = '{good}'"),
+        ("In which town does {name} live?", "SELECT town FROM customers WHERE name = '{name}'"),
+    ),
+    (
+        ("How many orders are of {month}?", "SELECT COUNT(*) FROM orders WHERE month = '{month}'"),
+        ("How many customers live in {town}?", "SELECT COUNT(*) FROM customers WHERE town = '{town}'"),
+    ),
+    (
+        ("How many pieces were ordered in {month}?", "SELECT SUM(pieces) FROM orders WHERE month = '{month}'"),
+        (
+            "In which month were most pieces ordered?",
+            "SELECT month, SUM(pieces) AS most FROM orders GROUP BY month" + _MOST,
+        ),
+    ),
+    (
+        ("How many pieces of {good} were ordered?", "SELECT SUM(pieces) FROM {all} WHERE products.name = '{good}'"),
+        ("How many orders came from {town}?", "SELECT COUNT(*) FROM {all} WHERE town = '{town}'"),
+    ),
+    (
+        (
+            "Of which product were most pieces ordered?",
+            "SELECT products.name, SUM(pieces) AS most FROM {all} GROUP BY products.id" + _MOST,
+        ),
+        (
+            "How much money did {name} spend?",
+            "SELECT SUM(pieces * price) FROM {all} WHERE customers.name = '{name}'",
+        ),
+    ),
+    (
+        (
+            "How much money did customers from {town} spend in {month}?",
+            "SELECT SUM(pieces * price) FROM {all} WHERE town = '{town}' AND month = '{month}'",
+        ),
+        (
+            "Which customer from {town} spent most money?",
+            "SELECT customers.name, SUM(pieces * price) AS most FROM {all} WHERE town = '{town}' GROUP BY customers.id"
+            + _MOST,
+        ),
+    ),
+)
+_FUNCTIONS = frozenset(
+    ("count", "sum", "total", "avg", "min", "max", "abs", "round", "length", "lower", "upper", "coalesce", "like")
+)
+"""Functions of SQL that a query may call: none of them makes a large thing of a small one."""
+_VERDICT = re.compile(r"\bAPPROVE\b", re.IGNORECASE)
+_WORD = re.compile(r"\w+(?:\.\d+)?")
+
+
+class Tables(ToolEnv):
+    """Two seats that share one reward.
+
+    ``analyst`` reads a question and what tables there are, and queries them in SQLite's SQL. Any other text of it is a
+    proposal, which goes to the ``reviewer`` with the question and the analyst's last query and its result. The reviewer
+    may query, too. A text of it with the word APPROVE ends the game; any other goes back to the analyst as a remark,
+    `revisions` times at most; after that the next proposal stands as it is. Tables and question are drawn anew in every
+    episode.
+
+    Both get 1.0 if the proposal that stands is the answer, and 0 otherwise. Case, points and spaces do not count, and
+    of several words the last one does. At the end infos hold ``question``, ``query`` (one that answers it), ``answer``,
+    ``given``, ``correct`` and ``remarks``.
+
+    Args:
+        level: What is asked, 1 to 6: a cell; a count; a sum or the largest of sums; the same over several tables; the
+            largest of sums over several tables; money of a town.
+        orders: Rows of the largest table, 10 to 500.
+        revisions: Remarks of the reviewer, at least 0.
+        max_calls: Queries of a seat between two of its other texts.
+        max_message_chars: Longer proposals and remarks are cut.
+        tool_format: As for `ToolEnv`.
+    """
+
+    possible_agents = ("analyst", "reviewer")
+    max_reward = 1.0
+
+    def __init__(
+        self,
+        *,
+        level: int = 1,
+        orders: int = 40,
+        revisions: int = 1,
+        max_calls: int = 4,
+        max_message_chars: int = 200,
+        tool_format: ToolFormat = "plain",
+    ) -> None:
+        super().__init__(tool_format=tool_format, max_calls=max_calls)
+        if not 1 <= level <= len(QUESTIONS) or not 10 <= orders <= 500 or revisions < 0 or max_message_chars < 1:
+            raise ValueError(
+                f"level={level} must be 1 to {len(QUESTIONS)}, orders={orders} 10 to 500, revisions={revisions} at "
+                f"least 0 and max_message_chars={max_message_chars} at least 1"
+            )
+        self._level, self._orders, self._revisions = level, orders, revisions
+        self._max_message_chars = max_message_chars
+
+    # ---- the tables
+
+    def setup(self, rng: np.random.Generator) -> None:
+        while True:  # until the question has one answer
+            self._draw(rng)
+            forms = QUESTIONS[self._level - 1]
+            question, query = forms[int(rng.integers(len(forms)))]
+            blanks = {"name": NAMES, "town": TOWNS, "good": GOODS, "month": MONTHS}
+            drawn = {blank: values[int(rng.integers(len(values)))] for blank, values in blanks.items()}
+            self.question, self.query = question.format(**drawn), query.format(**drawn, all=_ALL)
+            if (answer := self._only_answer()) is not None:
+                break
+        self.answer = answer
+        self.proposal: str | None = None
+        self.remarks: list[str] = []
+        self.shown, self._query = "(nothing was asked)", ""
+
+    def _draw(self, rng: np.random.Generator) -> None:
+        def some(values: Sequence[str]) -> str:
+            return values[int(rng.integers(len(values)))]
+
+        customers = [(place, name, some(TOWNS)) for place, name in enumerate(NAMES, 1)]
+        products = [(place, good, int(rng.integers(2, 60))) for place, good in enumerate(GOODS, 1)]
+        buyers = rng.integers(1, len(NAMES) + 1, self._orders).tolist()
+        bought = rng.integers(1, len(GOODS) + 1, self._orders).tolist()
+        pieces = rng.integers(1, 10, self._orders).tolist()
+        orders = [
+            (place, buyer, good, many, some(MONTHS))
+            for place, (buyer, good, many) in enumerate(zip(buyers, bought, pieces, strict=True), 1)
+        ]
+        self.rows: tuple[Sequence[tuple[int | str, ...]], ...] = (customers, products, orders)
+
+    def _only_answer(self) -> str | None:
+        """The answer; None where there is none, or two are as good."""
+        with closing(self._opened()) as db:
+            rows = db.execute(self.query).fetchall()
+        tied = len(rows) == 2 and rows[0][1] == rows[1][1]
+        return None if not rows or rows[0][0] is None or tied else str(rows[0][0])
+
+    def _opened(self) -> sqlite3.Connection:
+        """The tables in a database of their own, which can only be read; a connection could not be copied."""
+        db = sqlite3.connect(":memory:")
+        for name, rows in zip(SCHEMA, self.rows, strict=True):
+            db.execute(f"CREATE TABLE {name}")
+            blanks = ", ".join("?" * len(rows[0]))
+            db.executemany(f"INSERT INTO {name.partition('(')[0]} VALUES ({blanks})", rows)  # noqa: S608  # our own words
+        db.commit()
+        db.set_authorizer(_allowed)
+        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 100_000)
+        db.set_progress_handler(lambda: 1, _STEPS)
+        return db
+
+    # ---- tools
+
+    @tool
+    def sql(self, query: str) -> str:
+        """Query the tables.
+
+        Args:
+            query: One SELECT in SQLite's SQL.
+        """
+        self._query = query
+        with closing(self._opened()) as db:
+            try:
+                rows = db.execute(query).fetchmany(_ROWS + 1)
+            except (sqlite3.Error, sqlite3.Warning, OverflowError) as error:
+                raise ValueError(f"the query fails: {error}") from None
+        lines = [" | ".join(map(_cell, row)) for row in rows[:_ROWS]]
+        return "\n".join((*lines, *(["(and more rows)"] * (len(rows) > _ROWS)))) or "(no rows)"
+
+    def tools(self, agent: str) -> Sequence[Tool]:
+        return [self.sql]
+
+    def after_calls(self, agent: str, results: Sequence[ToolResult]) -> Outcome:
+        if agent == "analyst":
+            self.shown = f"Query: {self._query[:400]}\nResult: {results[-1].content}"
+        return Outcome()
+
+    # ---- the game
+
+    def instructions(self, agent: str) -> str:
+        role = {
+            "analyst": "Answer the question from the tables: query them, then write the answer alone.",
+            "reviewer": "You review an answer. Write APPROVE if it is right; otherwise write what is wrong with it.",
+        }[agent]
+        return f"{role}\nTables: {'; '.join(SCHEMA)}\n\n{self.tool_help(agent)}"
+
+    def observe_text(self, agent: str) -> str:
+        if agent == "reviewer":
+            return f"Question: {self.question}\n{self.shown}\nAnswer: {self.proposal or '(none yet)'}"
+        return f"{self.question}\nRemark: {self.remarks[-1]}" if self.remarks else self.question
+
+    def act(self, agent: str, action: str) -> Outcome:
+        said = " ".join(action.split())[: self._max_message_chars]
+        if agent == "analyst":
+            self.proposal = said
+            stands = len(self.remarks) == self._revisions > 0
+            return self._end() if stands else Outcome(next="reviewer")
+        if _VERDICT.search(action) or not self._revisions:
+            return self._end()
+        self.remarks.append(said)
+        return Outcome(next="analyst")
+
+    def _end(self) -> Outcome:
+        given = _WORD.findall(self.proposal or "")[-1:]
+        correct = bool(given) and given[0].casefold() == self.answer.casefold()
+        facts = {
+            "question": self.question, "query": self.query, "answer": self.answer, "given": "".join(given),
+            "correct": correct, "remarks": len(self.remarks),
+        }  # fmt: skip
+        both = self.possible_agents
+        return Outcome(rewards=dict.fromkeys(both, float(correct)), done=True, info=dict.fromkeys(both, facts))
+
+
+def _allowed(action: int, _: str | None, name: str | None, *__: str | None) -> int:
+    """SQLite's question whether a statement may do something: read our tables, and call what is harmless."""
+    reads = action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ)
+    calls = action == sqlite3.SQLITE_FUNCTION and str(name).casefold() in _FUNCTIONS
+    return sqlite3.SQLITE_OK if reads or calls else sqlite3.SQLITE_DENY
+
+
+def _cell(value: object) -> str:
+    return "NULL" if value is None else f"{value:g}" if isinstance(value, float) else str(value)[:80]
