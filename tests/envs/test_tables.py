@@ -6,6 +6,7 @@ import pytest
 import forge_agents as fa
 from forge_agents.testing import check_env, check_levels
 from forge_envs.teams.tables import _ALL as ALL
+from forge_envs.teams.tables import _MOST as MOST
 from forge_envs.teams.tables import QUESTIONS, Tables
 
 
@@ -14,7 +15,7 @@ def query_for(question, level):
     for form, query in QUESTIONS[level - 1]:
         pattern = re.escape(form).replace(r"\{", "(?P<").replace(r"\}", r">\w+)")
         if found := re.fullmatch(pattern, question):
-            return query.format(**found.groupdict(), all=ALL)
+            return query.format(**found.groupdict(), all=ALL, most=MOST)
     return None
 
 

@@ -50,7 +50,7 @@ QUESTIONS: tuple[tuple[tuple[str, str], ...], ...] = (
         ("How many pieces were ordered in {month}?", "SELECT SUM(pieces) FROM orders WHERE month = '{month}'"),
         (
             "In which month were most pieces ordered?",
-            "SELECT month, SUM(pieces) AS most FROM orders GROUP BY month" + _MOST,
+            "SELECT month, SUM(pieces) AS most FROM orders GROUP BY month{most}",
         ),
     ),
     (
@@ -60,7 +60,7 @@ QUESTIONS: tuple[tuple[tuple[str, str], ...], ...] = (
     (
         (
             "Of which product were most pieces ordered?",
-            "SELECT products.name, SUM(pieces) AS most FROM {all} GROUP BY products.id" + _MOST,
+            "SELECT products.name, SUM(pieces) AS most FROM {all} GROUP BY products.id{most}",
         ),
         (
             "How much money did {name} spend?",
@@ -74,8 +74,8 @@ QUESTIONS: tuple[tuple[tuple[str, str], ...], ...] = (
         ),
         (
             "Which customer from {town} spent most money?",
-            "SELECT customers.name, SUM(pieces * price) AS most FROM {all} WHERE town = '{town}' GROUP BY customers.id"
-            + _MOST,
+            "SELECT customers.name, SUM(pieces * price) AS most FROM {all} WHERE town = '{town}' "  # noqa: ISC004
+            "GROUP BY customers.id{most}",
         ),
     ),
 )
@@ -141,7 +141,7 @@ class Tables(ToolEnv):
             question, query = forms[int(rng.integers(len(forms)))]
             blanks = {"name": NAMES, "town": TOWNS, "good": GOODS, "month": MONTHS}
             drawn = {blank: values[int(rng.integers(len(values)))] for blank, values in blanks.items()}
-            self.question, self.query = question.format(**drawn), query.format(**drawn, all=_ALL)
+            self.question, self.query = question.format(**drawn), query.format(**drawn, all=_ALL, most=_MOST)
             if (answer := self._only_answer()) is not None:
                 break
         self.answer = answer
