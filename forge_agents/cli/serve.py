@@ -32,6 +32,7 @@ from rich.console import Console
 from forge_agents.cli.trained import TrainedRun, read_run, serve_run
 from forge_agents.errors import ModelNotFoundError, did_you_mean
 from forge_agents.models.resolve import label, resolve
+from forge_agents.page import visible
 from forge_agents.runtime import starts
 from forge_agents.runtime.interrupts import interrupted, say_stopping
 from forge_agents.serving._vllm import QUIET_AND_LOCAL
@@ -141,6 +142,8 @@ def serve(config: ServeConfig, more: Sequence[str] = (), say: Callable[[str], No
     else:
         for policy in run.policies:
             say(f"model  {policy} as {', '.join(known for known, asked in run.names.items() if asked == policy)}")
+        for policy, why in run.missing.items():
+            say(visible(f"left   {policy}, which did not learn: {why}"))
     say(f"url    {url}")
     say(f"token  {token}   (shown only now)" if made else f"token  that of {config.api_key_env}")
     say(f'use    fa.Endpoint("{url}", "{name}", api_key_env="{config.api_key_env}")')
@@ -246,7 +249,13 @@ def find_run(config: ServeConfig) -> TrainedRun | None:
     export = _export(given)
     if export == given:
         return None
-    return read_run(given, export, also=(config.name or given.absolute().name,))
+    run = read_run(given, export, also=(config.name or given.absolute().name,))
+    if run is not None and config.name and config.name not in run.names:
+        raise ValueError(
+            f"name={config.name!r}: the policies of this run answer to {', '.join(run.names)}; leave it out, or choose "
+            "the one that it names with --policy"
+        )
+    return run
 
 
 def find_model(config: ServeConfig) -> tuple[Path, str]:

@@ -19,6 +19,7 @@ import yaml
 
 from forge_agents.errors import ModelNotFoundError, RunFolderError
 from forge_agents.files import check_plain_files, is_small
+from forge_agents.models import resolve as models
 from forge_agents.page import visible
 from forge_agents.policy import LoRA, Policy, Sampling
 from forge_agents.programs.gateway import Gateway
@@ -44,6 +45,8 @@ class TrainedRun:
     """By name; what has learned is a policy of its exported model, or keeps its own and has an adapter."""
     adapters: Mapping[str, Path]
     """Folders of adapters, by policy."""
+    missing: Mapping[str, str]
+    """Policies that did not learn and whose model is not here, and why."""
     names: Mapping[str, str]
     """Policies by the names that they answer to."""
     max_model_len: int | None
@@ -85,18 +88,30 @@ def read_run(folder: Path, export: Path, *, also: Sequence[str] = ()) -> Trained
         own = export if (export / "config.json").is_file() else export / name
         if not (own / "config.json").is_file():
             raise ModelNotFoundError(f"{export} holds no model of the policy {name}, which has learned; export it anew")
-        if found[name].lora is not None and (own / "adapter").is_dir():
+        if found[name].lora is not None and (own / "adapter").is_dir() and not _why_not(found[name]):
             adapters[name] = own / "adapter"
-        else:
+        else:  # the adapter is in the exported weights, too
             found[name] = replace(found[name], model=str(own), lora=None)
+    missing = {name: why for name, policy in found.items() if not policy.trainable and (why := _why_not(policy))}
+    found = {name: policy for name, policy in found.items() if name not in missing}
     names = {name: name for name in found} | dict.fromkeys(also if len(learned) == 1 else (), *learned[:1])
     # a seat's name is what its program asks for, also where a policy of another seat is called so
     return TrainedRun(
         policies=found,
         adapters=adapters,
+        missing=missing,
         names=names | {name: policy for name, policy in sits.items() if policy in found},
         max_model_len=limit,
     )
+
+
+def _why_not(policy: Policy) -> str:
+    """Why the model of a policy is not on this machine; empty where it is."""
+    try:
+        models.resolve(policy.model)
+    except ModelNotFoundError as cause:
+        return str(cause)
+    return ""
 
 
 def _policy(row: Mapping[str, Any]) -> Policy:

@@ -61,7 +61,8 @@ def _turns(
     row: Mapping[str, Any], agent: str, turns: Sequence[Mapping[str, Any]], pieces: Decode
 ) -> Iterator[dict[str, Any]]:
     advantages = (row.get("advantages") or {}).get(agent) or []
-    called, after_calls = 0.0, False
+    called = 0.0
+    calling: set[int] = set()  # turns that made calls
     for turn, place, advantage in itertools.zip_longest(turns, _places(turns), advantages[: len(turns)]):
         info, action = turn.get("info") or {}, str(turn.get("action", ""))
         total = number(info.get("tool_calls")) or 0.0  # of the episode so far
@@ -70,7 +71,7 @@ def _turns(
             "agent": agent,
             **place,
             "observation": str(turn.get("observation", "")),
-            "result": after_calls,
+            "result": place["after"] in calling,
             "thought": str(turn.get("thought", "")),
             "thought_tokens": int(number(turn.get("thought_tokens")) or 0),
             "action": action,
@@ -87,7 +88,8 @@ def _turns(
             "seconds": number(turn.get("generate_s")),
             "info": finite(info),
         }
-        called, after_calls = max(called, total), bool(calls)
+        called = max(called, total)
+        calling |= {place["index"]} if calls else set()
 
 
 def _places(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

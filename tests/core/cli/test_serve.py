@@ -310,7 +310,7 @@ def settings(tiny_llama, **more):
 
 
 def write_settings(folder, content):
-    (folder / "config.yaml").write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    (folder / "config.yaml").write_text(content if isinstance(content, str) else yaml.safe_dump(content, sort_keys=False))
 
 
 def test_a_run_is_served_as_its_policies_were_trained(duel, tiny_llama):
@@ -326,7 +326,18 @@ def test_a_run_is_served_as_its_policies_were_trained(duel, tiny_llama):
     assert found.names == {
         "hero": "hero", "rival": "hero", "fixed": "fixed", "planner": "hero", "coder": "rival", "gpt-4o": "rival",
     }
-    shutil.rmtree(duel / "export" / "rival" / "adapter")  # its weights have the adapter in them
+    with pytest.raises(ValueError, match=r"name='mine': .* answer to hero, rival, fixed, planner"):
+        find_run(ServeConfig(checkpoint=str(duel), name="mine"))
+    moved = settings(tiny_llama)
+    for policy in moved["policies"].values():
+        policy["model"] = str(duel / "elsewhere")
+    write_settings(duel, moved)
+    again = find_run(ServeConfig(checkpoint=str(duel)))  # exports hold all that was learned
+    assert again.adapters == {} and again.policies["rival"].model == str(duel / "export" / "rival")
+    assert "elsewhere" in again.missing["fixed"] and again.policies.keys() == {"hero", "rival"}
+    assert "fixed" not in again.names
+    write_settings(duel, settings(tiny_llama))
+    shutil.rmtree(duel / "export" / "rival" / "adapter")
     again = find_run(ServeConfig(checkpoint=str(duel)))
     assert again.adapters == {} and again.policies["rival"].model == str(duel / "export" / "rival")
     shutil.rmtree(duel / "export" / "rival")

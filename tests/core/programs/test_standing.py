@@ -241,3 +241,37 @@ def test_the_longest_silent_conversation_is_forgotten_and_read_as_it_stands(rend
     known = session._known
     assert sum(map(len, known._ends.values())) == sum(len(talk.answers) for talk in session._talks) == 2
     assert len(known._continued) == 1
+
+
+def long_talk(task, client):
+    """A conversation that outgrows a small context, beside another that does not."""
+    main, said = [{"role": "system", "content": "Be brief."}], []
+    for turn in range(8):
+        main.append({"role": "user", "content": f"<{turn}> " + "x" * 60})
+        beside = [{"role": "user", "content": f"beside {turn}"}]
+        for messages in (main, beside):
+            reply = client.chat.completions.create(model="planner", messages=messages)
+            said.append(reply.choices[0].message.content)
+        main.append({"role": "assistant", "content": said[-2]})
+    return 1.0
+
+
+@pytest.mark.parametrize("context", ["end", "window", "summarise"])
+def test_a_programs_conversation_goes_on_where_its_context_is_full_as_its_policy_says(renderer, serve, context):
+    engine = Says(renderer, ["<think>hm</think>fine"])
+    engine.max_model_len = 700
+    policy = fa.Policy("tiny", name="p", context=context, sampling=fa.Sampling(max_tokens=20))
+    env = fa.Program(long_talk, seats=("planner",))
+    served = {"p": Served(engine, renderer)}
+    episode = asyncio.run(rollout.play(env, {"planner": policy}, seed=0, served=served, max_turns=64))
+    assert episode.error is None and max(map(len, engine.read)) < 700
+    turns = episode.turns
+    left_out = [turn.compaction.how for turn in turns if turn.compaction]
+    if context == "end":
+        assert episode.end_reason == "context" and episode.rewards == {"planner": 0.0} and not left_out
+        return
+    assert episode.end_reason == "terminated" and episode.rewards == {"planner": 1.0}
+    assert left_out and set(left_out) == {context} and {turn.branch for turn in turns if turn.compaction} == {0}
+    assert all((turn.notes is not None) == (context == "summarise") for turn in turns if turn.compaction)
+    last = renderer.text(engine.read[-2])  # the first and the last that were said, and a mark between them
+    assert "Be brief." in last and "<0>" in last and "<7>" in last and "<1>" not in last and "left out here" in last

@@ -39,7 +39,9 @@ def test_tool_calls_and_their_results_are_marked():
     assert shown_episode(1, row, pieces)["turns"][0]["calls"] == [told], "one was run"
     calling["tool_calls"], calling["info"]["tool_calls"] = ["junk", {}], 2
     assert shown_episode(1, row, pieces)["turns"][0]["calls"] == [{"name": "", "arguments": {}}]
-    calling["tool_calls"] = "junk"
+    after["branch"] = 1  # another conversation: it hears no result
+    assert [turn["result"] for turn in shown_episode(1, row, pieces)["turns"]] == [False, False]
+    after["branch"], calling["tool_calls"] = 0, "junk"
     assert shown_episode(1, row, pieces)["turns"][0]["calls"] == [{"name": "add", "arguments": {"x": 1, "y": 2}}]
     calling["info"] = {"tool_calls": "many"}
     assert shown_episode(1, row, pieces)["turns"][0]["calls"] == []
