@@ -120,3 +120,31 @@ def test_groups_of_an_environment_that_breaks_are_dropped_and_counted(where):
     assert (counts["failed"], counts["flat"]) == ((0, 2) if where == "close" else (1, 1))
     assert judged[0].rewards["a"].tolist() == [1.0] * 4 and summarise(judged)["reward/mean"] == 1.0
     assert Coin.made == (9 if where == "close" else 1 + 4 + 8), "what failed was played again in a fresh environment"
+
+
+def talk(task, client):
+    """Never run here."""
+
+
+@pytest.mark.parametrize("isolation", ["none", "process"])
+def test_a_run_knows_whom_a_program_asks_by_which_name(tmp_path, isolation):
+    fa.register(
+        f"test/Asks-{isolation}-v0",
+        entry_point=fa.Program,
+        program=talk,
+        seats=("planner", "coder", "other"),
+        models={"gpt-4o": "planner", "o3": "other"},
+        isolation=isolation,
+    )
+    seats = {
+        "planner": fa.Policy("tiny-random", name="a"),
+        "coder": fa.Policy("tiny-random", name="b", trainable=False),
+        "other": fa.Random(),
+    }
+    sampler = TaskSampler(f"test/Asks-{isolation}-v0")
+    with GRPOTrainer(seats, out_dir=tmp_path) as trainer:
+        assert trainer._sitting(sampler) == {"planner": "a", "coder": "b", "gpt-4o": "a"}
+    either = [fa.Policy("tiny-random", name="a"), fa.Policy("tiny-random", name="b", trainable=False)]
+    with GRPOTrainer(lambda agent, seed: either[seed % 2], out_dir=tmp_path) as trainer:
+        names = {"planner", "coder", "other", "gpt-4o", "o3"}
+        assert trainer._sitting(sampler) == dict.fromkeys(names, "a"), "of several the one that learns"
