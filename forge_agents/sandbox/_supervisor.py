@@ -400,13 +400,21 @@ class Command(Run):
         return self.request["words"], {**own, **self.request["environment"]}
 
     def _watch(self, stdin: int, outputs: dict[int, str], deadline: float) -> None:
-        ended = os.pidfd_open(self.child)
         if not self.strong:
-            self.ends[ended] = ""  # it wakes us up, no more
+            try:
+                self.ends[os.pidfd_open(self.child)] = ""  # it wakes us up, no more
+            except OSError:  # not everything that says it is Linux has it
+                self.tick_s = 5 * TICK_S
         super()._watch(stdin, outputs, float("inf"))
         if not self.strong and self.status is None:
             os.kill(self.child, _SIGTERM)
-            select.select([ended], [], [], _FAREWELL_S)
+            last = time.monotonic() + _FAREWELL_S
+            while time.monotonic() < last and not os.waitid(os.P_PID, self.child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                time.sleep(TICK_S)
+
+    def _look(self) -> None:
+        if self.strong:
+            super()._look()
 
     def _take(self, name: str, data: bytes) -> bool:
         """Keeps what arrived, of the streams their ends."""

@@ -58,17 +58,17 @@ def test_the_plain_program_pays_both_for_the_right_number(load_example):
 
 def test_a_team_of_the_agents_sdk_hands_off_and_calls_its_tool(load_example):
     pytest.importorskip("agents")
-    load_example("agents_sdk")
+    module = load_example("agents_sdk")
+    planner, solver = (row["messages"] for row in module.demonstrations(1))
+    assert [message["role"] for message in planner] == ["system", "user", "assistant"]
+    assert [message["role"] for message in solver] == ["system", *("user", "assistant") * 3]
+    assert planner[-1] == solver[2], "the solver reads the hand-off as the planner wrote it"
+    a, b, c = map(int, re.findall(r"\d+", planner[1]["content"]))
+    assert solver[-1]["content"] == f"It is {a * b + c}."
 
-    def says(seen, agent):
-        if agent == "planner":
-            return '<tool_call>{"name": "transfer_to_solver", "arguments": {}}</tool_call>'
-        if "<tool_response>\n" in seen.splitlines()[0] + "\n" and "assistant" not in seen:
-            return "It is " + seen.split("\n")[1]
-        a, b, c = re.findall(r"\d+", seen.rpartition("Anna")[2])[:3]
-        return f'<tool_call>{{"name": "multiply_and_add", "arguments": {{"a": {a}, "b": {b}, "c": {c}}}}}</tool_call>'
-
-    episode = fa.play("my/Team-v0", fa.Scripted(says), seed=1)
+    said = {"planner": [planner[-1]], "solver": [solver[4], solver[6]]}
+    answers = {seat: iter(message["content"] for message in messages) for seat, messages in said.items()}
+    episode = fa.play("my/Team-v0", fa.Scripted(lambda seen, agent: next(answers[agent])), seed=2**30)
     assert episode.error is None and episode.rewards == {"planner": 1.0, "solver": 1.0}, str(episode)
     assert [turn.agent for turn in episode.turns] == ["planner", "solver", "solver"]
 

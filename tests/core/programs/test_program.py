@@ -392,7 +392,8 @@ import forge_agents as fa
 fa.Program([sys.executable, "-c", {script!r}, {str(tmp_path / "left")!r}], tasks=[{{"question": "-"}}]).reset(seed=0)
 os.kill(os.getpid(), 9)
 """
-    assert subprocess.run([sys.executable, "-c", ours], timeout=60, check=False).returncode == -9
+    there = {**os.environ, "TMPDIR": str(tmp_path)}  # nobody is left to empty the folder
+    assert subprocess.run([sys.executable, "-c", ours], timeout=60, check=False, env=there).returncode == -9
     left = [int(pid) for pid in (tmp_path / "left").read_text().split()]
     assert len(left) == 2 and ended(left)
 
