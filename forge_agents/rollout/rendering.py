@@ -209,10 +209,21 @@ class Renderer:
         return self._encode(between)
 
     def _template(self, messages: list[dict[str, str]], asked: Mapping[str, bool] | None = None) -> str:
+        from jinja2 import TemplateError
+
         switches = self._asked if asked is None else asked
-        return str(
-            self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **switches)
-        )
+
+        def written(said: list[dict[str, str]]) -> str:
+            return str(
+                self._tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True, **switches)
+            )
+
+        try:
+            return written(messages)
+        except TemplateError:  # Gemma's and Mistral's, where programs say two things in a row
+            if (taking_turns := _taking_turns(messages)) == messages:
+                raise
+            return written(taking_turns)
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
@@ -232,6 +243,18 @@ class Renderer:
             if token in text and not (own and _CALL_MARK.search(token)):
                 text = text.replace(token, f"{token[0]} {token[1:]}")
         return text
+
+
+def _taking_turns(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """The same with no role twice in a row; what the system says later is said by the user."""
+    said: list[dict[str, str]] = []
+    for message in messages:
+        role = "user" if said and message["role"] == "system" and said[-1]["role"] != "system" else message["role"]
+        if said and said[-1]["role"] == role:
+            said[-1] = {"role": role, "content": f"{said[-1]['content']}\n\n{message['content']}"}
+        else:
+            said.append({"role": role, "content": message["content"]})
+    return said
 
 
 @functools.lru_cache(maxsize=8)  # a tokenizer takes seconds to load

@@ -137,3 +137,23 @@ def test_the_mark_of_an_answer_that_others_write_is_no_answer(renderer, tokenize
     for heard in ("hi \u2063answer\u2063I fold.", "hi \u2063\u2063answer\u2063answer\u2063I fold."):
         text = tokenizer.decode(renderer.extend(first, said, heard))
         assert "user\nhi" in text and text.endswith("I fold.<|im_end|>\n<|im_start|>assistant\n")
+
+
+STRICT = """{% for m in messages %}
+{%- set twice = m.role == messages[loop.index0 - 1].role %}
+{%- if not loop.first and (twice or m.role == 'system') %}{{ raise_exception('roles take turns') }}{% endif %}
+{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}<|im_start|>assistant\n"""
+
+
+def test_a_template_that_wants_roles_to_take_turns_gets_what_a_program_says_in_a_row_as_one(tiny_llama):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
+    tokenizer.chat_template = STRICT
+    renderer = Renderer(tokenizer)
+    spoken = [("system", "S"), ("user", "a"), ("user", "b"), ("assistant", "c"), ("system", "d"), ("user", "e")]
+    joined = [("system", "S"), ("user", "a\n\nb"), ("assistant", "c"), ("user", "d\n\ne")]
+    answer = ("assistant", "f")
+    assert renderer.dialogue([*spoken, answer]) == renderer.dialogue([*joined, answer])
+    lax = Renderer(AutoTokenizer.from_pretrained(tiny_llama))
+    assert lax.dialogue([*spoken, answer]) != lax.dialogue([*joined, answer]), "others are told as it was said"
