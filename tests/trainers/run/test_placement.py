@@ -142,7 +142,7 @@ def test_the_cache_of_a_shared_gpu_is_what_is_left_on_it_and_not_on_another() ->
 
 def test_what_does_not_fit_side_by_side_takes_turns() -> None:
     small = 24_000_000_000
-    with pytest.raises(HostError, match=r"hero-0 expects .* Beside it, hero-learner expects 18\.8 GB.*or set colocate"):
+    with pytest.raises(HostError, match=r"hero-0 expects .* Beside it, hero-learner expects 18\.9 GB.*or set colocate"):
         placed("0.6b", 1, each=small)
     found = placed("0.6b", 1, each=small, turns=True)
     learner, engine = found.processes

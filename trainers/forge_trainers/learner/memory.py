@@ -39,9 +39,11 @@ def learner_bytes(size: ModelSize, config: LearnerConfig, *, ranks: int = 1) -> 
     largest = 2 * size.layer + size.embedding
     found = {
         **(dict.fromkeys(held, 0) if host else held),
-        # the weights that a pass computes with, whole over the ranks that shard them
-        "compute copy": (size.weights if keeps_all else largest) * item // tp,
+        # the weights that a pass computes with, whole over the ranks that shard them; an adapter's base is held as such
+        "compute copy": 0 if adapter and shard == 1 else (size.weights if keeps_all else largest) * item // tp,
         "activations": config.max_tokens_per_microbatch * _activations(size, config, item) // tp,
+        # gradients of the last layer's widest products, while all activations are there
+        "backward": config.max_tokens_per_microbatch * 3 * item * size.feed_forward // tp,
         "logits": _LOSS_COPIES * config.loss_chunk_tokens * size.vocab * 4,
         "reference": item * size.weights // parts if config.kl_coef > 0 and not adapter else 0,
         "overhead": OVERHEAD_BYTES,
