@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -36,7 +36,7 @@ from forge_agents.page import visible
 from forge_agents.runtime import starts
 from forge_agents.runtime.interrupts import interrupted, say_stopping
 from forge_agents.serving._vllm import QUIET_AND_LOCAL
-from forge_agents.serving.config import EngineConfig, is_too_small_to_compile
+from forge_agents.serving.config import is_too_small_to_compile
 
 TOKEN_VARIABLE = "FORGE_AGENTS_TOKEN"  # noqa: S105  # a name
 _HANDED_ON = "FORGE_AGENTS_SERVER_TOKEN"
@@ -150,7 +150,8 @@ def serve(config: ServeConfig, more: Sequence[str] = (), say: Callable[[str], No
     if run is not None:
         sys.stdout.flush()
         names = ("max_model_len", "max_num_seqs", "kv_cache_gb", "enforce_eager")
-        engine = EngineConfig(**{name: getattr(config, name) for name in names})
+        given = {name: getattr(config, name) for name in names}
+        engine = replace(run.engine, **{name: value for name, value in given.items() if value is not None})
         return serve_run(run, engine, host=config.host, port=config.port, token=token)
     say("the lines from here on are vLLM's and of its start")
     sys.stdout.flush()

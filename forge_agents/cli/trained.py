@@ -49,8 +49,8 @@ class TrainedRun:
     """Policies that did not learn and whose model is not here, and why."""
     names: Mapping[str, str]
     """Policies by the names that they answer to."""
-    max_model_len: int | None
-    """The context that they were trained in."""
+    engine: EngineConfig
+    """Context and arithmetic of the engines that sampled in training."""
 
 
 def read_run(folder: Path, export: Path, *, also: Sequence[str] = ()) -> TrainedRun | None:
@@ -74,8 +74,8 @@ def read_run(folder: Path, export: Path, *, also: Sequence[str] = ()) -> Trained
         return None
     try:
         found = {name: _policy(row) for name, row in settings["policies"].items()}
-        engine = (settings.get("trainer") or {}).get("engine") or {}
-        limit = EngineConfig(max_model_len=engine.get("max_model_len")).max_model_len
+        had = (settings.get("trainer") or {}).get("engine") or {}
+        engine = EngineConfig(**{name: had[name] for name in ("max_model_len", "dtype") if name in had})
         sits = {str(name): str(policy) for name, policy in (settings.get("seats") or {}).items()}
     except (AttributeError, KeyError, TypeError, ValueError) as cause:
         raise RunFolderError(
@@ -101,7 +101,7 @@ def read_run(folder: Path, export: Path, *, also: Sequence[str] = ()) -> Trained
         adapters=adapters,
         missing=missing,
         names=names | {name: policy for name, policy in sits.items() if policy in found},
-        max_model_len=limit,
+        engine=engine,
     )
 
 
@@ -131,7 +131,7 @@ def serve_run(run: TrainedRun, engine: EngineConfig, *, host: str, port: int, to
 
     Args:
         run: Who is asked.
-        engine: Settings of every engine; a context that it leaves open is that of the training.
+        engine: Settings of every engine.
         host: Address to listen on.
         port: The same.
         token: What requests must bring.
@@ -166,11 +166,8 @@ async def _until_terminated(work: Coroutine[Any, Any, None]) -> bool:
 
 async def _serve(run: TrainedRun, engine: EngineConfig, host: str, port: int, token: str) -> None:
     models = {policy.model for policy in run.policies.values()}
-    engine = replace(
-        engine,
-        max_model_len=engine.max_model_len or run.max_model_len,
-        gpu_memory_utilization=_SHARE / len(models) if visible_gpus() and len(models) > 1 else None,
-    )
+    if visible_gpus() and len(models) > 1:
+        engine = replace(engine, gpu_memory_utilization=_SHARE / len(models))
     with starts.shown() as say:
         fleet = await Fleet.start(run.policies, engine, tuned=run.adapters)
         try:

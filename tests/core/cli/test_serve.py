@@ -306,18 +306,21 @@ def settings(tiny_llama, **more):
         "fixed": {**POLICY, "model": str(tiny_llama), "name": "fixed", "trainable": False},
     }
     seats = {"planner": "hero", "coder": "rival", "gpt-4o": "rival", "rival": "hero", "other": "random"}
-    return {"policies": policies, "seats": seats, "trainer": {"engine": {"max_model_len": 64}}, **more}
+    engine = {"max_model_len": 64, "dtype": "float32", "tp": 8}
+    return {"policies": policies, "seats": seats, "trainer": {"engine": engine}, **more}
 
 
 def write_settings(folder, content):
-    (folder / "config.yaml").write_text(content if isinstance(content, str) else yaml.safe_dump(content, sort_keys=False))
+    text = content if isinstance(content, str) else yaml.safe_dump(content, sort_keys=False)
+    (folder / "config.yaml").write_text(text)
 
 
 def test_a_run_is_served_as_its_policies_were_trained(duel, tiny_llama):
     (duel / "export" / "rival" / "adapter").mkdir()
     write_settings(duel, settings(tiny_llama))
     found = find_run(ServeConfig(checkpoint=str(duel)))
-    assert found.max_model_len == 64 and found.adapters == {"rival": duel / "export" / "rival" / "adapter"}
+    assert (found.engine.max_model_len, found.engine.dtype, found.engine.tp) == (64, "float32", 1)
+    assert found.adapters == {"rival": duel / "export" / "rival" / "adapter"}
     hero, rival, fixed = (found.policies[name] for name in ("hero", "rival", "fixed"))
     assert (hero.model, rival.model, fixed.model) == (str(duel / "export" / "hero"), *[str(tiny_llama)] * 2)
     assert (hero.keep_thoughts, hero.sampling.max_tokens, hero.sampling.stop) == ("none", 9, ("!",))
