@@ -1,10 +1,10 @@
 """Think, then answer: a model is shown how to think, and goes on by reinforcement learning of its answers.
 
-The task is a sum of two three-digit numbers, and only the answer is paid. A script works it out column by column in
+The task is a sum of five numbers from 1 to 3, and only the answer is paid. A script adds one number after another in
 <think> tags; with --plain it says the answer alone. A model imitates it until it is right now and then, and goes on by
 GRPO. Nobody grades thoughts: the environment never hears them, and the learner trains their tokens like all others.
 
-    python examples/think_then_answer.py [--plain] [--seed 0] [--steps 15] [--lr 2e-5] [--out runs/think]
+    python examples/think_then_answer.py [--plain] [--seed 0] [--steps 25] [--lr 3e-5] [--out runs/think]
 
 With --lr 0 it is a control, which must not move. Every call shows all runs that are finished in the folder, in a table
 and in ``think_then_answer.png``; a finished run is not repeated, and an interrupted one goes on.
@@ -29,15 +29,15 @@ ARMS = {"think": "thinks, then answers", "plain": "answers", "control": "thinks,
 
 @fa.register(ENV_ID, max_turns=1)
 class Sums(fa.TurnEnv):
-    """Two numbers of three digits; their sum pays 1."""
+    """Five numbers from 1 to 3; their sum pays 1."""
 
     possible_agents = ["adder"]
 
     def setup(self, rng):
-        self.numbers = rng.integers(100, 1000, size=2).tolist()
+        self.numbers = rng.integers(1, 4, size=5).tolist()
 
     def instructions(self, agent):
-        return "Add the two numbers."
+        return "Add the numbers."
 
     def observe_text(self, agent):
         return " + ".join(map(str, self.numbers))
@@ -47,15 +47,14 @@ class Sums(fa.TurnEnv):
 
 
 def teacher(observation, plain=False):
-    """The sum, and before it the columns from the right, each with what is carried into it."""
-    numbers = re.findall(r"\d+", observation)
-    columns, carried = [], 0
-    for digits in zip(*map(reversed, numbers), strict=True):
-        total = sum(map(int, digits)) + carried
-        columns.append(f"{'+'.join(digits)}+{carried}={total}")
-        carried = total // 10
-    thought = "" if plain else "<think>" + "\n".join(columns) + "</think>"
-    return f"{thought}{sum(map(int, numbers))}"
+    """The sum, and before it one addition after another."""
+    first, *others = map(int, re.findall(r"\d+", observation))
+    total, additions = first, []
+    for number in others:
+        additions.append(f"{total}+{number}={total + number}")
+        total += number
+    thought = "" if plain else "<think>" + "\n".join(additions) + "</think>"
+    return f"{thought}{total}"
 
 
 def demonstrations(seed, count, plain=False):
@@ -77,13 +76,13 @@ def imitate(adder, folder, asked):
 
 
 def run(arm, asked):
-    """Imitation, then play. Returns held-out reward by step, and the length of thoughts in the answers of each step."""
+    """Imitation, then play. Returns held-out reward by step, and each step's tokens, seconds and length of thoughts."""
     kind = "plain" if asked.plain else "think"  # the control begins where the arm that learns does
-    adder = fa.Policy(asked.model, name="adder", sampling=fa.Sampling(max_tokens=64))
+    adder = fa.Policy(asked.model, name="adder", sampling=fa.Sampling(max_tokens=48))
     adder = imitate(adder, asked.out / f"imitated-{kind}-{asked.seed}", asked)
     config = fa.GRPOConfig(
         seed=asked.seed,
-        groups_per_step=4,
+        groups_per_step=8,
         learner=fa.LearnerConfig(lr=asked.lr, warmup_steps=2),
         engine=fa.EngineConfig(max_model_len=192, enforce_eager=True),
         eval_every=asked.eval_every,
@@ -103,21 +102,24 @@ def run(arm, asked):
         after = trainer.evaluate(ENV_ID, episodes=2 * asked.episodes)
     before = json.loads(first.read_text())
     curve = [[0, before[0]]] + [[row["step"] + 1, row["eval/reward"]] for row in rows if "eval/reward" in row]
+    columns = {"thoughts": "thought_tokens", "tokens": "tokens", "seconds": "time/step_s"}
     return {"arm": arm, "seed": asked.seed, "before": before, "after": [after.reward, after.ci], "curve": curve,
-            "thoughts": [row["thought_tokens"] for row in rows]}  # fmt: skip
+            **{name: [row[column] for row in rows] for name, column in columns.items()}}  # fmt: skip
 
 
 def show(results, folder):
     """A table and a picture of all runs."""
-    table = Table("run", "seed", "before", "after", "tokens of a thought, first step", "last step")
+    length = "tokens of a thought, first and last step"
+    table = Table("run", "seed", "before", "after", length, "tokens sampled", "seconds")
     for one in results:
         rewards = (f"{mean:.3f} ± {half:.3f}" for mean, half in (one["before"], one["after"]))
-        lengths = (f"{one['thoughts'][at]:.1f}" for at in (0, -1))
-        table.add_row(ARMS[one["arm"]], str(one["seed"]), *rewards, *lengths)
+        lengths = " ".join(f"{one['thoughts'][at]:.1f}" for at in (0, -1))
+        spent = (f"{sum(one[name]):,.0f}" for name in ("tokens", "seconds"))
+        table.add_row(ARMS[one["arm"]], str(one["seed"]), *rewards, lengths, *spent)
     Console().print(table)
     curves = {label: [one["curve"] for one in results if one["arm"] == arm] for arm, label in ARMS.items()}
     arms = {label: [c[: min(map(len, many))] for c in many] for label, many in curves.items() if many}
-    title = "Sums of three-digit numbers, imitation and then GRPO"
+    title = "Sums of five numbers, imitation and then GRPO"
     draw_arms(arms, folder / "think_then_answer.png", title=title, value="right answers, held out")
 
 
@@ -125,10 +127,10 @@ def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plain", action="store_true", help="the model is shown answers without thoughts")
     parser.add_argument("--seed", type=int, default=0, help="of what is shown, and of training")
-    parser.add_argument("--shown", type=int, default=256, help="demonstrations")
+    parser.add_argument("--shown", type=int, default=112, help="demonstrations")
     parser.add_argument("--epochs", type=int, default=1, help="times that each is imitated")
-    parser.add_argument("--steps", type=int, default=15, help="of GRPO")
-    parser.add_argument("--lr", type=float, default=2e-5, help="learning rate of GRPO")
+    parser.add_argument("--steps", type=int, default=25, help="of GRPO")
+    parser.add_argument("--lr", type=float, default=3e-5, help="learning rate of GRPO")
     parser.add_argument("--eval-every", type=int, default=5, help="steps between points of the curve")
     parser.add_argument("--episodes", type=int, default=128, help="held-out sums of a point; twice as many at the ends")
     parser.add_argument("--model", default="smollm2-135m-instruct")

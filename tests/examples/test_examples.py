@@ -146,15 +146,15 @@ def test_the_teacher_answers_right_and_its_trajectories_are_demonstrations(load_
     assert {t.agent for t in shown} == {"asker", "answerer"} and [t.reward for t in shown] == [1.0] * len(shown)
 
 
-def test_the_thinker_is_shown_the_columns_and_only_its_answer_is_heard(load_example):
+def test_the_thinker_is_shown_the_additions_and_only_its_answer_is_heard(load_example):
     module = load_example("think_then_answer")
-    assert module.teacher("457 + 386") == "<think>7+6+0=13\n5+8+1=14\n4+3+1=8</think>843"
-    assert module.teacher("457 + 386", plain=True) == "843"
+    assert module.teacher("7 + 8 + 1 + 9 + 5") == "<think>7+8=15\n15+1=16\n16+9=25\n25+5=30</think>30"
+    assert module.teacher("7 + 8 + 1 + 9 + 5", plain=True) == "30"
     thinking, plain = (module.demonstrations(3, 4, plain) for plain in (False, True))
     assert [t.reward for t in (*thinking, *plain)] == [1.0] * 8
     said = [[(t.turns[0].observation, t.turns[0].action) for t in shown] for shown in (thinking, plain)]
     assert said[0] == said[1] and len(set(said[0])) == 4, "both are shown the same questions"
-    assert all(t.turns[0].thought.count("=") == 3 for t in thinking) and not any(t.turns[0].thought for t in plain)
+    assert all(t.turns[0].thought.count("=") == 4 for t in thinking) and not any(t.turns[0].thought for t in plain)
     assert {t.turns[0].observation for t in module.demonstrations(4, 4)}.isdisjoint(dict(said[0]))
 
 
