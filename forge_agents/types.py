@@ -136,6 +136,18 @@ class Compaction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """What a conversation goes on with, where a seat holds several."""
+
+    __pydantic_config__ = _KNOWN_ONLY
+
+    messages: tuple[tuple[str, str], ...] = ()
+    """Role and text of each; empty where that is the observation and nothing else."""
+    only_results: bool = False
+    """Whether they are nothing but the results of the seat's own tool calls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One decision of one agent."""
 
@@ -170,6 +182,8 @@ class Turn:
     forked_from: int | None = None
     """Of a branch's first turn, the `index` of the seat's turn whose conversation it goes on from. None where it begins
     a conversation, and in all later turns."""
+    heard: Heard | None = None
+    """What its conversation goes on with; None where the main one goes on with the observation."""
     prompt_ids: tuple[int, ...] = ()
     """Tokens the model read; empty where no model decided."""
     response_ids: tuple[int, ...] = ()

@@ -37,7 +37,7 @@ instructions and observation; ``after``, which of the agent's decisions of this 
 or None where they begin a conversation; ``only_results``, whether they are results of its own tool calls; ``tools``,
 the schemas of those that this answer may call, where these are others than the seat's; and, where they are wished
 for, ``max_tokens`` (less than the policy's own counts), ``stop`` (more texts that end the answer) and ``asked`` (other
-wishes about sampling, which are not followed). It is not stored: the observation says the same.
+wishes about sampling, which are not followed). `Turn.heard` keeps the messages.
 """
 
 

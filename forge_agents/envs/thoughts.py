@@ -98,11 +98,17 @@ def continued(prompt: str, message: str) -> str:
     if not opening:
         return message
     thought, answer = split_thought(message)
-    return f"{thought}{closing(opening)}{answer}"
+    return thought if closing(message) else f"{thought}{closing(opening)}{answer}"  # may break off in its thought
 
 
-def whole(thought: str, answer: str) -> str:
-    """Thought and answer in one text, in the tags that most models are trained on."""
+def whole(thought: str, answer: str, *, cut: bool = False) -> str:
+    """Thought and answer in one text, in the tags that most models are trained on.
+
+    Args:
+        cut: Whether it breaks off; without an answer it does so in the thought, which is not closed then.
+    """
+    if cut and thought and not answer:
+        return f"<think>\n{thought}"
     return f"<think>\n{thought}\n</think>\n\n{answer}" if thought else answer
 
 

@@ -96,39 +96,25 @@ class Renderer:
         ended = bool(response_ids) and response_ids[-1] == self.eos_id
         return (*prompt_ids, *response_ids, *self._between(tuple(messages), ended))
 
-    def dialogue(self, messages: Sequence[tuple[str, str]]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Tokens of a conversation that has been written already, as `start` and `extend` would have grown it.
+    def answer(self, text: str, *, cut: bool = False) -> tuple[int, ...]:
+        """Tokens of what somebody else said, as the model would have written it behind a prompt.
 
         Args:
-            messages: Role and text of each. What follows the last answer is left out.
-
-        Returns:
-            For each assistant message, the tokens heard since the answer before it, and its own, surrounding blanks
-            removed and the end-of-turn token added. Where the template opens the thought, that tag is heard.
+            text: A thought in tags, where there is one, and the answer. Surrounding blanks are removed; where prompts
+                open a thought, its opening tag is theirs.
+            cut: Whether it breaks off; else the end-of-turn token is added.
 
         Raises:
-            ValueError: An answer comes first or holds the end-of-turn token, or the template refuses the roles.
+            ValueError: It holds the end-of-turn token.
         """
-        from jinja2 import TemplateError
+        if self._tokenizer.eos_token in text:
+            raise ValueError(f"an answer holds the end-of-turn token {self._tokenizer.eos_token!r}; remove it")
+        return (*self._encode(continued(self._probed, text).strip()), *(() if cut else (self.eos_id,)))
 
-        said: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-        heard: list[tuple[str, str]] = []
-        for role, text in messages:
-            if role != "assistant":
-                heard.append((role, text))
-                continue
-            if not said and not heard:
-                raise ValueError("it begins with an answer; put the question or the instructions before it")
-            if self._tokenizer.eos_token in text:
-                raise ValueError(f"an answer holds the end-of-turn token {self._tokenizer.eos_token!r}; remove it")
-            try:
-                prompt = self._between(tuple(heard), True) if said else self._start(tuple(heard))
-            except TemplateError as cause:
-                raise ValueError(f"the chat template refuses its order of roles ({cause})") from cause
-            written = continued(self._probed, text)
-            said.append((prompt, (*self._encode(written.strip()), self.eos_id)))
-            heard.clear()
-        return said
+    def reads(self, prompt_ids: Sequence[int], text: str) -> bool:
+        """Whether `text` was heard in a prompt with these tokens."""
+        heard = str(self._tokenizer.decode(list(prompt_ids), skip_special_tokens=False))
+        return self._defuse(text).strip() in heard
 
     def parse(self, response_ids: Sequence[int], *stop: str) -> tuple[str, str]:
         """Thought and answer of what the model wrote, up to the first of the texts `stop`."""

@@ -34,7 +34,7 @@ from forge_agents.policy import AnyPolicy, Seats, seat_policies
 from forge_agents.rollout.conversation import ASK_FOR_NOTES, Branches
 from forge_agents.rollout.players import ContextFullError, Decision, Player, Served, player_for
 from forge_agents.runtime.waits import all_or_first_error
-from forge_agents.types import EndReason, Episode, EpisodeError, EpisodeGroup, Trajectory, Turn, Where
+from forge_agents.types import EndReason, Episode, EpisodeError, EpisodeGroup, Heard, Trajectory, Turn, Where
 
 PlayableEnv: TypeAlias = "AECEnv[str, Any, Any] | ParallelEnv[str, Any, Any]"
 
@@ -65,6 +65,7 @@ class _Draft:
     decision: Decision
     branch: int
     forked_from: int | None
+    heard: Heard | None
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
@@ -100,13 +101,14 @@ class _Seat:
     branches: Branches = field(default_factory=Branches)
 
     def draft(self, index: int, observation: str, info: Mapping[str, Any], decision: Decision) -> None:
+        told = info.get(CONVERSATION)
         try:
-            branch, after = self.branches.place(info.get(CONVERSATION))
-        except (ValueError, KeyError) as cause:
+            branch, after = self.branches.place(told)
+            heard_now = None if told is None else _heard(observation, told)
+        except (ValueError, KeyError, TypeError) as cause:
             raise _FailureError("observe", cause) from cause
-        self.drafts.append(
-            _Draft(index, observation, decision, branch, None if after is None else self.drafts[after].index)
-        )
+        forked_from = None if after is None else self.drafts[after].index
+        self.drafts.append(_Draft(index, observation, decision, branch, forked_from, heard_now))
         if self.watch is not None:
             self.watch(self.turn(self.drafts[-1]))
 
@@ -120,6 +122,7 @@ class _Seat:
             observation=draft.observation,
             branch=draft.branch,
             forked_from=draft.forked_from,
+            heard=draft.heard,
             reward=draft.reward,
             terminated=draft.terminated,
             truncated=draft.truncated,
@@ -441,6 +444,13 @@ def _told(env: PlayableEnv, agent: str) -> tuple[str, Sequence[Mapping[str, Any]
 def _compact(env: PlayableEnv, agent: str, left_out: Sequence[tuple[str, str]]) -> str:
     tell = hook(env, "compact")
     return "" if tell is None else writable(str(tell(agent, left_out) or ""))
+
+
+def _heard(observation: str, told: Mapping[str, Any]) -> Heard:
+    """What a conversation goes on with, as the environment says it."""
+    messages = tuple((str(each["role"]), writable(str(each["content"]))) for each in told["messages"])
+    alone = bool(observation) and messages == (("user", observation),)
+    return Heard(messages=() if alone else messages, only_results=bool(told.get("only_results")))
 
 
 def _decided(decision: Decision) -> dict[str, Any]:

@@ -1,4 +1,6 @@
 import asyncio
+from dataclasses import replace
+from itertools import takewhile
 
 import pytest
 from hypothesis import given, settings
@@ -9,8 +11,10 @@ from forge_agents.rollout.conversation import ASK_FOR_NOTES
 from forge_agents.rollout.players import ModelPlayer, Served
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.rollout.rollout import play
-from forge_agents.types import Completion, Trajectory, Turn, VersionSpan
+from forge_agents.types import Completion, Heard, Trajectory, Turn, VersionSpan
 from forge_trainers.batch.packing import samples_from
+from forge_trainers.offline.config import SFTConfig
+from forge_trainers.offline.data import read_demonstrations
 
 TURNS = st.lists(
     st.tuples(
@@ -50,7 +54,8 @@ class Told:
         self.sampled += [(token, logprob, version) for token, logprob in zip(ids, logprobs, strict=True)]
         self.prompts.append(prompt_ids)
         span = VersionSpan(version=version, start=0, end=len(ids))
-        return Completion(token_ids=ids, logprobs=logprobs, finish_reason="stop", versions=(span,))
+        finish = "length" if len(told) + len(end) > len(ids) else "stop"
+        return Completion(token_ids=ids, logprobs=logprobs, finish_reason=finish, versions=(span,))
 
 
 def played(tokenizer, keep_thoughts, turns):
@@ -337,6 +342,66 @@ def test_a_branch_begins_with_what_the_main_conversation_holds(tokenizer):
     assert read == [[0], [0, 1], [0, 2], [0, 1, 3], [0, 1, 4]]
     samples = samples_from(episode.trajectories["a"], [1.0, 2.0, 3.0, 4.0, 5.0], 0)
     assert [sorted({*sample.turns} - {-1}) for sample in samples] == [[0, 2], [1, 3], [4]]
+
+
+def test_everybodys_conversations_are_numbered(tokenizer):
+    turns = [(0, False, after) for after in (None, 0, None, 1, 1)]
+    policy = fa.Scripted(lambda observation, agent: observation[:3])
+    episode = asyncio.run(play(Long(turns), {"a": policy}, seed=0))
+    assert [turn.branch for turn in episode.turns] == [0, 1, 0, 1, 2]
+    assert [turn.heard for turn in episode.turns] == [None, Heard(), None, Heard(), Heard()]
+    assert fa.Episode.from_json(episode.to_json()) == episode
+    turns[2] = (0, False, None)
+    game = Long(turns)
+    game.act = lambda agent, action: fa.Outcome(info={agent: {"conversation": {"messages": [], "after": 7}}})
+    failed = asyncio.run(play(game, {"a": policy}, seed=0))
+    assert failed.error.where == "observe" and "decision 7; the seat has made 1" in failed.error.message
+
+
+THOUGHT = "<think>\nhidden\n</think>\n\n"
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    turns=st.lists(
+        st.tuples(
+            st.tuples(st.integers(0, 150), st.booleans(), st.none() | st.none() | st.integers(0, 9)),
+            st.sampled_from(["yes", f"{THOUGHT}yes", "", THOUGHT + "long" * 9, "<think>\nhidd"]),
+        ),
+        min_size=2,
+        max_size=12,
+    ),
+    chosen=st.tuples(st.sampled_from(["all", "turn", "none"]), st.sampled_from(["end", "window", "summarise"])),
+    notes=st.sampled_from(["so far so good", f"{THOUGHT}brief", ""]),
+    limit=st.integers(500, 900),
+)
+def test_an_episode_rendered_from_its_text_is_what_a_model_that_said_the_same_would_have_read(
+    tokenizer, turns, chosen, notes, limit
+):
+    keep_thoughts, context = chosen
+    shapes = [(0, False, None), *(shape for shape, _ in turns[1:])]
+    texts = [(text, not text.endswith("hidd")) for _, text in turns]
+    _, _, episode = long_game(
+        tokenizer, shapes, texts, limit=limit, notes=notes, max_tokens=120, keep_thoughts=keep_thoughts, context=context
+    )
+    played = takewhile(lambda turn: turn.finish_reason == "stop", episode.turns)  # until the context cuts an answer
+    trajectory = replace(episode.trajectories["a"], turns=tuple(played))
+
+    def untold(turn):
+        cut = turn.action == "" and turn.thought == "hidd"
+        notes = None if turn.notes is None else untold(turn.notes)
+        none = dict.fromkeys(("prompt_ids", "response_ids", "logprobs", "versions"), ())
+        return replace(turn, **none, notes=notes, finish_reason="length" if cut else "scripted")
+
+    text = replace(trajectory, turns=tuple(map(untold, trajectory.turns)))
+    read = {"policy": "policy", "room": 10_000, "keep_thoughts": keep_thoughts}
+    found = read_demonstrations([text], Renderer(tokenizer), SFTConfig(), **read)
+    assert found.counts["rendered from text"] == 1
+    own = read_demonstrations([trajectory], Renderer(tokenizer), SFTConfig(), **read)
+    assert set(own.counts) == {"learned"}, "its own tokens are learned as they are"
+    assert [(item.ids.tolist(), item.mask.tolist()) for item in found.items] == [
+        (item.ids.tolist(), item.mask.tolist()) for item in own.items
+    ]
 
 
 SWITCH = (

@@ -112,14 +112,14 @@ def test_a_template_that_opens_a_thought_makes_what_follows_one(tokenizer):
     ids = tokenizer.encode("hm\n</think>\n\n3", add_special_tokens=False)
     assert renderer.parse(ids) == ("hm", "3") and renderer.parse(ids[:4]) == (tokenizer.decode(ids[:4]).strip(), "")
     assert Renderer(tokenizer).parse(ids)[0] == ""
-    said = [("user", "Hi"), ("assistant", "<think>hm</think>3"), ("user", "And?"), ("assistant", "4")]
-    (first, thinking), (_, blank) = renderer.dialogue(said)
-    assert opening.decode(first).endswith("assistant\n<think>\n")
+    thinking, blank = renderer.answer("<think>hm</think>3"), renderer.answer("4")
     assert opening.decode(thinking) == "hm\n</think>\n\n3<|im_end|>" and renderer.parse(thinking) == ("hm", "3")
     assert opening.decode(blank) == "</think>\n\n4<|im_end|>" and renderer.parse(blank) == ("", "4")
     opening.chat_template = opening.chat_template.replace("<think>", "[THINK]")
-    ((_, thinking), _) = Renderer(opening).dialogue(said)
-    assert opening.decode(thinking) == "hm\n[/THINK]\n\n3<|im_end|>"
+    assert opening.decode(Renderer(opening).answer("<think>hm</think>3")) == "hm\n[/THINK]\n\n3<|im_end|>"
+    assert opening.decode(renderer.answer("<think>\nhm", cut=True)) == "hm", "breaks off in its thought"
+    with pytest.raises(ValueError, match="holds the end-of-turn token"):
+        renderer.answer("a<|im_end|>b")
 
 
 def test_tokenizer_without_chat_template_is_refused(tokenizer):

@@ -44,7 +44,7 @@ def hf_dpo(model, start, rows):
     policy, reference = (AutoModelForCausalLM.from_pretrained(m, dtype=torch.float32) for m in (model, start))
 
     def logprob(hf, question, answer):
-        ((heard, said),) = renderer.dialogue([("user", question), ("assistant", answer)])
+        heard, said = renderer.start("", question), renderer.answer(answer)
         logits = hf(torch.tensor([[*heard, *said]])).logits[0].double()
         return torch.log_softmax(logits, -1)[len(heard) - 1 : -1].gather(1, torch.tensor(said)[:, None]).sum()
 

@@ -54,10 +54,13 @@ def hf_loss(model, rows):
     hf, renderer = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), Renderer.of(model)
     total, tokens = torch.zeros((), dtype=torch.float64), 0
     for row in rows:
-        ids, labels = [], []
-        for heard, answer in renderer.dialogue([(m["role"], m["content"]) for m in row["messages"]]):
-            ids += [*heard, *answer]
-            labels += [-100] * len(heard) + list(answer)
+        ids, labels, said = (), [], ()
+        for question, answer in zip(row["messages"][::2], row["messages"][1::2], strict=True):
+            text = question["content"]
+            heard = renderer.extend(ids[: len(ids) - len(said)], said, text) if ids else renderer.start("", text)
+            said = renderer.answer(answer["content"])
+            labels += [-100] * (len(heard) - len(ids)) + list(said)
+            ids = (*heard, *said)
         ids, labels = torch.tensor(ids), torch.tensor(labels)
         logits = hf(ids[None]).logits[0, :-1].double()
         total = total + torch.nn.functional.cross_entropy(logits, labels[1:], ignore_index=-100, reduction="sum")

@@ -9,7 +9,18 @@ import pytest
 from forge_agents.episodes.stored import load_episodes
 from forge_agents.errors import RunFolderError
 from forge_agents.rollout.rendering import Renderer
-from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Message, ToolCall, Trajectory, Turn, VersionSpan
+from forge_agents.types import (
+    Compaction,
+    Episode,
+    EpisodeError,
+    EpisodeGroup,
+    Heard,
+    Message,
+    ToolCall,
+    Trajectory,
+    Turn,
+    VersionSpan,
+)
 from forge_trainers.offline.config import SFTConfig
 from forge_trainers.offline.data import read_demonstrations
 from forge_trainers.records.run_folder import RunFolder
@@ -22,8 +33,11 @@ def renderer(tiny_llama):
 
 @pytest.fixture
 def read(renderer):
-    def read(data, *, room=200, policy="hero", reward=None, **settings):
-        return read_demonstrations(data, renderer, SFTConfig(**settings), policy=policy, room=room, reward=reward)
+    def read(data, *, room=200, policy="hero", reward=None, keep_thoughts="all", **settings):
+        config = SFTConfig(**settings)
+        return read_demonstrations(
+            data, renderer, config, policy=policy, room=room, reward=reward, keep_thoughts=keep_thoughts
+        )
 
     return read
 
@@ -247,14 +261,66 @@ def test_what_a_script_played_is_rendered_from_its_text(read, renderer):
 
 
 def test_each_branch_that_a_script_played_is_a_conversation(read, renderer):
-    words = [("one", 0), ("side", 1), ("two", 0)]
-    turns = [
-        dataclasses.replace(turn(renderer, (), word, index=i, response=()), branch=b)
-        for i, (word, b) in enumerate(words)
+    asked = (("system", "Doubt."), ("user", "sure?"))
+    words = [
+        ("one", {}),
+        ("side", {"branch": 1, "forked_from": 5, "heard": Heard()}),
+        ("two", {}),
+        ("new", {"branch": 2, "heard": Heard(messages=asked)}),
     ]
-    found = read([Trajectory(agent="p0", policy="teacher", turns=tuple(turns), instructions="Play.")])
-    same = read([chat("sPlay.", "ulook", "aone", "ulook", "atwo"), chat("sPlay.", "ulook", "aside")])
-    assert [item.ids.tolist() for item in found.items] == [item.ids.tolist() for item in same.items]
+    turns = [
+        dataclasses.replace(turn(renderer, (), word, index=5 + i, response=()), **beside)
+        for i, (word, beside) in enumerate(words)
+    ]
+    trajectory = Trajectory(agent="p0", policy="teacher", turns=tuple(turns), instructions="Play.")
+    found = read([trajectory])
+    begun = ("sPlay.", "ulook", "aone", "ulook")
+    rows = [chat(*begun, "atwo"), chat(*begun, "aside"), chat("sDoubt.", "usure?", "anew")]
+    assert [item.ids.tolist() for item in found.items] == [item.ids.tolist() for item in read(rows).items]
+    assert [bytes(item.ids[item.mask & (item.ids < 256)].tolist()) for item in found.items] == [
+        b"onetwo", b"side", b"new",
+    ]  # fmt: skip
+    hostile = dataclasses.replace(turns[1], forked_from=7)
+    with pytest.raises(ValueError, match="row 0: turn 6 goes on from turn 7, which is not before it"):
+        read([dataclasses.replace(trajectory, turns=(turns[0], hostile))])
+
+
+def test_an_answer_that_was_cut_off_is_learned_without_an_end(read, renderer):
+    cut = dataclasses.replace(turn(renderer, (), "on and", response=()), finish_reason="length")
+    (item,) = read([Trajectory(agent="p0", policy="teacher", turns=(cut, turn(renderer, (), "ok", response=())))]).items
+    assert item.ids[item.mask].tolist() == ids("on and", "ok", END)
+
+
+def test_turns_that_were_left_out_and_notes_on_them_are_rendered_from_text(read, renderer):
+    one, two = (turn(renderer, (), word, index=i, response=()) for i, word in enumerate(("one", "two")))
+    notes = dataclasses.replace(one, observation="Notes?", action="it was one")
+    left = Compaction(how="summarise", turns=1, text="[gone: it was one]")
+    two = dataclasses.replace(two, observation="and?", compaction=left, notes=notes)
+    first, anew = read([Trajectory(agent="p0", policy="teacher", turns=(one, two))], room=400).items
+    assert bytes(first.ids[first.mask & (first.ids < 256)].tolist()) == b"oneit was one"
+    asked = "look\n\n[gone: it was one]\n\nand?"
+    (same,) = read([chat(f"u{asked}", "atwo")]).items
+    assert (anew.ids.tolist(), anew.mask.tolist()) == (same.ids.tolist(), same.mask.tolist())
+
+
+def test_what_a_model_played_is_its_own_where_a_stop_text_ended_it_or_it_was_chosen(read, renderer):
+    prompt = renderer.start("Play.", "look")
+    stopped = turn(renderer, prompt, "left", response=tuple(b"left. STOP"))
+    found = read([Trajectory(agent="p0", policy="m", turns=(stopped,))])
+    assert found.counts == {"learned": 1} and found.items[0].ids[found.items[0].mask].tolist() == ids("left. STOP")
+    foreign = dataclasses.replace(stopped, prompt_ids=(1, 2))  # reads as another vocabulary's
+    assert read([Trajectory(agent="p0", policy="m", turns=(foreign,))]).counts["rendered from text"] == 1
+
+
+def test_thoughts_that_the_policy_does_not_read_again_are_not_in_what_it_learns_from(read, renderer):
+    row = chat("uone", "a<think>hm</think>1", "utwo", "a<think>so</think>2", "uthree", "a3")
+    (whole,) = read([row]).items
+    apart = read([row], keep_thoughts="none").items
+    texts = [renderer._tokenizer.decode(item.ids) for item in (whole, *apart)]
+    assert [text.count("<think>") for text in texts] == [2, 1, 1, 0]
+    assert "hm" not in texts[2] and "assistant\n1<|im_end|>" in texts[2]
+    learned = [renderer._tokenizer.decode(item.ids[item.mask]) for item in apart]
+    assert learned == ["<think>hm</think>1<|im_end|>", "<think>so</think>2<|im_end|>", "3<|im_end|>"]
 
 
 def test_tokens_of_another_vocabulary_are_rendered_from_their_text(read, renderer):
@@ -320,7 +386,8 @@ def test_the_episodes_of_a_run_are_read_back_whole(read, renderer, tmp_path):
 
 def test_calls_that_were_written_anew_are_the_models_own_where_it_reads_their_names(read, renderer):
     call = ToolCall(name="add", arguments={"a": 1})
-    own = dataclasses.replace(turn(renderer, (1, 2), "[add 1]"), action=str(call), tool_calls=(call,))
+    own = turn(renderer, renderer.start("", "look"), "[add 1]")
+    own = dataclasses.replace(own, action=str(call), tool_calls=(call,))
     assert "rendered from text" not in read([Trajectory(agent="p0", policy="m", turns=(own,))]).counts
     foreign = dataclasses.replace(own, response_ids=(7, 8, 9), logprobs=(-1.0,) * 3)
     (item,) = (found := read([Trajectory(agent="p0", policy="big", turns=(foreign,))])).items

@@ -5,10 +5,12 @@ In: rows, files of them, episodes, run folders; a renderer. Out: `Demonstration`
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import logging
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,8 +23,10 @@ import numpy as np
 from forge_agents.envs.thoughts import whole
 from forge_agents.episodes.stored import EPISODES, load_episodes
 from forge_agents.errors import did_you_mean
+from forge_agents.policy import KeepThoughts
+from forge_agents.rollout.conversation import Conversation, Messages
 from forge_agents.rollout.rendering import Renderer
-from forge_agents.types import Episode, EpisodeGroup, Message, Trajectory, Turn
+from forge_agents.types import Episode, EpisodeGroup, Heard, Message, Trajectory, Turn
 from forge_verifiers.core.verifier import reward_of
 
 if TYPE_CHECKING:
@@ -119,12 +123,21 @@ def packed(streams: Iterable[Demonstration]) -> EpisodeBatch:
 
 
 def read_demonstrations(
-    data: Dataset, renderer: Renderer, config: SFTConfig, *, policy: str, room: int, reward: Reward | None = None
+    data: Dataset,
+    renderer: Renderer,
+    config: SFTConfig,
+    *,
+    policy: str,
+    room: int,
+    reward: Reward | None = None,
+    keep_thoughts: KeepThoughts = "all",
 ) -> Gathered[Demonstration]:
     """Read, filter and tokenise `data`.
 
     Episodes are taken token by token where the learner's tokenizer reads their tokens as the text that was played;
-    what a script, a person or a model of another vocabulary played is rendered from its text.
+    what a script, a person or a model of another vocabulary played is rendered from its text, as the model that learns
+    would have read it. A history that is not one that only grows, for thoughts or turns are dropped from it or branches
+    go on from it, becomes several streams; each answer is learned in one.
 
     Args:
         data: See `Dataset`.
@@ -134,6 +147,7 @@ def read_demonstrations(
         room: Most tokens of one stream.
         reward: What episodes are filtered by; None is the environment's own reward, and in a run's folder the reward
             that the run trained on.
+        keep_thoughts: Which of its thoughts the model that learns reads again, where text is rendered.
 
     Raises:
         ValueError: Nothing is left to learn; a row is malformed, has no answer, or is too long. The message names it.
@@ -141,14 +155,21 @@ def read_demonstrations(
     """
     counts: Counter[str] = Counter()
     rows, played = _rows_and_episodes(data, policy, reward, counts)
-    items = [_demonstration(source, row, renderer) for source, row in rows]
+    items = [item for source, row in rows for item in _demonstrations(source, row, renderer, keep_thoughts)]
     for one in _best(played, config, counts):
-        items += _streams(one, renderer, counts)
+        items += _streams(one, renderer, keep_thoughts, counts)
     return _gathered([item for item in items if _fits((item,), room, config, counts)], counts, policy)
 
 
 def read_pairs(
-    data: Dataset, renderer: Renderer, config: DPOConfig, *, policy: str, room: int, reward: Reward | None = None
+    data: Dataset,
+    renderer: Renderer,
+    config: DPOConfig,
+    *,
+    policy: str,
+    room: int,
+    reward: Reward | None = None,
+    keep_thoughts: KeepThoughts = "all",
 ) -> Gathered[Pair]:
     """Read `data` and pair it.
 
@@ -160,11 +181,10 @@ def read_pairs(
     """
     counts: Counter[str] = Counter()
     rows, played = _rows_and_episodes(data, policy, reward, counts)
-    pairs = [_pair(source, row, renderer) for source, row in rows]
-    pairs += [
-        Pair(chosen=tuple(_streams(best, renderer, counts)), rejected=tuple(_streams(worst, renderer, counts)))
-        for best, worst in _extremes(played, config, counts)
-    ]
+    pairs = [_pair(source, row, renderer, keep_thoughts) for source, row in rows]
+    for two in _extremes(played, config, counts):
+        chosen, rejected = (tuple(_streams(one, renderer, keep_thoughts, counts)) for one in two)
+        pairs.append(Pair(chosen=chosen, rejected=rejected))
     kept = [pair for pair in pairs if _fits((*pair.chosen, *pair.rejected), room, config, counts)]
     return _gathered(kept, counts, policy)
 
@@ -283,7 +303,9 @@ def _items_of_file(path: Path) -> Iterator[tuple[str, Any]]:
 # ---- conversations
 
 
-def _demonstration(source: str, row: Mapping[str, Any], renderer: Renderer) -> Demonstration:
+def _demonstrations(
+    source: str, row: Mapping[str, Any], renderer: Renderer, keep_thoughts: KeepThoughts
+) -> tuple[Demonstration, ...]:
     """The conversation of a row with ``messages``, or with ``prompt`` and ``completion``."""
     if row.get("messages") is not None:
         messages, learned_from = _messages(source, "messages", row["messages"]), 0
@@ -295,10 +317,10 @@ def _demonstration(source: str, row: Mapping[str, Any], renderer: Renderer) -> D
         raise _wrong_keys(source, row, ("messages", "prompt", "completion"), "'messages', or 'prompt' and 'completion'")
     if _num_answers(messages) <= learned_from:
         raise ValueError(f"{source} has no assistant message to learn; it has {', '.join(r for r, _ in messages)}")
-    return _rendered(source, messages, renderer, learned_from)
+    return _rendered(source, messages, renderer, keep_thoughts, learned_from)
 
 
-def _pair(source: str, row: Mapping[str, Any], renderer: Renderer) -> Pair:
+def _pair(source: str, row: Mapping[str, Any], renderer: Renderer, keep_thoughts: KeepThoughts) -> Pair:
     if row.get("chosen") is None or row.get("rejected") is None:
         raise _wrong_keys(source, row, ("prompt", "chosen", "rejected"), "'prompt', 'chosen' and 'rejected'")
     given = row.get("prompt")
@@ -312,8 +334,8 @@ def _pair(source: str, row: Mapping[str, Any], renderer: Renderer) -> Pair:
         if _num_answers(messages) <= common:
             raise ValueError(f"{source}: {side!r} has no assistant message of its own; there is nothing to prefer")
     return Pair(
-        chosen=(_rendered(f"{source}, chosen", chosen, renderer, common),),
-        rejected=(_rendered(f"{source}, rejected", rejected, renderer, common),),
+        chosen=_rendered(f"{source}, chosen", chosen, renderer, keep_thoughts, common),
+        rejected=_rendered(f"{source}, rejected", rejected, renderer, keep_thoughts, common),
     )
 
 
@@ -327,17 +349,38 @@ def _wrong_keys(source: str, row: Mapping[str, Any], known: Sequence[str], expec
 
 
 def _rendered(
-    source: str, messages: Sequence[tuple[str, str]], renderer: Renderer, learned_from: int = 0
-) -> Demonstration:
-    """`messages` with all answers marked but the first `learned_from`."""
-    try:
-        said = renderer.dialogue(messages)
-    except ValueError as cause:
-        raise ValueError(f"{source}: {cause}") from cause
-    ids = [token for heard, answer in said for token in (*heard, *answer)]
-    sizes = [size for heard, answer in said for size in (len(heard), len(answer))]
-    marks = [mark for number in range(len(said)) for mark in (False, number >= learned_from)]
-    return Demonstration(ids=np.array(ids, np.int32), mask=np.repeat(marks, sizes), source=source)
+    source: str,
+    messages: Sequence[tuple[str, str]],
+    renderer: Renderer,
+    keep_thoughts: KeepThoughts,
+    learned_from: int,
+) -> tuple[Demonstration, ...]:
+    """`messages` with all answers marked but the first `learned_from`; what follows the last answer is left out."""
+    turns: list[Turn] = []
+    heard: list[tuple[str, str]] = []
+    for role, text in messages:
+        if role != "assistant":
+            heard.append((role, text))
+            continue
+        if not turns and not heard:
+            raise ValueError(f"{source}: it begins with an answer; put the question or the instructions before it")
+        now = Heard(messages=tuple(heard), only_results=all(by == "tool" for by, _ in heard))
+        turns.append(Turn(agent="", index=len(turns), observation="", action=text, reward=0.0, heard=now))
+        heard.clear()
+    told = Trajectory(agent="", policy="", turns=tuple(turns))
+    return _marked(source, _retold(source, told, renderer, keep_thoughts), learned_from)
+
+
+def _marked(source: str, trajectory: Trajectory, learned_from: int = 0) -> tuple[Demonstration, ...]:
+    """Its streams, the answers of turn `learned_from` and later marked."""
+    from forge_trainers.batch.packing import samples_from
+
+    weights = [float(number >= learned_from) for number in range(len(trajectory.turns))]
+    return tuple(
+        Demonstration(ids=sample.token_ids.astype(np.int32), mask=sample.advantages > 0, source=source)
+        for sample in samples_from(trajectory, weights, 0)
+        if sample.advantages.any()
+    )
 
 
 def _messages(source: str, key: str, value: Any, *, text_is: str = "") -> list[tuple[str, str]]:
@@ -450,27 +493,73 @@ def _siblings(played: Sequence[_Played]) -> Iterable[list[int]]:
     return groups.values()
 
 
-def _reads_alike(turn: Turn, renderer: Renderer) -> bool:
-    thought, answer = renderer.parse(turn.response_ids)
-    if thought != turn.thought or answer == turn.action:
-        return thought == turn.thought
-    # calls were written anew, but their names stand in any grammar; other tokens than the learner's hold none
-    return any(call.name for call in turn.tool_calls) and all(call.name in answer for call in turn.tool_calls)
-
-
-def _streams(one: _Played, renderer: Renderer, counts: Counter[str]) -> list[Demonstration]:
-    """Its own tokens where the learner reads them as the actions that were played, else its text, which is counted."""
-    from forge_trainers.batch.packing import samples_from
-
+def _streams(
+    one: _Played, renderer: Renderer, keep_thoughts: KeepThoughts, counts: Counter[str]
+) -> tuple[Demonstration, ...]:
+    """Its own tokens where the learner reads them as what was played, else its text, which is counted."""
     trajectory = one.trajectory
-    turns = trajectory.turns
-    if all(len(t.response_ids) and _reads_alike(t, renderer) for t in turns):
-        samples = samples_from(trajectory, [1.0] * len(turns), 0)
-        return [Demonstration(ids=s.token_ids.astype(np.int32), mask=s.loss_mask, source=one.source) for s in samples]
-    counts["rendered from text"] += 1
-    told = [("system", trajectory.instructions)] if trajectory.instructions else []
-    conversations: dict[int, list[tuple[str, str]]] = {}
-    for turn in turns:
-        said = [("user", turn.observation), ("assistant", whole(turn.thought, turn.action))]
-        conversations.setdefault(turn.branch, [*told]).extend(said)
-    return [_rendered(one.source, messages, renderer) for messages in conversations.values()]
+    if not all(len(turn.response_ids) and _reads_alike(turn, renderer) for turn in trajectory.turns):
+        counts["rendered from text"] += 1
+        trajectory = _retold(one.source, trajectory, renderer, keep_thoughts)
+    return _marked(one.source, trajectory)
+
+
+def _reads_alike(turn: Turn, renderer: Renderer) -> bool:
+    """Whether the learner's tokenizer reads the tokens of `turn` as what was heard and said."""
+    if renderer.parse(turn.response_ids) == (turn.thought, turn.action):
+        return True
+    # what was played is not all that was written where a stop text ended it, where it is one of a game's choices, and
+    # where calls were written anew; what was heard tells other tokens than the learner's
+    named = [call.name for call in turn.tool_calls if call.name]
+    said = renderer.text(turn.response_ids)
+    if (turn.action or turn.thought) not in said and not (named and all(name in said for name in named)):
+        return False
+    messages = turn.heard.messages if turn.heard is not None else ()
+    return renderer.reads(turn.prompt_ids, messages[-1][1] if messages else turn.observation)
+
+
+def _retold(source: str, trajectory: Trajectory, renderer: Renderer, keep_thoughts: KeepThoughts) -> Trajectory:
+    """The same in tokens of the model that learns: what it would have read, and how it would have written it."""
+    from jinja2 import TemplateError
+
+    def said(turn: Turn, prompt_ids: tuple[int, ...]) -> Turn:
+        cut = turn.finish_reason in ("length", "context")
+        ids = renderer.answer(whole(turn.thought, turn.action, cut=cut), cut=cut)
+        return replace(turn, prompt_ids=prompt_ids, response_ids=ids, logprobs=(0.0,) * len(ids), versions=())
+
+    begun = Conversation(renderer, limit=sys.maxsize, max_tokens=1, keep_thoughts=keep_thoughts)
+    held: list[Conversation] = []  # as it stood after each turn
+    turns: list[Turn] = []
+    instructions = (("system", trajectory.instructions),) if trajectory.instructions else ()
+    main, calls = None, 0
+    last: dict[int, int] = {}  # turn of each branch
+    numbers = {turn.index: number for number, turn in enumerate(trajectory.turns)}
+    try:
+        for number, turn in enumerate(trajectory.turns):
+            heard: Messages = (("user", turn.observation),)
+            if turn.heard is None:
+                counted = turns[-1].info.get("tool_calls") if turns else 0
+                made = counted if isinstance(counted, int) else 0
+                after, only_results, main, calls = main, made > calls, number, made
+                heard = heard if after is not None else (*instructions, *heard)
+            else:
+                after, only_results = last.get(turn.branch), turn.heard.only_results
+                if turn.forked_from is not None:
+                    after = numbers.get(turn.forked_from, number)
+                heard = turn.heard.messages if turn.heard.messages or not turn.observation else heard
+            last[turn.branch] = number
+            if after is not None and after >= number:
+                raise ValueError(f"turn {turn.index} goes on from turn {turn.forked_from}, which is not before it")
+            talk = copy.copy(begun if after is None else held[after])
+            prompt_ids = talk.prompt(heard, only_results=only_results)
+            notes = said(turn.notes, talk.ask_for_notes()) if turn.notes is not None else None
+            if turn.compaction is not None and after is not None:
+                prompt_ids = talk.leave_out(turn.compaction.turns, turn.compaction.text, heard)
+            turns.append(replace(said(turn, prompt_ids), notes=notes))
+            talk.answered(heard, *renderer.parse(turns[-1].response_ids), prompt_ids, turns[-1].response_ids)
+            held.append(talk)
+    except TemplateError as cause:
+        raise ValueError(f"{source}: the chat template refuses its order of roles ({cause})") from cause
+    except ValueError as cause:
+        raise ValueError(f"{source}: {cause}") from cause
+    return replace(trajectory, turns=tuple(turns))

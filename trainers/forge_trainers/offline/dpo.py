@@ -56,7 +56,11 @@ class DPOTrainer(OfflineTrainer[Pair]):
         """The start model's log-probability of a pair's chosen and rejected streams, by the pair's content."""
 
     def _gather(self, dataset: Dataset, renderer: Renderer, room: int, reward: Reward | None) -> Gathered[Pair]:
-        return read_pairs(dataset, renderer, self.config, policy=self.policy.name, room=room, reward=reward)
+        policy = self.policy
+        return read_pairs(
+            dataset, renderer, self.config, policy=policy.name, room=room, reward=reward,
+            keep_thoughts=policy.keep_thoughts,
+        )  # fmt: skip
 
     def _ready_for(self, items: Sequence[Pair]) -> bool:
         return all(pair.content in self._start for pair in items)

@@ -71,9 +71,11 @@ class SFTTrainer(OfflineTrainer[Demonstration]):
     def _gather(
         self, dataset: Dataset, renderer: Renderer, room: int, reward: Reward | None
     ) -> Gathered[Demonstration]:
+        policy = self.policy
         return read_demonstrations(
-            dataset, renderer, self.config, policy=self.policy.name, room=room, reward=reward
-        )
+            dataset, renderer, self.config, policy=policy.name, room=room, reward=reward,
+            keep_thoughts=policy.keep_thoughts,
+        )  # fmt: skip
 
     async def _learn(self, learner: Learner, items: Sequence[Demonstration]) -> dict[str, float]:
         found = await learner.train_step(packed(items), timeout_s=self.config.stage_timeout_s)
