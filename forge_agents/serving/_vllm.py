@@ -492,9 +492,11 @@ def load_tensors(engine: Any, tensors: Mapping[str, torch.Tensor], version: int)
     """
     import torch
 
+    model = engine.model_executor.driver_worker.get_model()
     with torch.no_grad():
+        _forget_packed_experts(model)
         engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors.items())})
-        _repack_tied_heads(engine.model_executor.driver_worker.get_model())
+        _repack_tied_heads(model)
     _note_version(engine, _BASE, version)
 
 
@@ -522,6 +524,15 @@ def _note_version(engine: Any, what: str, version: int) -> None:
     """Say which version samples from now on, and forget every key and value computed before."""
     engine.reset_prefix_cache(reset_running_requests=True)
     engine.set_weight_version(json.dumps({**json.loads(engine.get_weight_version()), what: version}))
+
+
+def _forget_packed_experts(model: Any) -> None:
+    """On CPU vLLM packs experts when it makes their kernel; its reload keeps the kernel and leaves them unpacked."""
+    from vllm.platforms import current_platform
+
+    for module in model.modules() if current_platform.is_cpu() else ():
+        if getattr(getattr(module, "quant_method", None), "moe_kernel", None) is not None:
+            module.quant_method.moe_kernel = None
 
 
 def _repack_tied_heads(model: Any) -> None:
