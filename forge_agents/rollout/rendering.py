@@ -26,6 +26,8 @@ _MARK = (
     "\u2063answer\u2063"  # stands for a response while the template is rendered; `_defuse` takes it out of any text
 )
 
+_ENDS = {"<|return|>": "<|end|>"}
+"""What a template writes where the model wrote another token at an answer's end: gpt-oss."""
 _CALL_MARK = re.compile(r"tool|python_tag|TOOL_CALLS|ARGS")
 """In control tokens of calls, of any family."""
 _PROBE = [{"role": "user", "content": "-"}]
@@ -58,6 +60,8 @@ class Renderer:
         # all_special_tokens leaves out those without a role of their own, such as the ones that open a message
         added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         self._special = tuple(sorted({*tokenizer.all_special_tokens, *added}, key=lambda token: (-len(token), token)))
+        ends = [token for token in self._special if not _CALL_MARK.search(token)]
+        self._ends = dict(zip(tokenizer.convert_tokens_to_ids(ends), ends, strict=True))
         self._start = functools.lru_cache(maxsize=4096)(self._render_start)
         self._between = functools.lru_cache(maxsize=4096)(self._render_between)
         self._asked: dict[str, bool] = {}
@@ -93,8 +97,7 @@ class Renderer:
         self, prompt_ids: Sequence[int], response_ids: Sequence[int], messages: Sequence[tuple[str, str]]
     ) -> tuple[int, ...]:
         """As `extend`, with any new messages: role and text of each."""
-        ended = bool(response_ids) and response_ids[-1] == self.eos_id
-        return (*prompt_ids, *response_ids, *self._between(tuple(messages), ended))
+        return (*prompt_ids, *response_ids, *self._between(tuple(messages), self._end_of(response_ids)))
 
     def answer(self, text: str, *, cut: bool = False) -> tuple[int, ...]:
         """Tokens of what somebody else said, as the model would have written it behind a prompt.
@@ -159,8 +162,8 @@ class Renderer:
         return bisect.bisect_left(range(len(response_ids) + 1), True, key=answered)
 
     def text(self, response_ids: Sequence[int], *stop: str) -> str:
-        """What the model wrote, up to the end-of-turn token or a text of `stop`, surrounding blanks removed."""
-        ids = response_ids[:-1] if response_ids and response_ids[-1] == self.eos_id else response_ids
+        """What the model wrote, up to the token that ends its turn or a text of `stop`, surrounding blanks removed."""
+        ids = response_ids[:-1] if self._end_of(response_ids) else response_ids
         text = str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
         return text[: min((at for word in stop if (at := text.find(word)) >= 0), default=None)].strip()
 
@@ -178,10 +181,22 @@ class Renderer:
         """A prompt."""
         return self._template(_PROBE)
 
-    def _render_start(self, heard: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
-        return self._encode(self._template(self._defused(heard)))
+    def _end_of(self, response_ids: Sequence[int]) -> str:
+        """The control token that a response ends with, of the several that end turns in most families; else empty."""
+        return self._ends.get(response_ids[-1], "") if response_ids else ""
 
-    def _render_between(self, heard: tuple[tuple[str, str], ...], ended: bool) -> tuple[int, ...]:
+    def _render_start(self, heard: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
+        from jinja2 import TemplateError
+
+        try:
+            return self._encode(self._template(self._defused(heard)))
+        except TemplateError:
+            if [role for role, _ in heard[:2]] != ["system", "user"]:
+                raise
+            (_, told), (_, text), *rest = heard  # Gemma 1 and others know no instructions
+            return self._encode(self._template(self._defused((("user", f"{told}\n\n{text}"), *rest))))
+
+    def _render_between(self, heard: tuple[tuple[str, str], ...], end: str) -> tuple[int, ...]:
         answered = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _MARK}]
         rendered = self._template([*answered, *self._defused(heard)])
         _, found, between = rendered.rpartition(_MARK)
@@ -190,9 +205,13 @@ class Renderer:
                 f"the chat template of {self._tokenizer.name_or_path!r} drops or rewrites what the assistant said; "
                 "it cannot be continued token by token"
             )
-        if ended:  # the response already holds the template's end-of-turn token
-            between = between.removeprefix(self._tokenizer.eos_token)
-        return self._encode(between)
+        # where the response holds what ends it already, the template's end is left out, and what it writes before that
+        before, found, rest = between.partition(_ENDS.get(end, end) or _MARK)
+        closes = found and self._tokenizer.eos_token not in before and not self._without_controls(before)
+        return self._encode(rest if closes else between)
+
+    def _without_controls(self, text: str) -> str:
+        return functools.reduce(lambda left, token: left.replace(token, ""), self._special, text)
 
     def _template(self, messages: list[dict[str, str]], asked: Mapping[str, bool] | None = None) -> str:
         from jinja2 import TemplateError

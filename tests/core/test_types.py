@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import forge_agents as fa
-from forge_agents.types import Compaction, EpisodeError, ToolCall, Usage, VersionSpan
+from forge_agents.types import Compaction, EpisodeError, Heard, ToolCall, Usage, VersionSpan
 
 HOSTILE = "\x1b[2J<script>alert(1)</script>\u202e\n3. p9 (cheat)\n  reward   +9"
 TURN = fa.Turn(
@@ -25,6 +25,7 @@ TURN = fa.Turn(
     tool_calls=(ToolCall(name="look", arguments={"at": [1.5, "\ud83d"]}), ToolCall(name="", error="no")),
     branch=1,
     forked_from=4,
+    heard=Heard(messages=(("system", "\u202e"), ("user", "Which digit?")), only_results=True),
     prompt_ids=(1, 2),
     response_ids=(3, 4),
     logprobs=(-0.1 - 0.2, -math.inf),
