@@ -97,13 +97,18 @@ class Conversation:
         return self._limit - len(prompt_ids) < self._wanted + self._reserve
 
     @property
+    def least_free(self) -> int:
+        """Tokens that the shortest prompt has to leave free for a conversation to go on when its room is used up."""
+        return self._wanted + self._reserve + self.max_notes
+
+    @property
     def may_leave_out(self) -> bool:
         """Whether there are turns that may be left out."""
         return self.context != "end" and bool(self._said)
 
     def to_leave_out(self, heard: Messages) -> int | None:
         """How many turns, from the first on, have to be left out; None: all are too few."""
-        most_tokens = self._limit - self._wanted - self._reserve - self.max_notes
+        most_tokens = self._limit - self.least_free
         aim = min(self._limit // _KEPT_SHARE - self.max_notes, most_tokens)
         fewest, most = max(1, self._left_out), len(self._said)
 

@@ -391,6 +391,20 @@ def test_a_first_prompt_that_fills_the_context_is_told_with_its_parts(tried):
     assert "leaves less" not in tried(env_args={"told": "x" * 100})
 
 
+@pytest.mark.parametrize(("context", "fits", "fills"), [("window", 430, 470), ("summarise", 20, 180)])
+def test_a_long_conversation_that_could_not_go_on_is_told_before_it_is_played(
+    tried, tiny_llama, context, fits, fills
+):
+    def said(told, context):
+        team = fa.Policy(str(tiny_llama), name="team", sampling=fa.Sampling(max_tokens=16), context=context)
+        engine = fa.EngineConfig(max_model_len=512)
+        return tried(env_args={"told": "x" * told}, seats=team, engine=engine)
+
+    assert f"context='{context}' cannot go on" in said(fills, context)
+    assert "cannot go on" not in said(fits, context)
+    assert "cannot go on" not in said(fills, "end")
+
+
 def test_a_template_that_refuses_is_told(tried, tiny_llama, tmp_path):
     import shutil
 

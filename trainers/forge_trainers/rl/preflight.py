@@ -24,6 +24,7 @@ from forge_agents.envs.env import TextGame
 from forge_agents.errors import PreflightError
 from forge_agents.models import resolve as models
 from forge_agents.policy import AnyPolicy, Policy, Random, Scripted
+from forge_agents.rollout.conversation import Conversation
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime.mesh import with_deadline
 from forge_agents.runtime.waits import in_thread
@@ -182,6 +183,13 @@ class Preflight:
                 self.say(
                     f"preflight: the context of {name} holds {room} tokens; the longest first prompt is that {of} are "
                     f"instructions, which leaves less than max_tokens={wanted} for the first answer"
+                )
+            talk = Conversation(renderer, limit=room, max_tokens=wanted, context=policy.context)
+            if policy.context != "end" and most + talk.least_free > room:
+                self.say(
+                    f"preflight: when the {room} tokens of {name} are used up, context={policy.context!r} cannot go on "
+                    f"and episodes end out of context: the longest first prompt, which is kept, is that {of} are "
+                    f"instructions, and {talk.least_free} must stay free. Raise engine.max_model_len, or shorten both"
                 )
 
     def _rendered(self, renderer: Renderer, trajectory: Trajectory, policy: Policy) -> tuple[int, ...]:
