@@ -175,8 +175,8 @@ class Turn:
     policy: str = ""
     """Name of the policy that decided."""
     branch: int = 0
-    """Which of the seat's conversations it belongs to. 0 is the main one. Who lets a seat hold others beside it (a side
-    question, a call of a program that does not go on from the call before) numbers them from 1; their turns may lie
+    """Which of the seat's conversations it belongs to, numbered from 0 as they begin; the main one is 0 unless another
+    (a side question, a call of a program that does not go on from the call before) was begun first. Their turns may lie
     between each other in any order. A turn goes on from the last turn of its own branch, and of no other. All branches
     are one trajectory: `index`, rewards and advantages know nothing of them."""
     forked_from: int | None = None

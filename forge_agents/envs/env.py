@@ -30,7 +30,7 @@ HOOKS = (
 CONVERSATION = "conversation"
 """The info of a deciding agent in an environment that lets a seat hold several conversations, or writes whole messages.
 
-None, or absent, where the agent's main conversation goes on with the observation: branch 0 of its trajectory. Else a
+None, or absent, where the agent's main conversation goes on with the observation. Else a
 mapping: ``messages``, each with ``role`` ("system", "user" or "assistant") and ``content``, in the place of
 instructions and observation; ``after``, which of the agent's decisions of this episode they go on from, counted from 0
 (from one of the main conversation, or one that something has gone on from already, a branch begins: a side question),

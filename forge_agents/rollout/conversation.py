@@ -160,6 +160,7 @@ class Branches:
 
     def __init__(self) -> None:
         self._branches: list[int] = []
+        self._main: int | None = None  # branch of the conversation that an environment need not name
         self._gone_on: set[int] = set()  # decisions whose branch has moved on: who goes on from them begins another
 
     def place(self, told: Mapping[str, Any] | None) -> tuple[int, int | None]:
@@ -175,7 +176,11 @@ class Branches:
         if after is not None and not (type(after) is int and 0 <= after < number):
             raise ValueError(f"a conversation goes on from decision {after!r}; the seat has made {number}, from 0 on")
         begins = told is not None and (after is None or after in self._gone_on)
-        branch = max(self._branches, default=-1) + 1 if begins else 0 if after is None else self._branches[after]
+        fresh = max(self._branches, default=-1) + 1
+        if told is None:  # 0, unless another conversation was there before it
+            branch = self._main = fresh if self._main is None else self._main
+        else:
+            branch = fresh if after is None or after in self._gone_on else self._branches[after]
         # the main one needs no name: who names a decision of it asks beside it
         self._gone_on |= {number} if told is None else {after} if after is not None else set()
         self._branches.append(branch)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from forge_agents.envs.env import Observation, Outcome, TurnEnv, writable
+from forge_agents.envs.thoughts import split_thought
 from forge_agents.errors import did_you_mean
 from forge_agents.tools import (
     FORMATS,
@@ -129,7 +130,8 @@ class ToolEnv(TurnEnv):
     def _play(self, agent: str, action: str) -> Outcome:
         left = self.calls_left(agent)
         offered = list(self.tools(agent)) if left > 0 else []
-        calls = parse_tool_calls(action, tools=offered)[:left] if offered else []
+        said = split_thought(action)[1]  # a game that hears thoughts runs none of what is weighed in them
+        calls = parse_tool_calls(said, tools=offered)[:left] if offered else []
         self._shown.pop(agent, None)
         if not calls:
             self._calls_in_a_row[agent] = 0

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import forge_agents as fa
-from forge_agents.rollout.conversation import ASK_FOR_NOTES
+from forge_agents.rollout.conversation import ASK_FOR_NOTES, Branches
 from forge_agents.rollout.players import ModelPlayer, Served
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.rollout.rollout import play
@@ -330,6 +330,12 @@ def test_an_answer_has_room_where_turns_can_be_left_out(tokenizer):
         episode = long_game(tokenizer, turns, texts, limit=700, max_tokens=100, context=context)[2]
         assert episode.end_reason == "terminated"
         assert {turn.action for turn in episode.turns} == {"y" * 90}, "none was cut off"
+
+
+def test_a_conversation_that_was_there_before_the_main_one_is_another_branch():
+    branches, side = Branches(), {"after": None}
+    placed = [branches.place(told) for told in (side, None, {"after": 0}, None, {"after": 2}, {"after": 1})]
+    assert placed == [(0, None), (1, None), (0, None), (1, None), (0, None), (2, 1)]
 
 
 def test_a_branch_begins_with_what_the_main_conversation_holds(tokenizer):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import forge_agents as fa
 from forge_agents.envs.env import Outcome
+from forge_agents.envs.thoughts import heard
 from forge_agents.rollout.rollout import play
 from forge_agents.testing import check_env
 from forge_agents.tools import FORMATS, MAX_RESULT_CHARS, ToolCall, render_tool_call, tool
@@ -243,3 +244,16 @@ def test_our_runner_sees_results_as_observations():
     assert asked.action == OPEN and told.observation.endswith(" for a") and episode.error is None
     assert episode.trajectories["guesser"].reward == 1.0
     assert episode.trajectories["keeper"].info["tool_calls"] == 1
+
+
+def test_a_call_that_is_only_thought_of_does_not_run():
+    class Listening(Vault):
+        hears_thoughts = True
+
+    env = Listening()
+    for answer in ("no", OPEN):
+        env.reset(seed=1)
+        env.step(heard(env, f"What would {call('open_vault', key='thought')} do?", answer))
+        ran = answer == OPEN
+        assert env.agent_selection == ("keeper" if ran else "guesser")
+        assert env.infos["keeper"].get("tool_calls", 0) == ran
