@@ -522,7 +522,7 @@ def test_a_command_that_is_shut_in_reaches_the_models_and_nothing_else(outside):
     ("does", "limits", "limit"),
     [
         ("x = bytearray(1 << 30)", {}, "MemoryError"),
-        ("held = [os.fork() or bytearray(60 << 20) and __import__('time').sleep(60) for _ in range(4)]",
+        ("held = [os.fork() or bytearray(60 << 20) and time.sleep(60) for _ in range(4)]; time.sleep(60)",
          {"memory_mb": 150}, "memory_mb"),
         ("while True: pass", {"cpu_s": 1}, "cpu_s"),
         ("open('big', 'wb').write(bytes(2 << 20))", {"file_mb": 1}, "File too large"),
@@ -530,7 +530,7 @@ def test_a_command_that_is_shut_in_reaches_the_models_and_nothing_else(outside):
 )  # fmt: skip
 def test_what_a_command_that_is_shut_in_uses_is_limited_and_told(does, limits, limit):
     box = fa.Sandbox(limits=fa.SandboxLimits(**limits))
-    words = ["python", "-c", COMMAND.replace("sys.exit", f"\n{does}\nsys.exit")]
+    words = ["python", "-c", COMMAND.replace("sys.exit", f"\nimport time\n{does}\nsys.exit")]
     episode = played(words, tasks=[{"question": "-"}], sandbox=box)
     result = episode.trajectories["agent"].info["result"]
     assert episode.rewards == {"agent": 0.0} and result["exit_status"] != 0

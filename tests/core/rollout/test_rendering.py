@@ -153,7 +153,6 @@ def test_a_template_that_wants_roles_to_take_turns_gets_what_a_program_says_in_a
     renderer = Renderer(tokenizer)
     spoken = [("system", "S"), ("user", "a"), ("user", "b"), ("assistant", "c"), ("system", "d"), ("user", "e")]
     joined = [("system", "S"), ("user", "a\n\nb"), ("assistant", "c"), ("user", "d\n\ne")]
-    answer = ("assistant", "f")
-    assert renderer.dialogue([*spoken, answer]) == renderer.dialogue([*joined, answer])
+    assert renderer.begin(spoken) == renderer.begin(joined)
     lax = Renderer(AutoTokenizer.from_pretrained(tiny_llama))
-    assert lax.dialogue([*spoken, answer]) != lax.dialogue([*joined, answer]), "others are told as it was said"
+    assert lax.begin(spoken) != lax.begin(joined), "others are told as it was said"

@@ -249,7 +249,9 @@ async def train(
             skipped[name] += 1
             said = kept(DivergedError(f"policy {name}: {cause}"), name)
             if skipped[name] > config.max_skipped_steps:
-                raise DivergedError(f"{said}; {_GO_ON}") from cause
+                raise DivergedError(
+                    f"{said}; the checkpoints are as they were, and the next run goes on from the newest"
+                ) from cause
             _log.warning("step %d is skipped, and max_skipped_steps=%d: %s", step + 1, config.max_skipped_steps, said)
             return {"skipped": 1.0}
         skipped[name] = 0
@@ -261,7 +263,9 @@ async def train(
             try:
                 check_gap(name, result["logprob_gap_mean"], config.max_logprob_gap)
             except MismatchError as error:
-                raise MismatchError(f"{kept(error, name)}; {_GO_ON}") from None
+                raise MismatchError(
+                    f"{kept(error, name)}; the checkpoints are as they were, and the next run goes on from the newest"
+                ) from None
         metrics |= {f"{_prefix(name, learners)}/{key}": float(value) for key, value in result.items()}
     return metrics
 
@@ -293,9 +297,6 @@ def staleness(batch: EpisodeBatch, version: int) -> dict[int, int]:
             "and learner count differently"
         )
     return {version - int(sampled): int(count) for sampled, count in zip(versions, counts, strict=True)}
-
-
-_GO_ON = "the checkpoints are as they were, and the next run goes on from the newest"
 
 
 def _keep(error: ForgeError, name: str, batch: EpisodeBatch, config: GRPOConfig, *, step: int, folder: Path) -> str:
