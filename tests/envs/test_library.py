@@ -98,6 +98,15 @@ def test_an_answer_without_its_pages_is_half_of_one_and_a_shorter_path_is_none()
     assert sum(play(Team(gives_up=1), seed, hops=3)[1] for seed in range(20)) == 0
 
 
+@pytest.mark.parametrize("wrapped", ["{}", "The {}.", "on the {}", "On the river {}", "in {}", ' "{}" '])
+def test_a_right_answer_may_stand_in_words_that_say_no_more(wrapped):
+    env = Library()
+    env.reset(seed=3)
+    env.step("no idea")
+    env.step(wrapped.format(env.answer) + "".join(f" [{number}]" for number in env.path))
+    assert env.rewards["writer"] == 1.0
+
+
 def test_citing_the_whole_library_is_no_citation():
     env, _ = play(Team(), 3, hops=2)
     env.reset(seed=3)

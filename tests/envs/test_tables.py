@@ -58,6 +58,16 @@ def test_the_environment_keeps_the_contract():
     check_env("forge/Tables-v0")
 
 
+def test_the_reviewer_sees_the_analysts_query_and_nobody_elses():
+    env = Tables(revisions=2)
+    env.reset(seed=1)
+    env.step('CALL sql("SELECT 41")'), env.step("41")
+    assert "Query: SELECT 41\nResult: " in env.observe("reviewer") and "41" in env.observe("reviewer")
+    env.step('CALL sql("SELECT 42")'), env.step("no")
+    env.step("CALL sql(wrong=1)"), env.step("43")
+    assert "SELECT" not in env.observe("reviewer").partition("Result")[0]
+
+
 @pytest.mark.parametrize("level", [1, 2, 3, 4, 5, 6])
 def test_a_team_that_knows_sql_always_earns_one(level):
     for seed in range(15):

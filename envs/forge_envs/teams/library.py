@@ -29,7 +29,7 @@ _PEOPLE = [f"{first} {last}" for first in _FIRST.split() for last in _LAST.split
 _BEST = "SELECT rowid FROM pages WHERE pages MATCH ? ORDER BY bm25(pages, 10.0, 1.0), rowid LIMIT ?"
 _WORD = re.compile(r"\w+")
 _CITED = re.compile(r"\[(\d{1,9})\]", re.ASCII)
-_ARTICLES = re.compile(r"^(?:the|in|on)\s+", re.IGNORECASE)
+_ARTICLES = re.compile(r"^(?:(?:in|on)\s+)?(?:the\s+)?(?:river\s+)?(?=\S)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,7 +207,8 @@ class Tables(ToolEnv):
 
     def after_calls(self, agent: str, results: Sequence[ToolResult]) -> Outcome:
         if agent == "analyst":
-            self.shown = f"Query: {self._query[:400]}\nResult: {results[-1].content}"
+            self.shown = f"Query: {self._query[:400] or '(none)'}\nResult: {results[-1].content}"
+        self._query = ""  # the next decision's calls may hold none, or another seat's
         return Outcome()
 
     # ---- the game
