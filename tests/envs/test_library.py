@@ -2,6 +2,7 @@ import random
 import re
 
 import pytest
+from team_play import play
 
 import forge_agents as fa
 from forge_agents.testing import check_env, check_levels
@@ -67,16 +68,9 @@ class Team:
         return note if self.cites else note.partition(" [")[0]
 
 
-def play(team, seed, **settings):
+def played(team, seed, **settings):
     env = Library(**settings)
-    env.reset(seed=seed)
-    rewards = dict.fromkeys(env.possible_agents, 0.0)
-    for agent in env.agent_iter():
-        seen, reward, terminated, truncated, _ = env.last()
-        rewards[agent] += reward
-        env.step(None if terminated or truncated else team(seen, agent))
-    assert len(set(rewards.values())) == 1
-    return env, rewards["writer"]
+    return env, play(env, team, seed)
 
 
 def test_the_environment_keeps_the_contract():
@@ -88,14 +82,14 @@ def test_the_environment_keeps_the_contract():
 def test_a_team_that_follows_the_pages_always_earns_one(level):
     settings = dict(fa.spec(f"forge/Library-v0@{level}").kwargs)
     for seed in range(12):
-        env, reward = play(Team(), seed, **settings)
+        env, reward = played(Team(), seed, **settings)
         assert reward == 1.0, f"{seed}\n{env.question}\n{env.render()}"
         assert len(env.path) == settings["hops"] == env.searches
 
 
 def test_an_answer_without_its_pages_is_half_of_one_and_a_shorter_path_is_none():
-    assert [play(Team(cites=False), seed, hops=2)[1] for seed in range(5)] == [0.5] * 5
-    assert sum(play(Team(gives_up=1), seed, hops=3)[1] for seed in range(20)) == 0
+    assert [played(Team(cites=False), seed, hops=2)[1] for seed in range(5)] == [0.5] * 5
+    assert sum(played(Team(gives_up=1), seed, hops=3)[1] for seed in range(20)) == 0
 
 
 @pytest.mark.parametrize("wrapped", ["{}", "The {}.", "on the {}", "On the river {}", "in {}", ' "{}" '])
@@ -108,7 +102,7 @@ def test_a_right_answer_may_stand_in_words_that_say_no_more(wrapped):
 
 
 def test_citing_the_whole_library_is_no_citation():
-    env, _ = play(Team(), 3, hops=2)
+    env, _ = played(Team(), 3, hops=2)
     env.reset(seed=3)
     env.step("no idea")
     env.step(f"{env.answer} " + " ".join(f"[{number}]" for number in range(1, 49)))
@@ -123,8 +117,8 @@ def test_citing_the_whole_library_is_no_citation():
 )  # fmt: skip
 def test_what_knows_nothing_earns_next_to_nothing(say):
     for level in (1, 3):
-        played = [fa.play(f"forge/Library-v0@{level}", fa.Scripted(say), seed=seed) for seed in range(40)]
-        assert sum(episode.rewards["writer"] for episode in played) <= 2
+        episodes = [fa.play(f"forge/Library-v0@{level}", fa.Scripted(say), seed=seed) for seed in range(40)]
+        assert sum(episode.rewards["writer"] for episode in episodes) <= 2
 
 
 def test_each_level_is_harder_for_a_team_that_sometimes_gives_up():

@@ -4,6 +4,7 @@ from itertools import count
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from team_play import play
 
 import forge_agents as fa
 from forge_agents.testing import check_env
@@ -61,22 +62,15 @@ class Team:
         return "yes"
 
 
-def play(seed, **habits):
-    env, team = Shop(tool_format="plain"), Team(**habits)
-    env.reset(seed=seed)
-    rewards = dict.fromkeys(env.possible_agents, 0.0)
-    for agent in env.agent_iter():
-        observation, reward, terminated, truncated, _ = env.last()
-        rewards[agent] += reward
-        env.step(None if terminated or truncated else team(observation, agent))
-    assert len(set(rewards.values())) == 1
-    return env, rewards["clerk"]
+def played(seed, **habits):
+    env = Shop(tool_format="plain")
+    return env, play(env, Team(**habits), seed)
 
 
 def test_a_perfect_team_always_earns_one():
     cases = {True: 0, False: 0}
     for seed in range(40):
-        env, reward = play(seed)
+        env, reward = played(seed)
         assert reward == 1.0, f"{seed}\n{env.render()}"
         cases[env.deal] += 1
     assert min(cases.values()) >= 5
@@ -84,7 +78,7 @@ def test_a_perfect_team_always_earns_one():
 
 @pytest.mark.parametrize(("habit", "least", "most"), [("greedy", 0.1, 0.5), ("lax", 0.7, 0.99), ("careless", 0.1, 0.9)])
 def test_every_bad_habit_costs(habit, least, most):
-    rewards = [play(seed, **{habit: True})[1] for seed in range(30)]
+    rewards = [played(seed, **{habit: True})[1] for seed in range(30)]
     assert least <= sum(rewards) / len(rewards) <= most
     assert (0.5 in rewards) == (habit == "lax")
 

@@ -1,7 +1,7 @@
-import copy
 import re
 
 import pytest
+from team_play import play
 
 import forge_agents as fa
 from forge_agents.testing import check_env, check_levels
@@ -42,16 +42,9 @@ class Team:
         return value
 
 
-def play(team, seed, **settings):
+def played(team, seed, **settings):
     env = Tables(**settings)
-    env.reset(seed=seed)
-    rewards = dict.fromkeys(env.possible_agents, 0.0)
-    for agent in env.agent_iter():
-        seen, reward, terminated, truncated, _ = env.last()
-        rewards[agent] += reward
-        env.step(None if terminated or truncated else team(seen, agent))
-    assert len(set(rewards.values())) == 1
-    return env, rewards["analyst"]
+    return env, play(env, team, seed)
 
 
 def test_the_environment_keeps_the_contract():
@@ -71,24 +64,24 @@ def test_the_reviewer_sees_the_analysts_query_and_nobody_elses():
 @pytest.mark.parametrize("level", [1, 2, 3, 4, 5, 6])
 def test_a_team_that_knows_sql_always_earns_one(level):
     for seed in range(15):
-        env, reward = play(Team(), seed, **fa.spec(f"forge/Tables-v0@{level}").kwargs)
+        env, reward = played(Team(), seed, **fa.spec(f"forge/Tables-v0@{level}").kwargs)
         assert reward == 1.0, f"{seed}\n{env.question}\n{env.render()}"
 
 
 def test_a_reviewer_that_looks_repairs_a_slip_and_one_that_nods_does_not():
-    assert sum(play(Team(slips=1), seed, level=3)[1] for seed in range(10)) == 10
-    assert sum(play(Team(slips=1, nods=True), seed, level=3)[1] for seed in range(10)) == 0
-    assert sum(play(Team(slips=1), seed, level=3, revisions=0)[1] for seed in range(10)) == 0
-    assert sum(play(Team(slips=2), seed, level=3, revisions=1)[1] for seed in range(10)) == 0
-    env, reward = play(Team(slips=2), 1, level=3, revisions=2)
+    assert sum(played(Team(slips=1), seed, level=3)[1] for seed in range(10)) == 10
+    assert sum(played(Team(slips=1, nods=True), seed, level=3)[1] for seed in range(10)) == 0
+    assert sum(played(Team(slips=1), seed, level=3, revisions=0)[1] for seed in range(10)) == 0
+    assert sum(played(Team(slips=2), seed, level=3, revisions=1)[1] for seed in range(10)) == 0
+    env, reward = played(Team(slips=2), 1, level=3, revisions=2)
     assert reward == 1.0 and len(env.remarks) == 2
 
 
 @pytest.mark.parametrize("say", ["", "APPROVE", "0", "1", "Ulm", "January", 'CALL sql("SELECT 1")'])
 def test_what_knows_nothing_earns_next_to_nothing(say):
     for level in (1, 5):
-        played = [fa.play(f"forge/Tables-v0@{level}", fa.Scripted(lambda _: say), seed=seed) for seed in range(30)]
-        assert sum(episode.rewards["analyst"] for episode in played) <= 6
+        episodes = [fa.play(f"forge/Tables-v0@{level}", fa.Scripted(lambda _: say), seed=seed) for seed in range(30)]
+        assert sum(episode.rewards["analyst"] for episode in episodes) <= 6
 
 
 def test_levels_are_harder_for_who_guesses_and_for_who_knows_little():
@@ -118,10 +111,10 @@ def test_levels_are_harder_for_who_guesses_and_for_who_knows_little():
 def test_a_query_can_only_read_and_not_for_long(query):
     env = Tables()
     env.reset(seed=1)
-    before = copy.deepcopy(env.rows)
+    before = env.database
     with pytest.raises(ValueError, match="the query fails|null character|not allowed"):
         env.sql(query)
-    assert env.rows == before and env.sql("SELECT COUNT(*) FROM orders") == "40"
+    assert env.database == before and env.sql("SELECT COUNT(*) FROM orders") == "40"
 
 
 def test_a_result_is_short_and_says_what_is_left_out():

@@ -6,9 +6,7 @@ In: texts: searches, a note, an answer with page numbers. Out: a reward that bot
 from __future__ import annotations
 
 import re
-import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +14,7 @@ import numpy as np
 from forge_agents.envs.env import Outcome
 from forge_agents.tools import Tool, ToolFormat, tool
 from forge_agents.tools.env import ToolEnv
+from forge_envs.teams.generated import Database, one, some
 
 _FIRST = "Ada Bela Cora Dov Edda Finn Gala Hugo Ines Joel Kira Levi Mona Nils Olga Pavel Rosa Sven Tilda Yann"
 _LAST = "Abel Berg Cole Dahl Engel Falk Grau Holm Iver Jung Krol Lund Moss Nagy Orban Park Quist Rask Stein Voss"
@@ -113,31 +112,32 @@ class Library(ToolEnv):
     def _write(self, rng: np.random.Generator) -> dict[str, str]:
         """Draw the corpus; returns the kind of each thing."""
         count = self._towns
-        towns = _draw(rng, _TOWNS, count)
-        people = _draw(rng, _PEOPLE, 2 * count)
+        towns = some(rng, _TOWNS, count)
+        people = some(rng, _PEOPLE, 2 * count)
         companies = [f"{person.split()[1]} & {town}" for person, town in zip(people[:count], towns, strict=True)]
         facts: dict[str, dict[str, str]] = {}
-        for town, mayor in zip(towns, _draw(rng, people, count), strict=True):
-            facts[town] = {"river": RIVERS[int(rng.integers(len(RIVERS)))], "mayor": mayor}
+        for town, mayor in zip(towns, some(rng, people, count), strict=True):
+            facts[town] = {"river": one(rng, RIVERS), "mayor": mayor}
         for place, person in enumerate(people):
-            born, year = towns[int(rng.integers(count))], str(rng.integers(1850, 1990))
+            born, year = one(rng, towns), str(rng.integers(1850, 1990))
             founded = {"founded": companies[place]} if place < count else {}
             facts[person] = {"born": born, "year": year, **founded}
         for company, founder in zip(companies, people[:count], strict=True):
-            seat, good = towns[int(rng.integers(count))], GOODS[int(rng.integers(len(GOODS)))]
+            seat, good = one(rng, towns), one(rng, GOODS)
             facts[company] = {"founder": founder, "seat": seat, "makes": good}
-        names = _draw(rng, list(facts), len(facts))
+        names = some(rng, list(facts), len(facts))
         self.pages = {name: Page(place, _text(name, facts[name]), facts[name]) for place, name in enumerate(names, 1)}
-        ends = {last: kind for kind, last in _LAST_STEPS.items()}
-        return {name: next(ends[relation] for relation in own if relation in ends) for name, own in facts.items()}
+        index = {"pages USING fts5(title, text)": [(name, page.text) for name, page in self.pages.items()]}
+        self._index = Database.of(index)  # its rows have the pages' numbers
+        return dict.fromkeys(towns, "town") | dict.fromkeys(people, "person") | dict.fromkeys(companies, "company")
 
     def _ask(self, rng: np.random.Generator, kinds: dict[str, str]) -> None:
-        while True:  # most walks are not cut short, and of people half have founded something
-            thing = str(rng.choice(list(self.pages)))
+        while True:  # until no page comes twice
+            thing = one(rng, list(self.pages))
             phrase, path = thing, [thing]
             while len(path) < self._hops:
                 going = [step for step in _STEPS[kinds[thing]] if step in self.pages[thing].facts]
-                step = going[int(rng.integers(len(going)))]
+                step = one(rng, going)
                 thing = self.pages[thing].facts[step]
                 phrase, path = _PHRASES[step].format(phrase), [*path, thing]
             if len(set(path)) == self._hops:
@@ -163,11 +163,9 @@ class Library(ToolEnv):
         """The pages that match best, by SQLite's BM25."""
         if not words:
             return []
-        with closing(_index(self.pages)) as index:
-            asked = " OR ".join(f'"{word}"' for word in words[:64]), self._hits
-            rows = index.execute(_BEST, asked).fetchall()
+        asked = " OR ".join(f'"{word}"' for word in words[:64])
         by_number = {page.number: page for page in self.pages.values()}
-        return [by_number[number] for (number,) in rows]
+        return [by_number[number] for (number,) in self._index.rows(_BEST, asked, self._hits)]
 
     def tools(self, agent: str) -> Sequence[Tool]:
         return [self.search] if agent == "searcher" else []
@@ -214,20 +212,6 @@ class Library(ToolEnv):
         }  # fmt: skip
         both = self.possible_agents
         return Outcome(rewards=dict.fromkeys(both, reward), done=True, info=dict.fromkeys(both, facts))
-
-
-def _index(pages: Mapping[str, Page]) -> sqlite3.Connection:
-    """A full-text index in memory, made for one search: a connection could not be copied or sent to a worker."""
-    index = sqlite3.connect(":memory:")
-    index.execute("CREATE VIRTUAL TABLE pages USING fts5(title, text)")
-    rows = [(page.number, title, page.text) for title, page in pages.items()]
-    index.executemany("INSERT INTO pages(rowid, title, text) VALUES (?, ?, ?)", rows)
-    return index
-
-
-def _draw(rng: np.random.Generator, names: Sequence[str], count: int) -> list[str]:
-    """Some of `names`, each once."""
-    return [names[int(place)] for place in rng.choice(len(names), size=count, replace=False)]
 
 
 def _text(name: str, facts: Mapping[str, str]) -> str:

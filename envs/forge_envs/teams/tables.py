@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
 from forge_agents.envs.env import Outcome
 from forge_agents.tools import Tool, ToolFormat, ToolResult, tool
 from forge_agents.tools.env import ToolEnv
+from forge_envs.teams.generated import Database, one
 
 NAMES, TOWNS, GOODS, MONTHS = (
     words.split()
@@ -33,7 +34,7 @@ SCHEMA = (
 _ROWS = 10
 """Rows of a result that are shown."""
 _STEPS = 1_000_000
-"""Instructions of SQLite's machine that one query may take: some hundredths of a second."""
+"""Instructions of SQLite's machine that one query may take: of a cross join these were 16 ms."""
 _ALL = "orders JOIN customers ON customers.id = orders.customer JOIN products ON products.id = orders.product"
 _MOST = " ORDER BY most DESC LIMIT 2"
 # Questions by level, each with the query that answers it, two best rows where one is sought. Blanks are drawn.
@@ -137,10 +138,9 @@ class Tables(ToolEnv):
     def setup(self, rng: np.random.Generator) -> None:
         while True:  # until the question has one answer
             self._draw(rng)
-            forms = QUESTIONS[self._level - 1]
-            question, query = forms[int(rng.integers(len(forms)))]
+            question, query = one(rng, QUESTIONS[self._level - 1])
             blanks = {"name": NAMES, "town": TOWNS, "good": GOODS, "month": MONTHS}
-            drawn = {blank: values[int(rng.integers(len(values)))] for blank, values in blanks.items()}
+            drawn = {blank: one(rng, values) for blank, values in blanks.items()}
             self.question, self.query = question.format(**drawn), query.format(**drawn, all=_ALL, most=_MOST)
             if (answer := self._only_answer()) is not None:
                 break
@@ -150,39 +150,31 @@ class Tables(ToolEnv):
         self.shown, self._query = "(nothing was asked)", ""
 
     def _draw(self, rng: np.random.Generator) -> None:
-        def some(values: Sequence[str]) -> str:
-            return values[int(rng.integers(len(values)))]
-
-        customers = [(place, name, some(TOWNS)) for place, name in enumerate(NAMES, 1)]
+        customers = [(place, name, one(rng, TOWNS)) for place, name in enumerate(NAMES, 1)]
         products = [(place, good, int(rng.integers(2, 60))) for place, good in enumerate(GOODS, 1)]
         buyers = rng.integers(1, len(NAMES) + 1, self._orders).tolist()
         bought = rng.integers(1, len(GOODS) + 1, self._orders).tolist()
         pieces = rng.integers(1, 10, self._orders).tolist()
         orders = [
-            (place, buyer, good, many, some(MONTHS))
+            (place, buyer, good, many, one(rng, MONTHS))
             for place, (buyer, good, many) in enumerate(zip(buyers, bought, pieces, strict=True), 1)
         ]
-        self.rows: tuple[Sequence[tuple[int | str, ...]], ...] = (customers, products, orders)
+        self.database = Database.of(dict(zip(SCHEMA, (customers, products, orders), strict=True)))
 
     def _only_answer(self) -> str | None:
         """The answer; None where there is none, or two are as good."""
-        with closing(self._opened()) as db:
-            rows = db.execute(self.query).fetchall()
+        rows = self.database.rows(self.query)
         tied = len(rows) == 2 and rows[0][1] == rows[1][1]
         return None if not rows or rows[0][0] is None or tied else str(rows[0][0])
 
-    def _opened(self) -> sqlite3.Connection:
-        """The tables in a database of their own, which can only be read; a connection could not be copied."""
-        db = sqlite3.connect(":memory:")
-        for name, rows in zip(SCHEMA, self.rows, strict=True):
-            db.execute(f"CREATE TABLE {name}")
-            blanks = ", ".join("?" * len(rows[0]))
-            db.executemany(f"INSERT INTO {name.partition('(')[0]} VALUES ({blanks})", rows)  # noqa: S608  # our own words
-        db.commit()
-        db.set_authorizer(_allowed)
-        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 100_000)
-        db.set_progress_handler(lambda: 1, _STEPS)
-        return db
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        """The tables, which can only be read."""
+        with self.database.opened() as db:
+            db.set_authorizer(_allowed)
+            db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 100_000)
+            db.set_progress_handler(lambda: 1, _STEPS)
+            yield db
 
     # ---- tools
 
@@ -194,7 +186,7 @@ class Tables(ToolEnv):
             query: One SELECT in SQLite's SQL.
         """
         self._query = query
-        with closing(self._opened()) as db:
+        with self._opened() as db:
             try:
                 rows = db.execute(query).fetchmany(_ROWS + 1)
             except (sqlite3.Error, sqlite3.Warning, OverflowError) as error:

@@ -1,0 +1,64 @@
+"""What generated worlds share: draws, and a database that is a value.
+
+In: a generator, names; rows. Out: some of the names; a database in bytes. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+_T = TypeVar("_T")
+
+
+def one(rng: np.random.Generator, values: Sequence[_T]) -> _T:
+    """One of `values`, each as likely."""
+    return values[int(rng.integers(len(values)))]
+
+
+def some(rng: np.random.Generator, values: Sequence[_T], count: int) -> list[_T]:
+    """`count` of `values` in a drawn order, each at most once."""
+    return [values[int(place)] for place in rng.choice(len(values), size=count, replace=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """An SQLite database held as bytes: a connection could not be copied or sent to a worker."""
+
+    data: bytes
+
+    @classmethod
+    def of(cls, tables: Mapping[str, Iterable[Sequence[int | str | None]]]) -> Self:
+        """Make one of rows by table, which is named with its columns: ``"orders(id, item)"``."""
+        with closing(sqlite3.connect(":memory:")) as db:
+            for head, rows in tables.items():
+                db.execute(f"CREATE {'VIRTUAL ' * (' USING ' in head)}TABLE {head}")
+                for row in rows:
+                    blanks = ", ".join("?" * len(row))
+                    db.execute(f"INSERT INTO {head.partition('(')[0].split()[0]} VALUES ({blanks})", row)  # noqa: S608  # our own words
+            db.commit()
+            return cls(db.serialize())
+
+    @contextmanager
+    def opened(self) -> Iterator[sqlite3.Connection]:
+        """A connection to a copy; what is changed there is lost."""
+        with closing(sqlite3.connect(":memory:")) as db:
+            db.deserialize(self.data)
+            yield db
+
+    def rows(self, query: str, *values: int | str) -> list[tuple[Any, ...]]:
+        """What a query of ours finds."""
+        with self.opened() as db:
+            return db.execute(query, values).fetchall()
+
+    def after(self, statement: str, *values: int | str) -> Self:
+        """The database in which a statement of ours was carried out."""
+        with self.opened() as db:
+            db.execute(statement, values)
+            db.commit()
+            return type(self)(db.serialize())
