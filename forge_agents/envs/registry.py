@@ -134,10 +134,12 @@ def register(
         The spec, or the decorator.
 
     Raises:
-        ValueError: The id is malformed, or taken by another environment.
+        ValueError: The id is malformed, names a level, or is taken by another environment.
     """
     if isinstance(tags, str):
         raise TypeError(f"tags of {id} is the string {tags!r}; pass a tuple of strings")
+    if split_level(id)[1] is not None:
+        raise ValueError(f"{id!r} names a level; register {split_level(id)[0]!r} with levels=[{{...}}, {{...}}, ...]")
     words, steps = tuple(tags), tuple(levels)
 
     def add(target: Any) -> EnvSpec:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 AnyEnv: TypeAlias = "AECEnv[str, Any, Any]"
 Isolation: TypeAlias = Literal["none", "process"]
 
-_ID = re.compile(r"(?P<base>[\w.-]+/[\w.-]+?)(?:-v(?P<version>\d+))?(?:@(?P<level>\d+))?", re.ASCII)
+_ID = re.compile(r"(?P<base>[\w.-]+/[\w.-]+?)(?:-v(?P<version>\d+))?(?:@\d+)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +63,6 @@ class EnvSpec:
     def version(self) -> int:
         """The N of ``-vN``."""
         return split_id(self.id)[1]
-
-    @property
-    def level(self) -> int | None:
-        """The K of ``@K``; None of the environment as it was registered."""
-        return split_level(self.id)[1]
 
     def at_level(self, level: int) -> EnvSpec:
         """The environment at one of its levels, 1 is the easiest.

@@ -107,7 +107,6 @@ def import_traces(
         ValueError: Nothing was found, or `out` exists.
     """
     target = Path(out)
-    target = Path(out)
     if missing := [str(source) for source in sources if not Path(source).is_file()]:
         raise ValueError(f"{', '.join(missing)} is no file; give files of spans or chats in JSON")
     if target.exists():

@@ -507,11 +507,12 @@ def log_advice(who: str) -> str:
 
 
 def _pids(entry: _Spawned) -> dict[int, Path]:
-    """Those that have started, with the file that says so; a process may be writing it, another thread removing it."""
-    found = {}
-    for path in sorted(entry.logs.glob("*.pid"), key=lambda path: int(path.stem)):
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            found[int(path.read_text())] = path
+    """Those that have started, with the file that says so; one may be writing it, another thread removing all."""
+    found: dict[int, Path] = {}
+    with contextlib.suppress(FileNotFoundError):
+        for path in sorted(entry.logs.glob("*.pid"), key=lambda path: int(path.stem)):
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                found[int(path.read_text())] = path
     return found
 
 

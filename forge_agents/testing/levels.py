@@ -48,8 +48,10 @@ def check_levels(id: str, players: Seats, *, episodes: int = 100, seed: int = 0)
     means = [float(rewards.mean()) for rewards in found]
     told = ", ".join(f"{mean:.3f}" for mean in means)
     for level, (easier, harder) in enumerate(pairwise(found), start=1):
-        assert _lead(harder, easier) < _SURE, f"level {level + 1} of {id} is easier than level {level}: {told}"
-    assert _lead(found[0], found[-1]) > _SURE, f"the last level of {id} is no harder than the first: {told}"
+        if _lead(harder, easier) >= _SURE:
+            raise AssertionError(f"level {level + 1} of {id} is easier than level {level}: {told}")
+    if _lead(found[0], found[-1]) <= _SURE:
+        raise AssertionError(f"the last level of {id} is no harder than the first: {told}")
     return means
 
 
@@ -61,7 +63,8 @@ async def _rewards(env_id: str, players: Seats, seeds: range) -> np.ndarray:
 
 
 def _reward(episode: Episode) -> float:
-    assert episode.error is None, f"seed {episode.seed} of {episode.env_id}: {episode.error}"
+    if episode.error is not None:
+        raise AssertionError(f"seed {episode.seed} of {episode.env_id}: {episode.error}")
     return float(np.mean(list(episode.rewards.values())))
 
 

@@ -59,8 +59,7 @@ def record(practice, plan, level, wins, *, seed=0, top=None):
 def test_an_id_names_the_environment_at_a_level():
     assert fa.spec("test/Dice-v0").levels == tuple({"faces": faces} for faces in FACES)
     hard = fa.spec("test/Dice@3")
-    assert (hard.id, hard.name, hard.version, hard.level) == ("test/Dice-v0@3", "test/Dice", 0, 3)
-    assert hard.kwargs == {"faces": 8}
+    assert (hard.id, hard.name, hard.version, hard.kwargs) == ("test/Dice-v0@3", "test/Dice", 0, {"faces": 8})
     env = fa.make("test/Dice-v0@3")
     assert env.faces == 8 and env.spec.id == "test/Dice-v0@3" and fa.make("test/Dice-v0").faces == 6
     assert fa.make("test/Dice-v0@3", faces=5).faces == 5
@@ -69,6 +68,18 @@ def test_an_id_names_the_environment_at_a_level():
             fa.make(wrong)
     with pytest.raises(UnknownIdError, match="registered without levels"):
         fa.make("forge/KuhnPoker-v0@1")
+    with pytest.raises(ValueError, match=r"'test/Other-v0@2' names a level; register 'test/Other-v0' with levels="):
+        fa.register("test/Other-v0@2", entry_point=Dice)
+
+
+def test_levels_stand_among_benchmarks_and_weights_as_ids_do(tmp_path):
+    guess = {"one": fa.Scripted(lambda _: "1", name="one")}
+    ids = ["test/Dice-v0@1", "test/Dice-v0@4"]
+    report = fa.benchmark(guess, ids, episodes=40, out_dir=tmp_path, progress=False)
+    won = [np.mean([r.seats["gambler"].reward for r in report.records if r.env == env_id]) for env_id in ids]
+    assert 0.25 < won[0] < 0.75 and won[1] < 0.2
+    drawn = TaskSampler({"test/Dice-v0@1": 3.0, "test/Dice-v0@4": 1.0}).tasks(0, 0, 200)
+    assert sum(task.env_id == "test/Dice-v0@1" for task in drawn) in range(120, 180)
 
 
 def test_a_worker_process_plays_the_level_that_was_asked_for():
