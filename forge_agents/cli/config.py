@@ -32,6 +32,8 @@ class _Formatter(DefaultHelpFormatter):
 
 _READ = ("data", "eval_data", "model")
 """Keys whose values may be files or folders that are read."""
+_OWNERS = {"policies": "train", "policy": "sft", "players": "bench"}
+"""Commands by the key that their files, and no others, begin with."""
 _ONCE = {"--into": "--out", "--static": "--out"}
 """Flags by what they are called now."""
 
@@ -132,6 +134,9 @@ def _suggestion(message: str, known: Sequence[str]) -> str:
     if unknown is None:
         return ""
     word = unknown.group(1)
+    group = word.partition(".")[0]
+    if group in _OWNERS and not any(key.partition(".")[0] == group for key in known):
+        return f" {group!r} is of files for `forge-agents {_OWNERS[group]}`."
     near = did_you_mean(word, known)
     if not near:  # a key without its group: compare last parts
         near = did_you_mean(word.rpartition(".")[2], [key.rpartition(".")[2] for key in known])

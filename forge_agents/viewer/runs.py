@@ -224,7 +224,7 @@ def find_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
         if path.is_file() and (path.name in _FILES or _is_board(path)):
             path = path.parent
         if not path.is_dir():
-            siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+            siblings = [other.name for other in path.parent.iterdir() if other.is_dir()] if path.parent.is_dir() else []
             raise RunFolderError(
                 f"{path} is no folder; give the out_dir of a run.{did_you_mean(path.name, siblings)}"
             )

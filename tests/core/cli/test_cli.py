@@ -36,6 +36,15 @@ def test_arguments_that_an_environment_does_not_take_are_told_in_one_line(capsys
     assert told.count("\n") == 1
 
 
+@pytest.mark.parametrize(("command", "key"), [("sft", "policies"), ("bench", "policies"), ("train", "policy")])
+def test_a_file_for_another_command_is_told_as_that(tmp_path, capsys, command, key):
+    file = tmp_path / "run.yaml"
+    file.write_text(f"{key}:\n  team:\n    model: tiny-random\n")
+    with pytest.raises(SystemExit, match="2"):
+        cli.main([command, str(file)])
+    assert f"{key!r} is of files for `forge-agents {'sft' if key == 'policy' else 'train'}`" in capsys.readouterr().err
+
+
 def save_before_training():
     import forge_agents as fa
 

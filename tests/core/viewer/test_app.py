@@ -139,6 +139,9 @@ def test_the_command_prints_an_address_and_ends_with_ctrl_c(server, run_folder):
 def test_the_command_tells_what_is_wrong(tmp_path, run_folder, capsys):
     assert cli.main(["view", str(tmp_path / "nothing")]) == 1
     assert "is no folder; give the out_dir of a run" in capsys.readouterr().err
+    (tmp_path / "train.yaml").write_text("")
+    assert cli.main(["view", str(tmp_path / "train.yaml")]) == 1
+    assert "Did you mean" not in capsys.readouterr().err
     assert cli.main(["view", str(run_folder), "--out", str(tmp_path / "p.html"), "--episodes", "-1"]) == 1
     assert "episodes=-1" in capsys.readouterr().err
     assert cli.main(["view", str(run_folder), "--out", str(tmp_path / "p.html"), "--episodes", "2"]) == 0
