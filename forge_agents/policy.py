@@ -64,8 +64,9 @@ class Sampling:
     """Most tokens of the thought before an answer, tags included, at least 1. A thought that has used them up is closed
     with tokens that are not sampled, nor learned from. None: thought and answer share `max_tokens`."""
     stop: tuple[str, ...] = ()
-    """Texts that end a response, a thought included; the end-of-turn token always does. The text is no part of the
-    answer. Its tokens are: the learner sees them, and a model's next prompt goes on behind them."""
+    """Texts that end a response; the end-of-turn token always does. In a thought they are texts like any other; those
+    of an `Endpoint` are its server's affair. The text is no part of the answer. Its tokens are: the learner sees them,
+    and a model's next prompt goes on behind them."""
 
     def __post_init__(self) -> None:
         check_numbers(self)

@@ -61,6 +61,11 @@ def split_thought(text: str, *, opened: bool | None = False) -> tuple[str, str]:
     return "\n\n".join(filter(None, map(str.strip, thoughts))), said.strip()
 
 
+def answer_at(text: str, *, opened: bool = False) -> int:
+    """Where in `text`, which is as in `split_thought`, the answer begins: its end where a thought is not closed."""
+    return _thoughts(text, opened)[1]
+
+
 def closing(text: str) -> str:
     """What a model would write to end the thought that `text`, opening tag and all, is in; empty if it is in none."""
     unclosed = _thoughts(text, False)[2]

@@ -199,7 +199,7 @@ class ModelPlayer:
         self._decisions += 1
         limit = len(prompt_ids) + room
         if wanted.max_thought_tokens is None or choices:
-            done = await self._sample(prompt_ids, wanted, limit, draw, choices)
+            done = await self._respond(prompt_ids, wanted, limit, draw, choices)
         else:
             done = await self._think_and_answer(prompt_ids, wanted, limit, draw)
         if choices:  # one of them is an answer, also where the template has opened a thought
@@ -237,12 +237,31 @@ class ModelPlayer:
         no_room = done.finish_reason == "length" and sampling.max_tokens < wanted.max_tokens
         return replace(done, finish_reason="context") if no_room else done
 
+    async def _respond(
+        self, prompt_ids: tuple[int, ...], wanted: Sampling, limit: int, draw: str | None, choices: tuple[str, ...] = ()
+    ) -> Completion:
+        """As `_sample`, but texts of `stop` that stand in a thought end nothing."""
+        done = await self._sample(prompt_ids, wanted, limit, draw, choices)
+        stopped = wanted.stop and not choices and done.finish_reason == "stop"
+        if not stopped or not (tag := self._renderer.stopped_thinking(done.token_ids)):
+            return done
+        for part, stop in (("thought", (tag,)), ("said", wanted.stop)):
+            left, so_far = wanted.max_tokens - len(done.token_ids), (*prompt_ids, *done.token_ids)
+            if left < 1 or len(so_far) >= limit:
+                return replace(done, finish_reason="length" if left < 1 else "context")
+            more = replace(wanted, stop=stop, max_tokens=left)
+            name = None if draw is None else f"{draw}/{part}"
+            done = _joined(done, (), await self._sample(so_far, more, limit, name))
+            if done.finish_reason != "stop" or self._renderer.closing(done.token_ids):  # the turn ended in the thought
+                return done
+        return done
+
     async def _think_and_answer(
         self, prompt_ids: tuple[int, ...], wanted: Sampling, limit: int, draw: str | None
     ) -> Completion:
         """A thought within its budget, closed where it is not at its end by then, and the answer within its own."""
         thinking = replace(wanted, max_tokens=wanted.max_thought_tokens or wanted.max_tokens)
-        done = await self._sample(prompt_ids, thinking, limit, draw)
+        done = await self._respond(prompt_ids, thinking, limit, draw)
         closed = self._renderer.closing(done.token_ids)
         at = len(done.token_ids) if closed else self._renderer.thought_length(done.token_ids)
         left = wanted.max_tokens - (len(done.token_ids) - at)
@@ -255,16 +274,7 @@ class ModelPlayer:
             return replace(done, finish_reason="context")
         answering, name = replace(wanted, max_tokens=left), None if draw is None else f"{draw}/answer"
         more = await self._sample(so_far, answering, limit, name)
-        before = len(done.token_ids) + len(closed)
-        return Completion(
-            token_ids=(*done.token_ids, *closed, *more.token_ids),
-            logprobs=(*done.logprobs, *(0.0 for _ in closed), *more.logprobs),
-            finish_reason=more.finish_reason,
-            versions=(
-                *done.versions,
-                *(replace(span, start=before + span.start, end=before + span.end) for span in more.versions),
-            ),
-        )
+        return _joined(done, closed, more)
 
     async def _notes(self, talk: Conversation) -> Decision | None:
         """The model's notes on all that it has read and said; None where there is no room left to ask for them."""
@@ -311,6 +321,18 @@ def _as_wished(own: Sampling, told: Mapping[str, Any]) -> Sampling:
             )
     limit = min(own.max_tokens, told.get("max_tokens") or own.max_tokens)
     return replace(own, max_tokens=limit, stop=tuple(dict.fromkeys((*own.stop, *(told.get("stop") or ())))))
+
+
+def _joined(done: Completion, put: tuple[int, ...], more: Completion) -> Completion:
+    """One response of two requests, with what was `put` between, which nobody sampled."""
+    before = len(done.token_ids) + len(put)
+    later = (replace(span, start=before + span.start, end=before + span.end) for span in more.versions)
+    return Completion(
+        token_ids=(*done.token_ids, *put, *more.token_ids),
+        logprobs=(*done.logprobs, *(0.0 for _ in put), *more.logprobs),
+        finish_reason=more.finish_reason,
+        versions=(*done.versions, *later),
+    )
 
 
 def _first(done: Completion, count: int) -> Completion:

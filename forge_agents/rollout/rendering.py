@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forge_agents.envs.thoughts import closing, continued, opens_thought, split_thought
+from forge_agents.envs.thoughts import answer_at, closing, continued, opens_thought, split_thought
 from forge_agents.models.families import SWITCHES
 from forge_agents.policy import Thinking
 from forge_agents.runtime import starts
@@ -120,13 +120,18 @@ class Renderer:
         return self._defuse(text).strip() in heard
 
     def parse(self, response_ids: Sequence[int], *stop: str) -> tuple[str, str]:
-        """Thought and answer of what the model wrote, up to the first of the texts `stop`."""
+        """Thought and answer of what the model wrote, as `text` has it."""
         return split_thought(self.text(response_ids, *stop), opened=bool(self._opening))
 
     def closing(self, response_ids: Sequence[int]) -> tuple[int, ...]:
         """Tokens that end the thought that a response breaks off in, up to the answer; empty where it is in none."""
         said = str(self._tokenizer.decode(list(response_ids), skip_special_tokens=False))
         return self._encode(closing(self._opening + said))
+
+    def stopped_thinking(self, response_ids: Sequence[int]) -> str:
+        """The tag that is to end the thought in which a stop text has ended a response; empty where it is in none."""
+        ids = () if self._end_of(response_ids) else self.closing(response_ids)
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False)).strip()
 
     @functools.cached_property
     def call_reader(self) -> CallReader | None:
@@ -162,10 +167,14 @@ class Renderer:
         return bisect.bisect_left(range(len(response_ids) + 1), True, key=answered)
 
     def text(self, response_ids: Sequence[int], *stop: str) -> str:
-        """What the model wrote, up to the token that ends its turn or a text of `stop`, surrounding blanks removed."""
+        """What the model wrote, up to the token that ends its turn or a text of `stop`, surrounding blanks removed.
+
+        In a thought a stop text is a text like any other.
+        """
         ids = response_ids[:-1] if self._end_of(response_ids) else response_ids
         text = str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
-        return text[: min((at for word in stop if (at := text.find(word)) >= 0), default=None)].strip()
+        begun = answer_at(text, opened=bool(self._opening)) if stop else 0
+        return text[: min((at for word in stop if (at := text.find(word, begun)) >= 0), default=None)].strip()
 
     def piece(self, token_id: int) -> str:
         """The text of one token, blanks and all."""

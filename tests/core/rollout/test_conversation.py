@@ -449,18 +449,21 @@ class Cutting:
 
     def __init__(self, tokenizer, text):
         self.ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
-        self.asked = []
+        self.asked, self.tokenizer = [], tokenizer
 
     async def generate(self, prompt_ids, sampling, **asked):
         self.asked.append((prompt_ids, sampling.max_tokens, asked.get("seed")))
-        ids, self.ids = tuple(self.ids[: sampling.max_tokens]), self.ids[sampling.max_tokens :]
+        texts = [self.tokenizer.decode(self.ids[:count]) for count in range(len(self.ids) + 1)]
+        stopped = [count for count, text in enumerate(texts) if any(word in text for word in sampling.stop)]
+        most = min([sampling.max_tokens, *stopped])
+        ids, self.ids = tuple(self.ids[:most]), self.ids[most:]
         logprobs = tuple(-0.25 * (len(self.asked) + n % 2) for n in range(len(ids)))
         half = len(ids) // 2
         spans = ((len(self.asked), 0, half), (9, half, len(ids)))
         return Completion(
             token_ids=ids,
             logprobs=logprobs,
-            finish_reason="length" if self.ids else "stop",
+            finish_reason="length" if self.ids and most not in stopped else "stop",
             versions=tuple(VersionSpan(version=version, start=start, end=end) for version, start, end in spans),
         )
 
@@ -509,6 +512,34 @@ def test_thought_and_answer_have_budgets_of_their_own(tokenizer, text, budgets, 
     put = len("\n</think>\n\n") if text == "<think>" + "a" * 40 else 0
     assert sum(span.end - span.start for span in said.versions) == len(said.response_ids) - put
     assert len(said.logprobs) == len(said.response_ids)
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "asked", "thought", "action", "finish"),
+    [
+        ("<think>a;b;c</think>yes;no", 60, [60, 51, 40], "a;b;c", "yes", "stop"),
+        ("<think>a;b</think>yes", 60, [60, 51, 42], "a;b", "yes", "stop"),
+        ("yes;no", 60, [60], "", "yes", "stop"),
+        ("<think>a</think>yes;no;", 60, [60], "a", "yes", "stop"),
+        ("<think>a;b", 60, [60, 51], "a;b", "", "stop"),  # its turn ended in the thought
+        ("<think>a;" + "b" * 80, 60, [60, 51], "a;" + "b" * 51, "", "length"),
+        ("<think>a;", 9, [9], "a;", "", "length"),
+    ],
+)
+def test_a_stop_text_in_a_thought_ends_nothing(tokenizer, text, most, asked, thought, action, finish):  # noqa: PLR0917
+    said, engine = thinking(tokenizer, text, stop=(";",), max_tokens=most)
+    assert [left for _, left, _ in engine.asked] == asked
+    assert (said.thought, said.action, said.finish_reason) == (thought, action, finish)
+    assert len({seed for *_, seed in engine.asked}) == len(asked)  # no two parts are drawn alike
+    told = tokenizer.decode(said.response_ids).removesuffix(tokenizer.eos_token)
+    assert text.startswith(told) and len(said.logprobs) == len(said.response_ids)
+
+
+def test_a_stop_text_in_a_thought_spends_its_budget_and_no_answers(tokenizer):
+    budgets = {"max_tokens": 4, "max_thought_tokens": 14}
+    said, engine = thinking(tokenizer, "<think>a;b;cdefgh</think>yes;", stop=(";",), **budgets)
+    assert [left for _, left, _ in engine.asked] == [14, 5, 4]
+    assert (said.thought, said.finish_reason) == ("a;b;cde", "length") and said.action == "fgh<"
 
 
 def test_a_budget_is_at_least_a_token_and_no_endpoints():

@@ -71,7 +71,7 @@ def test_an_answer_ends_before_a_stop_text_of_which_the_next_prompt_keeps_every_
     ids = tuple(tokenizer.encode("<think>\nhm\n</think>\n\n3 END of", add_special_tokens=False))
     assert renderer.parse(ids, "STOP", " END ") == ("hm", "3")
     assert renderer.parse(ids, "of", "END") == ("hm", "3")
-    assert renderer.parse(ids, "m\n") == ("h", "")
+    assert renderer.parse(ids, "m\n") == ("hm", "3 END of")  # in a thought it is a text like any other
     assert renderer.parse(ids, "STOP") == ("hm", "3 END of")
     for text, stop in (("User: ", "User: "), (" END", " END"), ("\n\n", "\n\n")):  # blanks of a stop text count
         assert renderer.text(tokenizer.encode(text, add_special_tokens=False), stop) == ""
