@@ -111,11 +111,84 @@ register(
     tags=("2p", "cooperative", "tool"),
     levels=[{"level": level, "orders": orders} for level, orders in enumerate((20, 20, 40, 60, 80, 120), 1)],
 )
+register(
+    "forge/Codewords-v0",
+    entry_point="forge_envs.games.codewords:Codewords",
+    tags=("2p", "cooperative", "hidden-information"),
+    levels=[
+        {"groups": groups, "size": size, "others": others, "near": near, "traps": traps, "spare": spare}
+        for groups, size, others, near, traps, spare in (
+            (1, 2, 4, 0, 0, 0), (2, 2, 4, 0, 0, 0), (2, 2, 6, 2, 1, 1), (3, 2, 8, 4, 1, 1), (3, 2, 10, 6, 2, 0),
+            (4, 2, 12, 8, 2, 0),
+        )
+    ],
+)  # fmt: skip
+register(
+    "forge/CodewordsDuel-v0",
+    entry_point="forge_envs.games.codewords:Codewords",
+    tags=("4p", "zero-sum", "hidden-information"),
+    teams=2,
+    groups=2,
+    size=3,
+    others=6,
+    near=3,
+    traps=1,
+    spare=3,
+)
+register(
+    "forge/Village-v0",
+    entry_point="forge_envs.games.village:Village",
+    tags=("5p", "hidden-information"),
+    levels=[
+        {"seats": seats, "wolves": wolves, "seer": seer, "healer": healer, "days": days}
+        for seats, wolves, seer, healer, days in (
+            (6, 1, True, True, 5), (7, 1, True, False, 4), (5, 1, True, False, 3), (7, 2, True, True, 5),
+            (7, 2, True, False, 4), (7, 2, False, False, 4),
+        )
+    ],
+)  # fmt: skip
+register(
+    "forge/Fireworks-v0",
+    entry_point="forge_envs.games.fireworks:Fireworks",
+    tags=("2p", "cooperative", "hidden-information"),
+    levels=[
+        {"seats": seats, "colours": colours, "ranks": ranks, "hand": hand, "hints": hints, "fuses": fuses}
+        for seats, colours, ranks, hand, hints, fuses in (
+            (2, 2, 2, 2, 5, 2), (2, 2, 3, 3, 5, 2), (2, 4, 3, 3, 6, 3), (3, 4, 4, 4, 7, 3), (3, 5, 5, 4, 8, 3),
+            (4, 5, 5, 4, 8, 2),
+        )
+    ],
+)  # fmt: skip
+register(
+    "forge/Commons-v0",
+    entry_point="forge_envs.teams.commons:Commons",
+    tags=("3p", "mixed-motive"),
+    levels=[
+        {"seats": seats, "regrowth": regrowth}
+        for seats, regrowth in ((2, 3.0), (3, 2.0), (4, 1.6), (5, 1.4), (6, 1.25))
+    ],
+)
 register_suite("core-v1", ["forge/KuhnPoker-v0", "forge/Relay-v0", "forge/AlphabetSort-v0"], episodes=32)
 register_suite("team-v0", ["forge/Relay-v0", "forge/TreasureHunt-v0", "forge/Negotiation-v0", "forge/Debate-v0"])
 register_suite(
     "duel-v0", ["forge/KuhnPoker-v0", "forge/LeducPoker-v0", "forge/TicTacToe-v0", "forge/ConnectFour-v0"]
 )
+register_suite(
+    "teams-v1",
+    [
+        "forge/Library-v0",
+        "forge/Tables-v0",
+        "forge/Codewords-v0",
+        "forge/Fireworks-v0",
+    ],
+)
+register_suite(
+    "duels-v1",  # a pair of players has 8, 10 and 6 line-ups, so a seed tells much
+    ["forge/CodewordsDuel-v0", "forge/Village-v0", "forge/Commons-v0"],
+    episodes=32,
+)
+_SMALL = "KuhnPoker LeducPoker Relay AlphabetSort TreasureHunt Negotiation TicTacToe ConnectFour"
+register_suite("diagnostics-v1", [f"forge/{game}-v0" for game in _SMALL.split()], episodes=32)
 register_suite(
     "tools-v1",  # in a team of three, swapped seats are four times the games
     ["forge/Relay-v0", "forge/Shop-v0", "forge/SoftwareTeam-v0"],

@@ -1,0 +1,172 @@
+import random
+import re
+
+import numpy as np
+import pytest
+from team_play import play
+
+import forge_agents as fa
+from forge_agents.testing import check_env, check_levels
+from forge_envs.games.codewords import KINDS, Codewords
+
+KIND = {word: kind for kinds in KINDS.values() for kind, words in kinds.items() for word in words.split()}
+THEME = {word: theme for theme, kinds in KINDS.items() for words in kinds.values() for word in words.split()}
+
+
+class Team:
+    """Gives clues by kind, or by theme, and guesses what goes with them; both from what their seat reads."""
+
+    def __init__(self, sorts=KIND, *, slips=0.0):
+        self.sorts, self.slips, self.rng = sorts, slips, random.Random(0)
+
+    def __call__(self, seen, agent):
+        return self.master(seen) if agent.endswith("master") else self.guesser(seen)
+
+    def master(self, seen):
+        own = re.search(r"Your words: (.+)\.", seen)[1].split(", ")
+        sorts = [self.sorts[word] for word in own]
+        best = max(sorted(set(sorts)), key=sorts.count)
+        return f"{best} {sorts.count(best)}"
+
+    def guesser(self, seen):
+        board, clue = re.search(r"Board: (.+)\.", seen)[1].split(", "), seen.rpartition("Clue: ")[2].split()[0]
+        if self.rng.random() < self.slips:
+            return self.rng.choice(board)
+        return ", ".join(word for word in board if clue in (KIND[word], THEME[word]))
+
+
+def begun(seed=0, **settings):
+    env = Codewords(**settings)
+    env.reset(seed=seed)
+    return env
+
+
+@pytest.mark.parametrize("name", ["forge/Codewords-v0", "forge/Codewords-v0@6", "forge/CodewordsDuel-v0"])
+def test_the_environment_keeps_the_contract(name):
+    check_env(name, episodes=4)
+
+
+def test_no_word_hides_another():
+    words = [*KIND, *KINDS, *(kind for kinds in KINDS.values() for kind in kinds)]
+    assert len(set(words)) == len(words) == 152
+    assert not [(one, other) for one in words for other in words if one != other and one in other]
+
+
+@pytest.mark.parametrize("level", [1, 2, 3, 4, 5, 6])
+def test_a_team_that_knows_the_kinds_always_earns_one(level):
+    settings = fa.spec(f"forge/Codewords-v0@{level}").kwargs
+    for seed in range(15):
+        env = Codewords(**settings)
+        assert play(env, Team(), seed) == 1.0, env.render()
+        assert env.infos == {} and sum(env.played.values()) == settings["groups"]
+        assert sorted(env.key.values()).count("") == settings["groups"] * settings["size"]
+
+
+def test_a_clue_that_also_goes_with_other_words_finds_less():
+    """Near words are of the theme, not of the kind."""
+    far, near = ([play(Codewords(near=n, spare=0), Team(THEME), seed) for seed in range(40)] for n in (0, 4))
+    assert sum(far) == 40 and sum(near) < 20
+
+
+def test_each_level_is_harder_for_a_team_that_slips():
+    means = check_levels("forge/Codewords-v0", fa.Scripted(Team(slips=0.5)), episodes=60)
+    assert means[0] > 0.5 > means[-1]
+
+
+@pytest.mark.parametrize(
+    "say",
+    [lambda seen: "", lambda seen: seen, lambda seen: "animal 9", lambda seen: "farm 2, moon, judge"],
+    ids=["silence", "copying", "a clue", "words"],
+)
+def test_what_knows_nothing_earns_next_to_nothing(say):
+    for level in (1, 3):
+        rewards = [play(Codewords(**fa.spec(f"forge/Codewords-v0@{level}").kwargs), lambda s, _: say(s), n)
+                   for n in range(30)]  # fmt: skip
+        assert sum(rewards) <= 1
+    after = [play(Codewords(), lambda seen, agent: seen if agent == "guesser" else Team()(seen, agent), n)
+             for n in range(30)]  # fmt: skip
+    assert sum(after) < 6, "a guesser that copies the board after good clues"
+
+
+@pytest.mark.parametrize(
+    ("clue", "fault"),
+    [
+        ("{own} 2", "may not contain"), ("{own}s 2", "may not contain"), ("a 2", "may not contain"),
+        ("colour", "one word and a number"), ("colour 0", "one word and a number"),
+        ("two words 2", "one word and a number"), ("", "one word and a number"), ("colour 22", "one word"),
+    ],
+)  # fmt: skip
+def test_a_clue_against_the_rules_is_refused_with_the_reason_and_the_second_costs_the_round(clue, fault):
+    env = begun(spare=1)
+    bad = clue.format(own=env.left("")[0])
+    if bad == "a 2":
+        assert any("a" in word for word in env.hidden)
+    env.step(bad)
+    assert env.agent_selection == "master" and fault in env.observe("master").rpartition("Refused: ")[2]
+    assert fault in env.infos["master"]["illegal"] and "Refused" not in env.observe("guesser")
+    env.step(bad)
+    assert env.played == {"": 1} and env.agent_selection == "master" and "Refused" not in env.observe("master")
+    env.step("Clue: Colour 2!")
+    assert env.observe("guesser").endswith("Clue: colour 2")
+
+
+def test_words_are_turned_over_in_the_order_of_the_text_until_one_is_wrong():
+    env = begun(size=3, others=4)
+    right, wrong = env.left(""), env.left("nobody")
+    env.step("colour 3")
+    env.step(f"First {right[1].upper()}, then {wrong[0]}; {right[0]}")
+    assert f"colour 3: {right[1]} yes, {wrong[0]} nobody." in env.observe("master")
+    assert right[1] not in env.hidden and right[0] in env.hidden
+    env.step("colour 1"), env.step(f"{right[0]} {right[2]}")
+    assert right[2] in env.hidden, "no more words than the clue's number"
+    env.step("colour 1"), env.step("nothing of that")
+    assert env.rewards == {"master": 1 / 6, "guesser": 1 / 6} and not env.infos["guesser"]["success"]
+
+
+def test_a_trap_ends_the_game_with_nothing():
+    env = begun(traps=1)
+    trap, right = env.left("trap")[0], env.left("")[0]
+    env.step("colour 2"), env.step(f"{right} {trap}")
+    assert env.rewards == {"master": 0, "guesser": 0} and env.terminations["master"]
+    assert env.infos["master"]["found"] == 1 and env.infos["master"]["key"][trap] == "trap"
+
+
+@pytest.mark.parametrize("met", ["red", "blue", "trap", "nothing"])
+def test_of_two_teams_one_wins_and_words_of_the_other_team_help_it(met):
+    env = begun(teams=2, groups=1, size=1, traps=1, others=3)
+    words = {whose: env.left(whose)[0] for whose in ("red", "blue", "trap")}
+    env.step("colour 1")
+    assert env.agent_selection == "red_guesser" and words["blue"] in env.observe("blue_guesser")
+    env.step(words.get(met, "pass"))
+    for word in ("colour 1", "pass", "colour 1", "pass", "colour 1", "pass") if met == "nothing" else ():
+        env.step(word)
+    reward = {"red": 1, "blue": -1, "trap": -1, "nothing": 0}[met]
+    assert env.rewards == dict(zip(env.possible_agents, [reward, reward, -reward, -reward], strict=True))
+    assert [env.infos[seat]["success"] for seat in ("red_master", "blue_master")] == [reward > 0, reward < 0]
+
+
+def test_experts_win_against_who_says_nothing_and_share_with_their_like():
+    expert, mute = Team(), lambda seen, agent: ""
+    blue = {seat: fa.Scripted(expert if "blue" in seat else mute) for seat in begun(teams=2).possible_agents}
+    assert all(fa.play("forge/CodewordsDuel-v0", blue, seed=n).rewards["blue_master"] == 1 for n in range(5))
+
+
+def test_a_key_that_a_guesser_could_read_is_found():
+    class Telling(Codewords):
+        def observe_text(self, agent):
+            return super().observe_text(agent) + " " * self.hidden.index(self.left("")[0])
+
+    env = begun()
+    twin = env.fork()
+    twin.swap_secrets("guesser", np.random.default_rng(1))
+    assert env.observe("guesser") == twin.observe("guesser") and env.observe("master") != twin.observe("master")
+    report = check_env(Telling, checks=("leak", "information sets"), raise_on_failure=False)
+    assert [finding.check for finding in report.failures] == ["information sets"]
+
+
+def test_settings_that_make_no_board_are_told():
+    wrong = ({"teams": 3}, {"groups": 5}, {"teams": 2, "groups": 4}, {"size": 6}, {"others": 0}, {"near": 9},
+             {"traps": 4}, {"spare": -1})  # fmt: skip
+    for settings in wrong:
+        with pytest.raises(ValueError, match=f"{list(settings)[-1]}="):
+            Codewords(**settings)

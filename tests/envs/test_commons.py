@@ -1,0 +1,108 @@
+import re
+
+import numpy as np
+import pytest
+
+import forge_agents as fa
+from forge_agents.testing import check_env, check_levels
+from forge_envs.teams.commons import Commons
+
+
+def take(leave):
+    """A player who, with others alike, leaves such a share of what the lake holds, and nothing in the last season."""
+
+    def say(seen, agent):
+        left, stock, holds, seats = numbers(seen, agent)
+        share = (stock if left == 1 else max(0, stock - leave * holds)) / seats
+        return f"take {int(share)}"
+
+    return say
+
+
+def numbers(seen, agent):
+    found = re.search(r"Seasons left: (\d+). The lake has (\d+) fish and holds (\d+) \((\d+) seats\)", seen)
+    return [int(number) for number in found.groups()]
+
+
+def greedy(seen, agent):
+    return "take 999999"
+
+
+def rewards(players, seed, **settings):
+    """Plays by what each seat reads; returns the rewards of the seats in their order."""
+    env = Commons(**settings)
+    seen, _ = env.reset(seed=seed)
+    while env.agents:
+        seen, got, *_ = env.step({agent: players[place](seen[agent], agent) for place, agent in enumerate(env.agents)})
+    return list(got.values())
+
+
+def mean(player, seeds=range(20), **settings):
+    return float(np.mean([rewards([player] * settings.get("seats", 3), seed, **settings) for seed in seeds]))
+
+
+def test_the_environment_keeps_the_contract():
+    check_env("forge/Commons-v0", episodes=3)
+
+
+@pytest.mark.parametrize("level", [1, 2, 3, 4, 5])
+def test_who_leaves_what_grows_back_earns_what_all_could(level):
+    settings = fa.spec(f"forge/Commons-v0@{level}").kwargs
+    assert 0.85 < mean(take(1 / settings["regrowth"]), **settings) <= 1
+    assert mean(greedy, **settings) == 0 and mean(take(0.95), **settings) < 0.5
+
+
+def test_no_plan_earns_more_than_the_best():
+    """All plans of a small lake, with equal shares."""
+    env = Commons(seats=2, regrowth=2.0, seasons=3)
+    env.reset(seed=0)
+
+    def most(stock, left):
+        if not left or not stock:
+            return 0
+        ahead = (2 * n + most(min(env.holds, int((stock - 2 * n) * 2.0)), left - 1) for n in range(stock // 2 + 1))
+        return max(ahead)
+
+    env.holds = 24
+    assert most(24, 3) == env.best == 48
+
+
+def test_one_who_takes_more_earns_more_at_the_others_cost():
+    prudent = take(0.5)
+    alike, mixed = (np.mean([rewards([one, prudent, prudent], n) for n in range(20)], axis=0)
+                    for one in (prudent, lambda seen, agent: f"take {numbers(seen, agent)[1] // 4}"))  # fmt: skip
+    assert mixed[0] > alike[0] + 0.1 and max(mixed[1:]) < alike[1] - 0.1 and mixed.mean() < alike.mean()
+    bold = np.mean([rewards([greedy, prudent, prudent], n) for n in range(20)], axis=0)
+    assert bold[0] > 0 == bold[1] == bold[2], "most of the first stock"
+
+
+def test_all_take_at_once_and_share_what_is_too_little():
+    env = Commons(seats=3, regrowth=2.0)
+    env.reset(seed=0)
+    env.stock = env.holds = 10
+    seen, *_ = env.step({"ann": "I take 2", "ben": "take 3!", "cat": "hello\n all"})
+    assert env.stock == 10 and env.infos["cat"]["illegal"] and "illegal" not in env.infos["ann"]
+    assert seen["ann"].splitlines()[:3] == [
+        "ann took 2 and said: I take 2", "ben took 3 and said: take 3!", "cat took 0 and said: hello all",
+    ]  # fmt: skip
+    env.step({"ann": "take 4", "ben": "take 4", "cat": "take 4"})
+    assert env.caught == {"ann": 5, "ben": 6, "cat": 3} and env.stock == 0 and env.agents == []
+
+
+def test_each_level_is_harder_for_who_leaves_the_same_everywhere():
+    means = check_levels("forge/Commons-v0", fa.Scripted(take(0.35)), episodes=20)
+    assert means[0] > 0.7 and means[-1] < 0.5
+
+
+@pytest.mark.parametrize("say", ["", "{seen}", "take 0", "take 1", "take 5", "take 20", "take 100", "take 1 take 2"])
+def test_what_knows_nothing_earns_little(say):
+    for level in (1, 2):
+        player = fa.Scripted(lambda seen: say.format(seen=seen))
+        played = [fa.play(f"forge/Commons-v0@{level}", player, seed=seed).rewards for seed in range(30)]
+        assert np.mean([list(each.values()) for each in played]) < 0.25
+
+
+def test_settings_that_make_no_commons_are_told():
+    for wrong in ({"seats": 1}, {"seats": 7}, {"regrowth": 1}, {"seasons": 1}, {"max_message_chars": 0}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
+            Commons(**wrong)

@@ -1,0 +1,188 @@
+import random
+import re
+
+import numpy as np
+import pytest
+from team_play import play
+
+import forge_agents as fa
+from forge_agents.testing import check_env, check_levels
+from forge_envs.games.fireworks import COLOURS, Fireworks
+
+CARD = re.compile(r"(\w+) (\d) \(knows")
+
+
+class Team:
+    """Plays from what a seat reads. A hint means: play the first card that it shows, unless that cannot fit."""
+
+    def __init__(self, *, slips=0.0):
+        self.slips, self.rng = slips, random.Random(0)
+
+    def __call__(self, seen, agent):
+        self.piles = {c: int(n) for c, n in re.findall(r"(\w+) (\d)", re.search(r"Piles: (.+?)\.", seen)[1])}
+        hints = int(re.search(r"Hints: (\d)", seen)[1])
+        own = [part.split(" ", 1)[1] for part in seen.rpartition("Your cards: ")[2].rstrip(".").split(", ")]
+        may = [self.may(known) for known in own]
+        if self.rng.random() < self.slips:
+            return f"play {self.rng.randrange(len(own)) + 1}"
+        told = re.findall(rf"told {agent}: \w+ is card (\d)", seen)
+        if told and any(may[int(told[-1]) - 1]):
+            return f"play {told[-1]}"
+        if (sure := next((n for n, fits in enumerate(may, 1) if all(fits)), None)) is not None:
+            return f"play {sure}"
+        others = {seat: CARD.findall(cards) for seat, cards in re.findall(r"^(\w+): (.+)$", seen, re.MULTILINE)}
+        options = [(seat, what, next(c for c in cards if what in c)) for seat, cards in others.items()
+                   for what in dict.fromkeys(part for card in cards for part in card)]  # fmt: skip
+        good = [(seat, what) for seat, what, (colour, rank) in options if self.piles[colour] == int(rank) - 1]
+        if good and hints:
+            return "hint {} {}".format(*good[0])
+        if hints < self.most:
+            return f"discard {next((n for n, fits in enumerate(may, 1) if not any(fits)), 1)}"
+        idle = [(seat, what) for seat, what, card in options if not any(self.may(what if what != "?" else ""))]
+        return "hint {} {}".format(*(idle or [options[0][:2]])[0])
+
+    most = 9
+
+    def may(self, known):
+        """Whether each card that `known` allows fits onto a pile now."""
+        words = known.replace("?", "").split()
+        colours = next((w.split("/") for w in words if not w[0].isdigit()), list(self.piles))
+        ranks = next((w.split("/") for w in words if w[0].isdigit()), "12345")
+        return [self.piles[colour] == int(rank) - 1 for colour in colours for rank in ranks]
+
+
+def team_for(level, **more):
+    team = Team(**more)
+    team.most = fa.spec(f"forge/Fireworks-v0@{level}").kwargs["hints"]
+    return team
+
+
+def dealt(ann, ben, deck=(), **settings):
+    """A game with given hands and deck, whose first card is drawn first."""
+    env = Fireworks(hand=len(ann), **settings)
+    env.reset(seed=0)
+    for seat, cards in (("ann", ann), ("ben", ben)):
+        for held, card in zip(env.hands[seat], cards, strict=True):
+            held.card = card
+    env.deck = [*reversed(deck)]
+    return env
+
+
+R1, R2, B1, B2 = (("red", 1), ("red", 2), ("blue", 1), ("blue", 2))
+
+
+@pytest.mark.parametrize("name", ["forge/Fireworks-v0", "forge/Fireworks-v0@5"])
+def test_the_environment_keeps_the_contract(name):
+    check_env(name, episodes=3)
+
+
+def test_a_seat_sees_the_others_cards_and_what_hints_leave_open_of_its_own():
+    env = dealt([R1, B2], [B1, R2], [R1], colours=2, ranks=2)
+    assert env.observe("ann").splitlines() == [
+        "Piles: red 0, blue 0. Hints: 6. Fuses: 3. Deck: 1.", "Gone: nothing.",
+        "ben: blue 1 (knows ?), red 2 (knows ?)", "Your cards: 1 ?, 2 ?.",
+    ]  # fmt: skip
+    env.step("I say: hint BEN  blue")
+    assert env.observe("ben").splitlines()[0] == "ann told ben: blue is card 1."
+    assert env.observe("ben").endswith("Your cards: 1 blue, 2 red.") and "Hints: 5" in env.observe("ann")
+    env.step("play 1")
+    assert env.piles == {"red": 0, "blue": 1}
+    assert env.observe("ann").splitlines()[0] == "ben played blue 1, which fits."
+    assert "ben: red 2 (knows red), red 1 (knows ?)" in env.observe("ann"), "the new card is the last"
+
+
+def test_a_hint_says_also_what_the_other_cards_are_not():
+    env = dealt([R1], [B1], [R1] * 9, colours=3, ranks=3)
+    env.step("hint ben 2"), env.step("play 1")
+    assert "illegal" in env.infos["ann"], "a hint that shows no card"
+    env = dealt([R1, R1], [B1, R2], [R1] * 9, colours=3, ranks=3)
+    env.step("hint ben 1")
+    assert env.observe("ben").endswith("Your cards: 1 1, 2 2/3.")
+
+
+def test_cards_that_do_not_fit_burn_fuses_and_the_last_one_burns_all():
+    env = dealt([R2, R2], [R1, R2], [R2] * 9, colours=2, ranks=3, fuses=2)
+    env.step("play 1")
+    assert env.fuses == 1 and env.gone == [R2] and "which does not fit: a fuse burns" in env.observe("ben")
+    env.step("play 1"), env.step("what?")
+    assert env.rewards == {"ann": 0, "ben": 0} and env.infos["ann"]["score"] == 1 and env.infos["ben"]["fuses"] == 0
+
+
+def test_hints_are_used_up_and_regained():
+    env = dealt([R1, R2], [R1, R1], [B1] * 9, colours=2, ranks=2, hints=1)
+    env.step("discard 1")
+    assert env.fuses == 2, "nothing to regain"
+    env.step("hint ann red")
+    assert env.hints == 0 and not any(move.startswith("hint") for move in env.legal_actions("ann"))
+    env.step("discard 2")
+    assert env.hints == 1 and env.gone == [R2]
+    env.step("hint ann 1"), env.step("play 1"), env.step("discard 1")
+    env.piles["red"] = 1
+    env.hands["ann"][0].card, env.hints = R2, 0
+    env.step("play 1")
+    assert env.hints == 1, "a complete pile regains one"
+
+
+def test_after_the_last_card_everybody_moves_once_more():
+    env = dealt([R1], [R2], [B2], colours=2, ranks=2)
+    env.step("play 1")
+    assert not env.deck and not any(env.terminations.values())
+    env.step("play 1"), env.step("play 1")
+    assert env.rewards["ann"] == 0.5 and env.infos["ann"] | {"success": False} == env.infos["ann"]
+
+
+@pytest.mark.parametrize("level", [1, 2, 3, 4, 5, 6])
+def test_a_team_with_a_convention_plays_well(level):
+    rewards = [play(Fireworks(**fa.spec(f"forge/Fireworks-v0@{level}").kwargs), team_for(level), n) for n in range(12)]
+    assert np.mean(rewards) > 0.6
+
+
+def test_each_level_is_harder_for_a_team_that_slips():
+    means = check_levels("forge/Fireworks-v0", fa.Scripted(Team(slips=0.1)), episodes=20)
+    assert means[0] > 0.6 and means[-1] < 0.3
+
+
+@pytest.mark.parametrize("say", [lambda seen: "", lambda seen: seen, *(lambda seen, text=text: text for text in (
+    "play 1", "discard 1", "hint ben red", "hint ann 1", "play 1 discard 1"))])  # fmt: skip
+def test_what_knows_nothing_earns_next_to_nothing(say):
+    for level in (1, 3):
+        settings = fa.spec(f"forge/Fireworks-v0@{level}").kwargs
+        assert np.mean([play(Fireworks(**settings), lambda seen, _: say(seen), n) for n in range(20)]) < 0.2
+
+
+def test_no_seat_can_tell_its_own_cards_from_what_it_reads():
+    """After hints, too: what a seat reads is the same for all hands that the hints allow."""
+    env = dealt([R1, B2, B1], [R2, R1, R1], [*[R1] * 3, *[B1] * 3], colours=2, ranks=3)
+    env.step("hint ben 2"), env.step("hint ann blue")
+    hands = set()
+    for draw in range(100):
+        twin = env.fork()
+        twin.swap_secrets("ann", np.random.default_rng(draw))
+        assert twin.observe("ann") == env.observe("ann") and twin.legal_actions("ann") == env.legal_actions("ann")
+        hands.add(tuple(held.card for held in twin.hands["ann"]))
+        assert sorted([*hands_of(twin), *twin.deck]) == sorted([*hands_of(env), *env.deck])
+    assert hands == {(R1, B2, B1), (R1, B1, B2), (R1, B1, B1)}
+
+
+def hands_of(env):
+    return [held.card for hand in env.hands.values() for held in hand]
+
+
+@pytest.mark.parametrize("leak", [lambda env, seat: env.hands[seat][0].card[0] if env.hands[seat] else "",
+                                  lambda env, seat: " " * env.deck[-1][1] if env.deck else ""])  # fmt: skip
+def test_a_leak_is_found(leak):
+    class Telling(Fireworks):
+        def observe_text(self, agent):
+            return super().observe_text(agent) + leak(self, agent)
+
+    report = check_env(Telling, checks=("information sets",), raise_on_failure=False)
+    assert [finding.check for finding in report.failures] == ["information sets"]
+
+
+def test_settings_that_make_no_game_are_told():
+    wrong = ({"seats": 5}, {"colours": len(COLOURS) + 1}, {"ranks": 1}, {"hand": 6}, {"hints": 0}, {"fuses": 0})
+    for settings in wrong:
+        with pytest.raises(ValueError, match=f"{next(iter(settings))}=.* must be"):
+            Fireworks(**settings)
+    with pytest.raises(ValueError, match="4 cards are too few for 2 hands of 3"):
+        Fireworks(colours=1, ranks=2)

@@ -1,0 +1,165 @@
+import random
+import re
+
+import numpy as np
+import pytest
+
+import forge_agents as fa
+from forge_agents.testing import check_env, check_levels
+from forge_envs.games.village import NAMES, Village
+
+LOOKED = re.compile(r"\w+ is (?:a|no) wolf")
+
+
+class Seats:
+    """Plays every seat from what it reads: wolves at random, villagers by what was told.
+
+    The seer tells what it looked up; whom it cleared, and itself, nobody suspects; the others are voted out in turn. A
+    villager `doubts`: so often it does what comes to its mind.
+    """
+
+    def __init__(self, *, doubts=0.0, seed=0):
+        self.doubts, self.rng = doubts, random.Random(seed)
+
+    def __call__(self, seen, agent):
+        others = [name for name in re.search(r"Alive: (.+?)\.\n", seen)[1].split(", ") if name != agent]
+        asked, wolf = seen.rpartition("\n")[2], re.search(r"You are \w+, a wolf. Wolves: (.+?)\.", seen)
+        if "Speak" in asked:
+            return f"I looked: {', '.join(LOOKED.findall(seen.rpartition('You are')[2]))}"
+        if wolf:
+            return self.rng.choice([name for name in others if name not in wolf[1]])
+        if self.rng.random() < self.doubts:
+            return self.rng.choice(others)
+        if "nature" in asked:
+            return self.rng.choice([name for name in others if f"{name} is" not in seen] or others)
+        told = re.findall(r"(\w+): I looked: (.+)", seen)
+        if "guard" in asked:
+            return self.rng.choice(others)
+        looked = {name for _, found in told for name in LOOKED.findall(found)}
+        wolves = [name.split()[0] for name in looked if name.endswith("a wolf")]
+        clear = {agent, *(name for name, _ in told), *(name.split()[0] for name in looked)}
+        rest = [name for name in others if name not in clear]
+        return next((name for name in [*sorted(wolves), *rest] if name in others), "nobody")
+
+
+def begun(roles="wolf seer villager villager villager", seed=0, **settings):
+    names = roles.split()
+    env = Village(**{"seats": len(names), "wolves": names.count("wolf"), "seer": "seer" in names,
+                     "healer": "healer" in names, **settings})  # fmt: skip
+    env.reset(seed=seed)
+    env.roles = dict(zip(env.possible_agents, names, strict=True))
+    env.queue = [seat for seat in env.alive if env.roles[seat] != "villager"]
+    env.agent_selection = env.queue[0]
+    return env
+
+
+def say(env, *texts):
+    """Plays texts in the order in which seats are asked; returns who was asked."""
+    asked = []
+    for text in texts:
+        asked.append(env.agent_selection)
+        env.step(text)
+    return asked
+
+
+def village_wins(level, players, seeds):
+    found = [fa.play(f"forge/Village-v0@{level}", players, seed=seed) for seed in seeds]
+    return sum(episode.trajectories["anna"].info["winner"] == "village" for episode in found) / len(seeds)
+
+
+def test_the_environment_keeps_the_contract():
+    check_env("forge/Village-v0@4", episodes=1)
+
+
+def test_a_night_and_a_day():
+    env = begun("wolf seer healer villager villager")
+    assert say(env, "emil", "anna", "dora") == ["anna", "bert", "cleo"]
+    assert env.observe("bert").splitlines()[:3] == [
+        "Day 1. Alive: anna, bert, cleo, dora.", "Gone: emil (villager).", "Last night emil (villager) died.",
+    ]  # fmt: skip
+    assert "anna is a wolf." in env.observe("bert") and "wolf" not in env.observe("dora")
+    assert say(env, *["anna  is a\nwolf"] * 4) == ["bert", "cleo", "dora", "anna"]
+    assert env.observe("dora").count(": anna is a wolf\n") == 4
+    say(env, "I vote for Anna.", "anna")
+    assert "Votes" not in env.observe("dora") and env.votes == {"bert": "anna", "cleo": "anna"}
+    say(env, "nobody", "bert")
+    assert env.rewards == {"anna": 0, "bert": 1, "cleo": 1, "dora": 1, "emil": 1}, "who is gone wins with its side"
+    assert env.infos["emil"]["winner"] == "village" and env.infos["anna"]["success"] is False
+
+
+def test_who_is_guarded_lives_and_equal_votes_send_nobody_away():
+    env = begun("wolf healer villager villager villager")
+    say(env, "cleo", "cleo")
+    assert "Last night nobody died." in env.observe("cleo") and len(env.alive) == 5
+    say(env, *["hm"] * 5)
+    voters = say(env, "anna", "emil", "anna", "dora or anna", "emil")
+    assert "illegal" in env.infos[voters[3]] and "illegal" not in env.infos[voters[0]]
+    assert "So nobody was sent away." in env.observe("dora") and env.phase == "night"
+    assert f"Votes: {voters[0]} for anna, {voters[1]} for emil" in env.observe("dora")
+
+
+def test_wolves_know_each_other_and_what_was_named_and_nobody_else_does():
+    env = begun("wolf wolf seer villager villager villager villager")
+    assert "Wolves: anna, bert." in env.observe("anna") and env.legal_actions("bert") == (*NAMES[2:], "nobody")
+    say(env, "gina")
+    assert "Named tonight: gina" in env.observe("bert")
+    assert not any("tonight" in env.observe(seat) for seat in NAMES[2:])
+    say(env, "anna")
+    assert "expected one of these: cleo" in env.infos["bert"]["illegal"] and env.victim == "gina"
+
+
+def test_nobody_wins_when_the_days_are_over_and_wolves_when_they_are_as_many():
+    env = begun(days=1)
+    say(env, *["nobody"] * 2, *["..."] * 5, *["nobody"] * 5)
+    assert set(env.rewards.values()) == {0} and env.infos["anna"]["winner"] is None
+    env = begun("wolf wolf villager villager villager")
+    say(env, "emil", "emil")
+    assert env.infos["emil"]["winner"] == "wolves" and [env.rewards[n] for n in NAMES[:3]] == [1, 1, 0]
+
+
+def test_a_village_that_listens_wins_often_and_one_that_does_not_seldom():
+    seeds, wolves = range(40), Seats(seed=1)
+    assert village_wins(1, fa.Scripted(Seats()), seeds) > 0.6
+    for idle in (lambda seen: "", lambda seen: seen, lambda seen: "anna"):
+        one = fa.Scripted(lambda seen, agent, idle=idle: wolves(seen, agent) if ", a wolf" in seen else idle(seen))
+        assert village_wins(1, one, seeds) < 0.35
+        both = [fa.play("forge/Village-v0", fa.Scripted(idle), seed=seed).rewards for seed in range(20)]
+        assert sum(sum(rewards.values()) for rewards in both) / 100 < 0.35
+
+
+def test_each_level_is_harder_for_a_village_that_doubts():
+    means = check_levels("forge/Village-v0", fa.Scripted(Seats(doubts=0.2)), episodes=40)
+    assert means[0] > 0.55 and means[-1] < 0.45
+
+
+@pytest.mark.parametrize(("role", "seat"), [("wolf", 0), ("seer", 1), ("healer", 2), ("villager", 3)])
+def test_a_seat_knows_what_its_role_lets_it_know_and_no_more(role, seat):
+    env = begun("wolf seer healer villager villager villager wolf", seats=7)
+    say(env, "dora", "gina", "emil")
+    agent, found = NAMES[seat], set()
+    for draw in range(150):
+        twin = env.fork()
+        twin.swap_secrets(agent, np.random.default_rng(draw))
+        assert twin.observe(agent) == env.observe(agent) and twin.instructions(agent) == env.instructions(agent)
+        assert sorted(twin.roles.values()) == sorted(env.roles.values()) and twin.roles[agent] == role
+        found.add(tuple(name for name in NAMES if twin.roles[name] == "wolf"))
+    fixed = {"wolf": 1, "seer": 5, "healer": 15, "villager": 15}[role]
+    assert len(found) == fixed, "the pairs that it cannot tell apart"
+
+
+@pytest.mark.parametrize(
+    "leak", [lambda env: env.victim, lambda env: " " * [*env.roles.values()].index("wolf")], ids=["victim", "spaces"]
+)
+def test_a_leak_is_found(leak):
+    class Telling(Village):
+        def observe_text(self, agent):
+            return super().observe_text(agent) + leak(self)
+
+    report = check_env(Telling, checks=("information sets",), raise_on_failure=False)
+    assert [finding.check for finding in report.failures] == ["information sets"]
+
+
+def test_settings_that_make_no_village_are_told():
+    for wrong in ({"seats": 4}, {"seats": 8}, {"wolves": 3}, {"days": 0}, {"talks": 4}, {"max_message_chars": 0}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
+            Village(**wrong)
