@@ -85,6 +85,7 @@ def _built(config: EngineConfig) -> Any:
     from vllm import EngineArgs, LLMEngine
     from vllm.platforms import current_platform
 
+    gc.freeze()  # vLLM asks for five whole collections on its way; what modules define is no garbage
     # vLLM would take "auto" as bfloat16 for a float32 model
     dtype = models.dtype_of(Path(config.model)) if config.dtype == "auto" else config.dtype
     if current_platform.is_cpu():

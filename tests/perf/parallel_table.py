@@ -1,9 +1,9 @@
-"""The same five optimiser steps on every parallel layout of the learner, and a checkpoint of each resumed on the next.
+"""The same few optimiser steps on every parallel layout of the learner, and a checkpoint of each resumed on the next.
 
 In: nothing but the number of cores. Out: a Markdown table, or with ``--json`` the numbers. Waits for four processes,
 together at most `DEADLINE_S` seconds.
 
-    python tests/perf/parallel_table.py [--json]
+    python tests/perf/parallel_table.py [--json] [--steps 5]
 
 A random two-layer model in float32 on gloo. The gradient norm is computed apart, in float64, from whole gradients.
 """
@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 DEADLINE_S = 900.0
-STEPS, SAVED_AT = 5, 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,13 +90,14 @@ def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--json", action="store_true", help="print the numbers instead of the table")
+    parser.add_argument("--steps", type=int, default=5, help="how many; a checkpoint is saved after half of them")
     asked = parser.parse_args()
-    rows = measure()
+    rows = measure(asked.steps)
     sys.stdout.write(json.dumps(rows) if asked.json else table(rows))
     return 0
 
 
-def measure() -> list[dict[str, Any]]:
+def measure(steps: int) -> list[dict[str, Any]]:
     """A row per layout, in order: how far its losses, norms and weights lie from those of its kind's first."""
     os.environ["OMP_NUM_THREADS"] = "1"
     import forge_trainers.learner.core  # noqa: F401  (imported once; the processes are forks)
@@ -109,7 +109,8 @@ def measure() -> list[dict[str, Any]]:
         visits = list(plan())
         fork = multiprocessing.get_context("fork")
         ranks = range(max(layout.processes for layout in LAYOUTS))
-        children = [fork.Process(target=_run_rank, args=(rank, visits, Path(folder)), daemon=True) for rank in ranks]
+        given = (visits, Path(folder), steps)
+        children = [fork.Process(target=_run_rank, args=(rank, *given), daemon=True) for rank in ranks]
         for child in children:
             child.start()
         try:
@@ -158,9 +159,10 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 # ---- in each process
 
 
-def _run_rank(rank: int, visits: Sequence[Visit], folder: Path) -> None:
+def _run_rank(rank: int, visits: Sequence[Visit], folder: Path, last: int) -> None:
     import torch
 
+    saved_at = last // 2 + 1
     rows: dict[str, dict[str, Any]] = {}
     serial: dict[str, Any] = {}
     for number, visit in enumerate(visits):
@@ -171,16 +173,16 @@ def _run_rank(rank: int, visits: Sequence[Visit], folder: Path) -> None:
         learner = _learner(layout, folder)
         row = rows.setdefault(layout.name, {})
         if visit.steps:
-            steps = [learner.train_step(_batch(step)) for step in range(SAVED_AT)]
+            steps = [learner.train_step(_batch(step)) for step in range(saved_at)]
             learner.save(folder / layout.name)
-            steps += [learner.train_step(_batch(step)) for step in range(SAVED_AT, STEPS)]
+            steps += [learner.train_step(_batch(step)) for step in range(saved_at, last)]
             found = {"steps": steps, "weights": _weights(learner), "logprobs": learner.logprobs(_batch(0))}
             found["adapter"] = learner.published_state(torch.float32) if layout.adapter else {}
             serial = found if visit.resume is None else serial
             row |= _compared(found, serial) if rank == 0 else {}
         if visit.resume is not None:
             learner.load(folder / visit.resume.name)
-            for step in range(SAVED_AT, STEPS):
+            for step in range(saved_at, last):
                 learner.train_step(_batch(step))
             weights = _weights(learner)
             row["resumed"] = _distance(weights, serial["weights"]) if rank == 0 else 0.0

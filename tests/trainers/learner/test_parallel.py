@@ -18,7 +18,11 @@ SCRIPT = Path(__file__).parents[2] / "perf" / "parallel_table.py"
 def rows() -> dict[str, dict[str, Any]]:
     """What `parallel_table` measures, by layout."""
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--json"], capture_output=True, text=True, timeout=920, check=False
+        [sys.executable, str(SCRIPT), "--json", "--steps=3"],
+        capture_output=True,
+        text=True,
+        timeout=920,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return {row["layout"]: row for row in json.loads(done.stdout.splitlines()[-1])}
