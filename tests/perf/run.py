@@ -21,12 +21,12 @@ from typing import Any
 from perf_common import ChildFailedError, Options
 
 MEASURES = ("step", "rollout", "learner", "weights", "memory", "learner_memory", "env", "judging", "replicas", "torn",
-            "benchmark", "queue", "expected")  # fmt: skip
+            "benchmark", "queue", "expected", "start")  # fmt: skip
 MODULES = {"step": "measure_step", "memory": "measure_step", "rollout": "measure_rollout",
            "learner": "measure_learner", "learner_memory": "measure_memory", "weights": "measure_weights",
            "env": "measure_env", "judging": "measure_judging", "replicas": "measure_replicas",
            "torn": "measure_torn", "benchmark": "measure_benchmark", "queue": "measure_queue",
-           "expected": "measure_expected"}  # fmt: skip
+           "expected": "measure_expected", "start": "measure_start"}  # fmt: skip
 _CHILD = "--child"
 
 

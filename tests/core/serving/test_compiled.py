@@ -1,8 +1,9 @@
 """What the door to vLLM does before an engine is built."""
 
 import os
+import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -52,3 +53,14 @@ def test_what_was_compiled_for_other_threads_is_not_loaded(cache: Path, monkeypa
             _vllm._keep_compiled()
             roots.add(Path(os.environ["VLLM_CACHE_ROOT"]).name)
     assert len(roots) == 2
+
+
+def test_a_models_class_is_looked_at_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Registry:
+        _run_in_subprocess = None  # as vLLM calls what imports all of it once more
+
+    for name in ("vllm", "vllm.model_executor", "vllm.model_executor.models"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setattr(sys.modules["vllm.model_executor.models"], "registry", Registry, raising=False)
+    _vllm._inspect_here()
+    assert Registry._run_in_subprocess(os.getpid) == os.getpid()

@@ -1,0 +1,125 @@
+"""Seconds of a start by its parts: an engine cold, warm and not compiled, and all processes of a run.
+
+In: `Options`. Out: wall and processor seconds of each part. Waits for children with a deadline. A cold engine finds an
+empty folder where vLLM and Inductor keep what they compiled, the others what that one left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from perf_common import POLICY, Options, goal, in_child, policy
+
+DEADLINE_S = 900
+GOAL_COLD_S, GOAL_WARM_S = 60.0, 15.0
+
+
+def measure(options: Options) -> list[dict[str, Any]]:
+    """The record ``start``."""
+    from forge_agents.serving import _vllm
+
+    with tempfile.TemporaryDirectory(prefix="forge-perf-") as folder:
+        kept = {name: f"{folder}/{name}" for name in ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME")}
+        eager = dataclasses.replace(options, quick=True)
+        found = {}
+        for name, how in {"cold": options, "warm": options, "eager": eager}.items():
+            env = {**_vllm.environment(_config(how)), **kept}
+            found[name] = in_child(run_engine, how, timeout_s=DEADLINE_S, env=env)
+        found["run"] = in_child(run_processes, options, timeout_s=DEADLINE_S, env=kept)
+    return [
+        {
+            "measure": "start",
+            **found,
+            "peer": "goals",
+            "ratio": None,
+            "goals": {
+                "cold_s": goal(found["cold"]["all"]["s"], GOAL_COLD_S, at_most=True),
+                "warm_s": goal(found["warm"]["all"]["s"], GOAL_WARM_S, at_most=True),
+            },
+        }
+    ]
+
+
+def _config(options: Options) -> Any:
+    from forge_agents.serving import EngineConfig
+
+    return EngineConfig(model=options.model, max_model_len=512, enforce_eager=options.quick or None)
+
+
+def run_engine(options: Options) -> dict[str, dict[str, float]]:
+    """An engine in this process, whose parts can be told apart; it has no processes to start."""
+    parts: dict[str, dict[str, float]] = {}
+    began = _now()
+    with _Part(parts, "imports"):
+        from vllm import EngineArgs, LLMEngine  # noqa: F401
+        from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+        from forge_agents.serving import _vllm
+    timed = {
+        "load the model": (CPUModelRunner, "load_model"),
+        "compile or load compiled": (CPUModelRunner, "warming_up_model"),
+        "cache": (CPUModelRunner, "initialize_kv_cache"),
+        "first tokens": (_vllm, "_warm_up"),
+    }
+    for name, (where, what) in timed.items():
+        setattr(where, what, _timed(parts, name, getattr(where, what)))
+    _vllm.build(_config(options))
+    wall, cpu = (now - then for now, then in zip(_now(), began, strict=True))
+    rest = {key: whole - sum(part[key] for part in parts.values()) for key, whole in (("s", wall), ("cpu_s", cpu))}
+    every = {**parts, "other": rest, "all": {"s": wall, "cpu_s": cpu}}
+    return {name: {key: round(value, 2) for key, value in part.items()} for name, part in every.items()}
+
+
+def run_processes(options: Options) -> dict[str, float]:
+    """Store, engine and learner of a run, each in its process, with all that was compiled."""
+    return asyncio.run(_run_processes(options))
+
+
+async def _run_processes(options: Options) -> dict[str, float]:
+    from forge_agents.runtime import mesh
+    from forge_trainers.rl.config import GRPOConfig
+    from forge_trainers.run.processes import Processes
+
+    config = GRPOConfig(engine=_config(options))
+    async with mesh.session():
+        with tempfile.TemporaryDirectory() as folder:
+            started = time.perf_counter()
+            processes = await Processes.start({POLICY: policy(options, 16)}, config, folder=Path(folder), learn=True)
+            seconds = time.perf_counter() - started
+            await processes.stop()
+    return {"s": round(seconds, 2)}
+
+
+def _now() -> tuple[float, float]:
+    """Wall seconds, and processor seconds of this process and of its children that have ended."""
+    spent = os.times()
+    return time.perf_counter(), spent.user + spent.system + spent.children_user + spent.children_system
+
+
+class _Part:
+    """Adds what the block takes to a part."""
+
+    def __init__(self, parts: dict[str, dict[str, float]], name: str) -> None:
+        self._sums = parts.setdefault(name, {"s": 0.0, "cpu_s": 0.0})
+
+    def __enter__(self) -> None:
+        self._began = _now()
+
+    def __exit__(self, *exc: object) -> None:
+        for key, now, then in zip(("s", "cpu_s"), _now(), self._began, strict=True):
+            self._sums[key] += now - then
+
+
+def _timed(parts: dict[str, dict[str, float]], name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def timed(*args: Any, **options: Any) -> Any:
+        with _Part(parts, name):
+            return call(*args, **options)
+
+    return timed
