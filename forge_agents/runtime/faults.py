@@ -51,6 +51,12 @@ class Faults:
         self._all: list[Fault] = []
         self._places: set[str] = set()
 
+    def begin(self, file: Path | None) -> None:
+        """Count anew, for another run, whose faults go to `file`."""
+        self._file = file
+        self._all.clear()
+        self._places.clear()
+
     @property
     def all(self) -> Sequence[Fault]:
         """In the order they were noticed."""

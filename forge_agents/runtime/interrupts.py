@@ -101,6 +101,10 @@ class LoopRunner:
             mesh.kill_all(except_for=self._others)
             raise interrupted(str(stopped) or self._standing()) from None
 
+    def pass_on(self, on_close: Callable[[], Coroutine[Any, Any, None]], standing: Callable[[], str]) -> None:
+        """From now on somebody else owns what runs in it."""
+        self._on_close, self._standing = on_close, standing
+
     def close(self) -> None:
         """Await `on_close` and end the loop. Safe to call twice. What Ctrl-C does not let end is killed."""
         runner, self._runner = self._runner, None

@@ -95,14 +95,16 @@ def trainer_of(team, tmp_path_factory):
 def test_a_team_learns_and_the_control_does_not(trainer_of, tiny_llama, tmp_path):
     from transformers import AutoModelForCausalLM
 
-    def run(name, lr):
-        learner = fa.LearnerConfig(lr=lr, threads=1, compute_dtype="float32")
-        trainer = trainer_of(tmp_path / name, fresh=True, learner=learner)
+    def learner(lr):
+        return fa.LearnerConfig(lr=lr, threads=1, compute_dtype="float32")
+
+    def run(trainer):
         before = trainer.evaluate(Letters, episodes=64)
         result = trainer.fit(Letters, steps=12)
         return before, result, trainer.evaluate(Letters, episodes=64)
 
-    before, result, after = run("trained", 3e-3)
+    first = trainer_of(tmp_path / "trained", fresh=True, learner=learner(3e-3))
+    before, result, after = run(first)
     assert after.reward - after.ci > before.reward + before.ci
     assert after.reward > 1.5 * before.reward
     for row in result.metrics:
@@ -122,7 +124,15 @@ def test_a_team_learns_and_the_control_does_not(trainer_of, tiny_llama, tmp_path
     assert start.keys() == trained.keys()
     assert any(not np.array_equal(start[k].float().numpy(), trained[k].float().numpy()) for k in start)
 
-    still_before, _, still_after = run("control", 0.0)
+    with pytest.raises(ValueError, match=r"max_staleness=1 is not that of the processes that run, 0"):
+        first.again(tmp_path / "control", config=config(max_staleness=1))
+    engine, second = first._processes.engines["team"].pids, first.again(
+        tmp_path / "control", config=config(learner=learner(0.0))
+    )
+    still_before, still, still_after = run(second)
+    assert first._processes is None and second._processes.engines["team"].pids == engine  # it was not started again
+    assert abs(still_before.reward - before.reward) <= before.ci  # and has its first weights
+    assert [row["learner/lr"] for row in still.metrics] == [0.0] * 12
     assert abs(still_after.reward - still_before.reward) <= still_before.ci + still_after.ci
 
 

@@ -83,9 +83,15 @@ def demo(config: DemoConfig | None = None) -> bool:
     console.print(f"Two seats of {ENV_ID}, both played by {config.model}; everything goes to {folder}")
     control = None
     try:
-        trained = _run(config, folder / "trained", steps=config.steps, lr=None)
-        if config.control_steps:
-            control = _run(config, folder / "control", steps=config.control_steps, lr=0.0)
+        first = GRPOTrainer(
+            team(config.model), config=settings(config), out_dir=folder / "trained", mesh=config.mesh
+        )
+        with first:
+            trained = _run(first, config, steps=config.steps)
+            if config.control_steps:
+                with first.again(folder / "control", config=settings(config, lr=0.0)) as second:
+                    # before, both are the same model on the same seeds
+                    control = _run(second, config, steps=config.control_steps, before=trained.before)
     except KeyboardInterrupt:
         raise interrupted(f"stopped; {folder} holds what was played, and another demo begins anew") from None
     console.print(_table(trained, control))
@@ -115,14 +121,13 @@ def team(model: str) -> Policy:
     return Policy(model, name="team", sampling=Sampling(temperature=1.0, max_tokens=16))
 
 
-def _run(config: DemoConfig, folder: Path, *, steps: int, lr: float | None) -> Outcome:
-    with GRPOTrainer(team(config.model), config=settings(config, lr), out_dir=folder, mesh=config.mesh) as trainer:
-        before = trainer.evaluate(ENV_ID, episodes=config.episodes, env_args=ENV_ARGS)
-        started = time.perf_counter()
-        result = trainer.fit(ENV_ID, steps=steps, env_args=ENV_ARGS)
-        train_s = time.perf_counter() - started
-        after = trainer.evaluate(ENV_ID, episodes=config.episodes, env_args=ENV_ARGS)
-    return Outcome(before, after, list(result.metrics), train_s)
+def _run(trainer: GRPOTrainer, config: DemoConfig, *, steps: int, before: EvalResult | None = None) -> Outcome:
+    held_out: dict[str, Any] = {"episodes": config.episodes, "env_args": ENV_ARGS}
+    before = before or trainer.evaluate(ENV_ID, **held_out)
+    started = time.perf_counter()
+    result = trainer.fit(ENV_ID, steps=steps, env_args=ENV_ARGS)
+    train_s = time.perf_counter() - started
+    return Outcome(before, trainer.evaluate(ENV_ID, **held_out), list(result.metrics), train_s)
 
 
 def _table(trained: Outcome, control: Outcome | None) -> Table:

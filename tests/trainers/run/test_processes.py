@@ -8,9 +8,11 @@ import pytest
 
 from forge_agents.errors import ActorDiedError, StallError
 from forge_agents.policy import Policy
+from forge_agents.runtime.hosts import Seat
+from forge_agents.serving.config import EngineConfig
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.run.config import ProcessConfig
-from forge_trainers.run.processes import Processes
+from forge_trainers.run.processes import Processes, _share_gpus
 
 
 class Stores:
@@ -115,16 +117,15 @@ def test_a_learners_death_ends_the_wait_of_an_engine_that_has_nobody_to_get_weig
 
 
 class Starting:
-    """What `Processes.start_learners` uses: engines with a context, and learners that are only noted."""
+    """What `Processes.start_learners` uses: a context of engines, and learners that are only noted."""
 
     start_learners, _learner_settings = Processes.start_learners, Processes._learner_settings
 
     def __init__(self, context=8192, **settings):
-        self.config = SimpleNamespace(learner=LearnerConfig(**settings), seed=0)
+        self.config = ProcessConfig(learner=LearnerConfig(**settings), engine=EngineConfig(max_model_len=context))
         self.policies = {"hero": Policy("hero"), "rival": Policy("rival")}
         self.store = SimpleNamespace(pulse=SimpleNamespace(error=None))
         self.folder, self.learners, self._lost = Path("run"), {}, []
-        self.samplers = dict.fromkeys(self.policies, SimpleNamespace(max_model_len=context))
 
     async def _start_learners(self, configs):
         return configs
@@ -180,6 +181,19 @@ def test_learners_take_what_their_engine_holds(monkeypatch, caplog, limit, taken
     asyncio.run(processes.start_learners())
     assert [settings.max_sample_tokens for settings in processes.learners.values()] == [taken, taken]
     assert ("up to 8192 tokens, learner.max_sample_tokens=1024" in caplog.text) == (limit == 1024)
+
+
+@pytest.mark.parametrize(
+    ("engine", "learner", "shared"),
+    [("0", "0", True), ("0", "1", False), ("", "", False)],
+    ids=["one GPU", "a GPU each", "no GPU"],
+)
+def test_a_learner_starts_beside_an_engine_unless_they_share_a_gpu(engine, learner, shared):
+    def seat(role, gpu, rank=0, host="here"):
+        return Seat(name=role, role=role, rank=rank, host=host, gpu=gpu, gpu_bytes=0)
+
+    elsewhere = seat("learner", engine, rank=1, host="there")
+    assert _share_gpus([seat("store", ""), seat("learner", learner), seat("engines", engine), elsewhere]) is shared
 
 
 def test_a_model_that_nobody_can_train_starts_nothing(tiny_models, tmp_path, monkeypatch):

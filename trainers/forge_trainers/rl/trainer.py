@@ -118,7 +118,7 @@ class GRPOTrainer:
     ) -> None:
         self.reward = env_reward if reward is None else reward_of(reward)
         self.config, self.out_dir = config or GRPOConfig(), Path(out_dir)
-        self._hosts = mesh or Hosts()
+        self._hosts, self._given = mesh or Hosts(), policies
         self._seating = seating_of(policies, self.config, self.out_dir)
         self._processes: Processes | None = None
         self._live = asyncio.Semaphore(self.config.max_live_episodes)
@@ -203,6 +203,43 @@ class GRPOTrainer:
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Export the trained weights in Hugging Face format; one subfolder per policy where several are trained."""
         return self._loop.run(self._export(Path(folder)))
+
+    def again(
+        self, out_dir: str | os.PathLike[str], *, reward: Reward | None = None, config: GRPOConfig | None = None
+    ) -> GRPOTrainer:
+        """A trainer of the same policies from where they began, such as a control, which takes over the engines.
+
+        They need not start a second time. Close it as any other; this one starts engines of its own where it is used
+        again.
+
+        Args:
+            out_dir: The other run's folder.
+            reward: What it learns from; None is this one's, with what it has learned so far.
+            config: Its settings; None are this one's. What says how processes run is the same.
+
+        Raises:
+            ValueError: It is not.
+            NotReadyError: The policies are a league, whose engines hold its own past.
+        """
+        if isinstance(self._given, League):
+            raise NotReadyError("the engines of a league hold snapshots of its own run; make another trainer instead")
+        made = GRPOTrainer(
+            self._given, self.reward if reward is None else reward, config or self.config, out_dir, self._hosts
+        )
+        for name in ("engine", "learner_procs", "max_staleness", "colocate"):
+            if (asked := getattr(made.config, name)) != (had := getattr(self.config, name)):
+                raise ValueError(
+                    f"{name}={asked!r} is not that of the processes that run, {had!r}; set it alike, or make another "
+                    "trainer instead of again()"
+                )
+        if self._processes is not None:
+            self._loop.run(self._processes.begin_again(made.config, made.out_dir))
+            made._processes, made._synced = self._processes, False
+            made._loop, self._loop = self._loop, made._loop
+            made._loop.pass_on(made._stop, made._checkpoints.standing)
+            self._loop.pass_on(self._stop, self._checkpoints.standing)
+            self._leave()
+        return made
 
     def close(self) -> None:
         """Stop engines and learners."""
@@ -580,16 +617,18 @@ class GRPOTrainer:
     async def _started(self, sampler: TaskSampler, *, learn: bool) -> Processes:
         """The running processes; where `out_dir` holds a run, with its weights.
 
-        Learners start when something is learned, or has been.
+        Learners start when something is learned, or has been, also where engines were taken over from another run.
         """
         policies = self._models(sampler, part=not learn)
         if learn and not any(policy.trainable for policy in policies.values()):
             raise ValueError("no seat holds a trainable policy; give at least one fa.Policy(..., trainable=True)")
-        begins = self._next_step is None and (learn or self._checkpoints.any())
+        begins = self._next_step is None and (learn or self._checkpoints.any() or not self._synced)
         with starts.shown():
             if self._processes is None:
-                self._processes = await Processes.start(policies, self.config, folder=self.out_dir, hosts=self._hosts)
-            if begins:
+                self._processes = await Processes.start(
+                    policies, self.config, folder=self.out_dir, hosts=self._hosts, learn=begins
+                )
+            elif begins:
                 await self._processes.start_learners()
         if self._tried is not None:  # before the reward's state is that of the run
             tried, self._tried = self._tried, None
@@ -647,9 +686,13 @@ class GRPOTrainer:
         run.keep_episodes(step, episodes, rewards, advantages, trained=self._running.learners)
 
     async def _stop(self) -> None:
-        if self._processes is not None:
-            processes, self._processes = self._processes, None
+        processes = self._processes
+        self._leave()
+        if processes is not None:
             await processes.stop()
-        # The next call starts anew, maybe in another loop.
+
+    def _leave(self) -> None:
+        """The next call starts anew, maybe in another loop."""
+        self._processes = None
         self._live, self._weights = asyncio.Semaphore(self.config.max_live_episodes), Background()
         self._next_step, self._synced = None, True

@@ -24,7 +24,7 @@ from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime import mesh
 from forge_agents.runtime import waits as _waits
 from forge_agents.runtime.faults import Fault, Faults
-from forge_agents.runtime.hosts import Hosts
+from forge_agents.runtime.hosts import Hosts, Seat
 from forge_agents.runtime.turns import Turn, Turns, no_turns
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.serving import Replicas
@@ -38,6 +38,7 @@ from forge_trainers.run.placement import place_here
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _STORE = "weights"
+_FAULTS = "faults.jsonl"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,9 +56,9 @@ class Processes:
     store: WeightStore
     engines: Mapping[str, Replicas]
     """By the name of the first policy that each serves."""
-    samplers: Mapping[str, Adapted]
+    samplers: dict[str, Adapted]
     """What samples for each policy: an engine, or an adapter in one."""
-    served: Mapping[str, Served]
+    served: dict[str, Served]
     """What players need of it."""
     faults: Faults
     """Deaths so far, and how many are allowed."""
@@ -75,9 +76,23 @@ class Processes:
 
     @classmethod
     async def start(
-        cls, policies: Mapping[str, Policy], config: ProcessConfig, *, folder: Path, hosts: Hosts | None = None
+        cls,
+        policies: Mapping[str, Policy],
+        config: ProcessConfig,
+        *,
+        folder: Path,
+        hosts: Hosts | None = None,
+        learn: bool = False,
     ) -> Processes:
-        """Start the hosts, the store and the engines; whatever fails to start stops the rest."""
+        """Start the hosts, the store and the engines; whatever fails to start stops the rest.
+
+        Args:
+            policies: By name.
+            config: Settings.
+            folder: Of the run.
+            hosts: Where processes run; None: on this host.
+            learn: Start the learners as well, at the same time where they have GPUs of their own or there are none.
+        """
         paths = {name: models.resolve(policy.model) for name, policy in policies.items()}
         renderers = {  # what has no template starts nothing
             name: Renderer.of(paths[name], thinking=policy.thinking) for name, policy in policies.items()
@@ -86,7 +101,7 @@ class Processes:
             if policy.trainable:  # nor what nobody can train
                 families.check_learnable(models.read_json(paths[name] / "config.json"))
         homes, adapters = homes_of(policies, paths)
-        faults = Faults(max_respawns=config.max_respawns, file=folder / "faults.jsonl")
+        faults = Faults(max_respawns=config.max_respawns, file=folder / _FAULTS)
         hosts, together = hosts or Hosts(), _together(policies, paths)
         if hosts.kind == "local":
             config = with_threads(config, engines=len(adapters), learners=len(together))
@@ -121,41 +136,52 @@ class Processes:
                 leave=lambda: all_or_first_error(one.park() for each in resident.values() for one in each),
                 come=lambda: all_or_first_error(one.unpark() for each in resident.values() for one in each),
             )
+            seats = mesh.rehearse(meshes)
             store = await _start_store(config, faults)
-            engines = await start_engines(
-                {home: paths[home] for home in adapters},
-                replace(
-                    engine,
-                    seed=config.seed,
-                    # A late answer fails its episode, before the stage that waits for it fails the run.
-                    answer_timeout_s=min(config.engine.answer_timeout_s, config.stage_timeout_s / 2),
-                ),
-                adapters=adapters,
-                store=store.ref,
+            started = cls(
+                policies=policies,
+                config=config,
+                folder=folder,
+                store=store,
+                engines={},
+                samplers={},
+                served={},
                 faults=faults,
-                silence_s=config.silence_s,
-                timeout_s=config.start_timeout_s,
-                turn=playing if engine.sleeps else no_turns,
+                hosts=hosts,
+                _learning=learning if engine.sleeps else no_turns,
+                _resident=resident,
             )
+
+            async def start_all_engines() -> None:
+                nonlocal engines
+                started.engines = engines = await start_engines(
+                    {home: paths[home] for home in adapters},
+                    replace(
+                        engine,
+                        seed=config.seed,
+                        # A late answer fails its episode, before the stage that waits for it fails the run.
+                        answer_timeout_s=min(config.engine.answer_timeout_s, config.stage_timeout_s / 2),
+                    ),
+                    adapters=adapters,
+                    store=store.ref,
+                    faults=faults,
+                    silence_s=config.silence_s,
+                    timeout_s=config.start_timeout_s,
+                    turn=playing if engine.sleeps else no_turns,
+                )
+
+            if learn and not _share_gpus(seats):
+                await all_or_first_error((start_all_engines(), started.start_learners()))
+            else:
+                await start_all_engines()
+                if learn:
+                    await started.start_learners()
         except BaseException:
             await mesh.shutdown_all()
             raise
-        samplers = {
-            name: engines[homes[name]].adapted("" if policy.lora is None else name) for name, policy in policies.items()
-        }
-        started = cls(
-            policies=policies,
-            config=config,
-            folder=folder,
-            store=store,
-            engines=engines,
-            samplers=samplers,
-            served={name: Served(sampler, renderers[name]) for name, sampler in samplers.items()},
-            faults=faults,
-            hosts=hosts,
-            _learning=learning if engine.sleeps else no_turns,
-            _resident=resident,
-        )
+        for name, policy in policies.items():
+            sampler = engines[homes[name]].adapted("" if policy.lora is None else name)
+            started.samplers[name], started.served[name] = sampler, Served(sampler, renderers[name])
         started._store_watch = asyncio.ensure_future(started._watch_store())
         _waits.report("run", started.picture)
         return started
@@ -218,16 +244,33 @@ class Processes:
         if error.who not in {learner.name for learner in self.learners.values()}:
             return False
         self._lost.append(self.faults.noticed(error.who, error))
+        await self._stop_learners()
+        return True
+
+    async def begin_again(self, config: ProcessConfig, folder: Path) -> None:
+        """Serve another run of the same policies: learners stop, engines keep the weights that they have.
+
+        Args:
+            config: Settings of that run; its engines are those that run.
+            folder: Its own.
+        """
+        await self._stop_learners()
+        learner = replace(config.learner, threads=config.learner.threads or self.config.learner.threads)
+        self.config, self.folder = replace(config, engine=self.config.engine, learner=learner), folder
+        self.faults.begin(folder / _FAULTS)
+        self._lost.clear()
+
+    async def _stop_learners(self) -> None:
         learners = tuple(self.learners.values())
         self.learners.clear()
         await asyncio.gather(*(learner.stop() for learner in learners))
         self._resident.clear()
-        return True
 
     def _learner_settings(self, name: str) -> LearnerConfig:
-        policy, context = self.policies[name], self.samplers[name].max_model_len
-        limit = self.config.learner.max_sample_tokens
-        if limit is not None and limit < context:
+        policy, limit = self.policies[name], self.config.learner.max_sample_tokens
+        folder = models.resolve(policy.model)
+        context = self.config.engine.max_model_len or models.context_of(folder)
+        if limit is not None and context is not None and limit < context:
             _log.warning(
                 "the engine of %s holds conversations of up to %d tokens, learner.max_sample_tokens=%d: longer ones "
                 "are played and not learned; raise it, lower engine.max_model_len, or limit the episode",
@@ -238,7 +281,7 @@ class Processes:
         return replace(
             self.config.learner,
             max_sample_tokens=limit or context,
-            model=str(models.resolve(policy.model)),
+            model=str(folder),
             temperature=policy.sampling.temperature,
             lora=policy.lora,
             seed=self.config.seed,
@@ -378,6 +421,15 @@ def meshes_of(
         *((name, "learner", config.learner_procs) for name in learners),
         *((name, "engines", config.engine.tp) for name in engines),
     ]
+
+
+def _share_gpus(seats: Iterable[Seat]) -> bool:
+    """Whether a learner has a GPU of an engine: vLLM measures what is free there while it starts."""
+    on: dict[str, set[tuple[str, str]]] = {"learner": set(), "engines": set()}
+    for seat in seats:
+        if seat.gpu and seat.role in on:
+            on[seat.role].add((seat.host, seat.gpu))
+    return not on["learner"].isdisjoint(on["engines"])
 
 
 def check_hosts(meshes: Iterable[tuple[str, str, int]], hosts: Hosts, config: ProcessConfig) -> None:
