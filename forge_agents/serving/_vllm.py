@@ -102,6 +102,8 @@ def _built(config: EngineConfig) -> Any:
             max_num_seqs=config.max_num_seqs,
             enforce_eager=config.eager,
             enable_prefix_caching=config.prefix_caching,
+            # prompts share whole blocks; on CPU vLLM's have 128 tokens, and its kernels take any multiple of 32
+            block_size=32 if current_platform.is_cpu() else None,
             seed=config.seed,
             tensor_parallel_size=config.tp,
             # one rank is alone; of several each process brings its own engine
