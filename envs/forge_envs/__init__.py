@@ -168,6 +168,33 @@ register(
         for seats, regrowth in ((2, 3.0), (3, 2.0), (4, 1.6), (5, 1.4), (6, 1.25))
     ],
 )
+_DESK = {"kinds": 3, "knows_numbers": False, "rules": 3, "approvals": False, "customers": 4}
+register(
+    "forge/ServiceDesk-v0",
+    entry_point="forge_envs.teams.service_desk:ServiceDesk",
+    tags=("3p", "cooperative", "hidden-information", "tool"),
+    levels=[
+        {"kinds": 1, "knows_numbers": True, "rules": 0, "approvals": False, "customers": 2, "examples": True},
+        {**_DESK, "rules": 0},
+        _DESK,
+        {**_DESK, "rules": 4, "approvals": True},
+        {**_DESK, "rules": 6, "approvals": True, "alternatives": True, "customers": 8},
+        {**_DESK, "rules": 6, "approvals": True, "alternatives": True, "customers": 12, "wishes": 2},
+    ],
+)
+register(
+    "forge/Repair-v0",
+    entry_point="forge_envs.teams.repair:Repair",
+    tags=("3p", "cooperative", "hidden-information", "tool"),
+    isolation="process",  # it runs code, which takes its time
+    levels=[
+        {"modules": 1, "functions": 1, "faults": 1, "kinds": ["operator"]},
+        {"modules": 1, "functions": 2, "faults": 1},
+        {"modules": 2, "functions": 5, "faults": 1},
+        {"modules": 2, "functions": 6, "faults": 2},
+        {"modules": 3, "functions": 9, "faults": 3},
+    ],
+)
 register_suite("core-v1", ["forge/KuhnPoker-v0", "forge/Relay-v0", "forge/AlphabetSort-v0"], episodes=32)
 register_suite("team-v0", ["forge/Relay-v0", "forge/TreasureHunt-v0", "forge/Negotiation-v0", "forge/Debate-v0"])
 register_suite(

@@ -149,6 +149,14 @@ class Sandbox:
         """
         return _guarantees(_why_no_namespaces())
 
+    def require(self) -> None:
+        """See that programs can be run here as asked, and say what is missing where they cannot.
+
+        Raises:
+            SandboxUnavailable: The machine lacks what is needed and `allow_weaker` is off; says what.
+        """
+        self._weaker()
+
     def run(
         self, code: str, *, stdin: str = "", files: Mapping[str, bytes] | None = None, collect: bool = False
     ) -> SandboxResult:

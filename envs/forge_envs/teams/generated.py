@@ -1,6 +1,6 @@
-"""What generated worlds share: draws, and a database that is a value.
+"""What generated worlds share: names, draws, and a database that is a value.
 
-In: a generator, names; rows. Out: some of the names; a database in bytes. Waits for nothing.
+In: a generator; rows. Out: some of the names; a database in bytes. Waits for nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
+_FIRST = "Ada Bela Cora Dov Edda Finn Gala Hugo Ines Joel Kira Levi Mona Nils Olga Pavel Rosa Sven Tilda Yann"
+_LAST = "Abel Berg Cole Dahl Engel Falk Grau Holm Iver Jung Krol Lund Moss Nagy Orban Park Quist Rask Stein Voss"
+PEOPLE = [f"{first} {last}" for first in _FIRST.split() for last in _LAST.split()]
 _T = TypeVar("_T")
 
 
@@ -38,9 +41,9 @@ class Database:
         with closing(sqlite3.connect(":memory:")) as db:
             for head, rows in tables.items():
                 db.execute(f"CREATE {'VIRTUAL ' * (' USING ' in head)}TABLE {head}")
-                for row in rows:
-                    blanks = ", ".join("?" * len(row))
-                    db.execute(f"INSERT INTO {head.partition('(')[0].split()[0]} VALUES ({blanks})", row)  # noqa: S608  # our own words
+                if filled := list(rows):
+                    name, blanks = head.partition("(")[0].split()[0], ", ".join("?" * len(filled[0]))
+                    db.executemany(f"INSERT INTO {name} VALUES ({blanks})", filled)  # noqa: S608  # our own words
             db.commit()
             return cls(db.serialize())
 

@@ -14,17 +14,14 @@ import numpy as np
 from forge_agents.envs.env import Outcome
 from forge_agents.tools import Tool, ToolFormat, tool
 from forge_agents.tools.env import ToolEnv
-from forge_envs.teams.generated import Database, one, some
+from forge_envs.teams.generated import PEOPLE, Database, one, some
 
-_FIRST = "Ada Bela Cora Dov Edda Finn Gala Hugo Ines Joel Kira Levi Mona Nils Olga Pavel Rosa Sven Tilda Yann"
-_LAST = "Abel Berg Cole Dahl Engel Falk Grau Holm Iver Jung Krol Lund Moss Nagy Orban Park Quist Rask Stein Voss"
 _TOWN = "Al Bor Cas Der Elm Far Gre Hol Is Kam Lor Mar Nor Os Pel Rin Sal Tor Ul Vel"
 _ENDING = "berg ford stad wick ton"
 _RIVERS = "Aube Brenta Clyde Drava Eder Foyle Genil Havel Inn Jiu Kura Loire Mures Neva Oder Pruth Rega Save Tisza Yser"
 _GOODS = "bells boats bricks brooms candles chairs clocks drums flutes gloves kites lamps locks maps nails ropes shoes"
 RIVERS, GOODS = tuple(_RIVERS.split()), tuple(_GOODS.split())
 _TOWNS = [start + end for start in _TOWN.split() for end in _ENDING.split()]
-_PEOPLE = [f"{first} {last}" for first in _FIRST.split() for last in _LAST.split()]
 _BEST = "SELECT rowid FROM pages WHERE pages MATCH ? ORDER BY bm25(pages, 10.0, 1.0), rowid LIMIT ?"
 _WORD = re.compile(r"\w+")
 _CITED = re.compile(r"\[(\d{1,9})\]", re.ASCII)
@@ -113,7 +110,7 @@ class Library(ToolEnv):
         """Draw the corpus; returns the kind of each thing."""
         count = self._towns
         towns = some(rng, _TOWNS, count)
-        people = some(rng, _PEOPLE, 2 * count)
+        people = some(rng, PEOPLE, 2 * count)
         companies = [f"{person.split()[1]} & {town}" for person, town in zip(people[:count], towns, strict=True)]
         facts: dict[str, dict[str, str]] = {}
         for town, mayor in zip(towns, some(rng, people, count), strict=True):

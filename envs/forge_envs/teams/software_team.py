@@ -16,26 +16,16 @@ from typing import Any
 import numpy as np
 
 from forge_agents.envs.env import Outcome
-from forge_agents.sandbox import Sandbox, SandboxLimits, SandboxResult
+from forge_agents.sandbox import Sandbox, SandboxLimits
 from forge_agents.tools import Tool, ToolFormat, tool
+from forge_agents.tools.code import told
 from forge_agents.tools.env import ToolEnv
+from forge_envs.teams.hidden_tests import given
 from forge_envs.teams.software_tasks import TASKS
 
 MAX_CODE_CHARS = 4000
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _SHIP = re.compile(r"\bSHIP\b")
-_HARNESS = """
-import io, json, sys
-out, sys.stdout = sys.stdout, io.StringIO()
-name, tests = json.load(sys.stdin)
-function = getattr(__import__("solution"), name)
-for arguments in tests:
-    try:
-        line = json.dumps(["ok", function(*arguments)])
-    except Exception as error:
-        line = json.dumps(["error", type(error).__name__])
-    print(line, file=out, flush=True)
-"""
 
 
 class SoftwareTeam(ToolEnv):
@@ -97,7 +87,7 @@ class SoftwareTeam(ToolEnv):
         Args:
             code: The program, such as: from solution import *; print(1 + 1)
         """
-        return _as_text(self._sandbox.run(code, files={"solution.py": self.code.encode()}))
+        return told(self._sandbox.run(code, files={"solution.py": self.code.encode()}))
 
     def tools(self, agent: str) -> Sequence[Tool]:
         return [self.python] if agent == "tester" else []
@@ -155,12 +145,11 @@ class SoftwareTeam(ToolEnv):
         """How many tests the code passes, and what kept it from running."""
         if not _defines(self.code, self.task.name):
             return 0, f"no Python that defines {self.task.name}"
-        asked = json.dumps([self.task.name, [arguments for arguments, _ in self.tests]])
-        result = self._sandbox.run(_HARNESS, stdin=asked, files={"solution.py": self.code.encode()})
+        calls = [("solution", self.task.name, arguments) for arguments, _ in self.tests]
+        lines, result = given(self._sandbox, {"solution": self.code}, calls)
         right = [json.dumps(["ok", expected]) for _, expected in self.tests]
-        lines = result.stdout.splitlines()[: len(right)]
         passed = sum(line == gold for line, gold in zip(lines, right, strict=False))
-        return passed, "" if result.ok else _as_text(result)[-200:]
+        return passed, "" if result.ok else told(result)[-200:]
 
     def _examples(self) -> str:
         return "\n".join(
@@ -182,11 +171,3 @@ def _defines(code: str, name: str) -> bool:
         return False
     names: set[Any] = {getattr(node, "name", None) for node in body}
     return name in names
-
-
-def _as_text(result: SandboxResult) -> str:
-    """What a run printed, its error's last lines, and what ended it."""
-    parts = [result.stdout.rstrip(), result.stderr.rstrip()[-1000:]]
-    if result.limit:
-        parts.append(f"(ended: the limit {result.limit} was reached)")
-    return "\n".join(part for part in parts if part) or "(nothing was printed)"
