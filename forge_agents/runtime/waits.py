@@ -10,6 +10,7 @@ import asyncio
 import collections
 import contextlib
 import itertools
+import queue
 import sys
 import threading
 import time
@@ -161,6 +162,48 @@ def _asked(state: Callable[[], Any]) -> Any:
         return f"{type(error).__name__}: {error}"
 
 
+_MOST_IDLE = 64
+"""Threads of `in_thread` that are kept for the next call: to start one costs more than most calls."""
+_idle: list[_Helper] = []
+
+
+class _Helper:
+    """A thread that runs one call after another; one whose call never returns is left behind at the end."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """False in a process that was forked from its own."""
+        return self._thread.is_alive()
+
+    def begin(self, name: str, call: Callable[[], None]) -> None:
+        """Run `call`, which raises nothing; the thread bears this name meanwhile."""
+        self._thread.name = name
+        self._calls.put(call)
+
+    def _run(self) -> None:
+        while True:
+            call = self._calls.get()
+            call()
+            del call  # what it held need not live until the next
+            self._thread.name = "idle"
+            if len(_idle) >= _MOST_IDLE:
+                return
+            _idle.append(self)
+
+
+def _helper() -> _Helper:
+    with contextlib.suppress(IndexError):  # none is idle
+        while not (kept := _idle.pop()).alive:
+            pass
+        return kept
+    return _Helper()
+
+
 async def in_thread(call: Callable[..., T], *args: Any, name: str) -> T:
     """As `asyncio.to_thread`, but a call that never returns is left behind when the program ends, not waited for.
 
@@ -178,7 +221,7 @@ async def in_thread(call: Callable[..., T], *args: Any, name: str) -> T:
         except BaseException as error:  # noqa: BLE001  # the boundary: the caller's thread raises it
             done.set_exception(error)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    _helper().begin(name, run)
     return await asyncio.wrap_future(done)
 
 

@@ -85,3 +85,16 @@ def test_what_runs_in_a_thread_returns_or_raises_as_if_it_were_here() -> None:
             await in_thread(divmod, 7, 0, name="sum")
 
     asyncio.run(main())
+
+
+def test_a_thread_is_kept_for_the_next_call_unless_it_did_not_survive_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        seen: set[int] = set()
+        while (thread := await in_thread(threading.get_ident, name="one")) not in seen:
+            seen.add(thread)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    lost = _waits._Helper()
+    monkeypatch.setattr(type(lost), "alive", property(lambda helper: helper is not lost))
+    _waits._idle.append(lost)
+    assert asyncio.run(asyncio.wait_for(in_thread(divmod, 7, 2, name="sum"), 60)) == (3, 1)
