@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import json
 import queue
+import resource
 import secrets
 import socket
 import threading
@@ -36,6 +37,10 @@ _MOST_WAITING = 1024
 """Calls of one episode that may wait for their turn."""
 _MOST_WAITING_BYTES = 8 * MAX_BODY_BYTES
 """Of all requests of one episode that arrive or wait at one time."""
+_MOST_CONNECTIONS = _MOST_WAITING
+"""Of one command that is shut in; each holds a file of this process open. What is not shut in could open them here."""
+_OPEN_FILES = 65535
+"""That this process may have, where the system lets it: two for each function that asks, and 1,024 is the usual limit."""
 _LOOK_S = 1.0
 """Seconds between two looks at whether the gateway is there."""
 _HOSTS = ("127.0.0.1", "localhost", "[::1]")
@@ -134,7 +139,7 @@ class Session:
         """Answer at `asking`, too, until the session is closed: as in a network namespace whence no way leads here."""
         with self._lock:
             if not self._closed:
-                self._also.append(self._gateway._serve(asking))
+                self._also.append(self._gateway._serve(asking, self._refused))
                 return
         asking.close()
 
@@ -210,6 +215,10 @@ class Session:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def _refused(self, why: str) -> None:
+        if len(self.refusals) < 8:
+            self.refusals.append(why)
 
     def _ask(self, call: Call, loop: asyncio.AbstractEventLoop) -> _Waiting:
         """Queue a call, in the gateway's loop."""
@@ -327,6 +336,7 @@ class Gateway:
     def __init__(self, *, port: int = 0, host: str = "127.0.0.1") -> None:
         import uvicorn
 
+        _may_open(_OPEN_FILES)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._hosts = _HOSTS if host in ("::1", *_HOSTS) else ()
         try:
@@ -393,12 +403,18 @@ class Gateway:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _serve(self, asking: socket.socket) -> asyncio.Server:
-        """Answer at another socket."""
+    def _serve(self, asking: socket.socket, refused: Callable[[str], None]) -> asyncio.Server:
+        """Answer at another socket; `refused` is told of connections that are too many."""
         from uvicorn.protocols.http.h11_impl import H11Protocol
+        from uvicorn.server import ServerState
 
-        def connection() -> H11Protocol:
-            return H11Protocol(config=self._server.config, server_state=self._server.server_state, app_state={})
+        theirs = ServerState()
+
+        def connection() -> asyncio.Protocol:
+            if len(theirs.connections) < _MOST_CONNECTIONS:
+                return H11Protocol(config=self._server.config, server_state=theirs, app_state={})
+            refused(f"{_MOST_CONNECTIONS} connections are open already; close some")
+            return _HangsUp()
 
         async def serve() -> asyncio.Server:
             return await asyncio.get_running_loop().create_server(connection, sock=asking)
@@ -431,8 +447,8 @@ class Gateway:
                 raise RefusedError(f"there is no {method} {path}; POST to {', '.join(PROTOCOLS)}", status=404)
         except Exception as error:  # noqa: BLE001  # the boundary: the program hears it, and the episode remembers it
             refused = error if isinstance(error, RefusedError) else RefusedError(f"failed: {error!r}", status=500)
-            if session is not None and len(session.refusals) < 8 and refused.status != 410:
-                session.refusals.append(str(refused))
+            if session is not None and refused.status != 410:
+                session._refused(str(refused))
             told = {"message": str(refused), "type": "invalid_request_error", "code": refused.code}
             with contextlib.suppress(OSError):
                 await _send_json(send, refused.status, {"type": "error", "error": told})
@@ -457,6 +473,19 @@ class Gateway:
                 code="invalid_api_key",
             )
         return session
+
+
+class _HangsUp(asyncio.Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+def _may_open(files: int) -> None:
+    """Raise this process' limit of open files to `files`, or as near as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = files if hard == resource.RLIM_INFINITY else min(files, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _mark(token: str) -> bytes:

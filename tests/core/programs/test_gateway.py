@@ -190,6 +190,39 @@ def test_what_waits_is_bounded_by_bytes_and_what_is_over_makes_room(session, mon
     assert session._held_bytes == 0
 
 
+def test_connections_of_a_command_that_is_shut_in_are_bounded(session, monkeypatch):
+    import socket
+
+    monkeypatch.setattr(module, "_MOST_CONNECTIONS", 3)
+    asking = socket.create_server(("127.0.0.1", 0))
+    session.listen(asking)
+    held = [http.client.HTTPConnection(*asking.getsockname(), timeout=WAIT_S) for _ in range(4)]
+    for number, connection in enumerate(held):
+        try:
+            connection.request("GET", "/health")
+            status = connection.getresponse().status
+        except OSError:
+            status = 0
+        assert status == (200 if number < 3 else 0), number
+    assert session.refusals == ["3 connections are open already; close some"]
+    for connection in held:
+        connection.close()
+
+
+def test_the_usual_limit_of_open_files_is_raised_as_hundreds_of_programs_need():
+    import resource
+
+    before = _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard <= 1024:
+        pytest.skip("the system allows no more files")
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+        with Gateway():
+            raised = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert raised == (65535 if hard == resource.RLIM_INFINITY else min(hard, 65535), hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
 
 def test_a_program_that_hangs_up_before_its_turn_takes_none(session):
     host = session.url.split("/")[2]
