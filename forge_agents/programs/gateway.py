@@ -40,7 +40,7 @@ _MOST_WAITING_BYTES = 8 * MAX_BODY_BYTES
 _MOST_CONNECTIONS = _MOST_WAITING
 """Of one command that is shut in; each holds a file of this process open. What is not shut in could open them here."""
 _OPEN_FILES = 65535
-"""That this process may have, where the system lets it: two for each function that asks, and 1,024 is the usual limit."""
+"""That this process may hold, where it is let: each function that asks holds two, and 1,024 is the usual limit."""
 _LOOK_S = 1.0
 """Seconds between two looks at whether the gateway is there."""
 _HOSTS = ("127.0.0.1", "localhost", "[::1]")

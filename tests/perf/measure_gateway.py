@@ -1,29 +1,33 @@
-"""What a call costs on its way through client and gateway: a program beside a game that is asked the same.
+"""What a call costs on its way through the gateway: a program beside a game that is asked the same.
 
-    python tests/perf/measure_gateway.py [--programs 1 64] [--calls 50]
+    python tests/perf/measure_gateway.py [--programs 1 64] [--calls 50] [--rounds 5]
     python tests/perf/measure_gateway.py --model smollm2-135m-instruct --programs 64 --calls 3 [--tokens 32]
 
-In: numbers of programs at once, calls of each. Out: a table of milliseconds per call, wall and processor, the median of
-five runs. Waits for nothing. Nobody decides but a script, so that all of it is overhead. With a model an engine answers
-both, in turns: then tokens per second, and the processor time of both processes per call.
+In: numbers of programs at once, calls of each. Out: a table, medians of the rounds, in which the arms take turns. Waits
+for nothing. The programs' clients, OpenAI's, run in a process of their own, because they would cost the same with any
+server. Processor time of a call: ours (play and gateway), the clients', and with a model the engine's. Without one a
+script answers, so that all of it is overhead.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+import contextlib
 import os
 import statistics
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
-from http.client import HTTPConnection
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from perf_common import cpu_seconds
 
 import forge_agents as fa
+from forge_agents.rollout.players import Served
 from forge_agents.rollout.rollout import play
 
 
@@ -47,95 +51,124 @@ class Game(fa.TurnEnv):
         return fa.Outcome(rewards={agent: 1.0}, done=self.asked == Game.calls)
 
 
-def _asked(number: int) -> dict[str, Any]:
-    return {"model": "agent", "messages": [{"role": "user", "content": f"message {number}"}]}
+async def _converse(url: str, key: str, calls: int) -> None:
+    """Go on from each answer, as the game does."""
+    from openai import AsyncOpenAI
 
-
-async def through_openai(task: Any, client: Any) -> float:
-    """A program with OpenAI's client."""
-    for number in range(Game.calls):
-        await client.chat.completions.create(**_asked(number))
-    return 1.0
-
-
-def bare(task: Any, client: Any) -> float:
-    """A program that writes its requests by hand: what is left is the gateway."""
-    connection = HTTPConnection(client.base_url.host, client.base_url.port)
-    key = {"authorization": f"Bearer {client.api_key}"}
-    for number in range(Game.calls):
-        connection.request("POST", "/v1/chat/completions", json.dumps(_asked(number)), key)
-        connection.getresponse().read()
-    connection.close()
-    return 1.0
-
-
-async def conversation(task: Any, client: Any) -> float:
-    """A program with OpenAI's client that goes on from each answer, as the game does."""
     said: list[Any] = []
-    for number in range(Game.calls):
-        said.append({"role": "user", "content": f"message {number}"})
-        reply = await client.chat.completions.create(model="agent", messages=said)
-        said.append({"role": "assistant", "content": reply.choices[0].message.content})
-    return 1.0
+    async with AsyncOpenAI(base_url=url, api_key=key, max_retries=0, timeout=None) as client:
+        for number in range(calls):
+            said.append({"role": "user", "content": f"message {number}"})
+            reply = await client.chat.completions.create(model="agent", messages=said)
+            said.append({"role": "assistant", "content": reply.choices[0].message.content})
+    sys.stdout.write(f"{key}\n")
+    sys.stdout.flush()
 
 
-async def _beside_the_engine(model: str, programs: int, tokens: int, rounds: int) -> None:
-    """Print a line for each arm: an engine answers a game, and the same conversation of a program."""
+async def _clients(calls: int) -> None:
+    """Converse where each line of the standard input says, all at once; say the key of each at its end."""
+    lines = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    async with asyncio.TaskGroup() as group:
+        async for line in lines:
+            group.create_task(_converse(*line.decode().split(), calls))
+
+
+class Clients:
+    """The process of the clients."""
+
+    def __init__(self, calls: int) -> None:
+        words = [sys.executable, __file__, "--clients", "--calls", str(calls)]
+        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        self._open: dict[str, Future[float]] = {}
+        self.pid = self._process.pid
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    async def program(self, task: Any, client: Any) -> float:
+        """Has its conversation there."""
+        done = self._open[client.api_key] = Future()
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{client.base_url} {client.api_key}\n")
+        return await asyncio.wrap_future(done)
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._open.pop(line.strip()).set_result(1.0)
+        for left in self._open.values():
+            left.set_exception(RuntimeError("the process of the clients ended"))
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+
+
+async def _arms(
+    asked: argparse.Namespace, programs: int, policy: Any, served: Mapping[str, Served], *engine: int
+) -> None:
+    """Print a line for each arm; `engine` is the process, if there is one."""
+    clients = Clients(Game.calls)
+    pids = [os.getpid(), clients.pid, *engine]
+    found: list[tuple[str, list[list[float]]]] = [("a game", []), ("a program", [])]
+    for lap in range(asked.rounds + 1):
+        for name, rows in found:
+            envs: list[Any] = [
+                Game() if name == "a game" else fa.Program(clients.program, max_turns=Game.calls + 1, timeout_s=600)
+                for _ in range(programs)
+            ]
+            wall, cpu = time.perf_counter(), [cpu_seconds(pid) for pid in pids]
+            episodes = await asyncio.gather(
+                *(
+                    play(env, {"agent": policy}, seed=0, served=served, draw=f"{lap}/{n}", max_turns=10**6)
+                    for n, env in enumerate(envs)
+                )
+            )
+            wall = time.perf_counter() - wall
+            spent = [cpu_seconds(pid) - before for pid, before in zip(pids, cpu, strict=True)]
+            for env in envs:
+                env.close()
+            assert all(episode.error is None and len(episode.turns) == Game.calls for episode in episodes)
+            calls = programs * Game.calls
+            sampled = sum(len(turn.response_ids) for episode in episodes for turn in episode.turns)
+            if lap:  # the first has imports and new threads in it
+                rows.append([sampled / wall if engine else 1000 * wall / calls, sampled / calls])
+                rows[-1] += [1000 * each / calls for each in spent]
+    clients.close()
+    for name, rows in found:
+        speed, length, *spent = (statistics.median(column) for column in zip(*rows, strict=True))
+        told = f"{speed:7.1f} tokens/s, {length:.0f} a call" if engine else f"{speed:7.2f} ms wall"
+        whose = zip(("ours", "the clients'", "the engine's"), spent, strict=False)
+        cost = ", ".join(f"{who} {each:.2f}" for who, each in whose)
+        sys.stdout.write(f"{programs:4} at once  {name:10} {told};  ms of cpu a call: {cost}\n")
+        sys.stdout.flush()
+
+
+@contextlib.asynccontextmanager
+async def _engine(model: str, programs: int, tokens: int) -> AsyncIterator[tuple[fa.Policy, dict[str, Served], int]]:
     from forge_agents.models.resolve import resolve
-    from forge_agents.rollout.players import Served
     from forge_agents.rollout.rendering import Renderer
     from forge_agents.runtime import mesh
     from forge_agents.serving import Engine, EngineConfig
 
     folder = resolve(model)
-    arms: dict[str, Callable[[], Any]] = {
-        "a game": Game,
-        "a program": lambda: fa.Program(conversation, max_turns=Game.calls + 1),
-    }
-    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in arms}
     async with mesh.session():
         config = EngineConfig(model=str(folder), max_model_len=1024, max_num_seqs=programs, kv_cache_gb=2.0)
         engine = await Engine.start(config, name="engine", timeout_s=600)
         logs = mesh.log_folder("engine")
         assert logs is not None
-        pids = (os.getpid(), int((logs / "0.pid").read_text()))
-        served = {"perf": Served(engine, Renderer.of(folder))}
         policy = fa.Policy(str(folder), name="perf", sampling=fa.Sampling(max_tokens=tokens))
-        for lap in range(rounds + 1):
-            for name, make in arms.items():
-                envs = [make() for _ in range(programs)]
-                wall, cpu = time.perf_counter(), [cpu_seconds(pid) for pid in pids]
-                episodes = await asyncio.gather(
-                    *(
-                        play(env, {"agent": policy}, seed=0, served=served, draw=f"{lap}/{n}")
-                        for n, env in enumerate(envs)
-                    )
-                )
-                wall = time.perf_counter() - wall
-                ours, engines = (cpu_seconds(pid) - before for pid, before in zip(pids, cpu, strict=True))
-                for env in envs:
-                    env.close()
-                assert all(episode.error is None and len(episode.turns) == Game.calls for episode in episodes)
-                sampled = sum(len(turn.response_ids) for episode in episodes for turn in episode.turns)
-                found[name] += [(sampled / wall, ours / programs / Game.calls, engines / sampled)] if lap else []
+        yield policy, {"perf": Served(engine, Renderer.of(folder))}, int((logs / "0.pid").read_text())
         await engine.stop()
-    for name, rows in found.items():
-        rate, ours, theirs = (statistics.median(column) for column in zip(*rows, strict=True))
-        spent = f"{1000 * ours:6.2f} ms cpu a call, engine {1000 * theirs:6.2f} ms cpu a token"
-        sys.stdout.write(f"{programs:4} at once  {name:28} {rate:7.1f} tokens/s  {spent}\n")
 
 
-async def _cost(make: Callable[[], Any], programs: int) -> tuple[float, float]:
-    """Milliseconds per call, wall and processor."""
-    envs = [make() for _ in range(programs)]
-    answers = {"agent": fa.Scripted(lambda seen: "ok")}
-    wall, cpu = time.perf_counter(), time.process_time()
-    episodes = await asyncio.gather(*(play(env, answers, seed=0, max_turns=10**6) for env in envs))
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    for env in envs:
-        env.close()
-    assert all(episode.error is None and len(episode.turns) == Game.calls for episode in episodes)
-    return 1000 * wall / programs / Game.calls, 1000 * cpu / programs / Game.calls
+async def _measure(asked: argparse.Namespace) -> None:
+    for programs in asked.programs:
+        if not asked.model:
+            await _arms(asked, programs, fa.Scripted(lambda seen: "ok"), {})
+            continue
+        async with _engine(asked.model, programs, asked.tokens) as at:
+            await _arms(asked, programs, *at)
 
 
 def main() -> None:
@@ -145,25 +178,11 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=50)
     parser.add_argument("--model", help="an engine of this model answers, instead of a script")
     parser.add_argument("--tokens", type=int, default=32, help="most of an answer, with a model")
-    parser.add_argument("--rounds", type=int, default=3, help="with a model")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--clients", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     Game.calls = asked.calls
-    if asked.model:
-        for programs in asked.programs:
-            asyncio.run(_beside_the_engine(asked.model, programs, asked.tokens, asked.rounds))
-        return
-    limit = {"max_turns": asked.calls + 1}
-    arms = {
-        "a game": Game,
-        "a program, requests by hand": lambda: fa.Program(bare, **limit),
-        "a program, OpenAI's client": lambda: fa.Program(through_openai, **limit),
-    }
-    for programs in asked.programs:
-        for name, make in arms.items():
-            asyncio.run(_cost(make, programs))
-            wall, cpu = zip(*(asyncio.run(_cost(make, programs)) for _ in range(5)), strict=True)
-            found = f"{statistics.median(wall):6.2f} ms wall  {statistics.median(cpu):6.2f} ms cpu"
-            sys.stdout.write(f"{programs:4} at once  {name:28} {found}\n")
+    asyncio.run(_clients(asked.calls) if asked.clients else _measure(asked))
 
 
 if __name__ == "__main__":

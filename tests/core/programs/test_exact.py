@@ -21,7 +21,8 @@ TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type":
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 STEPS = st.lists(
     st.tuples(
-        st.integers(0, 9),  # which conversation so far it starts from
+        st.integers(0, 9),  # which conversation so far it starts from, also where another call has gone on from it
+        st.sampled_from("aab"),  # whom it asks, whoever has spoken there
         st.sampled_from(["go on", "edit", "truncate", "reorder", "duplicate", "drop answers", "reword", "anew"]),
         st.sampled_from(["", "<think>hidden</think>", "<think>\n\n</think>\n\n", "<think>hidden "]),
         st.sampled_from(["", "a", "b a", "  a ", "<|im_end|>", CALL, f"I add. {CALL}{CALL}"]),
@@ -88,40 +89,47 @@ def as_parts(content):
 @given(steps=STEPS, keep_thoughts=st.sampled_from(["all", "turn", "none"]))
 def test_whatever_a_program_does_to_its_history_each_sampled_token_is_trained_once(renderer, steps, keep_thoughts):
     engine = Says(renderer._tokenizer)
-    player = ModelPlayer(engine, renderer, fa.Sampling(), "", keep_thoughts=keep_thoughts)
-    histories, conversations, turns, branches = _Histories(), [[]], [], Branches()
-    for number, (which, what, thought, answer, ended) in enumerate(steps):
-        base = conversations[which % len(conversations)]
+    players = {
+        seat: ModelPlayer(engine, renderer, fa.Sampling(), "", keep_thoughts=keep_thoughts) for seat in "ab"
+    }
+    turns, branches, calls = {"a": [], "b": []}, {"a": Branches(), "b": Branches()}, {"a": [], "b": []}
+    histories, conversations = _Histories(), [("", [])]
+    for number, (which, seat, what, thought, answer, ended) in enumerate(steps):
+        last, base = conversations[which % len(conversations)]
         messages = heard_by_the_model(base, what if base else "anew", number)
-        call = CHAT.read({"model": "a", "messages": messages, "tools": TOOLS})
-        after, new, mark = histories.place("a", call)
-        asked = Question(seat="a", call=call, number=number, after=after, new=new)
+        call = CHAT.read({"model": seat, "messages": messages, "tools": TOOLS})
+        after, new, mark = histories.place(seat, call)
+        asked = Question(seat=seat, call=call, number=number, after=after, new=new)
         engine.next = thought + answer, ended
-        decision = asyncio.run(player.decide(asked.text(), {"conversation": asked.conversation()}))
+        decision = asyncio.run(players[seat].decide(asked.text(), {"conversation": asked.conversation()}))
         reply = reply_to(call, number, decision.action, decision.about())
-        histories.answered(mark, reply.said, number)
+        histories.answered(mark, reply.said, len(calls[seat]))
         message = CHAT.written(call, reply, 0)["choices"][0]["message"]
-        conversations.append([*messages, message])
+        conversations.append((seat, [*messages, message]))
         fields = {name: getattr(decision, name) for name in decision.__dataclass_fields__}
-        fields["branch"], forked_from = branches.place(asked.conversation())
+        fields["branch"], forked_from = branches[seat].place(asked.conversation())
         assert forked_from in (None, after)
-        turns.append(Turn(agent="a", index=number, observation="", reward=0.0, **fields))
-        if base and what in ("go on", "reword"):
+        turns[seat].append(Turn(agent=seat, index=number, observation="", reward=0.0, **fields))
+        if last == seat and what in ("go on", "reword"):
             assert after is not None
             if keep_thoughts == "all":  # nothing that was sampled is tokenised again
-                read = engine.read[after][0] + engine.read[after][1]
-                assert decision.prompt_ids[: len(read)] == read
+                prompt, said = engine.read[calls[seat][after]]
+                assert decision.prompt_ids[: len(prompt) + len(said)] == prompt + said
+        calls[seat].append(number)
 
-    samples = samples_from(Trajectory(agent="a", policy="p", turns=tuple(turns)), [1.0] * len(turns), 0)
-    if keep_thoughts == "all":  # a branch is one stream
-        assert len(samples) == len({turn.branch for turn in turns})
     trained = []
-    for sample in samples:
-        first = {}
-        for place in sample.loss_mask.nonzero()[0]:
-            version = int(sample.versions[place])
-            first.setdefault(version, int(place))
-            trained.append((int(sample.token_ids[place]), float(sample.logprobs[place]), version))
-        for version, place in first.items():  # after what the engine read, token by token
-            assert tuple(sample.token_ids[:place]) == engine.read[version][0]
+    for seat, its in turns.items():
+        told = Trajectory(agent=seat, policy=seat, turns=tuple(its))
+        samples = samples_from(told, [1.0] * len(its), 0) if its else []
+        if keep_thoughts == "all":  # a branch is one stream
+            assert len(samples) == len({turn.branch for turn in its})
+        for sample in samples:
+            first = {}
+            for place in sample.loss_mask.nonzero()[0]:
+                version = int(sample.versions[place])
+                assert version in calls[seat]
+                first.setdefault(version, int(place))
+                trained.append((int(sample.token_ids[place]), float(sample.logprobs[place]), version))
+            for version, place in first.items():  # after what the engine read, token by token
+                assert tuple(sample.token_ids[:place]) == engine.read[version][0]
     assert sorted(trained) == sorted(engine.sampled)

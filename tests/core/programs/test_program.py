@@ -127,11 +127,20 @@ def test_an_unknown_model_is_an_error_also_after_other_calls_and_models_may_have
 
 
 @pytest.mark.parametrize("kind", ["async", "blocks the loop", "thread"])
-def test_a_program_that_hangs_is_named_with_its_line_and_others_go_on(kind):
-    done = threading.Event()
+def test_a_program_that_hangs_is_named_with_its_line_and_others_go_on(kind, monkeypatch):
+    done, hangs, next_of = threading.Event(), threading.Event(), fa.Program._next
+
+    def impatient(env):
+        if env._said and env._program is not crew:
+            assert hangs.wait(60)
+            env._timeout_s = 0.5
+        return next_of(env)
+
+    monkeypatch.setattr(fa.Program, "_next", impatient)
 
     async def sleeps(task, client):
         await client.chat.completions.create(**say("agent", "-"))
+        hangs.set()
         if kind == "async":
             await asyncio.sleep(60)
         else:
@@ -139,10 +148,11 @@ def test_a_program_that_hangs_is_named_with_its_line_and_others_go_on(kind):
 
     def waits(task, client):
         plain(task, client)
+        hangs.set()
         done.wait(60)
 
     try:
-        episode = played(waits if kind == "thread" else sleeps, timeout_s=0.5)
+        episode = played(waits if kind == "thread" else sleeps)
         error = episode.trajectories["agent"].info["error"]
         assert "no call and no end of the program within 0.5 s" in error and "test_program.py" in error
         assert ("holds the event loop" in error) is (kind == "blocks the loop")
@@ -191,18 +201,35 @@ def test_calls_that_are_sent_at_once_take_turns():
     assert episode.trajectories["agent"].info["result"] == [f"<{n}>" for n in range(5)]
 
 
-def test_a_hundred_programs_at_once():
-    async def hundred():
-        envs = [fa.Program(crew, **CREW) for _ in range(100)]
-        policies = dict.fromkeys(("planner", "solver"), fa.Scripted(lambda seen: "solved"))
+@pytest.mark.parametrize("kind", ["async", "thread"])
+def test_many_programs_at_once_each_hear_their_own_answers(kind):
+    everybody = 50
+    meet, together = threading.Barrier(everybody, timeout=600), asyncio.Barrier(everybody)
+
+    async def crew(task, client):
+        plan = await client.chat.completions.create(**say("planner", f"Plan {task}."))
+        await together.wait()  # all of them hold a connection by now
+        answer = await client.chat.completions.create(**say("solver", plan.choices[0].message.content))
+        return float(answer.choices[0].message.content == f"<<Plan {task}.>>")
+
+    def crew_of_threads(task, client):
+        plan = client.chat.completions.create(**say("planner", f"Plan {task}."))
+        meet.wait()
+        answer = client.chat.completions.create(**say("solver", plan.choices[0].message.content))
+        return float(answer.choices[0].message.content == f"<<Plan {task}.>>")
+
+    async def many():
+        program, seats = crew if kind == "async" else crew_of_threads, ("planner", "solver")
+        envs = [fa.Program(program, seats=seats, tasks=range(1000), timeout_s=600.0) for _ in range(everybody)]
+        policies = dict.fromkeys(seats, fa.Scripted(lambda seen: f"<{seen}>"))
         try:
             return await asyncio.gather(*(play(env, policies, seed=n) for n, env in enumerate(envs)))
         finally:
             for env in envs:
                 env.close()
 
-    episodes = asyncio.run(hundred())
-    assert all(episode.error is None and episode.rewards["solver"] == 1.0 for episode in episodes)
+    episodes = asyncio.run(many())
+    assert all(episode.error is None and episode.rewards == {"planner": 1.0, "solver": 1.0} for episode in episodes)
 
 
 @pytest.mark.parametrize("fails", [False, True])
