@@ -2,9 +2,11 @@
 
 In: `Options`. Out: seconds of each, measured in turns in one process. Waits for nothing but its own work.
 
-Two bare passes: ``bare`` is TorchTitan as it comes (its SDPA attention on unpadded rectangles of equally long samples,
-its chunked cross-entropy over all positions); ``bare_packed`` is its model with the learner's packed attention and the
-loss tokens' logits only: what remains of the learner's step without sharing, the GRPO terms and the optimiser.
+Two bare passes on the learner's weights: ``bare`` is TorchTitan as it comes but for FSDP around one rank, and with the
+learner's norms and SwiGLU (its SDPA attention on unpadded rectangles of equally long samples, its chunked
+cross-entropy over all positions); ``bare_packed`` is the same with the learner's packed attention and the loss tokens'
+logits only: what remains of the learner's step without sharing, the GRPO terms and the optimiser. ``products`` is less
+than any pass can take: the matrix products of the step itself, one after the other.
 """
 
 from __future__ import annotations
@@ -65,6 +67,10 @@ def _record(name: str, found: dict[str, Any]) -> dict[str, Any]:
     wanted = {"unshared_over_bare": 0.95, "shared_over_bare": 1.3, "shared_over_bare_packed": 0.95}
     goals = {ratio: goal(ratios[ratio], least, at_most=False) for ratio, least in wanted.items()}
     goals["waste_of_2_ranks"] = goal(found["waste"]["2"], 0.02, at_most=True)
+    alone = {f"shared_over_products{kind}": round(found[f"shared{kind}_s"] / found[f"products{kind}_s"], 4)
+             for kind in ("", "_cpu")}  # fmt: skip
+    ratios |= alone
+    goals["shared_over_products"] = goal(alone["shared_over_products"], 1.5, at_most=True)
     peer = "bare TorchTitan forward and backward pass, no optimiser"
     return {"measure": "learner", "work": name, **found, "peer": peer, "ratio": ratios, "goals": goals}
 
@@ -87,6 +93,7 @@ def _run(options: Options, core: Any, work: Work) -> dict[str, Any]:
         "shared": lambda: core.train_step(shared),
         "bare": lambda: _bare(core, unshared),
         "bare_packed": lambda: _bare_packed(core, unshared),
+        "products": _products(lambda: core.train_step(shared)),
     }
     rows = []
     for _ in range(1 + options.rounds):
@@ -98,8 +105,39 @@ def _run(options: Options, core: Any, work: Work) -> dict[str, Any]:
         rows.append(row)
     numbers = median(rows[1:])
     tokens = int(shared["tokens"]["ids"].numel())
-    rates = {name: round(tokens / numbers[f"{name}_s"], 1) for name in passes}
+    rates = {name: round(tokens / numbers[f"{name}_s"], 1) for name in passes if name != "products"}
     return {"tokens": tokens, **numbers, "tokens_per_s": rates, "waste": _waste(core, shared)}
+
+
+def _products(step: Callable[[], object]) -> Callable[[], None]:
+    """The matrix products that `step` makes, of numbers without meaning: the same shapes, strides, types and order."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    aten = torch.ops.aten
+    made: list[tuple[Any, list[Any]]] = []
+    operands: dict[Any, torch.Tensor] = {}
+
+    class Notes(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func in {aten.mm.default, aten.addmm.default, aten.bmm.default}:
+                made.append((func, [operand(value) for value in args]))
+            return func(*args, **(kwargs or {}))
+
+    def operand(value: torch.Tensor) -> torch.Tensor:
+        like = (value.shape, value.stride(), value.dtype)
+        if like not in operands:
+            operands[like] = torch.empty_strided(*like[:2], dtype=value.dtype).normal_()
+        return operands[like]
+
+    with Notes():
+        step()
+
+    def again() -> None:
+        for func, given in made:
+            func(*given)
+
+    return again
 
 
 def _waste(core: Any, batch: Any) -> dict[str, float]:
@@ -160,6 +198,8 @@ def _bare(core: Any, batch: Any) -> None:
     from torchtitan.components.loss import CrossEntropyLoss
     from torchtitan.models.common.attention import ScaledDotProductAttention
 
+    from forge_trainers.learner.model import sync_gradients
+
     length = int(batch["samples"]["length"][0])
     ids_nL = batch["tokens"]["ids"].view(-1, length)
     parts = ids_nL.split(core.config.max_tokens_per_microbatch // length)
@@ -172,8 +212,8 @@ def _bare(core: Any, batch: Any) -> None:
         attention.inner_attention = ScaledDotProductAttention.Config().build()
     try:
         for i, part_bL in enumerate(parts):
-            core.model.set_requires_gradient_sync(i == len(parts) - 1)
-            with core._ranks.context():
+            sync_gradients(core.model, now=i == len(parts) - 1)
+            with core._ranks.context(), core._built.computing():
                 hidden_bLD = core.model(part_bL)
                 loss(hidden_bLD, part_bL.roll(-1, dims=1), float(ids_nL.numel()))[0].backward()
     finally:
@@ -187,6 +227,7 @@ def _bare_packed(core: Any, batch: Any) -> None:
     from forge_trainers.batch.layout import blocks_of, build_row, plan_rows
     from forge_trainers.learner import titan
     from forge_trainers.learner.attention import plan_attention
+    from forge_trainers.learner.model import sync_gradients
 
     from torchtitan.components.loss import CrossEntropyLoss  # isort: skip  (after _titan)
 
@@ -198,8 +239,8 @@ def _bare_packed(core: Any, batch: Any) -> None:
     loss = titan.ChunkedLossWrapper.Config(num_chunks=4, loss_fn=CrossEntropyLoss.Config()).build()
     loss.set_lm_head(core.model.lm_head)
     for i, row in enumerate(rows):
-        core.model.set_requires_gradient_sync(i == len(rows) - 1)
-        with core._ranks.context():
+        sync_gradients(core.model, now=i == len(rows) - 1)
+        with core._ranks.context(), core._built.computing():
             hidden_1LD = core.model(
                 row.token_ids_1L, attention_masks=plan_attention(row.spans), positions=row.positions_1L
             )

@@ -209,8 +209,8 @@ def _learner(layout: Layout, folder: Path) -> Any:
 
     class Measured(LearnerCore):
         def _update(self, *args: Any) -> dict[str, float]:
-            gradients = (p.grad.full_tensor().double() for p in self.model.parameters() if p.requires_grad)
-            norm = torch.stack([g.norm() for g in gradients]).norm()
+            gradients = _whole({n: p.grad for n, p in self.model.named_parameters() if p.requires_grad})
+            norm = torch.stack([g.double().norm() for g in gradients.values()]).norm()
             return {**super()._update(*args), "norm": float(norm)}
 
     common = {"model": str(folder / layout.family), "compute_dtype": "float32", "threads": 1, "lr": 1e-3}
@@ -252,9 +252,13 @@ def _batch(step: int) -> Any:
 
 def _weights(learner: Any) -> dict[str, Any]:
     import torch
+
+    return _whole(learner.hf_state_dict(dtype=torch.float32))
+
+
+def _whole(state: Mapping[str, Any]) -> dict[str, Any]:
     from torch.distributed.tensor import DTensor
 
-    state = learner.hf_state_dict(dtype=torch.float32)
     return {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in state.items()}
 
 

@@ -19,9 +19,10 @@ from forge_agents.errors import ModelNotFoundError, RunFolderError
 from forge_agents.policy import LoRA
 from forge_agents.types import EpisodeBatch
 from forge_trainers.learner import checkpoint
+from forge_trainers.learner import model as titan_model
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
-from forge_trainers.learner.model import check_degrees, read_config
+from forge_trainers.learner.model import check_degrees, read_config, sync_gradients
 
 Batches = Callable[..., EpisodeBatch]
 
@@ -39,10 +40,10 @@ def gradients(core: LearnerCore, batch: EpisodeBatch) -> dict[str, torch.Tensor]
     """Gradients of one step, taken where they would be clipped."""
     microbatches, _ = core._plan(batch)
     for i, microbatch in enumerate(microbatches):
-        core.model.set_requires_gradient_sync(i == len(microbatches) - 1)
+        sync_gradients(core.model, now=i == len(microbatches) - 1)
         core._forward_backward(batch, microbatch, float(batch["tokens"]["loss_mask"].sum()), None)
     found = {
-        name.replace("_checkpoint_wrapped_module.", ""): p.grad.full_tensor().clone()
+        name.replace("_checkpoint_wrapped_module.", ""): p.grad.clone()
         for name, p in core.model.named_parameters()
     }
     core._optimizers.zero_grad()
@@ -161,6 +162,30 @@ def test_activation_checkpointing_changes_nothing(tiny_llama: Path, random_batch
     batch = random_batch()
     plain, saving = LearnerCore(config(tiny_llama)), LearnerCore(config(tiny_llama, activation_checkpointing=how))
     assert relative_gap(gradients(saving, batch), gradients(plain, batch)) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("changes", [{}, {"activation_checkpointing": "full", "lora": LoRA(rank=4)}], ids=str)
+def test_a_rank_by_itself_learns_what_fsdp_would(
+    tiny_llama: Path,
+    random_batch: Batches,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: str,
+    changes: dict[str, Any],
+):
+    batch, close = random_batch(), {"float32": 1e-5, "bfloat16": 2e-2}[dtype]
+    options = {"compute_dtype": dtype, "max_tokens_per_microbatch": 100, "loss_chunk_tokens": 20, **changes}
+    alone = LearnerCore(config(tiny_llama, **options))
+    monkeypatch.setattr(titan_model, "needs_fsdp", lambda _: True)
+    wrapped = LearnerCore(config(tiny_llama, **options))
+    for _ in range(3):
+        found, expected = alone.train_step(batch), wrapped.train_step(batch)
+        for name in ("loss", "grad_norm", "entropy", "logprob_gap_mean"):
+            assert found[name] == pytest.approx(expected[name], rel=close, abs=close * 1e-2)
+    assert found["microbatches"] >= 3
+    trained = [weight for weight in alone.model.parameters() if weight.requires_grad]
+    assert {weight.dtype for weight in trained} == {torch.float32} and all(w.grad is None for w in trained)
+    assert relative_gap(weights(alone), weights(wrapped)) < close
 
 
 def test_learning_raises_the_probability_of_better_tokens(tiny_llama: Path, random_batch: Batches):

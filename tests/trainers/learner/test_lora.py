@@ -36,7 +36,7 @@ def trained(core: LearnerCore, batch: EpisodeBatch, steps: int = 2) -> LearnerCo
 
 
 def tensors(core: LearnerCore) -> dict[str, torch.Tensor]:
-    return {name: value.to_local().clone() for name, value in core.model.state_dict().items()}
+    return {name: value.clone() for name, value in core.model.state_dict().items()}
 
 
 def hf_logprobs(model: Any, batch: EpisodeBatch) -> torch.Tensor:

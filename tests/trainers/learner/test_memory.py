@@ -12,6 +12,7 @@ import torch
 from forge_agents.models.sizes import ModelSize
 from forge_agents.policy import LoRA
 from forge_agents.types import EpisodeBatch
+from forge_trainers.learner import model as titan_model
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
 from forge_trainers.learner.memory import learner_bytes
@@ -45,13 +46,14 @@ def measured(core: LearnerCore, batch: EpisodeBatch) -> dict[str, float]:
         return tensor
 
     kept: list[torch.Tensor] = []
-    with core._ranks.context(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with core._ranks.context(), core._built.computing(), hooks:
         core._hidden(core.model, microbatches[0].row)
-    weights = {
-        local(p).untyped_storage().data_ptr()
-        for module in core.model.modules()
-        for p in module.parameters(recurse=False)
-    }
+        weights = {
+            local(p).untyped_storage().data_ptr()
+            for module in core.model.modules()
+            for p in module.parameters(recurse=False)
+        }
     return {
         "weights": sum(local(p).nbytes for p in held.values()),
         "optimizer": sum(local(value).nbytes for value in moments),
@@ -63,8 +65,13 @@ def measured(core: LearnerCore, batch: EpisodeBatch) -> dict[str, float]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe"])
 def test_expected_bytes_are_those_of_the_tensors(
-    tiny_models: Callable[..., Path], random_batch: Callable[..., EpisodeBatch], family: str, dtype: Any
+    tiny_models: Callable[..., Path],
+    random_batch: Callable[..., EpisodeBatch],
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    dtype: Any,
 ) -> None:
+    monkeypatch.setattr(titan_model, "needs_fsdp", lambda _: True)  # as on a GPU, whose memory is forecast
     model = tiny_models(family=family)
     batch = random_batch(groups=1, siblings=1, prompt=1000, longest=60)
     positions = int(batch["samples"]["length"].sum())

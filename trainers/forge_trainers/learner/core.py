@@ -26,7 +26,7 @@ from forge_trainers.learner import checkpoint, lora, titan
 from forge_trainers.learner.attention import plan_attention
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.measures import flops_per_step, memory, peak_flops, ratio_quantiles
-from forge_trainers.learner.model import Built, Ranks, build_model, free_unsharded, join_ranks
+from forge_trainers.learner.model import Built, Ranks, build_model, free_unsharded, join_ranks, sync_gradients
 from forge_trainers.losses.correction import loss_columns
 from forge_trainers.losses.policy_loss import PolicyLoss, logprobs_of
 
@@ -130,12 +130,6 @@ class LearnerCore:
         microbatches, facts = self._plan(batch)
         temperature = self.config.temperature if temperature is None else temperature
         self._loss.loss_fn.temperature = temperature
-        columns_T = loss_columns(
-            self.config.loss_settings, batch, lambda: self._logprobs(self.model, batch, microbatches, temperature)
-        )
-        if self._reference is not None:
-            with lora.switched_off(self._reference):
-                columns_T["reference_logprobs"] = self._logprobs(self._reference, batch, microbatches, temperature)
         num_loss_tokens = float(batch["tokens"]["loss_mask"].sum())
         if num_loss_tokens == 0:
             raise ValueError("no token of the batch is in the loss; there is nothing to learn")
@@ -143,15 +137,22 @@ class LearnerCore:
         totals: dict[str, torch.Tensor] = {}
         log_ratio_T = torch.zeros(batch["tokens"]["ids"].shape, device=self._ranks.device)
         sharded = self._ranks.parallelism.data_parallel_shard_degree > 1
-        for i, microbatch in enumerate(microbatches):
-            # once, with the last microbatch; but not where weights are sharded: their whole gradients, four bytes for
-            # each weight, would be held until then
-            self.model.set_requires_gradient_sync(sharded or i == len(microbatches) - 1)
-            for name, value in self._forward_backward(batch, microbatch, num_loss_tokens, columns_T).items():
-                join = torch.maximum if name.endswith("/max") else torch.add
-                totals[name] = join(totals[name], value) if name in totals else value
-            token_S = microbatch.row.token_S.to(log_ratio_T.device)
-            log_ratio_T[token_S] = self._loss.loss_fn.take_log_ratios()[: token_S.numel()]
+        with self._built.computing():
+            columns_T = loss_columns(
+                self.config.loss_settings, batch, lambda: self._logprobs(self.model, batch, microbatches, temperature)
+            )
+            if self._reference is not None:
+                with lora.switched_off(self._reference):
+                    columns_T["reference_logprobs"] = self._logprobs(self._reference, batch, microbatches, temperature)
+            for i, microbatch in enumerate(microbatches):
+                # once, with the last microbatch; but not where weights are sharded: their whole gradients, four bytes
+                # for each weight, would be held until then
+                sync_gradients(self.model, now=sharded or i == len(microbatches) - 1)
+                for name, value in self._forward_backward(batch, microbatch, num_loss_tokens, columns_T).items():
+                    join = torch.maximum if name.endswith("/max") else torch.add
+                    totals[name] = join(totals[name], value) if name in totals else value
+                token_S = microbatch.row.token_S.to(log_ratio_T.device)
+                log_ratio_T[token_S] = self._loss.loss_fn.take_log_ratios()[: token_S.numel()]
         metrics = self._reduce(totals)
         done = time.perf_counter()
         metrics |= {**self._update(metrics["loss"], lr), "lr": lr, "temperature": temperature}
@@ -184,7 +185,8 @@ class LearnerCore:
         """
         self._enter()
         microbatches, _ = self._plan(batch)
-        return self._logprobs(self.model, batch, microbatches, self.config.temperature)
+        with self._built.computing():
+            return self._logprobs(self.model, batch, microbatches, self.config.temperature)
 
     def hf_state_dict(self, *, dtype: torch.dtype) -> dict[str, Any]:
         """The weights under Hugging Face's names, tied ones once; an adapter is merged into them.
@@ -372,6 +374,8 @@ class LearnerCore:
             labels_1S = tokens["ids"][token_S][None].to(device)
             loss, metrics = self._loss(hidden_1SD, labels_1S, num_loss_tokens, valid=valid_S[None].to(device), **inputs)
             loss.backward()  # of the trunk; the wrapper has taken the head's already, chunk by chunk
+        if self._built.copies is not None:
+            self._built.copies.add_gradients()
         found: dict[str, torch.Tensor] = metrics
         return found
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from forge_agents.models.resolve import read_json
 from forge_trainers.learner import titan
 from forge_trainers.learner.attention import PackedAttention
 from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.lean import FeedForward, RMSNorm
 from forge_trainers.learner.lora import adapted, is_adapter, lower_base
 
 _ONES = {"weight": torch.nn.init.ones_}
@@ -145,6 +146,56 @@ class Built:
     vocab_size: int
     max_seq_len: int
     hidden_size: int
+    copies: ComputeCopies | None
+    """What one rank by itself computes with; None where FSDP sees to it."""
+
+    def computing(self) -> AbstractContextManager[None]:
+        """What everything that computes with the weights of this moment runs in."""
+        return nullcontext() if self.copies is None else self.copies.inside()
+
+
+class ComputeCopies:
+    """Weights in the type that a rank without others computes with, and float32 sums of their gradients.
+
+    FSDP does the same for one rank, but casts and copies each weight twice in every microbatch, and each gradient
+    three times: a quarter of a step on CPU.
+
+    Args:
+        model: Whose weights to take the place of; what is of this type already stays.
+        dtype: The type.
+    """
+
+    def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
+        self._places = [
+            (module, name, weight)
+            for module in model.modules()
+            for name, weight in module.named_parameters(recurse=False)
+            if weight.dtype != dtype
+        ]
+        self._dtype = dtype
+        self._copies: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Put copies of the weights, as they are now, in their place for as long as the context lasts."""
+        for module, name, weight in self._places:
+            if weight not in self._copies:  # tied ones have two places
+                copy = torch.nn.Parameter(weight.detach().to(self._dtype), requires_grad=weight.requires_grad)
+                self._copies[weight] = copy
+            setattr(module, name, self._copies[weight])
+        try:
+            yield
+        finally:
+            for module, name, weight in self._places:
+                setattr(module, name, weight)
+            self._copies.clear()
+
+    def add_gradients(self) -> None:
+        """Add what a microbatch left at the copies to the weights' own gradients."""
+        for weight, copy in self._copies.items():
+            if copy.grad is not None:
+                found, copy.grad = copy.grad.to(weight.dtype), None
+                weight.grad = found if weight.grad is None else weight.grad.add_(found)
 
 
 def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) -> Built:
@@ -164,9 +215,14 @@ def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) 
     check_weights(Path(config.model))
     check_degrees(config, hf_config)
     max_seq_len = int(min(config.max_sample_tokens or math.inf, hf_config["max_position_embeddings"]))
+    spread = needs_fsdp(config)
     attention = PackedAttention if titan.DEVICE_TYPE == "cpu" else titan.VarlenAttention
     spec = spec_from_config(
-        hf_config, inner_attention=attention.Config(), max_seq_len=max_seq_len, fuse_qkv=config.lora is None
+        hf_config,
+        inner_attention=attention.Config(),
+        max_seq_len=max_seq_len,
+        fuse_qkv=config.lora is None,
+        lean=not spread,
     )
     spec.model.update_from_config(config=SimpleNamespace(parallelism=ranks.parallelism))
     if config.lora is not None:
@@ -182,22 +238,27 @@ def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) 
         model = spec.model.build()
     if config.lora is not None:
         lower_base(model, titan.TORCH_DTYPE_MAP[config.compute_dtype])
-    model = spec.parallelize_fn(
-        model,
-        parallel_dims=ranks.dims,
-        training=titan.TrainingConfig(
-            dtype=dtype,
-            mixed_precision_param=config.compute_dtype,
-            mixed_precision_reduce=config.reduce_dtype,
-            enable_cpu_offload=config.cpu_offload,
-            seq_len=max_seq_len,
-            max_norm=config.max_grad_norm,
-        ),
-        parallelism=ranks.parallelism,
-        compile_config=titan.CompileConfig(enable=config.compile, components=["model"]),
-        ac_config=recomputed[config.activation_checkpointing] if trainable else None,
-        dump_folder=config.dump_folder or tempfile.gettempdir(),
-    )
+    recompute = recomputed[config.activation_checkpointing] if trainable else None
+    dump_folder = config.dump_folder or tempfile.gettempdir()
+    if spread:
+        model = spec.parallelize_fn(
+            model,
+            parallel_dims=ranks.dims,
+            training=titan.TrainingConfig(
+                dtype=dtype,
+                mixed_precision_param=config.compute_dtype,
+                mixed_precision_reduce=config.reduce_dtype,
+                enable_cpu_offload=config.cpu_offload,
+                seq_len=max_seq_len,
+                max_norm=config.max_grad_norm,
+            ),
+            parallelism=ranks.parallelism,
+            compile_config=titan.CompileConfig(enable=config.compile, components=["model"]),
+            ac_config=recompute,
+            dump_folder=dump_folder,
+        )
+    elif recompute is not None:
+        recompute.build(dump_folder=dump_folder).apply(model)
     for module in (m for m in model.modules() if isinstance(m, FSDPModule)):
         # TorchTitan's gradient_divide_factor=1.0 makes FSDP ask for PREMUL_SUM, which gloo lacks; SUM is the same sum
         module.set_force_sum_reduction_for_comms(True)
@@ -223,7 +284,13 @@ def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) 
         vocab_size=hf_config["vocab_size"],
         max_seq_len=max_seq_len,
         hidden_size=hf_config["hidden_size"],
+        copies=None if spread else ComputeCopies(model, titan.TORCH_DTYPE_MAP[config.compute_dtype]),
     )
+
+
+def needs_fsdp(config: LearnerConfig) -> bool:
+    """Whether weights are spread over ranks, or computed with in a way that TorchTitan brings with its FSDP units."""
+    return titan.DEVICE_TYPE != "cpu" or dist.get_world_size() > 1 or config.compile
 
 
 def check_device(config: LearnerConfig) -> None:
@@ -255,6 +322,12 @@ def check_degrees(config: LearnerConfig, hf_config: Mapping[str, Any]) -> None:
             f"tp={config.tp} with sequence_parallel and without ep: TorchTitan 0.3.0 then computes wrong gradients of "
             "what goes into experts; set ep, or sequence_parallel=False"
         )
+
+
+def sync_gradients(model: torch.nn.Module, *, now: bool) -> None:
+    """Say whether the next backward pass adds up gradients over ranks, or leaves that to a later one."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(now)
 
 
 def free_unsharded(model: torch.nn.Module) -> None:
@@ -326,7 +399,12 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 
 
 def spec_from_config(
-    config: Mapping[str, Any], *, inner_attention: Any, max_seq_len: int | None = None, fuse_qkv: bool = True
+    config: Mapping[str, Any],
+    *,
+    inner_attention: Any,
+    max_seq_len: int | None = None,
+    fuse_qkv: bool = True,
+    lean: bool = False,
 ) -> Any:
     """Build the TorchTitan ``ModelSpec`` of a Hugging Face configuration.
 
@@ -340,6 +418,7 @@ def spec_from_config(
         max_seq_len: Longest position that will be asked for, in tokens; sizes the RoPE cache. None: the model's own
             ``max_position_embeddings``.
         fuse_qkv: Compute queries, keys and values as one product; adapters need them apart.
+        lean: Take norms and feed-forward layers of our own; they know no tensors that are spread over ranks.
 
     Raises:
         ValueError: The architecture or one of its options is not supported; the message lists what is.
@@ -354,10 +433,17 @@ def spec_from_config(
     tied = bool(config.get("tie_word_embeddings", name == "SmolLM3ForCausalLM"))  # transformers leaves out defaults
 
     def norm(size: int) -> Any:
-        return titan.RMSNorm.Config(normalized_shape=size, eps=config.get("rms_norm_eps", 1e-6), param_init=_ONES)
+        kind = RMSNorm if lean else titan.RMSNorm
+        return kind.Config(normalized_shape=size, eps=config.get("rms_norm_eps", 1e-6), param_init=_ONES)
 
     rope = _rope(config, LlamaRope if is_llama else Rope, head_dim, max_seq_len)
     still = replace(rope, frequencies=(0.0,) * len(rope.frequencies), factor=1.0)
+
+    def feed_forward() -> Any:
+        made = titan.make_ffn_config(
+            dim=dim, hidden_dim=config["intermediate_size"], w1_param_init=_NORMAL, w2w3_param_init=_NORMAL
+        )
+        return FeedForward.Config(w1=made.w1, w2=made.w2, w3=made.w3) if lean else made
 
     def attention(layer: int) -> Any:
         inner, window = inner_attention, _window(config, layer)
@@ -383,9 +469,7 @@ def spec_from_config(
             ffn_norm=norm(dim),
             attention=attention(layer),
             **({"moe": moe_config(config, param_init=_NORMAL["weight"])} if has_experts(config, layer) else
-               {"feed_forward": titan.make_ffn_config(
-                   dim=dim, hidden_dim=config["intermediate_size"], w1_param_init=_NORMAL, w2w3_param_init=_NORMAL
-               )}),
+               {"feed_forward": feed_forward()}),
         )
         for layer in range(config["num_hidden_layers"])
     ]  # fmt: skip

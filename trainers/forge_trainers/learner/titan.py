@@ -71,6 +71,7 @@ from torchtitan.models.common.config_utils import (
     make_router_config,
     make_token_dispatcher_config,
 )
+from torchtitan.models.common.feed_forward import FeedForward
 from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
 from torchtitan.models.common.param_init import skip_param_init
 from torchtitan.models.llama3 import Llama3Model, Llama3StateDictAdapter, Llama3TransformerBlock, parallelize_llama

@@ -195,4 +195,5 @@ def logprobs_of(
     if isinstance(logits_1SV, DTensor):
         whole = [Replicate()] * logits_1SV.device_mesh.ndim
         logits_1SV = logits_1SV.redistribute(placements=whole).to_local()
-    return token_logprobs(logits_1SV[0], labels_1S[0], temperature=temperature)
+    # squeezed, not indexed: the backward pass of an index fills and copies a tensor of the same size
+    return token_logprobs(logits_1SV.squeeze(0), labels_1S[0], temperature=temperature)
