@@ -168,6 +168,18 @@ register(
         for seats, regrowth in ((2, 3.0), (3, 2.0), (4, 1.6), (5, 1.4), (6, 1.25))
     ],
 )
+register(
+    "forge/Kitchen-v0",
+    entry_point="forge_envs.teams.kitchen:Kitchen",
+    tags=("2p", "cooperative"),
+    levels=[
+        {"layout": layout, "onions": onions, "orders": orders, "rounds": rounds}
+        for layout, onions, orders, rounds in (
+            ("room", 1, 1, 40), ("room", 2, 1, 40), ("wall", 2, 1, 50), ("ring", 2, 2, 80), ("hatch", 2, 2, 60),
+            ("hatch", 3, 2, 60),
+        )
+    ],
+)  # fmt: skip
 _DESK = {"kinds": 3, "knows_numbers": False, "rules": 3, "approvals": False, "customers": 4}
 register(
     "forge/ServiceDesk-v0",
@@ -207,6 +219,7 @@ register_suite(
         "forge/Tables-v0",
         "forge/Codewords-v0",
         "forge/Fireworks-v0",
+        "forge/Kitchen-v0",
     ],
 )
 register_suite(
