@@ -24,6 +24,8 @@ from forge_agents.sandbox.sandbox import Sandbox
 T = TypeVar("T")
 MAX_CALLS = 64
 """Of an episode, where nobody says another limit."""
+_MEANT = ("success", "outcome", "error", "cut", "tool_calls", "tool_errors", "forfeits", "illegal", "legal_actions")
+"""What infos mean to others: entries of a task that are called so stay in ``"task"``."""
 
 
 class Program(TurnEnv):
@@ -35,8 +37,9 @@ class Program(TurnEnv):
     Answers are sampled as the policy in the seat says, whatever temperature the program asks for.
 
     When the program is through, the reward is paid to all seats, or to those that it names. After the last turn
-    ``infos[agent]`` holds ``"task"``, ``"result"``, ``"calls"``, where the task is a mapping its entries too, and
-    ``"error"`` where the program failed.
+    ``infos[agent]`` holds ``"task"``, ``"result"``, ``"calls"``, where the task is a mapping its entries too (but such
+    as infos have of their own, ``"success"`` for one), and ``"error"`` where the program failed. The program gets a
+    copy of its task, `reward` the task itself.
 
     A program that raises, or takes too long between two calls, ends its episode with `error_reward`: what a model wrote
     may well be why. It is an error of the environment instead where no model was asked before, or where the program had
@@ -69,7 +72,8 @@ class Program(TurnEnv):
             function ``rng -> task``.
         reward: ``(task, result) -> number``, or a number by seat. The result is what the function returned, or the
             `Finished` of a command. None: the result itself where it is a number, a truth value or numbers by seat; of
-            a command, 1 where it exits with 0; else 0, for verifiers to judge.
+            a command, 1 where it exits with 0; else 0, for verifiers to judge. One that raises or returns something
+            else is an error of the environment.
         timeout_s: Seconds that the program may take between an answer and its next call, or its end.
         error_reward: What all seats get where the program fails.
         max_sampled_tokens: Tokens that the models of an episode may write before it is cut off; None: any number.
@@ -126,9 +130,9 @@ class Program(TurnEnv):
             self._limit = MAX_CALLS
         tasks = self._tasks
         self._task = tasks(rng) if callable(tasks) else tasks[int(rng.integers(len(tasks)))]
-        self._said: list[tuple[str, dict[str, Any]]] = []
+        self._said: list[tuple[str, str, dict[str, Any]]] = []
         self._about: dict[str, Any] = {}
-        self._sampled = 0
+        self._sampled = self._forgiven = 0
         self._begin_program()
         try:
             event = self._next()
@@ -162,7 +166,8 @@ class Program(TurnEnv):
         """Answer the program's call, and run it on to the next or to its end."""
         assert self._session is not None
         about, self._about = self._about, {}
-        self._said.append((action, about))
+        self._forgiven = len(self._session.refusals)  # it went on after those
+        self._said.append((agent, action, about))
         self._sampled += about.get("completion_tokens") or 0
         if called := len(self._session.answer(action, about).calls):
             told = self.infos[agent]
@@ -230,7 +235,7 @@ class Program(TurnEnv):
 
     def _begin_program(self) -> None:
         self._session = gateway().open(self.models)
-        self._running = started(self._program, self._task, self._session, self._sandbox)
+        self._running = started(self._program, copy.deepcopy(self._task), self._session, self._sandbox)
 
     def _next(self) -> Question | Ended:
         assert self._session is not None
@@ -241,12 +246,17 @@ class Program(TurnEnv):
         at = self._running.where() if self._running is not None else ""
         return f"{late}; it stands at {at}" if at else str(late)
 
-    def _again(self, said: Sequence[tuple[str, dict[str, Any]]]) -> Question:
+    def _again(self, said: Sequence[tuple[str, str, dict[str, Any]]]) -> Question:
         """Give the program the same answers. Returns the call that follows them."""
         assert self._session is not None
         event = self._next()
-        for answer, about in said:
+        for seat, answer, about in said:
             if isinstance(event, Question):
+                if event.seat != seat:
+                    raise ForgeError(
+                        f"the program of {self} ran anew and asked {event.seat} where it had asked {seat}: calls that "
+                        "it sends at once come in any order, and such a program has no forks"
+                    )
                 self._session.answer(answer, about)
                 event = self._next()
         if isinstance(event, Ended):
@@ -260,18 +270,30 @@ class Program(TurnEnv):
     def _ended(self, end: Ended) -> Outcome:
         if end.error is not None:
             return self._failed(end.error)
-        reward = reward_of(end.value) if self._reward is None else self._reward(self._task, end.value)
+        reward = reward_of(end.value, self.agents) if self._reward is None else self._paid(end.value)
         return self._over(0.0 if reward is None else reward, result=as_json(result_as_json(end.value)))
 
+    def _paid(self, result: Any) -> float | Mapping[str, float]:
+        assert self._reward is not None
+        try:
+            said = self._reward(self._task, result)
+        except Exception as error:
+            raise ForgeError(f"reward= of {self} failed with {told(error)}") from error
+        reward = said if isinstance(said, Mapping) else reward_of(said, self.agents)
+        if reward is None:
+            raise ForgeError(f"reward= of {self} returned {said!r:.200}; return a number, or numbers by seat")
+        return reward
+
     def _failed(self, error: BaseException) -> Outcome:
-        if refused := self._refusals():
+        if refused := self._refusals(error):
             raise ForgeError(f"the program of {self} failed with {told(error)}{refused}") from error
         return self._over(self._error_reward, error=told(error))
 
     def _over(self, reward: float | Mapping[str, float], *, truncated: bool = False, **info: Any) -> Outcome:
         """The end of the episode; the program's, too, where it has not ended by itself."""
         task = as_json(self._task)
-        facts = {**(task if isinstance(task, dict) else {}), "task": task, "calls": self.num_turns + 1, **info}
+        entries = {name: value for name, value in task.items() if name not in _MEANT} if isinstance(task, dict) else {}
+        facts = {**entries, "task": task, "calls": self.num_turns + 1, **info}
         rewards = reward if isinstance(reward, Mapping) else dict.fromkeys(self.agents, reward)
         self.close()
         for agent in self.agents:
@@ -280,7 +302,9 @@ class Program(TurnEnv):
             rewards=rewards, done=not truncated, truncated=truncated, info=dict.fromkeys(self.agents, facts)
         )
 
-    def _refusals(self) -> str:
-        """What the program was refused, at the end of a message."""
+    def _refusals(self, error: BaseException | None = None) -> str:
+        """What the program was refused since its last answer, or ended with, at the end of a message."""
         refusals = self._session.refusals if self._session is not None else []
-        return f"; the gateway had refused it: {refusals[0]}" if refusals else ""
+        ended = [refusal for refusal in refusals if refusal[:60] in str(error)]
+        told = (*ended, *refusals[self._forgiven :])
+        return f"; the gateway had refused it: {told[0]}" if told else ""

@@ -20,6 +20,8 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -211,7 +213,9 @@ def _own(lines: Sequence[str]) -> str:
 # ---- command lines
 
 
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
+_SECRET = re.compile(
+    r"TOKEN(?!S|IZ)|SECRET|PASSW|CREDENTIAL|COOKIE|APIKEY|(?:^|_)(?:KEYS?|PASS|PAT)(?:_|$)|_PWD$", re.IGNORECASE
+)
 """Variables that are not handed on: a model may run commands there, and what they print is kept."""
 
 
@@ -257,6 +261,7 @@ class _Command:
 
     def stop(self) -> None:
         self._command.stop()
+        self._thread.join(5)  # it may be writing what the command left
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def where(self) -> str:
@@ -287,8 +292,12 @@ def told(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:400]}" + (f" ({place})" if place else "")
 
 
-def reward_of(value: Any) -> float | Mapping[str, float] | None:
-    """The reward that a program's end says by itself: a number, one by seat, or a command's success; else None."""
+def reward_of(value: Any, seats: Sequence[str]) -> float | Mapping[str, float] | None:
+    """The reward that a value says by itself: any library's number, numbers by seat, a command's success; or None."""
     if isinstance(value, Finished):
         return float(value.exit_status == 0)
-    return value if isinstance(value, (bool, int, float, Mapping)) else None
+    if isinstance(value, Mapping):
+        return value if any(seat in value for seat in seats) else None
+    if getattr(value, "ndim", None) == 0:  # of NumPy or torch
+        value = value.item()
+    return float(value) if isinstance(value, (Real, Decimal)) else None

@@ -27,8 +27,10 @@ class _Talk:
 
     seat: str
     player: ModelPlayer
-    answers: list[bytes] = field(default_factory=list)
+    answers: dict[int, bytes] = field(default_factory=dict)
     """Marks of the answers that may be gone on from, by decision."""
+    decided: int = 0
+    """Decisions of its player, those that failed afterwards included."""
     tokens: int = 0
 
 
@@ -116,10 +118,10 @@ class Standing(Session):
         told = Question(seat=seat, call=call, number=number, after=after, new=new).conversation()
         told.pop("asked", None)  # `own` has them
         decision = await talk.player.decide("", {CONVERSATION: told}, own=own)
+        at, talk.decided = talk.decided, talk.decided + 1  # nothing was awaited since the player took note of it
         decision = decision.published(told["tools"])
         reply = reply_to(call, number, decision.action, decision.about())
-        answer = talk, len(talk.answers)  # nothing was awaited since the player took note of it
-        talk.answers.append(self._known.answered(mark, reply.said, answer))
+        talk.answers[at] = self._known.answered(mark, reply.said, (talk, at))
         self._remember(talk, len(decision.prompt_ids) + len(decision.response_ids))
         return reply
 
@@ -144,7 +146,7 @@ class Standing(Session):
             oldest = next(iter(self._talks))
             del self._talks[oldest]
             self._tokens, oldest.tokens = self._tokens - oldest.tokens, 0
-            for number, mark in enumerate(oldest.answers):
+            for number, mark in oldest.answers.items():
                 self._known.forget(oldest.seat, mark, (oldest, number))
 
 

@@ -190,8 +190,8 @@ class Branches:
 def _joined(opening: Messages, text: str, then: Messages) -> Messages:
     """`opening`, `text` and `then`; many templates want roles to alternate, so what one role says is one message."""
     *before, (role, last) = opening
-    (speaker, first), *rest = then
-    if speaker == role:
+    if then and then[0][0] == role:
+        (_, first), *rest = then
         return (*before, (role, f"{last}\n\n{text}\n\n{first}"), *rest)
     return (*before, (role, f"{last}\n\n{text}"), *then)
 

@@ -48,8 +48,14 @@ def parse_tool_calls(
     if format not in FORMATS:
         raise ValueError(f"format={format!r}; known are auto, {', '.join(FORMATS)}.{did_you_mean(format, FORMATS)}")
     offered = [(t.schema if isinstance(t, Tool) else t)["function"] for t in tools]
-    known = {each["name"]: each["parameters"].get("properties", {}) for each in offered}
+    known = {each["name"]: _objects(each["parameters"].get("properties")) for each in offered}
     return list(itertools.islice(_read(text, format, known), MAX_CALLS))
+
+
+def _objects(properties: Any) -> dict[str, Any]:
+    """The schemas of arguments; JSON Schema also allows ``true`` in place of one."""
+    found = properties if isinstance(properties, dict) else {}
+    return {name: schema if isinstance(schema, dict) else {} for name, schema in found.items()}
 
 
 def read_call(content: Any, form: str = '{"name": ..., "arguments": {...}}') -> ToolCall:
@@ -258,7 +264,7 @@ def describe_tools(tools: Iterable[Tool], format: ToolFormat = "hermes") -> str:
             '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
         )
     if format == "plain":
-        lines = [f"{t.name}({', '.join(t.parameters.get('properties', {}))}): {t.description}" for t in offered]
+        lines = [f"{t.name}({', '.join(_objects(t.parameters.get('properties')))}): {t.description}" for t in offered]
         examples = [render_tool_call(_example(t), "plain") for t in offered]
         return "Tools:\n" + "\n".join(lines) + "\nTo use a tool, write a line such as\n" + "\n".join(examples)
     schemas = "\n\n".join(json.dumps(t.schema, indent=4, ensure_ascii=False) for t in offered)

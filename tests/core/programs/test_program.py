@@ -10,8 +10,13 @@ import tempfile
 import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
+import openai
 import pytest
 
 import forge_agents as fa
@@ -59,6 +64,89 @@ def test_each_call_is_a_turn_and_the_result_is_paid_to_all():
     assert episode.rewards == {"planner": 1.0, "solver": 1.0} and episode.end_reason == "terminated"
     info = episode.trajectories["planner"].info
     assert (info["result"], info["calls"]) == ("solved", 2) and "conversation" not in json.dumps(episode.as_json())
+
+
+@pytest.mark.parametrize(
+    ("result", "reward"),
+    [
+        (np.float32(0.5), 0.5),
+        (np.True_, 1.0),
+        (np.array(0.5), 0.5),
+        (Fraction(1, 2), 0.5),
+        (Decimal("0.5"), 0.5),
+        ({"agent": np.float32(0.5)}, 0.5),
+        ({"answer": "42"}, 0.0),  # for verifiers to judge
+        ("0.5", 0.0),
+    ],
+)
+def test_a_result_that_is_a_number_of_any_library_is_the_reward(result, reward):
+    def program(task, client):
+        plain(task, client)
+        return result
+
+    assert played(program).rewards == played(program, reward=lambda task, given: reward).rewards == {"agent": reward}
+
+
+def test_an_episode_has_a_copy_of_its_task_whose_entries_are_no_verdicts():
+    task = {"words": ["a"], "answer": 7, "success": True, "error": "of the data"}
+
+    def program(task, client):
+        task["words"].append(plain(0, client))
+        return len(task["words"]) + task.pop("answer")
+
+    for _ in range(2):
+        episode = played(program, tasks=[task], reward=lambda task, result: result + len(task))
+        assert episode.rewards == {"agent": 13.0}
+    info = episode.trajectories["agent"].info
+    assert info["answer"] == 7 and info["task"] == task and not {"success", "error"} & info.keys()
+
+
+@pytest.mark.parametrize(
+    ("reward", "told"),
+    [
+        (lambda task, result: None, "returned None; return a number"),
+        (lambda task, result: {}["anwser"], r"failed with KeyError: 'anwser' \(.*test_program.py:\d+\)"),
+    ],
+)
+def test_a_reward_function_that_fails_is_named(reward, told):
+    error = played(plain, reward=reward).error
+    assert re.search(rf"reward= of .*{told}", error.message), error.message
+
+
+def test_a_refusal_that_a_program_went_on_after_is_not_why_it_failed():
+    def program(task, client):
+        with contextlib.suppress(openai.BadRequestError):
+            client.chat.completions.create(**say("agent", "-", n=3))
+        return int(plain(task, client))
+
+    assert played(program).rewards == {"agent": 0.0} and played(program).error is None
+
+    def gathered(task, client):
+        with ThreadPoolExecutor() as pool:
+            good = pool.submit(plain, task, client)
+            bad = pool.submit(client.chat.completions.create, **say("agent", "-", n=3))
+            good.result()
+        return bad.result()
+
+    assert "the gateway had refused it: n=3" in played(gathered).error.message
+
+
+def test_a_fork_whose_calls_come_in_another_order_is_refused():
+    first = iter(["planner", "solver"])
+
+    def program(task, client):
+        one = next(first)
+        for seat in (one, "solver" if one == "planner" else "planner"):
+            client.chat.completions.create(**say(seat, "-"))
+
+    env = fa.Program(program, seats=("planner", "solver"))
+    try:
+        env.reset(seed=0)
+        env.step("said by the planner")
+        with pytest.raises(ForgeError, match="asked solver where it had asked planner"):
+            env.fork()
+    finally:
+        env.close()
 
 
 def test_a_plain_function_has_a_thread_of_its_own_and_a_result_that_is_a_number_is_the_reward():
@@ -475,13 +563,15 @@ def test_programs_keep_the_contract_of_environments():
 
 
 def test_a_command_line_is_not_told_the_secrets_of_the_run(monkeypatch):
-    for name in ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "ANTHROPIC_AUTH_TOKEN", "DB_PASSWORD"):
+    secret = ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "ANTHROPIC_AUTH_TOKEN", "DB_PASSWORD")
+    for name in (*secret, "RIVAL_KEY", "DB_PASS", "MYSQL_PWD", "GH_PAT"):
         monkeypatch.setenv(name, "do-not-tell")
-    monkeypatch.setenv("PLAIN", "told")
+    for name in ("PLAIN", "MAX_TOKENS", "TOKENIZERS_PARALLELISM", "KEYBOARD"):
+        monkeypatch.setenv(name, f"told-{name}")
     script = COMMAND.replace("sys.exit", "import os; print(*os.environ.values()); sys.exit")
     episode = played([sys.executable, "-c", script], tasks=[{"question": "Well?"}])
     printed = episode.trajectories["agent"].info["result"]["stdout"]
-    assert "told" in printed and "do-not-tell" not in printed
+    assert printed.count("told-") == 4 and "do-not-tell" not in printed
 
 
 # What it reaches for; each name that it prints was out of reach.

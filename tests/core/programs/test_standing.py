@@ -219,6 +219,28 @@ def test_a_full_context_and_a_lost_engine_are_said(renderer, serve):
         session.failed.result()
 
 
+def test_after_an_answer_that_could_not_be_given_calls_go_on_from_their_own(renderer, serve, monkeypatch):
+    engine = Says(renderer, ["<think>first</think>a", "<think>lost</think>b", "<think>third</think>c", "d"])
+    session, reply_to = serve(engine), module.reply_to
+    messages = [{"role": "user", "content": "1"}]
+
+    def ask():
+        status, body = request(session, body={"model": "p", "messages": messages})
+        if status == 200:
+            messages.extend((body["choices"][0]["message"], {"role": "user", "content": "on"}))
+        return status
+
+    def failing(call, number, action, about):
+        if action == "b":
+            raise ZeroDivisionError
+        return reply_to(call, number, action, about)
+
+    monkeypatch.setattr(module, "reply_to", failing)
+    assert [ask() for _ in range(4)] == [200, 500, 200, 200]
+    read = renderer.text(engine.read[-1])
+    assert "third" in read and "lost" not in read
+
+
 def test_the_longest_silent_conversation_is_forgotten_and_read_as_it_stands(renderer, serve, monkeypatch):
     engine = Says(renderer, ["<think>hm</think>a"])
     session = serve(engine)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import forge_agents as fa
-from forge_agents.rollout.conversation import ASK_FOR_NOTES, Branches
+from forge_agents.rollout.conversation import ASK_FOR_NOTES, Branches, _joined
 from forge_agents.rollout.players import ModelPlayer, Served
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.rollout.rollout import play
@@ -288,6 +288,10 @@ def test_the_environment_may_say_what_takes_the_place_of_turns(tokenizer):
     assert failed.error.where == "policy" and "compact() returned 500 characters" in failed.error.message
     broken = long_game(tokenizer, turns, texts, limit=600, compact=object, context="window")[2]
     assert broken.error is None, "what is no text is written as one"
+
+
+def test_what_was_left_out_is_told_also_where_nothing_new_was_heard():
+    assert _joined((("system", "s"), ("user", "u")), "left out", ()) == (("system", "s"), ("user", "u\n\nleft out"))
 
 
 def test_notes_that_say_nothing_leave_the_mark_of_a_window(tokenizer):

@@ -230,6 +230,13 @@ def tokenizer(tiny_llama):
     return AutoTokenizer.from_pretrained(tiny_llama)
 
 
+@pytest.mark.parametrize("properties", [{"x": True}, None, True])
+def test_a_schema_may_say_nothing_of_an_argument(properties):
+    tool = {"function": {"name": "add", "parameters": {"type": "object", "properties": properties}}}
+    (read,) = parse_tool_calls("CALL add(x=1)", "plain", [tool])
+    assert read.arguments == {"x": 1} and not read.error
+
+
 def test_a_tool_conversation_is_token_exact(tokenizer):
     renderer = Renderer(tokenizer)
     system, asked = describe_tools([calculator], "hermes"), render_tool_call(call("calculator", expression="2 + 3"))
