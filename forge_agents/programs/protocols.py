@@ -114,7 +114,7 @@ def _stop(stop: Any) -> tuple[str, ...]:
     return tuple(map(writable, texts))
 
 
-def _text(content: Any, where: str) -> str:
+def text_of(content: Any, where: str) -> str:
     """The text of a message's content, which is a string, nothing, or a list of parts."""
     if content is None or isinstance(content, str):
         return writable(content or "")
@@ -174,7 +174,7 @@ def _chat_message(message: Any, place: int) -> Said:
         function = _object(_object(call, where).get("function"), f"{where}: function of a tool call")
         calls.append(_asked(call.get("id"), function.get("name"), function.get("arguments"), where))
     answers = str(message.get("tool_call_id") or "") if role == "tool" else ""
-    return Said(role=role, text=_text(message.get("content"), where), calls=tuple(calls), answers=answers)
+    return Said(role=role, text=text_of(message.get("content"), where), calls=tuple(calls), answers=answers)
 
 
 def _write_chat(call: Call, reply: Reply, created: int) -> dict[str, Any]:
@@ -248,7 +248,7 @@ def _read_responses(body: Any) -> Call:
 def _responses_messages(body: Json) -> Iterator[Said]:
     """Items as messages: what the model said in several items, text and calls, is one."""
     if instructions := body.get("instructions"):
-        yield Said(role="system", text=_text(instructions, "instructions"))
+        yield Said(role="system", text=text_of(instructions, "instructions"))
     given = body.get("input")
     if isinstance(given, str):
         yield Said(role="user", text=writable(given))
@@ -266,10 +266,10 @@ def _responses_messages(body: Json) -> Iterator[Said]:
             open_ = replace(open_, calls=(*open_.calls, call))
             continue
         if kind == "function_call_output":
-            said = Said(role="tool", text=_text(item.get("output"), where), answers=str(item.get("call_id") or ""))
+            said = Said(role="tool", text=text_of(item.get("output"), where), answers=str(item.get("call_id") or ""))
         elif kind == "message":
             role = _role(item.get("role"), where, "system", "developer", "user", "assistant")
-            said = Said(role=role, text=_text(item.get("content"), where))
+            said = Said(role=role, text=text_of(item.get("content"), where))
         else:
             raise RefusedError(f"{where}: an item of type {kind!r} is not supported here; leave it out")
         if open_ is not None:
@@ -369,7 +369,7 @@ def _read_messages(body: Any) -> Call:
 def _anthropic_messages(body: Json) -> Iterator[Said]:
     """Blocks as messages: results of tools come before the text beside them."""
     if system := body.get("system"):
-        yield Said(role="system", text=_text(system, "system"))
+        yield Said(role="system", text=text_of(system, "system"))
     for place, each in enumerate(_list(body, "messages")):
         where = f"messages[{place}]"
         message = _object(each, where)
@@ -384,13 +384,13 @@ def _anthropic_messages(body: Json) -> Iterator[Said]:
             elif kind == "tool_result" and role == "user":
                 yield Said(
                     role="tool",
-                    text=_text(block.get("content"), where),
+                    text=text_of(block.get("content"), where),
                     answers=str(block.get("tool_use_id") or ""),
                 )
             elif kind not in ("thinking", "redacted_thinking"):
-                texts.append(_text([block], where))
+                texts.append(text_of([block], where))
         if texts or calls:
-            yield Said(role=role, text=_text([text for text in texts if text], where), calls=tuple(calls))
+            yield Said(role=role, text=text_of([text for text in texts if text], where), calls=tuple(calls))
 
 
 def _write_messages(call: Call, reply: Reply, created: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from typing import Any, TypeAlias
 from forge_agents.envs.thoughts import whole
 from forge_agents.errors import did_you_mean
 from forge_agents.programs.calls import RefusedError, Said, as_text
-from forge_agents.programs.protocols import PROTOCOLS
+from forge_agents.programs.protocols import PROTOCOLS, text_of
 
 Source: TypeAlias = str | os.PathLike[str]
 _NAMES = (
@@ -138,6 +139,7 @@ def _rows(reader: _Reader) -> Iterator[tuple[dict[str, Any], int]]:
     known = [talk.marks for talk in reader.talks() if isinstance(talk, _Talk) and not talk.whole]
     recorded = {marks[-1][1] for marks in known}
     done = {mark for marks in known for _, mark in _learned(marks, recorded)[:-1]}
+    written: set[bytes] = set()  # an answer that several conversations go on from is learned in the first of them
     for talk in reader.again().talks():
         if not isinstance(talk, _Talk):
             yield talk, 1 + ("chosen" in talk)
@@ -145,7 +147,8 @@ def _rows(reader: _Reader) -> Iterator[tuple[dict[str, Any], int]]:
             yield {"messages": as_text(talk.said, talk.told)}, len(talk.marks)
         elif talk.marks[-1][1] in done:
             reader.left["repeated in another"] += 1
-        elif mine := _learned(talk.marks, recorded):
+        elif mine := [one for one in _learned(talk.marks, recorded) if one[1] not in written]:
+            written.update(mark for _, mark in mine)
             done.add(mine[-1][1])
             yield _row(talk, mine[0][0]), len(mine)
         else:
@@ -174,7 +177,7 @@ def _pairs(reader: _Reader) -> Iterator[tuple[dict[str, Any], int]]:
         worst, best = found.get(asked, (talk, talk))
         found[asked] = min(worst, talk, key=_Talk.by_score), max(best, talk, key=_Talk.by_score)
     for worst, best in found.values():
-        if worst.score == best.score:
+        if worst.score == best.score or worst.said[-1].key == best.said[-1].key:
             reader.left["conversations without a better answer"] += 1
             continue
         sides = {"chosen": as_text(best.said[-1:]), "rejected": as_text(worst.said[-1:])}
@@ -287,11 +290,11 @@ class _Reader:
 
 def _values(path: Path) -> Iterator[tuple[int, Any]]:
     """JSON values with their lines, from 1; an error stands for what is none."""
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
         first = next((line for line in file if line.strip()), "")
     if isinstance(_json(first), RefusedError) and (yield from _spread(path)):
         return
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
         yield from ((number, _json(line)) for number, line in enumerate(file, 1) if line.strip())
 
 
@@ -302,11 +305,15 @@ def _json(text: str) -> Any:
         return RefusedError(f"it is no JSON ({odd})")
 
 
+_SOLID = re.compile(r"\S")
+
+
 def _spread(path: Path) -> Generator[tuple[int, Any], None, bool]:
     """The values of a file in which each takes several lines. Returns whether even the first is one."""
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = path.read_text(encoding="utf-8-sig", errors="replace")
     end, line, found = 0, 1, False
-    while (start := end + len(text[end:]) - len(text[end:].lstrip())) < len(text):
+    while begun := _SOLID.search(text, end):
+        start = begun.start()
         line += text.count("\n", end, start)
         try:
             value, end = json.JSONDecoder().raw_decode(text, start)
@@ -507,7 +514,9 @@ def _said(messages: Any, tools: Sequence[Any]) -> tuple[tuple[Said, ...], str]:
     spoken = []
     for message in messages:
         thought = next((message[name] for name in _THOUGHTS if message.get(name)), "")
-        spoken.append({**message, "content": whole(thought, message.get("content") or "")} if thought else message)
+        if thought and isinstance(thought, str):
+            message = {**message, "content": whole(thought, text_of(message.get("content"), "a message"))}  # noqa: PLW2901
+        spoken.append(message)
     call = PROTOCOLS["/v1/chat/completions"].read({"model": "", "messages": spoken, "tools": offered})
     for place, said in enumerate(call.said):
         if said.role == "assistant" and not (said.text.strip() or said.calls):

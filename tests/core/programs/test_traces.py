@@ -110,6 +110,23 @@ def test_calls_of_a_conversation_are_one_row_whatever_wrote_them_and_in_whicheve
     assert rest == TEXTS and list(row) == ["messages"]
 
 
+def test_an_answer_that_several_conversations_go_on_from_is_learned_once(tmp_path):
+    def after(question):
+        return [*ASKED, SAID, {"role": "user", "content": question}], {"role": "assistant", "content": f"To {question}"}
+
+    spans = [conventions(ASKED, SAID), *(conventions(*after(question)) for question in "xyz")]
+    done, rows, _ = imported(tmp_path, *map(export, spans))
+    assert (done.rows, done.answers) == (3, 4)
+    learned = [m for row in rows for m in row.get("completion", row.get("messages")) if m["role"] == "assistant"]
+    assert sorted(message["content"] for message in learned) == ["It is 2.", "To x", "To y", "To z"]
+
+
+def test_a_thought_stands_before_an_answer_in_parts_and_a_files_mark_is_no_text(tmp_path):
+    said = {"role": "assistant", "reasoning_content": "hm", "content": [{"type": "text", "text": "It is 2."}]}
+    _, (row,), _ = imported(tmp_path, "\ufeff" + json.dumps({"messages": [*ASKED, said]}))
+    assert row["messages"][-1]["content"] == "<think>\nhm\n</think>\n\nIt is 2."
+
+
 def test_what_is_imported_is_the_text_that_the_gateway_shows(tmp_path):
     from forge_agents.programs.calls import as_text
     from forge_agents.programs.protocols import PROTOCOLS
@@ -153,6 +170,8 @@ def test_pairs_are_the_best_and_the_worst_answer_to_the_same(tmp_path):
     done, (row,), _ = imported(tmp_path, *spans, pairs="helpful")
     assert (pairs_of(row["chosen"]), pairs_of(row["rejected"])) == ([("assistant", "best")], [("assistant", "bad")])
     assert done.left_out == {"without a number 'helpful'": 1} and pairs_of(row["prompt"])[-1] == ("user", "1 + 1?")
+    with pytest.raises(ValueError, match="nothing was found to learn from: 1 conversations without a better answer"):
+        imported(tmp_path, scored("same", 1.0), scored("same", 0.0), pairs="helpful")
 
 
 ODD = [
