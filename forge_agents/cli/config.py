@@ -32,8 +32,8 @@ class _Formatter(DefaultHelpFormatter):
 
 _READ = ("data", "eval_data", "model")
 """Keys whose values may be files or folders that are read."""
-_OWNERS = {"policies": "train", "policy": "sft", "players": "bench"}
-"""Commands by the key that their files, and no others, begin with."""
+_OWNERS = {"policies": "train", "warm_start": "train", "policy": "sft", "players": "bench"}
+"""Commands by keys that their files have, and no others'."""
 _ONCE = {"--into": "--out", "--static": "--out"}
 """Flags by what they are called now."""
 
