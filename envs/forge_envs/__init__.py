@@ -220,6 +220,8 @@ register_suite(
         "forge/Codewords-v0",
         "forge/Fireworks-v0",
         "forge/Kitchen-v0",
+        "forge/ServiceDesk-v0",
+        "forge/Repair-v0",
     ],
 )
 register_suite(
