@@ -491,9 +491,9 @@ class ParallelTurnEnv(TextGame, ParallelEnv):  # type: ignore[misc]  # PettingZo
     """A text game whose agents decide at the same time, none knowing what the others do in this round.
 
     A subclass sets `possible_agents` and writes `setup`, `instructions`, `observe_text` and `act_all`; all else is as
-    in `TurnEnv`, the hooks of `check_env` included. An agent whose game is over leaves `agents`; the round in which
-    that happens is the last that reports it. A turn is one decision, so a round of n agents counts as n of
-    `max_turns`. `pettingzoo.utils.conversions.parallel_to_aec` makes a turn-based environment of it.
+    in `TurnEnv`, the hooks of `check_env` and `max_turns` included. An agent whose game is over leaves `agents`; the
+    round in which that happens is the last that reports it. A turn is one decision, so a round of n agents counts as n
+    of `max_turns`. `pettingzoo.utils.conversions.parallel_to_aec` makes a turn-based environment of it.
 
     Example:
         >>> class Meet(ParallelTurnEnv):
@@ -507,10 +507,6 @@ class ParallelTurnEnv(TextGame, ParallelEnv):  # type: ignore[misc]  # PettingZo
         ...     def act_all(self, actions):
         ...         met = len(set(actions.values())) == 1
         ...         return Outcome(rewards=dict.fromkeys(actions, float(met)), done=True)
-
-    Args:
-        max_turns: Decisions of all agents together after which the episode is truncated. None takes the class's, then
-            the registered limit.
     """
 
     _parallelizable = True
@@ -522,15 +518,7 @@ class ParallelTurnEnv(TextGame, ParallelEnv):  # type: ignore[misc]  # PettingZo
     def reset(
         self, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, Observation], dict[str, dict[str, Any]]]:
-        """Start an episode.
-
-        Args:
-            seed: Non-negative; the same seed gives the same episode. None draws a fresh one.
-            options: Available to the game as `self.options`; ``num_agents`` says how many seats take part.
-
-        Returns:
-            Observations and infos by agent.
-        """
+        """Start an episode, as `TurnEnv.reset` does. Returns observations and infos by agent."""
         self._begin(seed, options)
         if self.setup(self.rng) is not None:
             raise ValueError(f"{self}: setup named who decides first, but all decide together; return None")
@@ -540,14 +528,7 @@ class ParallelTurnEnv(TextGame, ParallelEnv):  # type: ignore[misc]  # PettingZo
         return {agent: self.observe(agent) for agent in self.agents}, dict(self.infos)
 
     def step(self, actions: Mapping[str, str]) -> Steps:
-        """Play one round.
-
-        Args:
-            actions: One text per live agent.
-
-        Returns:
-            Observations, rewards, terminations, truncations and infos of the agents that acted.
-        """
+        """Play one round of one text per live agent. Returns what became of the agents that acted."""
         if not self.agents:
             raise RuntimeError(f"{self}: no episode is running; call reset() before step()")
         if set(actions) != set(self.agents):

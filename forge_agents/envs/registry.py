@@ -57,9 +57,9 @@ class Provider:
     """Where the ids of a namespace come from."""
 
     entry_point: str
-    """``"package.module:function"`` of a `ListIds`."""
+    """``"package.module:function"`` of a `ListIds`; imported at the first listing or look-up."""
     package: str
-    """What must be importable, e.g. ``"textarena"``."""
+    """What must be importable for the environments to be listed and made, e.g. ``"textarena"``."""
     extra: str
     """The optional extra of this project that installs it; empty where it is always there."""
 
@@ -276,13 +276,7 @@ def list_envs(tag: str | None = None) -> list[str]:
 
 
 def provide(namespace: str, *, entry_point: str, package: str, extra: str = "") -> None:
-    """Offer the environments of a library under ``namespace/``.
-
-    Args:
-        namespace: The part of the ids before the slash.
-        entry_point: ``"package.module:function"`` of a `ListIds`; imported at the first listing or look-up.
-        package: What must be importable for the environments to be listed and made.
-        extra: The optional extra that installs it.
+    """Offer the environments of a library under ``namespace/``; the rest as in `Provider`.
 
     Raises:
         ValueError: The namespace is offered by another function.

@@ -333,7 +333,29 @@ ILLEGAL = (ValueError, LookupError, ArithmeticError)
 
 
 class WrappedEnv(_Mirror):
-    """What `wrap` returns. The environment inside is `env`; `unwrapped` is this text environment."""
+    """A text environment made of an array environment, which is `env`; `unwrapped` is this text environment.
+
+    Args:
+        env: AEC or parallel; a parallel one is stepped agent by agent, as PettingZoo converts it. Of Gymnasium, the one
+            seat is ``player``.
+        obs_to_text: ``f(observation, agent)`` gives what the agent reads.
+        text_to_action: ``g(text, agent, action_space)`` gives the action that a text means. It says that a text is none
+            by returning None or raising ValueError, LookupError (KeyError, IndexError) or ArithmeticError. Illegal,
+            too, is what the space does not contain and what the action mask, of the observation or the info, forbids.
+            Lists and Python's numbers become arrays where the space is a Box. Any other exception is a mistake of the
+            function, and the episode fails.
+        legal_actions: ``h(observation, agent)`` gives the texts that are legal for the deciding agent, which are then
+            in ``infos[agent]["legal_actions"]``: random players draw from them, which else write what is illegal.
+        instructions: System prompt, one for all or by agent.
+        illegal_reward: Reward of an illegal action. It ends the episode for everybody, the others get 0, and the
+            agent's info says why under ``"illegal"``; ``make(id, invalid_action=...)`` asks again instead.
+        max_turns: Decisions of all agents together after which the episode is truncated.
+        max_action_chars: Bound of the action spaces, in characters.
+        max_observation_chars: Bound of the observation spaces, in characters.
+
+    Raises:
+        TypeError: `env` is no such environment, or does not name its possible agents.
+    """
 
     render_mode: str | None = None
     spec: EnvSpec | None = None
@@ -475,42 +497,7 @@ class WrappedEnv(_Mirror):
                 self.infos[agent]["legal_actions"] = list(self._legal(self.env.observe(agent), agent))
 
 
-def wrap(
-    env: AECEnv | ParallelEnv | gymnasium.Env[Any, Any],
-    *,
-    obs_to_text: Callable[[Any, str], str],
-    text_to_action: Callable[[str, str, Space[Any]], Any],
-    legal_actions: Callable[[Any, str], Sequence[str]] | None = None,
-    instructions: str | Callable[[str], str] | None = None,
-    illegal_reward: float = -1.0,
-    max_turns: int | None = None,
-    max_action_chars: int = 4096,
-    max_observation_chars: int = 32768,
-) -> WrappedEnv:
-    """Make a text environment of an array environment.
-
-    Args:
-        env: AEC or parallel; a parallel one is stepped agent by agent, as PettingZoo converts it. Of Gymnasium, the one
-            seat is ``player``.
-        obs_to_text: ``f(observation, agent)`` gives what the agent reads.
-        text_to_action: ``g(text, agent, action_space)`` gives the action that a text means. It says that a text is none
-            by returning None or raising ValueError, LookupError (KeyError, IndexError) or ArithmeticError. Illegal,
-            too, is what the space does not contain and what the action mask, of the observation or the info, forbids.
-            Lists and Python's numbers become arrays where the space is a Box. Any other exception is a mistake of the
-            function, and the episode fails.
-        legal_actions: ``h(observation, agent)`` gives the texts that are legal for the deciding agent, which are then
-            in ``infos[agent]["legal_actions"]``: random players draw from them, which else write what is illegal.
-        instructions: System prompt, one for all or by agent.
-        illegal_reward: Reward of an illegal action. It ends the episode for everybody, the others get 0, and the
-            agent's info says why under ``"illegal"``; ``make(id, invalid_action=...)`` asks again instead.
-        max_turns: Decisions of all agents together after which the episode is truncated.
-        max_action_chars: Bound of the action spaces, in characters.
-        max_observation_chars: Bound of the observation spaces, in characters.
-
-    Raises:
-        TypeError: `env` is no such environment, or does not name its possible agents.
-    """
-    return WrappedEnv(**locals())  # the same arguments by the same names
+wrap = WrappedEnv
 
 
 def _copied(env: Any, memo: dict[int, Any]) -> Any:

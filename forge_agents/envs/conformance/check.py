@@ -286,15 +286,12 @@ def _deadline(seconds: float) -> Iterator[None]:
 def report_all(
     ids: Sequence[str], *, as_json: bool, brief: bool, episodes: int | None, seed: int, timeout_s: float
 ) -> int:
-    """Check and print one id after another. Returns how many failed.
+    """Check, as `check_env`, and print one id after another. Returns how many failed.
 
     Args:
-        ids: Environment ids.
         as_json: Whether each id is a line of JSON: id, ok, level, seconds, checks, findings (those that failed or say
             something).
         brief: Whether a table has one row per id instead of one per check.
-        episodes: As in `check_env`.
-        seed: As in `check_env`.
         timeout_s: Seconds for each id.
     """
     failed, table = 0, Table("environment", "level", "result", "seconds", "finding")

@@ -117,11 +117,11 @@ def _passes(test: Callable[..., None], subject: object, fix: str, method: str = 
     return "; ".join(sorted({str(w.message) for w in seen if not _HARMLESS.search(str(w.message))}))
 
 
-def _steps(case: Case) -> Iterator[tuple[AnyEnv, int, Step]]:
+def _steps(case: Case, think: Callable[[str], str] | None = None) -> Iterator[tuple[AnyEnv, int, Step]]:
     """Every step of an episode for each seed, all in one environment, with the seed."""
     env = case.create()
     for seed in case.seeds:
-        for step in play(env, seed):
+        for step in play(env, seed, think=think):
             yield env, seed, step
     env.close()
 
@@ -173,24 +173,19 @@ def seats(case: Case) -> str:
 
 def spaces(case: Case) -> None:
     """Observations are text within their space; instructions are text."""
-    for env, seed, (agent, observation, *_) in _steps(case):
-        for text, what in ((observation, "observation"), (instructions(env, agent), "instructions")):
-            _must_be_text(env, agent, text, what, seed)
-
-
-def _must_be_text(env: AnyEnv, agent: str, text: str, what: str, seed: int) -> None:
-    method = "observe_text" if what == "observation" else "instructions"
-    space = env.observation_space(agent)
-    if what == "observation" and not space.contains(text):
-        raise BreachError(
-            f"seed {seed}: observation of {agent!r} ({len(text)} characters, {text[:60]!r}) is outside its space",
-            "shorten it, leave out what UTF-8 cannot write, or raise max_observation_chars",
-            method,
-        )
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise BreachError(f"seed {seed}: {what} of {agent!r}: {error}", "leave out lone surrogates", method) from error
+    for env, seed, (agent, seen, *_) in _steps(case):
+        if not env.observation_space(agent).contains(seen):
+            raise BreachError(
+                f"seed {seed}: observation of {agent!r} ({len(seen)} characters, {seen[:60]!r}) is outside its space",
+                "shorten it, leave out what UTF-8 cannot write, or raise max_observation_chars",
+                "observe_text",
+            )
+        for text, method in ((seen, "observe_text"), (instructions(env, agent), "instructions")):
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                what = f"seed {seed}: {method} of {agent!r}: {error}"
+                raise BreachError(what, "leave out lone surrogates", method) from error
 
 
 def observing(case: Case) -> None:
@@ -471,12 +466,9 @@ def _must_not_read(env: AnyEnv, agent: str, secrets: list[str], said: list[str],
 
 def thoughts(case: Case) -> None:
     """What an agent thinks before it answers reaches no other seat, not even from a game that hears thoughts."""
-    env = case.create()
-    for seed in case.seeds:
-        for _ in play(env, seed, think=_marker):
-            for reader in live(env):
-                _must_not_hear(env, reader, seed)
-    env.close()
+    for env, seed, _ in _steps(case, _marker):
+        for reader in live(env):
+            _must_not_hear(env, reader, seed)
 
 
 def _marker(agent: str) -> str:

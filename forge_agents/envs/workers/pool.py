@@ -157,14 +157,12 @@ class Pool:
     Args:
         max_workers: Processes, and so live episodes, at once, at least 1; further episodes wait. None: as many as the
             hosts for environments have cores, at least four each.
-        patience_s: How long to wait for a free one while none is given back, in seconds; a thread waits no longer than
-            `THREAD_PATIENCE_S`.
     """
 
-    def __init__(self, max_workers: int | None = None, *, patience_s: float = PATIENCE_S) -> None:
-        if (max_workers is not None and max_workers < 1) or patience_s <= 0:
-            raise ValueError(f"max_workers={max_workers} must be >= 1 and patience_s={patience_s} > 0")
-        self.patience_s = patience_s
+    def __init__(self, max_workers: int | None = None) -> None:
+        if max_workers is not None and max_workers < 1:
+            raise ValueError(f"max_workers={max_workers} must be >= 1")
+        self.patience_s = PATIENCE_S
         self._limit = max_workers
         self._lock = threading.Lock()
         self._idle: list[Worker] = []
