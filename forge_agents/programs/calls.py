@@ -8,9 +8,11 @@ the system prompt, calls and results stand in the form that Qwen's and Hermes' t
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,14 +26,18 @@ from forge_agents.tools import (
     render_results,
     render_tool_call,
 )
+from forge_agents.tools.formats import before_calls
 
 SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "logit_bias",
 )
 """Wishes about sampling that the policy in the seat does not follow: it samples as it is trained."""
-_BEFORE_CALLS = re.compile(r"<tool_call>|\[ ?TOOL_CALLS\]|<\|python_tag\|>|\bCALL\s|\A\s*\{")
 _MAX_TOOLS = 256
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 200
+shown = _short.repr
+"""What a stranger sent, for a message: messages are kept, and it may be megabytes."""
 
 
 class RefusedError(ForgeError, ValueError):
@@ -135,16 +141,20 @@ def offered(tools: Sequence[Tool], choice: Any, parallel: Any) -> tuple[tuple[To
     """
     if len(tools) > _MAX_TOOLS:
         raise RefusedError(f"{len(tools)} tools arrived; send at most {_MAX_TOOLS}")
+    name = None
+    if isinstance(choice, Mapping):
+        function = choice.get("function")
+        name = choice.get("name", function.get("name") if isinstance(function, Mapping) else None)
+    if not (isinstance(name, str) or choice in (None, "auto", "none", "required", "any")):
+        raise RefusedError(f"tool_choice={shown(choice)}; send auto, none, required, or the name of one tool")
     if choice == "none" or not tools:
         return (), True, ""
     several = parallel is not False
     lines = [describe_tools(tools)]
-    named = choice if isinstance(choice, Mapping) else {}
-    name = named.get("name") or (named.get("function") or {}).get("name")
     if name is not None:
         tools = [tool for tool in tools if tool.name == name]
         if not tools:
-            raise RefusedError(f"tool_choice names {name!r}, which is not among the tools")
+            raise RefusedError(f"tool_choice names {shown(name)}, which is not among the tools")
         lines = [describe_tools(tools), f"Call {name} now."]
     elif choice in ("required", "any"):
         lines.append("Answer with a function call.")
@@ -158,21 +168,25 @@ def form_of(wanted: Any) -> str:
     The form is asked for and not enforced: what a grammar forbids the model would not be its own distribution, which is
     what is trained.
     """
-    kind = wanted.get("type") if isinstance(wanted, Mapping) else None
+    kind = wanted.get("type") if isinstance(wanted, Mapping) else wanted
     if kind in (None, "text"):
         return ""
     if kind == "json_object":
         return "Answer with one JSON object and nothing else."
     if kind != "json_schema":
-        raise RefusedError(f"response_format of type {kind!r}; text, json_object and json_schema are known")
-    schema = json.dumps((wanted.get("json_schema") or wanted).get("schema") or {}, ensure_ascii=False)
-    return f"Answer with one JSON value and nothing else. It fits this schema:\n{schema}"
+        raise RefusedError(f"response_format of type {shown(kind)}; text, json_object and json_schema are known")
+    named = wanted.get("json_schema", wanted) if isinstance(wanted, Mapping) else None
+    schema = named.get("schema") if isinstance(named, Mapping) else None
+    if not isinstance(schema, dict | bool):
+        raise RefusedError(f"response_format={shown(wanted)} holds no schema; send it as json_schema.schema, an object")
+    text = json.dumps(schema, ensure_ascii=False)
+    return f"Answer with one JSON value and nothing else. It fits this schema:\n{text}"
 
 
 def tool_of(name: Any, description: Any, parameters: Any) -> Tool:
     """A tool that the program has."""
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,128}", name, re.ASCII):
-        raise RefusedError(f"a tool is called {name!r}; names are letters, digits, _ and -")
+        raise RefusedError(f"a tool is called {shown(name)}; names are letters, digits, _ and -")
     schema = parameters if isinstance(parameters, dict) else {"type": "object", "properties": {}}
     return Tool(name=name, description=str(description or ""), parameters=schema, fn=_theirs)
 
@@ -182,13 +196,26 @@ def _theirs(**_: Any) -> None:
 
 
 def _compact(arguments: str) -> str:
-    try:
-        return json.dumps(json.loads(arguments), sort_keys=True)
+    try:  # 2.0 and 2 are one number to a client in JavaScript, where all are floats
+        return json.dumps(json.loads(arguments, parse_int=float), sort_keys=True)
     except (ValueError, RecursionError):
         return arguments
 
 
 # ---- the conversation as the model reads it
+
+
+def in_order(said: Iterable[Said]) -> list[Said]:
+    """Messages with the results of an answer's calls in the order of the calls, which is all that names them there."""
+    ordered: list[Said] = []
+    places: dict[str, int] = {}
+    for results, run in itertools.groupby(said, lambda message: message.role == "tool"):
+        messages = list(run)
+        if results and all(message.answers in places for message in messages):
+            messages.sort(key=lambda message: places[message.answers])
+        ordered += messages
+        places = {call.id: place for place, call in enumerate(messages[-1].calls)}
+    return ordered
 
 
 def as_text(said: Sequence[Said], told: str = "") -> list[dict[str, str]]:
@@ -250,7 +277,7 @@ def reply_to(call: Call, number: int, action: str, about: Mapping[str, Any]) -> 
     ids, logprobs = about.get("token_ids") or (), about.get("logprobs") or ()
     return Reply(
         number=number,
-        text=_BEFORE_CALLS.split(action, maxsplit=1)[0].strip() if calls else action,
+        text=before_calls(action, call.tools).strip() if calls else action,
         calls=calls,
         cut=about.get("finish_reason") in ("length", "context"),
         prompt_tokens=about.get("prompt_tokens") or 0,

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 from forge_agents.errors import NotReadyError, did_you_mean
-from forge_agents.programs.calls import Call, RefusedError, Reply, Said, as_text, reply_to
+from forge_agents.programs.calls import Call, RefusedError, Reply, Said, as_text, reply_to, shown
 from forge_agents.programs.protocols import PROTOCOLS, Protocol
 from forge_agents.runtime.waits import LoopThread, waiting
 
@@ -231,7 +231,7 @@ class Session:
         if seat is None:
             known = ", ".join(self._models)
             raise RefusedError(
-                f"{self._where} answers to the model {call.model!r}; known are {known}."
+                f"{self._where} answers to the model {shown(call.model)}; known are {known}."
                 f"{did_you_mean(call.model, self._models)}",
                 status=404,
                 code="model_not_found",
@@ -446,7 +446,7 @@ class Gateway:
             else:
                 raise RefusedError(f"there is no {method} {path}; POST to {', '.join(PROTOCOLS)}", status=404)
         except Exception as error:  # noqa: BLE001  # the boundary: the program hears it, and the episode remembers it
-            refused = error if isinstance(error, RefusedError) else RefusedError(f"failed: {error!r}", status=500)
+            refused = error if isinstance(error, RefusedError) else RefusedError(f"failed: {shown(error)}", status=500)
             if session is not None and refused.status != 410:
                 session._refused(str(refused))
             told = {"message": str(refused), "type": "invalid_request_error", "code": refused.code}

@@ -13,11 +13,25 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from forge_agents.envs.env import writable
-from forge_agents.programs.calls import SAMPLING, AskedCall, Call, RefusedError, Reply, Said, form_of, offered, tool_of
+from forge_agents.programs.calls import (
+    SAMPLING,
+    AskedCall,
+    Call,
+    RefusedError,
+    Reply,
+    Said,
+    form_of,
+    in_order,
+    offered,
+    shown,
+    tool_of,
+)
 from forge_agents.tools import Tool
 
 _NEVER = -9999.0
 """OpenAI's word for minus infinity, which JSON lacks."""
+_MAX_NAME = 256
+"""Characters of a model's name: a longer one is nobody's, and would be compared with those that are known."""
 Json: TypeAlias = Mapping[str, Any]
 
 
@@ -45,12 +59,12 @@ def _call(body: Any, said: Callable[[Json], Iterable[Said]], tools: Callable[[Js
         tools: Name, description and parameters of one of its tools; None where that is no function of the program's.
         **more: Fields of `Call`, and ``form``, what the answer should look like.
     """
-    if not isinstance(model := body.get("model"), str):
-        raise RefusedError(f"model is {model!r}; name a seat")
+    if not isinstance(model := body.get("model"), str) or len(model) > _MAX_NAME:
+        raise RefusedError(f"model is {shown(model)}; name a seat")
     have = [found for tool in _list(body, "tools") for found in _tool(tools, tool)]
     parallel = more.pop("parallel", body.get("parallel_tool_calls"))
     chosen, several, told = offered(have, body.get("tool_choice"), parallel)
-    messages = tuple(said(body))
+    messages = tuple(in_order(said(body)))
     if not messages:
         raise RefusedError("there is no message; send at least one")
     return Call(
@@ -59,7 +73,7 @@ def _call(body: Any, said: Callable[[Json], Iterable[Said]], tools: Callable[[Js
         tools=chosen,
         several=several,
         told=writable("\n\n".join(filter(None, [told, form_of(more.pop("form", None))]))),
-        asked={name: body[name] for name in SAMPLING if body.get(name) is not None},
+        asked=_wishes(body),
         stream=bool(body.get("stream")),
         **more,
     )
@@ -84,8 +98,8 @@ def _tool(read: Callable[[Json], Json | None], tool: Any) -> list[Tool]:
     if known is not None:
         return [tool_of(known.get("name"), known.get("description"), known.get("parameters"))]
     warnings.warn(
-        f"a program offers a tool of type {tool.get('type')!r}; it is left out: models here hear of functions only, "
-        "which the program runs itself",
+        f"a program offers a tool of type {shown(tool.get('type'))}; it is left out: models here hear of functions "
+        "only, which the program runs itself",
         RuntimeWarning,
         stacklevel=2,
     )
@@ -102,15 +116,25 @@ def _limit(body: Json, *names: str) -> int | None:
     for name in names:
         if (limit := body.get(name)) is not None:
             if type(limit) is not int or limit < 1:
-                raise RefusedError(f"{name}={limit!r}; send a whole number, at least 1")
+                raise RefusedError(f"{name}={shown(limit)}; send a whole number, at least 1")
             return limit
     return None
 
 
+def _wishes(body: Json) -> dict[str, Any]:
+    """About sampling."""
+    wishes = {name: body[name] for name in SAMPLING if body.get(name) is not None}
+    for name, value in wishes.items():
+        if not isinstance(value, dict if name == "logit_bias" else int | float):
+            kind = "an object" if name == "logit_bias" else "a number"
+            raise RefusedError(f"{name}={shown(value)}; send {kind}")
+    return wishes
+
+
 def _stop(stop: Any) -> tuple[str, ...]:
-    texts = [stop] if isinstance(stop, str) else list(stop or ())
+    texts = [] if stop is None else stop if isinstance(stop, list) else [stop]
     if not all(isinstance(text, str) and text for text in texts):
-        raise RefusedError(f"stop={stop!r}; send texts")
+        raise RefusedError(f"stop={shown(stop)}; send a text, or a list of texts")
     return tuple(map(writable, texts))
 
 
@@ -125,7 +149,7 @@ def text_of(content: Any, where: str) -> str:
         told = {"text": part} if isinstance(part, str) else _object(part, f"{where}: a part")
         text = told.get("refusal") if told.get("type") == "refusal" else told.get("text")
         if not isinstance(text, str):
-            raise RefusedError(f"{where}: a part of type {told.get('type')!r}; the models here read text only")
+            raise RefusedError(f"{where}: a part of type {shown(told.get('type'))}; the models here read text only")
         parts.append(text)
     return writable("\n".join(parts))
 
@@ -139,7 +163,7 @@ def _asked(id_: Any, name: Any, arguments: Any, where: str) -> AskedCall:
 
 def _role(role: Any, where: str, *known: str) -> str:
     if role not in known:
-        raise RefusedError(f"{where}: role {role!r}; known are {', '.join(known)}")
+        raise RefusedError(f"{where}: role {shown(role)}; known are {', '.join(known)}")
     return "system" if role == "developer" else str(role)
 
 
@@ -150,7 +174,7 @@ def _read_chat(body: Any) -> Call:
     body = _object(body)
     _refuse(body, "functions", "function_call", "audio", "prediction", "web_search_options")
     if body.get("n") not in (None, 1):
-        raise RefusedError(f"n={body['n']!r}: one answer a call; call again for another")
+        raise RefusedError(f"n={shown(body['n'])}: one answer a call; call again for another")
     if body.get("top_logprobs"):
         raise RefusedError("top_logprobs is not supported here; logprobs=true gives those of the sampled tokens")
     return _call(
@@ -271,7 +295,7 @@ def _responses_messages(body: Json) -> Iterator[Said]:
             role = _role(item.get("role"), where, "system", "developer", "user", "assistant")
             said = Said(role=role, text=text_of(item.get("content"), where))
         else:
-            raise RefusedError(f"{where}: an item of type {kind!r} is not supported here; leave it out")
+            raise RefusedError(f"{where}: an item of type {shown(kind)} is not supported here; leave it out")
         if open_ is not None:
             yield open_
         open_ = said if said.role == "assistant" else None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from forge_agents.envs.env import CONVERSATION
 from forge_agents.errors import ActorDiedError, LateAnswerError, StallError
 from forge_agents.policy import Policy, Sampling
-from forge_agents.programs.calls import Call, RefusedError, Reply, reply_to
+from forge_agents.programs.calls import Call, RefusedError, Reply, reply_to, shown
 from forge_agents.programs.gateway import Gateway, Question, Session, _Histories, _Waiting
 from forge_agents.rollout.players import ContextFullError, ModelPlayer, Served
 
@@ -107,7 +107,7 @@ class Standing(Session):
             if not self.failed.done():
                 self.failed.set_exception(gone)
         except Exception as error:  # noqa: BLE001  # the boundary: the program hears it
-            asked.end(RefusedError(f"failed: {error!r}", status=500, code="failed"))
+            asked.end(RefusedError(f"failed: {shown(error)}", status=500, code="failed"))
         finally:
             self._open.discard(asked)
 

@@ -314,8 +314,8 @@ def _as_wished(own: Sampling, told: Mapping[str, Any]) -> Sampling:
     for name, value in (told.get("asked") or {}).items():
         if value != getattr(own, name, {}):  # logit_bias alone has no field there
             warnings.warn(
-                f"a program asks for {name}={value!r} and is answered as the policy in the seat samples: that is what "
-                "is trained; set it in the policy's fa.Sampling",
+                f"a program asks for {name}={value!r:.200} and is answered as the policy in the seat samples: that is "
+                "what is trained; set it in the policy's fa.Sampling",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -41,10 +41,22 @@ def parse_tool_calls(
         tools: Those on offer, or their schemas. In ``plain`` they let arguments stand without their names, and text
             without quotes.
     """
+    return [call for _, call in _found(text, format, tools)]
+
+
+def before_calls(text: str, tools: Iterable[Tool | Mapping[str, Any]] = ()) -> str:
+    """What is said before the first call that can be read; all of it where there is none."""
+    return text[: next((at for at, call in _found(text, "auto", tools) if call.error is None), None)]
+
+
+def _found(
+    text: str, format: ToolFormat | Literal["auto"], tools: Iterable[Tool | Mapping[str, Any]]  # noqa: A002
+) -> list[tuple[int, ToolCall]]:
+    """The calls, and where the mark of each begins."""
     if format == "auto":
         found = {name: mark.search(text) for name, mark in _MARKS.items()}
         first = min(((match.start(), name) for name, match in found.items() if match), default=None)
-        return [] if first is None else parse_tool_calls(text, first[1], tools)
+        return [] if first is None else _found(text, first[1], tools)
     if format not in FORMATS:
         raise ValueError(f"format={format!r}; known are auto, {', '.join(FORMATS)}.{did_you_mean(format, FORMATS)}")
     offered = [(t.schema if isinstance(t, Tool) else t)["function"] for t in tools]
@@ -123,8 +135,8 @@ _MORE = re.compile(r"[\s;,]*(?=\{)")
 _HERMES_END = re.compile(r"\s*(?:</?tool_call>|\Z)")  # cut off at the closing mark, a call is still whole
 
 
-def _read(text: str, form: ToolFormat, known: Mapping[str, Mapping[str, Any]]) -> Iterator[ToolCall]:
-    """The calls behind the marks of one format; `known` holds the properties of each tool's arguments."""
+def _read(text: str, form: ToolFormat, known: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[int, ToolCall]]:
+    """The calls behind the marks of one format, and where these are; `known` holds what each tool's arguments are."""
     position = 0
     while match := _MARKS[form].search(text, position):
         marked = bool(match[0].strip())  # else the whole text is JSON, which may be an answer
@@ -132,7 +144,7 @@ def _read(text: str, form: ToolFormat, known: Mapping[str, Mapping[str, Any]]) -
         name, position = (named[1], named.end()) if named else ("", match.end())
         if form == "plain" and text[position] == "(":
             parts, position = _split_arguments(text, position + 1)
-            yield _plain_call(name, parts, known.get(name, {}))
+            yield match.start(), _plain_call(name, parts, known.get(name, {}))
             continue
         more: re.Match[str] | None = match
         while more:
@@ -143,13 +155,14 @@ def _read(text: str, form: ToolFormat, known: Mapping[str, Mapping[str, Any]]) -
             except ValueError:
                 if marked or '"parameters"' in text or '"arguments"' in text:
                     shown = _FORMS[form].replace("NAME", name)
-                    yield ToolCall(name=name, error=f"the tool call is {_fault(text, position, form)}; write {shown}")
+                    fault = f"the tool call is {_fault(text, position, form)}; write {shown}"
+                    yield match.start(), ToolCall(name=name, error=fault)
                 break
             if not marked and not (isinstance(content, dict) and {"parameters", "arguments"} & content.keys()):
                 break
             position = end
             for item in content if form == "mistral" and isinstance(content, list) else [content]:
-                yield ToolCall(name=name, arguments=item) if name else read_call(item, _FORMS[form])
+                yield match.start(), ToolCall(name=name, arguments=item) if name else read_call(item, _FORMS[form])
             more = _MORE.match(text, position) if form == "llama" else None
             position = more.end() if more else position
         if not marked:

@@ -1,3 +1,4 @@
+import copy
 import http.client
 import json
 import threading
@@ -5,6 +6,7 @@ import threading
 import pytest
 
 from forge_agents.programs import gateway as module
+from forge_agents.programs.calls import RefusedError, reply_to
 from forge_agents.programs.gateway import Gateway, Question
 from forge_agents.programs.protocols import PROTOCOLS
 
@@ -12,6 +14,45 @@ WAIT_S = 120.0
 """For what comes at once, also on a machine where others are at work."""
 SEATS = {"planner": "planner", "coder": "coder"}
 STRICT = {"_strict_response_validation": True}  # the clients check answers and events against their own types
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}}
+BODIES = {
+    "/v1/chat/completions": {
+        "model": "coder",
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "-"}]},
+            {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "add", "arguments": "{}"}}]},
+            {"role": "tool", "tool_call_id": "c", "content": "1"},
+        ],
+        "tools": [{"type": "function", "function": {"name": "add", "parameters": PARAMETERS}}],
+        "tool_choice": {"type": "function", "function": {"name": "add"}},
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": PARAMETERS}},
+        "stop": ["x"], "n": 1, "max_tokens": 3, "temperature": 1, "logit_bias": {"5": 1},
+        "stream_options": {"include_usage": True},
+    },
+    "/v1/responses": {
+        "model": "coder",
+        "instructions": "-",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "-"}]},
+            {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "1"},
+        ],
+        "tools": [{"type": "function", "name": "add", "parameters": PARAMETERS}],
+        "tool_choice": {"type": "function", "name": "add"},
+        "text": {"format": {"type": "json_schema", "name": "a", "schema": PARAMETERS}},
+    },
+    "/v1/messages": {
+        "model": "coder",
+        "system": [{"type": "text", "text": "-"}],
+        "messages": [
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "add", "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [{"text": "1"}]}]},
+        ],
+        "tools": [{"name": "add", "input_schema": PARAMETERS}],
+        "tool_choice": {"type": "tool", "name": "add"},
+        "stop_sequences": ["x"],
+    },
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +156,49 @@ def test_tool_results_go_on_from_the_call_and_reach_the_model_as_its_template_wo
     assert second.text() == "<tool_response>\n3\n</tool_response>"
 
 
+def test_a_calls_arguments_may_come_back_as_javascript_writes_them(session):
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    said = '<tool_call>{"name": "add", "arguments": {"x": 2.0, "y": 1234567890123456789}}</tool_call>'
+    _, body = answered(session, asked(tools=tools), said)
+    message = body["choices"][0]["message"]
+    message["tool_calls"][0]["function"]["arguments"] = '{"y":1234567890123456800,"x":2}'
+    more = asked(tools=tools)
+    more["messages"] += [message, {"role": "user", "content": "on"}]
+    assert answered(session, more, "-")[0].after == 0
+    message["tool_calls"][0]["function"]["arguments"] = '{"y":1234567890123456800,"x":3}'
+    assert answered(session, more, "-")[0].after is None
+
+
+def test_marks_of_calls_in_prose_cut_nothing_off():
+    call = PROTOCOLS["/v1/chat/completions"].read(BODIES["/v1/chat/completions"])
+    called = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    for said in ("I will CALL the office about it.", "{I} add.", "A <tool_call> is:", ""):
+        reply = reply_to(call, 0, f"{said}\n{called} {called}", {})
+        assert (reply.text, len(reply.calls)) == (said, 2)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_results_of_parallel_calls_reach_the_model_in_the_order_of_the_calls(path):
+    def read(*order):
+        """The results that the model reads where they arrive in this order."""
+        if path == "/v1/messages":
+            calls = [{"type": "tool_use", "id": name, "name": "add", "input": {}} for name in "abc"]
+            results = [{"type": "tool_result", "tool_use_id": name, "content": name} for name in order]
+            body = {"messages": [{"role": "assistant", "content": calls}, {"role": "user", "content": results}]}
+        elif path == "/v1/responses":
+            calls = [{"type": "function_call", "call_id": name, "name": "add", "arguments": "{}"} for name in "abc"]
+            body = {"input": calls + [{"type": "function_call_output", "call_id": n, "output": n} for n in order]}
+        else:
+            calls = [{"id": name, "function": {"name": "add", "arguments": "{}"}} for name in "abc"]
+            results = [{"role": "tool", "tool_call_id": name, "content": name} for name in order]
+            body = {"messages": [{"role": "assistant", "tool_calls": calls}, *results]}
+        return [said.text for said in PROTOCOLS[path].read({"model": "coder", **body}).said[1:]]
+
+    assert read("b", "c", "a") == read("a", "b", "c") == ["a", "b", "c"]
+    assert read("c", "b") == ["b", "c"]
+    assert read("b", "x", "a") == ["b", "x", "a"]  # whose result is that?
+
+
 @pytest.mark.parametrize(
     ("change", "status", "says"),
     [
@@ -126,13 +210,54 @@ def test_tool_results_go_on_from_the_call_and_reach_the_model_as_its_template_wo
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "read text only"),
         ({"max_tokens": 0}, 400, "max_tokens=0"),
         ({"top_logprobs": 3}, 400, "top_logprobs"),
+        ({"model": "m" * 9999}, 400, "mmm...mmm"),
+        ({"n": "9" * 9999}, 400, "999...999"),
+        ({"stop": 5}, 400, "stop=5; send a text"),
+        ({"stop": {"a": 1}}, 400, "stop={'a': 1}; send a text"),
+        ({"temperature": "hot"}, 400, "temperature='hot'; send a number"),
+        ({"tool_choice": {"type": "function", "function": "add"}}, 400, "tool_choice={'function': 'add'"),
+        ({"tool_choice": "add"}, 400, "tool_choice='add'; send auto"),
+        ({"response_format": "json"}, 400, "response_format of type 'json'"),
+        ({"response_format": {"type": "json_schema", "json_schema": "x"}}, 400, "holds no schema"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, 400, "a tool is called 'a b'"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_with_the_reason_and_remembered(session, change, status, says):
     got, body = request(session, body=asked() | change)
-    assert got == status and says in body["error"]["message"]
-    assert says in session.refusals[0]
+    told = body["error"]["message"]
+    assert got == status and says in told and says in session.refusals[0] and len(told) < 600
+
+
+def places(value, at=()):
+    yield at
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from places(inner, (*at, key))
+
+
+def with_odd(body, at, odd):
+    """A request with `odd` in one of its places."""
+    if not at:
+        return odd
+    inner = changed = copy.deepcopy(body)
+    for key in at[:-1]:
+        inner = inner[key]
+    inner[at[-1]] = odd
+    return changed
+
+
+@pytest.mark.filterwarnings("ignore:a program offers a tool of type")
+@pytest.mark.parametrize("path", BODIES)
+def test_whatever_stands_anywhere_in_a_request_is_read_or_refused_in_short_words(path):
+    assert PROTOCOLS[path].read(BODIES[path]).told
+    for at in places(BODIES[path]):
+        for odd in (5, True, "y" * 9999, [5], [[]], {"a": 1}, {"type": "y" * 9999}):
+            said = ""
+            try:
+                call = PROTOCOLS[path].read(with_odd(BODIES[path], at, odd))
+                Question(seat="coder", call=call, number=0, after=None, new=call.said).text()
+            except RefusedError as refused:
+                said = str(refused)
+            assert len(said) < 600, at
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "é"])

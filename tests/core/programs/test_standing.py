@@ -158,8 +158,8 @@ def test_wishes_are_followed_and_limits_only_shrink(renderer, serve):
     assert (more.temperature, more.max_tokens) == (0.7, 9)
     for wrong, says in (
         ({"temperature": 9}, "temperature=9 is outside"),
-        ({"temperature": "hot"}, "temperature='hot' is a text"),
-        ({"temperature": [1]}, ""),
+        ({"temperature": "hot"}, "temperature='hot'; send a number"),
+        ({"temperature": [1]}, "temperature=[1]; send a number"),
         ({"logit_bias": {"5": 1}}, "logit_bias is not supported here"),
     ):
         status, body = request(session, body=asked(**wrong))
