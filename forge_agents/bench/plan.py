@@ -9,8 +9,10 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -78,7 +80,11 @@ class BenchConfig:
     """One benchmark."""
 
     players: dict[str, str] = field(default_factory=dict)
-    """By name: random, human, package.module:function, http://host:port/v1#model, or a model."""
+    """By name: random, human, package.module:function, http://host:port/v1#model, a run's folder, or a model."""
+    cross_play: list[str] = field(default_factory=list)
+    """More players in the same words, called by the ends of these; several can follow on a command line."""
+    partners: list[str] = field(default_factory=list)
+    """Names of those of the players that the others are to work with, and that do not meet each other; empty: all."""
     endpoints: dict[str, Endpoint] = field(default_factory=dict)
     """OpenAI-compatible servers by name, with all that can be set: the variable that holds the key, requests at once,
     deadlines, budgets. They play beside `players`, each with its own `sampling`."""
@@ -116,9 +122,15 @@ class BenchConfig:
             raise ValueError(f"{min(both)!r} names a player and an endpoint; give each its own name")
 
     def entrants(self) -> dict[str, AnyPolicy]:
-        """All players by name, the endpoints last. Raises ValueError as `named_players`."""
+        """All players by name, the endpoints last. Raises ValueError as `named_players`, or for two of one name."""
         sampling = self.sampling.of_length(registry.suite_defaults(suite_ids(self.suite)[0]).max_tokens)
-        return named_players({**self.players, **self.endpoints}, sampling)
+        crossed = called(self.cross_play)
+        for name in crossed.keys() & (self.players.keys() | self.endpoints.keys()):
+            raise ValueError(
+                f"{crossed[name]!r} of cross_play would be called {name!r}, as another player is; give it a name of "
+                f"its own: --players.NAME {crossed[name]}"
+            )
+        return named_players({**self.players, **crossed, **self.endpoints}, sampling)
 
 
 # ---- players
@@ -157,10 +169,11 @@ def read_player(words: str, sampling: Sampling | None = None) -> AnyPolicy:
     """A player from words.
 
     ``random``; ``human``; ``package.module:function``, a scripted player; ``http://host:port/v1#model``, a model behind
-    an endpoint; anything else is a model: a built-in name, a Hugging Face id or a folder.
+    an endpoint; anything else is a model: a built-in name, a Hugging Face id, a folder, or the folder of a run, which
+    stands for the model that it exported.
 
     Raises:
-        ValueError: The function cannot be imported, or the address names no model.
+        ValueError: The function cannot be imported, the address names no model, or the run exported several.
     """
     sampling = sampling or Sampling()
     if words in ("random", "human"):
@@ -172,7 +185,7 @@ def read_player(words: str, sampling: Sampling | None = None) -> AnyPolicy:
         return Endpoint(url, model, sampling=sampling)
     module, colon, function = words.partition(":")
     if not colon:
-        return Policy(words, sampling=sampling)
+        return Policy(_exported(words), sampling=sampling)
     try:
         home = importlib.import_module(module)
     except ImportError as error:
@@ -180,6 +193,37 @@ def read_player(words: str, sampling: Sampling | None = None) -> AnyPolicy:
     if not hasattr(home, function):
         raise ValueError(f"player {words!r}: {module} has no {function!r}.{did_you_mean(function, dir(home))}")
     return Scripted(getattr(home, function))
+
+
+def called(players: Sequence[str]) -> dict[str, str]:
+    """Players in words by names that are made of the ends of the words, as many as tell them apart.
+
+    Raises:
+        ValueError: One is there twice.
+    """
+    ends = [[part for part in re.split(r"[^A-Za-z0-9_.-]+", words) if part not in ("", "export")] for words in players]
+    for length in range(1, max(map(len, ends), default=0) + 1):
+        names = ["-".join(parts[-length:]).replace(".", "-").strip("-_") or "player" for parts in ends]
+        named = dict(zip(names, players, strict=True))
+        if len(named) == len(players):
+            return named
+    if players:
+        raise ValueError(f"cross_play takes each player once, got {', '.join(players)}")
+    return {}
+
+
+def _exported(words: str) -> str:
+    """The model of a run's folder; anything else as it is."""
+    export = Path(words) / "export"
+    if (Path(words) / "config.json").exists() or not export.is_dir():
+        return words
+    if (export / "config.json").exists():
+        return str(export)
+    several = sorted(str(child.parent) for child in export.glob("*/config.json"))
+    raise ValueError(
+        f"player {words!r} is a run whose export holds {len(several)} models, and a player is one; "
+        + (f"name one: {', '.join(several)}" if several else "it has none yet: forge-agents export writes one")
+    )
 
 
 # ---- episodes
@@ -266,7 +310,9 @@ def seeds_of(seed: int, episodes: int) -> list[int]:
     return list(found)
 
 
-def lineups(players: Sequence[str], seats: Sequence[str], *, swap_seats: bool = True) -> list[dict[str, str]]:
+def lineups(
+    players: Sequence[str], seats: Sequence[str], *, swap_seats: bool = True, partners: Sequence[str] = ()
+) -> list[dict[str, str]]:
     """Who sits where: each player alone in all seats, and each pair of players, one of them in one seat of all.
 
     Args:
@@ -274,9 +320,12 @@ def lineups(players: Sequence[str], seats: Sequence[str], *, swap_seats: bool = 
         seats: All seats.
         swap_seats: Each of a pair takes each seat against the other in all the rest. Otherwise the one that is named
             first takes the first seat, and that is all.
+        partners: Those of the players that do not meet each other.
     """
     found = [dict.fromkeys(seats, player) for player in players]
     for first, second in itertools.combinations(players, 2) if len(seats) > 1 else ():
+        if first in partners and second in partners:
+            continue
         pairs = [(first, second), (second, first)] if swap_seats else [(first, second)]
         for one, other in pairs:
             for seat in seats if swap_seats else seats[:1]:
@@ -287,9 +336,19 @@ def lineups(players: Sequence[str], seats: Sequence[str], *, swap_seats: bool = 
 
 
 def matches(
-    worlds: Sequence[World], players: Sequence[str], seeds: Sequence[int], *, samples: int, swap_seats: bool
+    worlds: Sequence[World],
+    players: Sequence[str],
+    seeds: Sequence[int],
+    *,
+    samples: int,
+    swap_seats: bool,
+    partners: Sequence[str] = (),
 ) -> Iterator[Match]:
     """All episodes, seed by seed, so that a benchmark that is stopped has played the same seeds everywhere."""
-    met = [(world, lineup) for world in worlds for lineup in lineups(players, world.seats, swap_seats=swap_seats)]
+    met = [
+        (world, lineup)
+        for world in worlds
+        for lineup in lineups(players, world.seats, swap_seats=swap_seats, partners=partners)
+    ]
     for seed, (world, lineup), sample in itertools.product(seeds, met, range(samples)):
         yield Match(world=world, lineup=lineup, seed=seed, sample=sample)

@@ -10,7 +10,7 @@ import contextlib
 import os
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -58,6 +58,7 @@ def benchmark(
     swap_seats: bool | None = None,
     samples: int = 1,
     exploitability_samples: int = 0,
+    partners: Sequence[str] = (),
     limits: BenchLimits | None = None,
     engine: EngineConfig | None = None,
     out_dir: str | os.PathLike[str] = "runs/bench",
@@ -82,6 +83,9 @@ def benchmark(
         exploitability_samples: Answers of each model at every information set of games such as Kuhn and Leduc poker,
             from which its exploitability is computed; 0 leaves it out. They count in no limit. Models that may only
             write legal actions are asked for their exact probabilities instead.
+        partners: Names of those of the players that the others are measured with in games that are not all against
+            each other, such as players that they were never trained with. They do not meet each other. Empty: every
+            player is measured with all the others.
         limits: What may be spent; past it the report is incomplete and says so.
         engine: Settings of the engines that serve models; the models are filled in.
         out_dir: Folder of ``episodes.jsonl``, which several benchmarks may use, one after the other, and of
@@ -109,6 +113,8 @@ def benchmark(
     for name, least in (("episodes", 1), ("samples", 1), ("seed", 0), ("exploitability_samples", 0)):
         if settings[name] < least:
             raise ValueError(f"{name}={settings[name]} must be at least {least}")
+    if partners:
+        settings["partners"] = _partners(partners, players)
     if suite_name in registry.list_suites():
         settings["suite_defaults"] = asdict(own)
     named = named_players(players, Sampling(max_tokens=own.max_tokens))
@@ -117,7 +123,9 @@ def benchmark(
         limits = replace(limits, max_live_episodes=1)
     facts = {name: _facts(player, engine, players[name]) for name, player in named.items()}
     worlds, seeds = worlds_of(arguments), seeds_of(settings["seed"], settings["episodes"])
-    due = matches(worlds, tuple(named), seeds, samples=samples, swap_seats=settings["swap_seats"])
+    due = matches(
+        worlds, tuple(named), seeds, samples=samples, swap_seats=settings["swap_seats"], partners=partners
+    )
     plan = {_key(match, facts): match for match in due}
     if limits.max_cost is not None and not any(map(priced, facts.values())):
         raise ValueError(
@@ -146,6 +154,18 @@ def benchmark(
         )
         report.save(log.path.with_name(BOARD))
         return report
+
+
+def _partners(partners: Sequence[str], players: Mapping[str, object]) -> list[str]:
+    """The names, checked. Raises ValueError where one is nobody's, or nobody is left to be measured."""
+    named = [partners] if isinstance(partners, str) else list(partners)
+    for name in named:
+        if name not in players:
+            near = did_you_mean(name, players)
+            raise ValueError(f"partners names {name!r}, the players are {', '.join(players)}.{near}")
+    if not set(players) - set(named):
+        raise ValueError("partners names all players, so nobody is left to be measured with them; add another player")
+    return named
 
 
 def _facts(player: AnyPolicy, engine: EngineConfig, given: AnyPolicy | str) -> dict[str, Any]:

@@ -41,8 +41,8 @@ class Report:
     """A benchmark's results. The same players, suite and seed give the same report, `timing` aside."""
 
     settings: Mapping[str, Any]
-    """``suite``, ``episodes``, ``seed``, ``swap_seats``, ``samples``, ``exploitability_samples``; of a registered suite
-    also ``suite_defaults``, what it says itself."""
+    """``suite``, ``episodes``, ``seed``, ``swap_seats``, ``samples``, ``exploitability_samples``; ``partners`` where
+    some were named; of a registered suite also ``suite_defaults``, what it says itself."""
     worlds: tuple[World, ...] = field(repr=False)
     players: Mapping[str, Mapping[str, Any]] = field(repr=False)
     """By name: type, model, sampling, hash of the weights; ``fingerprint`` stands for all of it."""
@@ -76,7 +76,7 @@ class Report:
     @cached_property
     def summary(self) -> Summary:
         """Estimates with their intervals, computed from the records."""
-        return summarise(self.records, self.worlds, tuple(self.players))
+        return summarise(self.records, self.worlds, tuple(self.players), self.settings.get("partners", ()))
 
     @property
     def spent(self) -> dict[str, Spent]:
@@ -125,7 +125,7 @@ class Report:
             f"{_count(s['samples'], 'sample')}, {seats}, {_count(self.records, 'episode')}{_departures(self)}"
         )
         found = [_players(self), *_environments(self, brief), _passes(self), *_differences(self)]
-        found += [*_meetings(self), *_exploitability(self), _spent(self)]
+        found += [_teamwork(self), *_meetings(self, brief), *_exploitability(self), _spent(self)]
         packages = ", ".join(f"{name} {version}" for name, version in self.provenance["packages"].items())
         facts = [f"Python {self.provenance['python']}; {packages}"]
         facts += [f"played {self.timing.get('date', 'at no known time')}"]
@@ -347,17 +347,52 @@ def _differences(report: Report) -> Iterator[Section]:
         )
 
 
-def _meetings(report: Report) -> Iterator[Section]:
+def _teamwork(report: Report) -> Section:
+    rows = [
+        (
+            *(row.env, row.player),
+            *(interval(row.alone), interval(row.crossed), interval(row.gap, sign=True)),
+            *(number(row.p_value, 4), number(row.p_adjusted, 4), interval(row.share)),
+        )
+        for row in report.summary.teamwork
+    ]
+    named = ", ".join(report.settings.get("partners", ()))
+    return Section(
+        title="With partners",
+        heads=("environment", "player", "with itself", "with partners", "gap", "p", "adjusted", "share"),
+        rows=tuple(rows),
+        names=2,
+        note=f"Rewards of the player's seats. Partners: {named or 'all other players'}, each counting alike. Gap: with "
+        "itself minus with partners, on the same seeds; p as for differences. Share: with partners, over what the "
+        "partners earn each with itself (ad-hoc teamwork); none where that is nothing.",
+    )
+
+
+def _meetings(report: Report, brief: bool) -> Iterator[Section]:
+    """The matrix of each environment; unless `brief` by seat, too."""
     names = tuple(report.players)
     for world in report.worlds:
-        met = {(m.player, m.other): m.reward for m in report.summary.meetings if m.env == world.id}
-        if len(names) > 1 and met:
+        met = {(m.player, m.other): m for m in report.summary.meetings if m.env == world.id}
+        if len(names) < 2 or not met:
+            continue
+        heads = tuple(f"with {name}" for name in names)
+        yield Section(
+            title=f"Cross-play in {world.id}",
+            heads=("reward of", *heads),
+            rows=tuple((a, *(interval(met[a, b].reward) if (a, b) in met else "" for b in names)) for a in names),
+            names=1,
+            note="Mean reward of the row's player with the column's; on the diagonal with itself.",
+        )
+        seats = {(m.player, m.other, seat): interval(earned) for m in met.values() for seat, earned in m.seats.items()}
+        if not brief:
             yield Section(
-                title=f"Cross-play in {world.id}",
-                heads=("reward of", *(f"with {name}" for name in names)),
-                rows=tuple((a, *(interval(met[a, b]) if (a, b) in met else "" for b in names)) for a in names),
-                names=1,
-                note="Mean reward of the row's player with the column's; on the diagonal with itself.",
+                title=f"Cross-play in {world.id}, by seat",
+                heads=("reward of", "in seat", *heads),
+                rows=tuple(
+                    (a, seat, *(seats.get((a, b, seat), "") for b in names)) for a in names for seat in world.seats
+                ),
+                names=2,
+                note="Reward of the row's player in that seat, the column's in all the rest.",
             )
 
 
@@ -441,6 +476,7 @@ def _check_comparable(one: str, first: Report, two: str, second: Report) -> None
     def conditions(report: Report) -> dict[str, Any]:
         """What must be the same, by a name to show."""
         found = {name: report.settings[name] for name in _ALIKE}
+        found["partners"] = report.settings.get("partners", [])
         found |= {f"{world.id} {name}": value for world in report.worlds for name, value in asdict(world).items()}
         version = report.provenance["packages"].get("forge-agents-rl", "unknown")
         return found | {"version of forge-agents-rl": version}

@@ -176,6 +176,27 @@ def difference(first: Mapping[K, float], second: Mapping[K, float], *, seed: int
     return Difference(interval=interval, p_value=min(1.0, float(found.pvalue)))
 
 
+def ratio(first: Mapping[K, float], second: Mapping[K, float], *, seed: int = 0) -> Interval:
+    """The mean of one over the mean of another, on the seeds that both have.
+
+    The interval is that of the mean of ``(x - r y) / mean(y)``, around r: the ratio's first-order expansion (Cochran
+    1977, chapter 6). NaN where the mean of `second` is not above 0.
+
+    Args:
+        first: Value by seed.
+        second: The same of what it is measured by.
+    """
+    both = np.array([(first[s], second[s]) for s in first if s in second], float).reshape(-1, 2)
+    whole = float(both[:, 1].mean()) if len(both) else 0.0
+    if not whole > 0:
+        return Interval(value=math.nan, low=math.nan, high=math.nan, n=len(both))
+    value = float(both[:, 0].mean()) / whole
+    gaps = (both[:, 0] - value * both[:, 1]) / whole
+    gaps[np.abs(gaps) <= _NOISE] = 0.0
+    around = mean(gaps.tolist(), seed=seed)
+    return Interval(value=value, low=value + around.low, high=value + around.high, n=len(both))
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """p-values adjusted for their number (Holm 1979): below 0.05 with 5 % risk of any false alarm. NaN stays NaN."""
     p = np.asarray(p_values, float)

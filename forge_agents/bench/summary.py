@@ -73,6 +73,28 @@ class Meeting:
     """In the remaining seats, or holding one seat against `player` in the rest; `player` itself for self-play."""
     reward: Interval
     """Of `player`, mean of a seat."""
+    seats: Mapping[str, Interval]
+    """By seat, the reward of `player` in it while `other` held all the rest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Teamwork:
+    """One player with partners, in a game that is not all against each other."""
+
+    env: str
+    player: str
+    alone: Interval
+    """Reward with itself in all seats, mean of a seat."""
+    crossed: Interval
+    """Reward of its seats with partners, each of whom counts alike."""
+    gap: Interval
+    """`alone` minus `crossed`, on the same seeds."""
+    p_value: float
+    """Of the gap: two-sided, of sign flips over seeds."""
+    p_adjusted: float
+    """The same, adjusted by Holm for all rows of its table."""
+    share: Interval
+    """`crossed` over what the partners earn each with itself, the ad-hoc teamwork score; NaN where that is nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,18 +121,30 @@ class Summary:
     pairs: Sequence[Pair]
     """In reward, by environment."""
     meetings: Sequence[Meeting]
+    teamwork: Sequence[Teamwork]
+    """Of players that met partners."""
     bounds: Sequence[Bound]
     """Lower bounds of exploitability."""
     ratings: Mapping[str, Rating]
     """Of players who met in games of seats against each other, best first; empty where nobody did."""
 
 
-def summarise(records: Sequence[Record], worlds: Sequence[World], players: Sequence[str]) -> Summary:
-    """Everything from the records; the same records give the same numbers, to the bit."""
+def summarise(
+    records: Sequence[Record], worlds: Sequence[World], players: Sequence[str], partners: Sequence[str] = ()
+) -> Summary:
+    """Everything from the records; the same records give the same numbers, to the bit.
+
+    Args:
+        records: What was played.
+        worlds: Where.
+        players: Names of all.
+        partners: Those whose partnership the others are measured by; empty: all, each by all the others.
+    """
     by_env: dict[str, list[Record]] = {world.id: [] for world in worlds}
     for record in records:
         by_env[record.env].append(record)
     cells, meetings, bounds, pairs = [], [], [], []
+    teamwork: list[Teamwork] = []
     scored: dict[tuple[str, str], list[Record]] = {}
     for world in worlds:
         played, met = by_env[world.id], []
@@ -122,8 +156,12 @@ def summarise(records: Sequence[Record], worlds: Sequence[World], players: Seque
             for other in players if len(world.seats) > 1 else ():
                 both = [record for record in played if set(record.lineup.values()) == {player, other}]
                 earned = _mean_over_seeds(both, player, _reward)
-                met += [Meeting(env=world.id, player=player, other=other, reward=earned)] if earned.n else []
+                if earned.n:
+                    seats = _by_seat(both, player, world.seats)
+                    met.append(Meeting(env=world.id, player=player, other=other, reward=earned, seats=seats))
         meetings += met
+        if world.kind in ("cooperative", "mixed"):
+            teamwork += _teamwork(world.id, players, partners, played)
         if world.kind == "competitive" and len(world.seats) == 2:
             bounds += _bounds(world, players, played, met)
         pairs += [
@@ -149,6 +187,10 @@ def summarise(records: Sequence[Record], worlds: Sequence[World], players: Seque
         overall_pairs=_adjusted(overall_pairs),
         pairs=_adjusted(pairs),
         meetings=meetings,
+        teamwork=[
+            replace(row, p_adjusted=p)
+            for row, p in zip(teamwork, statistics.holm([row.p_value for row in teamwork]), strict=True)
+        ],
         bounds=bounds,
         ratings=rate_players(games, players),
     )
@@ -232,6 +274,50 @@ def _cell(env: str, player: str, records: Sequence[Record]) -> Cell:
         tokens=_mean_over_seeds(records, player, lambda seat: seat.tokens),
         pass_at_k=_pass_at_k(records, player),
     )
+
+
+def _by_seat(records: Sequence[Record], player: str, seats: Sequence[str]) -> dict[str, Interval]:
+    """What a player earned in each seat that it held alone, or with itself in all."""
+    found = {}
+    for seat in seats:
+        paid: dict[int, list[float]] = {}
+        for record in records:
+            held = [at for at, name in record.lineup.items() if name == player]
+            if seat in record.seats and held in ([seat], list(record.lineup)):
+                paid.setdefault(record.seed, []).append(record.seats[seat].reward)
+        found[seat] = statistics.mean([_mean(rewards) for rewards in paid.values()])
+    return {seat: earned for seat, earned in found.items() if earned.n}
+
+
+def _teamwork(
+    env: str, players: Sequence[str], partners: Sequence[str], records: Sequence[Record]
+) -> Iterable[Teamwork]:
+    """Of every player that is measured, on the seeds that it and all its partners played."""
+
+    def earned(player: str, other: str) -> dict[int, float]:
+        met = [record for record in records if set(record.lineup.values()) == {player, other}]
+        return {seed: _mean(paid) for seed, paid in _by_seed(met, player, _reward).items()}
+
+    def together(each: Sequence[Mapping[int, float]]) -> dict[int, float]:
+        return {seed: _mean([one[seed] for one in each]) for seed in each[0] if all(seed in one for one in each)}
+
+    for player in players:
+        others = [name for name in players if name != player and (not partners or name in partners)]
+        if not others or player in partners:
+            continue
+        alone, crossed = earned(player, player), together([earned(player, other) for other in others])
+        gap = statistics.difference(alone, crossed)
+        if gap.interval.n:
+            yield Teamwork(
+                env=env,
+                player=player,
+                alone=statistics.mean(list(alone.values())),
+                crossed=statistics.mean(list(crossed.values())),
+                gap=gap.interval,
+                p_value=gap.p_value,
+                p_adjusted=gap.p_value,
+                share=statistics.ratio(crossed, together([earned(other, other) for other in others])),
+            )
 
 
 def _bounds(

@@ -5,13 +5,14 @@ In: the words after it. Out: lines on the terminal and an exit status. Waits for
 
 from __future__ import annotations
 
+import copy
 import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     import forge_agents as fa
@@ -77,6 +78,7 @@ def init(words: Sequence[str]) -> int:
     "forge-agents train train.yaml --steps 200 --trainer.learner.lr 1e-5 --out_dir runs/second",
     "forge-agents train train.yaml --trainer.log_to wandb",
     "forge-agents train --env forge/Relay-v0 --policies.team.model smollm2-135m-instruct",
+    "forge-agents train train.yaml --seeds 3 --out_dir runs/population",
     "forge-agents train examples/slurm/train.yaml --dry-run",
 )
 def train(words: Sequence[str]) -> int:
@@ -88,8 +90,11 @@ def train(words: Sequence[str]) -> int:
     add_fields(parser, fa.RunConfig)
     parser.add_argument("--dry-run", action="store_true", help="Only say which processes it would start, and where.")
     parser.add_argument("--gpus_per_host", type=int, default=8, help="Of --dry-run: where mesh.gpus does not say.")
+    parser.add_argument("--seeds", type=int, default=1, help="So many runs one after the other, in folders of out_dir.")
     chosen = parser.parse_args(with_flag("--config", words))
-    dry_run, gpus_per_host = chosen.pop("dry_run"), chosen.pop("gpus_per_host")
+    dry_run, gpus_per_host, seeds = (chosen.pop(name) for name in ("dry_run", "gpus_per_host", "seeds"))
+    if seeds < 1:
+        parser.error(f"--seeds {seeds} trains nothing; give at least 1")
     run = built(parser, fa.RunConfig, chosen)
     if dry_run:
         print("\n".join(run.rehearsal(gpus_per_host=gpus_per_host)))
@@ -99,19 +104,39 @@ def train(words: Sequence[str]) -> int:
         print(f"{name} starts from {run.policies[name].model}")
     for told in run.idle:
         print(told)
-    with fa.GRPOTrainer(run.seated, run.load_reward(), run.trainer, run.out_dir, run.mesh) as trainer:
-        result = trainer.fit(run.played, steps=run.steps, env_args=run.env_args)
-    print(f"{result.steps} steps are in {result.out_dir}\ncurve  {result.curve}\nmodel  {result.export}")
-    # where several policies learned, the export has a folder for each
-    each = [result.export / name for name, policy in run.policies.items() if policy.trainable]
-    model = next((folder for folder in each if folder.is_dir()), result.export)
+    rewards, models = _apart(run.load_reward(), seeds), []
+    for one, reward in zip(run.of_seeds(seeds), rewards, strict=True):
+        with fa.GRPOTrainer(one.seated, reward, one.trainer, one.out_dir, one.mesh) as trainer:
+            result = trainer.fit(one.played, steps=one.steps, env_args=one.env_args)
+        print(f"{result.steps} steps are in {result.out_dir}\ncurve  {result.curve}\nmodel  {result.export}")
+        # where several policies learned, the export has a folder for each
+        each = [result.export / name for name, policy in run.policies.items() if policy.trainable]
+        models.append(next((folder for folder in each if folder.is_dir()), result.export))
     env = run.env if isinstance(run.env, str) else next(iter(run.env))
+    if seeds > 1:
+        _say_next(
+            f"{_with_modules(words)}{shlex.join(['forge-agents', 'bench', env, '--cross_play', *map(str, models)])}",
+            f"forge-agents view {run.out_dir}",
+        )
+        return 0
+    model = models[0]
     _say_next(
         _again("eval", words),
         f"{_with_modules(words)}forge-agents bench --players.trained {model} --players.random random --suite {env}",
-        f"forge-agents view {result.out_dir}",
+        f"forge-agents view {run.out_dir}",
     )
     return 0
+
+
+def _apart(reward: Any, count: int) -> list[Any]:
+    """The reward of each of several runs: one that learns, such as an ensemble, must not know what others showed it."""
+    try:
+        return [reward] if count == 1 else [copy.deepcopy(reward) for _ in range(count)]
+    except Exception as cause:
+        raise ValueError(
+            f"the reward cannot be copied for each seed ({cause}); train each by itself, with --trainer.seed and "
+            "--out_dir"
+        ) from cause
 
 
 @_command(
@@ -316,14 +341,18 @@ def play(words: Sequence[str]) -> int:
     "bench",
     "forge-agents bench --players.random random --suite duel-v0 --episodes 16",
     "forge-agents bench --players.before smollm2-135m-instruct --players.after runs/relay/export --html board.html",
+    "forge-agents bench forge/Relay-v0 --cross_play runs/relay/seed-0 runs/relay/seed-1 random",
 )
 def bench(words: Sequence[str]) -> int:
-    """Benchmark players: forge-agents bench [CONFIG.yaml] --players.NAME WHAT ... [--suite core-v1] [--episodes 64]"""
+    """Benchmark players: forge-agents bench [CONFIG.yaml | SUITE] --players.NAME WHAT ... [--episodes 64]"""
     import forge_agents as fa
     from forge_agents.bench.plan import BenchConfig
     from forge_agents.bench.play import BOARD
+    from forge_agents.cli.config import with_flag
 
-    chosen = _parse("bench", BenchConfig, words)
+    is_file = not words or words[0].endswith((".yaml", ".yml")) or Path(words[0]).is_file()
+    listed = with_flag("--config" if is_file else "--suite", _listed(words, ("--cross_play", "--partners")))
+    chosen = _parse("bench", BenchConfig, listed)
     report = fa.benchmark(
         chosen.entrants(),
         chosen.suite,
@@ -332,6 +361,7 @@ def bench(words: Sequence[str]) -> int:
         swap_seats=chosen.swap_seats,
         samples=chosen.samples,
         exploitability_samples=chosen.exploitability_samples,
+        partners=chosen.partners,
         limits=chosen.limits,
         engine=chosen.engine,
         out_dir=chosen.out_dir,
@@ -591,6 +621,23 @@ def _with_modules(words: Sequence[str]) -> str:
     """What goes before a command without the run's file, so that it finds the modules beside the file; mostly empty."""
     folder = Path(words[0]).parent if words and not words[0].startswith("-") else Path()
     return "" if folder == Path() else f"PYTHONPATH={shlex.quote(str(folder))} "
+
+
+def _listed(words: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """The words, with all that follows one of `flags` as one list: a pattern of the shell names many."""
+    found: list[str] = []
+    listed: dict[str, list[str]] = {}
+    flag = ""
+    for word in words:
+        flag = (word if word in flags else "") if word.startswith("--") else flag
+        if word in flags:
+            listed.setdefault(word, [])
+        else:
+            (listed[flag] if flag else found).append(word)
+    for flag, values in listed.items():
+        whole = values if values[:1] and values[0].startswith("[") else [json.dumps(values)] if values else []
+        found += [flag, *whole]
+    return found
 
 
 def _again(command: str, words: Sequence[str]) -> str:

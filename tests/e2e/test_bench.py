@@ -24,7 +24,7 @@ def test_models_play_on_one_engine_and_what_was_played_is_not_repeated(tiny_llam
     def measure(folder: str = "first", live: int = 64) -> fa.Report:
         return fa.benchmark(
             players,
-            "forge/KuhnPoker-v0",
+            {"forge/KuhnPoker-v0": {}, "forge/Kitchen-v0": {"rounds": 2}},
             episodes=4,
             exploitability_samples=4,
             limits=fa.BenchLimits(max_live_episodes=live),
@@ -34,7 +34,7 @@ def test_models_play_on_one_engine_and_what_was_played_is_not_repeated(tiny_llam
         )
 
     at_once = measure()
-    assert at_once.complete and at_once.planned == 16
+    assert at_once.complete and at_once.planned == 32
     legal = next(cell for cell in at_once.summary.cells if cell.player == "legal")
     plain = next(cell for cell in at_once.summary.cells if cell.player == "plain")
     assert legal.invalid.value == 0 and plain.invalid.value > 0.5 and plain.tokens.value > 0
@@ -42,11 +42,14 @@ def test_models_play_on_one_engine_and_what_was_played_is_not_repeated(tiny_llam
     assert str(tmp_path.parent) not in json.dumps(at_once.as_json()), "no path of this machine"
     exploitability = at_once.exploitability["forge/KuhnPoker-v0"]
     assert 0 < exploitability["legal"] < 2 and 0 < exploitability["plain"] < 2
+    together = {row.player: row for row in at_once.summary.teamwork}
+    assert set(together) == {"plain", "legal"} and {row.env for row in together.values()} == {"forge/Kitchen-v0"}
+    assert all(row.gap.n == 4 and row.alone.value == row.crossed.value == 0 for row in together.values())
     again = measure()
-    assert again.timing["played"] == 0 and again.timing["reused"] == 16, "nothing is left to start an engine for"
+    assert again.timing["played"] == 0 and again.timing["reused"] == 32, "nothing is left to start an engine for"
     assert {**again.as_json(), "timing": {}} == {**at_once.as_json(), "timing": {}}
     elsewhere = measure("second", live=3)
-    assert elsewhere.timing["played"] == 16, "another folder knows nothing"
+    assert elsewhere.timing["played"] == 32, "another folder knows nothing"
     assert {**elsewhere.as_json(), "timing": {}} == {**at_once.as_json(), "timing": {}}, "the same seed"
 
 

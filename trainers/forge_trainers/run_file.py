@@ -138,6 +138,14 @@ class RunConfig:
         """Whom `seats` may name."""
         return {"random": Random(), "human": Human(), **self.endpoints, **self.policies}
 
+    def of_seeds(self, count: int) -> list[RunConfig]:
+        """So many runs like this one, of the seeds from its own on, each in a folder of ``out_dir``; one: itself."""
+        first, folder = self.trainer.seed, Path(self.out_dir)
+        return [self] if count == 1 else [
+            replace(self, out_dir=str(folder / f"seed-{seed}"), trainer=replace(self.trainer, seed=seed))
+            for seed in range(first, first + count)
+        ]
+
     def warmed_up(self, *, train: bool = True) -> RunConfig:
         """This run with the models that `warm_start` makes, in folders below ``out_dir/warm-start``.
 

@@ -6,6 +6,8 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from threading import Lock
+from types import SimpleNamespace
 
 import pytest
 
@@ -71,6 +73,29 @@ def test_training_ends_with_what_comes_next(monkeypatch, tmp_path, capsys):
     ]
     assert cli.main(["sft", "--data", "d", "--policy.model", "m", "--policy.name", "hero", "--out_dir", str(run)]) == 0
     assert f"next   forge-agents train CONFIG.yaml --policies.hero.model {run}/export" in capsys.readouterr().out
+
+
+def test_seeds_are_trained_apart_and_end_with_how_they_meet(monkeypatch, tmp_path, capsys):
+    made = []
+
+    class Seen(Trained):
+        def __init__(self, policies, reward, config, out_dir, mesh):
+            super().__init__(policies, reward, config, out_dir, mesh)
+            reward.seen.append(config.seed)
+            made.append((reward.seen, config.seed, Path(out_dir).name))
+
+    monkeypatch.setattr(fa, "GRPOTrainer", Seen)
+    monkeypatch.setattr(sys.modules[__name__], "LEARNS", SimpleNamespace(seen=[]), raising=False)
+    words = ["train", "--env", "forge/Relay-v0", "--policies.hero.model", "m", "--out_dir", str(tmp_path)]
+    words += ["--trainer.seed", "4", "--reward", f"{__name__}:LEARNS"]
+    assert cli.main([*words, "--seeds", "2"]) == 0
+    assert made == [([4], 4, "seed-4"), ([5], 5, "seed-5")]
+    models = f"{tmp_path}/seed-4/export {tmp_path}/seed-5/export"
+    assert f"next   forge-agents bench forge/Relay-v0 --cross_play {models}\n" in capsys.readouterr().out
+    monkeypatch.setattr(sys.modules[__name__], "LEARNS", Lock())
+    assert cli.main([*words, "--seeds", "2"]) == 1 and "cannot be copied for each seed" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        cli.main([*words, "--seeds", "0"])
 
 
 def test_a_pipe_gets_one_whole_line_for_each_environment(capsys):

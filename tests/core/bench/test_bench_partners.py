@@ -1,0 +1,181 @@
+"""Players beside partners that are not themselves."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import forge_agents as fa
+from forge_agents.bench.plan import BenchConfig, called, lineups, read_player
+from forge_agents.bench.report import ReportError, leaderboard
+from forge_agents.bench.statistics import difference, ratio
+from forge_agents.cli import main as cli
+
+SIDES = "bench/Sides-v0"
+
+
+@fa.register(SIDES, max_turns=2, tags=("2p", "cooperative"))
+class Sides(fa.TurnEnv):
+    """Two say where they walk at the same time: all is well if they say the same, better on the right."""
+
+    possible_agents = ("ann", "ben")
+
+    def setup(self, rng):
+        self.said = []
+
+    def instructions(self, agent):
+        return "Say left or right."
+
+    def observe_text(self, agent):
+        return "Which side?"
+
+    def act(self, agent, action):
+        self.said.append(action)
+        if len(self.said) < 2:
+            return fa.Outcome()
+        reward = {("left", "left"): 0.5, ("right", "right"): 1.0}.get(tuple(self.said), 0.0)
+        return fa.Outcome(rewards=dict.fromkeys(self.agents, reward), done=True)
+
+
+def left(observation):
+    return "left"
+
+
+def right(observation):
+    return "right"
+
+
+def first_left(observation, agent):
+    return "left" if agent == "ann" else "right"
+
+
+def meet(folder, *functions, episodes=8, **more):
+    players = {f"{function.__name__}{n}": fa.Scripted(function) for n, function in enumerate(functions)}
+    return fa.benchmark(players, SIDES, episodes=episodes, out_dir=folder, progress=False, **more)
+
+
+def matrix(report):
+    return {(met.player, met.other): met.reward.value for met in report.summary.meetings}
+
+
+def test_conventions_that_clash_earn_the_floor_and_each_with_itself_the_most(tmp_path):
+    report = meet(tmp_path, left, left, right)
+    assert matrix(report) == {
+        ("left0", "left0"): 0.5, ("left0", "left1"): 0.5, ("left0", "right2"): 0,
+        ("left1", "left0"): 0.5, ("left1", "left1"): 0.5, ("left1", "right2"): 0,
+        ("right2", "left0"): 0, ("right2", "left1"): 0, ("right2", "right2"): 1,
+    }  # fmt: skip
+    one, other, third = report.summary.teamwork
+    assert (one.alone.value, one.crossed.value, one.gap.value) == (0.5, 0.25, 0.25)
+    assert one.share.value == 0.25 / 0.75 and other == replace(one, player="left1")
+    assert (third.alone.value, third.gap.value, third.share.value) == (1, 1, 0) and third.gap.n == 8
+    assert third.p_value == 2 / 2**8 and third.p_adjusted == 3 * third.p_value
+
+
+def test_the_matrix_by_seat_tells_who_can_work_where(tmp_path):
+    report = meet(tmp_path, left, first_left)
+    seats = {(met.player, met.other): {s: earned.value for s, earned in met.seats.items()}
+             for met in report.summary.meetings}  # fmt: skip
+    assert seats["first_left1", "left0"] == {"ann": 0.5, "ben": 0}
+    assert seats["left0", "first_left1"] == {"ann": 0, "ben": 0.5}
+    assert seats["first_left1", "first_left1"] == {"ann": 0, "ben": 0}
+    assert "| first\\_left1 | ann | 0.500" in report.markdown() and "by seat" not in report.table()
+    assert json.loads(json.dumps(report.as_json()))["summary"]["meetings"][1]["seats"]["ben"]["value"] == 0.5
+
+
+def test_partners_measure_the_others_and_do_not_meet_each_other(tmp_path):
+    everybody = meet(tmp_path, left, left, right)
+    report = meet(tmp_path, left, left, right, partners=["left1", "right2"])
+    assert report.planned == everybody.planned - 2 * 8 and report.timing["played"] == 0
+    (row,) = report.summary.teamwork
+    assert row == replace(everybody.summary.teamwork[0], p_adjusted=row.p_value)
+    assert ("left1", "right2") not in matrix(report) and matrix(report)["right2", "right2"] == 1
+    assert "Partners: left1, right2, each counting alike" in report.markdown()
+    again = fa.Report.load(report.save(tmp_path / "board.json"))
+    assert again.summary == report.summary
+    with pytest.raises(ReportError, match="partners: .*'left1', 'right2'.* in"):
+        leaderboard(report, everybody)
+    alone = meet(tmp_path, left, left, right, partners=["right2"]).summary.teamwork
+    assert [(row.crossed.value, row.share.value) for row in alone] == [(0, 0), (0, 0)]
+
+
+def test_games_of_rivals_know_no_partners(tmp_path):
+    players = {"one": fa.Random(), "two": fa.Random(seed=1)}
+    report = fa.benchmark(players, "forge/KuhnPoker-v0", episodes=2, out_dir=tmp_path, progress=False)
+    assert report.summary.teamwork == [] and "With partners" not in report.markdown()
+
+
+def test_partners_that_cannot_be_are_told(tmp_path):
+    with pytest.raises(ValueError, match=r"'right', the players are left0, right1. Did you mean 'right1'"):
+        meet(tmp_path, left, right, partners=["right"])
+    with pytest.raises(ValueError, match="nobody is left"):
+        meet(tmp_path, left, right, partners=["left0", "right1"])
+    assert len(lineups("abc", ["x", "y"], partners="bc")) == 3 + 4
+
+
+def test_a_failed_seed_is_compared_with_nothing(tmp_path):
+    calls = []
+
+    def stumbles(observation):
+        calls.append(1)
+        if len(calls) <= 2:  # an episode that failed is played once more
+            raise ValueError("not yet")
+        return "right"
+
+    report = meet(tmp_path, stumbles, right, limits=fa.BenchLimits(max_live_episodes=1))
+    failed = {record.seed for record in report.records if record.error}
+    first, second = report.summary.teamwork
+    assert len(failed) == 1 and first.alone.n == 7 and first.gap.n == 7 and first.share.n == 8
+    assert second.share.value == 1 and second.share.n == 7
+
+
+def test_a_ratio_has_the_interval_of_its_expansion():
+    own, partners = {1: 1.0, 2: 0.0, 3: 2.0, 9: 7.0}, {1: 2.0, 2: 1.0, 3: 3.0, 8: 9.0}
+    found = ratio(own, partners)
+    around = difference({s: own[s] / 2 for s in (1, 2, 3)}, {s: partners[s] / 4 for s in (1, 2, 3)}).interval
+    assert (found.value, found.n) == (0.5, 3) and found.low == pytest.approx(0.5 + around.low)
+    same = ratio({1: 0.2, 2: 0.4}, {1: 0.1, 2: 0.2})
+    assert same.low == same.high == same.value == pytest.approx(2)
+    for nothing in ({1: 0.0, 2: 0.0}, {1: -1.0, 2: 0.5}, {}):
+        assert str(ratio(own, nothing).value) == "nan"
+
+
+def test_a_run_stands_for_what_it_exported(tmp_path):
+    one, team = tmp_path / "one", tmp_path / "team"
+    for folder in (one / "export", team / "export/asker", team / "export/answerer"):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+    assert read_player(str(one)) == fa.Policy(str(one / "export"))
+    assert read_player(str(one / "export")) == fa.Policy(str(one / "export"))
+    with pytest.raises(ValueError, match=r"holds 2 models.*export/answerer, .*export/asker"):
+        read_player(str(team))
+    (tmp_path / "early/export").mkdir(parents=True)
+    with pytest.raises(ValueError, match="none yet: forge-agents export"):
+        read_player(str(tmp_path / "early"))
+
+
+def test_players_without_names_are_called_by_what_tells_them_apart():
+    assert called(["runs/pop/seed-0/", "runs/pop/seed-1/export", "random"]) == {
+        "seed-0": "runs/pop/seed-0/", "seed-1": "runs/pop/seed-1/export", "random": "random",
+    }  # fmt: skip
+    assert list(called(["a/export/hero", "b/export/hero"])) == ["a-hero", "b-hero"]
+    assert list(called(["http://h:1/v1#qwen-1.5", "m.n:fn"])) == ["qwen-1-5", "fn"]
+    assert called([]) == {}
+    with pytest.raises(ValueError, match="once, got random, random"):
+        called(["random", "random"])
+    with pytest.raises(ValueError, match=r"would be called 'a', .*--players.NAME x/a"):
+        BenchConfig(players={"a": "random"}, cross_play=["x/a"]).entrants()
+
+
+def test_the_command_takes_a_suite_and_players_as_they_come(tmp_path, capsys):
+    words = ["bench", SIDES, "--cross_play", f"{__name__}:left", f"{__name__}:right", "--partners", "right"]
+    assert cli.main([*words, "--episodes", "8", "--out_dir", str(tmp_path)]) == 0
+    report = fa.Report.load(tmp_path / "board.json")
+    assert list(report.players) == ["left", "right"] and report.settings["partners"] == ["right"]
+    assert "With partners" in capsys.readouterr().out
+    assert cli.main(["bench", SIDES, "--cross_play", '["random"]', "--episodes", "1", f"--out_dir={tmp_path}"]) == 0
+    assert cli.main(["bench", "core-v2", "--players.a", "random"]) == 1
+    assert "Did you mean 'core-v1'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["bench", SIDES, "--partners", "--episodes", "2"])
+    assert "--partners" in capsys.readouterr().err
