@@ -230,7 +230,7 @@ def _permit_tiles(dtype: str) -> None:
 
 
 def _leave_out_sklearn() -> None:
-    """Let transformers do without scikit-learn, a seventh of what is imported, of which it wants one curve for drafts."""
+    """Let transformers do without scikit-learn, a seventh of all imports, of which it wants one curve for drafts."""
     import transformers.utils
 
     transformers.utils.is_sklearn_available = lambda: False
