@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import json
 import queue
@@ -21,18 +22,21 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
 
 from forge_agents.errors import NotReadyError, did_you_mean
 from forge_agents.programs.calls import Call, RefusedError, Reply, Said, as_text, reply_to, shown
 from forge_agents.programs.protocols import PROTOCOLS, Protocol
 from forge_agents.runtime.waits import LoopThread, waiting
 
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
 MAX_BODY_BYTES = 8 << 20
 """Of one request: a conversation that fills a context of a million tokens."""
 MAX_HEADER_BYTES = 16 << 10
 _BODY_S = 30.0
-"""Seconds in which a request must have arrived."""
+"""Seconds in which the head of a request must have arrived, from a connection's opening on, and then its body."""
 _MOST_WAITING = 1024
 """Calls of one episode that may wait for their turn."""
 _MOST_WAITING_BYTES = 8 * MAX_BODY_BYTES
@@ -354,7 +358,7 @@ class Gateway:
             self._answer,
             interface="asgi3",
             proxy_headers=False,
-            http="h11",  # the one that bounds headers, those that come in pieces
+            http=_protocol(),
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             ws="none",
             lifespan="off",
@@ -405,14 +409,13 @@ class Gateway:
 
     def _serve(self, asking: socket.socket, refused: Callable[[str], None]) -> asyncio.Server:
         """Answer at another socket; `refused` is told of connections that are too many."""
-        from uvicorn.protocols.http.h11_impl import H11Protocol
         from uvicorn.server import ServerState
 
-        theirs = ServerState()
+        theirs, asks = ServerState(), _protocol()
 
         def connection() -> asyncio.Protocol:
             if len(theirs.connections) < _MOST_CONNECTIONS:
-                return H11Protocol(config=self._server.config, server_state=theirs, app_state={})
+                return asks(config=self._server.config, server_state=theirs, app_state={})
             refused(f"{_MOST_CONNECTIONS} connections are open already; close some")
             return _HangsUp()
 
@@ -473,6 +476,39 @@ class Gateway:
                 code="invalid_api_key",
             )
         return session
+
+
+@functools.cache
+def _protocol() -> type[H11Protocol]:
+    """HTTP by h11, which bounds headers that come in pieces, on connections that may not be held without a request."""
+    import h11
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Asks(H11Protocol):
+        _late: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._look()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._look()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            if self._late is not None:
+                self._late.cancel()
+
+        def _look(self) -> None:
+            """Have the time run from the opening, or from a later request's first byte, until its head is there."""
+            if self.conn.their_state is h11.IDLE:
+                self._late = self._late or self.loop.call_later(_BODY_S, self.transport.close)
+            elif self._late is not None:
+                self._late.cancel()
+                self._late = None
+
+    return Asks
 
 
 class _HangsUp(asyncio.Protocol):

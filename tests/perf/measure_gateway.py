@@ -4,9 +4,10 @@
     python tests/perf/measure_gateway.py --model smollm2-135m-instruct --programs 64 --calls 3 [--tokens 32]
 
 In: numbers of programs at once, calls of each. Out: a table, medians of the rounds, in which the arms take turns. Waits
-for nothing. The programs' clients, OpenAI's, run in a process of their own, because they would cost the same with any
-server. Processor time of a call: ours (play and gateway), the clients', and with a model the engine's. Without one a
-script answers, so that all of it is overhead.
+for nothing. The programs' clients run in a process of their own, because they would cost the same with any server:
+OpenAI's, and a bare one that does the least that HTTP asks for, beside which the gateway's own part is seen. Processor
+time of a call: ours (play and gateway), the clients', and with a model the engine's. Without one a script answers, so
+that all of it is overhead. What a program loses is its speed over the game's of the same round.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -61,17 +64,40 @@ async def _converse(url: str, key: str, calls: int) -> None:
             said.append({"role": "user", "content": f"message {number}"})
             reply = await client.chat.completions.create(model="agent", messages=said)
             said.append({"role": "assistant", "content": reply.choices[0].message.content})
-    sys.stdout.write(f"{key}\n")
-    sys.stdout.flush()
+
+
+async def _converse_barely(url: str, key: str, calls: int) -> None:
+    """The same over a socket."""
+    host, port = re.findall(r"//(.*):(\d+)/", url)[0]
+    hears, says = await asyncio.open_connection(host, port)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {key}\r\ncontent-length: "
+    said: list[Any] = []
+    for number in range(calls):
+        said.append({"role": "user", "content": f"message {number}"})
+        body = json.dumps({"model": "agent", "messages": said})
+        says.write(f"{head}{len(body)}\r\n\r\n{body}".encode())
+        length = re.search(rb"content-length: (\d+)", await hears.readuntil(b"\r\n\r\n"))
+        assert length is not None
+        said.append(json.loads(await hears.readexactly(int(length[1])))["choices"][0]["message"])
+    says.close()
+
+
+CLIENTS = {"OpenAI's": _converse, "a bare": _converse_barely}
 
 
 async def _clients(calls: int) -> None:
-    """Converse where each line of the standard input says, all at once; say the key of each at its end."""
+    """Converse as each line of the standard input says, all at once; say the key of each at its end."""
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+
+    async def serve(url: str, key: str, whose: str) -> None:
+        await CLIENTS[whose](url, key, calls)
+        sys.stdout.write(f"{key}\n")
+        sys.stdout.flush()
+
     async with asyncio.TaskGroup() as group:
         async for line in lines:
-            group.create_task(_converse(*line.decode().split(), calls))
+            group.create_task(serve(*line.decode().strip().split(maxsplit=2)))
 
 
 class Clients:
@@ -85,10 +111,10 @@ class Clients:
         threading.Thread(target=self._listen, daemon=True).start()
 
     async def program(self, task: Any, client: Any) -> float:
-        """Has its conversation there."""
+        """Has its conversation there; the task says whose client."""
         done = self._open[client.api_key] = Future()
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{client.base_url} {client.api_key}\n")
+        self._process.stdin.write(f"{client.base_url} {client.api_key} {task}\n")
         return await asyncio.wrap_future(done)
 
     def _listen(self) -> None:
@@ -110,11 +136,13 @@ async def _arms(
     """Print a line for each arm; `engine` is the process, if there is one."""
     clients = Clients(Game.calls)
     pids = [os.getpid(), clients.pid, *engine]
-    found: list[tuple[str, list[list[float]]]] = [("a game", []), ("a program", [])]
+    found: dict[str, list[list[float]]] = {"a game": [], **{whose: [] for whose in CLIENTS}}
     for lap in range(asked.rounds + 1):
-        for name, rows in found:
+        for name, rows in found.items():
             envs: list[Any] = [
-                Game() if name == "a game" else fa.Program(clients.program, max_turns=Game.calls + 1, timeout_s=600)
+                fa.Program(clients.program, tasks=(name,), max_turns=Game.calls + 1, timeout_s=600)
+                if name in CLIENTS
+                else Game()
                 for _ in range(programs)
             ]
             wall, cpu = time.perf_counter(), [cpu_seconds(pid) for pid in pids]
@@ -135,12 +163,15 @@ async def _arms(
                 rows.append([sampled / wall if engine else 1000 * wall / calls, sampled / calls])
                 rows[-1] += [1000 * each / calls for each in spent]
     clients.close()
-    for name, rows in found:
+    for name, rows in found.items():
         speed, length, *spent = (statistics.median(column) for column in zip(*rows, strict=True))
         told = f"{speed:7.1f} tokens/s, {length:.0f} a call" if engine else f"{speed:7.2f} ms wall"
         whose = zip(("ours", "the clients'", "the engine's"), spent, strict=False)
         cost = ", ".join(f"{who} {each:.2f}" for who, each in whose)
-        sys.stdout.write(f"{programs:4} at once  {name:10} {told};  ms of cpu a call: {cost}\n")
+        sys.stdout.write(f"{programs:4} at once  {name:8} {told};  ms of cpu a call: {cost}\n")
+        if name in CLIENTS and engine:
+            lost = sorted(100 - 100 * row[0] / game[0] for row, game in zip(rows, found["a game"], strict=True))
+            sys.stdout.write(f"{'':15}loses {statistics.median(lost):.1f} % ({lost[0]:.1f} to {lost[-1]:.1f})\n")
         sys.stdout.flush()
 
 

@@ -1,6 +1,8 @@
+import contextlib
 import copy
 import http.client
 import json
+import socket
 import threading
 
 import pytest
@@ -316,8 +318,6 @@ def test_what_waits_is_bounded_by_bytes_and_what_is_over_makes_room(session, mon
 
 
 def test_connections_of_a_command_that_is_shut_in_are_bounded(session, monkeypatch):
-    import socket
-
     monkeypatch.setattr(module, "_MOST_CONNECTIONS", 3)
     asking = socket.create_server(("127.0.0.1", 0))
     session.listen(asking)
@@ -332,6 +332,37 @@ def test_connections_of_a_command_that_is_shut_in_are_bounded(session, monkeypat
     assert session.refusals == ["3 connections are open already; close some"]
     for connection in held:
         connection.close()
+
+
+def hung_up(connection):
+    """Wait until the other side has closed."""
+    with contextlib.suppress(ConnectionError):
+        while connection.recv(4096):
+            pass
+
+
+@pytest.mark.parametrize("shut_in", [False, True])
+def test_connections_on_which_no_request_begins_are_closed(gateway, session, monkeypatch, shut_in):
+    address = gateway._socket.getsockname()
+    if shut_in:
+        session.listen(asking := socket.create_server(("127.0.0.1", 0)))
+        address = asking.getsockname()
+    computes = http.client.HTTPConnection(*address, timeout=WAIT_S)
+
+    def ask():
+        computes.request("GET", "/health")
+        assert computes.getresponse().read() == b"{}"
+
+    ask()
+    monkeypatch.setattr(module, "_BODY_S", 0.05)
+    for begun in (b"", b"GET /health HT"):
+        with socket.create_connection(address, WAIT_S) as silent:
+            silent.sendall(begun)
+            hung_up(silent)
+    ask()  # it was kept meanwhile
+    computes.sock.sendall(b"GET /health HT")
+    hung_up(computes.sock)
+    computes.close()
 
 
 def test_the_usual_limit_of_open_files_is_raised_as_hundreds_of_programs_need():
@@ -388,8 +419,6 @@ def test_a_conversation_that_is_sent_twice_has_two_answers_and_each_can_be_gone_
 
 
 def test_answers_travel_without_waiting_for_each_other(gateway):
-    import socket
-
     assert gateway._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)  # else 40 ms a call
 
 
