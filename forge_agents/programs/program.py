@@ -7,6 +7,7 @@ program between two calls, with a deadline.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -110,8 +111,11 @@ class Program(TurnEnv):
         self.models = {seat: seat for seat in seats} | dict(models or {})
         """Seats by the names that the program asks for."""
         self._check_agents(self.models.values(), "models names")
-        if not callable(tasks) and not len(tasks):
-            raise ValueError("tasks is empty; give at least one, or a function rng -> task")
+        if not callable(tasks):
+            if isinstance(tasks, (str, Mapping)) or not all(hasattr(tasks, f"__{has}__") for has in ("len", "getitem")):
+                raise TypeError(f"tasks is a {type(tasks).__name__}; give a list of tasks, or a function rng -> task")
+            if not len(tasks):
+                raise ValueError("tasks is empty; give at least one, or a function rng -> task")
         if not 0 < timeout_s < math.inf or not math.isfinite(error_reward):
             raise ValueError(f"timeout_s={timeout_s} must be above 0 and finite, error_reward={error_reward} finite")
         if max_sampled_tokens is not None and max_sampled_tokens < 1:
@@ -305,6 +309,6 @@ class Program(TurnEnv):
     def _refusals(self, error: BaseException | None = None) -> str:
         """What the program was refused since its last answer, or ended with, at the end of a message."""
         refusals = self._session.refusals if self._session is not None else []
-        ended = [refusal for refusal in refusals if refusal[:60] in str(error)]
-        told = (*ended, *refusals[self._forgiven :])
-        return f"; the gateway had refused it: {told[0]}" if told else ""
+        ended = (refusal for refusal in refusals if refusal[:60] in str(error))
+        why = next(itertools.chain(ended, refusals[self._forgiven :]), "")
+        return f"; the gateway had refused it: {why}" if why else ""

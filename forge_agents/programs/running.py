@@ -84,8 +84,12 @@ def started(program: AnyProgram, task: Any, session: Session, sandbox: Sandbox |
     return _Thread(program, task, session)
 
 
+_QUOTED = re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*\"""")
+_SHELL = re.compile(r"\d*[<>].*|&&?|\|\|?|;")
+
+
 def check(program: object, sandbox: Sandbox | None = None) -> None:
-    """Raise TypeError unless it is a function of two arguments or a command line, ValueError where that is empty."""
+    """Raise TypeError unless it is a function (task, client) or a command line, ValueError for none, or a shell's."""
     if callable(program):
         if sandbox is not None:
             raise TypeError("sandbox= shuts a command line in; a function runs in this process, with all its rights")
@@ -101,6 +105,8 @@ def check(program: object, sandbox: Sandbox | None = None) -> None:
         raise TypeError(f"a program is a function (task, client) or a command line, not {type(program).__name__}")
     if not words:
         raise ValueError("the program is an empty command line")
+    if isinstance(program, str) and (shell := next(filter(_SHELL.fullmatch, _QUOTED.sub("", program).split()), "")):
+        raise ValueError(f'no shell reads the program, but {shell} is for one; give ["sh", "-c", {program!r:.200}]')
 
 
 # ---- functions

@@ -19,6 +19,8 @@ from forge_agents.rollout.players import ContextFullError, ModelPlayer, Served
 
 _HELD_TOKENS = 20_000_000
 """Of all conversations that are remembered, prompts counted whole: some hundred megabytes."""
+_ONES_TOKENS = _HELD_TOKENS // 8
+"""Of one of them: where it branches without end, the others would be forgotten."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,8 +29,9 @@ class _Talk:
 
     seat: str
     player: ModelPlayer
-    answers: dict[int, bytes] = field(default_factory=dict)
-    """Marks of the answers that may be gone on from, by decision."""
+    answers: dict[int, tuple[bytes, int]] = field(default_factory=dict)
+    """Of each answer that may be gone on from its mark, and its tokens with those of the prompt; by decision, what was
+    said or gone on from last at the end."""
     decided: int = 0
     """Decisions of its player, those that failed afterwards included."""
     tokens: int = 0
@@ -39,7 +42,8 @@ class Standing(Session):
 
     What a model reads is what it read in training: tools and forms in the system prompt, no thought of another, and of
     an answer that a call goes on from the tokens that were sampled. Conversations are remembered up to a number of
-    tokens, those of the longest silence forgotten first; one that is not known is read as it stands.
+    tokens, those of the longest silence forgotten first, and of one that takes more than its share the answers that
+    were of no use for the longest time; what is not known is read as it stands.
 
     Nobody learns from these answers, so that wishes about sampling are followed. What a call does not say is the
     policy's, and its limit of tokens is the most that a call gets.
@@ -114,6 +118,8 @@ class Standing(Session):
     async def _reply(self, seat: str, call: Call, own: Sampling) -> Reply:
         found, new, mark = self._known.place(seat, call)
         talk, after = found or (_Talk(seat, self._player(seat)), None)
+        if after is not None:  # so that the root of many branches is not the first to be forgotten
+            talk.answers[after] = talk.answers.pop(after)
         number, self._number = self._number, self._number + 1
         told = Question(seat=seat, call=call, number=number, after=after, new=new).conversation()
         told.pop("asked", None)  # `own` has them
@@ -121,8 +127,9 @@ class Standing(Session):
         at, talk.decided = talk.decided, talk.decided + 1  # nothing was awaited since the player took note of it
         decision = decision.published(told["tools"])
         reply = reply_to(call, number, decision.action, decision.about())
-        talk.answers[at] = self._known.answered(mark, reply.said, (talk, at))
-        self._remember(talk, len(decision.prompt_ids) + len(decision.response_ids))
+        tokens = len(decision.prompt_ids) + len(decision.response_ids)
+        talk.answers[at] = self._known.answered(mark, reply.said, (talk, at)), tokens
+        self._remember(talk, tokens)
         return reply
 
     def _player(self, seat: str) -> ModelPlayer:
@@ -137,17 +144,27 @@ class Standing(Session):
         )
 
     def _remember(self, talk: _Talk, tokens: int) -> None:
-        """Keep `talk` as the latest, and forget the oldest where there are too many tokens."""
+        """Keep `talk` as the latest, and forget what is oldest where there are too many tokens."""
         self._talks.pop(talk, None)
         self._talks[talk] = None
         talk.tokens += tokens
         self._tokens += tokens
+        while talk.tokens > _ONES_TOKENS and len(talk.answers) > 1:
+            self._forget_answer(talk)
         while self._tokens > _HELD_TOKENS and len(self._talks) > 1:
             oldest = next(iter(self._talks))
             del self._talks[oldest]
-            self._tokens, oldest.tokens = self._tokens - oldest.tokens, 0
-            for number, mark in oldest.answers.items():
-                self._known.forget(oldest.seat, mark, (oldest, number))
+            while oldest.answers:
+                self._forget_answer(oldest)
+
+    def _forget_answer(self, talk: _Talk) -> None:
+        """Forget the answer of a conversation that was of no use for the longest time."""
+        number = next(iter(talk.answers))
+        mark, tokens = talk.answers.pop(number)
+        talk.tokens -= tokens
+        self._tokens -= tokens
+        self._known.forget(talk.seat, mark, (talk, number))
+        talk.player.forget(number)
 
 
 def _wished(own: Sampling, call: Call) -> Sampling:

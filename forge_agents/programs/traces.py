@@ -10,6 +10,7 @@ one conversation repeat each other: the last of them becomes the row, with all i
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -18,7 +19,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -157,7 +157,7 @@ def _rows(reader: _Reader) -> Iterator[tuple[dict[str, Any], int]]:
 
 def _learned(marks: Sequence[tuple[int, bytes]], recorded: set[bytes]) -> list[tuple[int, bytes]]:
     """The last answers of a conversation, back to one that nobody recorded: an example, or a history rewritten."""
-    return list(takewhile(lambda one: one[1] in recorded, reversed(marks)))[::-1]
+    return list(itertools.takewhile(lambda one: one[1] in recorded, reversed(marks)))[::-1]
 
 
 def _row(talk: _Talk, first: int) -> dict[str, Any]:
@@ -273,7 +273,16 @@ class _Reader:
 
     def _of_row(self, row: Mapping[str, Any]) -> list[_Talk | dict[str, Any]]:
         tools = _some(row.get("tools"))
+        lists = [given for name in _ROW if isinstance(given := row.get(name), list)]
+        if any(one.get("finish_reason") in _CUT for one in itertools.chain([row], *lists) if isinstance(one, Mapping)):
+            self.left["answers that were cut off"] += 1
+            return []
         if row.get("messages") is None:
+            if (row.get("chosen") is None) != (row.get("rejected") is None):
+                raise RefusedError("of chosen and rejected it has but one")
+            if self._pairs and row.get("chosen") is None:
+                self.left["without sides to compare"] += 1
+                return []
             written: dict[str, Any] = {}
             for name in ("prompt", *_ROW):
                 if (given := row.get(name)) is not None:
@@ -309,21 +318,22 @@ _SOLID = re.compile(r"\S")
 
 
 def _spread(path: Path) -> Generator[tuple[int, Any], None, bool]:
-    """The values of a file in which each takes several lines. Returns whether even the first is one."""
+    """The values of a file in which each takes several lines. Returns False where it read but the first line."""
     text = path.read_text(encoding="utf-8-sig", errors="replace")
-    end, line, found = 0, 1, False
+    end, line, first = 0, 1, 0
     while begun := _SOLID.search(text, end):
         start = begun.start()
         line += text.count("\n", end, start)
+        first = first or line
         try:
             value, end = json.JSONDecoder().raw_decode(text, start)
         except (ValueError, RecursionError) as odd:
-            if found:
+            if line > first:
                 yield line, RefusedError(f"it is no JSON ({odd}), and what follows is not read")
-            return found
+            return line > first
         yield line, value
-        found, line = True, line + text.count("\n", start, end)
-    return found
+        line += text.count("\n", start, end)
+    return True
 
 
 def _things(value: Any) -> Iterator[Mapping[str, Any]]:
@@ -512,11 +522,12 @@ def _said(messages: Any, tools: Sequence[Any]) -> tuple[tuple[Said, ...], str]:
     if not isinstance(messages, list) or not all(isinstance(message, Mapping) for message in messages):
         raise RefusedError(f"the messages are {str(messages)[:100]!r}; expected a list of objects")
     spoken = []
-    for message in messages:
-        thought = next((message[name] for name in _THOUGHTS if message.get(name)), "")
-        if thought and isinstance(thought, str):
-            message = {**message, "content": whole(thought, text_of(message.get("content"), "a message"))}  # noqa: PLW2901
-        spoken.append(message)
+    for place, message in enumerate(messages):
+        thoughts = [message.get(name) for name in _THOUGHTS]
+        thought = next((one for one in thoughts if one and isinstance(one, str)), "")
+        content = message.get("content")
+        told = whole(thought, text_of(content, f"messages[{place}]")) if thought else content
+        spoken.append({**message, "content": told})
     call = PROTOCOLS["/v1/chat/completions"].read({"model": "", "messages": spoken, "tools": offered})
     for place, said in enumerate(call.said):
         if said.role == "assistant" and not (said.text.strip() or said.calls):

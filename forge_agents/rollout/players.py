@@ -185,6 +185,10 @@ class ModelPlayer:
         self._held.append(talk)
         return replace(done, compaction=compaction, notes=notes)
 
+    def forget(self, decision: int) -> None:
+        """Keep no tokens of a decision, from 0, that nobody will go on from."""
+        self._held[decision] = self._begun
+
     async def _answer(
         self,
         prompt_ids: tuple[int, ...],

@@ -225,7 +225,7 @@ def other_process(create: Callable[[], AnyEnv], spec: EnvSpec, seeds: range) -> 
     try:
         question = json.dumps({"spec": there, "path": sys.path, "seeds": list(seeds)}).encode()
     except (TypeError, ValueError) as error:
-        raise NotApplicableError(f"an argument cannot be sent to another process: {error}") from error
+        raise NotApplicableError(f"its arguments cannot be written as JSON for another process ({error})") from error
     here = [[_fingerprint(step) for step in play(create(), seed)] for seed in seeds]
     hash_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     try:

@@ -464,7 +464,7 @@ def test_a_class_that_no_other_process_can_import_is_left_out_and_says_so():
     (finding,) = check_env(Local, checks=("other process",)).findings
     assert finding.ok and "left out: another process cannot import" in finding.message
     (finding,) = check_env("forge/Relay-v0", checks=("other process",), operators={"+"}).findings
-    assert finding.ok and "cannot be sent to another process" in finding.message
+    assert finding.ok and "cannot be written as JSON for another process" in finding.message
 
 
 def test_a_hang_ends_at_the_deadline_and_is_a_finding():

@@ -543,11 +543,27 @@ def test_wishes_about_sampling_are_not_followed_silently():
         ((lambda task: 1,), TypeError, "must take"),
         ((3,), TypeError, "a function"),
         (("",), ValueError, "empty command line"),
+        (("python a.py && python b.py",), ValueError, r"but && is for one; give \["),
+        (("python a.py 'a && b' >out.txt",), ValueError, r"but >out.txt is for one"),
+        (("python a.py 2>&1 | tee out",), ValueError, "but 2>&1 is for one"),
     ],
 )
 def test_what_is_no_program_is_refused_at_once(arguments, error, says):
     with pytest.raises(error, match=says):
         fa.Program(*arguments)
+
+
+@pytest.mark.parametrize(
+    "command", ["sh -c 'a > b; c'", 'python -c "1 > 0 and 2"', r"python a.py \> 'x' http://h/?a=1&b=2", "-->"]
+)
+def test_what_a_shell_would_read_may_stand_in_quotes_and_within_words(command):
+    fa.Program(command)
+
+
+@pytest.mark.parametrize("tasks", [5, None, "abc", {"a": 1}, {1, 2}, iter([1])])
+def test_tasks_that_cannot_be_numbered_are_refused(tasks):
+    with pytest.raises(TypeError, match=f"tasks is a {type(tasks).__name__}; give a list of tasks"):
+        fa.Program(plain, tasks=tasks)
 
 
 def test_what_cannot_be_sent_to_a_worker_is_said_before_one_starts():

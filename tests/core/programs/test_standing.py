@@ -265,6 +265,34 @@ def test_the_longest_silent_conversation_is_forgotten_and_read_as_it_stands(rend
     assert len(known._continued) == 1
 
 
+def test_a_conversation_that_branches_without_end_forgets_its_own_oldest_answers(renderer, serve, monkeypatch):
+    engine = Says(renderer, ["<think>hm</think>a"])
+    session = serve(engine)
+    said = {}
+
+    def ask(messages):
+        reply = request(session, body={"model": "p", "messages": messages})[1]["choices"][0]["message"]
+        said[messages[-1]["content"]] = [*messages, reply]
+        return session._tokens
+
+    def thoughts(name):
+        """How many of its own thoughts the model reads where a call goes on from what was said then."""
+        ask([*said[name], {"role": "user", "content": "on"}])
+        return renderer.text(engine.read[-1]).count("hm")
+
+    first = ask([{"role": "user", "content": "other"}])
+    ask([{"role": "user", "content": "root"}])
+    monkeypatch.setattr(module, "_ONES_TOKENS", 8 * first)
+    monkeypatch.setattr(module, "_HELD_TOKENS", 12 * first)
+    for branch in range(20):
+        ask([*said["root"], {"role": "user", "content": f"b{branch}"}])
+    assert len(session._talks) == 2
+    for talk in session._talks:
+        assert talk.tokens == sum(tokens for _, tokens in talk.answers.values()) <= 8 * first
+        assert sum(bool(held._said) for held in talk.player._held) == len(talk.answers), "the others' are let go"
+    assert (thoughts("other"), thoughts("b19"), thoughts("b0")) == (1, 2, 1)
+
+
 def long_talk(task, client):
     """A conversation that outgrows a small context, beside another that does not."""
     main, said = [{"role": "system", "content": "Be brief."}], []

@@ -215,6 +215,37 @@ def test_spans_that_hold_no_conversation_are_counted_by_what_they_are(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"], "nothing half-written stays"
 
 
+def test_a_first_line_with_rubbish_behind_its_value_costs_no_other(tmp_path):
+    first = json.dumps({"messages": [*ASKED, CALLED]})
+    good = {"messages": [*ASKED, SAID]}
+    done, rows, heard = imported(tmp_path, f"{first} rubbish", good, "{", good)
+    assert [row["messages"][-1]["content"] for row in rows] == [TEXT_OF_CALL, "It is 2.", "It is 2."]
+    assert done.left_out == {"unreadable": 2} and ":1 is left out" in heard[0] and ":3 is left out" in heard[1]
+
+
+def test_chats_whose_answers_were_cut_off_are_left_out_and_rows_without_sides_make_no_pairs(tmp_path):
+    cut = {**SAID, "finish_reason": "length"}
+    rows = [{"messages": [*ASKED, cut]}, {"prompt": "-", "completion": [cut]}]
+    rows.append({"messages": [*ASKED, SAID], "finish_reason": "length"})
+    done, (row,), _ = imported(tmp_path, *rows, {"messages": [*ASKED, {**SAID, "finish_reason": "stop"}]})
+    assert pairs_of(row["messages"]) == [*pairs_of(ASKED), ("assistant", "It is 2.")]
+    assert done.left_out == {"answers that were cut off": 3}
+    sides = {"prompt": "1 + 1?", "chosen": "2", "rejected": "3"}
+    completed = {"prompt": "-", "completion": "-", "score": 1}
+    done, (row,), heard = imported(tmp_path, completed, {"chosen": "-"}, sides, pairs="score")
+    assert pairs_of(row["chosen"]) == [("assistant", "2")]
+    assert done.left_out == {"without sides to compare": 1, "unreadable": 1}
+    assert "of chosen and rejected it has but one" in heard[0]
+
+
+def test_a_thought_is_the_first_text_under_any_of_its_names(tmp_path):
+    said = {**SAID, "reasoning_content": {"odd": 1}, "reasoning": "", "thinking": "hm"}
+    odd = {**said, "content": [{"type": "image_url"}]}
+    _, (row,), (heard,) = imported(tmp_path, {"messages": [*ASKED, said]}, {"messages": [*ASKED, odd]})
+    assert row["messages"][-1]["content"] == "<think>\nhm\n</think>\n\nIt is 2."
+    assert "messages[2]: a part of type 'image_url'" in heard
+
+
 def test_values_may_take_several_lines(tmp_path):
     spread = json.dumps({"attributes": conventions(ASKED, CALLED), "name": "chat"}, indent=2)
     second = json.dumps([{"attributes": conventions([*ASKED, CALLED, RESULT], SAID)}], indent=2)
