@@ -1,7 +1,7 @@
 """What the site adds to the pages in docs/: the reference, the list of errors, and the rest of the navigation.
 
-In: the source, read and never run. Out: pages ``api/*.md`` and ``errors.md``, made anew at each build. Waits for
-nothing.
+In: the source, read and never run, and recipes. Out: pages ``api/*.md``, ``errors.md`` and ``recipes/*.md``, made anew
+at each build. Waits for nothing.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ def on_files(files: Any, config: Any) -> Any:
     for package, about in REFERENCE.items():
         files.append(File.generated(config, _api_page(package), content=reference(package, about)))
     files.append(File.generated(config, "errors.md", content=errors_page()))
+    for page, source in recipes().items():
+        files.append(File.generated(config, page, content=recipe(source)))
     return files
 
 
@@ -60,6 +62,7 @@ def navigation(nav: list[Any]) -> list[Any]:
     found = {
         "Guides": sorted(path.name for path in docs.glob("*.md")),
         "Results": [path.relative_to(docs).as_posix() for path in sorted(docs.glob("results/**/*.md"))],
+        "Recipes": list(recipes()),
         "Decisions": [f"decisions/{path.name}" for path in sorted(docs.glob("decisions/*.md"))],
         "Reference": [*(_api_page(package) for package in REFERENCE), "errors.md"],
     }
@@ -70,6 +73,21 @@ def navigation(nav: list[Any]) -> list[Any]:
 
 def _api_page(package: str) -> str:
     return f"api/{_dotted(ROOT / package / '__init__.py')}.md"
+
+
+# ---- the recipes
+
+
+def recipes() -> dict[str, Path]:
+    """The README of each recipe by its page, that of all of them first."""
+    found = sorted((ROOT / "recipes").glob("*/README.md"))
+    return {"recipes/index.md": ROOT / "recipes" / "README.md"} | {f"recipes/{p.parent.name}.md": p for p in found}
+
+
+def recipe(source: Path) -> str:
+    """A recipe with its links as they are on the site."""
+    text = re.sub(r"\]\((?:\.\./)?(\w+)/README\.md", r"](\1.md", source.read_text())
+    return re.sub(r"\]\((?:\.\./)+docs/", "](../", text)
 
 
 # ---- the reference

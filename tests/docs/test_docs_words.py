@@ -19,7 +19,8 @@ from forge_agents.cli import main as cli
 from forge_agents.cli.config import Parser, parse
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+RECIPES = sorted((ROOT / "recipes").rglob("*.md"))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *RECIPES)
 BLOCK = re.compile(r"^```(\w+)([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RELAY = "env: forge/Relay-v0\npolicies: {team: {model: smollm2-135m-instruct}}\n"
 SFT = "policy: {model: smollm2-135m-instruct, name: hero}\ndata: chats.jsonl\n"
@@ -42,6 +43,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "train.yaml").write_text(RELAY)
     (tmp_path / "sums.yaml").write_text(SFT)
     (tmp_path / "chats.jsonl").write_text("")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     return tmp_path
 
 
@@ -106,7 +108,11 @@ def read_only(monkeypatch):
     monkeypatch.setattr(Parser, "parse_args", stop)
 
 
-SHOWN = [(page.stem, words) for page, _, text in blocks("sh") for words in command_lines(text)]
+SHOWN = [
+    (page.parent.name if page in RECIPES else page.stem, words)
+    for page, _, text in blocks("sh")
+    for words in command_lines(text)
+]
 
 
 @pytest.mark.parametrize(("page", "words"), SHOWN, ids=[f"{page}-{' '.join(words)}" for page, words in SHOWN])
@@ -140,7 +146,15 @@ def test_a_command_in_a_sentence_is_understood(page, words, folder, read_only):
             cli.COMMANDS[words[0]](words[1:])
 
 
-@pytest.mark.parametrize(("page", "words"), in_sentences("python examples/"))
+TYPED = [
+    (page.parent.name, shlex.split(line, comments=True))
+    for page, _, text in blocks("sh")
+    for line in re.findall(r"^python examples/(\w+\.py.*)$", text, re.MULTILINE)
+    if page in RECIPES
+]
+
+
+@pytest.mark.parametrize(("page", "words"), [*in_sentences("python examples/"), *TYPED])
 def test_an_example_in_a_sentence_takes_its_options(page, words, load_example, monkeypatch):
     read = argparse.ArgumentParser.parse_args
 
@@ -156,6 +170,7 @@ def test_an_example_in_a_sentence_takes_its_options(page, words, load_example, m
 
 def test_commands_in_sentences_are_found():
     assert len(in_sentences("forge-agents")) > 30 and len(in_sentences("python examples/")) > 5
+    assert len({page for page, _ in TYPED}) >= len(RECIPES) - 2, "one recipe is a command, one page has all"
 
 
 @pytest.mark.parametrize("line", ["view runs --prot 1", "train train.yaml --trainer.learner.lrr 1", "play --seat"])

@@ -22,7 +22,7 @@ def test_the_readme_names_every_room_and_no_other():
     named = set(re.findall(r"(?<!\S)([\w/]+)/(?=[\s,])", tree))
     packages = {f"{folder}/{package}".lstrip("/") for package, folder in house["SOURCES"].items()}
     rooms = {room.partition(".")[2] for room in house["floors"]() if "." in room}
-    assert named == rooms | packages | {"examples", "workers", "conformance"}
+    assert named == rooms | packages | {"examples", "recipes", "workers", "conformance"}
     ground = tree.splitlines()[2].split("   ")[0].split()
     assert [(ROOT / "forge_agents" / f"{name}.py").is_file() for name in ground] == [True] * 5
 

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import posixpath
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+RECIPES = sorted((ROOT / "recipes").glob("*/README.md"))
 LOADED = re.compile(r"""<(?:script|link|img|iframe|source)\b[^>]*?(?:src|href)=["']?(?:https?:)?//[^"'>]*""")
 """What a browser loads by itself; links that a person may follow are no such thing."""
 
@@ -34,16 +36,50 @@ def nav(site):
 
 def test_every_page_is_in_the_navigation_once(nav):
     listed = [page for pages in nav.values() for page in pages]
-    written = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+    written = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")} | {"recipes/index.md"}
+    written |= {f"recipes/{path.parent.name}.md" for path in RECIPES}
     assert sorted(page for page in listed if not page.startswith("api/") and page != "errors.md") == sorted(written)
     assert len(listed) == len(set(listed))
 
 
 def test_a_page_that_nobody_placed_follows_its_section(site):
-    sections = ("Guides", "Results", "Reference", "Decisions")
+    sections = ("Guides", "Recipes", "Results", "Reference", "Decisions")
     built = dict(next(iter(section.items())) for section in site.navigation([{title: []} for title in sections]))
     assert "verifiers.md" in built["Guides"] and "results/README.md" in built["Results"]
     assert "decisions/0002-source-roots.md" in built["Decisions"] and "errors.md" in built["Reference"]
+
+
+@pytest.mark.parametrize("readme", RECIPES, ids=lambda readme: readme.parent.name)
+def test_a_recipe_is_whole_and_its_figures_are_where_it_says(readme):
+    from markdown.extensions.toc import slugify
+
+    text = readme.read_text()
+    assert re.findall(r"^## (.+)", text, re.MULTILINE) == ["Run", "Settings", "Expected", "Time", "Known failures"]
+    assert re.search(r"^(forge-agents|python examples/)", text, re.MULTILINE), "a command to type"
+    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if not (readme.parent / link).exists()]
+    assert links == []
+    page, anchor = re.search(r"Source:\s\[results\]\(([^)#]+)#([^)]+)\)", text).groups()
+    sections = re.split(r"^## ", (readme.parent / page).read_text(), flags=re.MULTILINE)
+    source = {slugify(section.partition("\n")[0], "-"): section for section in sections}[anchor]
+    told = text.partition("## Expected")[2].partition("## Time")[0]
+    figures = re.findall(r"(?<![\w.])\d+\.\d+(?![\w.])", told.partition("Source:")[0])
+    assert figures and [figure for figure in figures if figure not in source] == []
+
+
+def test_the_table_of_recipes_has_each_with_figures_of_its_own():
+    rows = re.findall(r"^\| \[(\w+)\]\((\w+)/README\.md\) \|.*\| ([\d.]+) \| ([\d.]+)(?: of 2)? \| (\d+) \|$",
+                      (ROOT / "recipes" / "README.md").read_text(), re.MULTILINE)  # fmt: skip
+    assert sorted(row[0] for row in rows) == sorted(path.parent.name for path in RECIPES)
+    for name, folder, *figures in rows:
+        text = (ROOT / "recipes" / folder / "README.md").read_text()
+        assert name == folder and [figure for figure in figures if figure not in text] == []
+
+
+def test_a_recipe_on_the_site_leads_to_pages_of_the_site(site):
+    pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*")} | set(site.recipes())
+    for page, source in site.recipes().items():
+        links = [posixpath.normpath(f"recipes/{link}") for link in re.findall(r"\]\(([^)#]+)", site.recipe(source))]
+        assert links and [link for link in links if link not in pages] == [], page
 
 
 def test_the_readme_links_to_pages_that_exist():
