@@ -237,11 +237,12 @@ def _exceptions(tree: ast.Module, known: set[str]) -> Iterator[tuple[str, ast.Ca
             name = _last_name(node.exc.func)  # of a library, as HTTPException; functions begin with small letters
             if name not in known and name[:1].isupper():
                 yield name, node.exc
-        elif isinstance(node, ast.FunctionDef) and node.returns and (name := ast.unparse(node.returns)) in known:
-            for inner in ast.walk(node):
-                made = inner.value if isinstance(inner, ast.Return) else None
-                if isinstance(made, ast.Call) and isinstance(made.func, ast.Call):  # type(error)(message)
-                    yield name, made
+        elif isinstance(node, ast.FunctionDef) and node.returns:
+            for name in known.intersection(ast.unparse(node.returns).split(" | ")):
+                for inner in ast.walk(node):
+                    made = inner.value if isinstance(inner, ast.Return) else None
+                    if isinstance(made, ast.Call) and isinstance(made.func, ast.Call):  # type(error)(message)
+                        yield name, made
 
 
 def _last_name(function: ast.expr) -> str:

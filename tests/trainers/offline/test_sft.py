@@ -203,6 +203,8 @@ def test_bad_input_ends_before_a_learner_starts(trainer, tmp_path, starts):
 def test_bad_settings_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         fa.SFTConfig(**settings)
+    with pytest.raises(TypeError, match="min_reward='1e-1' is a text"):  # as YAML reads it
+        fa.SFTConfig(min_reward="1e-1")
 
 
 def yaml_of(tmp_path, tiny_llama, *extra):

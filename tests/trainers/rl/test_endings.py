@@ -115,7 +115,9 @@ def test_a_trainer_refuses_what_the_learner_cannot_compute_when_it_is_built(samp
                     GRPOTrainer(seats, out_dir=tmp_path)
             else:
                 GRPOTrainer(seats, out_dir=tmp_path)
-    GRPOTrainer(fa.Policy("m", sampling=fa.Sampling(stop=("a",), temperature=2)), out_dir=tmp_path)
+    trainer = GRPOTrainer(fa.Policy("m", sampling=fa.Sampling(stop=("a",), temperature=2)), out_dir=tmp_path)
+    with pytest.raises(ValueError, match="episodes=0 measures nothing"):  # its mean would be no number
+        trainer.evaluate("forge/KuhnPoker-v0", episodes=0)
 
 
 def test_a_temperature_that_moves_needs_batches_of_one_step():

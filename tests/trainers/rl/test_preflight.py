@@ -101,6 +101,11 @@ def test_a_good_run_is_told_in_two_lines_and_goes_on(tried, tmp_path):
     assert random.random() == drawn  # as if nothing had been played
 
 
+def test_first_prompts_are_those_of_a_policy_that_thinks_as_it_is_told(tried, tiny_llama):
+    with pytest.raises(ValueError, match="thinking='off'.*has no switch for it"):  # before engines would say so
+        tried(seats=fa.Policy(str(tiny_llama), name="team", thinking="off"))
+
+
 def test_it_can_be_left_out(tried):
     def wrong(trajectories):
         raise AssertionError

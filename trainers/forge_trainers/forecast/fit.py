@@ -5,8 +5,9 @@ In: a run's settings, a model, a number of GPUs. Out: a `Fit`: a row for each pr
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -85,9 +86,8 @@ class Fit:
             alike = [one for one in self.placement.processes if one.seat.role == role]
             if alike:
                 parts = ", ".join(f"{part} {count / 1e9:.1f}" for part, count in alike[0].parts.items())
-                ranks = "rank" if role == "learner" else "engine rank"
                 table.add_row(
-                    f"{role.removesuffix('s')} {ranks.removeprefix('engine ')}",
+                    f"{role.removesuffix('s')} rank",
                     str(len(alike)),
                     f"{alike[0].bytes / 1e9:.1f} of {alike[0].seat.gpu_bytes / 1e9:.0f}",
                     parts,
@@ -116,34 +116,30 @@ def fit_gpus(settings: ProcessConfig, model: ModelSize | str, gpus: Gpus, *, lor
     Raises:
         HostError: Nothing that is known here makes it fit; the message has the arithmetic of the last try.
     """
-    learner = replace(settings.learner, lora=lora)
     size = size_of(model) if isinstance(model, str) else model
-    problem = ""
-    try:
-        found = _placed(learner, settings.learner_procs, settings.engine, size, gpus, turns=settings.colocate)
-        return Fit(placement=found, changes={}, problem="")
-    except HostError as error:
-        problem = str(error)
-    last = problem
-    for changes in _changes(size, gpus, lora):
-        tried = replace(learner, **changes["learner"])
-        engine = replace(settings.engine, tp=changes["tp"], replicas=changes["replicas"])
+    asked: dict[str, Any] = {
+        "learner_procs": settings.learner_procs,
+        "engine.replicas": settings.engine.replicas,
+        "engine.tp": settings.engine.tp,
+        "learner.activation_checkpointing": settings.learner.activation_checkpointing,
+        "Policy.lora": lora,
+    }
+    problem = last = ""
+    for tried in itertools.chain([asked], _tries(size, gpus, lora)):
+        learner = replace(
+            settings.learner,
+            lora=tried["Policy.lora"],
+            activation_checkpointing=tried["learner.activation_checkpointing"],
+        )
+        engine = replace(settings.engine, tp=tried["engine.tp"], replicas=tried["engine.replicas"])
         try:
-            found = _placed(tried, changes["procs"], engine, size, gpus, turns=settings.colocate)
+            found = _placed(learner, tried["learner_procs"], engine, size, gpus, turns=settings.colocate)
         except HostError as error:
             last = str(error)
+            problem = problem or last
             continue
-        keys = {
-            "learner_procs": (changes["procs"], settings.learner_procs),
-            "engine.replicas": (engine.replicas, settings.engine.replicas),
-            "engine.tp": (engine.tp, settings.engine.tp),
-            "learner.activation_checkpointing": (
-                tried.activation_checkpointing,
-                settings.learner.activation_checkpointing,
-            ),
-            "Policy.lora": (tried.lora, lora),
-        }
-        return Fit(placement=found, changes={k: new for k, (new, old) in keys.items() if new != old}, problem=problem)
+        changes = {key: value for key, value in tried.items() if value != asked[key]}
+        return Fit(placement=found, changes=changes, problem=problem)
     raise HostError(f"{last}. No number of ranks, recomputation or adapter makes it fit: take more GPUs or larger ones")
 
 
@@ -157,16 +153,17 @@ def _placed(
     return place(parts, engine, partial(gpus.rehearse, share=turns), turns=turns)
 
 
-def _changes(size: ModelSize, gpus: Gpus, lora: LoRA | None) -> list[dict[str, Any]]:
-    """What may be tried, the least first: half of the GPUs learn, or more; then recomputation; then an adapter."""
+def _tries(size: ModelSize, gpus: Gpus, lora: LoRA | None) -> Iterator[dict[str, Any]]:
+    """Settings to try, the least change first: half of the GPUs learn, or more; then recomputation; then an adapter."""
     most = min(gpus.per_host, max(1, gpus.count - 1))
     degrees = [tp for tp in range(1, most + 1) if size.divides(tp) and gpus.per_host % tp == 0]
-    found: list[dict[str, Any]] = []
-    for adapter in (lora,) if lora is not None else (None, LoRA()):
-        for recomputed in ("none", "full"):
-            for procs in dict.fromkeys((max(1, gpus.count // 2), max(1, 3 * gpus.count // 4), max(1, gpus.count - 1))):
-                for tp in degrees:
-                    replicas = max(1, (gpus.count - procs) // tp)
-                    settings = {"lora": adapter, "activation_checkpointing": recomputed}
-                    found.append({"learner": settings, "procs": procs, "tp": tp, "replicas": replicas})
-    return found
+    learners = dict.fromkeys((max(1, gpus.count // 2), max(1, 3 * gpus.count // 4), max(1, gpus.count - 1)))
+    adapters = (lora,) if lora is not None else (None, LoRA())
+    for adapter, recomputed, procs, tp in itertools.product(adapters, ("none", "full"), learners, degrees):
+        yield {
+            "learner_procs": procs,
+            "engine.replicas": max(1, (gpus.count - procs) // tp),
+            "engine.tp": tp,
+            "learner.activation_checkpointing": recomputed,
+            "Policy.lora": adapter,
+        }

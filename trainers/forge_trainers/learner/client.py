@@ -109,16 +109,11 @@ class Learner:
     ) -> dict[str, Learner]:
         """As `start`, for learners in one set of processes: their adapters share one copy of the model.
 
-        Each works as if it were alone; calls that arrive at the same time are done one after the other. One that is
-        stopped, or fails, takes the others with it.
+        Other arguments are those of `start`. Each learner works as if it were alone; calls that arrive at the same time
+        are done one after the other. One that is stopped, or fails, takes the others with it.
 
         Args:
             configs: By what their published weights are called. Several need adapters of one shape on one model.
-            name: Said in errors. This and what follows are as in `start`.
-            store: Where weights go.
-            world_size: Number of ranks.
-            silence_s: Of a rank that counts as dead.
-            timeout_s: Deadline of the start.
             turn: What its work runs in, where others use the same GPUs; they `park` and `unpark` it.
 
         Raises:

@@ -86,17 +86,15 @@ class Adapter:
     def __init__(self, model: torch.nn.Module, *, seed: int, beside: Adapter | None = None) -> None:
         self._parameters = {titan.canonical_fqn(name): p for name, p in model.named_parameters() if is_adapter(name)}
         self._inside: list[Adapter] = [] if beside is None else beside._inside
-        self._away: list[torch.Tensor] = [torch.empty_like(_local(live)) for live in self._parameters.values()]
-        for other in self._inside:
-            other._put_away()
-        self._inside[:] = [self]
+        self._away: list[torch.Tensor] = []
         for name, live in self._parameters.items():
             whole = torch.zeros(live.shape)
             if name.endswith(_A):
                 rng = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
                 bound = 1 / math.sqrt(live.shape[1])
                 whole.uniform_(-bound, bound, generator=rng)
-            live.copy_(_like(whole.to(live.device), live))
+            self._away.append(_local(_like(whole.to(live.device, live.dtype), live)))
+        self.enter()
 
     @torch.no_grad()
     def enter(self) -> bool:

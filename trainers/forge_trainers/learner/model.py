@@ -62,7 +62,6 @@ class Ranks:
     """TorchTitan's ``ParallelismConfig``."""
     dp_rank: int
     dp_size: int
-    tp_size: int
 
     def context(self) -> AbstractContextManager[None]:
         """What the forward and backward passes run in."""
@@ -130,7 +129,7 @@ def join_ranks(config: LearnerConfig) -> Ranks:
     titan.dist_utils.set_determinism(dims, device, titan.DebugConfig(seed=config.seed), distinct_seed_mesh_dims=["pp"])
     batch_mesh = dims.get_optional_mesh("batch")
     dp_rank, dp_size = (batch_mesh.get_local_rank(), batch_mesh.size()) if batch_mesh is not None else (0, 1)
-    return Ranks(device=device, dims=dims, parallelism=parallelism, dp_rank=dp_rank, dp_size=dp_size, tp_size=config.tp)
+    return Ranks(device=device, dims=dims, parallelism=parallelism, dp_rank=dp_rank, dp_size=dp_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +157,7 @@ class ComputeCopies:
     """Weights in the type that a rank without others computes with, and float32 sums of their gradients.
 
     FSDP does the same for one rank, but casts and copies each weight twice in every microbatch, and each gradient
-    three times: a quarter of a step on CPU.
+    three times: 7 % of a step on CPU.
 
     Args:
         model: Whose weights to take the place of; what is of this type already stays.
@@ -227,47 +226,34 @@ def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) 
     spec.model.update_from_config(config=SimpleNamespace(parallelism=ranks.parallelism))
     if config.lora is not None:
         spec.model = adapted(spec.model, config.lora)
-    recomputed = {
-        "none": None,
-        "selective": titan.SelectiveAC.Config(),
-        "full": titan.FullAC.Config(),
-        "memory_budget": titan.MemoryBudgetAC.Config(memory_budget=config.memory_budget),
-    }
     dtype = "float32" if trainable else config.compute_dtype
     with torch.device("meta"), titan.device_utils.set_default_dtype(titan.TORCH_DTYPE_MAP[dtype]):
         model = spec.model.build()
     if config.lora is not None:
         lower_base(model, titan.TORCH_DTYPE_MAP[config.compute_dtype])
-    recompute = recomputed[config.activation_checkpointing] if trainable else None
+    recompute = _recomputed(config) if trainable else None
     dump_folder = config.dump_folder or tempfile.gettempdir()
     if spread:
+        training = titan.TrainingConfig(
+            dtype=dtype,
+            mixed_precision_param=config.compute_dtype,
+            mixed_precision_reduce=config.reduce_dtype,
+            enable_cpu_offload=config.cpu_offload,
+            seq_len=max_seq_len,
+            max_norm=config.max_grad_norm,
+        )
         model = spec.parallelize_fn(
             model,
             parallel_dims=ranks.dims,
-            training=titan.TrainingConfig(
-                dtype=dtype,
-                mixed_precision_param=config.compute_dtype,
-                mixed_precision_reduce=config.reduce_dtype,
-                enable_cpu_offload=config.cpu_offload,
-                seq_len=max_seq_len,
-                max_norm=config.max_grad_norm,
-            ),
+            training=training,
             parallelism=ranks.parallelism,
             compile_config=titan.CompileConfig(enable=config.compile, components=["model"]),
             ac_config=recompute,
             dump_folder=dump_folder,
         )
+        _mend_fsdp(model, ranks, tied_experts=config.ep > 1 and spec.model.enable_weight_tying)
     elif recompute is not None:
         recompute.build(dump_folder=dump_folder).apply(model)
-    for module in (m for m in model.modules() if isinstance(m, FSDPModule)):
-        # TorchTitan's gradient_divide_factor=1.0 makes FSDP ask for PREMUL_SUM, which gloo lacks; SUM is the same sum
-        module.set_force_sum_reduction_for_comms(True)
-        if ranks.dp_size == 1:  # the same factor, without a division that copies every gradient
-            module.set_gradient_divide_factor(None)  # type: ignore[arg-type]
-    if config.ep > 1 and spec.model.enable_weight_tying:
-        # TorchTitan prefetches the first block whenever this unit starts, and with tied weights the head is part of it:
-        # after a pass without backward the block would be used again as it was, although its weights have changed
-        model.tok_embeddings.set_modules_to_forward_prefetch([])
     model.to_empty(device="cpu" if config.cpu_offload else ranks.device)
     with torch.no_grad(), ranks.context():
         model.init_states(buffer_device=ranks.device if config.cpu_offload else None)
@@ -286,6 +272,31 @@ def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) 
         hidden_size=hf_config["hidden_size"],
         copies=None if spread else ComputeCopies(model, titan.TORCH_DTYPE_MAP[config.compute_dtype]),
     )
+
+
+def _recomputed(config: LearnerConfig) -> Any:
+    """TorchTitan's settings of what the backward pass computes again; None: nothing."""
+    match config.activation_checkpointing:
+        case "selective":
+            return titan.SelectiveAC.Config()
+        case "full":
+            return titan.FullAC.Config()
+        case "memory_budget":
+            return titan.MemoryBudgetAC.Config(memory_budget=config.memory_budget)
+    return None
+
+
+def _mend_fsdp(model: Any, ranks: Ranks, *, tied_experts: bool) -> None:
+    """Set what TorchTitan leaves otherwise than this learner needs it."""
+    for module in (m for m in model.modules() if isinstance(m, FSDPModule)):
+        # TorchTitan's gradient_divide_factor=1.0 makes FSDP ask for PREMUL_SUM, which gloo lacks; SUM is the same sum
+        module.set_force_sum_reduction_for_comms(True)
+        if ranks.dp_size == 1:  # the same factor, without a division that copies every gradient
+            module.set_gradient_divide_factor(None)  # type: ignore[arg-type]
+    if tied_experts:
+        # TorchTitan prefetches the first block whenever this unit starts, and with tied weights the head is part of it:
+        # after a pass without backward the block would be used again as it was, although its weights have changed
+        model.tok_embeddings.set_modules_to_forward_prefetch([])
 
 
 def needs_fsdp(config: LearnerConfig) -> bool:
@@ -427,9 +438,7 @@ def spec_from_config(
     name = config["architectures"][0]
     is_llama = name == "LlamaForCausalLM"
     dim, vocab_size = config["hidden_size"], config["vocab_size"]
-    num_heads = config["num_attention_heads"]
-    num_kv_heads = config.get("num_key_value_heads") or num_heads
-    head_dim = config.get("head_dim") or dim // num_heads
+    head_dim = config.get("head_dim") or dim // config["num_attention_heads"]
     tied = bool(config.get("tie_word_embeddings", name == "SmolLM3ForCausalLM"))  # transformers leaves out defaults
 
     def norm(size: int) -> Any:
@@ -446,21 +455,9 @@ def spec_from_config(
         return FeedForward.Config(w1=made.w1, w2=made.w2, w3=made.w3) if lean else made
 
     def attention(layer: int) -> Any:
-        inner, window = inner_attention, _window(config, layer)
-        if window is not None:
-            inner = replace(inner, window_size=(window - 1, 0))  # TorchTitan counts those before the query
-        made = titan.make_gqa_config(
-            dim=dim, n_heads=num_heads, n_kv_heads=num_kv_heads, fuse_qkv=fuse_qkv,
-            rope=rope if _has_positions(config, layer) else still,
-            # TorchTitan derives head_dim and the default softmax scale from dim / heads when it is None
-            head_dim=None if is_llama and head_dim == dim // num_heads else head_dim,
-            qk_norm=norm(head_dim) if name in _NORMED else None,
-            wqkv_param_init=_NORMAL, wo_param_init=_NORMAL, inner_attention=inner,
-        )  # fmt: skip
-        if name in _BIASED:
-            for part in ("wqkv",) if fuse_qkv else ("wq", "wkv"):
-                setattr(made.qkv_linear, part, replace(getattr(made.qkv_linear, part), bias=True))
-        return made
+        own = rope if _has_positions(config, layer) else still
+        qk_norm = norm(head_dim) if name in _NORMED else None
+        return _attention(config, layer, inner_attention, rope=own, qk_norm=qk_norm, fuse_qkv=fuse_qkv)
 
     block = titan.Llama3TransformerBlock if is_llama else titan.Qwen3TransformerBlock
     layers = [
@@ -490,6 +487,25 @@ def spec_from_config(
         post_optimizer_build_fn=None,
         state_dict_adapter=titan.Llama3StateDictAdapter if is_llama else StateDictAdapter,
     )
+
+
+def _attention(
+    config: Mapping[str, Any], layer: int, inner: Any, *, rope: Any, qk_norm: Any, fuse_qkv: bool
+) -> Any:
+    name, dim, num_heads = config["architectures"][0], config["hidden_size"], config["num_attention_heads"]
+    head_dim = config.get("head_dim") or dim // num_heads
+    if (window := _window(config, layer)) is not None:
+        inner = replace(inner, window_size=(window - 1, 0))  # TorchTitan counts those before the query
+    made = titan.make_gqa_config(
+        dim=dim, n_heads=num_heads, n_kv_heads=config.get("num_key_value_heads") or num_heads, fuse_qkv=fuse_qkv,
+        # TorchTitan derives head_dim and the default softmax scale from dim / heads when it is None
+        head_dim=None if name == "LlamaForCausalLM" and head_dim == dim // num_heads else head_dim,
+        rope=rope, qk_norm=qk_norm, wqkv_param_init=_NORMAL, wo_param_init=_NORMAL, inner_attention=inner,
+    )  # fmt: skip
+    if name in _BIASED:
+        for part in ("wqkv",) if fuse_qkv else ("wq", "wkv"):
+            setattr(made.qkv_linear, part, replace(getattr(made.qkv_linear, part), bias=True))
+    return made
 
 
 def _has_positions(config: Mapping[str, Any], layer: int) -> bool:

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from forge_agents.errors import check_numbers
 from forge_agents.policy import Policy
 from forge_agents.runtime.hosts import Hosts
 from forge_trainers.learner.config import LearnerConfig
@@ -49,6 +50,7 @@ class OfflineConfig:
     """Seconds after which a learner that says nothing counts as dead."""
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         check_at_least(self, 1, "batch_size", "learner_procs", "checkpoint_every", "keep_checkpoints")
         check_at_least(self, 0, "eval_every", "seed")
         check_deadlines(self, "start_timeout_s", "stage_timeout_s", "silence_s")

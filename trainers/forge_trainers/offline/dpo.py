@@ -13,17 +13,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from forge_agents.policy import Policy
-from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime.hosts import Hosts
 from forge_trainers.learner.client import Learner
 from forge_trainers.offline.config import DPOConfig
-from forge_trainers.offline.data import Dataset, Gathered, Pair, packed, read_pairs
+from forge_trainers.offline.data import Pair, packed, read_pairs
 from forge_trainers.offline.trainer import OfflineTrainer, learner_metrics
 
 if TYPE_CHECKING:
     import torch
 
-    from forge_agents.types import EpisodeBatch, Reward
+    from forge_agents.types import EpisodeBatch
 
 
 class DPOTrainer(OfflineTrainer[Pair]):
@@ -43,6 +42,7 @@ class DPOTrainer(OfflineTrainer[Pair]):
 
     config: DPOConfig
     title = "dpo"
+    _gather = staticmethod(read_pairs)
 
     def __init__(
         self,
@@ -54,13 +54,6 @@ class DPOTrainer(OfflineTrainer[Pair]):
         super().__init__(policy, config or DPOConfig(), out_dir, mesh)
         self._start: dict[bytes, tuple[float, float]] = {}
         """The start model's log-probability of a pair's chosen and rejected streams, by the pair's content."""
-
-    def _gather(self, dataset: Dataset, renderer: Renderer, room: int, reward: Reward | None) -> Gathered[Pair]:
-        policy = self.policy
-        return read_pairs(
-            dataset, renderer, self.config, policy=policy.name, room=room, reward=reward,
-            keep_thoughts=policy.keep_thoughts,
-        )  # fmt: skip
 
     def _ready_for(self, items: Sequence[Pair]) -> bool:
         return all(pair.content in self._start for pair in items)
@@ -92,10 +85,6 @@ class DPOTrainer(OfflineTrainer[Pair]):
             self._margins(some, await self._sums(learner, some, _packed(some))) for some in self._batches(items)
         ]
         return _judged(torch.cat(margins))
-
-    def _batches(self, items: Sequence[Pair]) -> list[Sequence[Pair]]:
-        size = self.config.batch_size
-        return [items[start : start + size] for start in range(0, len(items), size)]
 
     async def _sums(self, learner: Learner, items: Sequence[Pair], batch: EpisodeBatch) -> torch.Tensor:
         """Log-probabilities of the chosen and the rejected answers' tokens, summed: float64 [P, 2]."""

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forge_agents.policy import Policy
-from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime.hosts import Hosts
 from forge_trainers.learner.client import Learner
 from forge_trainers.offline.config import SFTConfig
-from forge_trainers.offline.data import Dataset, Demonstration, Gathered, packed, read_demonstrations
+from forge_trainers.offline.data import Dataset, Demonstration, packed, read_demonstrations
 from forge_trainers.offline.trainer import OfflineTrainer, learner_metrics
 
 if TYPE_CHECKING:
@@ -49,6 +48,7 @@ class SFTTrainer(OfflineTrainer[Demonstration]):
 
     config: SFTConfig
     title = "sft"
+    _gather = staticmethod(read_demonstrations)
 
     def __init__(
         self,
@@ -68,15 +68,6 @@ class SFTTrainer(OfflineTrainer[Demonstration]):
         """
         return self._loop.run(self._evaluate(self._read(dataset, reward).items))
 
-    def _gather(
-        self, dataset: Dataset, renderer: Renderer, room: int, reward: Reward | None
-    ) -> Gathered[Demonstration]:
-        policy = self.policy
-        return read_demonstrations(
-            dataset, renderer, self.config, policy=policy.name, room=room, reward=reward,
-            keep_thoughts=policy.keep_thoughts,
-        )  # fmt: skip
-
     async def _learn(self, learner: Learner, items: Sequence[Demonstration]) -> dict[str, float]:
         found = await learner.train_step(packed(items), timeout_s=self.config.stage_timeout_s)
         return {"train/loss": float(found["loss"]), **learner_metrics(found, self.config)}
@@ -90,8 +81,8 @@ class SFTTrainer(OfflineTrainer[Demonstration]):
 
     async def _predicted(self, learner: Learner, items: Sequence[Demonstration]) -> SFTEval:
         total, tokens = 0.0, 0
-        for start in range(0, len(items), self.config.batch_size):
-            batch = packed(items[start : start + self.config.batch_size])
+        for some in self._batches(items):
+            batch = packed(some)
             logprobs_T = await learner.logprobs(batch, timeout_s=self.config.stage_timeout_s)
             total -= float(logprobs_T.double().sum())
             tokens += int(batch["tokens"]["loss_mask"].sum())

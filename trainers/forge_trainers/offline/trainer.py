@@ -10,9 +10,9 @@ import math
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Generic, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self
 
 import numpy as np
 
@@ -58,6 +58,8 @@ class OfflineTrainer(ABC, Generic[T]):
     """Said by the live display."""
     curves: ClassVar[Mapping[str, str]] = {"train/loss": "learned", "eval/loss": "held out"}
     """What ``loss.png`` shows."""
+    _gather: ClassVar[Callable[..., Gathered[Any]]]
+    """Reads and tokenises a data set, as `forge_trainers.offline.data.read_pairs`."""
 
     def __init__(
         self, policy: Policy, config: OfflineConfig, out_dir: str | os.PathLike[str], hosts: Hosts | None
@@ -129,10 +131,6 @@ class OfflineTrainer(ABC, Generic[T]):
     # ---- what a kind of trainer says
 
     @abstractmethod
-    def _gather(self, dataset: Dataset, renderer: Renderer, room: int, reward: Reward | None) -> Gathered[T]:
-        """Read and tokenise `dataset`; no stream is longer than `room` tokens."""
-
-    @abstractmethod
     async def _learn(self, learner: Learner, items: Sequence[T]) -> dict[str, float]:
         """One optimiser step on `items`. Returns its metrics, the learner's among them."""
 
@@ -154,7 +152,20 @@ class OfflineTrainer(ABC, Generic[T]):
         folder = models.resolve(self.policy.model)
         limits = (models.context_of(folder), self.config.learner.max_sample_tokens)
         room = min((limit for limit in limits if limit), default=sys.maxsize)
-        return self._gather(dataset, Renderer.of(folder, thinking=self.policy.thinking), room, reward)
+        found: Gathered[T] = self._gather(
+            dataset,
+            Renderer.of(folder, thinking=self.policy.thinking),
+            self.config,
+            policy=self.policy.name,
+            room=room,
+            reward=reward,
+            keep_thoughts=self.policy.keep_thoughts,
+        )
+        return found
+
+    def _batches(self, items: Sequence[T]) -> Iterator[Sequence[T]]:
+        size = self.config.batch_size
+        return (items[start : start + size] for start in range(0, len(items), size))
 
     async def _fit(
         self, data: Gathered[T], learned: Sequence[T], held_out: Sequence[T], steps: int

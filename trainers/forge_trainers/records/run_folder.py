@@ -27,7 +27,7 @@ from forge_agents.files import check_plain_files
 from forge_agents.page import visible
 from forge_agents.types import Episode, EpisodeBatch
 from forge_trainers.records.plots import draw_curve, picture
-from forge_trainers.records.trackers import Tracker, open_tracker
+from forge_trainers.records.trackers import Tracker, leaves, open_tracker
 
 if TYPE_CHECKING:
     from forge_verifiers.report.report import Snapshot
@@ -63,20 +63,12 @@ class FitResult:
 def _changes(before: str, after: str) -> str:
     """The settings in which two texts of YAML differ, the first five of them."""
     try:
-        old, new = (dict(_leaves(yaml.safe_load(text))) for text in (before, after))
+        old, new = (dict(leaves(yaml.safe_load(text))) for text in (before, after))
     except yaml.YAMLError:
         return "config.yaml could not be read"
     keys = [key for key in (new | old) if old.get(key) != new.get(key)]
     told = [f"{key}: {str(old.get(key))[:80]} -> {str(new.get(key))[:80]}" for key in keys[:_MOST_CHANGES]]
     return visible("; ".join([*told, f"and {len(keys) - len(told)} more"] if keys[len(told) :] else told))
-
-
-def _leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
-        for key, part in value.items():
-            yield from _leaves(part, f"{at}.{key}" if at else str(key))
-    else:
-        yield at, value
 
 
 class RunFolder:

@@ -130,7 +130,7 @@ class _MLflow:
         experiment = found.experiment_id if found else self._client.create_experiment(name)
         self._run = self._client.create_run(experiment, run_name=folder.resolve().name).info.run_id
         mark.write_text(self._run)
-        params = [Param(key, value) for key, value in _flat(config)]
+        params = [Param(key, str(value)[:500]) for key, value in leaves(config)]  # it takes no longer values
         for start in range(0, len(params), _MLFLOW_BATCH):
             self._client.log_batch(self._run, params=params[start : start + _MLFLOW_BATCH])
 
@@ -145,10 +145,10 @@ class _MLflow:
         self._client.set_terminated(self._run)
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Settings with dotted keys, as MLflow takes them: values of at most 500 characters."""
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", str(value)[:500]
+def leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings, each with its dotted key."""
+    if isinstance(value, Mapping) and value:
+        for key, part in value.items():
+            yield from leaves(part, f"{at}.{key}" if at else str(key))
+    else:
+        yield at, value

@@ -42,7 +42,7 @@ class TakenGroups:
 
     def __init__(self) -> None:
         self.early: frozenset[Key] = frozenset()
-        """TakenGroups, of steps that are not learned from yet."""
+        """Taken, of steps that are not learned from yet."""
         self.owed: frozenset[Key] = frozenset()
         """Not taken, of steps that are."""
         self.begin()

@@ -165,7 +165,8 @@ class Preflight:
             if not own:
                 continue
             folder = models.resolve(policy.model)
-            room, renderer = self.config.engine.max_model_len or models.context_of(folder), Renderer.of(folder)
+            room = self.config.engine.max_model_len or models.context_of(folder)
+            renderer = Renderer.of(folder, thinking=policy.thinking)
             counts = [len(self._rendered(renderer, trajectory, policy)) for trajectory in own]
             if room is None:
                 continue

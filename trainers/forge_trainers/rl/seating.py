@@ -56,19 +56,21 @@ _COLDEST = 0.01
 def check_trainable(models: Mapping[str, Policy], max_staleness: int = 0) -> None:
     """Raises ValueError where a policy that is to learn samples from a distribution that the learner cannot compute."""
     for name, policy in models.items():
+        if not policy.trainable:
+            continue
         sampling = policy.sampling
-        if policy.trainable and sampling.temperature == 0:
+        if sampling.temperature == 0:
             raise ValueError(
                 f"policy {name!r} samples with temperature=0, always the most probable token, so siblings would not "
                 "differ and nothing could be learned; training needs a temperature above 0"
             )
         coldest = min(sampling.temperature, sampling.temperature_from or sampling.temperature)
-        if policy.trainable and coldest < _COLDEST:
+        if coldest < _COLDEST:
             raise ValueError(
                 f"policy {name!r} samples with temperature={coldest}; vLLM samples no colder than {_COLDEST}, so the "
                 f"learner would compute another distribution; training needs at least {_COLDEST}"
             )
-        if policy.trainable and sampling.shaping:
+        if sampling.shaping:
             given = ", ".join(f"{key}={value!r}" for key, value in sampling.shaping.items())
             raise ValueError(
                 f"policy {name!r} samples with {given}; training needs the model's whole distribution, bent by the "
@@ -76,12 +78,12 @@ def check_trainable(models: Mapping[str, Policy], max_staleness: int = 0) -> Non
                 "knows neither which tokens the sampler left out there nor what it had counted so far: the gradient "
                 "would be that of another distribution. Leave it out, or set trainable=False"
             )
-        if policy.trainable and sampling.temperature_from is not None and window(max_staleness)[1]:
+        if sampling.temperature_from is not None and window(max_staleness)[1]:
             raise ValueError(
                 f"policy {name!r} moves its temperature, and with max_staleness={max_staleness} a batch may hold "
                 "groups of two steps, at two temperatures; set max_staleness to 0 or 1, or leave out temperature_from"
             )
-        if policy.trainable and policy.constrain_actions:
+        if policy.constrain_actions:
             raise ValueError(
                 f"policy {name!r} is trainable and constrains its actions; the sampler's log-probabilities would "
                 "be those of the constrained distribution, which the learner does not compute: set trainable=False "

@@ -191,6 +191,8 @@ class GRPOTrainer:
         Args:
             reward: What is measured; None is the environment's own reward, whatever the trainer learns from.
         """
+        if episodes < 1:
+            raise ValueError(f"episodes={episodes} measures nothing; set at least 1")
         sampler = TaskSampler(env, env_args, hosts=self._hosts)
         measured = env_reward if reward is None else reward_of(reward)
 
@@ -309,20 +311,6 @@ class GRPOTrainer:
         if self.config.max_staleness == 0:
             await self._weights.done()
         self._watch.lap("sync")
-
-    def _sitting(self, sampler: TaskSampler) -> dict[str, str]:
-        """The model of each seat, also by the names that a program has for it; of several the one that learns."""
-        models = self._models(sampler)
-        found: dict[str, list[str]] = {}
-        for name in sorted(models, key=lambda name: not models[name].trainable):
-            for agent in self._seating.roles(sampler.seats).get(name, ()):
-                found.setdefault(agent, []).append(name)
-        sits = {
-            agent: names[0]
-            for agent, names in found.items()
-            if len(names) == 1 or [models[name].trainable for name in names[:2]] == [True, False]
-        }
-        return sits | {name: sits[seat] for name, seat in sampler.asked_for.items() if seat in sits}
 
     async def _record(
         self, step: int, judged: Sequence[JudgedGroup], samples: StepSamples, learned: Mapping[str, float]
@@ -653,6 +641,20 @@ class GRPOTrainer:
         models = {name: policy for name, policy in declared.items() if isinstance(policy, Policy)}
         check_trainable(models, self.config.max_staleness)
         return models
+
+    def _sitting(self, sampler: TaskSampler) -> dict[str, str]:
+        """The model of each seat, also by the names that a program has for it; of several the one that learns."""
+        models = self._models(sampler)
+        found: dict[str, list[str]] = {}
+        for name in sorted(models, key=lambda name: not models[name].trainable):
+            for agent in self._seating.roles(sampler.seats).get(name, ()):
+                found.setdefault(agent, []).append(name)
+        sits = {
+            agent: names[0]
+            for agent, names in found.items()
+            if len(names) == 1 or [models[name].trainable for name in names[:2]] == [True, False]
+        }
+        return sits | {name: sits[seat] for name, seat in sampler.asked_for.items() if seat in sits}
 
     def _announce_seats(self, say: Callable[[str], None], sampler: TaskSampler, processes: Processes) -> None:
         """Say who plays which seats, and which of them share a learner; from here on lines go to `say`."""

@@ -240,6 +240,10 @@ async def train(
     def kept(error: ForgeError, name: str) -> str:
         return f"{error}. {_keep(error, name, batches[name], config, step=step, folder=folder)}"
 
+    def ending(error: DivergedError | MismatchError, name: str) -> DivergedError | MismatchError:
+        said = kept(error, name)
+        return type(error)(f"{said}; the checkpoints are as they were, and the next run goes on from the newest")
+
     async def one(name: str) -> dict[str, float]:
         try:
             found = await learners[name].train_step(
@@ -247,12 +251,10 @@ async def train(
             )
         except FloatingPointError as cause:
             skipped[name] += 1
-            said = kept(DivergedError(f"policy {name}: {cause}"), name)
-            if skipped[name] > config.max_skipped_steps:
-                raise DivergedError(
-                    f"{said}; the checkpoints are as they were, and the next run goes on from the newest"
-                ) from cause
-            _log.warning("step %d is skipped, and max_skipped_steps=%d: %s", step + 1, config.max_skipped_steps, said)
+            error, most = DivergedError(f"policy {name}: {cause}"), config.max_skipped_steps
+            if skipped[name] > most:
+                raise ending(error, name) from cause
+            _log.warning("step %d is skipped, and max_skipped_steps=%d: %s", step + 1, most, kept(error, name))
             return {"skipped": 1.0}
         skipped[name] = 0
         return {**found, "skipped": 0.0}
@@ -263,9 +265,7 @@ async def train(
             try:
                 check_gap(name, result["logprob_gap_mean"], config.max_logprob_gap)
             except MismatchError as error:
-                raise MismatchError(
-                    f"{kept(error, name)}; the checkpoints are as they were, and the next run goes on from the newest"
-                ) from None
+                raise ending(error, name) from None
         metrics |= {f"{_prefix(name, learners)}/{key}": float(value) for key, value in result.items()}
     return metrics
 

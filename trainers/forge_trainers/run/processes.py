@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from forge_agents.errors import ActorDiedError, RespawnLimitError, StallError
 from forge_agents.models import families
 from forge_agents.models import resolve as models
-from forge_agents.policy import Policy
+from forge_agents.policy import LoRA, Policy
 from forge_agents.rollout.players import Served
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime import mesh
@@ -28,6 +28,7 @@ from forge_agents.runtime.hosts import Hosts, Seat
 from forge_agents.runtime.turns import Turn, Turns, no_turns
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.serving import Replicas
+from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.fleet import homes_of, start_engines
 from forge_agents.serving.replicas import Adapted, names_of
 from forge_agents.weights import WeightStore
@@ -54,15 +55,15 @@ class Processes:
     folder: Path
     """Where learners put what they dump."""
     store: WeightStore
-    engines: Mapping[str, Replicas]
-    """By the name of the first policy that each serves."""
-    samplers: dict[str, Adapted]
-    """What samples for each policy: an engine, or an adapter in one."""
-    served: dict[str, Served]
-    """What players need of it."""
     faults: Faults
     """Deaths so far, and how many are allowed."""
     hosts: Hosts
+    engines: Mapping[str, Replicas] = field(default_factory=dict)
+    """By the name of the first policy that each serves."""
+    samplers: dict[str, Adapted] = field(default_factory=dict)
+    """What samples for each policy: an engine, or an adapter in one."""
+    served: dict[str, Served] = field(default_factory=dict)
+    """What players need of it."""
     learners: dict[str, Learner] = field(default_factory=dict)
     """Empty until `start_learners`, and again once one was lost."""
     _learning: Turn = no_turns
@@ -123,68 +124,62 @@ class Processes:
                 engine=config.engine,
                 turns=config.colocate,
             )
-            turns = Turns("engines", config.stage_timeout_s)
-            resident: dict[str, list[Learner]] = {}
-            engines: Mapping[str, Replicas] = {}
-            playing = turns.share(
-                "engines",
-                leave=lambda: all_or_first_error(one.sleep() for one in engines.values()),
-                come=lambda: all_or_first_error(one.wake() for one in engines.values()),
-            )
-            learning = turns.share(
-                "learner",
-                leave=lambda: all_or_first_error(one.park() for each in resident.values() for one in each),
-                come=lambda: all_or_first_error(one.unpark() for each in resident.values() for one in each),
-            )
             seats = mesh.rehearse(meshes)
             store = await _start_store(config, faults)
             started = cls(
-                policies=policies,
-                config=config,
-                folder=folder,
-                store=store,
-                engines={},
-                samplers={},
-                served={},
-                faults=faults,
-                hosts=hosts,
-                _learning=learning if engine.sleeps else no_turns,
-                _resident=resident,
+                policies=policies, config=config, folder=folder, store=store, faults=faults, hosts=hosts
             )
-
-            async def start_all_engines() -> None:
-                nonlocal engines
-                started.engines = engines = await start_engines(
-                    {home: paths[home] for home in adapters},
-                    replace(
-                        engine,
-                        seed=config.seed,
-                        # A late answer fails its episode, before the stage that waits for it fails the run.
-                        answer_timeout_s=min(config.engine.answer_timeout_s, config.stage_timeout_s / 2),
-                    ),
-                    adapters=adapters,
-                    store=store.ref,
-                    faults=faults,
-                    silence_s=config.silence_s,
-                    timeout_s=config.start_timeout_s,
-                    turn=playing if engine.sleeps else no_turns,
-                )
-
+            playing = started._take_turns() if engine.sleeps else no_turns
+            engines = started._start_engines(engine, {home: paths[home] for home in adapters}, adapters, playing)
             if learn and not _share_gpus(seats):
-                await all_or_first_error((start_all_engines(), started.start_learners()))
+                await all_or_first_error((engines, started.start_learners()))
             else:
-                await start_all_engines()
+                await engines
                 if learn:
                     await started.start_learners()
         except BaseException:
             await mesh.shutdown_all()
             raise
         for name, policy in policies.items():
-            sampler = engines[homes[name]].adapted("" if policy.lora is None else name)
+            sampler = started.engines[homes[name]].adapted("" if policy.lora is None else name)
             started.samplers[name], started.served[name] = sampler, Served(sampler, renderers[name])
         started._store_watch = asyncio.ensure_future(started._watch_store())
         _waits.report("run", started.picture)
         return started
+
+    def _take_turns(self) -> Turn:
+        """Let engines and learners use their GPUs one after the other. Returns the engines' turn."""
+        turns = Turns("engines", self.config.stage_timeout_s)
+        self._learning = turns.share(
+            "learner",
+            leave=lambda: all_or_first_error(one.park() for each in self._resident.values() for one in each),
+            come=lambda: all_or_first_error(one.unpark() for each in self._resident.values() for one in each),
+        )
+        return turns.share(
+            "engines",
+            leave=lambda: all_or_first_error(one.sleep() for one in self.engines.values()),
+            come=lambda: all_or_first_error(one.wake() for one in self.engines.values()),
+        )
+
+    async def _start_engines(
+        self, engine: EngineConfig, paths: Mapping[str, Path], adapters: Mapping[str, Mapping[str, LoRA]], turn: Turn
+    ) -> None:
+        config = self.config
+        self.engines = await start_engines(
+            paths,
+            replace(
+                engine,
+                seed=config.seed,
+                # A late answer fails its episode, before the stage that waits for it fails the run.
+                answer_timeout_s=min(config.engine.answer_timeout_s, config.stage_timeout_s / 2),
+            ),
+            adapters=adapters,
+            store=self.store.ref,
+            faults=self.faults,
+            silence_s=config.silence_s,
+            timeout_s=config.start_timeout_s,
+            turn=turn,
+        )
 
     def busy_s(self) -> dict[str, float]:
         """Seconds in which engines and learners had something to do, each the mean over all of them."""
