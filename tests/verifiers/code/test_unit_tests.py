@@ -53,6 +53,8 @@ def test_all_or_nothing_and_tests_from_elsewhere():
     assert strict.grade(Trajectory(agent="a", policy="p", turns=(), info={"tests": TESTS})) is None
     found = UnitTests(tests=lambda t: f"assert add(1, {t.seed}) == 1", timeout_s=20)
     assert found.grade(wrote(GOLD)) == 1.0
+    loud = f"import os\nos.write(1, b'out of turn')\nprint('[true, \"\"]', flush=True)\n{TESTS}"
+    assert strict.run(half, loud).passed == (True, False, False, False)  # what tests print is no verdict
 
 
 # Each would pass with tests that run in the candidate's own process, or with a verdict that it can print.

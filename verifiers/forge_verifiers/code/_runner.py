@@ -4,8 +4,8 @@ In: candidate and tests (JSON) on standard input. Out: one line (JSON) per test 
 candidate. Stand-alone: this file is the program that the sandbox runs. The processes exchange messages of plain data;
 what the candidate returns is compared here, by Python's own types, never by the candidate's code.
 """
-# What fails here is a verdict, tests are there to be executed, and verdicts are printed.
-# ruff: noqa: BLE001, S102, T201
+# What fails here is a verdict, and tests are there to be executed.
+# ruff: noqa: BLE001, S102
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 _MAX_MESSAGE = 8 << 20
-_PLAIN: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset", bytes: "bytes"}
-_TYPES: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "bytes": bytes}
+_PLAIN: tuple[Any, ...] = (list, tuple, set, frozenset, bytes)
+_TYPES = {kind.__name__: kind for kind in _PLAIN}
 
 
 class Broken(BaseException):  # so that no `except Exception` of a test takes it for an expected error
@@ -43,7 +43,7 @@ def encode(value: Any, keep: Any) -> Any:
     if kind is complex:
         return ["complex", value.real.hex(), value.imag.hex()]
     if kind in _PLAIN:
-        return [_PLAIN[kind], *(encode(item, keep) for item in value)]
+        return [kind.__name__, *(encode(item, keep) for item in value)]
     if kind is dict:
         return ["dict", *([encode(k, keep), encode(v, keep)] for k, v in value.items())]
     return keep(value)
@@ -383,10 +383,11 @@ class Solution(types.ModuleType):
         return self._candidate.ask("name", None, name)
 
 
-def judge(source: str, units: list[tuple[str, bool, str]], timeout_s: float) -> None:
-    """Prints one line per test, in order of execution: functions after all else.
+def judge(verdicts: Any, source: str, units: list[tuple[str, bool, str]], timeout_s: float) -> None:
+    """Writes one line per test, in order of execution: functions after all else.
 
     Args:
+        verdicts: Where to.
         source: The candidate's code.
         units: Statements of the tests; whether each is a test; its name, for a function that is one.
         timeout_s: Seconds for each.
@@ -399,12 +400,12 @@ def judge(source: str, units: list[tuple[str, bool, str]], timeout_s: float) -> 
         code = compile(text, "tests.py", "exec")
         why = spoilt or attempt(candidate, lambda code=code: exec(code, names), timeout_s)
         if counts and not function:
-            report(why)
+            report(verdicts, why)
         else:
             spoilt = spoilt or why
     for _, counts, function in units:
         if counts and function:
-            report(spoilt or attempt(candidate, names.get(function), timeout_s))
+            report(verdicts, spoilt or attempt(candidate, names.get(function), timeout_s))
 
 
 def attempt(candidate: Candidate, action: Any, timeout_s: float) -> str:
@@ -420,9 +421,9 @@ def attempt(candidate: Candidate, action: Any, timeout_s: float) -> str:
     return "" if candidate.process is not None else "candidate: ended"
 
 
-def report(why: str) -> None:
+def report(verdicts: Any, why: str) -> None:
     """One line: whether a test passed, and why not."""
-    print(json.dumps([not why, why]), flush=True)
+    print(json.dumps([not why, why]), file=verdicts, flush=True)
 
 
 def main() -> None:
@@ -433,7 +434,9 @@ def main() -> None:
     else:
         ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # not dumpable: closed to the candidate even where it sees /proc
         sys.path[:] = [path for path in sys.path if path != os.environ["HOME"]]  # the candidate may write there
-        judge(**json.load(sys.stdin))
+        verdicts = os.fdopen(os.dup(1), "w")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what the tests print is no verdict
+        judge(verdicts, **json.load(sys.stdin))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Many weak scores into one probability of correctness, without labels. Start at `default`; `published` are its peers.
 
-In: scores [n, m], NaN where a verifier abstained. Out: P(correct) [n]. Waits for nothing: pure numpy.
+In: scores [n, m], NaN where a verifier abstained. Out: P(correct) [n]. Waits for nothing.
 """
 
 from __future__ import annotations

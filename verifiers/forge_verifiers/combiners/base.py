@@ -20,7 +20,6 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 Bools = NDArray[np.bool_]
 
-
 _CAMP, _CAMP_AGREES = 1.4, 0.3
 """How much more, and at least how much, verifiers of one camp correlate."""
 
@@ -80,6 +79,15 @@ def logit(p: ArrayLike) -> Floats:
     """Log-odds; probabilities are kept 1e-6 away from 0 and 1."""
     kept = np.clip(np.asarray(p, np.float64), 1e-6, 1.0 - 1e-6)
     return np.asarray(np.log(kept / (1.0 - kept)))
+
+
+def offset_to(mean: float, log_odds: Floats) -> float:
+    """What added to `log_odds` [n] gives probabilities of this mean, within 30 either way."""
+    low, high = -30.0, 30.0
+    for _ in range(40):  # bisection
+        middle = (low + high) / 2
+        low, high = (middle, high) if sigmoid(log_odds + middle).mean() < mean else (low, middle)
+    return (low + high) / 2
 
 
 def check_scores(scores: ArrayLike, *, num_verifiers: int | None = None) -> Floats:

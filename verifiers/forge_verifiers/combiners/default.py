@@ -27,6 +27,7 @@ from forge_verifiers.combiners.base import (
     family_index,
     logit,
     min_max,
+    offset_to,
     score_range,
     sigmoid,
 )
@@ -267,11 +268,8 @@ def _one_voice_a_block(data: Data, balance: float) -> Floats:
     weight = np.where(data.anchors, np.maximum(np.abs(weight), rest), weight)
     sure = strength * loading / (_HALF_TRUST + strength)
     total = (_HALF_TRUST / (_HALF_TRUST + strength) * weight + np.abs(weight).sum() * sure) @ data.x
-    z, low, high = _START_SLOPE * total / max(float(total.std()), 1e-9), -15.0, 15.0
-    for _ in range(30):  # bisection: the offset that gives the mean `balance`
-        middle = (low + high) / 2
-        low, high = (middle, high) if sigmoid(z + middle).mean() < balance else (low, middle)
-    return sigmoid(z + low)
+    z = _START_SLOPE * total / max(float(total.std()), 1e-9)
+    return sigmoid(z + offset_to(balance, z))
 
 
 def _telling_cut(rates: Floats) -> Floats:

@@ -78,10 +78,7 @@ def _weighted_mean(values: Floats, weight: Floats) -> Floats:
 
 
 class Logistic(Combiner):
-    """Ridge logistic regression on min-max scores and abstention flags, by Newton's method.
-
-    The penalty is one half of the squared weight per feature and none on the intercept (scikit-learn's C = 1).
-    """
+    """Ridge logistic regression on min-max scores and abstention flags: scikit-learn's, C = 1."""
 
     name: ClassVar[str] = "logistic"
 
@@ -92,39 +89,28 @@ class Logistic(Combiner):
                 f"'logistic' learns from labels and got {int(known.sum())}, not both classes; "
                 "send labels=[n] with some 0 and some 1, or take the 'default' combiner, which needs none"
             )
+        from sklearn.linear_model import LogisticRegression
+
         low, high = score_range(scores)
-        features = _features(scores[known], low, high)
-        beta = _newton(features, labels[known])
+        model = LogisticRegression(solver="newton-cholesky", tol=1e-9).fit(
+            _features(scores[known], low, high), labels[known]
+        )
+        beta = np.append(model.coef_[0], model.intercept_)
         m = scores.shape[1]
         fitted = {"low": low, "high": high, "beta": beta, "weight": np.abs(beta[:m])}
-        fitted["class_balance"] = np.array(sigmoid(_features(scores, low, high) @ beta).mean())
+        fitted["class_balance"] = np.array(sigmoid(_features(scores, low, high) @ beta[:-1] + beta[-1]).mean())
         return fitted
 
     def _predict(self, scores: Floats, groups: Ints | None, asked: Bools) -> Floats:
         fitted = self._parameters()
-        return sigmoid(_features(scores, fitted["low"], fitted["high"]) @ fitted["beta"])
+        *weights, intercept = fitted["beta"]
+        return sigmoid(_features(scores, fitted["low"], fitted["high"]) @ weights + intercept)
 
 
 def _features(scores: Floats, low: Floats, high: Floats) -> Floats:
     absent = np.isnan(scores)
     scaled = np.where(absent, 0.5, min_max(scores, low, high)) - 0.5
-    return np.hstack([scaled, absent.astype(np.float64), np.ones((len(scores), 1))])
-
-
-def _newton(features: Floats, labels: Floats, *, steps: int = 50, tolerance: float = 1e-9) -> Floats:
-    penalty = np.ones(features.shape[1])
-    penalty[-1] = 1e-6  # keeps the system regular; the intercept itself is free
-    beta = np.zeros(features.shape[1])
-    for _ in range(steps):
-        p = sigmoid(features @ beta)
-        gradient = features.T @ (p - labels) + penalty * beta
-        # Newton's step on the penalised likelihood: (X' W X + P)^-1 (X' (p - y) + P b), W = p (1 - p).
-        hessian = (features.T * (p * (1 - p))) @ features + np.diag(penalty)
-        change = np.linalg.solve(hessian, gradient)
-        beta = beta - change
-        if np.abs(change).max() < tolerance:
-            break
-    return beta
+    return np.hstack([scaled, absent.astype(np.float64)])
 
 
 class DawidSkene(Combiner):

@@ -226,6 +226,11 @@ def load_nested(parts: Mapping[str, Verifier], state: Mapping[str, NDArray[Any]]
             raise ValueError(f"{part.name!r} in {owner!r} cannot load state; give it a load_state_dict")
 
 
+def under(prefix: str, state: Mapping[str, NDArray[Any]]) -> State:
+    """The part of a state whose keys begin with `prefix`, without it."""
+    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+
+
 def terms_of(verifier: Verifier) -> tuple[tuple[float, Verifier], ...]:
     """The weighted terms of a sum; any other verifier is one term of weight 1."""
     return verifier.terms if isinstance(verifier, Sum) else ((1.0, verifier),)

@@ -226,7 +226,6 @@ class Watch:
             yield "spread", f"siblings' rewards differ by {spread.mean():.3f} only"
 
 
-
 def _halves(series: Floats) -> tuple[Floats, Floats]:
     """The earlier and the later half, NaN left out."""
     middle = len(series) // 2

@@ -15,12 +15,11 @@ from numpy.typing import ArrayLike, NDArray
 import forge_verifiers.combiners as combiners
 from forge_agents.errors import UnknownIdError, did_you_mean
 from forge_verifiers.combiners import Combiner, CombinerReport, Prior
-from forge_verifiers.combiners.base import Bools, Floats, logit, sigmoid
+from forge_verifiers.combiners.base import Bools, Floats, logit, offset_to, sigmoid
 from forge_verifiers.core.verifier import Verifier
 
 _REFERENCE_ROWS = 1024
 """Newest rows that partial panels are levelled on; they decide one mean."""
-_MOST_SHIFT = 30.0
 _LEAST_EDGE = 0.1
 """TPR less FPR of a verifier that is believed better than chance."""
 
@@ -139,16 +138,11 @@ class Belief:
             return self._shifts[key]
         heard = self._asked & panel
         rows = heard.any(axis=1)
-        low, high = -_MOST_SHIFT, _MOST_SHIFT
-        if not rows.any() or (heard == self._asked).all():
-            low = high = 0.0
-        else:
+        self._shifts[key] = 0.0
+        if rows.any() and not (heard == self._asked).all():
             mean = self._combiner.predict_proba(self._scores, self._groups, self._asked)[rows].mean()
             part = logit(self._combiner.predict_proba(self._scores, self._groups, heard)[rows])
-            for _ in range(40):  # bisection: the shift that gives the part the mean of the whole
-                middle = (low + high) / 2
-                low, high = (middle, high) if sigmoid(part + middle).mean() < mean else (low, middle)
-        self._shifts[key] = (low + high) / 2
+            self._shifts[key] = offset_to(float(mean), part)
         return self._shifts[key]
 
 

@@ -30,6 +30,7 @@ from forge_verifiers.core.verifier import (
     load_nested,
     longest_s,
     nested_state,
+    under,
     verifier_of,
 )
 from forge_verifiers.ensemble.alarms import Alarm, HackingAlarm, Watch, disagreement, mean_scores, sibling_spread
@@ -312,14 +313,14 @@ class Ensemble(Composable):
                 f"state of {state['kind']!s} over {state['names'].tolist()} arrived at {self._combiner.name} over "
                 f"{own}; build the ensemble with the same verifiers, order and combiner"
             )
-        fitted = _under("combiner/", state)
+        fitted = under("combiner/", state)
         if fitted:
             self._combiner.load_state_dict(fitted)
-        self._window.load_state_dict(_under("window/", state))
+        self._window.load_state_dict(under("window/", state))
         self._version = int(state["version"])
-        if self._watch is not None and (watched := _under("watch/", state)):
+        if self._watch is not None and (watched := under("watch/", state)):
             self._watch.load_state_dict(watched)
-        self._panel.load_state_dict(_under("panel/", state))
+        self._panel.load_state_dict(under("panel/", state))
         rest = {k: v for k, v in state.items() if k.startswith("verifiers/")}
         load_nested(self._parts(), rest, owner=self.name)
 
@@ -367,10 +368,6 @@ class Ensemble(Composable):
     def _labels(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float32]:
         known = [None if self.label is None else self.label(t) for t in trajectories]
         return np.array([math.nan if value is None else float(value) for value in known], np.float32)
-
-
-def _under(prefix: str, state: Mapping[str, NDArray[Any]]) -> State:
-    return {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
 
 
 def _check(verifiers: Sequence[Verifier], *, refit_every: int, max_rows: int, forget: str, timeout_s: float) -> None:

@@ -35,6 +35,7 @@ from forge_verifiers.core.verifier import (
     assessed,
     longest_s,
     nested_state,
+    under,
 )
 from forge_verifiers.report.report import VerifierReport
 
@@ -397,7 +398,7 @@ class Panel:
         self.counts = np.array(state["counts"], np.int64)
         self.last_errors = [str(text) for text in state["last_errors"].tolist()]
         self._draws = int(state["draws"])
-        self._cache.load_state_dict({key[6:]: value for key, value in state.items() if key.startswith("cache/")})
+        self._cache.load_state_dict(under("cache/", state))
 
     def _hear(
         self,

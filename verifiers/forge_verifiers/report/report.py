@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 import forge_verifiers.combiners as combiners
 from forge_agents.errors import RunFolderError
 from forge_agents.page import printable, standalone_page
-from forge_verifiers.core.verifier import Cost
+from forge_verifiers.core.verifier import Cost, under
 from forge_verifiers.report.pictures import accuracy_figure, calibration_figure, correlation_figure, drift_figure
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Evidence:
         Raises:
             ValueError: the state is not an ensemble's.
         """
-        fitted = {key[9:]: value for key, value in state.items() if key.startswith("combiner/")}
+        fitted = under("combiner/", state)
         try:
             window = {key: state[f"window/{key}"] for key in ("scores", "asked", "groups", "labels")}
         except KeyError as missing:
@@ -164,7 +164,6 @@ def unblurred(posterior: Floats) -> Floats:
     A calibrated q has class means E[q | right] = E[q q] / E[q] and E[q | wrong] = E[q (1 - q)] / E[1 - q]; mapping
     these to 1 and 0 takes the blur out, as Rogan and Gladen (1978) do for a diagnostic test.
     """
-    # Rogan and Gladen 1978: what is seen less the false positives, over the separation.
     wrong = float(posterior @ (1 - posterior) / max((1 - posterior).sum(), 1e-9))
     return (posterior - wrong) / max(_separation(posterior), 1e-9)
 

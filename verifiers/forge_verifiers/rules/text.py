@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Literal, NoReturn
 
-from forge_agents.errors import MissingExtraError
 from forge_agents.types import Trajectory, total_tokens
 from forge_verifiers.core.verifier import TrajectoryRule
 from forge_verifiers.rules.answers import AnswerRule, last_action, same_text
@@ -120,10 +119,7 @@ class Format(TrajectoryRule):
 
 @dataclass(frozen=True, kw_only=True)
 class JsonSchema(TrajectoryRule):
-    """The last action is JSON that fits a JSON schema; a fenced code block is looked into.
-
-    Needs the package ``jsonschema``.
-    """
+    """The last action is JSON that fits a JSON schema; a fenced code block is looked into."""
 
     schema: Mapping[str, Any]
     """The schema (draft 2020-12 unless it names another)."""
@@ -131,10 +127,7 @@ class JsonSchema(TrajectoryRule):
     name: str = "json_schema"
 
     def __post_init__(self) -> None:
-        try:
-            jsonschema = importlib.import_module("jsonschema")
-        except ImportError as error:
-            raise MissingExtraError("JsonSchema needs the package jsonschema; pip install jsonschema") from error
+        jsonschema = importlib.import_module("jsonschema")
         try:
             jsonschema.validators.validator_for(self.schema).check_schema(self.schema)
         except jsonschema.SchemaError as error:

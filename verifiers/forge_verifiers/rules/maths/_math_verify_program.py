@@ -4,6 +4,7 @@ In: pairs of texts on standard input, as JSON. Out: a line ``[number, verdict]``
 """
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -22,12 +23,13 @@ def _read(text: str) -> list[Any]:
 
 def _main() -> None:
     golds: dict[str, list[Any]] = {}
+    verdicts = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the library prints is no verdict
     for number, (answer, gold) in enumerate(json.load(sys.stdin)):
         if gold not in golds:
             golds[gold] = _read(gold)
         verdict = verify(golds[gold], _read(answer), timeout_seconds=_DEADLINE_S) if golds[gold] else None
-        sys.stdout.write(f"{json.dumps([number, verdict])}\n")
-        sys.stdout.flush()
+        print(json.dumps([number, verdict]), file=verdicts, flush=True)
 
 
 _main()
