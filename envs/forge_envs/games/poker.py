@@ -23,6 +23,7 @@ MAX_RAISES = 2
 """Per round of Leduc poker, by both players together."""
 _KUHN_WORD = re.compile(r"\b(check|bet|call|fold)\b", re.IGNORECASE)
 _LEDUC_WORD = re.compile(r"\b(fold|call|check|raise|bet)\b", re.IGNORECASE)
+_LEDUC_DECK = [rank for rank in range(len(CARDS)) for _ in range(2)]
 _SAME = {"check": "call", "bet": "raise"}
 
 
@@ -145,10 +146,8 @@ class LeducPoker(_Poker):
     max_turns = 8
 
     def setup(self, rng: np.random.Generator) -> None:
-        deck = [rank for rank in range(len(CARDS)) for _ in range(2)]
-        a, b, public = (deck[i] for i in rng.permutation(len(deck))[:3])
+        a, b, self.public = (_LEDUC_DECK[i] for i in rng.permutation(len(_LEDUC_DECK))[:3])
         self.cards = {"p0": a, "p1": b}
-        self.public = public
         self.paid = {"p0": 1, "p1": 1}
         self.rounds: list[list[str]] = [[]]
         self.over = False
@@ -184,7 +183,7 @@ class LeducPoker(_Poker):
         """Deal what `agent` does not know anew."""
         if self.over:
             return
-        deck = [rank for rank in range(len(CARDS)) for _ in range(2)]
+        deck = [*_LEDUC_DECK]
         deck.remove(self.cards[agent])
         if len(self.rounds) == 2:
             deck.remove(self.public)
@@ -194,8 +193,7 @@ class LeducPoker(_Poker):
 
     def openings(self) -> Iterator[tuple[float, LeducPoker]]:
         """All different deals with their probability, each a game of its own before the first move."""
-        deck = [rank for rank in range(len(CARDS)) for _ in range(2)]
-        deals = Counter(itertools.permutations(deck, 3))
+        deals = Counter(itertools.permutations(_LEDUC_DECK, 3))
         for (first, second, public), count in deals.items():
             game = LeducPoker()
             game.reset(seed=0)

@@ -1,6 +1,6 @@
-"""What generated worlds share: names, draws, and a database that is a value.
+"""What worlds of teams share: names, draws, a database that is a value, and an end that is the same for all.
 
-In: a generator; rows. Out: some of the names; a database in bytes. Waits for nothing.
+In: a generator; rows; a reward. Out: some of the names; a database in bytes; an outcome. Waits for nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 import numpy as np
+
+from forge_agents.envs.env import Outcome
 
 _FIRST = "Ada Bela Cora Dov Edda Finn Gala Hugo Ines Joel Kira Levi Mona Nils Olga Pavel Rosa Sven Tilda Yann"
 _LAST = "Abel Berg Cole Dahl Engel Falk Grau Holm Iver Jung Krol Lund Moss Nagy Orban Park Quist Rask Stein Voss"
@@ -27,6 +29,11 @@ def one(rng: np.random.Generator, values: Sequence[_T]) -> _T:
 def some(rng: np.random.Generator, values: Sequence[_T], count: int) -> list[_T]:
     """`count` of `values` in a drawn order, each at most once."""
     return [values[int(place)] for place in rng.choice(len(values), size=count, replace=False)]
+
+
+def ended(seats: Iterable[str], reward: float, facts: Mapping[str, Any]) -> Outcome:
+    """The end of an episode: all get one reward, and read the same facts in their infos."""
+    return Outcome(rewards=dict.fromkeys(seats, reward), done=True, info=dict.fromkeys(seats, facts))
 
 
 @dataclass(frozen=True, slots=True)

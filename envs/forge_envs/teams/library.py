@@ -14,7 +14,7 @@ import numpy as np
 from forge_agents.envs.env import Outcome
 from forge_agents.tools import Tool, ToolFormat, tool
 from forge_agents.tools.env import ToolEnv
-from forge_envs.teams.generated import PEOPLE, Database, one, some
+from forge_envs.teams.generated import PEOPLE, Database, ended, one, some
 
 _TOWN = "Al Bor Cas Der Elm Far Gre Hol Is Kam Lor Mar Nor Os Pel Rin Sal Tor Ul Vel"
 _ENDING = "berg ford stad wick ton"
@@ -207,8 +207,7 @@ class Library(ToolEnv):
             "question": self.question, "answer": self.answer, "given": given, "correct": correct, "cited": cited,
             "path": self.path, "searches": self.searches,
         }  # fmt: skip
-        both = self.possible_agents
-        return Outcome(rewards=dict.fromkeys(both, reward), done=True, info=dict.fromkeys(both, facts))
+        return ended(self.possible_agents, reward, facts)
 
 
 def _text(name: str, facts: Mapping[str, str]) -> str:

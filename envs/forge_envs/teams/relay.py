@@ -14,6 +14,7 @@ import numpy as np
 from forge_agents.envs.env import Outcome
 from forge_agents.tools import Tool, ToolCall, ToolFormat, ToolResult, calculator, render_tool_call
 from forge_agents.tools.env import ToolEnv
+from forge_envs.teams.generated import ended
 
 OPERATORS: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 _NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?<![\d.])\d{1,30}(?!\d|\.\d)", re.ASCII)
@@ -139,5 +140,4 @@ class Relay(ToolEnv):
             reward = self._partial * max(0.0, 1.0 - abs(given - self.gold) / max(1, abs(self.gold)))
         shown = None if given is None else str(given)
         facts = {"message": self.message, "given": shown, "correct": given == self.gold}
-        both = self.possible_agents
-        return Outcome(rewards=dict.fromkeys(both, reward), done=True, info=dict.fromkeys(both, facts))
+        return ended(self.possible_agents, reward, facts)

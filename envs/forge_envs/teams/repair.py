@@ -18,6 +18,7 @@ from forge_agents.tools import Tool, ToolFormat, tool
 from forge_agents.tools.code import told
 from forge_agents.tools.env import ToolEnv
 from forge_agents.types import Trajectory
+from forge_envs.teams.generated import ended
 from forge_envs.teams.hidden_tests import given
 from forge_envs.teams.repair_tasks import FAULTS, Test, draw
 
@@ -215,8 +216,7 @@ class Repair(ToolEnv):
             "passed": passed, "tests": len(tests), "shipped": shipped, "edits": self.edits,
             "broken": sorted(self.repository.broken), "why": why,
         }  # fmt: skip
-        seats, reward = self.possible_agents, float(passed == len(tests))
-        return Outcome(rewards=dict.fromkeys(seats, reward), done=True, info=dict.fromkeys(seats, facts))
+        return ended(self.possible_agents, float(passed == len(tests)), facts)
 
 
 def _fault(source: str) -> str:

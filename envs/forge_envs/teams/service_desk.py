@@ -16,7 +16,7 @@ from forge_agents.envs.env import Outcome
 from forge_agents.tools import Tool, ToolFormat, tool
 from forge_agents.tools.env import ToolEnv
 from forge_agents.types import Trajectory
-from forge_envs.teams.generated import PEOPLE, Database, one, some
+from forge_envs.teams.generated import PEOPLE, Database, ended, one, some
 
 ITEMS = ("bell", "boat", "chair", "clock", "drum", "flute", "kettle", "kite", "lamp", "map", "radio", "rope", "vase")
 PLANS = ("small", "middle", "large", "huge")
@@ -427,8 +427,7 @@ class ServiceDesk(ToolEnv):
         done = _contents(self.database) == _contents(self.gold)
         told = [[wish.told(by_number=True) for wish in wishes] for wishes in self.wishes]
         facts = {"done": done, "violations": list(self.violations), "wishes": told}
-        seats, reward = self.possible_agents, float(done and not self.violations)
-        return Outcome(rewards=dict.fromkeys(seats, reward), done=True, info=dict.fromkeys(seats, facts))
+        return ended(self.possible_agents, float(done and not self.violations), facts)
 
 
 def _within(rng: np.random.Generator, span: tuple[int, int]) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 from forge_agents.envs.env import Outcome
 from forge_agents.tools import Tool, ToolFormat, tool
 from forge_agents.tools.env import ToolEnv
+from forge_envs.teams.generated import ended
 
 GOODS = ("lamp", "chair", "kettle", "clock", "carpet", "mirror", "basket", "radio", "vase", "ladder")
 CLERKS_LIMIT = 10
@@ -203,8 +204,7 @@ class Shop(ToolEnv):
         sound = bought is None or bought.discount <= self.bears[bought.item]
         reward = (1.0 if sound else 0.5) if satisfied else float(bought is None and not self.deal)
         facts = {"end": decision, "deal": self.deal, "satisfied": satisfied, "sound": sound}
-        seats = self.possible_agents
-        return Outcome(rewards=dict.fromkeys(seats, reward), done=True, info=dict.fromkeys(seats, facts))
+        return ended(self.possible_agents, reward, facts)
 
     def _wish(self) -> str:
         return f"You want to buy: {self.quantity} x {self.wanted}. You can spend {_money(self.budget)} in all."

@@ -11,7 +11,6 @@ import inspect
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from forge_agents.sandbox import Sandbox, SandboxLimits
 from forge_agents.tools import Tool, ToolFormat, tool
 from forge_agents.tools.code import told
 from forge_agents.tools.env import ToolEnv
+from forge_envs.teams.generated import ended
 from forge_envs.teams.hidden_tests import given
 from forge_envs.teams.software_tasks import TASKS
 
@@ -137,9 +137,7 @@ class SoftwareTeam(ToolEnv):
     def _judged(self, shipped: bool) -> Outcome:
         passed, why = self._hidden_tests()
         facts = {"passed": passed, "shipped": shipped, "why": why}
-        seats = self.possible_agents
-        rewards = dict.fromkeys(seats, passed / self._num_tests)
-        return Outcome(rewards=rewards, done=True, info=dict.fromkeys(seats, facts))
+        return ended(self.possible_agents, passed / self._num_tests, facts)
 
     def _hidden_tests(self) -> tuple[int, str]:
         """How many tests the code passes, and what kept it from running."""
@@ -169,5 +167,4 @@ def _defines(code: str, name: str) -> bool:
         body = ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
-    names: set[Any] = {getattr(node, "name", None) for node in body}
-    return name in names
+    return any(getattr(node, "name", None) == name for node in body)

@@ -15,7 +15,7 @@ import numpy as np
 from forge_agents.envs.env import Outcome
 from forge_agents.tools import Tool, ToolFormat, ToolResult, tool
 from forge_agents.tools.env import ToolEnv
-from forge_envs.teams.generated import Database, one
+from forge_envs.teams.generated import Database, ended, one
 
 NAMES, TOWNS, GOODS, MONTHS = (
     words.split()
@@ -235,8 +235,7 @@ class Tables(ToolEnv):
             "question": self.question, "query": self.query, "answer": self.answer, "given": "".join(given),
             "correct": correct, "remarks": len(self.remarks),
         }  # fmt: skip
-        both = self.possible_agents
-        return Outcome(rewards=dict.fromkeys(both, float(correct)), done=True, info=dict.fromkeys(both, facts))
+        return ended(self.possible_agents, float(correct), facts)
 
 
 def _allowed(action: int, _: str | None, name: str | None, *__: str | None) -> int:

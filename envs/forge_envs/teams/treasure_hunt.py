@@ -11,6 +11,7 @@ from collections import deque
 import numpy as np
 
 from forge_agents.envs.env import Outcome, TurnEnv
+from forge_envs.teams.generated import ended
 
 DIRECTIONS = {"north": (-1, 0), "south": (1, 0), "west": (0, -1), "east": (0, 1)}
 """Row and column steps; the map's first row is its north."""
@@ -67,7 +68,7 @@ class TreasureHunt(TurnEnv):
 
     def setup(self, rng: np.random.Generator) -> None:
         """Draw rocks, the start and a treasure, until there is a way that fits into the rounds."""
-        squares = [(row, column) for row in range(self._size) for column in range(self._size)]
+        squares = self._squares()
         while True:
             order = [squares[i] for i in rng.permutation(len(squares))]
             self.treasure, self.place = order[:2]
@@ -123,8 +124,7 @@ class TreasureHunt(TurnEnv):
         near = 0.0 if left is None else max(0.0, 1 - left / self.shortest)
         reward = self.shortest / self.rounds if found else self._partial * near
         facts = {"found": found, "rounds": self.rounds, "shortest": self.shortest}
-        both = self.possible_agents
-        return Outcome(rewards=dict.fromkeys(both, reward), done=True, info=dict.fromkeys(both, facts))
+        return ended(self.possible_agents, reward, facts)
 
     def distance(self, start: tuple[int, int]) -> int | None:
         """Steps of the shortest path from `start` to the treasure; None where there is no path."""
