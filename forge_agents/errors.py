@@ -135,10 +135,10 @@ class RunFolderError(ForgeError, OSError):
     """A run or cache folder that cannot be used."""
 
 
-def did_you_mean(word: str, known: Iterable[str], *, limit: int = 3) -> str:
+def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A sentence with the nearest known names, e.g. ``" Did you mean 'a' or 'b'?"``; empty when none is near."""
     by_folded = {name.casefold(): name for name in known}
-    near = difflib.get_close_matches(word.casefold(), list(by_folded), n=limit, cutoff=0.5)
+    near = difflib.get_close_matches(word.casefold(), list(by_folded), n=3, cutoff=0.5)
     if not near:
         return ""
     return " Did you mean " + " or ".join(repr(by_folded[name]) for name in near) + "?"

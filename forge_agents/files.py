@@ -22,6 +22,7 @@ _OURS = (".yaml", ".json", ".jsonl", ".npz", ".png", ".draft", ".lock")
 CHUNK_BYTES = 1 << 26
 """Each chunk of a file has a sum of its own, so that several threads can read one large file."""
 _MOST_THREADS = 8
+_MOST_PARTS = 100_000
 CACHE_VARIABLE = "FORGE_AGENTS_CACHE"
 """Environment variable that says where `cache_folder` is."""
 
@@ -84,14 +85,14 @@ def write_whole(path: str | os.PathLike[str], text: str) -> Path:
     return target
 
 
-def is_small(value: Any, most: int = 100_000) -> bool:
-    """Whether a value read from YAML has at most `most` parts, each counted as often as it is referred to."""
+def is_small(value: Any) -> bool:
+    """Whether a value read from YAML has at most 100,000 parts, each counted as often as it is referred to."""
     waiting, seen = [value], 0
-    while waiting and seen <= most:
+    while waiting and seen <= _MOST_PARTS:
         part = waiting.pop()
         seen += 1
         waiting += part.values() if isinstance(part, dict) else part if isinstance(part, list | tuple | set) else ()
-    return seen <= most
+    return seen <= _MOST_PARTS
 
 
 class Sums:

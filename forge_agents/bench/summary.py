@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -226,27 +227,14 @@ def _by_seed(
     return found
 
 
-def _reward(seat: SeatRecord) -> float:
-    return seat.reward
-
-
-def _success(seat: SeatRecord) -> float:
-    return seat.success
-
-
-def _decisions(seat: SeatRecord) -> float:
-    return seat.decisions
-
-
-def _one(seat: SeatRecord) -> float:
-    return 1.0
+_reward, _success, _decisions = map(operator.attrgetter, ("reward", "success", "decisions"))
 
 
 def _stratum(
     records: Sequence[Record],
     player: str,
     hits: Callable[[SeatRecord], float],
-    trials: Callable[[SeatRecord], float] = _one,
+    trials: Callable[[SeatRecord], float] = lambda _: 1.0,
 ) -> tuple[list[float], list[float]]:
     """Hits and trials by seed."""
     found = (_by_seed(records, player, value).values() for value in (hits, trials))
@@ -267,11 +255,11 @@ def _cell(env: str, player: str, records: Sequence[Record]) -> Cell:
         failed=failed,
         reward=_mean_over_seeds(records, player, _reward),
         success=statistics.rate(*_stratum(records, player, _success)),
-        invalid=statistics.rate(*_stratum(records, player, lambda seat: seat.invalid, _decisions)),
-        forfeit=statistics.rate(*_stratum(records, player, lambda seat: seat.forfeit)),
-        cut_off=statistics.rate(*_stratum(records, player, lambda seat: seat.cut_off, _decisions)),
+        invalid=statistics.rate(*_stratum(records, player, operator.attrgetter("invalid"), _decisions)),
+        forfeit=statistics.rate(*_stratum(records, player, operator.attrgetter("forfeit"))),
+        cut_off=statistics.rate(*_stratum(records, player, operator.attrgetter("cut_off"), _decisions)),
         decisions=_mean_over_seeds(records, player, _decisions),
-        tokens=_mean_over_seeds(records, player, lambda seat: seat.tokens),
+        tokens=_mean_over_seeds(records, player, operator.attrgetter("tokens")),
         pass_at_k=_pass_at_k(records, player),
     )
 

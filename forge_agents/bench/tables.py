@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from forge_agents.bench.statistics import Interval
-from forge_agents.page import standalone_page
+from forge_agents.page import printable, standalone_page
 
 _WIDEST = 160
 _STYLE = """
@@ -67,12 +67,6 @@ def interval(found: Interval, *, digits: int = 3, sign: bool = False) -> str:
     return value if math.isnan(found.low) else f"{value} [{found.low:.{digits}f}, {found.high:.{digits}f}]"
 
 
-def _printable(text: str, longest: int = 300) -> str:
-    """A text on one line, without control or direction characters."""
-    text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(text.split()))
-    return text if len(text) <= longest else f"{text[:longest]} \N{HORIZONTAL ELLIPSIS}"
-
-
 # ---- in a terminal
 
 
@@ -101,7 +95,7 @@ def _renderables(document: Document) -> list[object]:
     from rich.text import Text
 
     def text(words: str, style: str = "") -> Text:  # unlike a str, it is not read for rich's markup
-        return Text(_printable(words), style=style)
+        return Text(printable(words), style=style)
 
     parts: list[object] = [text(document.headline, "bold")]
     parts += [text(warning, "bold red") for warning in document.warnings]
@@ -139,7 +133,7 @@ def _md_row(values: Iterable[str]) -> str:
 
 def _md(text: str) -> str:
     """Text that Markdown shows as it is."""
-    plain = _printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    plain = printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return "".join(f"\\{c}" if c in "\\`*_[]|~#!" else c for c in plain)
 
 
@@ -195,4 +189,4 @@ def _bars(rates: Mapping[str, Interval]) -> str:
 
 def _safe(text: str) -> str:
     """Any text as text: one line, nothing unprintable, no markup."""
-    return html.escape(_printable(text, 600), quote=True)
+    return html.escape(printable(text, 600), quote=True)

@@ -304,27 +304,25 @@ class EpisodeTable(Sequence[dict[str, Any]]):
     def _read(self, count: int | None = None) -> bool:
         """Read on until there are `count` records, or to the end; whether there are."""
         with self._turn:
-            return self._read_on(count)
-
-    def _read_on(self, count: int | None) -> bool:
-        self._file.seek(self._at)
-        while not self._whole and (count is None or len(self._found) < count):
-            raw, row, wrong = next(whole_lines(self._file), (b"", None, ""))
-            if raw.strip():
-                try:
-                    record = _record(self._episodes, row, wrong)
-                except ValueError as cause:
-                    raise RunFolderError(
-                        f"line {self._lines + 1} of {self._name} cannot be read: {cause}; without it the rest can"
-                    ) from cause
-                if self._wanted(record):
-                    self._found.append((self._at, record))
-                self._episodes += 1
-            elif not raw:
-                self._check_end()
-                self._whole = True
-            self._at, self._lines = self._at + len(raw), self._lines + 1  # what raised is met again, and not left out
-        return count is None or len(self._found) >= count
+            self._file.seek(self._at)
+            while not self._whole and (count is None or len(self._found) < count):
+                raw, row, wrong = next(whole_lines(self._file), (b"", None, ""))
+                if raw.strip():
+                    try:
+                        record = _record(self._episodes, row, wrong)
+                    except ValueError as cause:
+                        raise RunFolderError(
+                            f"line {self._lines + 1} of {self._name} cannot be read: {cause}; without it the rest can"
+                        ) from cause
+                    if self._wanted(record):
+                        self._found.append((self._at, record))
+                    self._episodes += 1
+                elif not raw:
+                    self._check_end()
+                    self._whole = True
+                # what raised is met again, and not left out
+                self._at, self._lines = self._at + len(raw), self._lines + 1
+            return count is None or len(self._found) >= count
 
     def _line(self, at: int) -> Mapping[str, Any]:
         with self._turn:

@@ -6,9 +6,10 @@ the disk. GGUF's layout: github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from forge_agents.models.tiny import write_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,9 +53,9 @@ def convert(source: Path, target: Path) -> None:
     if kinds != ("llama", "smollm"):
         raise ValueError(f"{source} holds architecture and tokenizer {kinds}; this reads ('llama', 'smollm')")
     config = _config(reader)
-    _write_json(target / "config.json", config)
+    write_json(target / "config.json", config)
     ids = {"bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"]}
-    _write_json(target / "generation_config.json", ids | {"pad_token_id": config["pad_token_id"]})
+    write_json(target / "generation_config.json", ids | {"pad_token_id": config["pad_token_id"]})
     _write_tokenizer(reader, target)
     weights = target / "model.safetensors"
     save_file(_weights(reader), weights, metadata={"format": "pt"})
@@ -140,7 +141,7 @@ def _write_tokenizer(reader: GGUFReader, target: Path) -> None:
     tokenizer.save(str(target / "tokenizer.json"))
     roles = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     named = {role: tokens[_value(reader, f"tokenizer.ggml.{name}_token_id")] for role, name in roles.items()}
-    _write_json(
+    write_json(
         target / "tokenizer_config.json",
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -150,7 +151,3 @@ def _write_tokenizer(reader: GGUFReader, target: Path) -> None:
             "chat_template": _value(reader, "tokenizer.chat_template"),
         },
     )
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

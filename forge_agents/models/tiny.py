@@ -89,8 +89,8 @@ def tiny_model(
     folder = Path(folder).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     config = _config(family, dtype, tied) | dict(settings or {})
-    _write_json(folder / "config.json", config)
-    _write_json(
+    write_json(folder / "config.json", config)
+    write_json(
         folder / "generation_config.json",
         {"eos_token_id": _token_id("<|im_end|>"), "pad_token_id": _token_id("<|pad|>"), "do_sample": True},
     )
@@ -206,7 +206,7 @@ def _write_tokenizer(folder: Path) -> None:
     reserved = [f"<|reserved_{i}|>" for i in range(VOCAB - tokenizer.get_vocab_size())]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in reserved])
     tokenizer.save(str(folder / "tokenizer.json"))
-    _write_json(
+    write_json(
         folder / "tokenizer_config.json",
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -226,5 +226,6 @@ def _byte_vocab() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """One of a model's files."""
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

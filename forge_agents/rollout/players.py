@@ -202,13 +202,12 @@ class ModelPlayer:
         draw = None if self._draw is None else f"{self._draw}/{self._decisions}"
         self._decisions += 1
         limit = len(prompt_ids) + room
-        if wanted.max_thought_tokens is None or choices:
-            done = await self._respond(prompt_ids, wanted, limit, draw, choices)
-        else:
-            done = await self._think_and_answer(prompt_ids, wanted, limit, draw)
         if choices:  # one of them is an answer, also where the template has opened a thought
+            done = await self._sample(prompt_ids, wanted, limit, draw, choices)
             thought, answer = "", self._renderer.text(done.token_ids, *wanted.stop)
         else:
+            ask = self._respond if wanted.max_thought_tokens is None else self._think_and_answer
+            done = await ask(prompt_ids, wanted, limit, draw)
             thought, answer = self._renderer.parse(done.token_ids, *wanted.stop)
         beside, calls = self._renderer.calls(done.token_ids, tools) if tools else ("", ())
         return Decision(
@@ -242,11 +241,11 @@ class ModelPlayer:
         return replace(done, finish_reason="context") if no_room else done
 
     async def _respond(
-        self, prompt_ids: tuple[int, ...], wanted: Sampling, limit: int, draw: str | None, choices: tuple[str, ...] = ()
+        self, prompt_ids: tuple[int, ...], wanted: Sampling, limit: int, draw: str | None
     ) -> Completion:
         """As `_sample`, but texts of `stop` that stand in a thought end nothing."""
-        done = await self._sample(prompt_ids, wanted, limit, draw, choices)
-        stopped = wanted.stop and not choices and done.finish_reason == "stop"
+        done = await self._sample(prompt_ids, wanted, limit, draw)
+        stopped = wanted.stop and done.finish_reason == "stop"
         if not stopped or not (tag := self._renderer.stopped_thinking(done.token_ids)):
             return done
         for part, stop in (("thought", (tag,)), ("said", wanted.stop)):

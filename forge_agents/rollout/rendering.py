@@ -125,13 +125,14 @@ class Renderer:
 
     def closing(self, response_ids: Sequence[int]) -> tuple[int, ...]:
         """Tokens that end the thought that a response breaks off in, up to the answer; empty where it is in none."""
-        said = str(self._tokenizer.decode(list(response_ids), skip_special_tokens=False))
-        return self._encode(closing(self._opening + said))
+        return self._encode(self._closing(response_ids))
 
     def stopped_thinking(self, response_ids: Sequence[int]) -> str:
         """The tag that is to end the thought in which a stop text has ended a response; empty where it is in none."""
-        ids = () if self._end_of(response_ids) else self.closing(response_ids)
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False)).strip()
+        return "" if self._end_of(response_ids) else self._closing(response_ids).strip()
+
+    def _closing(self, response_ids: Sequence[int]) -> str:
+        return closing(self._opening + str(self._tokenizer.decode(list(response_ids), skip_special_tokens=False)))
 
     @functools.cached_property
     def call_reader(self) -> CallReader | None:

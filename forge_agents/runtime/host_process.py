@@ -15,7 +15,6 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,14 +25,14 @@ _BEAT_S = 1.0
 _CONNECT_S = 30.0
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Serve one run; does not return."""
     parser = argparse.ArgumentParser(prog="python -m forge_agents.runtime.host_process", description=__doc__)
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--port", type=int, help="listen on all interfaces, as the name this machine has")
     where.add_argument("--address", help="listen there: tcp://HOST:PORT or ipc://PATH")
     parser.add_argument("--end-with-stdin", action="store_true", help="end when the standard input ends")
-    chosen = parser.parse_args(words)
+    chosen = parser.parse_args()
     if chosen.end_with_stdin:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
     name = socket.getfqdn() if chosen.address is None else ""

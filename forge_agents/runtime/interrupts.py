@@ -153,7 +153,8 @@ class LoopRunner:
         if self._thread is None:
             return call()
         future = self._thread.submit(call)
-        with _heard():
+        # raised at once: the loop that runs in this thread has no turn in which it would hear of it
+        with _on_sigint(signal.default_int_handler):
             return self._awaited(future)
 
     def _awaited(self, future: concurrent.futures.Future[T]) -> T:
@@ -164,51 +165,40 @@ class LoopRunner:
                 if future.done():  # the work's own
                     raise
                 if not Interrupt.pass_on(signal.SIGINT):
-                    self._give_up(future)
+                    say_stopping()
+                    self._cancel()
+                    concurrent.futures.wait([future], timeout=_CANCEL_S)  # the next call need not wait for it
                     raise
-
-    def _give_up(self, future: concurrent.futures.Future[Any]) -> None:
-        """Cancel what the thread does, so that the next call need not wait for it."""
-        say_stopping()
-        self._cancel()
-        concurrent.futures.wait([future], timeout=_CANCEL_S)
 
 
 @contextlib.contextmanager
-def _heard() -> Iterator[None]:
-    """Ctrl-C raises inside the block, which keeps a running loop from the turn in which it would hear of it."""
+def _on_sigint(handler: Any) -> Iterator[None]:
+    """Inside the block `handler` has the signal, in the main thread, which alone is told."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = signal.signal(signal.SIGINT, handler)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-@contextlib.contextmanager
-def _told_at_once(stop: Callable[[], None]) -> Iterator[None]:
+def _told_at_once(stop: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
     """The first Ctrl-C inside the block is acknowledged and calls `stop`; another one interrupts whatever is going on.
 
     Without it the first one would be silent for as long as something, such as an import, keeps the loop from its turn.
     Only the main thread, where nobody else listens, is told.
     """
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
-        yield
-        return
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return contextlib.nullcontext()
 
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, before)
+    def on_signal(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         say_stopping()
         stop()
 
-    signal.signal(signal.SIGINT, on_signal)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    return _on_sigint(on_signal)
 
 
 class Interrupt:

@@ -421,14 +421,14 @@ async def _sweep(entry: _Spawned, *, logs: str, timeout_s: float) -> None:
                 _log.info("stopping %s on %s: %s", entry.name, host, error)
 
 
-async def shutdown_all(*, timeout_s: float = 10.0) -> None:
+async def shutdown_all() -> None:
     """Stop every mesh that this controller spawned, the latest first, and the hosts.
 
     Worker processes of environments outlive it unless their hosts were launched: their pool has them, whoever plays.
     """
     for entry in reversed(tuple(_spawned.values())):
         if entry.role != ENVS:
-            await stop(entry.mesh, timeout_s=timeout_s)
+            await stop(entry.mesh)
     for layout in _hosts.copy():
         await end_hosts(layout.config)
     with contextlib.suppress(OSError):  # logs of a process that died stay

@@ -64,7 +64,9 @@ class Pulse:
         self._lost: asyncio.Future[ActorDiedError | StallError] = asyncio.get_running_loop().create_future()
         actors: Any = procs.spawn("pulse", PulseActor)
         loop = asyncio.get_running_loop()
-        self._elsewhere = mesh.on_lost_host(procs, lambda why: _call_in(loop, self._host_lost, why))
+        self._elsewhere = mesh.on_lost_host(
+            procs, lambda why: _call_in(loop, self._tell, ActorDiedError(f"{name} died: {why}", name))
+        )
         self._tasks = [
             asyncio.ensure_future(self._watch_processes()),
             asyncio.ensure_future(self._feel(actors, silence_s)),
@@ -129,9 +131,6 @@ class Pulse:
             asyncio.get_running_loop().call_later(_NAMED_S, self._tell, error)
         else:
             self._tell(error)
-
-    def _host_lost(self, why: str) -> None:
-        self._tell(ActorDiedError(f"{self._name} died: {why}", self._name))
 
     def _tell(self, error: ActorDiedError | StallError) -> None:
         if not self._lost.done():

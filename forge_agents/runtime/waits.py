@@ -204,12 +204,10 @@ def _helper() -> _Helper:
     return _Helper()
 
 
-async def in_thread(call: Callable[..., T], *args: Any, name: str) -> T:
-    """As `asyncio.to_thread`, but a call that never returns is left behind when the program ends, not waited for.
+def begin_in_thread(call: Callable[..., T], *args: Any, name: str) -> Future[T]:
+    """Run `call` with `args` on a thread; one that never returns is left behind when the program ends, not waited for.
 
     Args:
-        call: What to run.
-        args: Its arguments.
         name: The thread's, for a picture of a stall.
     """
     done: Future[T] = Future()
@@ -222,7 +220,12 @@ async def in_thread(call: Callable[..., T], *args: Any, name: str) -> T:
             done.set_exception(error)
 
     _helper().begin(name, run)
-    return await asyncio.wrap_future(done)
+    return done
+
+
+async def in_thread(call: Callable[..., T], *args: Any, name: str) -> T:
+    """As `asyncio.to_thread`, on a thread of `begin_in_thread`."""
+    return await asyncio.wrap_future(begin_in_thread(call, *args, name=name))
 
 
 class LoopThread:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _POLL_S = 5.0
 """The actor answers at least this often."""
+_MOVE_S = 120.0
+_INFO_S = 30.0
 SILENCE_S = 60.0
 """An actor that is silent for longer counts as dead, where nothing else is said."""
 
@@ -250,22 +252,22 @@ class Engine:
         """From now on find new weights in `store`, which took the place of one that died."""
         await self._call("use_store", store, timeout_s=timeout_s, what="change of the store")
 
-    async def sleep(self, *, timeout_s: float = 120.0) -> None:
+    async def sleep(self) -> None:
         """Leave the GPUs: weights go to the host's memory, and no request may come until `wake`. Twice is no error.
 
         Raises:
             ValueError: Requests are under way.
             StallError, ActorDiedError: As in `generate`.
         """
-        await self._call("sleep", timeout_s=timeout_s, what="sleep")
+        await self._call("sleep", timeout_s=_MOVE_S, what="sleep")
 
-    async def wake(self, *, timeout_s: float = 120.0) -> None:
+    async def wake(self) -> None:
         """Come back to the GPUs after `sleep`."""
-        await self._call("wake", timeout_s=timeout_s, what="wake")
+        await self._call("wake", timeout_s=_MOVE_S, what="wake")
 
-    async def info(self, *, timeout_s: float = 30.0) -> EngineInfo:
+    async def info(self) -> EngineInfo:
         """The engine's state."""
-        info: EngineInfo = await self._call("info", timeout_s=timeout_s, what="info")
+        info: EngineInfo = await self._call("info", timeout_s=_INFO_S, what="info")
         return info
 
     async def stop(self, *, timeout_s: float = 10.0) -> None:

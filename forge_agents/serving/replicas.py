@@ -58,7 +58,7 @@ class Replicas:
         *,
         silence_s: float,
         start_s: float,
-        turn: Turn = no_turns,
+        turn: Turn,
     ) -> None:
         self.name = name
         self.answers = 0
@@ -201,10 +201,10 @@ class Replicas:
                     continue
         self._notify()
 
-    async def infos(self, *, timeout_s: float = 30.0) -> dict[str, EngineInfo]:
+    async def infos(self) -> dict[str, EngineInfo]:
         """The state of every replica that lives, by name."""
         live = {replica.name: replica.engine for replica in self._replicas if replica.engine is not None}
-        states = await asyncio.gather(*(engine.info(timeout_s=timeout_s) for engine in live.values()))
+        states = await asyncio.gather(*(engine.info() for engine in live.values()))
         return dict(zip(live, states, strict=True))
 
     async def stop(self, *, timeout_s: float = 10.0) -> None:
@@ -218,22 +218,22 @@ class Replicas:
         engines = [replica.engine for replica in self._replicas if replica.engine is not None]
         await asyncio.gather(*(engine.stop(timeout_s=timeout_s) for engine in engines))
 
-    async def sleep(self, *, timeout_s: float = 120.0) -> None:
+    async def sleep(self) -> None:
         """Leave the GPUs to others: when it returns, each engine's weights are in the host's memory or it has ended.
 
         Raises:
             ValueError: Requests are under way.
             StallError: An engine did not answer.
         """
-        await all_or_first_error(self._move(engine, engine.sleep, timeout_s) for engine in self._living)
+        await all_or_first_error(self._move(engine, engine.sleep) for engine in self._living)
 
-    async def wake(self, *, timeout_s: float = 120.0) -> None:
+    async def wake(self) -> None:
         """Come back after `sleep`. An engine that has died meanwhile is replaced, as at any time."""
-        await all_or_first_error(self._move(engine, engine.wake, timeout_s) for engine in self._living)
+        await all_or_first_error(self._move(engine, engine.wake) for engine in self._living)
 
-    async def _move(self, engine: Engine, move: Callable[..., Awaitable[None]], timeout_s: float) -> None:
+    async def _move(self, engine: Engine, move: Callable[[], Awaitable[None]]) -> None:
         try:
-            await move(timeout_s=timeout_s)
+            await move()
         except ActorDiedError:
             await self._end(engine)  # its memory is free when its processes are gone
 

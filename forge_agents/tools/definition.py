@@ -6,18 +6,18 @@ Waits for the function, with the tool's deadline where it has one.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import re
-import threading
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
 from forge_agents.errors import did_you_mean
+from forge_agents.runtime.waits import begin_in_thread
 from forge_agents.types import ToolCall
 
 MAX_RESULT_CHARS = 4000
@@ -189,15 +189,7 @@ def _call(chosen: Tool, arguments: Mapping[str, Any]) -> Any:
     given = chosen.convert(arguments)
     if chosen.timeout_s is None:
         return chosen.fn(**given)
-    answer: Future[Any] = Future()
-
-    def work() -> None:
-        try:
-            answer.set_result(chosen.fn(**given))
-        except BaseException as error:  # noqa: BLE001  # carried to the caller's thread
-            answer.set_exception(error)
-
-    threading.Thread(target=work, name=f"tool {chosen.name}", daemon=True).start()
+    answer = begin_in_thread(functools.partial(chosen.fn, **given), name=f"tool {chosen.name}")
     try:
         return answer.result(chosen.timeout_s)
     except TimeoutError as late:

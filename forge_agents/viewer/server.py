@@ -31,6 +31,7 @@ from forge_agents.viewer.page import FILES, static_text
 from forge_agents.viewer.runs import Run, find_runs
 
 PORT = 8765
+_LOOK_S = 1.0
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 _PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -149,12 +150,12 @@ def _verifier_report(run: Run) -> str:
         return history[-1].report.html(Path(folder) / "report.html", history).read_text(encoding="utf-8")
 
 
-def watch(runs: Sequence[Run], stop: threading.Event, *, every_s: float = 1.0) -> None:
+def watch(runs: Sequence[Run], stop: threading.Event) -> None:
     """Keep the indexes of `runs` up to date until `stop`. Runs in a thread of its own."""
     while not stop.is_set():
         for run in runs:
             run.look(stop)
-        stop.wait(every_s)
+        stop.wait(_LOOK_S)
 
 
 def serve_page(
@@ -218,11 +219,9 @@ def _door(url: str) -> Iterator[str]:
 
 
 def _socket(port: int | None) -> socket.socket:
-    wanted = [PORT, 0] if port is None else [port]
-    for number in wanted:
-        try:
-            return socket.create_server(("127.0.0.1", number), backlog=128)  # who comes before it is ready waits
-        except OSError as cause:
-            if number == wanted[-1]:
-                raise ValueError(f"port {number} cannot be used ({cause.strerror}); give another, or none") from cause
-    raise AssertionError("unreachable: the last port is used or raises")
+    try:
+        return socket.create_server(("127.0.0.1", PORT if port is None else port), backlog=128)
+    except OSError as cause:
+        if port is None:
+            return socket.create_server(("127.0.0.1", 0), backlog=128)
+        raise ValueError(f"port {port} cannot be used ({cause.strerror}); give another, or none") from cause

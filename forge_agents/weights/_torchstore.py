@@ -1,6 +1,6 @@
 """The one door to TorchStore: its actors made to run on this Monarch, and a same-host transport.
 
-In: nothing. Out: `initialize`, `shutdown`, `client` of TorchStore. Waits for nothing itself.
+In: nothing. Out: `initialize` and `client` of TorchStore. Waits for nothing itself.
 
 TorchStore 0.1.2 mixes sync and async endpoints in its controller, which Monarch >= 0.2 refuses, and moves tensors
 through messages (0.1 GB/s). Its actors are replaced by subclasses of this module; they are pickled by reference, so
@@ -32,7 +32,6 @@ IS_0_1 = not hasattr(torchstore, "put_batch")
 
 client = torchstore.client
 initialize = torchstore.initialize
-shutdown = torchstore.shutdown
 
 
 def transport(several_hosts: bool) -> str:
@@ -46,8 +45,8 @@ def transport(several_hosts: bool) -> str:
     return "through shared memory" + ", to other hosts in messages" * several_hosts
 
 
-def _with_async_endpoints(base: Any) -> dict[str, Any]:
-    """Async forms of those endpoints of `base` that are sync."""
+def _with_async_endpoints(base: Any) -> Any:
+    """`base`, an actor, with async forms of those endpoints that are sync."""
 
     def as_async(method: Any) -> Any:
         @functools.wraps(method)
@@ -57,11 +56,12 @@ def _with_async_endpoints(base: Any) -> dict[str, Any]:
         return endpoint(call)
 
     methods = {name: getattr(member, "_method", None) for name, member in vars(base).items()}
-    return {
+    changed = {
         name: as_async(method)
         for name, method in methods.items()
         if inspect.isfunction(method) and not inspect.iscoroutinefunction(method)
     }
+    return type(base.__name__, (base,), {"__module__": __name__, **changed})
 
 
 if IS_0_1:
@@ -106,19 +106,8 @@ if IS_0_1:
             super().update(other_buffer)
             self.handle, self.part, self.value = other_buffer.handle, other_buffer.part, other_buffer.value
 
-    Controller: Any = type(
-        "Controller",
-        (torchstore.controller.Controller,),
-        {"__module__": __name__, **_with_async_endpoints(torchstore.controller.Controller)},
-    )
-    StorageVolume: Any = type(
-        "StorageVolume",
-        (torchstore.storage_volume.StorageVolume,),
-        {"__module__": __name__, **_with_async_endpoints(torchstore.storage_volume.StorageVolume)},
-    )
-
-    torchstore.api.Controller = Controller
-    torchstore.api.StorageVolume = StorageVolume
+    torchstore.api.Controller = Controller = _with_async_endpoints(torchstore.controller.Controller)
+    torchstore.api.StorageVolume = StorageVolume = _with_async_endpoints(torchstore.storage_volume.StorageVolume)
     with warnings.catch_warnings():  # `transport` says what comes of it
         warnings.simplefilter("ignore", DeprecationWarning)  # of the name it asks Monarch by
         _rdma = torchstore.transport.buffers.rdma_available()

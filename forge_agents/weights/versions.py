@@ -126,12 +126,16 @@ def view_of(buffer_B: torch.Tensor, piece: Piece) -> torch.Tensor:
 
 
 class _Records:
-    """What both sides have: the store's values under the name of one set of weights, each reached with a deadline."""
+    """What both sides have: the store's values under the name of one set of weights.
 
-    def __init__(self, ref: WeightStoreRef, weights_name: str, timeout_s: float | None) -> None:
+    Each wait for the store, in which one part of the bytes travels at most, has its `silence_s` as a deadline, and so
+    have other ranks beside that.
+    """
+
+    def __init__(self, ref: WeightStoreRef, weights_name: str) -> None:
         self.weights_name = weights_name
         self._ref = ref
-        self._timeout_s = ref.silence_s if timeout_s is None else timeout_s
+        self._timeout_s = ref.silence_s
 
     async def _put(self, client: Any, key: str, value: object) -> None:
         await self._wait(client.put(f"{self.weights_name}.{key}", value), f"put of {self.weights_name}.{key}")
@@ -158,8 +162,6 @@ class Publisher(_Records):
         slots: Versions kept, at least 2: readers of the last one are not disturbed while the next is written. More are
             for readers that take longer than the time between two versions.
         dtype: Floating tensors are cast to it; None means bfloat16. Others travel as they are.
-        timeout_s: Deadline of each wait for the store, in which one part of the bytes travels at most, and for other
-            ranks beside that; None: the store's `silence_s`.
         thread: Where tensors are packed and other ranks are waited for: the thread that computes them, whose current
             device is theirs. None: the caller's.
     """
@@ -171,10 +173,9 @@ class Publisher(_Records):
         *,
         slots: int = 2,
         dtype: torch.dtype | None = None,
-        timeout_s: float | None = None,
         thread: Executor | None = None,
     ) -> None:
-        super().__init__(ref, weights_name, timeout_s)
+        super().__init__(ref, weights_name)
         if slots < 2:
             raise ValueError(f"slots={slots}; at least 2, or readers would find no version while one is written")
         if not weights_name:
@@ -338,12 +339,10 @@ class Subscriber(_Records):
     Args:
         ref: The store.
         weights_name: As the publisher calls them.
-        timeout_s: Deadline of each wait for the store, in which one part of the bytes travels at most; None: the
-            store's `silence_s`.
     """
 
-    def __init__(self, ref: WeightStoreRef, weights_name: str, *, timeout_s: float | None = None) -> None:
-        super().__init__(ref, weights_name, timeout_s)
+    def __init__(self, ref: WeightStoreRef, weights_name: str) -> None:
+        super().__init__(ref, weights_name)
         self._mapped: dict[tuple[int, int], torch.Tensor] = {}
         self._private: dict[int, torch.Tensor] = {}
         self._one_at_a_time = asyncio.Lock()

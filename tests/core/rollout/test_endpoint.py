@@ -1,6 +1,7 @@
 """Endpoints in seats: what is sent, what is kept, what is waited for, and what never leaves: the key."""
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import logging
@@ -13,6 +14,7 @@ import pytest
 import forge_agents as fa
 from forge_agents.errors import BudgetError, EndpointError, StallError
 from forge_agents.policy import declared_policies
+from forge_agents.rollout import endpoint
 from forge_agents.rollout.endpoint import EndpointClient, client_of
 from forge_agents.rollout.players import Served
 from forge_agents.rollout.rollout import Rollout, play
@@ -162,8 +164,24 @@ def test_a_failed_episode_is_played_again(serve_chat):
     assert group(serve_chat(reply).endpoint, retries=1).failed == ()
 
 
-def test_errors_up_to_the_deadline_are_a_stall_that_names_the_endpoint_and_its_last_refusal(serve_chat):
-    server = serve_chat(lambda request: (503, {"error": "later"}))
+def test_errors_up_to_the_deadline_are_a_stall_that_names_the_endpoint_and_its_last_refusal(serve_chat, monkeypatch):
+    server, timeout = serve_chat(lambda request: (503, {"error": "later"})), asyncio.timeout
+
+    @contextlib.asynccontextmanager
+    async def once_refused(seconds):
+        """On a busy machine 0.3 s may end before the first answer is here, so they end with it."""
+        async with timeout(None if seconds == 0.3 else seconds) as deadline:
+
+            async def watch():
+                while not endpoint._refusals.get():  # noqa: ASYNC110  # it is a list
+                    await asyncio.sleep(0.001)
+                deadline.reschedule(0)
+
+            watching = asyncio.ensure_future(watch())
+            yield
+            watching.cancel()
+
+    monkeypatch.setattr(asyncio, "timeout", once_refused)
     started = time.monotonic()
     with pytest.raises(StallError) as caught:
         ask(server.endpoint_with(retries=50, timeout_s=0.3))
