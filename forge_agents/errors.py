@@ -56,7 +56,6 @@ class StallError(ForgeError, TimeoutError):
     """A wait that outlived its deadline. The message names who was waited for.
 
     Args:
-        message: Says who did not do what in which time.
         who: Their name; empty where nobody in particular was waited for.
     """
 
@@ -76,7 +75,6 @@ class ActorDiedError(ForgeError, RuntimeError):
 
     Args:
         message: Says who died during what.
-        who: Their name.
         place: Equal for two deaths by the same signal at the same place; empty where it is not known.
     """
 

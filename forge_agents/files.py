@@ -126,7 +126,6 @@ def damaged(folder: Path, files: Mapping[str, list[int]], *, chunk_bytes: int) -
     """What is wrong with the first file that is not as it was written; empty where all are. Several threads read.
 
     Args:
-        folder: Of the files.
         files: Size and sums by path in `folder`.
         chunk_bytes: What each sum is of; 0: of the whole file.
     """

@@ -32,7 +32,6 @@ def standalone_page(title: str, body: str, *, style: str = "") -> str:
     """A whole document, whose own policy forbids scripts and requests.
 
     Args:
-        title: Escaped text.
         body: Markup in which all that users, models and servers wrote is escaped.
         style: CSS after that of all reports.
     """

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from forge_agents.page import visible
 
@@ -44,8 +44,11 @@ Built by `forge_trainers.batch.packing.pack`.
 """
 
 
-_KNOWN_ONLY = {"extra": "forbid"}
-"""Tells pydantic, which reads stored episodes, to refuse a field that is not known here."""
+class _Kept:
+    """What stored episodes hold; pydantic, which reads them, refuses a field that is not known here."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +64,8 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VersionSpan:
+class VersionSpan(_Kept):
     """Tokens ``start`` to ``end`` (exclusive) of a response were sampled by weights ``version``."""
-
-    __pydantic_config__ = _KNOWN_ONLY
 
     version: int
     start: int
@@ -94,10 +95,8 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCall:
+class ToolCall(_Kept):
     """What somebody asked for. Its `str` is the form in which an environment reads it, whoever wrote it and however."""
-
-    __pydantic_config__ = _KNOWN_ONLY
 
     name: str
     """Empty where it could not be read."""
@@ -112,20 +111,16 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class Usage(_Kept):
     """Tokens of one request, as an endpoint counts them."""
-
-    __pydantic_config__ = _KNOWN_ONLY
 
     prompt_tokens: int
     completion_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compaction:
+class Compaction(_Kept):
     """Turns that a model does not read any more, because its context has no room for them."""
-
-    __pydantic_config__ = _KNOWN_ONLY
 
     how: Literal["window", "summarise", "compact"]
     """By `Policy.context`; "compact" where an environment's hook of this name wrote the text."""
@@ -136,10 +131,8 @@ class Compaction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class Heard(_Kept):
     """What a conversation goes on with, where a seat holds several."""
-
-    __pydantic_config__ = _KNOWN_ONLY
 
     messages: tuple[tuple[str, str], ...] = ()
     """Role and text of each; empty where that is the observation and nothing else."""
@@ -148,10 +141,8 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class Turn(_Kept):
     """One decision of one agent."""
-
-    __pydantic_config__ = _KNOWN_ONLY
 
     agent: str
     index: int
@@ -239,10 +230,8 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trajectory:
+class Trajectory(_Kept):
     """One agent's view of one episode."""
-
-    __pydantic_config__ = _KNOWN_ONLY
 
     agent: str
     policy: str
@@ -263,10 +252,8 @@ class Trajectory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeError:
+class EpisodeError(_Kept):
     """Why an episode failed: a failed episode is data."""
-
-    __pydantic_config__ = _KNOWN_ONLY
 
     where: Where
     kind: str
@@ -283,14 +270,12 @@ _CUT = {"length": "by max_tokens", "context": "by the end of the context"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Episode:
+class Episode(_Kept):
     """What happened, from reset to the last turn.
 
     ``print(episode)`` and a notebook show it as a conversation, in which control characters and the like of what
     models and environments wrote are spelled out.
     """
-
-    __pydantic_config__ = _KNOWN_ONLY
 
     env_id: str
     seed: int

@@ -52,7 +52,6 @@ def player_facts(player: AnyPolicy, engine: EngineConfig | None = None) -> dict[
     """What decides how a player plays, and ``"fingerprint"``, the hash of it.
 
     Args:
-        player: Any.
         engine: What would serve it if it is a model.
     """
     engine = engine or EngineConfig()

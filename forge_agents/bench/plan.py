@@ -316,8 +316,6 @@ def lineups(
     """Who sits where: each player alone in all seats, and each pair of players, one of them in one seat of all.
 
     Args:
-        players: Names.
-        seats: All seats.
         swap_seats: Each of a pair takes each seat against the other in all the rest. Otherwise the one that is named
             first takes the first seat, and that is all.
         partners: Those of the players that do not meet each other.

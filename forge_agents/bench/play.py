@@ -92,9 +92,6 @@ def benchmark(
             ``board.json``, the report of the last of them.
         progress: Show a progress bar in a terminal.
 
-    Returns:
-        The report; `Report.complete` says whether all was played.
-
     Raises:
         UnknownIdError: No such suite or environment.
         ValueError, TypeError: Players or numbers that make no sense.

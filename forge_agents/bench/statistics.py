@@ -33,6 +33,8 @@ SPEAKING = 5
 that trials of one seed are independent; docs/decisions/0011 has what fewer cost."""
 PERMUTATIONS = 10_000
 """Sign flips behind a p-value; all of them where there are no more than that."""
+_SEED = 0
+"""Of resamples and sign flips: the same results give the same numbers."""
 _NOISE = 1e-12
 """Values whose relative difference is less are the same: 0.1 + 0.2 is no better than 0.3."""
 _NORMAL = NormalDist()
@@ -128,7 +130,7 @@ def mean_rate(strata: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Inte
     return Interval(value=p, low=low, high=high, n=seeds)
 
 
-def mean(values: Sequence[float], *, seed: int = 0) -> Interval:
+def mean(values: Sequence[float]) -> Interval:
     """The mean of one value a seed, with the BCa bootstrap interval (Efron 1987, JASA 82:171).
 
     The bootstrap takes n values for the whole population, so with few seeds it is short; its level is raised by
@@ -147,13 +149,13 @@ def mean(values: Sequence[float], *, seed: int = 0) -> Interval:
         return Interval(value=middle, low=middle, high=middle, n=n)
     # Hesterberg's expanded percentile: the normal tail beyond sqrt(n / (n - 1)) t_(n-1), in place of 0.025
     tail = max(1 / RESAMPLES, _NORMAL.cdf(-math.sqrt(n / (n - 1)) * special.stdtrit(n - 1, 0.5 + CONFIDENCE / 2)))
-    rng, level = np.random.default_rng(seed), float(1 - 2 * tail)
+    rng, level = np.random.default_rng(_SEED), float(1 - 2 * tail)
     found = stats.bootstrap((x,), np.mean, n_resamples=RESAMPLES, confidence_level=level, method="BCa", rng=rng)
     ends = found.confidence_interval
     return Interval(value=middle, low=float(ends.low), high=float(ends.high), n=n)
 
 
-def difference(first: Mapping[K, float], second: Mapping[K, float], *, seed: int = 0) -> Difference:
+def difference(first: Mapping[K, float], second: Mapping[K, float]) -> Difference:
     """How two players differ on the seeds that both played.
 
     The interval is the BCa bootstrap of the differences by seed; the p-value flips their signs (Fisher's permutation
@@ -168,22 +170,21 @@ def difference(first: Mapping[K, float], second: Mapping[K, float], *, seed: int
     both = np.array([(first[s], second[s]) for s in first if s in second], float).reshape(-1, 2)
     gaps = both[:, 0] - both[:, 1]
     gaps[np.abs(gaps) <= _NOISE * np.abs(both).max(1, initial=0.0)] = 0.0
-    interval = mean(gaps.tolist(), seed=seed)
+    interval = mean(gaps.tolist())
     if len(gaps) < 2 or not gaps.any():
         return Difference(interval=interval, p_value=math.nan if len(gaps) < 2 else 1.0)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(_SEED)
     found = stats.permutation_test((gaps,), np.mean, permutation_type="samples", n_resamples=PERMUTATIONS, rng=rng)
     return Difference(interval=interval, p_value=min(1.0, float(found.pvalue)))
 
 
-def ratio(first: Mapping[K, float], second: Mapping[K, float], *, seed: int = 0) -> Interval:
+def ratio(first: Mapping[K, float], second: Mapping[K, float]) -> Interval:
     """The mean of one over the mean of another, on the seeds that both have.
 
     The interval is that of the mean of ``(x - r y) / mean(y)``, around r: the ratio's first-order expansion (Cochran
     1977, chapter 6). NaN where the mean of `second` is not above 0.
 
     Args:
-        first: Value by seed.
         second: The same of what it is measured by.
     """
     both = np.array([(first[s], second[s]) for s in first if s in second], float).reshape(-1, 2)
@@ -193,7 +194,7 @@ def ratio(first: Mapping[K, float], second: Mapping[K, float], *, seed: int = 0)
     value = float(both[:, 0].mean()) / whole
     gaps = (both[:, 0] - value * both[:, 1]) / whole
     gaps[np.abs(gaps) <= _NOISE] = 0.0
-    around = mean(gaps.tolist(), seed=seed)
+    around = mean(gaps.tolist())
     return Interval(value=value, low=value + around.low, high=value + around.high, n=len(both))
 
 
@@ -225,13 +226,7 @@ def gap_found(seeds: int, pairs: int) -> float:
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Chance that at least one of `k` samples is right, without bias (arXiv:2107.03374, equation 1).
-
-    Args:
-        n: Samples drawn.
-        c: How many of them were right.
-        k: From 1 to `n`.
-    """
+    """Chance that at least one of `k` samples is right, without bias (arXiv:2107.03374, equation 1)."""
     if not (0 <= c <= n and 1 <= k <= n):
         raise ValueError(
             f"pass@{k} of {c} right among {n} samples; expected 0 <= right <= samples and 1 <= k <= samples"
@@ -310,7 +305,7 @@ def _strengths(wins_BKK: Floats) -> tuple[Floats, Floats]:
     return theta_BK, information
 
 
-def rate_players(games: Sequence[Game], players: Sequence[str], *, seed: int = 0) -> dict[str, Rating]:
+def rate_players(games: Sequence[Game], players: Sequence[str]) -> dict[str, Rating]:
     """Ratings of the players that met somebody, by name, best first.
 
     Intervals are the wider of two: percentiles of a bootstrap over seeds, because games of one seed are not
@@ -330,7 +325,7 @@ def rate_players(games: Sequence[Game], players: Sequence[str], *, seed: int = 0
     if not _linked(total):
         return {}
     theta, error = bradley_terry(total)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(_SEED)
     seeds = (rng.integers(len(tables), size=len(tables)) for _ in range(400 if len(tables) > 1 else 0))
     drawn = [table for table in (tables[chosen].sum(0) for chosen in seeds) if _linked(table)]
     spread = np.full((2, len(names)), math.nan)

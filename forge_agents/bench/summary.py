@@ -136,9 +136,6 @@ def summarise(
     """Everything from the records; the same records give the same numbers, to the bit.
 
     Args:
-        records: What was played.
-        worlds: Where.
-        players: Names of all.
         partners: Those whose partnership the others are measured by; empty: all, each by all the others.
     """
     by_env: dict[str, list[Record]] = {world.id: [] for world in worlds}

@@ -29,14 +29,10 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[-_][A-Za-z0-9]+)*", re.ASCII)
 
 
 def create(folder: Path | str, template: str = "team") -> Path:
-    """Write a template's files.
+    """Write a template's files. Returns the folder.
 
     Args:
         folder: New or empty.
-        template: A name in `TEMPLATES`.
-
-    Returns:
-        The folder.
 
     Raises:
         ForgeError: There is no such template, or the folder holds something.
@@ -56,15 +52,12 @@ def create(folder: Path | str, template: str = "team") -> Path:
 
 
 def create_project(name: str, folder: Path | str = ".") -> Path:
-    """Write a project around a new environment.
+    """Write a project around a new environment. Returns the project's folder.
 
     Args:
         name: Letters, digits, and hyphens or underscores between them; the project's name, and the package's and the
             class's in their manners: ``word-duel``, ``word_duel``, ``WordDuel``.
         folder: Where the project's folder is made.
-
-    Returns:
-        The project's folder.
 
     Raises:
         ForgeError: The name is no name or hides another package, or the folder holds something.

@@ -97,9 +97,6 @@ def misfits() -> list[str]:
 def main(*, dry_run: bool = False) -> int:
     """Say what is to be done and do it.
 
-    Args:
-        dry_run: Only say it.
-
     Returns:
         0 if the installation is complete now or, in a dry run, would be; 1 if a person has to do it.
 

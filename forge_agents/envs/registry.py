@@ -130,9 +130,6 @@ def register(
         step_timeout_s: Seconds that one call may take there.
         **kwargs: Default constructor arguments, and wrappers as in `make`.
 
-    Returns:
-        The spec, or the decorator.
-
     Raises:
         ValueError: The id is malformed, names a level, or is taken by another environment.
     """

@@ -46,7 +46,6 @@ def split_thought(text: str, *, opened: bool | None = False) -> tuple[str, str]:
     any other: an answer may speak of them.
 
     Args:
-        text: What was said.
         opened: Whether the prompt had opened a thought already, so that one is being thought until it is closed. None
             where nobody knows the prompt: then a closing tag without an opening one before it says so.
 

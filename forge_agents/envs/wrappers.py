@@ -85,7 +85,6 @@ class ObservationWindow(EnvWrapper):
     A cut observation starts with "..." in place of what is missing, within the limit.
 
     Args:
-        env: What to wrap.
         chars: Longest observation, at least 4 characters; None for no limit.
         messages: Most lines that are not blank; None for no limit.
     """
@@ -276,8 +275,6 @@ class InvalidAction(_Mirror, EnvWrapper):
     `copy.deepcopy` is kept while the move is tried.
 
     Args:
-        env: What to wrap.
-        policy: One of the three.
         tries: How often the agent is asked again, at least 1.
         penalty: Reward of an illegal text, finite.
     """

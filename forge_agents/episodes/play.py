@@ -111,10 +111,7 @@ def play(
         seats: One player for all seats, a player by seat, or a function ``(agent, seed) -> player``. A `Policy` gets
             an engine for this one call, which takes ten seconds and more, unless `engines` serve its model. A model
             behind a server, such as that of ``forge-agents serve``, sits down as an `Endpoint`.
-        seed: Of the episode.
-        env_args: Arguments of the environment.
         max_turns: Decisions after which the episode is cut off; None is the registered limit, or else 1000.
-        engines: Engines that run already.
         watch: Told each turn as it is decided, before its reward is known: ``watch=print`` shows a game live.
 
     Returns:

@@ -210,11 +210,7 @@ _ONLY_VALUES: dict[str, tuple[Any, ...]] = {
 
 
 def check_learnable(config: Mapping[str, Any]) -> None:
-    """Raise ValueError for a model that the learner does not train, with the reason and what is known.
-
-    Args:
-        config: The content of its config.json.
-    """
+    """Raise ValueError for a model that the learner does not train, with the reason and what is known."""
     architecture = architecture_of(config)
     if architecture not in LEARNABLE:
         family = _family(architecture)

@@ -74,9 +74,6 @@ def tiny_model(
         tied: Share the embedding with the output head; otherwise ``lm_head.weight`` is stored as well.
         settings: What config.json says otherwise, such as ``{"head_dim": 64}``.
 
-    Returns:
-        `folder`, absolute.
-
     Raises:
         ValueError: `family` or `dtype` is not one of the above.
     """

@@ -165,7 +165,6 @@ async def play(
 
     Args:
         env: A PettingZoo environment; it is reset with `seed`. In a parallel one all live agents decide at once.
-        policies: Who decides, by agent.
         served: Engines of the model policies, by policy name.
         max_turns: Decisions after which the episode is cut off, whatever the environment says; a round that has begun
             is played.
@@ -293,9 +292,7 @@ def _step(
     """Play; an account is emptied when its agent acts, in PettingZoo's conversion of parallel ones after the round.
 
     Args:
-        env: Where.
         decision: Of the agent whose turn it is; None where it only leaves.
-        reported: As for `_observe`.
         tell: The environment's hook ``about_answer``, or what is no function where it has none.
 
     Returns:

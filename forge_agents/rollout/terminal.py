@@ -31,7 +31,6 @@ class Terminal:
     next line with it, or hold up the end of the program.
 
     Args:
-        console: Where to show.
         fd: Where to read: a terminal, a pipe or a file.
     """
 

@@ -123,11 +123,7 @@ __all__ = [
 
 
 def start_runtime() -> Any:
-    """Start Monarch's client in this process, without its notice.
-
-    Returns:
-        This machine as a mesh of one host.
-    """
+    """Start Monarch's client in this process, without its notice. Returns this machine as a mesh of one host."""
     with _without_notice():
         return this_host()
 

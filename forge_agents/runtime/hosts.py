@@ -137,8 +137,6 @@ class Hosts:
         """See that a role's processes fit its hosts and GPUs.
 
         Args:
-            role: Whose.
-            processes: How many of them in all.
             each: How many of them work as one and so need as many on each host.
 
         Raises:

@@ -96,7 +96,6 @@ class Layout:
     """The hosts of this process's run.
 
     Args:
-        config: What was asked for.
         here: Monarch's mesh of the controller's host, made when it is first needed.
         wants: Processes that are going to compute, by role; where GPUs are not given to roles, each gets one of its
             own if there are enough.
@@ -294,9 +293,6 @@ class Layout:
 
     def rehearse(self, meshes: Sequence[tuple[str, str, int]]) -> list[Seat]:
         """Where meshes would be if they were spawned now, one after the other.
-
-        Args:
-            meshes: Name, role and processes of each.
 
         Raises:
             HostError: A mesh needs more GPUs than there are.

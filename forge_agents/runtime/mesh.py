@@ -130,8 +130,6 @@ def own_variables(gpus: Sequence[str], env: Mapping[str, str] | None, threads: i
 
     Args:
         gpus: Of all its processes on a host, in the order of their ranks.
-        env: As in `spawn_procs`, and `threads`.
-        threads: Of each.
     """
     found = dict(env or {})
     if threads is not None:
@@ -147,7 +145,6 @@ async def launch_hosts(
     """Bring up the hosts on which roles are placed from now on.
 
     Args:
-        config: Which.
         paths: Files and folders that all hosts must see.
         wants: Processes that are going to compute, by role; see `Layout`.
 
@@ -207,8 +204,6 @@ def rehearse_on(config: Hosts, meshes: Sequence[tuple[str, str, int]], *, gpus_p
     """Where meshes would be on hosts that nobody has asked for yet.
 
     Args:
-        config: The hosts.
-        meshes: As for `rehearse`.
         gpus_per_host: Of each host whose role ``config.gpus`` does not name; this machine's own are counted.
     """
     from forge_agents.runtime.layout import Layout
@@ -260,7 +255,6 @@ async def with_deadline(
     """Await a Monarch call or any awaitable, at most `timeout_s` seconds or as long as it makes progress.
 
     Args:
-        awaitable: A coroutine, future or Monarch future.
         timeout_s: Seconds without progress until the wait counts as a stall; with progress before, it is seen before
             twice as long.
         who: The one waited for, by the name it was spawned under where it has one.
@@ -311,11 +305,7 @@ async def call_all(mesh: Any, n: int, endpoint_name: str, *args: Any, timeout_s:
 
     Args:
         mesh: Actor mesh spawned on a mesh of `spawn_procs`.
-        n: Its number of ranks.
-        endpoint_name: The endpoint to call.
-        args: The same arguments for every rank.
         timeout_s: Deadline for all ranks together.
-        who: As in `with_deadline`.
 
     Returns:
         Results by rank.
@@ -349,7 +339,6 @@ async def stop(mesh: ProcMesh, *, timeout_s: float = 10.0) -> None:
     """End a mesh's processes: asked first, killed after a grace of 2 s. Twice is no error.
 
     Args:
-        mesh: From `spawn_procs`.
         timeout_s: Most seconds to wait for Monarch's word that it is over.
     """
     entry = _spawned.get(id(mesh))
@@ -375,11 +364,7 @@ async def stop(mesh: ProcMesh, *, timeout_s: float = 10.0) -> None:
 
 
 def kill(mesh: ProcMesh) -> None:
-    """End a mesh's processes at once, from any thread, without a wait; the rest of `stop` follows in the background.
-
-    Args:
-        mesh: From `spawn_procs`.
-    """
+    """End a mesh's processes at once, from any thread, without a wait; the rest of `stop` follows in the background."""
     for pid in pids(mesh):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -478,13 +463,7 @@ def ended(mesh: ProcMesh) -> list[int]:
 
 
 def death(mesh: ProcMesh, pid: int, status: int | None) -> _processes.Death:
-    """What is known of the end of one of a mesh's processes.
-
-    Args:
-        mesh: From `spawn_procs`.
-        pid: The process's.
-        status: As `_processes.death`.
-    """
+    """What is known of the end of one of a mesh's processes."""
     entry = _spawned.get(id(mesh))
     noted = None if entry is None else _pids(entry).get(pid)
     log = None if noted is None else noted.with_suffix(".log")

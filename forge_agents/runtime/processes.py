@@ -117,7 +117,6 @@ async def kill_after(grace_s: float, pids: Sequence[int], folder: Path) -> None:
 
     Args:
         grace_s: Seconds for what they have to do at their end.
-        pids: Theirs.
         folder: That they `begin` with.
     """
     deadline, late = time.monotonic() + grace_s, False

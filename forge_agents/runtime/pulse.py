@@ -50,8 +50,6 @@ class Pulse:
     seconds, under load later. The end of a whole host is seen at once, too.
 
     Args:
-        procs: From `mesh.spawn_procs`.
-        size: Its number of processes.
         name: Said in errors; what the mesh was spawned under.
         silence_s: A process that says nothing for longer counts as dead, from `started` on: a process that loads big
             libraries may be silent for long.

@@ -79,7 +79,6 @@ def starting(role: str, name: str, what: str, *, on: str = "") -> Iterator[None]
 
     Args:
         role: Such as "engine".
-        name: Its own.
         what: What the time depends on, beside the machine: a model's name, whether it is compiled.
         on: Where: "2 CPU cores"; empty is this machine.
     """
@@ -106,9 +105,6 @@ def shown(say: Callable[[str], None] | None = None) -> Iterator[Callable[[str], 
 
     Args:
         say: Shows a line; for whoever has the terminal already. None: this has it.
-
-    Yields:
-        What shows a line beside the starts.
     """
     console = Console(stderr=True)
     with contextlib.ExitStack() as stack:

@@ -42,15 +42,10 @@ class Turns:
         self._left = asyncio.Event()
 
     def share(self, side: str, *, leave: Move, come: Move) -> Turn:
-        """Name a side.
+        """Name a side. Returns what its work runs in.
 
         Args:
-            side: Its name.
             leave: Takes its memory off the devices; twice is no error.
-            come: Brings it back.
-
-        Returns:
-            What its work runs in.
         """
         self._sides[side] = (leave, come)
         return lambda: self._of(side)

@@ -48,7 +48,6 @@ class GroupedLoRA(PunicaWrapperCPU):  # type: ignore[misc]
             lora_b_stacked: Of each slice, [slots, 1, out, rank].
             scale: 1: vLLM multiplies it into B when it loads an adapter.
             output_slices: Widths of the slices.
-            kwargs: None matters here.
         """
         for slot, rows_T in self._groups:
             mine = x if rows_T is None else x[rows_T]

@@ -35,7 +35,6 @@ class EngineThread:
     """Owns a vLLM engine. Jobs run between two steps.
 
     Args:
-        config: The engine to build.
         deliver: Called on this thread with the answers of one step; never with none.
         died: Called on this thread, once, when a step or the build fails: the engine's state is unknown from then on.
     """
@@ -226,7 +225,6 @@ def follow(config: EngineConfig, ready: Future[None], died: Callable[[BaseExcept
     """Be another rank of an engine, on a thread: build it, then do what the first rank does.
 
     Args:
-        config: The engine.
         ready: Told when it is built, or why not.
         died: Called on that thread when a call fails afterwards.
     """
@@ -255,12 +253,7 @@ def follow(config: EngineConfig, ready: Future[None], died: Callable[[BaseExcept
 
 
 class Ranks:
-    """All ranks of an engine that has been built on each; on its thread, and first on all of them at the same time.
-
-    Args:
-        engine: This rank's.
-        tp: How many there are.
-    """
+    """All ranks of an engine that has been built on each; on its thread, and first on all of them at the same time."""
 
     def __init__(self, engine: Any, tp: int) -> None:
         self._engine = engine
@@ -336,8 +329,6 @@ class _Travelling(Mapping[str, "torch.Tensor"]):
     """Tensors that go from the first rank to the others as they are looked through, once and in order.
 
     Args:
-        shapes: Shape and type by name.
-        group: The ranks.
         own: The tensors, on the first rank.
     """
 

@@ -526,11 +526,7 @@ def load_adapter(engine: Any, number: int, lora: LoRA, tensors: Mapping[str, tor
     """Replace one adapter in place; as `load_tensors`, for its requests.
 
     Args:
-        engine: Built with the adapter.
-        number: As `adapter_number`.
-        lora: Its shape.
         tensors: In PEFT's layout; see `adapter_shapes`.
-        version: Of its weights.
     """
     from safetensors.torch import save_file
 

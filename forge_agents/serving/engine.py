@@ -90,7 +90,6 @@ class Engine:
         """Start a process and build the engine in it.
 
         Args:
-            config: The model and its limits.
             name: Said in errors and logs.
             store: Where `load_weights` finds new weights; None for a model that never changes.
             weights_name: What the publisher calls them; None for `name`.
@@ -234,7 +233,6 @@ class Engine:
         Args:
             version: Which one; None for the latest.
             adapter: Which of ``EngineConfig.adapters``, published under its own name; empty are the model's weights.
-            timeout_s: Deadline.
 
         Returns:
             ``version``; seconds ``fetch_s``, ``load_s`` and ``seconds`` for both; ``bytes``, 0 where the engine has it.

@@ -45,9 +45,6 @@ async def start_engines(
         adapters: Adapters that an engine serves, by engine name and their own; None: none.
         store: Where engines find new weights; None for models that never change.
         faults: Counts deaths; None allows `Faults`'s usual number for all of them together.
-        silence_s: As in `Engine.start`.
-        timeout_s: Deadline of each start.
-        turn: As in `Replicas.start`.
 
     Raises:
         StallError, ValueError, Exception: As `Engine.start`; the first failure.
@@ -112,10 +109,8 @@ class Fleet:
         Args:
             policies: Who plays. An engine is called by the first of its policies. Without a store, those of one model
                 share one, and it samples from that model; with one, adapters on one model do, and nobody else.
-            config: Settings of every engine.
             store: Where engines find new weights, published under the policy's name; None for models that never change.
             tuned: Without a store: folders of the adapters that policies with `lora` play with, by policy name.
-            timeout_s: Deadline of each start.
         """
         paths = {name: models.resolve(policy.model).resolve() for name, policy in policies.items()}
         renderers = {name: Renderer.of(paths[name], thinking=policy.thinking) for name, policy in policies.items()}

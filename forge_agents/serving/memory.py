@@ -37,9 +37,7 @@ def fixed_bytes(size: ModelSize, *, sequences: int, item: int = 2, tp: int = 1) 
     """What one of `tp` ranks of an engine takes beside its cache, by part.
 
     Args:
-        size: Of the model.
         sequences: Decoded at once: their logits are there whole, in float32, and twice more while they are sampled.
-        item: Bytes of a weight.
         tp: Ranks of the engine. Norms, which all of them hold, do not count.
     """
     between = size.hidden * 4 + (size.heads + 2 * size.kv_heads) * size.head_dim // tp + 3 * size.feed_forward // tp

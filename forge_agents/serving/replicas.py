@@ -58,7 +58,7 @@ class Replicas:
         *,
         silence_s: float,
         start_s: float,
-        turn: Turn,
+        turn: Turn = no_turns,
     ) -> None:
         self.name = name
         self.answers = 0
@@ -94,8 +94,6 @@ class Replicas:
             name: Said in errors and logs, with a number where there are several; also what the weights are called.
             store: Where `load_weights` finds new weights; None for a model that never changes.
             faults: Counts deaths; None allows `Faults`'s usual number.
-            silence_s: As in `Engine.start`.
-            timeout_s: Deadline of each start.
             router: Who picks; None: what ``config.routing`` says.
             turn: What starts and requests run in, where others use the same GPUs; they `sleep` and `wake` the engines.
 

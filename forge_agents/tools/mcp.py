@@ -60,9 +60,6 @@ def mcp_tools(
         env: Variables of a command, beside the few that it inherits (such as PATH).
         headers: Headers of every request to an address, such as a token.
 
-    Yields:
-        The server's tools.
-
     Raises:
         McpServerError: The server did not start, connect or answer in time. The message names its program or host.
         MissingExtraError: The package ``mcp`` is missing.

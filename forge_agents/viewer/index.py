@@ -116,13 +116,10 @@ class EpisodeIndex:
         self._writing = threading.Lock()
 
     def update(self, stop: threading.Event | None = None) -> int:
-        """Index what the file has gained, or all of it where it was rewritten.
+        """Index what the file has gained, or all of it where it was rewritten. Returns how many episodes it took in.
 
         Args:
             stop: Ends the work after the batch under way.
-
-        Returns:
-            Episodes taken in.
         """
         taken = 0
         with self._writing, self._opened() as db:

@@ -44,7 +44,6 @@ def save_page(runs: Sequence[str | os.PathLike[str]], target: str | os.PathLike[
 
     Args:
         runs: Folders of runs, or folders that hold them.
-        target: The HTML file.
         episodes: How many episodes of each run go along, the newest.
 
     Raises:

@@ -37,7 +37,6 @@ class Run:
     """One run's folder. Nothing in it is changed; what a running training appends is seen at the next look.
 
     Args:
-        folder: The folder.
         name: What the page calls it.
         number: Its place among the runs of the page, which is its id.
     """

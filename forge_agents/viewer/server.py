@@ -31,7 +31,6 @@ from forge_agents.viewer.page import FILES, static_text
 from forge_agents.viewer.runs import Run, find_runs
 
 PORT = 8765
-_LOOK_S = 1.0
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 _PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -150,12 +149,12 @@ def _verifier_report(run: Run) -> str:
         return history[-1].report.html(Path(folder) / "report.html", history).read_text(encoding="utf-8")
 
 
-def watch(runs: Sequence[Run], stop: threading.Event) -> None:
+def watch(runs: Sequence[Run], stop: threading.Event, *, every_s: float = 1.0) -> None:
     """Keep the indexes of `runs` up to date until `stop`. Runs in a thread of its own."""
     while not stop.is_set():
         for run in runs:
             run.look(stop)
-        stop.wait(_LOOK_S)
+        stop.wait(every_s)
 
 
 def serve_page(
@@ -170,7 +169,6 @@ def serve_page(
     Args:
         runs: Folders of runs, or folders that hold them.
         port: None takes 8765, or another where that is in use.
-        browser: Open it.
         say: Shows a line; the page's address goes there, and nowhere else.
 
     Raises:

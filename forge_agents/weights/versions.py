@@ -107,7 +107,6 @@ def lay_out(tensors: Sequence[tuple[str, tuple[int, ...], str, int]], num_ranks:
 
     Args:
         tensors: (name, shape, dtype, bytes an element) in an order that all ranks share.
-        num_ranks: Number of buffers.
     """
     ends = [0] * num_ranks
     pieces = {}
@@ -157,7 +156,6 @@ class Publisher(_Records):
     middle leaves no visible version: the slot it was writing is not in the index.
 
     Args:
-        ref: The store.
         weights_name: What these weights are called; subscribers give the same name.
         slots: Versions kept, at least 2: readers of the last one are not disturbed while the next is written. More are
             for readers that take longer than the time between two versions.
@@ -335,10 +333,6 @@ class Subscriber(_Records):
 
     The bytes are copied into private memory, and handed over only if the index still holds the version after the
     copy; so a writer that takes the slot meanwhile is noticed, and `apply` never sees two versions mixed.
-
-    Args:
-        ref: The store.
-        weights_name: As the publisher calls them.
     """
 
     def __init__(self, ref: WeightStoreRef, weights_name: str) -> None:

@@ -201,7 +201,6 @@ def _about(sample: Any, built: Any) -> dict[str, Any]:
     """Whose code an environment is, as `Case` says it.
 
     Args:
-        sample: One.
         built: What the spec names, also where the environment lives in a worker process.
     """
     wrapped = sample.unwrapped

@@ -4,5 +4,5 @@ In: the specification of an environment, and the places that `forge_agents.runti
 environment like any other whose calls go to a worker: a Monarch actor in a process of its own. Waits for: a free
 worker, and each answer, with deadlines.
 
-`env` is what is played, `pool` lends processes, `actor` and `process` are what runs there.
+`env` is what is played, and lends processes; `actor` and `process` are what runs there.
 """

@@ -1,6 +1,6 @@
 """The program of a worker process and its actor. Apart from the rest, because they load Monarch.
 
-In: commands of `forge_agents.envs.workers.pool`. Out: packed answers. Waits for commands.
+In: commands of `forge_agents.envs.workers.env`. Out: packed answers. Waits for commands.
 
 Environments play in the main thread: Python lets no other handle signals, and graders limit their time by an alarm.
 Monarch has a thread of its own.

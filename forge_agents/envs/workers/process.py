@@ -32,11 +32,7 @@ class Environments:
         self._envs: dict[int, AnyEnv] = {}
 
     def answer(self, what: str, *args: Any) -> bytes:
-        """Do `what`: build, reset, step, fork, call, get, close or describe.
-
-        Returns:
-            True and the result, or False and what the environment raised, pickled.
-        """
+        """Do `what`, such as reset or step; packs True and the result, or False and what the environment raised."""
         try:
             return pickle.dumps((True, getattr(self, f"_{what}")(*args)))
         except Exception as error:  # noqa: BLE001  # what an environment raises is raised again by who called

@@ -273,7 +273,7 @@ def test_a_failed_engine_fails_every_waiting_request_by_name() -> None:
         assert sum(actor.batches) == 50
         assert len(actor.batches) <= 2  # requests of one moment travel together
         actor.failing.set()
-        outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
+        outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 60)
         assert all(isinstance(outcome, ActorDiedError) for outcome in outcomes)
         assert "hero has failed" in str(outcomes[0])
         assert "numbers went missing" in str(outcomes[0])
@@ -313,7 +313,7 @@ def test_a_late_answer_is_named_and_an_engine_that_answers_nobody_is_dead() -> N
             await waiting[1]
         assert not waiting[2].done()
         with pytest.raises(ActorDiedError, match=r"answered none of 1 requests.*answer_timeout_s=0\.2"):
-            await asyncio.wait_for(waiting[2], 5)
+            await asyncio.wait_for(waiting[2], 60)
         await asyncio.gather(*waiting, return_exceptions=True)
         await engine.stop()
 
