@@ -52,8 +52,12 @@ def test_rewind_forgets_later_steps_and_a_half_written_line(tmp_path):
 def test_damage_in_the_middle_is_an_error(tmp_path):
     run = RunFolder(tmp_path, {})
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\ngarbage\n{"step": 1}\n')
-    with pytest.raises(RunFolderError, match=r"metrics\.jsonl:2"):
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl:2 is not JSON"):
         run.metrics()
+    for odd in ("[1]", '{"step": "1"}', '"step"'):  # of a stranger's folder
+        (tmp_path / "metrics.jsonl").write_text(f'{{"step": 0}}\n{odd}\n')
+        with pytest.raises(RunFolderError, match=r"metrics\.jsonl:2 has no number of a step"):
+            run.metrics()
     run.close()
 
 

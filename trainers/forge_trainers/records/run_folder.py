@@ -259,19 +259,27 @@ def _report_of(reward: object) -> Any:
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """Rows of a JSON-lines file; a last line that a kill cut short is dropped."""
+    """Rows of one of a run's JSON-lines files; a last line that a kill cut short is dropped.
+
+    Raises:
+        RunFolderError: Another line is no JSON object with a step.
+    """
     return [row for _, row in _rows(file)]
 
 
 def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each line, and what it holds."""
+    """Each line, and what it holds: an object with the number of a step."""
     with file.open() as lines:
         for number, line in enumerate(lines, 1):
             try:
-                yield line, json.loads(line)
-            except json.JSONDecodeError:
+                row = json.loads(line)
+            except (json.JSONDecodeError, RecursionError):
                 if next(lines, None) is not None:
                     raise RunFolderError(f"{file}:{number} is not JSON; the file was edited or damaged") from None
+                return
+            if not isinstance(row, dict) or type(row.get("step")) is not int:
+                raise RunFolderError(f"{file}:{number} has no number of a step; the file was edited or damaged")
+            yield line, row
 
 
 def write_atomically(file: Path, text: str) -> None:

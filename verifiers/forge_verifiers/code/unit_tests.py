@@ -76,13 +76,7 @@ class UnitTests(TrajectoryRule):
             _units(self.tests)
 
     def grade(self, trajectory: Trajectory) -> float | None:
-        """The share of tests passed; None without tests or without a decision.
-
-        Raises:
-            SandboxUnavailable: This machine has no sandbox as asked.
-            SandboxError: The sandbox itself failed.
-            ScoreError: The tests are no Python or hold no test.
-        """
+        """The share of tests passed; None without tests or without a decision. Raises as `run`."""
         tests = self._tests(trajectory)
         if tests is None or not trajectory.turns:
             return None
@@ -93,16 +87,16 @@ class UnitTests(TrajectoryRule):
         return float(all(passed)) if self.all_or_nothing else sum(passed) / len(passed)
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
-        """`grade` of each trajectory, float32 [n], several at a time; NaN where it abstained or the sandbox failed.
+        """`grade` of each trajectory, float32 [n], several at a time; NaN where it abstained or the sandbox failed."""
+        return self.assess(trajectories).scores
+
+    def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
+        """The same, and where the sandbox itself failed.
 
         Raises:
             SandboxUnavailable: This machine has no sandbox as asked.
             ScoreError: The tests of a trajectory are no Python or hold no test.
         """
-        return self.assess(trajectories).scores
-
-    def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
-        """The same, and where the sandbox itself failed. Raises as `score`."""
         import numpy as np
 
         failed: dict[int, str] = {}

@@ -48,12 +48,8 @@ class TextModel:
     """A model on the processor or an accelerator of this process; loaded when first used, from safetensors only.
 
     Args:
-        auto_class: Class of transformers that loads it.
-        model: A local folder, a built-in name or a hub id.
-        max_tokens: Longer texts lose their middle; the model's own limit holds, too.
-        batch_tokens: Tokens of a batch, padding included; texts of like length share a batch.
-        threads: CPU threads of this process while the model reads; None leaves torch's number.
-        device: Where the model lives, in torch's words.
+        auto_class: Class of transformers that loads it. All others are as in `RewardModel`; the model's own limit of
+            tokens holds, too, and texts of like length share a batch.
 
     Raises:
         ValueError: A number is out of range.
