@@ -48,6 +48,11 @@ _OPEN_FILES = 65535
 _LOOK_S = 1.0
 """Seconds between two looks at whether the gateway is there."""
 _HOSTS = ("127.0.0.1", "localhost", "[::1]")
+_KINDS = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error",
+    500: "api_error", 503: "overloaded_error", 504: "timeout_error",
+}  # fmt: skip
+"""What Anthropic calls errors, by status; to OpenAI's clients it is any text."""
 T = TypeVar("T")
 S = TypeVar("S", bound="Session")
 _Scope: TypeAlias = MutableMapping[str, Any]
@@ -441,9 +446,14 @@ class Gateway:
             session = self._session(scope)
             if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:  # h11: came at once
                 raise RefusedError(f"the headers are larger than {MAX_HEADER_BYTES} bytes", status=431)
+            models = {
+                f"/v1/models/{name}": {"id": name, "object": "model", "created": 0, "owned_by": "seat"}
+                for name in session._models
+            }
             if (method, path) == ("GET", "/v1/models"):
-                listed = [{"id": name, "object": "model", "created": 0, "owned_by": "seat"} for name in session._models]
-                await _send_json(send, 200, {"object": "list", "data": listed})
+                await _send_json(send, 200, {"object": "list", "data": [*models.values()]})
+            elif method == "GET" and path in models:
+                await _send_json(send, 200, models[path])
             elif method == "POST" and path in PROTOCOLS:
                 await _converse(session, PROTOCOLS[path], receive, send)
             else:
@@ -452,7 +462,8 @@ class Gateway:
             refused = error if isinstance(error, RefusedError) else RefusedError(f"failed: {shown(error)}", status=500)
             if session is not None and refused.status != 410:
                 session._refused(str(refused))
-            told = {"message": str(refused), "type": "invalid_request_error", "code": refused.code}
+            kind = _KINDS.get(refused.status, "invalid_request_error")
+            told = {"message": str(refused), "type": kind, "code": refused.code, "param": None}
             with contextlib.suppress(OSError):
                 await _send_json(send, refused.status, {"type": "error", "error": told})
 

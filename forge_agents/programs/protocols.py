@@ -385,6 +385,7 @@ def _read_messages(body: Any) -> Call:
         _anthropic_messages,
         lambda tool: {**tool, "parameters": tool.get("input_schema")} if tool.get("type") in (None, "custom") else None,
         parallel=not choice.get("disable_parallel_tool_use"),
+        form=_object(body.get("output_config") or {}, "output_config").get("format"),
         max_tokens=_limit(body, "max_tokens"),
         stop=_stop(body.get("stop_sequences")),
     )

@@ -52,6 +52,7 @@ BODIES = {
         ],
         "tools": [{"name": "add", "input_schema": PARAMETERS}],
         "tool_choice": {"type": "tool", "name": "add"},
+        "output_config": {"format": {"type": "json_schema", "schema": PARAMETERS}},
         "stop_sequences": ["x"],
     },
 }  # fmt: skip
@@ -250,7 +251,7 @@ def with_odd(body, at, odd):
 @pytest.mark.filterwarnings("ignore:a program offers a tool of type")
 @pytest.mark.parametrize("path", BODIES)
 def test_whatever_stands_anywhere_in_a_request_is_read_or_refused_in_short_words(path):
-    assert PROTOCOLS[path].read(BODIES[path]).told
+    assert f"It fits this schema:\n{json.dumps(PARAMETERS)}" in PROTOCOLS[path].read(BODIES[path]).told
     for at in places(BODIES[path]):
         for odd in (5, True, "y" * 9999, [5], [[]], {"a": 1}, {"type": "y" * 9999}):
             said = ""
