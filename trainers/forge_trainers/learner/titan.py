@@ -6,9 +6,13 @@ Importing this module imports torch and TorchTitan (seconds), so only the learne
 
 from __future__ import annotations
 
+import functools
+import gc
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch._utils
 
@@ -45,37 +49,67 @@ def _import_with_the_device_that_exists() -> str:
 DEVICE_TYPE = _import_with_the_device_that_exists()
 """Torch device type of the learner on this machine: ``"cpu"``, ``"cuda"``, ..."""
 
-# the imports below must follow the device choice above
-from torchtitan.components.checkpointer.utils import canonical_fqn
-from torchtitan.components.lora import LoRAConverter
-from torchtitan.components.loss import ChunkedLossWrapper
-from torchtitan.components.optimizer import default_adamw
-from torchtitan.config import (
-    TORCH_DTYPE_MAP,
-    CommConfig,
-    CompileConfig,
-    DebugConfig,
-    ParallelismConfig,
-    TrainingConfig,
-)
-from torchtitan.distributed import ParallelDims
-from torchtitan.distributed import utils as dist_utils
-from torchtitan.distributed.activation_checkpoint import FullAC, MemoryBudgetAC, SelectiveAC
-from torchtitan.distributed.pipeline_parallel import pipeline_llm
-from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, Linear, RMSNorm
-from torchtitan.models.common.attention import VarlenAttention, create_varlen_metadata_for_document
-from torchtitan.models.common.config_utils import (
-    make_ffn_config,
-    make_gqa_config,
-    make_moe_config,
-    make_router_config,
-    make_token_dispatcher_config,
-)
-from torchtitan.models.common.feed_forward import FeedForward
-from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
-from torchtitan.models.common.param_init import skip_param_init
-from torchtitan.models.llama3 import Llama3Model, Llama3StateDictAdapter, Llama3TransformerBlock, parallelize_llama
-from torchtitan.models.qwen3 import Qwen3Model, Qwen3StateDictAdapter, Qwen3TransformerBlock, parallelize_qwen3
-from torchtitan.protocols.model_spec import ModelSpec
-from torchtitan.protocols.module import Module
-from torchtitan.tools import utils as device_utils
+
+def _compiled_when_called(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    compiled = functools.cache(functools.partial(_compile, function, **options))
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return compiled()(*args, **kwargs)
+
+    return call
+
+
+@contextmanager
+def _without_what_takes_long() -> Iterator[None]:
+    """Imports in two thirds of the time.
+
+    TorchTitan has its FlexAttention compiled where it is defined, which loads Inductor whether or not anybody will call
+    it; and what modules define is no garbage to look for.
+    """
+    torch.compile = _compiled_when_called  # type: ignore[assignment]
+    gc.disable()
+    try:
+        yield
+    finally:
+        torch.compile = _compile
+        gc.enable()
+
+
+_compile = torch.compile
+
+# these must follow the device choice above
+with _without_what_takes_long():
+    from torchtitan.components.checkpointer.utils import canonical_fqn
+    from torchtitan.components.lora import LoRAConverter
+    from torchtitan.components.loss import ChunkedLossWrapper
+    from torchtitan.components.optimizer import default_adamw
+    from torchtitan.config import (
+        TORCH_DTYPE_MAP,
+        CommConfig,
+        CompileConfig,
+        DebugConfig,
+        ParallelismConfig,
+        TrainingConfig,
+    )
+    from torchtitan.distributed import ParallelDims
+    from torchtitan.distributed import utils as dist_utils
+    from torchtitan.distributed.activation_checkpoint import FullAC, MemoryBudgetAC, SelectiveAC
+    from torchtitan.distributed.pipeline_parallel import pipeline_llm
+    from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, Linear, RMSNorm
+    from torchtitan.models.common.attention import VarlenAttention, create_varlen_metadata_for_document
+    from torchtitan.models.common.config_utils import (
+        make_ffn_config,
+        make_gqa_config,
+        make_moe_config,
+        make_router_config,
+        make_token_dispatcher_config,
+    )
+    from torchtitan.models.common.feed_forward import FeedForward
+    from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
+    from torchtitan.models.common.param_init import skip_param_init
+    from torchtitan.models.llama3 import Llama3Model, Llama3StateDictAdapter, Llama3TransformerBlock, parallelize_llama
+    from torchtitan.models.qwen3 import Qwen3Model, Qwen3StateDictAdapter, Qwen3TransformerBlock, parallelize_qwen3
+    from torchtitan.protocols.model_spec import ModelSpec
+    from torchtitan.protocols.module import Module
+    from torchtitan.tools import utils as device_utils
