@@ -22,12 +22,11 @@ SMALL = [
 ]
 
 TEMPLATES = {
-    "team": ("team", "runs/guess", "my/Guess-v0"),
     "duel": ("hero", "runs/duel", "my/Duel-v0"),
     "tools": ("keeper", "runs/warehouse", "my/Warehouse-v0"),
     "sft": ("team", "runs/guess", "my/Guess-v0"),
 }
-"""Who learns, where the run lies and what is played, by template."""
+"""Who learns, where the run lies and what is played, by template; sft plays the world of team, from the same modules."""
 
 
 @pytest.mark.timeout(300)
