@@ -26,7 +26,7 @@ TEMPLATES = {
     "tools": ("keeper", "runs/warehouse", "my/Warehouse-v0"),
     "sft": ("team", "runs/guess", "my/Guess-v0"),
 }
-"""Who learns, where the run lies and what is played, by template; sft plays the world of team, from the same modules."""
+"""Who learns, where the run lies and what is played, by template; sft plays the world of team by the same modules."""
 
 
 @pytest.mark.timeout(300)
