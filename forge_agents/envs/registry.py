@@ -378,8 +378,8 @@ def _list_namespace(namespace: str) -> ListIds:
     module, _, name = _providers[namespace].entry_point.partition(":")
     list_ids = cast("ListIds", getattr(importlib.import_module(module), name))
     if namespace not in _listed:
-        _listed.add(namespace)
         list_ids(None)
+        _listed.add(namespace)  # not before: what broke off would be missing in silence from the next listing
     return list_ids
 
 

@@ -39,15 +39,14 @@ async def start_engines(
 ) -> dict[str, Replicas]:
     """Start ``config.replicas`` engines for each model folder, all at once; where one fails, the others are stopped.
 
+    The rest is as in `Replicas.start`.
+
     Args:
         folders: Model folders by engine name.
         config: Settings of all; its `model` and `adapters` are replaced.
         adapters: Adapters that an engine serves, by engine name and their own; None: none.
         store: Where engines find new weights; None for models that never change.
         faults: Counts deaths; None allows `Faults`'s usual number for all of them together.
-
-    Raises:
-        StallError, ValueError, Exception: As `Engine.start`; the first failure.
     """
     shared = Faults() if faults is None else faults
     starts = (

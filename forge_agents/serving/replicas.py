@@ -87,7 +87,7 @@ class Replicas:
         router: Router | None = None,
         turn: Turn = no_turns,
     ) -> Replicas:
-        """Start ``config.replicas`` engines; where one fails to start, the others are stopped.
+        """Start ``config.replicas`` engines, as `Engine.start`; where one fails to start, the others are stopped.
 
         Args:
             config: The model, its limits, and how many.
@@ -96,9 +96,6 @@ class Replicas:
             faults: Counts deaths; None allows `Faults`'s usual number.
             router: Who picks; None: what ``config.routing`` says.
             turn: What starts and requests run in, where others use the same GPUs; they `sleep` and `wake` the engines.
-
-        Raises:
-            StallError, ValueError, Exception: As `Engine.start`.
         """
         router = router or router_of(config)
         self = cls(config, name, store, faults or Faults(), router, silence_s=silence_s, start_s=timeout_s, turn=turn)

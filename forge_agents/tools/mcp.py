@@ -107,7 +107,10 @@ class _Connection:
     def open(self, connect: Callable[[], Any], connect_s: float, call_s: float) -> list[Tool]:
         ready: Future[tuple[Client, list[Any]]] = Future()
         self._served = self._thread.begin(self._serve(connect, ready, connect_s))
-        client, listed = ready.result(connect_s + _STOP_S)  # the inner deadline comes first
+        try:
+            client, listed = ready.result(connect_s + _STOP_S)  # the inner deadline comes first, unless a client blocks
+        except TimeoutError:
+            raise self._lost(f"gave no answer within {connect_s:g} s, and blocks") from None
         return [self._tool(client, tool, call_s) for tool in listed]
 
     async def _serve(
@@ -124,9 +127,10 @@ class _Connection:
                 late = isinstance(error, TimeoutError)
                 why = f"gave no answer within {connect_s:g} s" if late else self._said(error)
                 # without its cause: a traceback would show what the message does not
-                ready.set_exception(
-                    McpServerError(f"MCP server {self._name!r}: {why}; start it by hand to see what it says")
-                )
+                ready.set_exception(self._lost(why))
+
+    def _lost(self, why: str) -> McpServerError:
+        return McpServerError(f"MCP server {self._name!r}: {why}; start it by hand to see what it says")
 
     def _tool(self, client: Client, tool: Any, call_s: float) -> Tool:
         def call(**arguments: Any) -> str:

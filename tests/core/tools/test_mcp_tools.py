@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from forge_agents.envs.env import Outcome
-from forge_agents.tools import ToolCall, run_tool
+from forge_agents.tools import ToolCall, mcp, run_tool
 from forge_agents.tools.env import ToolEnv
 from forge_agents.tools.mcp import McpServerError, mcp_tools
 
@@ -183,6 +183,18 @@ def test_a_server_that_says_nothing_is_given_up():
     silent = [sys.executable, "-c", "import time; time.sleep(60)"]
     with pytest.raises(McpServerError, match="no answer within 0.5 s"), mcp_tools(silent, connect_s=0.5):
         pass
+
+
+def test_a_client_that_blocks_its_thread_is_named_too(monkeypatch):
+    held, connection = threading.Event(), mcp._Connection("stub", ())
+    try:
+        monkeypatch.setattr(mcp, "_STOP_S", 0.01)
+        with pytest.raises(McpServerError, match=r"'stub': gave no answer .* blocks"):
+            connection.open(held.wait, 0.01, 1.0)
+    finally:
+        monkeypatch.undo()
+        held.set()
+        connection.close()
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,6 +31,25 @@ def test_a_missing_library_lists_nothing_and_names_the_command(monkeypatch):
     fa.list_envs()
     with pytest.raises(ImportError, match=r"absent/.*pip install 'forge-agents-rl\[textarena\]'"):
         fa.make("absent/Game-v0")
+
+
+def test_a_listing_that_broke_off_is_made_again_and_a_whole_one_is_not(monkeypatch):
+    asked = []
+
+    def ids(name):
+        asked.append(name)
+        if len(asked) == 1:
+            raise RuntimeError("half a catalogue")
+
+    monkeypatch.setattr(registry, "_providers", {})
+    monkeypatch.setattr(registry, "_listed", set())
+    monkeypatch.setitem(sys.modules, "catalogue", SimpleNamespace(ids=ids))
+    registry.provide("shop", entry_point="catalogue:ids", package="json")
+    with pytest.raises(RuntimeError, match="half a catalogue"):
+        fa.list_envs()
+    for _ in range(2):
+        fa.list_envs()
+    assert asked == [None, None]
 
 
 def test_a_namespace_has_one_owner(monkeypatch):
