@@ -107,9 +107,9 @@ class Standing(Session):
         except (LateAnswerError, StallError) as late:
             asked.end(RefusedError(str(late), status=504, code="timeout"))
         except ActorDiedError as gone:
-            asked.end(RefusedError(str(gone), status=503, code="unavailable"))
-            if not self.failed.done():
+            if not self.failed.done():  # before the answer, after which others look
                 self.failed.set_exception(gone)
+            asked.end(RefusedError(str(gone), status=503, code="unavailable"))
         except Exception as error:  # noqa: BLE001  # the boundary: the program hears it
             asked.end(RefusedError(f"failed: {shown(error)}", status=500, code="failed"))
         finally:
