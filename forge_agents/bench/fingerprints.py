@@ -12,8 +12,10 @@ import hashlib
 import importlib.util
 import inspect
 import json
+import os
 import platform
 import re
+import subprocess
 from collections.abc import Callable
 from functools import cache
 from importlib import metadata
@@ -21,6 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import forge_agents
 from forge_agents.envs.spec import EnvSpec
 from forge_agents.models.resolve import resolve
 from forge_agents.policy import AnyPolicy, Endpoint, Policy, Random, Sampling, Scripted
@@ -141,12 +144,28 @@ def _sources(module: ModuleType) -> dict[str, str]:
 
 
 def provenance() -> dict[str, Any]:
-    """Versions of Python and of the packages that results depend on."""
+    """Versions of Python and of the packages that results depend on, and the commit of a checkout of this one."""
     versions = {name: _version(name) for name in sorted({*_PACKAGES, *_LIBRARIES.values()})}
     return {
         "python": platform.python_version(),
         "packages": {name: version for name, version in versions.items() if version},
+        "commit": _commit(),
     }
+
+
+@cache
+def _commit() -> str:
+    """The checkout that this package runs from, with ``-dirty`` where it was changed; empty of an installed one."""
+    root = Path(forge_agents.__file__).parents[1]
+    words = ("git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+    if not (root / ".git").exists():  # an installed one may lie in another's checkout
+        return ""
+    try:
+        quiet = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+        said = subprocess.run(words, env=quiet, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return said.stdout.strip()
 
 
 @cache

@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -20,7 +21,7 @@ from forge_agents.bench import tables
 from forge_agents.bench.plan import World
 from forge_agents.bench.records import Record, Spent, priced, spent_by_player
 from forge_agents.bench.statistics import CONFIDENCE, POWER, gap_found, smallest_p
-from forge_agents.bench.summary import Pair, Summary, summarise
+from forge_agents.bench.summary import Pair, Summary, overall, summarise
 from forge_agents.bench.tables import Document, Section, interval, number
 from forge_agents.errors import ForgeError
 from forge_agents.files import write_whole
@@ -47,7 +48,7 @@ class Report:
     players: Mapping[str, Mapping[str, Any]] = field(repr=False)
     """By name: type, model, sampling, hash of the weights; ``fingerprint`` stands for all of it."""
     provenance: Mapping[str, Any] = field(repr=False)
-    """Versions of Python and packages."""
+    """Versions of Python and packages, and the commit of a checkout."""
     records: tuple[Record, ...] = field(repr=False)
     """One an episode, in the order of the plan."""
     planned: int
@@ -127,7 +128,8 @@ class Report:
         found = [_players(self), *_environments(self, brief), _passes(self), *_differences(self)]
         found += [_teamwork(self), *_meetings(self, brief), *_exploitability(self), _spent(self)]
         packages = ", ".join(f"{name} {version}" for name, version in self.provenance["packages"].items())
-        facts = [f"Python {self.provenance['python']}; {packages}"]
+        commit = self.provenance.get("commit")
+        facts = [f"Python {self.provenance['python']}; {packages}{f'; commit {commit}' if commit else ''}"]
         facts += [f"played {self.timing.get('date', 'at no known time')}"]
         for name, known in self.players.items():
             facts.append(f"player {name}: {', '.join(f'{key} {value}' for key, value in known.items())}")
@@ -231,14 +233,20 @@ def _departures(report: Report) -> str:
     return f". Not as the suite says: {'; '.join(gaps)}" if gaps else ""
 
 
-def _warnings(report: Report) -> list[str]:
-    found, s = [], report.summary
+def _lacks(report: Report) -> list[str]:
+    """What was not played, or failed."""
+    found = []
     if report.missing:
         why = f": {report.stopped}" if report.stopped else ""
         found.append(f"INCOMPLETE: {report.missing} of {report.planned} episodes were not played{why}")
     failed = [record for record in report.records if record.error]
     if failed:
         found.append(f"{len(failed)} episodes failed and count in no mean; the first: {failed[0].error}")
+    return found
+
+
+def _warnings(report: Report) -> list[str]:
+    found, s = _lacks(report), report.summary
     rivals = [world.id for world in report.worlds if world.kind in ("competitive", "mixed")]
     if rivals and len(report.players) > 1 and not report.settings["swap_seats"]:
         found.append(
@@ -472,6 +480,58 @@ def leaderboard(*reports: Report | str | os.PathLike[str]) -> Report:
     return _merged(named) if len(named) > 1 else next(iter(named.values()))
 
 
+def board(*reports: Report | str | os.PathLike[str]) -> Document:
+    """A page of all suites: who did how well, on how many seeds, with which code, at what cost.
+
+    Reports of one suite are merged as `leaderboard` does.
+
+    Args:
+        reports: Reports, or files that `Report.save` wrote, of any suites.
+
+    Raises:
+        ReportError: As `leaderboard` says of those of one suite.
+    """
+    by_suite: dict[str, list[Report | str | os.PathLike[str]]] = {}
+    for given in reports:
+        found = given if isinstance(given, Report) else Report.load(given)
+        by_suite.setdefault(str(found.settings["suite"]), []).append(given)
+    merged = {suite: leaderboard(*by_suite[suite]) for suite in sorted(by_suite)}
+    return Document(
+        title="Leaderboard",
+        headline=f"{_count(len(merged), 'suite')}; success is the mean over a suite's environments with 95 % intervals "
+        "over seeds, in games of rivals against the other players of the table",
+        warnings=[f"{suite}: {warning}" for suite, report in merged.items() for warning in _lacks(report)],
+        bars={},
+        sections=[_standings(suite, report) for suite, report in merged.items()],
+        facts=[],
+    )
+
+
+def _standings(suite: str, report: Report) -> Section:
+    """The players of a suite, the most successful first."""
+    success = overall(report.records, report.worlds, tuple(report.players))
+    met = Counter(player for record in report.records for player in set(record.lineup.values()))
+    rows = []
+    for name in sorted(success, key=lambda name: (math.isnan(success[name].value), -success[name].value)):
+        facts, spent = report.players[name], report.spent[name]
+        what = " ".join(str(facts[key]) for key in ("type", "model", "function") if key in facts)
+        cost = number(spent.cost if priced(facts) else math.nan, 4)
+        tokens = f"{spent.prompt_tokens:,}", f"{spent.tokens:,}"
+        rows.append((name, what, facts["fingerprint"], interval(success[name]), str(met[name]), *tokens, cost))
+    settings, made = report.settings, report.provenance
+    seats = "seats swapped" if settings["swap_seats"] else "seats not swapped"
+    return Section(
+        title=suite,
+        heads=("player", "what it is", "fingerprint", "success", "episodes", "tokens read", "tokens sampled", "cost"),
+        rows=tuple(rows),
+        names=3,
+        note=f"{_count(settings['episodes'], 'seed')} from seed {settings['seed']}, "
+        f"{_count(settings['samples'], 'sample')}, {seats}{_departures(report)}. forge-agents-rl "
+        f"{made['packages'].get('forge-agents-rl', 'unknown')}, commit {made.get('commit') or 'not known'}, "
+        f"{str(report.timing.get('date', 'no known day'))[:10]}.",
+    )
+
+
 def _check_comparable(one: str, first: Report, two: str, second: Report) -> None:
     def conditions(report: Report) -> dict[str, Any]:
         """What must be the same, by a name to show."""
@@ -532,7 +592,11 @@ def _merged(named: Mapping[str, Report]) -> Report:
         first,
         settings={**first.settings, "exploitability_samples": min(drawn, default=0)},
         players=players,
-        provenance={"python": joined(str(p["python"]) for p in versions), "packages": packages},
+        provenance={
+            "python": joined(str(p["python"]) for p in versions),
+            "packages": packages,
+            "commit": joined(str(p.get("commit") or "not known") for p in versions),
+        },
         records=tuple(records.values()),
         planned=len(records) + missing,
         stopped="; ".join(f"{label}: {report.stopped}" for label, report in named.items() if report.stopped),

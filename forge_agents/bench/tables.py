@@ -122,8 +122,9 @@ def as_markdown(document: Document) -> str:
         lines += ["", f"## {_md(section.title)}", "", _md_row(section.heads)]
         lines.append("|" + "|".join(["---"] * section.names + ["---:"] * (len(section.heads) - section.names)) + "|")
         lines += [_md_row(row) for row in section.rows]
-        lines += ["", section.note] if section.note else []
-    lines += ["", "## Where it comes from", "", *(f"- {_md(fact)}" for fact in document.facts)]
+        lines += ["", _md(section.note, 2000)] if section.note else []
+    if document.facts:
+        lines += ["", "## Where it comes from", "", *(f"- {_md(fact)}" for fact in document.facts)]
     return "\n".join(lines) + "\n"
 
 
@@ -131,9 +132,9 @@ def _md_row(values: Iterable[str]) -> str:
     return "| " + " | ".join(map(_md, values)) + " |"
 
 
-def _md(text: str) -> str:
+def _md(text: str, longest: int = 400) -> str:
     """Text that Markdown shows as it is."""
-    plain = printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    plain = printable(text, longest).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return "".join(f"\\{c}" if c in "\\`*_[]|~#!" else c for c in plain)
 
 

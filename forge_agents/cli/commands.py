@@ -375,17 +375,30 @@ def bench(words: Sequence[str]) -> int:
     return 0 if report.complete else 1
 
 
-@_command("leaderboard", "forge-agents leaderboard mine/board.json theirs/board.json --html all.html")
+@_command(
+    "leaderboard",
+    "forge-agents leaderboard mine/board.json theirs/board.json --html all.html",
+    "forge-agents leaderboard core.json teams.json --suites leaderboard.md",
+)
 def leaderboard(words: Sequence[str]) -> int:
     """Merge reports of benchmarks: forge-agents leaderboard A.json B.json [--out ALL.json] [--html PAGE]"""
+    from forge_agents.bench import tables
+    from forge_agents.bench.report import board
     from forge_agents.bench.report import leaderboard as merge
+    from forge_agents.files import write_whole
 
     parser = _parser("leaderboard")
     parser.add_argument("reports", nargs="+", type=str, help="Files that bench wrote, of one suite and one seed.")
     parser.add_argument("--out", type=str, default="", help="Write the merged report as JSON.")
     parser.add_argument("--html", type=str, default="", help="Write it as a page.")
     parser.add_argument("--markdown", type=str, default="", help="Write it as Markdown.")
+    parser.add_argument("--suites", type=str, default="", help="Write a page of several suites in Markdown instead.")
     chosen = parser.parse_args(list(words))
+    if chosen.suites:
+        found = board(*chosen.reports)
+        tables.show(found)
+        print(f"page   {write_whole(chosen.suites, tables.as_markdown(found))}")
+        return 0
     _show(merge(*chosen.reports), chosen.out, html=chosen.html, markdown=chosen.markdown)
     return 0
 

@@ -82,6 +82,15 @@ def test_a_recipe_on_the_site_leads_to_pages_of_the_site(site):
         assert links and [link for link in links if link not in pages] == [], page
 
 
+def test_the_leaderboard_is_what_its_command_makes_of_the_reports():
+    from forge_agents.bench.report import board
+    from forge_agents.bench.tables import as_markdown
+
+    page, reports = DOCS / "results/leaderboard.md", sorted((DOCS / "results/benchmark").glob("*.json"))
+    made = as_markdown(board(*reports))
+    assert page.read_text() == made and made.count("\n## ") == len(reports) > 3
+
+
 def test_the_readme_links_to_pages_that_exist():
     links = re.findall(r"\]\((docs/[^)#]+)", (ROOT / "README.md").read_text())
     assert links and [link for link in links if not (ROOT / link).exists()] == []

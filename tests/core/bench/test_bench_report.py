@@ -8,9 +8,11 @@ from importlib.util import find_spec
 import pytest
 
 import forge_agents as fa
-from forge_agents.bench.fingerprints import code_of, player_facts
+from forge_agents.bench.fingerprints import _commit, code_of, player_facts, provenance
 from forge_agents.bench.records import EpisodeLog, Record
-from forge_agents.bench.report import ReportError, leaderboard
+from forge_agents.bench.report import ReportError, board, leaderboard
+from forge_agents.bench.tables import as_markdown
+from forge_agents.cli import main as cli
 
 KUHN, SORT, TOE = "forge/KuhnPoker-v0", "forge/AlphabetSort-v0", "forge/TicTacToe-v0"
 HOSTILE = "<script>alert(1)</script>|`*[x](http://evil)\n\u202e"
@@ -344,3 +346,37 @@ def test_the_commands_write_reports_and_merge_them(tmp_path, capsys):
 def test_suites_of_other_libraries_name_games_that_exist():
     for name in ("text-games-v1", "reasoning-v1", "tools-v1"):
         assert len(fa.suite(name)) >= 3
+
+
+def test_a_board_has_every_suite_with_its_best_player_first(report, tmp_path, capsys):
+    other = play(tmp_path, {"random": fa.Random(), "first": fa.Scripted(first_free)}, suite=[TOE])
+    part = play(tmp_path, {"first": fa.Scripted(first_free), "late": fa.Random(seed=3)}, suite=[TOE],
+                limits=fa.BenchLimits(max_episodes=1))  # fmt: skip
+    page = board(other, report, part)
+    assert [section.title for section in page.sections] == [f"{KUHN}+{SORT}", TOE]
+    rows = {row[0]: row for row in page.sections[1].rows}
+    assert set(rows) == {"random", "first", "late"} and rows["random"][1] == "Random"
+    best = {row[0]: float(row[3].split()[0]) for row in board(other).sections[0].rows}
+    assert list(best) == ["first", "random"] and best["first"] > best["random"]
+    assert "4 seeds from seed 0, 1 sample, seats swapped" in page.sections[1].note
+    assert [warning.partition(":")[0] for warning in page.warnings] == [TOE] and "INCOMPLETE" in page.warnings[0]
+    files = [str(found.save(tmp_path / f"{n}.json")) for n, found in enumerate((other, report))]
+    assert cli.main(["leaderboard", *files, "--suites", str(tmp_path / "all.md")]) == 0
+    assert (tmp_path / "all.md").read_text() == as_markdown(board(*files)) != "" and not capsys.readouterr().err
+
+
+def test_what_a_report_says_of_itself_is_shown_as_text(report, tmp_path):
+    facts = report.as_json()
+    facts["provenance"]["commit"] = facts["timing"]["date"] = facts["settings"]["suite"] = HOSTILE
+    path = tmp_path / "hostile.json"
+    path.write_text(json.dumps(facts))
+    for text in (as_markdown(board(path)), fa.Report.load(path).markdown()):
+        assert "<script" not in text and "](http" not in text.replace("\\]", "") and "\u202e" not in text
+
+
+def test_a_checkout_is_named_and_nothing_else_that_lies_around(monkeypatch, tmp_path):
+    assert re.fullmatch(r"([0-9a-f]{12}(-dirty)?)?", provenance()["commit"])
+    monkeypatch.setattr(fa, "__file__", str(tmp_path / "forge_agents/__init__.py"))
+    assert _commit.__wrapped__() == ""
+    (tmp_path / ".git").mkdir()
+    assert _commit.__wrapped__() == "", "git says that it is none"
