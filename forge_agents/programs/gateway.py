@@ -36,7 +36,9 @@ MAX_BODY_BYTES = 8 << 20
 """Of one request: a conversation that fills a context of a million tokens."""
 MAX_HEADER_BYTES = 16 << 10
 _BODY_S = 30.0
-"""Seconds in which the head of a request must have arrived, from a connection's opening on, and then its body."""
+"""Seconds in which the body of a request must have arrived."""
+_IDLE_S = 300
+"""For which a connection is held without a request, from its opening on: a program that computes keeps it."""
 _MOST_WAITING = 1024
 """Calls of one episode that may wait for their turn."""
 _MOST_WAITING_BYTES = 8 * MAX_BODY_BYTES
@@ -372,7 +374,7 @@ class Gateway:
             access_log=False,
             server_header=False,
             date_header=False,
-            timeout_keep_alive=300,  # a program that computes keeps its connection
+            timeout_keep_alive=_IDLE_S,
             timeout_graceful_shutdown=1,
         )
         self._server = uvicorn.Server(settings)
@@ -514,7 +516,7 @@ def _protocol() -> type[H11Protocol]:
         def _look(self) -> None:
             """Have the time run from the opening, or from a later request's first byte, until its head is there."""
             if self.conn.their_state is h11.IDLE:
-                self._late = self._late or self.loop.call_later(_BODY_S, self.transport.close)
+                self._late = self._late or self.loop.call_later(_IDLE_S, self.transport.close)
             elif self._late is not None:
                 self._late.cancel()
                 self._late = None

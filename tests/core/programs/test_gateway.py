@@ -355,7 +355,7 @@ def test_connections_on_which_no_request_begins_are_closed(gateway, session, mon
         assert computes.getresponse().read() == b"{}"
 
     ask()
-    monkeypatch.setattr(module, "_BODY_S", 0.05)
+    monkeypatch.setattr(module, "_IDLE_S", 0.05)  # not of what was opened before
     for begun in (b"", b"GET /health HT"):
         with socket.create_connection(address, WAIT_S) as silent:
             silent.sendall(begun)
