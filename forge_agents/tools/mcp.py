@@ -110,7 +110,7 @@ class _Connection:
         try:
             client, listed = ready.result(connect_s + _STOP_S)  # the inner deadline comes first, unless a client blocks
         except TimeoutError:
-            raise self._lost(f"gave no answer within {connect_s:g} s, and blocks") from None
+            raise self._lost(f"gave no answer within {connect_s:g} s and blocks") from None
         return [self._tool(client, tool, call_s) for tool in listed]
 
     async def _serve(
