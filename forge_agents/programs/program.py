@@ -20,7 +20,7 @@ from forge_agents.errors import ForgeError
 from forge_agents.programs.gateway import MAX_BODY_BYTES, Question, Session, gateway
 from forge_agents.programs.running import AnyProgram, Ended, Running, check, result_as_json, reward_of, started, told
 from forge_agents.runtime.waits import in_thread
-from forge_agents.sandbox.sandbox import Sandbox
+from forge_agents.sandbox.sandbox import Sandbox, checked_path
 
 T = TypeVar("T")
 MAX_CALLS = 64
@@ -65,8 +65,8 @@ class Program(TurnEnv):
     Args:
         program: A function ``(task, client)``, async with an `openai.AsyncOpenAI`, else with an `openai.OpenAI` in a
             thread of its own; or a command line, which finds the task on its standard input (text as it is, else JSON),
-            ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` in its environment (``ANTHROPIC_...``, too), and an empty folder
-            to work in.
+            ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` in its environment (``ANTHROPIC_...``, too), and a folder to
+            work in, which holds `files` alone.
         seats: The agents, in their order.
         models: Seats by the names that the program asks for, where these are others than the seats' own.
         tasks: What episodes are about: anything with a length and numbered items; an episode's seed chooses one. Or a
@@ -82,6 +82,7 @@ class Program(TurnEnv):
         sandbox: Shuts a command line in: no network but the models, no files but the system's programs, our
             interpreter's packages, `Sandbox.import_paths` and its folder, and the limits, `SandboxLimits.wall_s` apart.
             None: it has every right of this process, and ends with it.
+        files: ``task -> {relative path: bytes}``, what a command line finds in its folder; None: nothing.
 
     Raises:
         TypeError, ValueError: Arguments that make no sense.
@@ -102,9 +103,12 @@ class Program(TurnEnv):
         max_sampled_tokens: int | None = None,
         max_turns: int | None = None,
         sandbox: Sandbox | None = None,
+        files: Callable[[Any], Mapping[str, bytes]] | None = None,
     ) -> None:
         super().__init__(max_turns=max_turns)
         check(program, sandbox)
+        if files is not None and callable(program):
+            raise TypeError("files= are what a command line finds in its folder; a function has no folder")
         if isinstance(seats, str) or not seats:
             raise ValueError(f"seats={seats!r}; name one or more, as in seats=('planner', 'coder')")
         self.possible_agents = list(seats)
@@ -122,7 +126,7 @@ class Program(TurnEnv):
             raise ValueError(f"max_sampled_tokens={max_sampled_tokens} allows no answer; set at least 1, or None")
         self._program, self._tasks, self._reward = program, tasks, reward
         self._timeout_s, self._error_reward = timeout_s, error_reward
-        self._max_sampled_tokens, self._sandbox = max_sampled_tokens, sandbox
+        self._max_sampled_tokens, self._sandbox, self._files = max_sampled_tokens, sandbox, files
         self._session: Session | None = None
         self._running: Running | None = None
         self._question: Question | None = None
@@ -219,7 +223,7 @@ class Program(TurnEnv):
         twin._session = None  # it is ours now, and does not end with the twin
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        shared = ("_program", "_tasks", "_task", "_reward", "_question", "spec")
+        shared = ("_program", "_tasks", "_task", "_reward", "_files", "_question", "spec")
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         twin._session = twin._running = None  # a copy that is given up half-made ends its own program, if any
@@ -238,8 +242,12 @@ class Program(TurnEnv):
     # ---- the program
 
     def _begin_program(self) -> None:
+        files: Any = {} if self._files is None else self._files(self._task)
+        if not isinstance(files, Mapping) or not all(isinstance(data, bytes) for data in files.values()):
+            raise ForgeError(f"files= of {self} returned {files!r:.200}; return bytes by relative path")
+        files = {checked_path(name): data for name, data in files.items()}
         self._session = gateway().open(self.models)
-        self._running = started(self._program, copy.deepcopy(self._task), self._session, self._sandbox)
+        self._running = started(self._program, copy.deepcopy(self._task), self._session, self._sandbox, files)
 
     def _next(self) -> Question | Ended:
         assert self._session is not None

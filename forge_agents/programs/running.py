@@ -75,10 +75,17 @@ class Running(Protocol):
         """Where it stands, for the message that it is late, which ends it; empty where that cannot be told."""
 
 
-def started(program: AnyProgram, task: Any, session: Session, sandbox: Sandbox | None = None) -> Running:
-    """Start a program; it tells the session its end. A command line is shut in `sandbox`."""
+def started(
+    program: AnyProgram,
+    task: Any,
+    session: Session,
+    sandbox: Sandbox | None = None,
+    files: Mapping[str, bytes] | None = None,
+) -> Running:
+    """Start a program; it tells the session its end. A command line is shut in `sandbox`, and finds `files`."""
     if not callable(program):
-        return _Command(shlex.split(program) if isinstance(program, str) else list(program), task, session, sandbox)
+        words = shlex.split(program) if isinstance(program, str) else list(program)
+        return _Command(words, task, session, sandbox, files or {})
     if inspect.iscoroutinefunction(program) or inspect.iscoroutinefunction(getattr(program, "__call__", None)):  # noqa: B004  # an object with an async __call__
         return _Task(program, task, session)
     return _Thread(program, task, session)
@@ -228,7 +235,9 @@ _SECRET = re.compile(
 class _Command:
     """A process and what it starts, in a folder of its own; all of it ends with this process, however that ends."""
 
-    def __init__(self, words: Sequence[str], task: Any, session: Session, sandbox: Sandbox | None) -> None:
+    def __init__(
+        self, words: Sequence[str], task: Any, session: Session, sandbox: Sandbox | None, files: Mapping[str, bytes]
+    ) -> None:
         self._words, self._folder = words, Path(tempfile.mkdtemp(prefix="forge-program-"))
         environment = {} if sandbox else {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
         environment |= {"OPENAI_BASE_URL": session.url, "OPENAI_API_KEY": session.token}
@@ -236,8 +245,11 @@ class _Command:
         for name in ("NO_PROXY", "no_proxy"):
             environment[name] = ",".join(filter(None, [environment.get(name), "127.0.0.1"]))
         try:
+            if sandbox is None:
+                _write(self._folder, files)
             self._command = CommandLine(
                 words,
+                files=files,
                 stdin=task if isinstance(task, str) else json.dumps(task),
                 environment=environment,
                 folder=self._folder,
@@ -256,9 +268,7 @@ class _Command:
             if (asking := self._command.begin()) is not None:
                 session.listen(asking)
             self._done = done = self._command.wait()
-            for name, content in done.files.items():  # of one that is shut in: what it left, no links
-                (self._folder / name).parent.mkdir(parents=True, exist_ok=True)
-                (self._folder / name).write_bytes(content)
+            _write(self._folder, done.files)  # of one that is shut in: what it left, no links
         except Exception as error:  # noqa: BLE001  # the boundary: the episode ends with it
             session.tell(Ended(error=SandboxError(f"{shlex.join(self._words)[:200]}: {error}")))
             return
@@ -275,6 +285,12 @@ class _Command:
         self._thread.join(5)
         said = (self._done.stderr or self._done.stdout) if self._done else ""
         return f"process {self._command.pid}, {shlex.join(self._words)[:200]}{_last(said)}"
+
+
+def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
 
 
 def _last(printed: str) -> str:

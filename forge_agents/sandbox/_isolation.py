@@ -161,10 +161,13 @@ def _bind(source: str, target: str, attributes: int) -> None:
     _check(_libc.syscall(442, -100, target.encode(), 0x8000, sizes, len(sizes)), f"mount_setattr {target}")
 
 
-def build_root(readable: list[str], hidden: list[str], program: bytes, *, disk_bytes: int, num_files: int) -> None:
+def build_root(
+    readable: list[str], hidden: list[str], folders: list[str], program: bytes, *, disk_bytes: int, num_files: int
+) -> None:
     """A new file tree: `readable` paths read-only, `hidden` ones empty, /dev/null and the like, /program.py, and /box.
 
-    /box is the one place that can be written: memory-backed, bounded in bytes and in number of files.
+    /box is the one place that can be written: memory-backed, bounded in bytes and in number of files. Each of
+    `folders`, as /app, is one of it, as /box/app.
     """
     stage = "/proc"  # exists everywhere, and nothing below it is wanted inside
     _mount("none", "/", "", _REC | _PRIVATE)
@@ -188,6 +191,10 @@ def build_root(readable: list[str], hidden: list[str], program: bytes, *, disk_b
     owner = f"uid={INNER_ID},gid={INNER_ID},mode=0700"
     options = f"size={disk_bytes},nr_inodes={num_files + 1},{owner}"
     _mount("tmpfs", f"{stage}/box", "tmpfs", _NOSUID | _NODEV | _NOEXEC, options)
+    for path in folders:
+        os.makedirs(f"{stage}/box{path}")
+        os.makedirs(stage + path)
+        _mount(f"{stage}/box{path}", stage + path, "", _BIND)
     os.chdir(stage)
     number = 155 if os.uname().machine == "x86_64" else 41
     _check(_libc.syscall(number, b".", b"."), "pivot_root")

@@ -86,6 +86,7 @@ class Run:
             isolation.build_root(
                 self.request["readable"],
                 self.request["hidden"],
+                self.request["folders"],
                 program,
                 disk_bytes=self.limits["disk_mb"] << 20,
                 num_files=self.limits["files"],

@@ -11,6 +11,7 @@ import json
 import marshal
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
@@ -135,8 +136,14 @@ class Sandbox:
     """Folders that the program may read and import from; where root runs it, they must be readable by everybody."""
     allow_weaker: bool = False
     """Whether to run, with what can be enforced, where namespaces are not allowed; see `guarantees`."""
+    folders: tuple[str, ...] = ()
+    """Folders of the top, such as ``"/app"``, that the program finds there and may write. They belong to its private
+    folder: a file of theirs is ``"app/name"`` among those handed in and collected. They need namespaces."""
 
     def __post_init__(self) -> None:
+        for path in self.folders:
+            if not re.fullmatch(r"/[\w.-]+", path) or path in ("/.", "/..", "/box") or self.folders.count(path) > 1:
+                raise ValueError(f"folders: {path!r:.80} is no folder of the top such as '/app', or is there already")
         for path in self.import_paths:
             if not Path(path).is_absolute() or not Path(path).is_dir():
                 raise ValueError(f"import_paths: {path!r} is no absolute path of a folder")
@@ -207,6 +214,8 @@ class Sandbox:
     def _weaker(self) -> bool:
         """Whether namespaces have to be done without."""
         reason = _why_no_namespaces()
+        if reason and self.folders:
+            raise SandboxUnavailable(f"{reason}. folders={self.folders} need them: allow user namespaces")
         if reason and not self.allow_weaker:
             raise SandboxUnavailable(
                 f"{reason}. Allow user namespaces (for containers: seccomp and AppArmor profiles that permit "
@@ -218,6 +227,7 @@ class Sandbox:
         self, code: str, stdin: str, files: Mapping[str, bytes], *, collect: bool, scratch: str | None
     ) -> bytes:
         interpreter = _interpreter(self.python or sys.executable)
+        readable = [*interpreter["readable"], *self.import_paths]
         request = {
             **self._limits(),
             "code": code,
@@ -225,13 +235,21 @@ class Sandbox:
             "files": {checked_path(name): bytes(data) for name, data in files.items()},
             "collect": collect,
             "python": interpreter["python"],
-            "readable": [*interpreter["readable"], *self.import_paths],
+            "readable": readable,
+            "folders": self._free(readable),
             "hidden": interpreter["hidden"],
             "import_paths": list(self.import_paths),
             "namespaces": scratch is None,
             "scratch": scratch,
         }
         return marshal.dumps(request)
+
+    def _free(self, readable: Sequence[str]) -> list[str]:
+        """`folders`, none of which holds what must be read there."""
+        for path in (*readable, "/dev/null", "/program.py"):
+            if (top := "/" + path.split("/")[1]) in self.folders:
+                raise ValueError(f"folders: {top!r} cannot be written, because {path} is read there; name another")
+        return list(self.folders)
 
     def _limits(self) -> dict[str, Any]:
         return {
@@ -269,6 +287,7 @@ class CommandLine:
         folder: Where it runs free; empty where it is shut in.
         sandbox: None: free.
         port: Of 127.0.0.1, what it may speak to where it is shut in.
+        files: What it finds in its folder where it is shut in, by relative path.
 
     Raises:
         SandboxUnavailable: It cannot be shut in here.
@@ -283,6 +302,7 @@ class CommandLine:
         folder: Path,
         sandbox: Sandbox | None = None,
         port: int = 0,
+        files: Mapping[str, bytes] | None = None,
     ) -> None:
         request: dict[str, Any] = {"words": list(words), "stdin": stdin, "environment": dict(environment)}
         request |= {"namespaces": sandbox is not None, "scratch": str(folder), "collect": sandbox is not None}
@@ -298,8 +318,10 @@ class CommandLine:
                         "sandbox= away and run everything in a container"
                     )
                 packages = ["/usr", "/bin", "/sbin", sys.prefix, sys.base_prefix, *sandbox.import_paths]
-                request |= {"code": "", "files": {}, "hidden": [], "import_paths": list(sandbox.import_paths)}
+                request |= {"code": "", "files": dict(files or {}), "hidden": []}
+                request["import_paths"] = list(sandbox.import_paths)
                 request["readable"] = _covering([*_interpreter(sys.executable)["readable"], *packages])
+                request["folders"] = sandbox._free(request["readable"])
                 path = [f"{sys.prefix}/bin", "/usr/local/bin", "/usr/bin", "/bin"]
                 request["environment"] = {"PATH": os.pathsep.join(path), **environment}
                 request |= {"port": port, "channel": theirs.fileno()}

@@ -12,6 +12,7 @@ import pytest
 import forge_agents as fa
 from forge_agents.envs import registry
 from forge_agents.envs.registry import SuiteDefaults
+from forge_agents.sandbox.sandbox import _why_no_namespaces
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NOTEBOOK = EXAMPLES / "first_steps.ipynb"
@@ -106,6 +107,57 @@ def test_a_coding_command_line_writes_what_the_model_says_and_is_paid_where_that
         episode = fa.play("my/Coder-v0", fa.Scripted(lambda seen, right=right: says(seen, right)), seed=1)
         assert episode.error is None and episode.rewards == {"coder": float(right)}, str(episode)
         assert [turn.branch for turn in episode.turns] == [0, 0]
+
+
+AGENT = """
+import json, os, subprocess, sys, urllib.request as http
+said = json.dumps({"model": "agent", "messages": [{"role": "user", "content": sys.stdin.read()}]}).encode()
+head = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+answer = json.load(http.urlopen(http.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", said, head)))
+subprocess.run(["bash", "-c", answer["choices"][0]["message"]["content"]])
+"""
+SORTS = {
+    "instruction.md": "Sort the names of names.txt into sorted.txt.",
+    "task.toml": "[verifier]\ntimeout_sec = 100.0\n",
+    "environment/Dockerfile": "FROM ubuntu:24.04\nWORKDIR /app\nCOPY data \\\n ./  \n# no more\n",
+    "environment/data/names.txt": "Cem\nAda\nBo\n",
+    "environment/data/more/left": "1",
+    "solution/solve.sh": "cat /app/more/left && sort names.txt > /app/sorted.txt && test ! -e /tests/test.sh",
+    "tests/test.sh": (
+        "cd /tmp; printf 'Ada\\nBo\\nCem\\n' | cmp - /app/sorted.txt && r=1 || r=0\n"
+        "echo 7 > /logs/verifier/reward.txt; echo '{\"reward\": '$r', \"style\": 0.5}' > /logs/verifier/reward.json\n"
+    ),
+}
+
+
+@pytest.mark.skipif(bool(_why_no_namespaces()), reason="needs user namespaces of Linux")
+def test_harbor_tasks_that_need_no_container_are_paid_by_their_own_tests_and_others_are_named(load_example, tmp_path):
+    changes = {
+        "sorts": {},
+        "asks": {"environment/docker-compose.yaml": "", "task.toml": "environment.mcp_servers = [{name = 'x'}]"},
+        "builds": {"environment/Dockerfile": "FROM ubuntu:24.04\nRUN apt-get install -y nodejs\n"},
+        "reads": {"environment/Dockerfile": "FROM x\nWORKDIR /app\nCOPY ../../sorts/tests .\n"},
+        "system": {"environment/Dockerfile": "FROM x\nWORKDIR /usr/src\n"},
+        "deeper/text": {"tests/test.sh": "test -e sorted.txt && echo 0.5 > /logs/verifier/reward.txt"},
+        "unsolved": {"solution/solve.sh": "true", "tests/test.sh": "echo no pytest >&2"},
+    }
+    for name, changed in changes.items():
+        for path, text in {**SORTS, **changed}.items():
+            (tmp_path / name / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name / path).write_text(text)
+    module = load_example("harbor_tasks")
+    kept, left_out = module.register(tmp_path, [sys.executable, "-c", AGENT])
+    assert kept == ["sorts"] and sorted(left_out) == ["asks", "builds", "reads", "system", "unsolved"]
+    assert left_out["builds"] == "ValueError: its Dockerfile needs a container: 'RUN apt-get install -y nodejs'"
+    assert left_out["asks"].endswith("for its mcp_servers and docker-compose.yaml")
+    assert "COPY ../../sorts" in left_out["reads"] and "'/usr' cannot be written" in left_out["system"]
+    assert "earns 0.0 here, nothing done 0.0: 'no pytest" in left_out["unsolved"]
+    cheats = "echo 1 > /logs/verifier/reward.json; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh"
+    for answer, reward in ((SORTS["solution/solve.sh"], 1.0), ("true", 0.0), (cheats, 0.0)):
+        episode = fa.play("my/Harbor-v0", fa.Scripted(lambda seen, answer=answer: answer), seed=1)
+        assert episode.error is None and episode.rewards == {"agent": reward}, str(episode)
+        assert episode.turns[0].observation == SORTS["instruction.md"]
+    assert module.Task(tmp_path / "deeper/text").paid({"app/sorted.txt": b"", "app/deep": b"8"}) == 0.5
 
 
 TASKSET = """

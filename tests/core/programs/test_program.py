@@ -513,6 +513,18 @@ os.kill(os.getpid(), 9)
     assert len(left) == 2 and ended(left)
 
 
+def test_a_command_finds_its_files_and_faults_in_them_are_named():
+    script = COMMAND.replace("sys.exit", "print(open('a/b.bin', 'rb').read()); sys.exit")
+    command = [sys.executable, "-c", script]
+    episode = played(command, tasks=[{"question": "?"}], files=lambda task: {"a/b.bin": b"\xff"})
+    assert "b'\\xff'" in episode.trajectories["agent"].info["result"]["stdout"]
+    for wrong, said in (({"a": "b"}, "returned {'a': 'b'}; return bytes by relative path"), ({"/a": b""}, "must be")):
+        with pytest.raises((ForgeError, ValueError), match=re.escape(said)):
+            fa.Program(command, files=lambda task, wrong=wrong: wrong).reset(seed=0)
+    with pytest.raises(TypeError, match="a function has no folder"):
+        fa.Program(plain, files=dict)
+
+
 def test_a_command_that_prints_without_end_fills_neither_disk_nor_memory(monkeypatch):
     from forge_agents.sandbox import sandbox
 
@@ -636,14 +648,16 @@ def test_a_command_that_is_shut_in_reaches_the_models_and_nothing_else(outside):
     kept = {}
 
     def judged(task, finished):
-        kept.update({str(path.relative_to(finished.folder)): path.read_text() for path in finished.folder.rglob("*")})
+        left = (path for path in finished.folder.rglob("*") if path.is_file())
+        kept.update({str(path.relative_to(finished.folder)): path.read_text() for path in left})
         return float(finished.exit_status == 0)
 
-    box = fa.Sandbox(import_paths=(str(folder / "code"),))
-    episode = played(words, tasks=[{"question": "Well?"}], sandbox=box, reward=judged)
+    box = fa.Sandbox(import_paths=(str(folder / "code"),), folders=("/app",))
+    given = {"tasks": [{"question": "Well?"}], "files": lambda task: {"app/asked": task["question"].encode()}}
+    episode = played(words, **given, sandbox=box, reward=judged)
     result = episode.trajectories["agent"].info["result"]
     assert result == {"exit_status": 0, "stdout": "thought about it\n", "stderr": ""}
-    assert kept == {"answer.txt": "solved"}
+    assert kept == {"answer.txt": "solved", "app/asked": "Well?"}
     assert episode.rewards == {"agent": 1.0} and episode.turns[0].observation == "Well?"
     free = played([sys.executable, *words[1:]], tasks=[{"question": "Well?"}]).trajectories["agent"].info["result"]
     reached = {"a file of the host", "our environment", "another server of the host", "local sockets", "our process"}

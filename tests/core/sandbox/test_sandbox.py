@@ -97,6 +97,23 @@ def test_import_paths_are_read_only_and_importable(tmp_path):
 
 
 @held
+def test_folders_of_the_top_are_there_and_their_files_handed_in_and_collected():
+    code = (
+        "import os; os.chdir('/app'); print(os.getcwd(), open('in').read(), os.statvfs('/app').f_flag & os.ST_NOEXEC)\n"
+        "open('/logs/out', 'w').write('kept'); os.makedirs('/app/deep'); open('/app/deep/er', 'w').close()\n"
+        "try: open('/top', 'w')\nexcept OSError as error: print(error.errno)"
+    )
+    box = Sandbox(limits=LIMITS, folders=("/app", "/logs"))
+    result = box.run(code, files={"app/in": b"given"}, collect=True)
+    assert result.stdout == f"/app given {os.ST_NOEXEC}\n30\n", result.stderr
+    assert result.files == {"app/in": b"given", "app/deep/er": b"", "logs/out": b"kept"}
+    full = replace(box, limits=replace(LIMITS, disk_mb=1)).run("open('/app/big', 'wb').write(bytes(2 << 20))")
+    assert "No space left" in full.stderr
+    with pytest.raises(ValueError, match="'/usr' cannot be written, because /usr/lib"):
+        Sandbox(folders=("/usr",)).run("pass")
+
+
+@held
 def test_all_promises_are_kept_here():
     guarantees = fa.Sandbox().guarantees()
     assert guarantees.full and guarantees.missing == () and guarantees.reason == ""
@@ -106,6 +123,9 @@ def test_all_promises_are_kept_here():
 def test_user_mistakes_are_named():
     with pytest.raises(ValueError, match="wall_s=0"):
         SandboxLimits(wall_s=0)
+    for path in ("app", "/", "/app/deep", "/..", "/box", "/app/"):
+        with pytest.raises(ValueError, match="is no folder of the top such as '/app'"):
+            Sandbox(folders=(path,))
     for path in ("/abs", "../up", "a/../../b", "", "x\0"):
         with pytest.raises(ValueError, match="must be relative"):
             sandbox.checked_path(path)
@@ -196,6 +216,8 @@ def test_an_ordinary_user_needs_no_rights_for_it():
 def test_without_namespaces_it_refuses_and_says_what_would_be_missing(no_namespaces):
     with pytest.raises(SandboxUnavailable, match=r"not permitted.*allow_weaker=True(.|\n)*NOT enforced: total size"):
         Sandbox().run("print(1)")
+    with pytest.raises(SandboxUnavailable, match=r"folders=\('/app',\) need them"):
+        Sandbox(folders=("/app",), allow_weaker=True).run("print(1)")
     guarantees = Sandbox().guarantees()
     assert isinstance(guarantees, Guarantees) and not guarantees.full and "not permitted" in guarantees.reason
 

@@ -1,0 +1,123 @@
+"""Harbor tasks without a container, done by a command line agent and paid what each task's own tests write.
+
+A task is kept where its Dockerfile has FROM, WORKDIR and COPY alone, and its own solution earns more here than nothing;
+others are named. FROM counts for nothing: agent and tests, each shut in, have this machine's programs and no network.
+
+    python examples/harbor_tasks.py FOLDER --agent "COMMAND" [--reads FOLDER_OF_IT] [--steps 20] [--model NAME]
+"""
+
+import argparse
+import json
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+from posixpath import join, normpath
+
+import forge_agents as fa
+
+SIZES = {"cpu_s": 600, "memory_mb": 4096, "processes": 64, "open_files": 256, "file_mb": 128}
+READS = ("/usr", "/bin", "/sbin", sys.prefix, sys.base_prefix)
+BEGIN = 'mkdir -p /logs/verifier {0}; cd {0}; export PATH={1}/bin:/usr/local/bin:/usr/bin:/bin; exec "$@" </box/task.md'
+TEST = "import subprocess, sys; subprocess.run(['bash', 'begin.sh', 'bash', sys.stdin.read()])"
+
+
+def inside(folder):
+    paths = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def image(context):
+    """The working folder and the files that a Dockerfile makes."""
+    here, made = "/", {}
+    for line in (context / "Dockerfile").read_text().replace("\\\n", " ").splitlines():
+        word, *rest = line.split() or "#"
+        if word == "COPY" and len(rest) == 2 and (source := (context / rest[0]).resolve()).is_relative_to(context):
+            name = source.name if rest[1].endswith(("/", ".")) else ""
+            copied = inside(source) if source.is_dir() else {name: inside(source.parent)[source.name]}
+            made |= {normpath(join(here, rest[1], to))[1:]: data for to, data in copied.items()}
+        elif word == "WORKDIR":
+            here = normpath(join(here, *rest))
+        elif word != "FROM" and not word.startswith("#"):
+            raise ValueError(f"its Dockerfile needs a container: {line[:80]!r}")
+    return here, made
+
+
+class Task:
+    """What agent and tests of a task find; in `places`, such as "app", the agent's files are kept for the tests."""
+
+    def __init__(self, folder):
+        said = tomllib.loads((folder / "task.toml").read_text())
+        machine = said.get("environment", {})
+        needs = [name for name in ("mcp_servers", "healthcheck", "env", "gpus", "tpu") if machine.get(name)]
+        if needs := [*needs, *(path.name for path in folder.glob("environment/*compose*"))]:
+            raise ValueError(f"it needs a container, for its {' and '.join(needs)}")
+        here, made = image(folder.resolve() / "environment")
+        here = machine.get("workdir", here)
+        begin = BEGIN.format(shlex.quote(here), sys.prefix).encode()
+        self.begin = {"begin.sh": begin, "task.md": (folder / "instruction.md").read_bytes()}
+        self.start, self.places = made, {name.split("/")[0] for name in (*made, here[1:])}
+        self.tests, solution = ({f"{n}/{f}": d for f, d in inside(folder / n).items()} for n in ("tests", "solution"))
+        self.limits = {**SIZES, "wall_s": said.get("verifier", {}).get("timeout_sec", 600)}
+        idle, right = self.paid(made), self.paid(self.run("/solution/solve.sh", made | solution).files)
+        if not right > idle:
+            raise ValueError(f"its own solution earns {right} here, nothing done {idle}: {self.said!r}")
+
+    def run(self, script, files):
+        """Run a script of the task by bash, on these files."""
+        limits = fa.SandboxLimits(**self.limits, disk_mb=512, files=20_000)
+        box = fa.Sandbox(limits=limits, import_paths=READS, folders=folders(self.places))
+        return box.run(TEST, stdin=script, files={**files, **self.begin}, collect=True)
+
+    def paid(self, left):
+        """What the task's tests write about the files that were left; 0 where they write nothing."""
+        kept = {name: data for name, data in left.items() if name.split("/")[0] in self.places}
+        tested = self.run("/tests/test.sh", kept | self.tests)
+        self.said = (tested.limit or tested.stderr or tested.stdout)[-200:]
+        texts = (tested.files.get(f"logs/verifier/reward.{kind}") for kind in ("json", "txt"))
+        reward = json.loads(next((text for text in texts if text is not None), "0"))
+        return float(reward["reward"] if isinstance(reward, dict) else reward)
+
+
+def folders(places):
+    return tuple(sorted(f"/{place}" for place in {*places, "logs", "tests", "solution", "tmp"}))
+
+
+def register(folder, agent, reads=()):
+    """Make an environment of a folder of tasks and the words of an agent. Returns the tasks, and those left out."""
+    fa.Sandbox().require()
+    tasks, left_out = {}, {}
+    for path in sorted(Path(folder).glob("*/task.toml")):
+        try:
+            tasks[path.parent.name] = Task(path.parent)
+        except (ValueError, TypeError, LookupError, AttributeError, OSError, RuntimeError) as error:
+            left_out[path.parent.name] = f"{type(error).__name__}: {error}"
+    if not tasks:
+        raise ValueError(f"no task of {folder} runs here: {left_out or 'none has a task.toml'}")
+    places = {place for task in tasks.values() for place in task.places}
+    limits = fa.SandboxLimits(**SIZES, disk_mb=256, files=10_000)
+    fa.register(
+        "my/Harbor-v0",
+        entry_point=fa.Program,
+        program=["bash", "begin.sh", *agent],
+        tasks=list(tasks),
+        files=lambda name: tasks[name].start | tasks[name].begin,
+        reward=lambda name, result: tasks[name].paid(inside(result.folder)),
+        sandbox=fa.Sandbox(limits=limits, import_paths=(*READS, *reads), folders=folders(places)),
+    )
+    return list(tasks), left_out
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder")
+    parser.add_argument("--agent", required=True, help="it finds the instruction on its standard input")
+    parser.add_argument("--reads", action="append", default=[], help="a folder that the agent reads, of its own code")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--out", default="runs/harbor_tasks")
+    asked = parser.parse_args()
+    kept, left_out = register(asked.folder, shlex.split(asked.agent), asked.reads)
+    print(f"{len(kept)} tasks: {kept}; left out {len(left_out)}: {json.dumps(left_out, indent=1)}")
+    with fa.GRPOTrainer(fa.Policy(asked.model, name="agent"), out_dir=asked.out) as trainer:
+        print(trainer.fit("my/Harbor-v0", steps=asked.steps).curve)
