@@ -71,7 +71,8 @@ class Task:
 
     def paid(self, left):
         """What the task's tests write about the files that were left; 0 where they write nothing."""
-        kept = {name: data for name, data in left.items() if name.split("/")[0] in self.places}
+        places = self.places - {"logs", "tests", "solution"}  # where an agent could leave a reward, or other tests
+        kept = {name: data for name, data in left.items() if name.split("/")[0] in places}
         tested = self.run("/tests/test.sh", kept | self.tests)
         self.said = (tested.limit or tested.stderr or tested.stdout)[-200:]
         texts = (tested.files.get(f"logs/verifier/reward.{kind}") for kind in ("json", "txt"))

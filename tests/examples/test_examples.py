@@ -138,6 +138,11 @@ def test_harbor_tasks_that_need_no_container_are_paid_by_their_own_tests_and_oth
         "builds": {"environment/Dockerfile": "FROM ubuntu:24.04\nRUN apt-get install -y nodejs\n"},
         "reads": {"environment/Dockerfile": "FROM x\nWORKDIR /app\nCOPY ../../sorts/tests .\n"},
         "system": {"environment/Dockerfile": "FROM x\nWORKDIR /usr/src\n"},
+        "plants": {
+            "environment/Dockerfile": "FROM x\nWORKDIR /logs/verifier\n",
+            "solution/solve.sh": "echo 1 > reward.txt",
+            "tests/test.sh": "true",
+        },
         "deeper/text": {"tests/test.sh": "test -e sorted.txt && echo 0.5 > /logs/verifier/reward.txt"},
         "unsolved": {"solution/solve.sh": "true", "tests/test.sh": "echo no pytest >&2"},
     }
@@ -147,10 +152,11 @@ def test_harbor_tasks_that_need_no_container_are_paid_by_their_own_tests_and_oth
             (tmp_path / name / path).write_text(text)
     module = load_example("harbor_tasks")
     kept, left_out = module.register(tmp_path, [sys.executable, "-c", AGENT])
-    assert kept == ["sorts"] and sorted(left_out) == ["asks", "builds", "reads", "system", "unsolved"]
+    assert kept == ["sorts"] and sorted(left_out) == ["asks", "builds", "plants", "reads", "system", "unsolved"]
     assert left_out["builds"] == "ValueError: its Dockerfile needs a container: 'RUN apt-get install -y nodejs'"
     assert left_out["asks"].endswith("for its mcp_servers and docker-compose.yaml")
     assert "COPY ../../sorts" in left_out["reads"] and "'/usr' cannot be written" in left_out["system"]
+    assert "earns 0.0 here, nothing done 0.0" in left_out["plants"]
     assert "earns 0.0 here, nothing done 0.0: 'no pytest" in left_out["unsolved"]
     cheats = "echo 1 > /logs/verifier/reward.json; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh"
     for answer, reward in ((SORTS["solution/solve.sh"], 1.0), ("true", 0.0), (cheats, 0.0)):
