@@ -172,6 +172,14 @@ def build_root(
     stage = "/proc"  # exists everywhere, and nothing below it is wanted inside
     _mount("none", "/", "", _REC | _PRIVATE)
     _mount("tmpfs", stage, "tmpfs", _NOSUID | _NODEV, "size=16m,mode=0755")
+    os.mkdir(f"{stage}/box")
+    owner = f"uid={INNER_ID},gid={INNER_ID},mode=0700"
+    options = f"size={disk_bytes},nr_inodes={num_files + 1},{owner}"
+    _mount("tmpfs", f"{stage}/box", "tmpfs", _NOSUID | _NODEV | _NOEXEC, options)
+    for path in folders:  # first: what is read may lie in one
+        os.makedirs(f"{stage}/box{path}")
+        os.makedirs(stage + path)
+        _mount(f"{stage}/box{path}", stage + path, "", _BIND)
     for path in readable:
         target = stage + path
         if os.path.islink(path):
@@ -187,14 +195,6 @@ def build_root(
         _bind(f"/dev/{device}", f"{stage}/dev/{device}", _ATTR_RDONLY | _ATTR_NOSUID | _ATTR_NOEXEC)
     with open(f"{stage}/program.py", "wb") as file:
         file.write(program)
-    os.mkdir(f"{stage}/box")
-    owner = f"uid={INNER_ID},gid={INNER_ID},mode=0700"
-    options = f"size={disk_bytes},nr_inodes={num_files + 1},{owner}"
-    _mount("tmpfs", f"{stage}/box", "tmpfs", _NOSUID | _NODEV | _NOEXEC, options)
-    for path in folders:
-        os.makedirs(f"{stage}/box{path}")
-        os.makedirs(stage + path)
-        _mount(f"{stage}/box{path}", stage + path, "", _BIND)
     os.chdir(stage)
     number = 155 if os.uname().machine == "x86_64" else 41
     _check(_libc.syscall(number, b".", b"."), "pivot_root")

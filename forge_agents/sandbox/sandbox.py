@@ -245,10 +245,10 @@ class Sandbox:
         return marshal.dumps(request)
 
     def _free(self, readable: Sequence[str]) -> list[str]:
-        """`folders`, none of which holds what must be read there."""
-        for path in (*readable, "/dev/null", "/program.py"):
-            if (top := "/" + path.split("/")[1]) in self.folders:
-                raise ValueError(f"folders: {top!r} cannot be written, because {path} is read there; name another")
+        """`folders`, none of which is itself to be read; what is read may lie in one."""
+        for path in (*readable, "/dev", "/program.py"):
+            if path in self.folders:
+                raise ValueError(f"folders: {path!r} cannot be written, because it is there to be read; name another")
         return list(self.folders)
 
     def _limits(self) -> dict[str, Any]:

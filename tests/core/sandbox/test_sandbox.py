@@ -109,8 +109,24 @@ def test_folders_of_the_top_are_there_and_their_files_handed_in_and_collected():
     assert result.files == {"app/in": b"given", "app/deep/er": b"", "logs/out": b"kept"}
     full = replace(box, limits=replace(LIMITS, disk_mb=1)).run("open('/app/big', 'wb').write(bytes(2 << 20))")
     assert "No space left" in full.stderr
-    with pytest.raises(ValueError, match="'/usr' cannot be written, because /usr/lib"):
-        Sandbox(folders=("/usr",)).run("pass")
+    for path in ("/lib", "/dev"):
+        with pytest.raises(ValueError, match=f"'{path}' cannot be written, because it is there to be read"):
+            Sandbox(folders=(path,)).run("pass")
+
+
+@held
+def test_a_folder_of_the_top_may_hold_what_is_read(tmp_path):
+    tmp_path.chmod(0o755)
+    (tmp_path / "given").write_text("6")
+    top = f"/{tmp_path.parts[1]}"
+    box = Sandbox(limits=LIMITS, import_paths=(str(tmp_path),), folders=(top,))
+    code = (
+        f"print(open('{tmp_path}/given').read()); open('{top}/new', 'w').close()\n"
+        f"try: open('{tmp_path}/new', 'w')\nexcept OSError as error: print(error.errno)"
+    )
+    result = box.run(code, collect=True)
+    assert (result.stdout, result.files) == ("6\n30\n", {f"{top[1:]}/new": b""}), result.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["given"]
 
 
 @held
