@@ -27,6 +27,8 @@ from forge_agents.serving.config import EngineConfig
 
 Kind: TypeAlias = Literal["single", "cooperative", "competitive", "mixed"]
 """One seat; seats with one goal; seats against each other; something between."""
+TEAMS: tuple[Kind, ...] = ("cooperative", "mixed")
+"""Where players are partners."""
 SuiteLike: TypeAlias = str | Sequence[str] | Mapping[str, Mapping[str, Any]]
 """A suite's name, an environment's id, several of both, or arguments by name or id."""
 
@@ -346,7 +348,9 @@ def matches(
     met = [
         (world, lineup)
         for world in worlds
-        for lineup in lineups(players, world.seats, swap_seats=swap_seats, partners=partners)
+        for lineup in lineups(
+            players, world.seats, swap_seats=swap_seats, partners=partners if world.kind in TEAMS else ()
+        )
     ]
     for seed, (world, lineup), sample in itertools.product(seeds, met, range(samples)):
         yield Match(world=world, lineup=lineup, seed=seed, sample=sample)

@@ -111,7 +111,7 @@ def benchmark(
         if settings[name] < least:
             raise ValueError(f"{name}={settings[name]} must be at least {least}")
     if partners:
-        settings["partners"] = _partners(partners, players)
+        partners = settings["partners"] = _partners(partners, players)
     if suite_name in registry.list_suites():
         settings["suite_defaults"] = asdict(own)
     named = named_players(players, Sampling(max_tokens=own.max_tokens))

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from forge_agents.bench import tables
-from forge_agents.bench.plan import World
+from forge_agents.bench.plan import TEAMS, World
 from forge_agents.bench.records import Record, Spent, priced, spent_by_player
 from forge_agents.bench.statistics import CONFIDENCE, POWER, gap_found, smallest_p
-from forge_agents.bench.summary import Pair, Summary, overall, summarise
+from forge_agents.bench.summary import Pair, Summary, overall, partners_of, summarise
 from forge_agents.bench.tables import Document, Section, interval, number
 from forge_agents.errors import ForgeError
 from forge_agents.files import write_whole
@@ -253,10 +253,33 @@ def _warnings(report: Report) -> list[str]:
             f"SEATS ARE NOT SWAPPED in {', '.join(rivals)}: differences between players there may be those between "
             "their seats, so nobody is rated by them"
         )
+    found += _unmet(report)
     for where, pairs in (("Over all environments", s.overall_pairs), ("In single environments", s.pairs)):
         if (power := _power(pairs)).startswith("NO PAIR"):
             found.append(f"{where}: {power}")
     return found
+
+
+def _unmet(report: Report) -> Iterator[str]:
+    """Who is not measured with whom, though it was asked for, and why."""
+    if len(report.players) < 2:
+        return
+    teams = [world.id for world in report.worlds if world.kind in TEAMS]
+    if teams and not report.settings["swap_seats"]:
+        yield (
+            f"SEATS ARE NOT SWAPPED in {', '.join(teams)}: who is named first has the first seat there, so nobody is "
+            "measured with partners; swap_seats=True does"
+        )
+        return
+    rows = {(row.env, row.player): row.partners for row in report.summary.teamwork}
+    asked, players = report.settings.get("partners", ()), tuple(report.players)
+    for env in teams:
+        gaps = []
+        for player in players:
+            lost = [name for name in partners_of(player, players, asked) if name not in rows.get((env, player), ())]
+            gaps += [f"{player} with {', '.join(lost)}"] if lost else []
+        if gaps:
+            yield f"WITH PARTNERS in {env}, no common seed was played whole, so it does not count: {'; '.join(gaps)}"
 
 
 def _power(pairs: Sequence[Pair]) -> str:
@@ -358,7 +381,7 @@ def _differences(report: Report) -> Iterator[Section]:
 def _teamwork(report: Report) -> Section:
     rows = [
         (
-            *(row.env, row.player),
+            *(row.env, row.player, str(len(row.partners))),
             *(interval(row.alone), interval(row.crossed), interval(row.gap, sign=True)),
             *(number(row.p_value, 4), number(row.p_adjusted, 4), interval(row.share)),
         )
@@ -367,11 +390,12 @@ def _teamwork(report: Report) -> Section:
     named = ", ".join(report.settings.get("partners", ()))
     return Section(
         title="With partners",
-        heads=("environment", "player", "with itself", "with partners", "gap", "p", "adjusted", "share"),
+        heads=("environment", "player", "partners", "with itself", "with partners", "gap", "p", "adjusted", "share"),
         rows=tuple(rows),
         names=2,
-        note=f"Rewards of the player's seats. Partners: {named or 'all other players'}, each counting alike. Gap: with "
-        "itself minus with partners, on the same seeds; p as for differences. Share: with partners, over what the "
+        note="Rewards of the player's seats, with partners of one seat, each in turn. "
+        f"Partners: {named or 'all other players'}, each counting alike. Gap: with itself minus with partners, on the "
+        "same seeds; p as for differences. Share: with partners, over what the "
         "partners earn each with itself (ad-hoc teamwork); none where that is nothing.",
     )
 

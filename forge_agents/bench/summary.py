@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from forge_agents.bench import statistics
-from forge_agents.bench.plan import World
+from forge_agents.bench.plan import TEAMS, World
 from forge_agents.bench.records import Record, SeatRecord
 from forge_agents.bench.statistics import Difference, Game, Interval, Rating, rate_players
 
@@ -84,12 +84,14 @@ class Teamwork:
 
     env: str
     player: str
+    partners: tuple[str, ...]
+    """Those that it met, in each seat of some seed."""
     alone: Interval
-    """Reward with itself in all seats, mean of a seat."""
+    """Reward with itself in all seats, mean of a seat, on the seeds of `gap`."""
     crossed: Interval
-    """Reward of its seats with partners, each of whom counts alike."""
+    """Reward of its one seat among partners, each of whom counts alike, on the seeds of `gap`."""
     gap: Interval
-    """`alone` minus `crossed`, on the same seeds."""
+    """`alone` minus `crossed`, on the seeds that it played both with itself and in each seat with all `partners`."""
     p_value: float
     """Of the gap: two-sided, of sign flips over seeds."""
     p_adjusted: float
@@ -158,8 +160,8 @@ def summarise(
                     seats = _by_seat(both, player, world.seats)
                     met.append(Meeting(env=world.id, player=player, other=other, reward=earned, seats=seats))
         meetings += met
-        if world.kind in ("cooperative", "mixed"):
-            teamwork += _teamwork(world.id, players, partners, played)
+        if world.kind in TEAMS:
+            teamwork += _teamwork(world, players, partners, played)
         if world.kind == "competitive" and len(world.seats) == 2:
             bounds += _bounds(world, players, played, met)
         pairs += [
@@ -281,34 +283,50 @@ def _by_seat(records: Sequence[Record], player: str, seats: Sequence[str]) -> di
     return {seat: earned for seat, earned in found.items() if earned.n}
 
 
+def partners_of(player: str, players: Sequence[str], partners: Sequence[str]) -> list[str]:
+    """Whom a player is measured with, none where it is a partner itself; `partners` empty: with all the others."""
+    return [] if player in partners else [name for name in partners or players if name != player]
+
+
 def _teamwork(
-    env: str, players: Sequence[str], partners: Sequence[str], records: Sequence[Record]
+    world: World, players: Sequence[str], partners: Sequence[str], records: Sequence[Record]
 ) -> Iterable[Teamwork]:
-    """Of every player that is measured, on the seeds that it and all its partners played."""
+    """Of every player that is measured and met somebody."""
 
     def earned(player: str, other: str) -> dict[int, float]:
-        met = [record for record in records if set(record.lineup.values()) == {player, other}]
-        return {seed: _mean(paid) for seed, paid in _by_seed(met, player, _reward).items()}
+        """By seed, with itself, or of its one seat: where it had each, because seats are not worth the same."""
+        found, held = [], defaultdict(set)
+        for record in records:
+            seats = [seat for seat, name in record.lineup.items() if name == player]
+            whole = player == other or len(seats) == 1
+            if set(record.lineup.values()) == {player, other} and whole and not record.error:
+                found.append(record)
+                held[record.seed].update(seats)
+        paid = _by_seed(found, player, _reward).items()
+        return {seed: _mean(rewards) for seed, rewards in paid if held[seed] >= set(world.seats)}
 
     def together(each: Sequence[Mapping[int, float]]) -> dict[int, float]:
         return {seed: _mean([one[seed] for one in each]) for seed in each[0] if all(seed in one for one in each)}
 
     for player in players:
-        others = [name for name in players if name != player and (not partners or name in partners)]
-        if not others or player in partners:
+        met = {other: paid for other in partners_of(player, players, partners) if (paid := earned(player, other))}
+        if not met:
             continue
-        alone, crossed = earned(player, player), together([earned(player, other) for other in others])
+        own, others = earned(player, player), together(list(met.values()))
+        alone = {seed: paid for seed, paid in own.items() if seed in others}
+        crossed = {seed: paid for seed, paid in others.items() if seed in own}
         gap = statistics.difference(alone, crossed)
         if gap.interval.n:
             yield Teamwork(
-                env=env,
+                env=world.id,
                 player=player,
+                partners=tuple(met),
                 alone=statistics.mean(list(alone.values())),
                 crossed=statistics.mean(list(crossed.values())),
                 gap=gap.interval,
                 p_value=gap.p_value,
                 p_adjusted=gap.p_value,
-                share=statistics.ratio(crossed, together([earned(other, other) for other in others])),
+                share=statistics.ratio(crossed, together([earned(other, other) for other in met])),
             )
 
 

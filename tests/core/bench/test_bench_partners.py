@@ -67,7 +67,7 @@ def test_conventions_that_clash_earn_the_floor_and_each_with_itself_the_most(tmp
     }  # fmt: skip
     one, other, third = report.summary.teamwork
     assert (one.alone.value, one.crossed.value, one.gap.value) == (0.5, 0.25, 0.25)
-    assert one.share.value == 0.25 / 0.75 and other == replace(one, player="left1")
+    assert one.share.value == 0.25 / 0.75 and other == replace(one, player="left1", partners=("left0", "right2"))
     assert (third.alone.value, third.gap.value, third.share.value) == (1, 1, 0) and third.gap.n == 8
     assert third.p_value == 2 / 2**8 and third.p_adjusted == 3 * third.p_value
 
@@ -125,8 +125,80 @@ def test_a_failed_seed_is_compared_with_nothing(tmp_path):
     report = meet(tmp_path, stumbles, right, limits=fa.BenchLimits(max_live_episodes=1))
     failed = {record.seed for record in report.records if record.error}
     first, second = report.summary.teamwork
-    assert len(failed) == 1 and first.alone.n == 7 and first.gap.n == 7 and first.share.n == 8
+    assert len(failed) == 1 and first.alone.n == first.crossed.n == first.gap.n == first.share.n == 7
     assert second.share.value == 1 and second.share.n == 7
+
+
+@pytest.mark.parametrize("players", [("left", "right"), ("right", "left")])
+def test_the_first_seat_is_no_merit(tmp_path, players):
+    chosen = {name: fa.Scripted({"left": left, "right": right}[name]) for name in players}
+    report = fa.benchmark(chosen, SIDES, episodes=4, swap_seats=False, out_dir=tmp_path, progress=False)
+    assert report.summary.teamwork == [] and len(report.records) == 4 * 3
+    assert any(f"SEATS ARE NOT SWAPPED in {SIDES}" in line for line in report.document().warnings)
+
+
+def test_a_row_is_of_the_seeds_that_all_of_it_has(tmp_path):
+    """What is paid follows the seed, so that a mean over other seeds is another."""
+
+    def fails(observation):
+        raise ValueError("never")
+
+    report = meet(tmp_path, left, right)
+    seeds = sorted({record.seed for record in report.records})
+    broken = [
+        replace(record, error="down") if record.seed in seeds[:3] and len(set(record.lineup.values())) == 2
+        else replace(record, seats={s: replace(seat, reward=float(record.seed)) for s, seat in record.seats.items()})
+        for record in report.records
+    ]  # fmt: skip
+    row, _ = replace(report, records=tuple(broken)).summary.teamwork
+    assert row.alone == row.crossed and row.alone.value == sum(seeds[3:]) / 5 and (row.gap.value, row.gap.n) == (0, 5)
+    assert row.share.value == 1
+
+    one_seat = [r for r in report.records if r.lineup != {"ann": "left0", "ben": "right1"}]
+    lacking = replace(report, records=tuple(one_seat), planned=len(one_seat))
+    assert lacking.summary.teamwork == []
+    assert any("no common seed" in line and "left0 with right1" in line for line in lacking.document().warnings)
+
+    third = meet(tmp_path, left, right, fails)
+    rows = third.summary.teamwork
+    assert [(row.player, row.partners) for row in rows] == [("left0", ("right1",)), ("right1", ("left0",))]
+    assert rows[0].crossed.value == 0 and rows[0].alone.value == 0.5
+    (told,) = [line for line in third.document().warnings if "WITH PARTNERS" in line]
+    assert "left0 with fails2; right1 with fails2; fails2 with left0, right1" in told
+
+
+@fa.register("bench/Three-v0", max_turns=3, tags=("cooperative",))
+class Three(Sides):
+    """All is well where two of three say "left"."""
+
+    possible_agents = ("ann", "ben", "cleo")
+
+    def act(self, agent, action):
+        self.said.append(action)
+        reward = float(self.said.count("left") >= 2)
+        done = len(self.said) == 3
+        return fa.Outcome(rewards=dict.fromkeys(self.agents, reward) if done else {}, done=done)
+
+
+def test_among_several_partners_a_player_has_one_seat(tmp_path):
+    players = {"hero": fa.Scripted(left), "other": fa.Scripted(right)}
+    report = fa.benchmark(
+        players, "bench/Three-v0", episodes=4, partners=["other"], out_dir=tmp_path, progress=False
+    )  # fmt: skip
+    (row,) = report.summary.teamwork
+    assert (row.alone.value, row.crossed.value) == (1, 0)
+
+
+def test_partners_are_names_and_thin_no_game_of_rivals(tmp_path):
+    players = {"seed": fa.Scripted(left), "seed-0": fa.Scripted(right), "x": fa.Scripted(left)}
+    report = fa.benchmark(players, SIDES, episodes=2, partners="seed-0", out_dir=tmp_path, progress=False)
+    assert [row.player for row in report.summary.teamwork] == ["seed", "x"]
+    assert {(m.player, m.other) for m in report.summary.meetings} >= {("seed", "seed-0"), ("x", "seed")}
+    drawn = {name: fa.Random(seed=n) for n, name in enumerate("abc")}
+    rivals = fa.benchmark(
+        drawn, "forge/KuhnPoker-v0", episodes=2, partners=["b", "c"], out_dir=tmp_path / "r", progress=False
+    )
+    assert {met.other for met in rivals.summary.meetings if met.player == "b"} == {"a", "b", "c"}
 
 
 def test_a_ratio_has_the_interval_of_its_expansion():
