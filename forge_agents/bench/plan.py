@@ -201,7 +201,7 @@ def called(players: Sequence[str]) -> dict[str, str]:
     """Players in words by names that are made of the ends of the words, as many as tell them apart.
 
     Raises:
-        ValueError: One is there twice.
+        ValueError: One is there twice, or two differ in nothing that a name can have.
     """
     ends = [[part for part in re.split(r"[^A-Za-z0-9_.-]+", words) if part not in ("", "export")] for words in players]
     for length in range(1, max(map(len, ends), default=0) + 1):
@@ -209,8 +209,12 @@ def called(players: Sequence[str]) -> dict[str, str]:
         named = dict(zip(names, players, strict=True))
         if len(named) == len(players):
             return named
-    if players:
+    if len(set(players)) < len(players):
         raise ValueError(f"cross_play takes each player once, got {', '.join(players)}")
+    if players:
+        raise ValueError(
+            f"players of cross_play cannot be told apart by name, got {', '.join(players)}; use --players.NAME for each"
+        )
     return {}
 
 

@@ -193,6 +193,7 @@ def _from_json(facts: Any, path: Path) -> Report:
             records=tuple(Record.from_json(row) for row in facts["episodes"]),
             **{name: facts[name] for name in same},
         )
+        _check_whole(report)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ReportError(f"{path} is a damaged report: {type(error).__name__}: {error}") from None
     known = {world.id for world in report.worlds}
@@ -200,6 +201,23 @@ def _from_json(facts: Any, path: Path) -> Report:
     if strange is not None:
         raise ReportError(f"{path} is a damaged report: it has an episode of {strange.env}, which is not in its suite")
     return report
+
+
+def _check_whole(report: Report) -> None:
+    """Raise KeyError, TypeError or ValueError where something that is shown or compared is missing, or no such."""
+    partners = report.settings.get("partners", [])
+    needed = [(f"settings.{name}", report.settings[name], kind) for name, kind in _ALIKE.items()]
+    needed += [("settings.partners", partners, list), ("provenance.python", report.provenance["python"], str)]
+    needed += [("provenance.packages", report.provenance["packages"], dict), ("timing", report.timing, dict)]
+    needed += [(f"settings.partners: {name!r}", name, str) for name in (partners if isinstance(partners, list) else ())]
+    needed += [(f"fingerprint of {name!r}", facts["fingerprint"], str) for name, facts in report.players.items()]
+    for name, value, kind in needed:
+        if not isinstance(value, kind):
+            raise TypeError(f"{name} must be a {kind.__name__}, got a {type(value).__name__}")
+    math.fsum(seat.reward for record in report.records for seat in record.seats.values())
+    met = {name for record in report.records for name in record.lineup.values()}
+    if strange := sorted(met - report.players.keys()):
+        raise ValueError(f"it has episodes of {', '.join(strange)}, and no such player")
 
 
 def _strict(value: Any) -> Any:
@@ -474,8 +492,8 @@ def _spent(report: Report) -> Section:
 # ---- several reports as one
 
 _ALONE = ("single", "cooperative")
-_ALIKE = ("suite", "episodes", "seed", "swap_seats", "samples")
-"""Settings that must be the same: those that say what was played."""
+_ALIKE: Mapping[str, type] = {"suite": str, "episodes": int, "seed": int, "swap_seats": bool, "samples": int}
+"""Settings that must be the same: those that say what was played. By name, with their type."""
 
 
 def leaderboard(*reports: Report | str | os.PathLike[str]) -> Report:

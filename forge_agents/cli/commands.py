@@ -395,6 +395,8 @@ def leaderboard(words: Sequence[str]) -> int:
     parser.add_argument("--suites", type=str, default="", help="Write a page of several suites in Markdown instead.")
     chosen = parser.parse_args(list(words))
     if chosen.suites:
+        if chosen.out or chosen.html or chosen.markdown:
+            parser.error("--suites writes its own page, in Markdown; leave --out, --html and --markdown away")
         found = board(*chosen.reports)
         tables.show(found)
         print(f"page   {write_whole(chosen.suites, tables.as_markdown(found))}")
@@ -642,14 +644,15 @@ def _listed(words: Sequence[str], flags: Sequence[str]) -> list[str]:
     listed: dict[str, list[str]] = {}
     flag = ""
     for word in words:
-        flag = (word if word in flags else "") if word.startswith("--") else flag
-        if word in flags:
-            listed.setdefault(word, [])
+        name, joined, value = word.partition("=")
+        flag = (name if name in flags else "") if word.startswith("-") else flag
+        if name in flags:
+            listed.setdefault(name, []).extend([value] if joined else [])
         else:
             (listed[flag] if flag else found).append(word)
     for flag, values in listed.items():
-        whole = values if values[:1] and values[0].startswith("[") else [json.dumps(values)] if values else []
-        found += [flag, *whole]
+        plain = values and not values[0].startswith("[")
+        found += [flag, *([json.dumps(values, ensure_ascii=False)] if plain else values)]
     return found
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from forge_agents.cli.commands import COMMANDS
 from forge_agents.cli.completion import asked, complete
 from forge_agents.errors import ForgeError, did_you_mean
+from forge_agents.page import visible
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -44,12 +45,12 @@ def main(words: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ForgeError, ValueError) as error:  # other exceptions are mistakes of the program: with their traceback
-        print(f"forge-agents {words[0]}: {error}", file=sys.stderr)
+        print(f"forge-agents {words[0]}: {visible(str(error))}", file=sys.stderr)  # files and models are quoted in it
         return 1
     except OSError as error:
         if error.filename is None:  # not about a file that somebody named
             raise
-        print(f"forge-agents {words[0]}: {error.filename}: {error.strerror}", file=sys.stderr)
+        print(f"forge-agents {words[0]}: {visible(str(error.filename))}: {error.strerror}", file=sys.stderr)
         return 1
 
 

@@ -10,6 +10,7 @@ from forge_agents.bench.plan import BenchConfig, called, lineups, read_player
 from forge_agents.bench.report import ReportError, leaderboard
 from forge_agents.bench.statistics import difference, ratio
 from forge_agents.cli import main as cli
+from forge_agents.cli.commands import _listed
 
 SIDES = "bench/Sides-v0"
 
@@ -235,8 +236,24 @@ def test_players_without_names_are_called_by_what_tells_them_apart():
     assert called([]) == {}
     with pytest.raises(ValueError, match="once, got random, random"):
         called(["random", "random"])
+    with pytest.raises(ValueError, match=r"cannot be told apart by name, got a.b, a-b; use --players.NAME"):
+        called(["a.b", "a-b"])
     with pytest.raises(ValueError, match=r"would be called 'a', .*--players.NAME x/a"):
         BenchConfig(players={"a": "random"}, cross_play=["x/a"]).entrants()
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["--cross_play", "a", "-h"], ["-h", "--cross_play", '["a"]']),
+        (["--cross_play=a", "b", "--seed", "1"], ["--seed", "1", "--cross_play", '["a", "b"]']),
+        (["--cross_play=[a, b]"], ["--cross_play", "[a, b]"]),
+        (["--cross_play", "runs/\N{ROCKET}"], ["--cross_play", '["runs/\N{ROCKET}"]']),
+        (["--seed=1", "--partners"], ["--seed=1", "--partners"]),
+    ],
+)
+def test_a_list_of_words_ends_at_the_next_flag(words, found):
+    assert _listed(words, ("--cross_play", "--partners")) == found
 
 
 def test_the_command_takes_a_suite_and_players_as_they_come(tmp_path, capsys):

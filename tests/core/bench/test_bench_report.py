@@ -121,6 +121,36 @@ def test_a_damaged_report_is_refused(report, tmp_path):
         fa.Report.load(tmp_path / "a.json")
 
 
+@pytest.mark.parametrize(
+    ("broken", "match"),
+    [
+        (("settings", "suite", None), "KeyError: 'suite'"),
+        (("settings", "partners", 5), "settings.partners must be a list, got a int"),
+        (("settings", "partners", [5]), "must be a str"),
+        (("settings", "episodes", "4"), "settings.episodes must be a int, got a str"),
+        (("provenance", "packages", None), "KeyError: 'packages'"),
+        (("players", "random", {"type": "Random"}), "KeyError: 'fingerprint'"),
+        (("players", "random", None), "episodes of random, and no such player"),
+    ],
+)
+def test_a_report_that_lacks_a_part_is_refused_as_damaged(report, tmp_path, broken, match):
+    part, name, value = broken
+    facts = json.loads(json.dumps(report.as_json()))
+    facts[part][name] = value
+    if value is None:
+        del facts[part][name]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(facts))
+    with pytest.raises(ReportError, match=f"damaged report: .*{re.escape(match)}"):
+        board(path)
+
+
+def test_a_page_of_suites_is_written_alone(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["leaderboard", "a.json", "--suites", "b.md", "--html", "c.html"])
+    assert "leave --out, --html and --markdown away" in capsys.readouterr().err
+
+
 def test_lines_that_cannot_be_read_cost_their_episodes_only(report, tmp_path):
     rows = [json.dumps(record.as_json()) for record in report.records[:3]]
     (tmp_path / "episodes.jsonl").write_text("\n".join([rows[0], "nonsense", '{"key": 3}', rows[1], "\0\0", rows[2]]))

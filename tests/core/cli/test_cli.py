@@ -36,6 +36,15 @@ def test_arguments_that_an_environment_does_not_take_are_told_in_one_line(capsys
     assert told.count("\n") == 1
 
 
+def test_what_an_error_quotes_steers_no_terminal(monkeypatch, capsys, tmp_path):
+    def fails(words):
+        raise ValueError("got \x1b[2J\u202eevil\nand a second line")
+
+    monkeypatch.setitem(cli.COMMANDS, "list", fails)
+    assert cli.main(["list"]) == 1
+    assert capsys.readouterr().err == "forge-agents list: got \\x1b[2J\\u202eevil\nand a second line\n"
+
+
 @pytest.mark.parametrize(("command", "key"), [("sft", "policies"), ("bench", "policies"), ("train", "policy")])
 def test_a_file_for_another_command_is_told_as_that(tmp_path, capsys, command, key):
     file = tmp_path / "run.yaml"
