@@ -12,7 +12,7 @@ import itertools
 import json
 import re
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,7 @@ SAMPLING = (
     "logit_bias",
 )
 """Wishes about sampling that the policy in the seat does not follow: it samples as it is trained."""
+_CHOICES = ("auto", "none", "required", "any")
 _MAX_TOOLS = 256
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 200
@@ -78,7 +79,15 @@ class Said:
     @property
     def key(self) -> bytes:
         """Equal for two messages that say the same, however their JSON was written."""
-        calls = [(call.id, call.name, _compact(call.arguments)) for call in self.calls]
+        return self._key(int, _number)
+
+    @property
+    def echo(self) -> bytes:
+        """Equal, too, where a client in JavaScript wrote one of them: there all numbers are floats, and -0 is 0."""
+        return self._key(_float, _float)
+
+    def _key(self, whole: Callable[[str], Any], broken: Callable[[str], Any]) -> bytes:
+        calls = [(call.id, call.name, _compact(call.arguments, whole, broken)) for call in self.calls]
         return json.dumps([self.role, self.text.strip(), calls, self.answers]).encode()
 
 
@@ -131,21 +140,29 @@ class Reply:
 # ---- tools and forms
 
 
-def offered(tools: Sequence[Tool], choice: Any, parallel: Any) -> tuple[tuple[Tool, ...], bool, str]:
+def offered(
+    tools: Sequence[Tool], choice: Any, parallel: Any, left_out: Sequence[Any] = ()
+) -> tuple[tuple[Tool, ...], bool, str]:
     """The tools that an answer may call, whether several at once, and what the system prompt says of them.
 
     Args:
         tools: All that the program has.
-        choice: "auto", "none", "required", or the name of one in the manner of some protocol.
+        choice: "auto", "none", "required", as it is or as the type of an object, or the name of one in the manner of
+            some protocol; nothing, or the type of what is left out, is "auto".
         parallel: Whether the program runs several; None: yes.
+        left_out: Types of tools that the model does not hear of.
     """
     if len(tools) > _MAX_TOOLS:
         raise RefusedError(f"{len(tools)} tools arrived; send at most {_MAX_TOOLS}")
     name = None
     if isinstance(choice, Mapping):
-        function = choice.get("function")
-        name = choice.get("name", function.get("name") if isinstance(function, Mapping) else None)
-    if not (isinstance(name, str) or choice in (None, "auto", "none", "required", "any")):
+        function, kind = choice.get("function"), choice.get("type")
+        name = choice.get("name") or (function.get("name") if isinstance(function, Mapping) else None)
+        if not choice or (kind and kind in left_out):
+            name = choice = None
+        elif not name and kind in _CHOICES:
+            choice = kind
+    if not (isinstance(name, str) or choice in (None, "", *_CHOICES)):
         raise RefusedError(f"tool_choice={shown(choice)}; send auto, none, required, or the name of one tool")
     if choice == "none" or not tools:
         return (), True, ""
@@ -169,18 +186,18 @@ def form_of(wanted: Any) -> str:
     what is trained.
     """
     kind = wanted.get("type") if isinstance(wanted, Mapping) else wanted
-    if kind in (None, "text"):
+    if kind in (None, "", "text"):
         return ""
     if kind == "json_object":
         return "Answer with one JSON object and nothing else."
     if kind != "json_schema":
         raise RefusedError(f"response_format of type {shown(kind)}; text, json_object and json_schema are known")
-    named = wanted.get("json_schema", wanted) if isinstance(wanted, Mapping) else None
-    schema = named.get("schema") if isinstance(named, Mapping) else None
-    if not isinstance(schema, dict | bool):
+    named = wanted.get("json_schema") or wanted if isinstance(wanted, Mapping) else {}
+    schema = named.get("schema") if isinstance(named, Mapping) else named
+    if not isinstance(schema, dict | bool | None):
         raise RefusedError(f"response_format={shown(wanted)} holds no schema; send it as json_schema.schema, an object")
-    text = json.dumps(schema, ensure_ascii=False)
-    return f"Answer with one JSON value and nothing else. It fits this schema:\n{text}"
+    told = "Answer with one JSON value and nothing else."
+    return told if schema is None else f"{told} It fits this schema:\n{json.dumps(schema, ensure_ascii=False)}"
 
 
 def tool_of(name: Any, description: Any, parameters: Any) -> Tool:
@@ -195,11 +212,21 @@ def _theirs(**_: Any) -> None:
     raise AssertionError("the program runs its tools itself")
 
 
-def _compact(arguments: str) -> str:
-    try:  # 2.0 and 2 are one number to a client in JavaScript, where all are floats
-        return json.dumps(json.loads(arguments, parse_int=float), sort_keys=True)
+def _compact(arguments: str, whole: Callable[[str], Any], broken: Callable[[str], Any]) -> str:
+    try:
+        return json.dumps(json.loads(arguments, parse_int=whole, parse_float=broken), sort_keys=True)
     except (ValueError, RecursionError):
         return arguments
+
+
+def _number(text: str) -> float:
+    """2.0 as 2, rather than 2 as 2.0: a float would hold but the first 16 digits of a longer number."""
+    number = float(text)
+    return int(number) if number.is_integer() else number
+
+
+def _float(text: str) -> float:
+    return float(text) + 0.0  # no -0.0
 
 
 # ---- the conversation as the model reads it

@@ -305,7 +305,7 @@ class _Histories(Generic[T]):
         after: T | None = None
         since = 0
         for at, message in enumerate(call.said, 1):
-            mark = hashlib.blake2b(mark + message.key).digest()
+            mark = hashlib.blake2b(mark + message.echo).digest()
             if message.role == "assistant" and (found := self._ends.get(mark)):
                 fresh = (number for number in found if (seat, number) not in self._continued)
                 after, since = next(fresh, found[-1]), at
@@ -315,7 +315,7 @@ class _Histories(Generic[T]):
 
     def answered(self, heard: bytes, said: Said, decision: T) -> bytes:
         """Note an answer to a call with this mark. Returns the answer's own."""
-        mark = hashlib.blake2b(heard + said.key).digest()
+        mark = hashlib.blake2b(heard + said.echo).digest()
         self._ends.setdefault(mark, []).append(decision)
         return mark
 
@@ -448,14 +448,10 @@ class Gateway:
             session = self._session(scope)
             if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:  # h11: came at once
                 raise RefusedError(f"the headers are larger than {MAX_HEADER_BYTES} bytes", status=431)
-            models = {
-                f"/v1/models/{name}": {"id": name, "object": "model", "created": 0, "owned_by": "seat"}
-                for name in session._models
-            }
             if (method, path) == ("GET", "/v1/models"):
-                await _send_json(send, 200, {"object": "list", "data": [*models.values()]})
-            elif method == "GET" and path in models:
-                await _send_json(send, 200, models[path])
+                await _send_json(send, 200, {"object": "list", "data": [*map(_model, session._models)]})
+            elif method == "GET" and (name := path.removeprefix("/v1/models/")) in session._models:
+                await _send_json(send, 200, _model(name))
             elif method == "POST" and path in PROTOCOLS:
                 await _converse(session, PROTOCOLS[path], receive, send)
             else:
@@ -514,8 +510,11 @@ def _protocol() -> type[H11Protocol]:
                 self._late.cancel()
 
         def _look(self) -> None:
-            """Have the time run from the opening, or from a later request's first byte, until its head is there."""
-            if self.conn.their_state is h11.IDLE:
+            """Have the time run from the opening, or from a later request's first byte, until its head is there.
+
+            Also from what is left of a body whose request is answered: each byte of it takes uvicorn's own time away.
+            """
+            if self.conn.their_state is h11.IDLE or self.conn.our_state is h11.DONE:
                 self._late = self._late or self.loop.call_later(_IDLE_S, self.transport.close)
             elif self._late is not None:
                 self._late.cancel()
@@ -596,6 +595,10 @@ async def _converse(session: Session, protocol: Protocol, receive: _Receive, sen
         lines += [f"event: {name}"] if name else []
         lines += [f"data: {data if isinstance(data, str) else json.dumps(data)}", ""]
     await _send(send, 200, b"text/event-stream; charset=utf-8", "\n".join([*lines, ""]).encode())
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "seat"}
 
 
 async def _send_json(send: _Sender, status: int, body: Mapping[str, Any]) -> None:

@@ -61,9 +61,11 @@ def _call(body: Any, said: Callable[[Json], Iterable[Said]], tools: Callable[[Js
     """
     if not isinstance(model := body.get("model"), str) or len(model) > _MAX_NAME:
         raise RefusedError(f"model is {shown(model)}; name a seat")
-    have = [found for tool in _list(body, "tools") for found in _tool(tools, tool)]
+    given = _list(body, "tools")
+    have = [found for tool in given for found in _tool(tools, tool)]
+    left_out = [tool.get("type") for tool in given if tools(tool) is None]
     parallel = more.pop("parallel", body.get("parallel_tool_calls"))
-    chosen, several, told = offered(have, body.get("tool_choice"), parallel)
+    chosen, several, told = offered(have, body.get("tool_choice"), parallel, left_out)
     messages = tuple(in_order(said(body)))
     if not messages:
         raise RefusedError("there is no message; send at least one")
@@ -123,12 +125,25 @@ def _limit(body: Json, *names: str) -> int | None:
 
 def _wishes(body: Json) -> dict[str, Any]:
     """About sampling."""
-    wishes = {name: body[name] for name in SAMPLING if body.get(name) is not None}
+    wishes = {name: _number(body[name]) for name in SAMPLING if body.get(name) is not None}
+    if wishes.get("logit_bias") in ([], {}):
+        del wishes["logit_bias"]
     for name, value in wishes.items():
-        if not isinstance(value, dict if name == "logit_bias" else int | float):
+        if isinstance(value, bool) or not isinstance(value, dict if name == "logit_bias" else int | float):
             kind = "an object" if name == "logit_bias" else "a number"
             raise RefusedError(f"{name}={shown(value)}; send {kind}")
     return wishes
+
+
+def _number(value: Any) -> Any:
+    """A number that came as text, as settings of a program's do; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        number = float(value)
+    except ValueError:
+        return value
+    return int(number) if number.is_integer() else number
 
 
 def _stop(stop: Any) -> tuple[str, ...]:

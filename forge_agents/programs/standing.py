@@ -90,7 +90,7 @@ class Standing(Session):
         asked = self._waiting(call, loop)
         try:
             own = _wished(self._policies[asked.seat].sampling, call)
-        except RefusedError:
+        except BaseException:  # else it would count among those that wait
             self._open.discard(asked)
             raise
         work = asyncio.run_coroutine_threadsafe(self._answered(asked, call, own), self._engines)
@@ -174,5 +174,7 @@ def _wished(own: Sampling, call: Call) -> Sampling:
         raise RefusedError(f"{', '.join(unknown)} is not supported here; leave it out")
     try:
         return replace(own, **known)
+    except OverflowError:
+        raise RefusedError(f"a number of {shown(known)} is too large; leave it out") from None
     except (TypeError, ValueError) as cause:
         raise RefusedError(str(cause)) from None

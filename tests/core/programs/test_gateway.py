@@ -161,14 +161,14 @@ def test_tool_results_go_on_from_the_call_and_reach_the_model_as_its_template_wo
 
 def test_a_calls_arguments_may_come_back_as_javascript_writes_them(session):
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-    said = '<tool_call>{"name": "add", "arguments": {"x": 2.0, "y": 1234567890123456789}}</tool_call>'
+    said = '<tool_call>{"name": "add", "arguments": {"x": 2.0, "y": 1234567890123456789, "z": -0.0}}</tool_call>'
     _, body = answered(session, asked(tools=tools), said)
     message = body["choices"][0]["message"]
-    message["tool_calls"][0]["function"]["arguments"] = '{"y":1234567890123456800,"x":2}'
+    message["tool_calls"][0]["function"]["arguments"] = '{"z":0,"y":1234567890123456800,"x":2}'
     more = asked(tools=tools)
     more["messages"] += [message, {"role": "user", "content": "on"}]
     assert answered(session, more, "-")[0].after == 0
-    message["tool_calls"][0]["function"]["arguments"] = '{"y":1234567890123456800,"x":3}'
+    message["tool_calls"][0]["function"]["arguments"] = '{"z":0,"y":1234567890123456800,"x":3}'
     assert answered(session, more, "-")[0].after is None
 
 
@@ -218,10 +218,14 @@ def test_results_of_parallel_calls_reach_the_model_in_the_order_of_the_calls(pat
         ({"stop": 5}, 400, "stop=5; send a text"),
         ({"stop": {"a": 1}}, 400, "stop={'a': 1}; send a text"),
         ({"temperature": "hot"}, 400, "temperature='hot'; send a number"),
+        ({"temperature": True}, 400, "temperature=True; send a number"),
+        ({"logit_bias": [5]}, 400, "logit_bias=[5]; send an object"),
         ({"tool_choice": {"type": "function", "function": "add"}}, 400, "tool_choice={'function': 'add'"),
         ({"tool_choice": "add"}, 400, "tool_choice='add'; send auto"),
+        ({"tool_choice": {"type": "function"}}, 400, "tool_choice={'type': 'function'}; send auto"),
         ({"response_format": "json"}, 400, "response_format of type 'json'"),
         ({"response_format": {"type": "json_schema", "json_schema": "x"}}, 400, "holds no schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": "x"}}}, 400, "holds no schema"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, 400, "a tool is called 'a b'"),
     ],
 )
@@ -229,6 +233,52 @@ def test_what_cannot_be_answered_is_refused_with_the_reason_and_remembered(sessi
     got, body = request(session, body=asked() | change)
     told = body["error"]["message"]
     assert got == status and says in told and says in session.refusals[0] and len(told) < 600
+
+
+ADD_NOW, ONE_OF_THEM = "Call add now.", "Answer with a function call."
+
+
+@pytest.mark.filterwarnings("ignore:a program offers a tool of type")
+@pytest.mark.parametrize(
+    ("choice", "tools", "ends"),
+    [
+        ({"type": "auto"}, 2, ""), ({}, 2, ""), ("", 2, ""), (None, 2, ""), ({"type": "none"}, 0, None),
+        ({"type": "required"}, 2, ONE_OF_THEM), ({"type": "any"}, 2, ONE_OF_THEM), ("required", 2, ONE_OF_THEM),
+        ({"type": "function", "name": None, "function": {"name": "add"}}, 1, ADD_NOW),
+        ({"type": "function", "name": "", "function": {"name": "add"}}, 1, ADD_NOW),
+        ({"type": "function", "name": "add"}, 1, ADD_NOW), ({"type": "web_search"}, 2, ""),
+    ],
+)  # fmt: skip
+def test_a_choice_of_tools_is_read_in_whichever_way_clients_write_it(choice, tools, ends):
+    named = [{"type": "function", "function": {"name": name, "parameters": PARAMETERS}} for name in ("add", "sub")]
+    body = asked(tools=[*named, {"type": "web_search"}], tool_choice=choice)
+    call = PROTOCOLS["/v1/chat/completions"].read(body)
+    assert len(call.tools) == tools
+    asks = [words for words in (ADD_NOW, ONE_OF_THEM) if words in call.told]
+    assert asks == [ends] * bool(ends) and bool(call.told) == bool(tools)
+
+
+@pytest.mark.parametrize(
+    ("form", "told"),
+    [
+        ("", ""), ({"type": ""}, ""),
+        ({"type": "json_schema", "json_schema": {"name": "x", "strict": True}}, "one JSON value and nothing else."),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": None}}, "one JSON value and nothing else."),
+        ({"type": "json_schema", "json_schema": None, "schema": {"a": 1}}, 'It fits this schema:\n{"a": 1}'),
+        ({"type": "json_schema", "json_schema": {"schema": {"a": 1}}}, 'It fits this schema:\n{"a": 1}'),
+    ],
+)  # fmt: skip
+def test_a_form_without_a_schema_is_one_json_value(form, told):
+    call = PROTOCOLS["/v1/chat/completions"].read(asked(response_format=form))
+    assert call.told.endswith(told) and bool(call.told) == bool(told)
+
+
+def test_numbers_may_come_as_text_and_an_empty_bias_is_none():
+    read = PROTOCOLS["/v1/chat/completions"].read
+    wishes = {"temperature": "0.2", "top_k": "50", "top_p": 1.0, "logit_bias": []}
+    assert read(asked(**wishes)).asked == {"temperature": 0.2, "top_k": 50, "top_p": 1.0}
+    assert type(read(asked(**wishes)).asked["top_k"]) is int
+    assert read(asked(logit_bias={})).asked == {} and read(asked(logit_bias={"5": 1})).asked == {"logit_bias": {"5": 1}}
 
 
 def places(value, at=()):
@@ -253,7 +303,7 @@ def with_odd(body, at, odd):
 def test_whatever_stands_anywhere_in_a_request_is_read_or_refused_in_short_words(path):
     assert f"It fits this schema:\n{json.dumps(PARAMETERS)}" in PROTOCOLS[path].read(BODIES[path]).told
     for at in places(BODIES[path]):
-        for odd in (5, True, "y" * 9999, [5], [[]], {"a": 1}, {"type": "y" * 9999}):
+        for odd in (5, True, 10**400, "y" * 9999, [5], [[]], {"a": 1}, {"type": "y" * 9999}):
             said = ""
             try:
                 call = PROTOCOLS[path].read(with_odd(BODIES[path], at, odd))
@@ -360,6 +410,11 @@ def test_connections_on_which_no_request_begins_are_closed(gateway, session, mon
         with socket.create_connection(address, WAIT_S) as silent:
             silent.sendall(begun)
             hung_up(silent)
+    with socket.create_connection(address, WAIT_S) as refused:
+        refused.sendall(b"POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\n")
+        assert b" 401 " in refused.recv(4096)
+        refused.sendall(b"x")  # what is left of an answered request is none that begins
+        hung_up(refused)
     ask()  # it was kept meanwhile
     computes.sock.sendall(b"GET /health HT")
     hung_up(computes.sock)

@@ -159,6 +159,8 @@ def test_wishes_are_followed_and_limits_only_shrink(renderer, serve):
     for wrong, says in (
         ({"temperature": 9}, "temperature=9 is outside"),
         ({"temperature": "hot"}, "temperature='hot'; send a number"),
+        ({"temperature": 10**400}, "is too large; leave it out"),
+        ({"top_k": 10**400}, "is too large; leave it out"),
         ({"temperature": [1]}, "temperature=[1]; send a number"),
         ({"logit_bias": {"5": 1}}, "logit_bias is not supported here"),
     ):

@@ -121,6 +121,19 @@ def test_an_answer_that_several_conversations_go_on_from_is_learned_once(tmp_pat
     assert sorted(message["content"] for message in learned) == ["It is 2.", "To x", "To y", "To z"]
 
 
+def test_calls_are_compared_by_all_digits_of_their_numbers(tmp_path):
+    def asks(arguments):
+        call = {**CALL, "function": {"name": "add", "arguments": arguments}}
+        return {**CALLED, "tool_calls": [call]}
+
+    digits = [asks('{"id": 1234567890123456789}'), asks('{"id": 1234567890123456790}')]
+    done, _, _ = imported(tmp_path, *(export(openllmetry(ASKED, one)) for one in digits))
+    assert (done.rows, done.left_out) == (2, {})
+    same = [asks('{"b": -0.0, "a": 2.0}'), asks('{"a": 2, "b": 0}')]
+    done, _, _ = imported(tmp_path, *(export(openllmetry(ASKED, one)) for one in same))
+    assert (done.rows, done.left_out) == (1, {"repeated in another": 1})
+
+
 def test_a_thought_stands_before_an_answer_in_parts_and_a_files_mark_is_no_text(tmp_path):
     said = {"role": "assistant", "reasoning_content": "hm", "content": [{"type": "text", "text": "It is 2."}]}
     _, (row,), _ = imported(tmp_path, "\ufeff" + json.dumps({"messages": [*ASKED, said]}))
