@@ -6,6 +6,7 @@ alike, or an error that names what differs. Waits for the disk.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -525,31 +526,43 @@ def leaderboard(*reports: Report | str | os.PathLike[str]) -> Report:
 def board(*reports: Report | str | os.PathLike[str]) -> Document:
     """A page of all suites: who did how well, on how many seeds, with which code, at what cost.
 
-    Reports of one suite are merged as `leaderboard` does.
+    Reports of one suite are merged as `leaderboard` does; those that it refuses to merge have tables of their own.
 
     Args:
         reports: Reports, or files that `Report.save` wrote, of any suites.
 
     Raises:
-        ReportError: As `leaderboard` says of those of one suite.
+        ReportError: A file is no whole report.
     """
-    by_suite: dict[str, list[Report | str | os.PathLike[str]]] = {}
+    by_suite: dict[str, list[list[Report]]] = {}
     for given in reports:
         found = given if isinstance(given, Report) else Report.load(given)
-        by_suite.setdefault(str(found.settings["suite"]), []).append(given)
-    merged = {suite: leaderboard(*by_suite[suite]) for suite in sorted(by_suite)}
+        groups = by_suite.setdefault(found.settings["suite"], [])
+        for group in groups:
+            with contextlib.suppress(ReportError):
+                leaderboard(*group, found)
+                group.append(found)
+                break
+        else:
+            groups.append([found])
+    merged = {
+        f"{suite} ({place})" if place > 1 else suite: leaderboard(*group)
+        for suite in sorted(by_suite)
+        for place, group in enumerate(by_suite[suite], 1)
+    }
     return Document(
         title="Leaderboard",
-        headline=f"{_count(len(merged), 'suite')}; success is the mean over a suite's environments with 95 % intervals "
-        "over seeds, in games of rivals against the other players of the table",
-        warnings=[f"{suite}: {warning}" for suite, report in merged.items() for warning in _lacks(report)],
+        headline=f"{_count(len(by_suite), 'suite')}; success is the mean over a suite's environments with 95 % "
+        "intervals over seeds, in games of rivals against the other players of the table"
+        + ("; tables of one suite cannot be compared" if len(merged) > len(by_suite) else ""),
+        warnings=[f"{title}: {warning}" for title, report in merged.items() for warning in _lacks(report)],
         bars={},
-        sections=[_standings(suite, report) for suite, report in merged.items()],
+        sections=[_standings(title, report) for title, report in merged.items()],
         facts=[],
     )
 
 
-def _standings(suite: str, report: Report) -> Section:
+def _standings(title: str, report: Report) -> Section:
     """The players of a suite, the most successful first."""
     success = overall(report.records, report.worlds, tuple(report.players))
     met = Counter(player for record in report.records for player in set(record.lineup.values()))
@@ -563,7 +576,7 @@ def _standings(suite: str, report: Report) -> Section:
     settings, made = report.settings, report.provenance
     seats = "seats swapped" if settings["swap_seats"] else "seats not swapped"
     return Section(
-        title=suite,
+        title=title,
         heads=("player", "what it is", "fingerprint", "success", "episodes", "tokens read", "tokens sampled", "cost"),
         rows=tuple(rows),
         names=3,

@@ -87,8 +87,9 @@ def test_the_leaderboard_is_what_its_command_makes_of_the_reports():
     from forge_agents.bench.tables import as_markdown
 
     page, reports = DOCS / "results/leaderboard.md", sorted((DOCS / "results/benchmark").glob("*.json"))
-    made = as_markdown(board(*reports))
-    assert page.read_text() == made and made.count("\n## ") == len(reports) > 3
+    made = board(*reports)
+    suites = {section.title.partition(" ")[0] for section in made.sections}
+    assert page.read_text() == as_markdown(made) and len(suites) > 3
 
 
 def test_the_readme_links_to_pages_that_exist():

@@ -395,6 +395,13 @@ def test_a_board_has_every_suite_with_its_best_player_first(report, tmp_path, ca
     assert (tmp_path / "all.md").read_text() == as_markdown(board(*files)) != "" and not capsys.readouterr().err
 
 
+def test_a_report_that_compares_with_none_has_a_table_of_its_own(report):
+    other = replace(report, worlds=tuple(replace(world, code="older") for world in report.worlds))
+    page = board(report, other, report)
+    assert [section.title for section in page.sections] == [f"{KUHN}+{SORT}", f"{KUHN}+{SORT} (2)"]
+    assert page.headline.endswith("cannot be compared") and page.sections[0].rows == page.sections[1].rows
+
+
 def test_what_a_report_says_of_itself_is_shown_as_text(report, tmp_path):
     facts = report.as_json()
     facts["provenance"]["commit"] = facts["timing"]["date"] = facts["settings"]["suite"] = HOSTILE

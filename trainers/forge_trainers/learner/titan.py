@@ -50,7 +50,9 @@ DEVICE_TYPE = _import_with_the_device_that_exists()
 """Torch device type of the learner on this machine: ``"cpu"``, ``"cuda"``, ..."""
 
 
-def _compiled_when_called(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+def _compiled_when_called(function: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
+    if function is None:  # a decorator with options
+        return functools.partial(_compiled_when_called, **options)
     compiled = functools.cache(functools.partial(_compile, function, **options))
 
     @functools.wraps(function)
@@ -68,12 +70,14 @@ def _without_what_takes_long() -> Iterator[None]:
     it; and what modules define is no garbage to look for.
     """
     torch.compile = _compiled_when_called  # type: ignore[assignment]
+    collected = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         torch.compile = _compile
-        gc.enable()
+        if collected:
+            gc.enable()
 
 
 _compile = torch.compile
