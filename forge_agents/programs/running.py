@@ -92,7 +92,9 @@ def started(
 
 
 _QUOTED = re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*\"""")
-_SHELL = re.compile(r"\d*[<>].*|&&?|\|\|?|;")
+_FIND = re.compile(r"\s-(?:exec|ok)(?:dir)?\s[^;&|<>]*\s;(?=\s|$)")
+"""What the command `find` runs, which ends in a semicolon of its own."""
+_SHELL = re.compile(r"\d*<.*|.*>.*|.*[&;]|\|\|?")
 
 
 def check(program: object, sandbox: Sandbox | None = None) -> None:
@@ -112,7 +114,8 @@ def check(program: object, sandbox: Sandbox | None = None) -> None:
         raise TypeError(f"a program is a function (task, client) or a command line, not {type(program).__name__}")
     if not words:
         raise ValueError("the program is an empty command line")
-    if isinstance(program, str) and (shell := next(filter(_SHELL.fullmatch, _QUOTED.sub("", program).split()), "")):
+    bare = _FIND.sub("", _QUOTED.sub("", program)).split() if isinstance(program, str) else []
+    if shell := next(filter(_SHELL.fullmatch, bare), ""):
         raise ValueError(f'no shell reads the program, but {shell} is for one; give ["sh", "-c", {program!r:.200}]')
 
 

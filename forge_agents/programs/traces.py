@@ -277,6 +277,8 @@ class _Reader:
         if any(one.get("finish_reason") in _CUT for one in itertools.chain([row], *lists) if isinstance(one, Mapping)):
             self.left["answers that were cut off"] += 1
             return []
+        if all(row.get(name) is None for name in _ROW):
+            raise RefusedError("no answer is in it")
         if row.get("messages") is None:
             if (row.get("chosen") is None) != (row.get("rejected") is None):
                 raise RefusedError("of chosen and rejected it has but one")
@@ -301,10 +303,13 @@ def _values(path: Path) -> Iterator[tuple[int, Any]]:
     """JSON values with their lines, from 1; an error stands for what is none."""
     with path.open(encoding="utf-8-sig", errors="replace") as file:
         first = next((line for line in file if line.strip()), "")
-    if isinstance(_json(first), RefusedError) and (yield from _spread(path)):
+    done: int | None = 0
+    if isinstance(_json(first), RefusedError):
+        done = yield from _spread(path)
+    if done is None:
         return
     with path.open(encoding="utf-8-sig", errors="replace") as file:
-        yield from ((number, _json(line)) for number, line in enumerate(file, 1) if line.strip())
+        yield from ((number, _json(line)) for number, line in enumerate(file, 1) if number > done and line.strip())
 
 
 def _json(text: str) -> Any:
@@ -317,8 +322,12 @@ def _json(text: str) -> Any:
 _SOLID = re.compile(r"\S")
 
 
-def _spread(path: Path) -> Generator[tuple[int, Any], None, bool]:
-    """The values of a file in which each takes several lines. Returns False where it read but the first line."""
+def _spread(path: Path) -> Generator[tuple[int, Any], None, int | None]:
+    """The values of a file in which each takes several lines.
+
+    Returns:
+        Where nothing beyond the first line could be read the line that is done, 0 if none; else None.
+    """
     text = path.read_text(encoding="utf-8-sig", errors="replace")
     end, line, first = 0, 1, 0
     while begun := _SOLID.search(text, end):
@@ -330,10 +339,13 @@ def _spread(path: Path) -> Generator[tuple[int, Any], None, bool]:
         except (ValueError, RecursionError) as odd:
             if line > first:
                 yield line, RefusedError(f"it is no JSON ({odd}), and what follows is not read")
-            return line > first
+                return None
+            if end:
+                yield line, RefusedError(f"only what follows the first value, which is no JSON ({odd})")
+            return line if end else 0
         yield line, value
         line += text.count("\n", start, end)
-    return True
+    return None
 
 
 def _things(value: Any) -> Iterator[Mapping[str, Any]]:

@@ -558,6 +558,11 @@ def test_wishes_about_sampling_are_not_followed_silently():
         (("python a.py && python b.py",), ValueError, r"but && is for one; give \["),
         (("python a.py 'a && b' >out.txt",), ValueError, r"but >out.txt is for one"),
         (("python a.py 2>&1 | tee out",), ValueError, "but 2>&1 is for one"),
+        (("cd crew; python main.py",), ValueError, "but crew; is for one"),
+        (("python a.py&",), ValueError, "but a.py& is for one"),
+        (("python a.py>out.txt",), ValueError, "but a.py>out.txt is for one"),
+        (("find . -exec cat {} ; && b",), ValueError, "but && is for one"),
+        (("echo a ; find .",), ValueError, "but ; is for one"),
     ],
 )
 def test_what_is_no_program_is_refused_at_once(arguments, error, says):
@@ -566,8 +571,12 @@ def test_what_is_no_program_is_refused_at_once(arguments, error, says):
 
 
 @pytest.mark.parametrize(
-    "command", ["sh -c 'a > b; c'", 'python -c "1 > 0 and 2"', r"python a.py \> 'x' http://h/?a=1&b=2", "-->"]
-)
+    "command",
+    [
+        "sh -c 'a > b; c'", 'python -c "1 > 0 and 2"', r"python a.py \> 'x' http://h/?a=1&b=2", "'-->'",
+        "find . -exec cat {} ;", r"find . -exec cat {} \;", "find . -okdir sh -c 'a; b' ; -exec rm {} ; -print",
+    ],
+)  # fmt: skip
 def test_what_a_shell_would_read_may_stand_in_quotes_and_within_words(command):
     fa.Program(command)
 

@@ -198,6 +198,8 @@ ODD = [
     ({"messages": [*ASKED, {"role": "assistant", "content": " "}]}, "messages[2]: the answer is empty"),
     ({"messages": [SAID]}, "begins with an answer"),
     ({"messages": ASKED}, "no answer is in it"),
+    ({"prompt": "hi", "completion": None}, "no answer is in it"),
+    ({"messages": None, "completion": None}, "no answer is in it"),
     ({"resourceSpans": [7]}, "its form is not known"),
     ({"spanId": "a", "attributes": [{"key": "gen_ai.input.messages", "value": {"stringValue": "[{"}}]}, "Expecting"),
     (export({"llm.input_messages.x.message.role": "user"}), "its form is not known"),
@@ -233,7 +235,8 @@ def test_a_first_line_with_rubbish_behind_its_value_costs_no_other(tmp_path):
     good = {"messages": [*ASKED, SAID]}
     done, rows, heard = imported(tmp_path, f"{first} rubbish", good, "{", good)
     assert [row["messages"][-1]["content"] for row in rows] == [TEXT_OF_CALL, "It is 2.", "It is 2."]
-    assert done.left_out == {"unreadable": 2} and ":1 is left out" in heard[0] and ":3 is left out" in heard[1]
+    assert done.left_out == {"unreadable": 2} and ":3 is left out" in heard[1]
+    assert ":1 is left out: only what follows the first value, which is no JSON" in heard[0]
 
 
 def test_chats_whose_answers_were_cut_off_are_left_out_and_rows_without_sides_make_no_pairs(tmp_path):
