@@ -1,0 +1,128 @@
+"""A team learns a game of words that it cannot play at first: it imitates games of a script, then plays for itself.
+
+One policy gives the clues of forge/Codewords-v0 and guesses. Untrained it gives no legal clue. After the script's games
+it finds some words, and from there GRPO goes on. The control has learning rate 0 and must not move. All are measured on
+the same held-out seeds.
+
+    python examples/codewords.py [--seeds 0 1 2] [--level 1] [--games 96] [--steps 30] [--out runs/codewords]
+
+writes ``codewords.png``. What is finished is not repeated, the rest begins again.
+"""
+
+import argparse
+import asyncio
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import forge_agents as fa
+from forge_agents.rollout import Rollout
+from forge_envs.games.codewords import KINDS
+from forge_trainers.records.plots import draw_arms
+
+KIND = {word: kind for kinds in KINDS.values() for kind, words in kinds.items() for word in words.split()}
+ARMS = {"trained": "imitation, then GRPO", "control": "control, learning rate 0"}
+
+
+def teacher(observation, agent):
+    """The master names the kind that most of the words are of, the guesser the words of that kind."""
+    if agent == "master":
+        own = re.search(r"Your words: (.+)\.", observation)[1].split(", ")
+        kinds = [KIND[word] for word in own]
+        best = max(sorted(set(kinds)), key=kinds.count)
+        return f"{best} {kinds.count(best)}"
+    board = re.search(r"Board: (.+)\.", observation)[1].split(", ")
+    clue = observation.rpartition("Clue: ")[2].split()[0]
+    return ", ".join(word for word in board if KIND[word] == clue)
+
+
+def demonstrations(env_id, games, seed):
+    """Trajectories of the script; no other run draws their seeds."""
+    rollout = Rollout(make_env=lambda: fa.make(env_id), env_id=env_id, seats=fa.Scripted(teacher, name="teacher"))
+    played = [asyncio.run(rollout.group(2**30 + 1000 * seed + game, 1)).episodes[0] for game in range(games)]
+    return [trajectory for episode in played for trajectory in episode.trajectories.values()]
+
+
+def run(seed, asked):
+    """One seed: what was measured of the trained team and of the control; saved when finished."""
+    folder, env_id = asked.out / f"seed-{seed}", f"forge/Codewords-v0@{asked.level}"
+    saved = folder / "result.json"
+    if saved.exists():
+        return json.loads(saved.read_text())
+    shutil.rmtree(folder, ignore_errors=True)  # begun and not finished: what it was before is measured at the start
+    team = fa.Policy(asked.model, name="team", sampling=fa.Sampling(max_tokens=24))
+    imitated = asked.out / f"imitated-{seed}"
+    if not (imitated / "export").exists():
+        config = fa.SFTConfig(seed=seed, batch_size=16, learner=fa.LearnerConfig(lr=2e-5))
+        with fa.SFTTrainer(team, config, out_dir=imitated) as trainer:
+            trainer.fit(demonstrations(env_id, asked.games, seed), epochs=asked.epochs)
+    team = replace(team, model=str((imitated / "export").absolute()))
+    config = fa.GRPOConfig(
+        seed=seed,
+        learner=fa.LearnerConfig(lr=asked.lr, warmup_steps=2),
+        engine=fa.EngineConfig(max_model_len=1024),
+        eval_every=asked.eval_every,
+        eval_episodes=asked.episodes,
+        checkpoint_every=asked.steps,
+        keep_checkpoints=1,
+    )
+    still = replace(config, learner=replace(config.learner, lr=0.0))
+    result = {"seed": seed}
+    with fa.GRPOTrainer(team, config=config, out_dir=folder / "trained") as first:
+        result["trained"] = measured(first, env_id, asked.steps, asked)
+        if asked.control_steps:
+            with first.again(folder / "control", config=still) as second:
+                result["control"] = measured(second, env_id, asked.control_steps, asked)
+    saved.write_text(json.dumps(result))
+    return result
+
+
+def measured(trainer, env_id, steps, asked):
+    """Rewards on held-out seeds before, along and after training, with half the width of their 95 % intervals."""
+    before = trainer.evaluate(env_id, episodes=asked.episodes)
+    rows = trainer.fit(env_id, steps=steps).metrics
+    after = trainer.evaluate(env_id, episodes=asked.episodes)
+    curve = [[0, before.reward]] + [[row["step"] + 1, row["eval/reward"]] for row in rows if "eval/reward" in row]
+    seconds = sum(row["time/step_s"] for row in rows)
+    return {"before": [before.reward, before.ci], "after": [after.reward, after.ci], "curve": curve, "seconds": seconds}
+
+
+def main(words=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--level", type=int, choices=range(1, 7), default=1)
+    parser.add_argument("--games", type=int, default=96, help="of the script, which are imitated")
+    parser.add_argument("--epochs", type=int, default=4, help="how often each is")
+    parser.add_argument("--steps", type=int, default=30, help="optimiser steps of each run")
+    parser.add_argument("--control-steps", type=int, default=5, help="of the control; 0: none")
+    parser.add_argument("--lr", type=float, default=8e-5)
+    parser.add_argument("--eval-every", type=int, default=10, help="steps between points of the curve")
+    parser.add_argument("--episodes", type=int, default=64, help="held-out seeds")
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--out", type=Path, default=Path("runs/codewords"), help="folder of the runs")
+    asked = parser.parse_args(words)
+    results = [run(seed, asked) for seed in asked.seeds]
+    title = f"forge/Codewords-v0@{asked.level}, held-out; 95 %"
+    table = Table("seed", "arm", "before", "after", "seconds", title=title)
+    for result in results:
+        for arm in (arm for arm in ARMS if arm in result):
+            found = result[arm]
+            cells = (f"{mean:.3f} ± {ci:.3f}" for mean, ci in (found["before"], found["after"]))
+            table.add_row(str(result["seed"]), ARMS[arm], *cells, f"{found['seconds']:.0f}")
+    console = Console()
+    console.print(table)
+    curves = {ARMS[arm]: [r[arm]["curve"] for r in results if arm in r] for arm in ARMS if arm in results[0]}
+    title = f"forge/Codewords-v0@{asked.level}, SmolLM2-135M-Instruct"
+    draw_arms(curves, asked.out / "codewords.png", title=title, value="reward on held-out seeds")
+    means = [np.mean([result["trained"][when][0] for result in results]) for when in ("before", "after")]
+    console.print(f"mean of the seeds {means[0]:.3f} to {means[1]:.3f}; plot {asked.out / 'codewords.png'}")
+
+
+if __name__ == "__main__":
+    main()
