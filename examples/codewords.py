@@ -117,7 +117,8 @@ def main(words=None):
             table.add_row(str(result["seed"]), ARMS[arm], *cells, f"{found['seconds']:.0f}")
     console = Console()
     console.print(table)
-    curves = {ARMS[arm]: [r[arm]["curve"] for r in results if arm in r] for arm in ARMS if any(arm in r for r in results)}
+    played = [arm for arm in ARMS if any(arm in result for result in results)]
+    curves = {ARMS[arm]: [result[arm]["curve"] for result in results if arm in result] for arm in played}
     title = f"forge/Codewords-v0@{asked.level}, SmolLM2-135M-Instruct"
     draw_arms(curves, asked.out / "codewords.png", title=title, value="reward on held-out seeds")
     means = [np.mean([result["trained"][when][0] for result in results]) for when in ("before", "after")]
