@@ -6,7 +6,6 @@ alike, or an error that names what differs. Waits for the disk.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import math
@@ -534,28 +533,31 @@ def board(*reports: Report | str | os.PathLike[str]) -> Document:
     Raises:
         ReportError: A file is no whole report.
     """
-    by_suite: dict[str, list[list[Report]]] = {}
+    by_suite: dict[str, list[tuple[list[Report], Report]]] = {}  # those of each table, and what they make together
+    refusals = []
     for given in reports:
         found = given if isinstance(given, Report) else Report.load(given)
-        groups = by_suite.setdefault(found.settings["suite"], [])
-        for group in groups:
-            with contextlib.suppress(ReportError):
-                leaderboard(*group, found)
-                group.append(found)
+        suite, refused = found.settings["suite"], ""
+        for place, (group, _) in enumerate(made := by_suite.setdefault(suite, [])):
+            try:
+                made[place] = [*group, found], leaderboard(*group, found)
                 break
+            except ReportError as error:
+                refused = refused or f"{suite} has several tables: {error}"
         else:
-            groups.append([found])
+            made.append(([found], found))
+            refusals += [refused] if refused else []
     merged = {
-        f"{suite} ({place})" if place > 1 else suite: leaderboard(*group)
+        f"{suite} ({place})" if place > 1 else suite: report
         for suite in sorted(by_suite)
-        for place, group in enumerate(by_suite[suite], 1)
+        for place, (_, report) in enumerate(by_suite[suite], 1)
     }
     return Document(
         title="Leaderboard",
         headline=f"{_count(len(by_suite), 'suite')}; success is the mean over a suite's environments with 95 % "
         "intervals over seeds, in games of rivals against the other players of the table"
         + ("; tables of one suite cannot be compared" if len(merged) > len(by_suite) else ""),
-        warnings=[f"{title}: {warning}" for title, report in merged.items() for warning in _lacks(report)],
+        warnings=refusals + [f"{title}: {lack}" for title, report in merged.items() for lack in _lacks(report)],
         bars={},
         sections=[_standings(title, report) for title, report in merged.items()],
         facts=[],

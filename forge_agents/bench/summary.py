@@ -179,7 +179,7 @@ def summarise(
     ]
     games = [game for world in worlds if world.kind == "competitive" for game in _games(by_env[world.id])]
     return Summary(
-        overall=overall(records, worlds, players),
+        overall=_overall(scored, worlds, players),
         cells=cells,
         overall_pairs=_adjusted(overall_pairs),
         pairs=_adjusted(pairs),
@@ -196,11 +196,17 @@ def summarise(
 def overall(records: Sequence[Record], worlds: Sequence[World], players: Sequence[str]) -> dict[str, Interval]:
     """Success by player, as in `Summary`."""
     by_env = {world.id: [record for record in records if record.env == world.id] for world in worlds}
+    scored = {(w.id, player): _scored(by_env[w.id], w, player, players) for w in worlds for player in players}
+    return _overall(scored, worlds, players)
 
-    def stratum(world: World, player: str) -> tuple[list[float], list[float]]:
-        return _stratum(_scored(by_env[world.id], world, player, players), player, _success)
 
-    return {player: statistics.mean_rate([stratum(world, player) for world in worlds]) for player in players}
+def _overall(
+    scored: Mapping[tuple[str, str], Sequence[Record]], worlds: Sequence[World], players: Sequence[str]
+) -> dict[str, Interval]:
+    return {
+        player: statistics.mean_rate([_stratum(scored[world.id, player], player, _success) for world in worlds])
+        for player in players
+    }
 
 
 def _scored(records: Sequence[Record], world: World, player: str, players: Sequence[str]) -> list[Record]:

@@ -61,11 +61,12 @@ def _call(body: Any, said: Callable[[Json], Iterable[Said]], tools: Callable[[Js
     """
     if not isinstance(model := body.get("model"), str) or len(model) > _MAX_NAME:
         raise RefusedError(f"model is {shown(model)}; name a seat")
-    given = _list(body, "tools")
-    have = [found for tool in given for found in _tool(tools, tool)]
-    left_out = [tool.get("type") for tool in given if tools(tool) is None]
+    have = [(_tool(tools, tool), tool.get("type")) for tool in _list(body, "tools")]
+    left_out = [kind for known, kind in have if known is None]
     parallel = more.pop("parallel", body.get("parallel_tool_calls"))
-    chosen, several, told = offered(have, body.get("tool_choice"), parallel, left_out)
+    chosen, several, told = offered(
+        [known for known, _ in have if known is not None], body.get("tool_choice"), parallel, left_out
+    )
     messages = tuple(in_order(said(body)))
     if not messages:
         raise RefusedError("there is no message; send at least one")
@@ -94,18 +95,18 @@ def _list(body: Json, name: str) -> list[Any]:
     return found
 
 
-def _tool(read: Callable[[Json], Json | None], tool: Any) -> list[Tool]:
-    """The tool, or none where the program cannot run it."""
+def _tool(read: Callable[[Json], Json | None], tool: Any) -> Tool | None:
+    """The tool, or None where the program cannot run it."""
     known = read(_object(tool, "a tool"))
     if known is not None:
-        return [tool_of(known.get("name"), known.get("description"), known.get("parameters"))]
+        return tool_of(known.get("name"), known.get("description"), known.get("parameters"))
     warnings.warn(
         f"a program offers a tool of type {shown(tool.get('type'))}; it is left out: models here hear of functions "
         "only, which the program runs itself",
         RuntimeWarning,
         stacklevel=2,
     )
-    return []
+    return None
 
 
 def _refuse(body: Json, *names: str) -> None:

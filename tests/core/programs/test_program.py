@@ -578,7 +578,7 @@ def test_what_is_no_program_is_refused_at_once(arguments, error, says):
     ],
 )  # fmt: skip
 def test_what_a_shell_would_read_may_stand_in_quotes_and_within_words(command):
-    fa.Program(command)
+    assert fa.Program(command).possible_agents == ["agent"]
 
 
 @pytest.mark.parametrize("tasks", [5, None, "abc", {"a": 1}, {1, 2}, iter([1])])

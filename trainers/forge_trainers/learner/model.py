@@ -457,7 +457,9 @@ def spec_from_config(
     def attention(layer: int) -> Any:
         own = rope if _has_positions(config, layer) else still
         qk_norm = norm(head_dim) if name in _NORMED else None
-        return _attention(config, layer, inner_attention, rope=own, qk_norm=qk_norm, fuse_qkv=fuse_qkv)
+        return _attention(
+            config, layer, inner_attention, head_dim=head_dim, rope=own, qk_norm=qk_norm, fuse_qkv=fuse_qkv
+        )
 
     block = titan.Llama3TransformerBlock if is_llama else titan.Qwen3TransformerBlock
     layers = [
@@ -490,10 +492,9 @@ def spec_from_config(
 
 
 def _attention(
-    config: Mapping[str, Any], layer: int, inner: Any, *, rope: Any, qk_norm: Any, fuse_qkv: bool
+    config: Mapping[str, Any], layer: int, inner: Any, *, head_dim: int, rope: Any, qk_norm: Any, fuse_qkv: bool
 ) -> Any:
     name, dim, num_heads = config["architectures"][0], config["hidden_size"], config["num_attention_heads"]
-    head_dim = config.get("head_dim") or dim // num_heads
     if (window := _window(config, layer)) is not None:
         inner = replace(inner, window_size=(window - 1, 0))  # TorchTitan counts those before the query
     made = titan.make_gqa_config(
