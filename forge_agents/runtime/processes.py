@@ -238,12 +238,15 @@ def death(status: int | None, log: Path | None) -> Death:
         log: What the process printed; None or absent where it is not here.
     """
     printed = "" if log is None else _tail(log)
-    before, _, dump = printed.partition(_DUMP)
+    # the dump itself may fault at a thread that runs on meanwhile: a second one begins where the first broke off
+    before, _, rest = printed.partition(_DUMP)
+    dump, _, second = rest.partition(_DUMP)
     current = _CURRENT.search(dump)
-    # a library's own thread has no Python stack; then those of all threads say where
-    frames = _FRAME.findall(current[1] if current else "") or _FRAME.findall(dump)
+    frames = _FRAME.findall(current[1] if current else "")
+    if not frames and not second:  # a library's own thread has no Python stack; then those of all threads say where
+        frames = _FRAME.findall(dump)
     word = re.match("[A-Z][a-z]+", dump)
-    if status is None and word and word[0] in _CRASHES:
+    if (status is None or second) and word and word[0] in _CRASHES:
         status = -_CRASHES[word[0]]
     ended = "ended" if status is None else how_it_ended(status)
     where = " < ".join(f"{name} ({'/'.join(Path(file).parts[-2:])}:{line})" for file, line, name in frames[:_FRAMES])

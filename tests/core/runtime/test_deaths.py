@@ -83,6 +83,21 @@ def test_of_a_librarys_own_thread_the_stacks_of_all_threads_are_the_place(tmp_pa
     assert death(-4, log).how == "was ended by SIGILL in attention (a/ops.py:7)"
 
 
+@pytest.mark.parametrize("status", [None, -signal.SIGSEGV])
+def test_of_a_dump_that_broke_off_the_first_signal_counts_and_no_other_threads_stack(
+    status: int | None, tmp_path: Path
+) -> None:
+    log = tmp_path / "0.log"
+    ours = 'Current thread 0x2 (most recent call first):\n  File "/a/ops.py", line 7 in attention\n\n'
+    others = 'Thread 0x1 (most recent call first):\n  File "<frozen importlib._bootstrap>", line 846 in spec\n  File '
+    ill, fault = "Fatal Python error: Illegal instruction\n\n", "Fatal Python error: Segmentation fault\n\n"
+    log.write_text(ill + ours + others + fault)
+    assert death(status, log).how == "was ended by SIGILL in attention (a/ops.py:7)"
+    log.write_text(ill + others + fault)
+    found = death(status, log)
+    assert (found.how, found.place) == ("was ended by SIGILL", "")
+
+
 def test_nothing_is_said_of_what_nobody_saw(tmp_path: Path) -> None:
     assert death(None, tmp_path / "elsewhere.log").how == "ended"
     assert not death(None, None).known and death(0, None).known

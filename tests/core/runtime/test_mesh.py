@@ -20,7 +20,7 @@ from forge_agents.runtime import mesh
 from forge_agents.runtime.pulse import Pulse
 
 ACTORS = """
-import asyncio, os, signal
+import asyncio, ctypes, os
 from forge_agents.runtime._monarch import Actor, concurrent_endpoint, current_rank
 
 class Probe(Actor):
@@ -39,7 +39,7 @@ class Probe(Actor):
     @concurrent_endpoint
     async def crash(self, sign):
         print("about to crash", flush=True)
-        signal.raise_signal(sign)
+        getattr(ctypes.PyDLL(None), "raise")(sign)  # keeps the other threads still, as raise_signal would not
 
     @concurrent_endpoint
     async def nap(self, seconds):
