@@ -136,6 +136,13 @@ def download(model: str, ignore: Sequence[str] = ()) -> Path:
     return folder
 
 
+def leave_out_sklearn() -> None:
+    """Let transformers do without scikit-learn: a second of imports, of which it wants one curve for drafts."""
+    import transformers.utils
+
+    transformers.utils.is_sklearn_available = lambda: False
+
+
 def settings_of(model: str) -> Path:
     """A folder with the model's settings and tokenizer; its weights are not fetched for it.
 

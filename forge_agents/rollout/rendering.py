@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_agents.envs.thoughts import answer_at, closing, continued, opens_thought, split_thought
+from forge_agents.models import resolve
 from forge_agents.models.families import SWITCHES
 from forge_agents.policy import Thinking
 from forge_agents.runtime import starts
@@ -276,6 +277,7 @@ def _taking_turns(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]
 def _renderer(folder: Path, thinking: Thinking, files: tuple[tuple[str, int], ...]) -> Renderer:
     known = "transformers" in sys.modules
     with contextlib.nullcontext() if known else starts.starting("library", "transformers", "for the tokenizer"):
+        resolve.leave_out_sklearn()
         from transformers import AutoTokenizer
 
     return Renderer(AutoTokenizer.from_pretrained(folder, local_files_only=True), thinking=thinking)

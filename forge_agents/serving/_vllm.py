@@ -82,7 +82,7 @@ def build(config: EngineConfig) -> Any:
 
 
 def _built(config: EngineConfig) -> Any:
-    _leave_out_sklearn()
+    models.leave_out_sklearn()
     from vllm import EngineArgs, LLMEngine
     from vllm.platforms import current_platform
 
@@ -227,13 +227,6 @@ def _permit_tiles(dtype: str) -> None:
             "this processor has AMX, and the kernel does not let this process use it, so vLLM's bfloat16 attention "
             'would end by SIGILL; take EngineConfig(dtype="float32")'
         )
-
-
-def _leave_out_sklearn() -> None:
-    """Let transformers do without scikit-learn, a seventh of all imports, of which it wants one curve for drafts."""
-    import transformers.utils
-
-    transformers.utils.is_sklearn_available = lambda: False
 
 
 def _keep_compiled() -> None:
