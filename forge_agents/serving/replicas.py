@@ -7,6 +7,7 @@ always with a deadline.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from forge_agents.policy import Sampling
 from forge_agents.runtime import mesh
 from forge_agents.runtime.faults import Faults
 from forge_agents.runtime.turns import Turn, no_turns
-from forge_agents.runtime.waits import Busy, all_or_first_error
+from forge_agents.runtime.waits import Busy, all_or_first_error, waiting
 from forge_agents.serving._wire import EngineInfo
 from forge_agents.serving.engine import SILENCE_S, Engine
 from forge_agents.serving.routing import Router, router_of
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from forge_agents.weights.store import WeightStoreRef
 
 T = TypeVar("T")
+_LOOK_AGAIN_S = 1.0
+"""An engine that found no weights looks for them after this long."""
+_MOST_SAID = 200
+"""Characters of why it found none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -299,7 +304,11 @@ class Replicas:
         self._notify()
 
     async def _catch_up(self, engine: Engine, store: WeightStoreRef | None) -> None:
-        """Give a new engine, which looks into `store`, the newest weights, if any were loaded so far."""
+        """Give a new engine, which looks into `store`, the newest weights, if any were loaded so far.
+
+        Where none can be had it looks again: the store may have died, another may be empty still, or it was busy.
+        """
+        failed_at: float | None = None
         while True:
             changed = self._changed  # as it is now: a change from here on counts
             try:
@@ -312,9 +321,14 @@ class Replicas:
             except (ActorDiedError, StallError, UnknownIdError) as error:
                 if isinstance(error, (ActorDiedError, StallError)) and error.who == engine.name:
                     raise
-                # the store died or is empty still: another one comes, or whoever loads weights says so
-                what = "catching up (no weights came into the store)"
-                await mesh.with_deadline(changed.wait(), self._start_s, who=engine.name, what=what)
+                failed_at = failed_at or time.monotonic()
+                left_s = failed_at + self._start_s - time.monotonic()
+                what = f"catching up (no weights came into the store: {str(error)[:_MOST_SAID]})"
+                if left_s <= 0:
+                    message = f"{engine.name} did not finish {what} within {self._start_s:g} s"
+                    raise StallError(message, engine.name) from error
+                with waiting(engine.name, what, left_s), contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), min(left_s, _LOOK_AGAIN_S))
             else:
                 if store is self._store:
                     return

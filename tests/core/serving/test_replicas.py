@@ -322,6 +322,24 @@ def test_an_engine_that_waits_for_weights_tries_again_when_some_are_loaded() -> 
     asyncio.run(main())
 
 
+def test_an_engine_that_found_no_weights_looks_again_though_nothing_tells_it_to(monkeypatch: Any) -> None:
+    async def main() -> None:
+        monkeypatch.setattr(module, "_LOOK_AGAIN_S", 0.01)
+        hero = await replicas(1)
+        await hero.load_weights(1)
+        Played.newest = None
+        Played.started[0].die()
+        loading = asyncio.ensure_future(hero.load_weights(2))  # has told what it will: it waits for the engine itself
+        await moments()
+        assert hero.pids["hero"] is None and not loading.done()
+        Played.newest = 2
+        await asyncio.wait_for(loading, 30)
+        assert Played.started[1].version == 2
+        await hero.stop()
+
+    asyncio.run(main())
+
+
 def test_an_engine_for_which_no_weights_come_is_named_and_not_the_store_which_may_be_well() -> None:
     async def main() -> None:
         hero = await replicas(1, timeout_s=0.2)
