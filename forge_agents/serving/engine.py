@@ -243,7 +243,9 @@ class Engine:
             StallError, ActorDiedError: As in `generate`.
         """
         what = "weight update"
-        timings: dict[str, float] = await self._call("load_weights", version, adapter, timeout_s=timeout_s, what=what)
+        timings: dict[str, float] = await self._together(
+            "load_weights", version, adapter, timeout_s=timeout_s, what=what
+        )
         return timings
 
     async def use_store(self, store: WeightStoreRef, *, timeout_s: float = 30.0) -> None:
@@ -257,11 +259,11 @@ class Engine:
             ValueError: Requests are under way.
             StallError, ActorDiedError: As in `generate`.
         """
-        await self._call("sleep", timeout_s=_MOVE_S, what="sleep")
+        await self._together("sleep", timeout_s=_MOVE_S, what="sleep")
 
     async def wake(self) -> None:
         """Come back to the GPUs after `sleep`."""
-        await self._call("wake", timeout_s=_MOVE_S, what="wake")
+        await self._together("wake", timeout_s=_MOVE_S, what="wake")
 
     async def info(self) -> EngineInfo:
         """The engine's state."""
@@ -285,6 +287,15 @@ class Engine:
             raise self._copy_of_end()
         call = getattr(self._actor, endpoint).call_one(*args)
         return await mesh.with_deadline(call, timeout_s, who=self.name, what=what)
+
+    async def _together(self, endpoint: str, *args: Any, timeout_s: float, what: str) -> Any:
+        """`_call`, of what all ranks do: it breaks off in one a moment before the end of another is seen."""
+        try:
+            return await self._pulse.guard(self._call(endpoint, *args, timeout_s=timeout_s, what=what))
+        except (ActorDiedError, StallError) as error:
+            if (lost := self._pulse.error) is None:
+                raise
+            raise ActorDiedError(str(lost), self.name, getattr(lost, "place", "")) from error
 
     def _checked(self, prompt_ids: Sequence[int]) -> tuple[int, ...]:
         prompt = tuple(prompt_ids)

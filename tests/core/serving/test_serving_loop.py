@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from forge_agents.errors import ActorDiedError, LateAnswerError
+from forge_agents.errors import ActorDiedError, LateAnswerError, StallError
 from forge_agents.policy import Sampling
+from forge_agents.runtime.pulse import Pulse
 from forge_agents.serving import Engine, EngineConfig, _vllm
+from forge_agents.serving import engine as engine_module
 from forge_agents.serving._loop import EngineThread
 from forge_agents.serving._wire import Answer, Request
 
@@ -284,6 +286,36 @@ def test_a_failed_engine_fails_every_waiting_request_by_name() -> None:
     asyncio.run(main())
 
 
+class OfTwoRanks(Pulse):
+    """The pulse of an engine's two processes, of which nothing was seen yet."""
+
+    def __init__(self) -> None:
+        self._name, self._size, self._tasks = "hero", 2, []
+        self._lost = asyncio.get_running_loop().create_future()
+
+
+@pytest.mark.parametrize(
+    "end", [ActorDiedError("hero died: SIGKILL", "hero", "a"), StallError("hero is silent", "hero")]
+)
+def test_an_update_that_breaks_off_because_another_rank_ended_is_the_engines_death(end: Any) -> None:
+    async def main() -> None:
+        actor, pulse = FakeActor(), OfTwoRanks()
+
+        async def load_weights(version: int | None, adapter: str) -> None:
+            asyncio.get_running_loop().call_later(0.01, pulse._tell, end)  # is seen a moment later
+            raise RuntimeError("gloo: Connection closed by peer")
+
+        actor.load_weights = Call(load_weights)  # type: ignore[attr-defined]
+        facts: Any = SimpleNamespace(vocab_size=10, max_model_len=8)
+        engine = Engine(EngineConfig(), name="hero", procs=None, actor=actor, facts=facts, pulse=pulse)
+        with pytest.raises(ActorDiedError, match=str(end)) as caught:  # and not what gloo says, which ends a run
+            await engine.load_weights(2)
+        assert (caught.value.who, caught.value.place) == ("hero", getattr(end, "place", ""))
+        await engine.stop()
+
+    asyncio.run(main())
+
+
 class SlowActor(FakeActor):
     """Gives the answers that it is told to."""
 
@@ -297,24 +329,26 @@ class SlowActor(FakeActor):
         return given
 
 
-def test_a_late_answer_is_named_and_an_engine_that_answers_nobody_is_dead() -> None:
+def test_a_late_answer_is_named_and_an_engine_that_answers_nobody_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(engine_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
     async def main() -> None:
         actor = SlowActor()
         facts: Any = SimpleNamespace(vocab_size=10, max_model_len=8)
-        config = EngineConfig(answer_timeout_s=0.2)
-        engine = Engine(
-            config, name="hero", procs=None, actor=actor, facts=facts, pulse=Beating(), silence_s=0.2
-        )
+        config = EngineConfig(answer_timeout_s=60.0)
+        engine = Engine(config, name="hero", procs=None, actor=actor, facts=facts, pulse=Beating(), silence_s=60.0)
         waiting = [asyncio.ensure_future(engine.generate([1], Sampling())) for _ in range(3)]
         for number in range(2):  # answers of others keep the last one waiting
-            await asyncio.sleep(0.3)
+            clock[0] += 100.0
             actor.given = [Answer(request_id=number, completion=None, error="had 3 tokens", late=True)]
-        with pytest.raises(LateAnswerError, match="hero had 3 tokens"):
-            await waiting[1]
+            with pytest.raises(LateAnswerError, match="hero had 3 tokens"):
+                await waiting[number]
+        await asyncio.sleep(0.05)  # polls without an answer
         assert not waiting[2].done()
-        with pytest.raises(ActorDiedError, match=r"answered none of 1 requests.*answer_timeout_s=0\.2"):
+        clock[0] += 121.0
+        with pytest.raises(ActorDiedError, match=r"answered none of 1 requests for 121 s.*answer_timeout_s=60"):
             await asyncio.wait_for(waiting[2], 60)
-        await asyncio.gather(*waiting, return_exceptions=True)
         await engine.stop()
 
     asyncio.run(main())
