@@ -8,6 +8,7 @@ Numbers and traps are those of vLLM 0.32 with the engine in this process.
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import hashlib
 import json
@@ -94,6 +95,7 @@ def _built(config: EngineConfig) -> Any:
         _keep_compiled()
         _inspect_here()
         _share_no_names()
+    _share_compiled()
     _forbid_after_blanks()
     engine = LLMEngine.from_engine_args(
         EngineArgs(
@@ -255,6 +257,29 @@ def _keep_compiled() -> None:
         return found
 
     torch.compiler.load_compiled_function = loaded
+
+
+def _share_compiled() -> None:
+    """Let models of one architecture share what was compiled, whatever their folders are called.
+
+    vLLM's key names the folder, so that each export of a training would be compiled anew. Here names and shapes of the
+    folder's tensors stand for it; the model's config, type and lengths, adapters and all else stay in the key.
+    A quantized model keeps its folder, too: scales of its weights may be numbers in the code.
+    """
+    from vllm.config import ModelConfig
+
+    compute_hash = ModelConfig.compute_hash
+    if compute_hash.__module__ == __name__:  # a second engine in this process
+        return
+
+    def of_architecture(config: Any) -> str:
+        alike = copy.copy(config)
+        shapes = None if config.quantization else expected_shapes(config.model)
+        if shapes is not None:
+            alike.model = json.dumps(shapes, sort_keys=True)
+        return str(compute_hash(alike))
+
+    ModelConfig.compute_hash = of_architecture
 
 
 def _inspect_here() -> None:

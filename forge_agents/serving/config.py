@@ -50,9 +50,9 @@ class EngineConfig:
     """Share of each of its GPUs' memory that the engine may use, above 0 and at most 1. None: 0.9 of a GPU that it has
     alone; beside a learner or another engine, what a trainer's placement leaves it."""
     enforce_eager: bool | None = None
-    """Skip compilation: the first start of a model takes seconds instead of a minute or more, later ones, which load
-    what was compiled, hardly less than compiled; decodes at three quarters of the speed. None: where it does not pay,
-    without a GPU and for models of less than 64 MB, which decode as fast without."""
+    """Skip compilation: the first start of an architecture takes seconds instead of a minute or more, later ones, which
+    load what was compiled, hardly less than compiled; decodes at three quarters of the speed. None: where it does not
+    pay, without a GPU and for models of less than 64 MB, which decode as fast without."""
     threads: int | None = None
     """CPU threads; None leaves it to the libraries, and a trainer on one host without accelerator divides the cores
     among all that compute at the same time."""

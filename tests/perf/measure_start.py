@@ -1,7 +1,8 @@
-"""Seconds of a start by its parts: an engine cold, warm and not compiled, and all processes of a run.
+"""Seconds of a start by its parts: an engine cold, warm, of an export and not compiled, and all processes of a run.
 
 In: `Options`. Out: wall and processor seconds of each part. Waits for children with a deadline. A cold engine finds an
-empty folder where vLLM and Inductor keep what they compiled, the others what that one left.
+empty folder where vLLM and Inductor keep what they compiled, the others what that one left. An export is a model of the
+same architecture in another folder.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -28,8 +30,9 @@ def measure(options: Options) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="forge-perf-") as folder:
         kept = {name: f"{folder}/{name}" for name in ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME")}
         eager = dataclasses.replace(options, quick=True)
+        export = dataclasses.replace(options, model=_exported(options.model, f"{folder}/export"))
         found = {}
-        for name, how in {"cold": options, "warm": options, "eager": eager}.items():
+        for name, how in {"cold": options, "warm": options, "export": export, "eager": eager}.items():
             env = {**_vllm.environment(_config(how)), **kept}
             found[name] = in_child(run_engine, how, timeout_s=DEADLINE_S, env=env)
         found["run"] = in_child(run_processes, options, timeout_s=DEADLINE_S, env=kept)
@@ -42,6 +45,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
             "goals": {
                 "cold_s": goal(found["cold"]["all"]["s"], GOAL_COLD_S, at_most=True),
                 "warm_s": goal(found["warm"]["all"]["s"], GOAL_WARM_S, at_most=True),
+                "export_s": goal(found["export"]["all"]["s"], GOAL_WARM_S, at_most=True),
             },
         }
     ]
@@ -51,6 +55,16 @@ def _config(options: Options) -> Any:
     from forge_agents.serving import EngineConfig
 
     return EngineConfig(model=options.model, max_model_len=512, enforce_eager=options.quick or None)
+
+
+def _exported(model: str, folder: str) -> str:
+    """A copy of the model with other weights, as a training leaves it."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model, folder)
+    for file in Path(folder).glob("*.safetensors"):
+        save_file({name: tensor * 1.01 for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+    return folder
 
 
 def run_engine(options: Options) -> dict[str, dict[str, float]]:
