@@ -335,11 +335,14 @@ def as_local_error(error: BaseException, *, who: str, what: str) -> BaseExceptio
     return error
 
 
-async def stop(mesh: ProcMesh, *, timeout_s: float = 10.0) -> None:
+async def stop(mesh: ProcMesh, *, timeout_s: float = 10.0, at_once: bool = False) -> None:
     """End a mesh's processes: asked first, killed after a grace of 2 s. Twice is no error.
 
     Args:
         timeout_s: Most seconds to wait for Monarch's word that it is over.
+        at_once: Kill them without asking. One that is asked ends its actors before itself, and an answer to an actor
+            that has ended in a process that lives is an invalid reference to Monarch, which ends whoever sent it: so
+            did the weight store, with readers that were stopped while they read.
     """
     entry = _spawned.get(id(mesh))
     if entry is None:
@@ -348,6 +351,10 @@ async def stop(mesh: ProcMesh, *, timeout_s: float = 10.0) -> None:
         timeout_s = min(timeout_s, _GRACE_S)  # all are dead already, of which Monarch may never hear
     if _spawned.pop(id(mesh), None) is None:  # another thread has begun to
         return
+    if at_once:
+        _processes.kill_marked(entry.logs.name)
+        await _sweep(entry, logs="", timeout_s=timeout_s)
+        timeout_s = min(timeout_s, _GRACE_S)
     killer = asyncio.ensure_future(_processes.kill_after(min(_GRACE_S, timeout_s), tuple(_pids(entry)), entry.logs))
     try:
         if not entry.spot.lost:  # Monarch would wait for a host that does not answer

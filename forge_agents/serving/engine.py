@@ -280,7 +280,7 @@ class Engine:
         if healthy:
             with contextlib.suppress(StallError, ActorDiedError):
                 await mesh.with_deadline(self._actor.close.call_one(), timeout_s, who=self.name, what="close")
-        await mesh.stop(self._procs, timeout_s=timeout_s)
+        await mesh.stop(self._procs, timeout_s=timeout_s, at_once=not healthy)  # it may be reading weights
 
     async def _call(self, endpoint: str, *args: Any, timeout_s: float, what: str) -> Any:
         if self._dead is not None:

@@ -19,6 +19,7 @@ from forge_agents.runtime import mesh
 from forge_agents.weights import FetchResult, Publisher, Subscriber, WeightStore, versions
 
 WRITERS = """
+import asyncio
 import os
 import torch
 import torch.distributed as dist
@@ -50,6 +51,14 @@ class Writer(Actor):
     @endpoint
     async def die_in(self, version):
         await Dying(self.ref, self.name, slots=self.slots).publish(filled(version), version)
+
+    @endpoint
+    async def ask_on(self):
+        client = await self.ref.client()
+        async def ask():
+            while True:
+                await client.get(f"{self.name}.index")
+        self.asking = [asyncio.ensure_future(ask()) for _ in range(32)]
 
     @endpoint
     async def publish_shards(self, init_file, world):
@@ -203,6 +212,22 @@ def test_a_writer_killed_in_mid_publish_leaves_no_version(run: Any, store: Weigh
             assert (await subscriber.versions())[-1] == first + 2
             await subscriber.fetch(taken)
             assert all((tensor == float(first + 2)).all() for tensor in taken.tensors.values())
+
+    run(main())
+
+
+def test_a_reader_that_is_stopped_at_once_leaves_a_store_that_answers(
+    run: Any, store: WeightStore, writers: ModuleType
+) -> None:
+    async def main() -> None:
+        await Publisher(store.ref, "wanted").publish(some_weights(0), 0)
+        procs = mesh.spawn_procs("reader", threads=1)
+        reader = procs.spawn("reader", writers.Writer, store.ref, "wanted", 2)
+        await mesh.with_deadline(reader.ask_on.call_one(), 60, who="reader", what="question")
+        await mesh.stop(procs, at_once=True)  # asked to, it ends before its answers come, and so does who sends them
+        for _ in range(10):
+            assert await Subscriber(store.ref, "wanted").versions() == (0,)
+            await asyncio.sleep(0.02)
 
     run(main())
 

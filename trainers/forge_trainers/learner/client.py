@@ -255,10 +255,11 @@ class Learner:
         """Come back to the GPUs. Twice is no error."""
         await self._tell("unpark", timeout_s=timeout_s)
 
-    async def stop(self, *, timeout_s: float = 10.0) -> None:
-        """End the processes. Twice is no error."""
+    async def stop(self, *, timeout_s: float = 10.0, at_once: bool = False) -> None:
+        """End the processes; `at_once` where they may be publishing, see `mesh.stop`. Twice is no error."""
+        at_once = at_once or self._pulse.error is not None
         self._pulse.end()
-        await mesh.stop(self._procs, timeout_s=timeout_s)
+        await mesh.stop(self._procs, timeout_s=timeout_s, at_once=at_once)
 
     async def _call(self, endpoint: str, *args: Any, timeout_s: float) -> list[Any]:
         """What every rank answers to what it computes on its device."""

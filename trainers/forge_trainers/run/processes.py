@@ -239,7 +239,7 @@ class Processes:
         if error.who not in {learner.name for learner in self.learners.values()}:
             return False
         self._lost.append(self.faults.noticed(error.who, error))
-        await self._stop_learners()
+        await self._stop_learners(at_once=True)
         return True
 
     async def begin_again(self, config: ProcessConfig, folder: Path) -> None:
@@ -255,10 +255,10 @@ class Processes:
         self.faults.begin(folder / _FAULTS)
         self._lost.clear()
 
-    async def _stop_learners(self) -> None:
+    async def _stop_learners(self, *, at_once: bool = False) -> None:
         learners = tuple(self.learners.values())
         self.learners.clear()
-        await asyncio.gather(*(learner.stop() for learner in learners))
+        await asyncio.gather(*(learner.stop(at_once=at_once) for learner in learners))
         self._resident.clear()
 
     def _learner_settings(self, name: str) -> LearnerConfig:
