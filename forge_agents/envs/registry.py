@@ -187,7 +187,7 @@ def spec(id: str) -> EnvSpec:  # noqa: A002
 def _registered(id: str) -> EnvSpec:  # noqa: A002
     """The spec of an id without a level."""
     _load_plugins()
-    id = _without_module(id)  # noqa: A001
+    given, id = id, _without_module(id)  # noqa: A001
     if id not in _specs:
         id = _look_up(id)  # noqa: A001
     if id in _specs:
@@ -202,7 +202,11 @@ def _registered(id: str) -> EnvSpec:  # noqa: A002
         same_name = sorted(known for known in _specs if known.casefold().split("/")[-1].startswith(id.casefold()))
         hint = f" Did you mean {' or '.join(map(repr, same_name))}?" if same_name else ""
     broken = "".join(f" Plugin {name!r} failed to load: {why}." for name, why in _broken_plugins.items())
-    raise UnknownIdError(f"no environment is registered as {id!r}.{hint}{broken} `forge-agents list` shows all ids.")
+    yours = f" One of a module of yours is 'my_module:{id}', or {id!r} once that is imported."
+    yours = yours if id == given and "/" in id else ""
+    raise UnknownIdError(
+        f"no environment is registered as {id!r}.{hint}{broken}{yours} `forge-agents list` shows all ids."
+    )
 
 
 def make(

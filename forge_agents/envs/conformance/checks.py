@@ -16,7 +16,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -449,9 +449,21 @@ def leak(case: Case) -> None:
         said: list[str] = []
         for *_, action in play(env, seed):
             for agent in live(env):
-                _must_not_read(env, agent, secrets(agent), said, seed)
+                _must_not_read(env, agent, _texts(secrets(agent), agent), said, seed)
             said.append(action)
     env.close()
+
+
+def _texts(secrets: Any, agent: str) -> list[str]:
+    """What ``secrets(agent)`` returned; a single text would be looked for letter by letter."""
+    found: list[Any] = list(secrets) if isinstance(secrets, Iterable) and not isinstance(secrets, str) else [None]
+    if not all(isinstance(text, str) and text for text in found):
+        raise BreachError(
+            f"secrets({agent!r}) returned {secrets!r:.80}",
+            "return a list of texts, none of them empty; an empty list where nothing is secret",
+            "secrets",
+        )
+    return found
 
 
 def _must_not_read(env: AnyEnv, agent: str, secrets: list[str], said: list[str], seed: int) -> None:
@@ -460,7 +472,10 @@ def _must_not_read(env: AnyEnv, agent: str, secrets: list[str], said: list[str],
             word = re.compile(rf"(?<!\w){re.escape(secret)}(?!\w)", re.IGNORECASE)
             if word.search(text) and not any(word.search(heard) for heard in said):
                 raise BreachError(
-                    f"seed {seed}: {agent!r} can read the secret {secret!r}", f"leave it out of {method}", method
+                    f"seed {seed}: {agent!r} can read the secret {secret!r}",
+                    f"leave it out of {method}; where the seat may know the same text, if only by chance, let secrets "
+                    "leave it out",
+                    method,
                 )
 
 

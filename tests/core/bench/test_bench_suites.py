@@ -113,6 +113,7 @@ def test_what_the_command_saves_is_saved_in_python_too(short, tmp_path):
         (lambda: fa.suite(KUHN), "is an environment and no suite"),
         (lambda: fa.make("core-v1"), r"'core-v1' is a suite: fa.suite\('core-v1'\)"),
         (lambda: fa.make("core-v2"), "no environment is registered as 'core-v2'. Did you mean 'core-v1'"),
+        (lambda: fa.make("my/Own-v0"), "One of a module of yours is 'my_module:my/Own-v0'"),
         (lambda: play("x", ["duel-v0", "cor-v1"]), "no suite is called 'cor-v1'. Did you mean 'core-v1'"),
         (lambda: play("x", "duel-v0", {"r": "randm"}), "player 'r': model 'randm' .*Did you mean 'random'"),
     ],

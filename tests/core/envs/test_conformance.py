@@ -517,6 +517,16 @@ def test_a_secret_that_another_seat_told_is_no_leak():
     assert "leak" not in failures(Told, "leak")
 
 
+@pytest.mark.parametrize("returned", ["number", [""], [7], None])
+def test_secrets_that_are_no_list_of_texts_are_named(returned):
+    class Odd(Good):
+        def secrets(self, agent):
+            return returned
+
+    found = failures(Odd, "leak")["leak"]
+    assert found.message == f"secrets('a') returned {returned!r}" and found.fix.startswith("return a list of texts")
+
+
 def test_the_leak_check_is_left_out_without_the_hook_and_says_so():
     class Open(fa.TurnEnv):
         possible_agents = ["a"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import pickle
 from collections.abc import Callable
@@ -439,6 +440,31 @@ def test_a_loss_may_be_named_with_its_module():
     assert find_loss("forge_trainers.losses.registry:gspo") is find_loss("gspo")
     with pytest.raises(ValueError, match="cannot be imported"):
         LearnerConfig(loss="no_such_module_here:mine")
+    with pytest.raises(ValueError, match=r"'mine:gspo': 'gspo' is one of forge_trainers\.losses.* another name"):
+        LearnerConfig(loss="mine:gspo")  # it would be ours that trains
+
+
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (lambda i: -i.logprobs_S, r"'odd' returned Tensor \[(\d+)\] for \1 tokens; return TokenLoss"),
+        (lambda i: TokenLoss(-i.logprobs_S.mean(), i.advantages_S), r"Tensor \[\], Tensor \[(\d+)\] for \1 tokens"),
+        (lambda i: TokenLoss(-i.logprobs_S, 0.0), r"Tensor \[\d+\], float \[\]"),
+        (lambda i: TokenLoss(i.advantages_S, i.advantages_S), r"'odd' has no gradient: compute it from logprobs_S"),
+    ],
+)
+def test_a_loss_that_returns_anything_but_a_number_a_token_is_named(returned, said):
+    register_loss("odd")(returned)
+    with pytest.raises(ValueError, match=said):
+        ours(Case(0, gap=0.0), LearnerConfig(loss="odd"))
+
+
+def test_a_loss_needs_a_name():
+    with pytest.raises(TypeError, match=r"write @register_loss\('name'\)"):
+        register_loss(lambda inputs: inputs)
+    with pytest.raises(TypeError, match=r"'half' is functools\.partial.* written with def"):
+        register_loss("half")(functools.partial(lambda inputs, share: inputs, share=0.5))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from forge_agents.errors import ArgumentError
 from forge_agents.types import Trajectory, Turn
 from forge_verifiers import Ensemble, Gate, Numeric, PerTurn, Rule, ScoreError, Seat, Sum, check_verifier
-from forge_verifiers.core.verifier import reward_of, verifier_of
+from forge_verifiers.core.verifier import Composable, reward_of, verifier_of
 
 
 def said(text, *, agent="a", **info):
@@ -77,6 +77,20 @@ def test_what_may_be_anything_is_refused(function, message):
         Ensemble([function])
     if callable(function) and function is not Numeric:
         assert f"at {__file__}:" in str(error.value)
+
+
+@pytest.mark.parametrize("lacking", ["name", "family", "cost"])
+def test_a_verifier_that_lacks_something_is_not_taken_for_a_function(lacking):
+    own = {"name": "slow", "family": None, "cost": "expensive", "score": lambda self, ts: np.ones(len(ts))}
+    judge = type("Judge", (Composable,), {key: value for key, value in own.items() if key != lacking})()
+    with pytest.raises(ArgumentError, match=f"verifier Judge has no {lacking}; family may be None"):
+        Ensemble([judge])
+
+
+def test_a_cost_of_no_class_is_refused():
+    judge = type("Judge", (Composable,), {"name": "slow", "family": None, "cost": "free", "score": len})()
+    with pytest.raises(ArgumentError, match="cost='free' of verifier 'slow'; choose one of cheap, model, expensive"):
+        Ensemble([judge])
 
 
 def test_an_async_function_is_refused():

@@ -142,7 +142,7 @@ class PolicyLoss:
         # one optimiser step a batch: the policy before the step is the present one, and r = p / sg[p] is 1, but its
         # gradient is that of log p
         old_S = sampler_S if rule.how == "ratio" else now_S
-        loss_S, clipped_S = settings.loss.function(
+        found = settings.loss.function(
             TokenInputs(
                 logprobs_S=logprobs_S,
                 log_ratio_S=limited(logprobs_S - old_S),
@@ -152,6 +152,7 @@ class PolicyLoss:
                 clip_high=settings.clip_high,
             )
         )
+        loss_S, clipped_S = _a_number_a_token(found, settings.loss.name, now_S.shape)
         match rule.how:
             case "truncate" | "mask" as how:
                 log_ratio_S = column.get("correction_log_ratio", now_S - sampler_S)
@@ -166,6 +167,11 @@ class PolicyLoss:
         loss = mean(loss_S * column["weights"] if "weights" in column else loss_S)
         if settings.entropy_coef:
             loss = loss - settings.entropy_coef * mean(entropy_S)
+        if logprobs_S.requires_grad and not loss.requires_grad:
+            raise ValueError(
+                f"loss {settings.loss.name!r} has no gradient: compute it from logprobs_S or log_ratio_S, and detach "
+                "only what weighs them (advantages_S and sequence_log_ratio_S have none)"
+            )
         with torch.no_grad():
             self._log_ratios.append(now_S - sampler_S)
             gap_S = torch.where(valid_S, (now_S - sampler_S).abs(), 0.0)
@@ -186,6 +192,18 @@ class PolicyLoss:
         """Learner's minus sampler's logprobs of the positions of all calls since the last time, in their order."""
         taken, self._log_ratios = self._log_ratios, []
         return torch.cat(taken)
+
+
+def _a_number_a_token(found: object, name: str, shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a loss returned. Raises ValueError unless it is two tensors with an entry for each token."""
+    if isinstance(found, tuple) and [getattr(part, "shape", None) for part in found] == [shape, shape]:
+        return found
+    parts = found if isinstance(found, tuple) else [found]
+    said = ", ".join(f"{type(part).__name__} {list(getattr(part, 'shape', []))}" for part in parts)
+    raise ValueError(
+        f"loss {name!r} returned {said} for {shape[0]} tokens; return TokenLoss(loss_S, clipped_S) with {list(shape)} "
+        "each: `reduction` says how they add up"
+    )
 
 
 def logprobs_of(

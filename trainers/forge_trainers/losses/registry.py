@@ -126,6 +126,8 @@ class Loss:
             raise ValueError(f"clip={self.clip} of loss {self.name!r} must lie in [0, 1] and [0, inf]")
 
 
+_PACKAGE = __name__.partition(".")[0]
+
 _losses: dict[str, Loss] = {}
 
 
@@ -149,7 +151,10 @@ def register_loss(
 
     Raises:
         ValueError: The name is taken by another function, or an argument is out of range.
+        TypeError: No name, or no function with a name: `functools.partial` has none.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"a loss is registered by name, not as {name!r:.60}; write @register_loss('name')")
 
     def register(function: LossFunction) -> LossFunction:
         loss = Loss(
@@ -171,9 +176,14 @@ def register_loss(
 
 def add_loss(loss: Loss) -> None:
     """Register `loss`; what `register_loss` does, and how a learner's process gets to know it."""
+    if not hasattr(loss.function, "__qualname__"):
+        raise TypeError(
+            f"loss {loss.name!r} is {loss.function!r:.80}, which has no name by which a learner's process could tell "
+            "it from others; register a function that is written with def"
+        )
     if (known := _losses.get(loss.name)) is not None:
         old, new = known.function, loss.function
-        ours = old.__module__.partition(".")[0] == __name__.partition(".")[0]  # a user's may be reloaded from anywhere
+        ours = old.__module__.partition(".")[0] == _PACKAGE  # a user's may be reloaded from anywhere
         if old.__qualname__ != new.__qualname__ or (ours and old.__module__ != new.__module__):
             raise ValueError(f"loss {loss.name!r} is {old.__module__}.{old.__qualname__} already; choose another name")
     _losses[loss.name] = loss
@@ -186,7 +196,12 @@ def find_loss(name: str) -> Loss:
         ValueError: There is none.
     """
     module, _, word = name.rpartition(":")
-    if module and word not in _losses:
+    if module and word in _losses:
+        home = _losses[word].function.__module__
+        if home.startswith(f"{_PACKAGE}.") and not module.startswith(f"{_PACKAGE}."):
+            said = f"loss {name!r}: {word!r} is one of {home}"
+            raise ValueError(f"{said}; give yours another name, or leave out {module!r}")
+    elif module:
         try:
             importlib.import_module(module)
         except ImportError as cause:

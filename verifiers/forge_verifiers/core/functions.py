@@ -199,7 +199,10 @@ def read(function: Any, what: str, *, otherwise: Many | None = None) -> Reading:
     if isinstance(function, type) or not callable(function):
         is_class = isinstance(function, type)
         sent = f"the class {name_of(function)}" if is_class else f"{type(function).__name__} {function!r:.60}"
-        raise ArgumentError(f"{sent} is no {what}; send a function, or a verifier: name, family, cost and score")
+        raise ArgumentError(
+            f"{sent} is no {what}; send a function, or an object that derives from "
+            "forge_verifiers.Composable and has name, family, cost and score"
+        )
     advice = (
         "name its parameter `trajectory` (one; return a number), `trajectories` (all; return a number each), or "
         "`completion` (the text of the last turn) beside names of trajectory.info"

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, TypeAlias, cast, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from forge_agents.errors import ForgeError
+from forge_agents.errors import ArgumentError, ForgeError
 from forge_agents.types import Reward, Trajectory
 from forge_verifiers.core.functions import Reading, Returned, name_of, one_by_one, read
 
@@ -434,10 +434,15 @@ def verifier_of(what: Any) -> Verifier:
     """`what` itself where it is a verifier, else a `Rule` of the function.
 
     Raises:
-        ArgumentError: It is neither, or a function that does not say what it takes.
+        ArgumentError: It is neither, or a function that does not say what it takes, or it lacks an attribute.
     """
     if isinstance(what, Verifier) and not isinstance(what, type):
+        if what.cost not in COSTS:
+            raise ArgumentError(f"cost={what.cost!r} of verifier {what.name!r}; choose one of {', '.join(COSTS)}")
         return what
+    if isinstance(what, Composable):  # it can be called, but as a function it would lose its cost and its state
+        lacks = [name for name in ("name", "family", "cost") if not hasattr(what, name)]
+        raise ArgumentError(f"verifier {type(what).__name__} has no {' and no '.join(lacks)}; family may be None")
     read(what, "verifier")  # `Rule` would take any parameter for one trajectory
     return Rule(what)
 
