@@ -175,7 +175,7 @@ class EndpointClient:
             logprobs = (choice.get("logprobs") or {}).get("content") or ()
             if not isinstance(text, str) or not _SAID & message.keys():
                 raise TypeError("content is no text")
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        except (ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError):
             raise EndpointError(
                 f"{self._who} answered what is no chat completion: {self._quote(body)}; check that url is the base of "
                 "its API, usually .../v1"

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from forge_agents.errors import ActorDiedError, LateAnswerError, StallError
+from forge_agents.errors import ActorDiedError, ForgeError, LateAnswerError, StallError
 from forge_agents.models.resolve import label
 from forge_agents.policy import Sampling
 from forge_agents.runtime import mesh, starts
@@ -319,8 +319,8 @@ class Engine:
             while self._outbox:
                 batch, self._outbox = self._outbox, []
                 await self._call("add", batch, timeout_s=self._silence_s, what="receipt of requests")
-        except (StallError, ActorDiedError, RuntimeError) as error:
-            self._fail_all(f"{self.name} takes no requests any more: {error}")
+        except Exception as error:  # noqa: BLE001  # the boundary: nobody else hears of it, and who waits would for ever
+            self._fail_all(f"{self.name} takes no requests any more: {_told(error)}")
         finally:
             self._sending = False
 
@@ -335,8 +335,8 @@ class Engine:
                 self._check_progress(bool(answers))
         except (StallError, ActorDiedError) as error:
             self._fail_all(str(error))
-        except RuntimeError as error:  # the actor's word on a failed step
-            self._fail_all(f"{self.name} has failed: {error}. Look at {mesh.log_advice(self.name)}")
+        except Exception as error:  # noqa: BLE001  # the same; a RuntimeError is the actor's word on a failed step
+            self._fail_all(f"{self.name} has failed: {_told(error)}. Look at {mesh.log_advice(self.name)}")
 
     def _check_progress(self, answered: bool) -> None:
         """Raise StallError where requests wait and none was answered for longer than the engine allows the longest.
@@ -388,6 +388,10 @@ class Engine:
         task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, (ForgeError, RuntimeError)) else f"{type(error).__name__}: {error}"
 
 
 def _checked_choices(choices: Sequence[str], json_schema: Mapping[str, Any] | None) -> tuple[str, ...]:

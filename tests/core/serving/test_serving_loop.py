@@ -83,14 +83,14 @@ def test_a_failed_step_ends_the_thread_and_breaks_every_promise(
     monkeypatch.setattr(_vllm, "add", lambda engine, name, request: fake.requests.append(name))
     deaths: queue.Queue[BaseException] = queue.Queue()
     thread = EngineThread(EngineConfig(model=str(tmp_path)), deliver=lambda answers: None, died=deaths.put)
-    thread.ready.result(timeout=5)
-    assert thread.call(lambda: 42).result(timeout=5) == 42
+    thread.ready.result(timeout=60)
+    assert thread.call(lambda: 42).result(timeout=60) == 42
     with pytest.raises(LookupError):
-        thread.call(lambda: [1][int("1")]).result(timeout=5)
+        thread.call(lambda: [1][int("1")]).result(timeout=60)
     thread.add([Request(request_id=0, prompt_ids=(1,), sampling=Sampling(max_tokens=2))])
-    assert isinstance(deaths.get(timeout=5), ArithmeticError)
+    assert isinstance(deaths.get(timeout=60), ArithmeticError)
     with pytest.raises(RuntimeError, match="thread has ended"):
-        thread.call(lambda: 42).result(timeout=5)
+        thread.call(lambda: 42).result(timeout=60)
 
 
 class GivingUpEngine:
@@ -123,9 +123,9 @@ def test_a_request_that_vllm_gives_up_fails_alone(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(_vllm, "running", lambda engine: {})
     answers: queue.Queue[list[Answer]] = queue.Queue()
     thread = EngineThread(EngineConfig(model=str(tmp_path)), deliver=answers.put, died=lambda error: None)
-    thread.ready.result(timeout=5)
+    thread.ready.result(timeout=60)
     thread.add([Request(request_id=number, prompt_ids=(1,), sampling=Sampling(max_tokens=2)) for number in (0, 1)])
-    (failed,), (answered,) = answers.get(timeout=5), answers.get(timeout=5)
+    (failed,), (answered,) = answers.get(timeout=60), answers.get(timeout=60)
     assert failed.completion is None and "'error'" in failed.error
     assert answered.completion is not None and answered.completion.token_ids == (7,)
     assert (thread.generated_tokens, thread.prompt_tokens, thread.cached_tokens) == (1, 1, 0)
@@ -188,14 +188,14 @@ def queueing(
     answers: queue.Queue[list[Answer]] = queue.Queue()
     settings = EngineConfig(model=str(tmp_path), answer_timeout_s=10.0)
     thread = EngineThread(settings, deliver=answers.put, died=lambda error: None)
-    thread.ready.result(timeout=5)
+    thread.ready.result(timeout=60)
     return fake, thread, answers
 
 
 def taken(answers: queue.Queue[list[Answer]], count: int) -> dict[int, Answer]:
     found: dict[int, Answer] = {}
     while len(found) < count:
-        found |= {answer.request_id: answer for answer in answers.get(timeout=5)}
+        found |= {answer.request_id: answer for answer in answers.get(timeout=60)}
     return found
 
 
@@ -217,7 +217,7 @@ def test_time_in_the_queue_does_not_count_and_one_slow_answer_fails_alone(
 def test_steps_that_work_on_nothing_are_no_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake, thread, _ = queueing(tmp_path, monkeypatch, room=0, seconds=1, slow=set())
     thread.add([Request(request_id=0, prompt_ids=(1,), sampling=Sampling(max_tokens=2))])
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while thread.still_s < 100 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert thread.still_s >= 100
@@ -241,6 +241,7 @@ class FakeActor:
     def __init__(self) -> None:
         self.batches: list[int] = []
         self.failing = asyncio.Event()
+        self.error: Exception = RuntimeError("the engine has failed: ArithmeticError: numbers went missing")
         self.add, self.poll, self.abort, self.close = map(Call, (self._add, self._poll, self._done, self._done))
 
     async def _add(self, requests: list[Request]) -> None:
@@ -249,7 +250,7 @@ class FakeActor:
 
     async def _poll(self, timeout_s: float) -> list[Answer]:
         await self.failing.wait()
-        raise RuntimeError("the engine has failed: ArithmeticError: numbers went missing")
+        raise self.error
 
     async def _done(self, *args: Any) -> None:
         return None
@@ -314,6 +315,27 @@ def test_an_update_that_breaks_off_because_another_rank_ended_is_the_engines_dea
         await engine.stop()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("where", ["poll", "add"])
+def test_whatever_comes_back_instead_of_an_answer_nobody_waits_for_ever(where: str) -> None:
+    async def refuse(requests: list[Request]) -> None:
+        raise KeyError("Answer")  # such as of a message that cannot be read
+
+    async def main() -> None:
+        actor: Any = FakeActor()
+        actor.error = KeyError("Answer")
+        if where == "poll":
+            actor.failing.set()
+        else:
+            actor.add = Call(refuse)
+        facts: Any = SimpleNamespace(vocab_size=10, max_model_len=8)
+        engine = Engine(EngineConfig(), name="hero", procs=None, actor=actor, facts=facts, pulse=Beating())
+        with pytest.raises(ActorDiedError, match="hero .*KeyError: 'Answer'"):
+            await engine.generate([1], Sampling())
+        await engine.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 class SlowActor(FakeActor):

@@ -240,12 +240,13 @@ def test_a_folder_that_cannot_be_written_says_so(tmp_path):
 
 
 def test_a_cancelled_run_drops_what_is_being_written(tmp_path, caplog):
-    learner = Learner(1)
+    learner, begun = Learner(1), asyncio.Event()
 
     async def run():
         checkpoints = Checkpoints(tmp_path, keep=2)
         learner.free.clear()
         await checkpoints.start(1, {"hero": learner})
+        begun.set()
         try:
             await asyncio.sleep(60)
         finally:
@@ -253,7 +254,7 @@ def test_a_cancelled_run_drops_what_is_being_written(tmp_path, caplog):
 
     async def main():
         task = asyncio.ensure_future(run())
-        await asyncio.sleep(0.05)
+        await begun.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -262,6 +263,13 @@ def test_a_cancelled_run_drops_what_is_being_written(tmp_path, caplog):
     asyncio.run(main())
     assert "was not finished" in caplog.text
     assert restore(tmp_path) == (0, -1)
+
+
+def test_the_newest_of_a_very_long_run_is_the_newest(tmp_path):
+    for step in (999_999, 1_000_000):
+        save(tmp_path, step, reward=Reward(step))
+    assert [folder.name for folder in Checkpoints(tmp_path, keep=2).complete()] == ["step-1000000", "step-999999"]
+    assert saved_reward(tmp_path)["a/seen"] == 1_000_000 and restore(tmp_path)[0] == 1_000_000
 
 
 def test_a_damaged_reward_is_told(tmp_path):

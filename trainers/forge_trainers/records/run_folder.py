@@ -333,13 +333,19 @@ def verifier_history(folder: str | os.PathLike[str]) -> list[Snapshot]:
     return snapshots
 
 
+def checkpoint_marks(folder: Path) -> list[Path]:
+    """The mark of each complete checkpoint in `folder`, newest first, also past step 999999."""
+    found = folder.glob(f"step-*/{CHECKPOINT_MARK}")
+    return sorted(found, key=lambda mark: (len(mark.parent.name), mark.parent.name), reverse=True)
+
+
 def saved_reward(folder: Path) -> dict[str, np.ndarray]:
     """What the reward had learned at the newest complete checkpoint in `folder`; empty where nothing was saved.
 
     Raises:
         ForgeError: It cannot be read.
     """
-    files = sorted((mark.with_name("reward.npz") for mark in folder.glob(f"step-*/{CHECKPOINT_MARK}")), reverse=True)
+    files = (mark.with_name("reward.npz") for mark in checkpoint_marks(folder))
     newest = next((file for file in files if file.exists()), None)
     if newest is None:
         return {}

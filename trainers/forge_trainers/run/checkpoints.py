@@ -32,7 +32,7 @@ from forge_agents.policy import LoRA, Policy
 from forge_agents.runtime.mesh import with_deadline
 from forge_agents.runtime.waits import all_or_first_error
 from forge_trainers.learner.config import LearnerConfig
-from forge_trainers.records.run_folder import CHECKPOINT_MARK, read_arrays
+from forge_trainers.records.run_folder import CHECKPOINT_MARK, checkpoint_marks, read_arrays
 
 if TYPE_CHECKING:
     from forge_trainers.learner.client import Learner
@@ -205,7 +205,7 @@ class Checkpoints:
 
     def complete(self) -> list[Path]:
         """Complete checkpoints, newest first."""
-        return sorted((mark.parent for mark in self._folder.glob(f"step-*/{CHECKPOINT_MARK}")), reverse=True)
+        return [mark.parent for mark in checkpoint_marks(self._folder)]
 
     def standing(self) -> str:
         """What a run that was stopped has saved, and how to go on."""
