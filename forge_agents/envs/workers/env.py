@@ -42,7 +42,8 @@ _slots = itertools.count()
 START_TIMEOUT_S = 120.0
 """Seconds that a worker may take to start, to import an environment's module and to build the environment."""
 PATIENCE_S = 600.0
-"""Seconds that an event loop's episode waits for a free worker while not a single one is given back."""
+"""Seconds that an event loop's episode waits for a free worker while not a single one is used or given back: episodes
+may last for long."""
 THREAD_PATIENCE_S = 60.0
 """The same for a plain PettingZoo loop, which may itself hold all workers."""
 
@@ -279,6 +280,8 @@ class Worker:
         self._actor: Any = None
         self._lock = threading.Lock()
         self._over = False
+        self.used_at = time.monotonic()
+        """When a call ended last, or it was made."""
         self.holders = 0
         """Environments that live there: one, and its forks."""
 
@@ -336,6 +339,8 @@ class Worker:
             except WorkerHungError:
                 self.end()
                 raise
+            finally:
+                self.used_at = time.monotonic()
         if not ok:
             try:
                 raise answer
@@ -477,10 +482,15 @@ class Pool:
             worker.end()
 
     def _check_patience(self, future: Future[Worker], patience_s: float, who: str) -> None:
-        if time.monotonic() - self._last_return > patience_s and future.cancel():
+        with self._lock:
+            lent, last_sign = tuple(self._lent), self._last_return
+        if any(worker.busy for worker in lent):  # its call has a deadline of its own
+            return
+        last_sign = max([last_sign, *(worker.used_at for worker in lent)])
+        if time.monotonic() - last_sign > patience_s and future.cancel():
             raise StallError(
-                f"{who} waited {patience_s:g} s for a worker process while none of {self.max_workers} was given "
-                "back; close environments that are no longer played, or call "
+                f"{who} waited {patience_s:g} s for a worker process while none of {self.max_workers} was used or "
+                "given back; close environments that are no longer played, or call "
                 "forge_agents.envs.workers.env.use(max_workers=...)"
             )
 

@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 import copy
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import threading
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -127,6 +129,23 @@ def gone_within(pid, seconds):
     return not alive(pid)
 
 
+def written(path):
+    """Whether the file is there and holds something."""
+    return path.exists() and path.read_text() != ""
+
+
+class Standing:
+    """The workers' time, which stands still until something has happened: on a busy machine that may take long."""
+
+    def __init__(self, happened):
+        self.happened, self.at, self.since = happened, time.monotonic(), None
+
+    def monotonic(self):
+        if self.since is None and self.happened():
+            self.since = time.monotonic()
+        return self.at if self.since is None else self.at + time.monotonic() - self.since
+
+
 def started(env_id="t/Moody-v0", seed=1, **kwargs):
     env = fa.make(env_id, **kwargs)
     env.reset(seed=seed)
@@ -208,7 +227,8 @@ def test_a_worker_that_dies_is_replaced(text, how):
     env.close()
 
 
-def test_a_worker_that_hangs_is_killed_with_its_children(tmp_path):
+def test_a_worker_that_hangs_is_killed_with_its_children(tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "time", Standing(lambda: written(tmp_path / "pid")))
     env = started("t/Hasty-v0")
     pid, before = pid_of(env), time.monotonic()
     with pytest.raises(workers.WorkerHungError, match=r"step took longer than 0.5 s.*step_timeout_s"):
@@ -217,13 +237,16 @@ def test_a_worker_that_hangs_is_killed_with_its_children(tmp_path):
     assert gone_within(int((tmp_path / "pid").read_text()), 30)
 
 
-def test_a_worker_that_is_frozen_costs_its_deadline():
+def test_a_worker_that_is_frozen_costs_its_deadline(monkeypatch):
+    frozen = threading.Event()
+    monkeypatch.setattr(workers, "time", Standing(frozen.is_set))
     env = started("t/Hasty-v0")
     pid = pid_of(env)
     os.kill(pid, signal.SIGSTOP)
     threads = Path(f"/proc/{pid}/task")
     while any(" T " not in (thread / "stat").read_text() for thread in threads.iterdir()):  # one stops the others
         time.sleep(0.01)
+    frozen.set()
     with pytest.raises(workers.WorkerHungError, match="step took longer than 0.5 s"):
         env.step("x")
     assert gone_within(pid, 30)
@@ -245,7 +268,7 @@ def test_a_worker_and_its_children_end_with_a_controller_that_is_killed_in_the_m
     words = [sys.executable, "-c", CONTROLLER, folder, tmp_path / "pid"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as controller:
         worker = int(controller.stdout.readline())
-        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        while not written(tmp_path / "pid"):
             time.sleep(0.02)
         assert alive(worker)
         controller.kill()
@@ -347,6 +370,38 @@ def test_waiting_for_a_worker_has_an_end(monkeypatch):
     started().close()
 
 
+def test_a_worker_in_use_is_waited_for_however_long_its_episode_lasts(monkeypatch):
+    class Answer:
+        def get(self, timeout):
+            now[0] += 1000
+            return pickle.dumps((True, None))
+
+    now, checks = [0.0], []
+    monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    pool = workers.Pool(max_workers=1)
+    check, pool.patience_s = pool._check_patience, 0.01
+    monkeypatch.setattr(pool, "_check_patience", lambda *args: (checks.append(1), check(*args)))
+    held = pool.borrow("one that plays for hours")
+    held._procs = "stub"
+    held._actor = SimpleNamespace(do=SimpleNamespace(call_one=lambda *_: Answer()))
+
+    async def main():
+        waiting = asyncio.ensure_future(pool.borrow_async("another"))
+        while len(checks) < 3:  # it steps now and then
+            held.call("step", 0, "x", timeout_s=1)
+            await asyncio.sleep(0)
+        with held._lock:  # a step that takes long has a deadline of its own
+            now[0] += 1000
+            while len(checks) < 6:  # noqa: ASYNC110  # it is a list
+                await asyncio.sleep(0)
+        assert not waiting.done()
+        held.used_at = now[0] - 1
+        with pytest.raises(StallError, match="another waited 0.01 s .* none of 1 was used or given back"):
+            await waiting
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
 def test_what_another_process_cannot_import_is_refused():
     class Local(fa.TurnEnv):
         possible_agents = ["a"]
@@ -392,7 +447,7 @@ def run_on(config):
         loop.close()
 
 
-def test_on_hosts_of_their_own_workers_spread_are_replaced_and_leave_a_host_that_is_lost(tmp_path):
+def test_on_hosts_of_their_own_workers_spread_are_replaced_and_leave_a_host_that_is_lost(tmp_path, monkeypatch):
     core, spec = min(os.sched_getaffinity(0)), workers._packed(registry.spec("t/Moody-v0"))
     with run_on(fa.Hosts(kind="process", hosts={"envs": 2}, cpus={"envs": str(core)})) as layout:
         pool = workers.Pool()
@@ -405,8 +460,10 @@ def test_on_hosts_of_their_own_workers_spread_are_replaced_and_leave_a_host_that
             worker.call("build", 7, spec, timeout_s=30)
             worker.call("reset", 7, 1, None, timeout_s=30)
 
-        with pytest.raises(workers.WorkerHungError, match="step took longer than 2 s"):
-            lent[1].call("step", 7, f"child {tmp_path / 'pid'}", timeout_s=2)
+        with monkeypatch.context() as patch:
+            patch.setattr(workers, "time", Standing(lambda: written(tmp_path / "pid")))
+            with pytest.raises(workers.WorkerHungError, match="step took longer than 0.5 s"):
+                lent[1].call("step", 7, f"child {tmp_path / 'pid'}", timeout_s=0.5)
         assert gone_within(pids[1], 30) and gone_within(int((tmp_path / "pid").read_text()), 30)
         with pytest.raises(workers.WorkerDiedError, match="died during step.*SIGKILL"):
             lent[3].call("step", 7, "die", timeout_s=60)
@@ -472,10 +529,21 @@ def test_a_worker_that_is_ended_while_it_starts_is_not_lent_again(monkeypatch):
 
 
 @pytest.mark.parametrize(("how", "said"), [("hang", "close took longer than 0.5 s"), ("raise", "boom")])
-def test_a_close_that_fails_is_a_warning_has_an_end_and_holds_nobody_up(how, said):
-    async def main():
-        ticks = []
+def test_a_close_that_fails_is_a_warning_has_an_end_and_holds_nobody_up(how, said, monkeypatch):
+    ticks, closing, close = [], [], workers.WorkerEnv.close
 
+    def close_it(env):
+        closing.append((len(ticks), time.monotonic()))
+        close(env)
+
+    def ticked():
+        """The loop has run since, or never will."""
+        return bool(closing) and (len(ticks) > closing[0][0] + 10 or time.monotonic() > closing[0][1] + 30)
+
+    monkeypatch.setattr(workers.WorkerEnv, "close", close_it)
+    monkeypatch.setattr(workers, "time", Standing(lambda: how == "hang" and ticked()))
+
+    async def main():
         async def watch():
             while True:
                 await asyncio.sleep(0.01)
@@ -487,18 +555,18 @@ def test_a_close_that_fails_is_a_warning_has_an_end_and_holds_nobody_up(how, sai
         )
         group = await rollout.group(seed=1, size=1)
         watching.cancel()
-        return group.episodes[0], len(ticks)
+        return group.episodes[0]
 
     fa.make("t/Hasty-v0", at_close=how)  # asks once what the environment is
     with pytest.warns(RuntimeWarning, match=re.escape(said)):
-        episode, ticks = asyncio.run(main())
+        episode = asyncio.run(main())
     assert episode.error is None and len(episode.turns) == 3
-    assert how != "hang" or ticks > 10, "the loop ran while the environment was closing"
+    assert how != "hang" or len(ticks) > closing[0][0] + 10, "the loop ran while the environment was closing"
 
 
 def test_an_exception_that_no_future_can_carry_arrives():
     rollout = Rollout(
         make_env=lambda: fa.make("t/Moody-v0"), env_id="t", seats=fa.Scripted(lambda *_: "stop"), retries=0
     )
-    (failed,) = asyncio.run(asyncio.wait_for(rollout.group(seed=1, size=1), 20)).failed
+    (failed,) = asyncio.run(asyncio.wait_for(rollout.group(seed=1, size=1), 60)).failed
     assert "StopIteration(no more)" in failed.error.message
