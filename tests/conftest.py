@@ -124,6 +124,13 @@ class ChatServer(ThreadingHTTPServer):
 
         return Endpoint(self.url, "stub", **options)
 
+    def wait_for_company(self, number: int) -> None:
+        """Return when so many requests have been under way at once, and a moment later, for more of them to come."""
+        deadline = time.monotonic() + 30
+        while self.most < number and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(0.02)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that has gone is no news."""
 

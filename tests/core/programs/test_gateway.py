@@ -410,9 +410,11 @@ def test_connections_on_which_no_request_begins_are_closed(gateway, session, mon
         with socket.create_connection(address, WAIT_S) as silent:
             silent.sendall(begun)
             hung_up(silent)
+    monkeypatch.setattr(module, "_IDLE_S", WAIT_S)
     with socket.create_connection(address, WAIT_S) as refused:
         refused.sendall(b"POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\n")
         assert b" 401 " in refused.recv(4096)
+        monkeypatch.setattr(module, "_IDLE_S", 0.05)
         refused.sendall(b"x")  # what is left of an answered request is none that begins
         hung_up(refused)
     ask()  # it was kept meanwhile

@@ -249,14 +249,26 @@ def test_a_program_that_hangs_is_named_with_its_line_and_others_go_on(kind, monk
         done.set()
 
 
-def test_a_program_that_never_calls_is_an_error_in_time():
+def test_a_program_that_never_calls_is_an_error_in_time(monkeypatch, tmp_path):
+    begun, next_of = tmp_path / "begun", fa.Program._next
+
+    def impatient(env):
+        while not begun.exists():
+            time.sleep(0.01)
+        begun.unlink()
+        env._timeout_s = 0.3
+        return next_of(env)
+
+    monkeypatch.setattr(fa.Program, "_next", impatient)
+
     async def never(task, client):
+        begun.touch()
         await asyncio.sleep(60)
 
-    episode = played(never, timeout_s=0.3)
+    episode = played(never)
     assert (episode.error.where, episode.error.kind) == ("reset", "TimeoutError")
     assert "it stands at" in episode.error.message and "test_program.py" in episode.error.message
-    episode = played("sh -c 'echo Retrying; sleep 60'", timeout_s=1.0)
+    episode = played(f"sh -c 'echo Retrying; touch {begun}; sleep 60'")
     assert "and it printed last 'Retrying'" in episode.error.message
 
 

@@ -220,6 +220,7 @@ def test_a_server_that_is_not_there_is_named():
         body(["3"]),
         body(logprobs=3),
         {**body(), "usage": {"prompt_tokens": "many"}},
+        {**body(), "usage": {"prompt_tokens": float("inf")}},
         {**body(), "usage": 3},
     ],
 )
@@ -298,7 +299,7 @@ def test_a_refusal_that_names_nothing_we_sent_is_an_error(serve_chat):
 
 
 def test_no_more_requests_are_under_way_than_allowed_over_all_episodes(serve_chat):
-    server = serve_chat(lambda request: time.sleep(0.03) or "3")
+    server = serve_chat(lambda request: server.wait_for_company(3) or "3")
     assert group(server.endpoint_with(concurrency=3), size=9).failed == ()
     assert server.most == 3
 

@@ -1,5 +1,6 @@
 import asyncio
 import copy
+import dataclasses
 import time
 
 import pytest
@@ -35,7 +36,7 @@ class Vault(ToolEnv):
             raise ValueError("this key does not fit")
         return f"{self.treasure} for {key}"
 
-    @tool(timeout_s=0.05)
+    @tool(timeout_s=20)
     def wait(self, seconds: float = 0.0) -> str:
         """Wait."""
         time.sleep(seconds)
@@ -119,7 +120,8 @@ def test_instructions_show_the_seats_own_tools():
         (call("wait", seconds=5), "Error: wait gave no result within 0.05 s"),
     ],
 )
-def test_what_goes_wrong_is_text_for_the_same_seat(text, says):
+def test_what_goes_wrong_is_text_for_the_same_seat(text, says, monkeypatch):
+    monkeypatch.setattr(Vault, "wait", dataclasses.replace(Vault.wait, timeout_s=0.05))
     env = vault(tool_format="plain")
     env.step(text)
     assert env.agent_selection == "keeper" and says in env.observe("keeper")

@@ -2,7 +2,7 @@ import copy
 import json
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import pytest
@@ -207,17 +207,20 @@ def test_a_servers_schema_is_followed_and_never_fetched():
 
 
 def test_a_deadline_ends_the_wait_and_keeps_the_tools_own_errors():
-    @tool(timeout_s=0.1)
+    @tool(timeout_s=20)
     def slow(kind: str) -> str:
         """Wait or fail."""
         if kind == "wait":
-            time.sleep(0.5)
+            over.wait(20)
         if kind == "late":
             raise TimeoutError("the far end is silent")
         return threading.current_thread().name
 
+    over = threading.Event()
     assert run_tool([slow], call("slow", kind="")).content == "tool slow"
-    assert run_tool([slow], call("slow", kind="wait")).content == "Error: slow gave no result within 0.1 s"
+    hasty = replace(slow, timeout_s=0.1)
+    assert run_tool([hasty], call("slow", kind="wait")).content == "Error: slow gave no result within 0.1 s"
+    over.set()
     assert "the far end is silent" in run_tool([slow], call("slow", kind="late")).content
     with pytest.raises(ValueError, match="timeout_s=0"):
         tool(timeout_s=0)(slow.fn)

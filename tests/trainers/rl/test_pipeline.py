@@ -128,7 +128,8 @@ def test_judging_ahead_goes_on_while_the_learner_works():
     async def main(staleness):
         ahead = Pipeline(collect, judge, staleness=staleness, steps=5, size=1)
         await ahead.batch(0).judged
-        await asyncio.sleep(0.01)  # the learner works
+        for _ in range(50):  # the learner works
+            await asyncio.sleep(0)
         await ahead.cancel()
         return judged.copy()
 

@@ -7,6 +7,7 @@ import json
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,11 +15,14 @@ import forge_agents as fa
 from forge_agents.errors import RespawnLimitError, StallError
 from forge_agents.rollout.rollout import play
 from forge_agents.runtime import mesh
+from forge_trainers.run import supervision
 from forge_trainers.run.supervision import Watchdog, stalls_recorded
 
 
 class Sleepy(fa.TurnEnv):
-    """Sleeps for an hour in its first decision."""
+    """Sleeps for an hour in its first decision; before, the watchdog's time stands still."""
+
+    since = 0.0
 
     possible_agents = ("only",)
 
@@ -32,8 +36,13 @@ class Sleepy(fa.TurnEnv):
         return "go"
 
     def act(self, agent, action):
+        type(self).since = time.monotonic()
         time.sleep(3600)
         return fa.Outcome(rewards={agent: 1.0}, done=True)
+
+    @classmethod
+    def monotonic(cls) -> float:
+        return 1.0 + (time.monotonic() - cls.since if cls.since else 0.0)
 
 
 def test_a_stall_leaves_a_file_and_the_error_names_it(tmp_path: Path) -> None:
@@ -61,7 +70,11 @@ def test_the_end_by_too_many_deaths_is_written_as_well_and_a_mistake_is_not(tmp_
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_an_environment_that_holds_the_thread_costs_its_episode_only(tmp_path: Path) -> None:
+def test_an_environment_that_holds_the_thread_costs_its_episode_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Sleepy, "since", 0.0)
+    monkeypatch.setattr(supervision, "time", Sleepy)
     before = signal.getsignal(signal.SIGUSR2)
 
     async def main() -> fa.Episode:
@@ -77,13 +90,17 @@ def test_an_environment_that_holds_the_thread_costs_its_episode_only(tmp_path: P
     assert signal.getsignal(signal.SIGUSR2) is before
 
 
-def test_a_loop_that_turns_is_left_alone() -> None:
-    async def main() -> int:
-        turns = 0
+def test_a_loop_that_turns_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = 0
+
+    async def main() -> None:
+        nonlocal turns
         with Watchdog(0.3):
             for _ in range(10):
                 await asyncio.sleep(0.1)
                 turns += 1
-        return turns
 
-    assert asyncio.run(main()) == 10
+    # a turn is a tenth of a second, also of a machine that had no time for it
+    monkeypatch.setattr(supervision, "time", SimpleNamespace(monotonic=lambda: 1 + 0.1 * turns))
+    asyncio.run(main())
+    assert turns == 10

@@ -1,24 +1,27 @@
 import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from forge_agents.types import Trajectory
 from forge_verifiers import Composable, Ensemble
+from forge_verifiers.ensemble import panel
 from forge_verifiers.ensemble.panel import Caller
 
 ROWS = [Trajectory(agent="a", policy="p", turns=(), env_id="t", seed=seed // 4) for seed in range(12)]
 
 
 class Meter:
-    """Counts who is inside a call at the same time."""
+    """Counts who is inside a call at the same time; nobody leaves before so many have been."""
 
-    def __init__(self):
+    def __init__(self, together=0):
         self.lock, self.inside, self.most, self.batches = threading.Lock(), Counter(), Counter(), []
+        self.together, self.met = together, threading.Event()
 
-    def verifier(self, name, cost, seconds=0.03):
+    def verifier(self, name, cost, seconds=0.03, limit_s=60.0):
         meter = self
 
         class Metered(Composable):
@@ -27,12 +30,18 @@ class Meter:
             def __init__(self):
                 self.name, self.cost = name, cost
 
+            def longest_s(self, trajectories, otherwise_s):
+                return limit_s
+
             def score(self, trajectories):
                 with meter.lock:
                     meter.batches.append((name, len(trajectories)))
                     meter.inside[cost] += 1
                     meter.most[cost] = max(meter.most[cost], meter.inside[cost])
                     meter.most["all"] = max(meter.most["all"], sum(meter.inside.values()))
+                    if meter.most["all"] >= meter.together:
+                        meter.met.set()
+                meter.met.wait(30)
                 time.sleep(seconds)
                 with meter.lock:
                     meter.inside[cost] -= 1
@@ -42,7 +51,7 @@ class Meter:
 
 
 def test_cost_classes_keep_their_limits_and_run_side_by_side():
-    meter = Meter()
+    meter = Meter(together=6)
     verifiers = [meter.verifier(f"{cost}{k}", cost) for cost in ("cheap", "model", "expensive") for k in range(5)]
     Ensemble(verifiers, at_once={"model": 2, "expensive": 3}).score(ROWS)
     assert meter.most["cheap"] == 1 and meter.most["model"] == 2 and meter.most["expensive"] == 3
@@ -58,8 +67,8 @@ def test_a_verifier_gets_the_rows_of_all_groups_in_one_call():
 
 def test_a_call_that_hangs_gives_up_its_place():
     meter = Meter()
-    slow, quick = meter.verifier("slow", "model", 20.0), meter.verifier("quick", "model", 0.0)
-    caller = Caller([slow, quick], timeout_s=0.1, at_once={"model": 1})
+    slow, quick = meter.verifier("slow", "model", 20.0, limit_s=0.1), meter.verifier("quick", "model", 0.0)
+    caller = Caller([slow, quick], timeout_s=60.0, at_once={"model": 1})
     start = time.monotonic()
     verdicts = caller.ask({0: ROWS, 1: ROWS})
     assert time.monotonic() - start < 15
@@ -68,10 +77,22 @@ def test_a_call_that_hangs_gives_up_its_place():
     assert caller.ask({0: ROWS})[0].failed[11].startswith("left out")
 
 
-def test_the_deadline_of_a_waiting_call_begins_when_it_starts():
-    meter = Meter()
-    verifiers = [meter.verifier(str(k), "model", 0.1) for k in range(3)]
-    verdicts = Caller(verifiers, timeout_s=0.25, at_once={"model": 1}).ask(dict.fromkeys(range(3), ROWS))
+def test_the_deadline_of_a_waiting_call_begins_when_it_starts(monkeypatch):
+    class Takes60(Composable):
+        family, cost = None, "model"
+
+        def __init__(self, name):
+            self.name = name
+
+        def score(self, trajectories):
+            now[0] += 60
+            time.sleep(0.05)  # who is late already is found to be meanwhile
+            return np.full(len(trajectories), 0.5, np.float32)
+
+    now = [0.0]
+    monkeypatch.setattr(panel, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    caller = Caller([Takes60(str(k)) for k in range(3)], timeout_s=100.0, at_once={"model": 1})
+    verdicts = caller.ask(dict.fromkeys(range(3), ROWS))
     assert [v.failure for v in verdicts.values()] == ["", "", ""]
 
 

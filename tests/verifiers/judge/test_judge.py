@@ -216,7 +216,7 @@ def test_a_slow_endpoint_is_named(serve_chat):
 
 
 def test_no_more_requests_are_under_way_than_allowed(serve_chat):
-    server = serve_chat(lambda request: time.sleep(0.02) or is_four(request))
+    server = serve_chat(lambda request: server.wait_for_company(3) or is_four(request))
     with Judge(server.endpoint_with(concurrency=3), "Is it right?") as judge:
         judge.score([said(str(k)) for k in range(12)])
     assert server.most == 3

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from forge_agents.errors import ActorDiedError, StallError
+from forge_verifiers.judge import clients
 from forge_verifiers.judge.clients import Conversation, Question
 from forge_verifiers.judge.prompts import Reply
 
@@ -13,8 +14,10 @@ from forge_verifiers.judge.prompts import Reply
 class FakeChat:
     """Echoes; dies where it is told to."""
 
-    def __init__(self, *, deaths=0, start_s=0.0, answer_s=0.0):
+    def __init__(self, *, deaths=0, start_s=0.0, answer_s=0.0, left_s=None):
         self.deaths, self.start_s, self.answer_s = deaths, start_s, answer_s
+        # a late answer is given up soon, and what stands around it has its time
+        self.longest = 0.1 if left_s is None else left_s - clients._SLACK_S
         self.starts = self.stops = 0
         self.asked = []
 
@@ -36,7 +39,7 @@ class FakeChat:
         self.stops += 1
 
     def longest_s(self, questions):
-        return 0.1
+        return self.longest
 
 
 def question(text):
@@ -76,7 +79,7 @@ def test_many_threads_share_one_model_and_all_questions_of_a_call_go_at_once():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(5)
+        thread.join(60)
     assert len(found) == 200 and chat.starts == 1
     talk.close()
 
@@ -98,17 +101,18 @@ def test_a_closed_conversation_frees_who_waits():
     while not chat.asked:
         thread.join(0.01)
     talk.close()
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
     assert caught == ["fake was closed during 1 questions"]
 
 
 def test_waits_have_deadlines(monkeypatch):
-    monkeypatch.setattr("forge_verifiers.judge.clients._SLACK_S", 0.1)
-    talk = conversation(FakeChat(start_s=30), start_timeout_s=0.1)
-    with pytest.raises(StallError, match="fake did not finish start within 0.2 s"):
-        talk.start()
-    talk = conversation(FakeChat(answer_s=30))
+    with monkeypatch.context() as patch:
+        patch.setattr(clients, "_SLACK_S", 0.1)
+        talk = conversation(FakeChat(start_s=30), start_timeout_s=0.1)
+        with pytest.raises(StallError, match="fake did not finish start within 0.2 s"):
+            talk.start()
+    talk = conversation(FakeChat(answer_s=30, left_s=0.2))
     errors = talk.ask([question("a"), question("b")])
     assert [str(error) for error in errors] == ["fake gave no answer within 0.2 s"] * 2
     talk.close()
@@ -121,9 +125,8 @@ class Stuck(FakeChat):
         return await super().ask(question)
 
 
-def test_one_late_answer_of_64_costs_one(monkeypatch):
-    monkeypatch.setattr("forge_verifiers.judge.clients._SLACK_S", 0.2)
-    talk = conversation(Stuck())
+def test_one_late_answer_of_64_costs_one():
+    talk = conversation(Stuck(left_s=0.3))
     asked = [question("late" if k == 7 else f"{k}") for k in range(64)]
     replies = talk.ask(asked)
     assert isinstance(replies[7], StallError)
