@@ -67,7 +67,8 @@ class EngineConfig:
     `max_num_seqs` does not count. A later one fails alone, with `LateAnswerError`, and its episode with it. A trainer
     allows at most half of its `stage_timeout_s`, so that there is time for the episode's second attempt."""
     seed: int = 0
-    """Of sampling, for requests that bring no seed of their own."""
+    """Of sampling, for requests that bring no seed of their own; a trainer gives it its own `seed`, and requests
+    theirs."""
     prefix_caching: bool = True
     """Prompts that begin alike share the computed beginning."""
     replicas: int = 1
@@ -75,6 +76,9 @@ class EngineConfig:
     tp: int = 1
     """Tensor-parallel ranks of each engine, a process and a GPU each, on one host; for models that are too large for a
     GPU. It divides the model's query heads, and divides its key heads or is a multiple of them."""
+    ep: int = 1
+    """Ranks over which whole experts of a mixture are spread: 1, anything else is refused. With `tp` each rank holds a
+    part of every expert. A learner's experts are spread by ``LearnerConfig.ep``."""
     sleeps: bool = False
     """Its weights can go to the host's memory while somebody else computes on its GPUs. A trainer that needs it says
     so; see ``ProcessConfig.colocate``."""
@@ -87,10 +91,15 @@ class EngineConfig:
 
     @property
     def eager(self) -> bool:
-        """`enforce_eager`, or what it means for this model here."""
+        """`enforce_eager`, or what it means for this model here; see `compiled`."""
         if self.enforce_eager is not None:
             return self.enforce_eager
         return is_too_small_to_compile(Path(self.model))
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the engine is compiled here: vLLM compiles none that has adapters on CPU, whatever it is told."""
+        return not self.eager and (not self.adapters or bool(visible_gpus()))
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -106,6 +115,12 @@ class EngineConfig:
         for name in ("max_num_seqs", "replicas", "tp"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}; give at least 1")
+        if self.ep != 1:
+            raise ValueError(
+                f"ep={self.ep}: engines do not spread whole experts over ranks, because on CPU vLLM 0.32 reads beyond "
+                "those of a rank, and on GPUs it was never run here; leave ep out and set tp, with which each rank "
+                "holds a part of every expert (learner.ep spreads the learner's)"
+            )
         if self.kv_cache_gb is not None and self.kv_cache_gb <= 0:
             raise ValueError(f"kv_cache_gb={self.kv_cache_gb}; give a positive size, or None for what fits")
         if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:

@@ -114,7 +114,7 @@ class Engine:
         env, threads, tp = _vllm.environment(config), config.threads, config.tp
         procs = mesh.spawn_procs(name, procs=tp, role=role, env=env, threads=threads)
         pulse = Pulse(procs, tp, name=name, silence_s=silence_s)
-        what = f"{label(Path(config.model))}, {'not ' * config.eager}compiled{f', {tp} ranks' * (tp > 1)}"
+        what = f"{label(Path(config.model))}, {'not ' * (not config.compiled)}compiled{f', {tp} ranks' * (tp > 1)}"
         try:
             with starts.starting("engine", name, what, on=mesh.where(procs)):
                 if tp > 1:

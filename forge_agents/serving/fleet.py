@@ -6,7 +6,7 @@ In: policies and engine settings. Out: running engines with their renderers. Wai
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,7 +43,7 @@ async def start_engines(
 
     Args:
         folders: Model folders by engine name.
-        config: Settings of all; its `model` and `adapters` are replaced.
+        config: Settings of all; its `model` and `adapters` are replaced. See `check_named_by_policies`.
         adapters: Adapters that an engine serves, by engine name and their own; None: none.
         store: Where engines find new weights; None for models that never change.
         faults: Counts deaths; None allows `Faults`'s usual number for all of them together.
@@ -63,6 +63,30 @@ async def start_engines(
     )
     engines = await all_or_first_error(starts, Replicas.stop)
     return dict(zip(folders, engines, strict=True))
+
+
+def check_named_by_policies(config: EngineConfig, folders: Iterable[Path]) -> None:
+    """Refuse what settings of several engines say of one model, which nobody would look at: policies say it.
+
+    Args:
+        config: Settings of all engines.
+        folders: Of the policies' models.
+
+    Raises:
+        ValueError: It names another model than the policies do, or adapters.
+    """
+    known = {folder.resolve() for folder in folders}
+    if config.model and Path(config.model).resolve() not in known:
+        raise ValueError(
+            f"engine.model={config.model!r} is the model of no policy; engines serve those that policies name, "
+            f"{', '.join(map(str, sorted(known)))}: leave it out, or name it in a Policy"
+        )
+    for name in ("adapters", "adapter_folders"):
+        if given := getattr(config, name):
+            raise ValueError(
+                f"engine.{name} names {', '.join(given)}; engines serve the adapters of policies, which begin at "
+                "zero or as their run left them: leave it out, and give the Policy its lora"
+            )
 
 
 def homes_of(
@@ -112,6 +136,7 @@ class Fleet:
             tuned: Without a store: folders of the adapters that policies with `lora` play with, by policy name.
         """
         paths = {name: models.resolve(policy.model).resolve() for name, policy in policies.items()}
+        check_named_by_policies(config, paths.values())
         renderers = {name: Renderer.of(paths[name], thinking=policy.thinking) for name, policy in policies.items()}
         homes, adapters = homes_of(policies, paths)
         if store is None:

@@ -21,8 +21,8 @@ def started(monkeypatch):
     monkeypatch.setattr(fleet.models, "resolve", Path)
     monkeypatch.setattr(fleet.Renderer, "of", lambda path, thinking: SimpleNamespace(path=path))
 
-    def start(policies, store=None):
-        return asyncio.run(Fleet.start(policies, fa.EngineConfig(), store=store)), asked
+    def start(policies, store=None, config=None):
+        return asyncio.run(Fleet.start(policies, config or fa.EngineConfig(), store=store)), asked
 
     return start
 
@@ -47,3 +47,20 @@ def test_who_may_change_has_an_engine_and_adapters_share_one(started, tmp_path):
     assert {name: set(own) for name, own in asked["adapters"].items()} == {"a": set(), "b": set(), "x": {"x", "y"}}
     assert [found.samplers[name]._adapter for name in "abxy"] == ["", "", "x", "y"]
     assert found.samplers["y"]._engines is found.engines["x"]
+
+
+@pytest.mark.parametrize("name", ["adapters", "adapter_folders"])
+def test_adapters_are_named_by_policies_alone(started, tmp_path, name):
+    wish = fa.EngineConfig(**{name: {"x": fa.LoRA(rank=2) if name == "adapters" else "folder"}})
+    with pytest.raises(ValueError, match=rf"engine\.{name} names x; .* give the Policy its lora"):
+        started(policies(tmp_path / "m", "x"), config=wish)
+
+
+def test_a_model_that_no_policy_names_is_refused(started, tmp_path):
+    for name in "mn":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    of_policy = fa.EngineConfig(model=str(tmp_path / "n" / ".." / "m"))
+    assert started(policies(tmp_path / "m", "a"), config=of_policy)[0].engines.keys() == {"a"}
+    with pytest.raises(ValueError, match=r"engine\.model='.*n' is the model of no policy.*/m: leave it out"):
+        started(policies(tmp_path / "m", "a"), config=fa.EngineConfig(model=str(tmp_path / "n")))

@@ -19,6 +19,14 @@ def test_adapters_are_numbered_from_one_and_unknown_ones_refused():
         _vllm.adapter_number(EngineConfig(), "hero")
 
 
+def test_adapters_on_cpu_are_not_compiled_and_nothing_says_they_were(monkeypatch):
+    alone, adapted = (EngineConfig(adapters=own, enforce_eager=False) for own in ({}, {"hero": LoRA()}))
+    monkeypatch.setattr("forge_agents.serving.config.visible_gpus", lambda: ())
+    assert alone.compiled and not adapted.compiled
+    monkeypatch.setattr("forge_agents.serving.config.visible_gpus", lambda: ("0",))
+    assert adapted.compiled and not EngineConfig(adapters=adapted.adapters, enforce_eager=True).compiled
+
+
 def test_a_completion_names_the_versions_of_its_own_adapter():
     found = [
         SimpleNamespace(version='{"0": 0, "1": 2, "2": 5}', start=0, end=3),

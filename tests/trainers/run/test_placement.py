@@ -76,6 +76,15 @@ def test_one_gpu_holds_both_and_the_engine_takes_what_the_learner_leaves() -> No
     assert found.engine.kv_cache_gb == pytest.approx((left - beside) / 1e9, abs=0.01)
 
 
+def test_an_engine_of_a_model_that_is_stored_in_float32_takes_twice_as_much() -> None:
+    part = Part(name="hero", ranks=1, size=ModelSize.named("0.6b"), dtype="float32")
+    weights = {
+        dtype: place([part], fa.EngineConfig(dtype=dtype), on(1, {"engines": 1})).processes[0].parts["weights"]
+        for dtype in ("auto", "float32", "bfloat16")
+    }
+    assert weights["auto"] == weights["float32"] == 2 * weights["bfloat16"]
+
+
 def test_what_does_not_fit_is_refused_with_the_arithmetic() -> None:
     with pytest.raises(HostError, match=r"GPU 0 of .* has 80.0 GB, .*hero-learner expects 1\d\d.\d GB \(weights 32.8"):
         placed("8b", 1)

@@ -204,3 +204,9 @@ def test_a_model_that_nobody_can_train_starts_nothing(tiny_models, tmp_path, mon
     model = tiny_models(settings={"architectures": ["GptOssForCausalLM"]})
     with pytest.raises(ValueError, match=r"'GptOssForCausalLM' cannot be trained \(gpt-oss\): its weights"):
         asyncio.run(Processes.start({"hero": Policy(str(model))}, ProcessConfig(), folder=tmp_path))
+
+
+def test_adapters_that_no_policy_names_start_nothing(tmp_path):
+    wish = ProcessConfig(engine=EngineConfig(adapter_folders={"hero": "runs/old/export/adapter"}))
+    with pytest.raises(ValueError, match=r"engine\.adapter_folders names hero"):
+        asyncio.run(Processes.start({"hero": Policy("tiny-random")}, wish, folder=tmp_path))

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from forge_agents.serving import EngineConfig
 from forge_agents.types import Completion
 from forge_verifiers.judge.clients import EngineChat, Question
 
@@ -40,3 +41,8 @@ def test_the_mass_of_the_choices_is_what_the_model_gave_them_unasked(free, mass)
     reply = asyncio.run(chat.ask(question))
     assert reply.text == "yes" and reply.shares == {"yes": pytest.approx(0.8), "no": pytest.approx(0.2)}
     assert reply.mass == pytest.approx(mass)
+
+
+def test_a_judge_has_one_engine():
+    with pytest.raises(ValueError, match="replicas=2: a judge has one engine"):
+        EngineChat("m", EngineConfig(replicas=2), name="judge", timeout_s=1.0, start_timeout_s=1.0)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forge_agents.errors import HostError, ModelNotFoundError
+from forge_agents.models import resolve as models
 from forge_agents.models.sizes import ModelSize
 from forge_agents.runtime import mesh, starts
 from forge_agents.runtime.hosts import Seat
@@ -35,6 +36,8 @@ class Part:
     size: ModelSize
     learner: LearnerConfig | None = None
     """Settings of a learner; None: it is an engine."""
+    dtype: str = "bfloat16"
+    """What its model is stored in, which an engine takes unless its settings say otherwise."""
 
     @property
     def role(self) -> str:
@@ -105,7 +108,10 @@ def place_here(
     try:
         parts = [
             *(Part(name=n, ranks=ranks, size=ModelSize.of(Path(c.model)), learner=c) for n, c in learners.items()),
-            *(Part(name=n, ranks=engine.tp, size=ModelSize.of(folder)) for n, folder in engines.items()),
+            *(
+                Part(name=n, ranks=engine.tp, size=ModelSize.of(folder), dtype=models.dtype_of(folder))
+                for n, folder in engines.items()
+            ),
         ]
     except ModelNotFoundError as error:
         starts.say(f"whether it fits into the GPUs is not known: {error}")
@@ -231,8 +237,8 @@ def _said(needs: Iterable[tuple[str, Mapping[str, int]]]) -> str:
     )
 
 
-def _item(engine: EngineConfig) -> int:
-    return 4 if engine.dtype == "float32" else 2
+def _item(part: Part, engine: EngineConfig) -> int:
+    return 4 if (part.dtype if engine.dtype == "auto" else engine.dtype) == "float32" else 2
 
 
 def _context(part: Part, engine: EngineConfig) -> int:
@@ -240,13 +246,13 @@ def _context(part: Part, engine: EngineConfig) -> int:
 
 
 def _engine(part: Part, engine: EngineConfig) -> Mapping[str, int]:
-    return fixed_bytes(part.size, sequences=engine.max_num_seqs, item=_item(engine), tp=part.ranks)
+    return fixed_bytes(part.size, sequences=engine.max_num_seqs, item=_item(part, engine), tp=part.ranks)
 
 
 def _least_cache(part: Part, engine: EngineConfig) -> int:
     if engine.kv_cache_gb is not None:
         return int(engine.kv_cache_gb * 1e9)
-    return kv_bytes(part.size, _context(part, engine), item=_item(engine), tp=part.ranks)
+    return kv_bytes(part.size, _context(part, engine), item=_item(part, engine), tp=part.ranks)
 
 
 def _placed(seat: Seat, part: Part, engine: EngineConfig, share: int) -> Placed:

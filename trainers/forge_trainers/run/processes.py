@@ -29,7 +29,7 @@ from forge_agents.runtime.turns import Turn, Turns, no_turns
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.serving import Replicas
 from forge_agents.serving.config import EngineConfig
-from forge_agents.serving.fleet import homes_of, start_engines
+from forge_agents.serving.fleet import check_named_by_policies, homes_of, start_engines
 from forge_agents.serving.replicas import Adapted, names_of
 from forge_agents.weights import WeightStore
 from forge_trainers.learner.client import Learner, LearnerConfig
@@ -95,6 +95,7 @@ class Processes:
             learn: Start the learners as well, at the same time where they have GPUs of their own or there are none.
         """
         paths = {name: models.resolve(policy.model) for name, policy in policies.items()}
+        check_named_by_policies(config.engine, paths.values())
         renderers = {  # what has no template starts nothing
             name: Renderer.of(paths[name], thinking=policy.thinking) for name, policy in policies.items()
         }

@@ -232,6 +232,8 @@ class EngineChat:
     def __init__(
         self, model: str, config: EngineConfig | None, *, name: str, timeout_s: float, start_timeout_s: float
     ) -> None:
+        if config is not None and config.replicas > 1:
+            raise ValueError(f"engine.replicas={config.replicas}: a judge has one engine; leave replicas out")
         self._model, self._config, self._name = model, config, name
         self._timeout_s, self._start_timeout_s = timeout_s, start_timeout_s
         self._engine: Engine | None = None
