@@ -203,8 +203,15 @@ class Program(TurnEnv):
         if running is not None:
             running.stop()
 
-    async def off_loop(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Run `call`, which uses this environment, beside the event loop: it may wait for the program."""
+    async def off_loop(self, where: str, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run `call`, which uses this environment, beside the event loop where it may wait for the program.
+
+        Args:
+            where: "reset", "observe", "step", "reward" or "close".
+            call: What is run, with all that follows.
+        """
+        if where in ("observe", "reward") or (where != "reset" and self._running is None):
+            return call(*args, **kwargs)
         return await in_thread(lambda: call(*args, **kwargs), name=f"environment {self}")
 
     def fork(self) -> Self:

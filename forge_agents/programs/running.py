@@ -14,6 +14,7 @@ import os
 import re
 import shlex
 import shutil
+import ssl
 import sys
 import tempfile
 import threading
@@ -131,8 +132,11 @@ class _Loop(LoopThread):
         return stack(sys._current_frames().get(self._thread.ident or 0))
 
 
-_LOOPBACK: dict[str, Any] = {"verify": False, "trust_env": False, "timeout": None}
-"""Of a client that speaks to this process, without proxies; the end of the episode ends what it waits for."""
+_LOOPBACK: dict[str, Any] = {"verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), "trust_env": False, "timeout": None}
+"""Of a client that speaks to this process, without proxies; the end of the episode ends what it waits for.
+
+All share one context of TLS, for which plain HTTP has no use: one of its own is most of what a client costs.
+"""
 _lock = threading.Lock()
 _loops: list[_Loop] = []
 

@@ -211,8 +211,8 @@ async def play(
         return seats[agent]
 
     try:
-        opening = await _guard("reset", env, env.reset, seed=seed)
-        for agent in await _guard("reset", env, lambda: list(env.agents)):
+        opening, agents = await _guard("reset", env, lambda: (env.reset(seed=seed), list(env.agents)))
+        for agent in agents:
             await seat_of(agent)
         if isinstance(env, ParallelEnv):
             end = await _play_rounds(env, seat_of, opening, max_turns)
@@ -410,10 +410,10 @@ async def _decide(seat: _Seat, observation: str, info: Mapping[str, Any]) -> Dec
 
 
 async def _guard(where: Where, env: PlayableEnv | None, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run environment code, beside the loop where it lives in a worker process; its failure becomes data."""
+    """Run environment code, beside the loop where the environment says so; its failure becomes data."""
     try:
         off_loop = getattr(env, "off_loop", None)
-        return call(*args, **kwargs) if off_loop is None else await off_loop(call, *args, **kwargs)
+        return call(*args, **kwargs) if off_loop is None else await off_loop(where, call, *args, **kwargs)
     except _FailureError:
         raise
     except (Exception, SystemExit) as cause:  # environments are user code: any failure is the episode's, not the run's
@@ -531,7 +531,7 @@ class Rollout:
             )
         finally:
             beside = getattr(env, "off_loop", None)  # closing a worker's environment may take as long as a step
-            await beside(close, env, self.env_id) if beside else close(env, self.env_id)
+            await beside("close", close, env, self.env_id) if beside else close(env, self.env_id)
 
 
 def seats_of(make_env: Callable[[], PlayableEnv], env_id: str, *, tries: int = 2) -> tuple[str, ...]:

@@ -1,13 +1,14 @@
 """What a call costs on its way through the gateway: a program beside a game that is asked the same.
 
     python tests/perf/measure_gateway.py [--programs 1 64] [--calls 50] [--rounds 5]
-    python tests/perf/measure_gateway.py --model smollm2-135m-instruct --programs 64 --calls 3 [--tokens 32]
+    python tests/perf/measure_gateway.py --model smollm2-135m-instruct --programs 64 --calls 2 8 [--tokens 32]
 
 In: numbers of programs at once, calls of each. Out: a table, medians of the rounds, in which the arms take turns. Waits
 for nothing. The programs' clients run in a process of their own, because they would cost the same with any server:
 OpenAI's, and a bare one that does the least that HTTP asks for, beside which the gateway's own part is seen. Processor
 time of a call: ours (play and gateway), the clients', and with a model the engine's. Without one a script answers, so
-that all of it is overhead. What a program loses is its speed over the game's of the same round.
+that all of it is overhead. What a program loses is its speed over the game's of the same round; with a model, which
+reads the same tokens in each arm, it is told beside that how many calls share a step of the engine.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -130,14 +131,16 @@ class Clients:
         self._process.wait()
 
 
-async def _arms(
-    asked: argparse.Namespace, programs: int, policy: Any, served: Mapping[str, Served], *engine: int
-) -> None:
-    """Print a line for each arm; `engine` is the process, if there is one."""
+async def _arms(asked: argparse.Namespace, programs: int, policy: Any, engine: Any = None) -> None:
+    """Print a line for each arm; `engine` answers, if there is one."""
     clients = Clients(Game.calls)
-    pids = [os.getpid(), clients.pid, *engine]
+    served = {"perf": engine} if engine else {}
+    pids = [os.getpid(), clients.pid]
+    if engine:
+        pids.append((await engine.engine.info()).pid)
     found: dict[str, list[list[float]]] = {"a game": [], **{whose: [] for whose in CLIENTS}}
     for lap in range(asked.rounds + 1):
+        first: set[tuple[int, ...]] = set()
         for name, rows in found.items():
             envs: list[Any] = [
                 fa.Program(clients.program, tasks=(name,), max_turns=Game.calls + 1, timeout_s=600)
@@ -145,6 +148,7 @@ async def _arms(
                 else Game()
                 for _ in range(programs)
             ]
+            steps = (await engine.engine.info()).steps if engine else 0
             wall, cpu = time.perf_counter(), [cpu_seconds(pid) for pid in pids]
             episodes = await asyncio.gather(
                 *(
@@ -159,16 +163,21 @@ async def _arms(
             assert all(episode.error is None and len(episode.turns) == Game.calls for episode in episodes)
             calls = programs * Game.calls
             sampled = sum(len(turn.response_ids) for episode in episodes for turn in episode.turns)
+            steps = (await engine.engine.info()).steps - steps if engine else 1
+            first |= {episode.turns[0].prompt_ids for episode in episodes}
             if lap:  # the first has imports and new threads in it
-                rows.append([sampled / wall if engine else 1000 * wall / calls, sampled / calls])
+                rows.append([sampled / wall if engine else 1000 * wall / calls, sampled / calls, sampled / steps])
                 rows[-1] += [1000 * each / calls for each in spent]
+        assert len(first) == 1, "the game and the programs ask for different tokens"
     clients.close()
     for name, rows in found.items():
-        speed, length, *spent = (statistics.median(column) for column in zip(*rows, strict=True))
-        told = f"{speed:7.1f} tokens/s, {length:.0f} a call" if engine else f"{speed:7.2f} ms wall"
+        speed, length, together, *spent = (statistics.median(column) for column in zip(*rows, strict=True))
+        told = f"{speed:7.2f} ms wall"
+        if engine:
+            told = f"{speed:7.1f} tokens/s, {length:.0f} a call, {together:.1f} a step"
         whose = zip(("ours", "the clients'", "the engine's"), spent, strict=False)
         cost = ", ".join(f"{who} {each:.2f}" for who, each in whose)
-        sys.stdout.write(f"{programs:4} at once  {name:8} {told};  ms of cpu a call: {cost}\n")
+        sys.stdout.write(f"{programs:4} x {Game.calls} calls  {name:8} {told};  ms of cpu a call: {cost}\n")
         if name in CLIENTS and engine:
             lost = sorted(100 - 100 * row[0] / game[0] for row, game in zip(rows, found["a game"], strict=True))
             sys.stdout.write(f"{'':15}loses {statistics.median(lost):.1f} % ({lost[0]:.1f} to {lost[-1]:.1f})\n")
@@ -176,7 +185,7 @@ async def _arms(
 
 
 @contextlib.asynccontextmanager
-async def _engine(model: str, programs: int, tokens: int) -> AsyncIterator[tuple[fa.Policy, dict[str, Served], int]]:
+async def _engine(model: str, programs: int, tokens: int) -> AsyncIterator[tuple[fa.Policy, Served]]:
     from forge_agents.models.resolve import resolve
     from forge_agents.rollout.rendering import Renderer
     from forge_agents.runtime import mesh
@@ -186,34 +195,30 @@ async def _engine(model: str, programs: int, tokens: int) -> AsyncIterator[tuple
     async with mesh.session():
         config = EngineConfig(model=str(folder), max_model_len=1024, max_num_seqs=programs, kv_cache_gb=2.0)
         engine = await Engine.start(config, name="engine", timeout_s=600)
-        logs = mesh.log_folder("engine")
-        assert logs is not None
         policy = fa.Policy(str(folder), name="perf", sampling=fa.Sampling(max_tokens=tokens))
-        yield policy, {"perf": Served(engine, Renderer.of(folder))}, int((logs / "0.pid").read_text())
+        yield policy, Served(engine, Renderer.of(folder))
         await engine.stop()
 
 
 async def _measure(asked: argparse.Namespace) -> None:
     for programs in asked.programs:
-        if not asked.model:
-            await _arms(asked, programs, fa.Scripted(lambda seen: "ok"), {})
-            continue
-        async with _engine(asked.model, programs, asked.tokens) as at:
-            await _arms(asked, programs, *at)
+        script = contextlib.nullcontext((fa.Scripted(lambda seen: "ok"),))
+        async with _engine(asked.model, programs, asked.tokens) if asked.model else script as answers:
+            for Game.calls in asked.calls:
+                await _arms(asked, programs, *answers)
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", type=int, nargs="+", default=[1, 64])
-    parser.add_argument("--calls", type=int, default=50)
+    parser.add_argument("--calls", type=int, nargs="+", default=[50])
     parser.add_argument("--model", help="an engine of this model answers, instead of a script")
     parser.add_argument("--tokens", type=int, default=32, help="most of an answer, with a model")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--clients", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    Game.calls = asked.calls
-    asyncio.run(_clients(asked.calls) if asked.clients else _measure(asked))
+    asyncio.run(_clients(asked.calls[0]) if asked.clients else _measure(asked))
 
 
 if __name__ == "__main__":

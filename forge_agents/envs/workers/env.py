@@ -143,12 +143,16 @@ class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
             if worker.holders <= 0:
                 pool().give_back(worker)
 
-    async def off_loop(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    async def off_loop(self, where: str, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `call`, which uses this environment, beside the event loop.
 
         A `reset` waits for a free worker first, so that episodes that wait hold no thread.
+
+        Args:
+            where: "reset", "observe", "step", "reward" or "close".
+            call: What is run, with all that follows.
         """
-        if self._worker is None and getattr(call, "__name__", "") == "reset":  # a wrapper's, too; all else is played
+        if self._worker is None and where == "reset":
             self._worker = await pool().borrow_async(str(self))
         if self._worker is not None and self._worker.busy:  # with a call that was cancelled and holds its thread
             return call(*args, **kwargs)  # which can only be a close, and that kills

@@ -366,6 +366,24 @@ def test_a_gateway_that_dies_loses_its_episodes_which_are_played_once_more(fails
         socket.create_connection(("127.0.0.1", died[0].port), 2)
 
 
+def test_an_episode_leaves_the_loop_where_it_may_wait_for_its_program_and_nowhere_else():
+    class Noted(fa.Program):
+        async def off_loop(self, where, call, *args, **kwargs):
+            def noted():
+                here = threading.current_thread() is threading.main_thread()
+                asked.append((where, "here" if here else "beside"))
+                return call(*args, **kwargs)
+
+            return await super().off_loop(where, noted)
+
+    asked = []
+    rollout = Rollout(make_env=lambda: Noted(crew, **CREW), env_id="-", seats=fa.Scripted(lambda seen: "solved"))
+    episode = asyncio.run(rollout.group(0, 1)).episodes[0]
+    assert episode.error is None and len(episode.turns) == 2
+    assert [where for where, thread in asked if thread == "beside"] == ["reset", "step", "step"]
+    assert asked[-1] == ("close", "here") and ("observe", "here") in asked  # it had ended
+
+
 @pytest.mark.parametrize("kind", ["function", "command"])
 def test_an_engine_that_dies_is_no_data_and_its_programs_end(kind, tmp_path):
     ended_well, tokens = threading.Event(), []
