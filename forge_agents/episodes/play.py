@@ -44,7 +44,7 @@ class Engines:
     """
 
     def __init__(self, *policies: Policy, config: EngineConfig | None = None) -> None:
-        self._models = {policy.model: policy for policy in policies}
+        self._models = {_asked(policy): policy for policy in policies}
         self._config = config or EngineConfig(enforce_eager=True)
         self._fleet: Fleet | None = None
         self._loop = LoopRunner(self._stop)
@@ -73,12 +73,13 @@ class Engines:
             )
         served = {}
         for policy in policies:
-            if policy.model not in self._models:
+            model = _asked(policy)
+            if model not in self._models:
                 raise ValueError(
-                    f"policy {policy.name!r} plays {policy.model}, and these engines serve {', '.join(self._models)}; "
+                    f"policy {policy.name!r} plays {model}, and these engines serve {', '.join(self._models)}; "
                     "name it in fa.Engines(...), or leave out engines= and it gets one of its own"
                 )
-            served[policy.name] = self._fleet.served[policy.model]
+            served[policy.name] = self._fleet.served[model]
         with self._turn:
             return self._loop.run(game(served))
 
@@ -90,6 +91,11 @@ class Engines:
         fleet, self._fleet = self._fleet, None
         if fleet is not None:
             await fleet.stop()
+
+
+def _asked(policy: Policy) -> str:
+    """Names a model by all that its prompts depend on; models of one folder share an engine however they are asked."""
+    return policy.model if policy.thinking == "auto" else f"{policy.model} with thinking {policy.thinking}"
 
 
 def play(

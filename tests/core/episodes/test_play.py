@@ -163,6 +163,23 @@ def test_a_policy_has_an_engine_for_the_one_game(fleets, capsys):
     assert {turn.policy for turn in fa.play(Count, {"a": fa.Policy("tiny"), "b": fa.Policy("big")}).turns} == {"a", "b"}
 
 
+def test_each_policy_thinks_as_it_says_on_the_engine_that_they_share(fleets):
+    team, quiet = fa.Policy("tiny", name="team"), fa.Policy("tiny", name="quiet", thinking="off")
+    with fa.Engines(team, quiet) as engines:
+        served = {}
+
+        async def game(found):
+            served.update(found)
+
+        engines.run([team, quiet], game)
+        assert served["team"] is not served["quiet"]
+    with (
+        fa.Engines(team) as engines,
+        pytest.raises(ValueError, match="'quiet' plays tiny with thinking off, and these engines serve tiny;"),
+    ):
+        fa.play(Count, quiet, engines=engines)
+
+
 def test_engines_that_run_already_play_many_games(fleets):
     team, rival = fa.Policy("tiny", name="team"), fa.Policy("big", name="rival")
     other = fa.Policy("tiny", name="other", sampling=fa.Sampling(max_tokens=3))
