@@ -137,7 +137,8 @@ def _suggestion(message: str, known: Sequence[str]) -> str:
     group = word.partition(".")[0]
     if group in _OWNERS and not any(key.partition(".")[0] == group for key in known):
         return f" {group!r} is of files for `forge-agents {_OWNERS[group]}`."
-    near = did_you_mean(word, known)
+    dashes = "--" if unknown.group(0).endswith(f"--{word}") else ""  # a flag, no key of a file
+    near = did_you_mean(dashes + word, [dashes + key for key in known])
     if not near:  # a key without its group: compare last parts
         near = did_you_mean(word.rpartition(".")[2], [key.rpartition(".")[2] for key in known])
     return near

@@ -6,6 +6,7 @@ engines and endpoints, which keep their own deadlines.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -94,7 +95,9 @@ def play_in_terminal(config: PlayConfig) -> Episode:
             if turn.agent != seat:
                 shown.show(f"\n{turn}")
 
-        episode = play(env, policies, seed=config.seed, watch=watch if config.watch else None)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=RuntimeWarning, module=__name__)  # a failure is shown below
+            episode = play(env, policies, seed=config.seed, watch=watch if config.watch else None)
         _show_end(shown, env, episode, watched=config.watch)
     finally:
         close(env, config.env)

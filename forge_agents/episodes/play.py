@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import threading
+import warnings
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, SupportsIndex, TypeVar
@@ -17,7 +18,7 @@ from pettingzoo import AECEnv, ParallelEnv
 
 from forge_agents.envs import registry
 from forge_agents.envs.spec import EnvSpec
-from forge_agents.errors import NotReadyError
+from forge_agents.errors import NotReadyError, PlayerLeftError
 from forge_agents.policy import Policy, Seats, declared_policies, named_apart, seat_policies
 from forge_agents.rollout import rollout
 from forge_agents.rollout.players import Served
@@ -121,8 +122,8 @@ def play(
         watch: Told each turn as it is decided, before its reward is known: ``watch=print`` shows a game live.
 
     Returns:
-        The episode. If the environment or a player failed, `Episode.error` says where and why, and the turns so far
-        are kept.
+        The episode. If the environment or a player failed, a warning and `Episode.error` say where and why, and the
+        turns and rewards so far are kept.
 
     Raises:
         UnknownIdError, ArgumentError: No such environment, or arguments that it does not take.
@@ -152,10 +153,18 @@ def play(
             )
 
         with contextlib.nullcontext(engines) if engines else Engines(*models.values()) as running:
-            return running.run(models.values(), one)
+            episode = running.run(models.values(), one)
     finally:
         if game is not env:
             rollout.close(game, env_id)
+    if (error := episode.error) is not None and error.kind != PlayerLeftError.__name__:
+        warnings.warn(
+            f"{env_id} failed in {error.where}, {error.kind}: {error.message:.300}; its rewards are those before that. "
+            "Episode.error has the trace",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return episode
 
 
 def _whole(seed: Any) -> int:

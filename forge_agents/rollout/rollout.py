@@ -483,6 +483,8 @@ class Rollout:
     max_turns: int = 1000
     retries: int = 1
     """How often a failed episode is played again, each time in a fresh environment."""
+    _live: set[int] = field(default_factory=set, init=False, repr=False, compare=False)
+    """Identities of the environments in play."""
 
     async def group(
         self, seed: int, size: int, *, limit: asyncio.Semaphore | None = None, draw: str | None = None
@@ -493,7 +495,12 @@ class Rollout:
             limit: Bounds how many episodes live at once.
             draw: Names the group, so that what models sample follows from the name, the sibling and the turn and not
                 from what engines did before; None samples from the engines' own streams of random numbers.
+
+        Raises:
+            ArgumentError: `make_env` returned an environment that is in play already.
         """
+        if isinstance(limit, int):
+            raise TypeError(f"limit={limit} is a number; send asyncio.Semaphore({limit}), which other groups may share")
         if size < 1:
             raise ValueError(f"group of {size} episodes is empty; ask for at least 1")
         limit = limit or asyncio.Semaphore(size)
@@ -518,6 +525,12 @@ class Rollout:
         except _FailureError as failed:
             error = failed.as_error()
             return Episode(env_id=self.env_id, seed=seed, trajectories={}, error=error, end_reason="error")
+        if id(env) in self._live:
+            raise ArgumentError(
+                f"make_env of {self.env_id} returned one {type(env).__name__} for two episodes that are played at the "
+                "same time, and they would share its state; make a new one at each call"
+            )
+        self._live.add(id(env))
         try:
             return await play(
                 env,
@@ -530,6 +543,7 @@ class Rollout:
                 sibling=sibling,
             )
         finally:
+            self._live.discard(id(env))
             beside = getattr(env, "off_loop", None)  # closing a worker's environment may take as long as a step
             await beside("close", close, env, self.env_id) if beside else close(env, self.env_id)
 

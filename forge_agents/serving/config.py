@@ -8,16 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias, get_args
 
 from forge_agents.errors import ModelNotFoundError, check_numbers
 from forge_agents.models.resolve import weight_bytes
 from forge_agents.policy import LoRA
 from forge_agents.runtime.processes import visible_gpus
 
+Routing: TypeAlias = Literal["prefix", "load"]
+"""Names of `forge_agents.serving.routing.ROUTERS`."""
+
 _CHOICES = {
     "dtype": ("auto", "bfloat16", "float32"),
-    "routing": ("prefix", "load"),
+    "routing": get_args(Routing),
     "on_update": ("continue", "restart"),
 }
 
@@ -82,7 +85,7 @@ class EngineConfig:
     sleeps: bool = False
     """Its weights can go to the host's memory while somebody else computes on its GPUs. A trainer that needs it says
     so; see ``ProcessConfig.colocate``."""
-    routing: Literal["prefix", "load"] = "prefix"
+    routing: Routing = "prefix"
     """Which replica answers. "prefix": the one whose cache holds the conversation, a new conversation goes to the one
     with the fewest requests. "load": always the one with the fewest requests."""
     on_update: Literal["continue", "restart"] = "continue"

@@ -31,9 +31,13 @@ class Router(Protocol):
 
 
 class LeastLoaded:
-    """The replica with the fewest unfinished requests; among equals the one that was asked longest ago."""
+    """The replica with the fewest unfinished requests; among equals the one that was asked longest ago.
 
-    def __init__(self) -> None:
+    Args:
+        room: Of all routers; it makes no difference to this one.
+    """
+
+    def __init__(self, room: int = 0) -> None:
         self._turn = 0
         self._asked: dict[int, int] = {}
 
@@ -96,6 +100,17 @@ class PrefixAffine:
         return np.cumsum(terms, dtype=np.uint64)
 
 
+ROUTERS: Mapping[str, type[PrefixAffine] | type[LeastLoaded]] = {"prefix": PrefixAffine, "load": LeastLoaded}
+"""By the names that `EngineConfig.routing` takes."""
+
+
+def router_class(routing: str) -> type[PrefixAffine] | type[LeastLoaded]:
+    """The router called `routing`. Raises ValueError where there is none."""
+    if routing not in ROUTERS:
+        raise ValueError(f"routing={routing!r} is none of {', '.join(ROUTERS)}")
+    return ROUTERS[routing]
+
+
 def router_of(config: EngineConfig) -> Router:
     """The router that ``config.routing`` names."""
-    return PrefixAffine(config.max_num_seqs) if config.routing == "prefix" else LeastLoaded()
+    return router_class(config.routing)(config.max_num_seqs)

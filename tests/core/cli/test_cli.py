@@ -18,6 +18,12 @@ def test_unknown_command_suggests_the_nearest(capsys):
     assert "Did you mean 'train'" in capsys.readouterr().err
 
 
+def test_an_unknown_flag_suggests_one_that_can_be_copied(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--dry_run"])
+    assert "Did you mean '--dry-run'" in capsys.readouterr().err
+
+
 def test_list_shows_environments_by_tag(capsys):
     assert cli.main(["list", "--tag", "zero-sum"]) == 0
     text = capsys.readouterr().out

@@ -131,7 +131,7 @@ def test_what_cannot_be_played_is_said(capsys, typed):
         (["forge/KuhnPoker-v0", "--model=m", "--opponent=random"], "model and opponent both take"),
         (["forge/KuhnPoker-v0", "--endpoint=http://h"], "belong together"),
         (["forge/KuhnPoker-v0", "--api_key_env=K"], "is the key of an endpoint"),
-        (["forge/KuhnPoker-v0", "--set", "p0"], "Did you mean 'seat'"),
+        (["forge/KuhnPoker-v0", "--set", "p0"], "Did you mean '--seat'"),
     ):
         with pytest.raises(SystemExit):
             cli.main(["play", *words])

@@ -125,7 +125,8 @@ def test_what_it_makes_it_closes_and_what_it_is_given_stays_open():
 
 
 def test_a_failure_is_in_the_episode_and_its_turns_are_kept():
-    episode = fa.play(Count, {"a": fa.Scripted(lambda seen: "x"), "b": fa.Scripted(lambda seen: "break")})
+    with pytest.warns(RuntimeWarning, match=r"^Count failed in step, RuntimeError: .*broken by a player"):
+        episode = fa.play(Count, {"a": fa.Scripted(lambda seen: "x"), "b": fa.Scripted(lambda seen: "break")})
     assert (episode.error.where, episode.error.kind, len(episode.turns)) == ("step", "RuntimeError", 2)
     assert "failed in step" in str(episode) and "broken by a player" in str(episode)
     assert "During handling" not in episode.error.trace

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import forge_agents as fa
-from forge_agents.errors import ActorDiedError, LateAnswerError
+from forge_agents.errors import ActorDiedError, ArgumentError, LateAnswerError
 from forge_agents.rollout.players import Served
 from forge_agents.rollout.rollout import Rollout, play
 from forge_agents.types import Completion, VersionSpan
@@ -340,6 +340,24 @@ def test_siblings_share_the_seed_and_retry_in_a_fresh_environment():
     group = asyncio.run(rollout.group(seed=11, size=3))
     assert len(made) == 4 and not group.failed
     assert len({e.turns[0].observation for e in group.episodes}) == 1
+
+
+def test_siblings_that_would_share_one_environment_are_refused():
+    only = Count()
+
+    async def main():
+        rollout = Rollout(make_env=lambda: only, env_id="t", seats=fa.Scripted(lambda o: "1"))
+        one_by_one = await rollout.group(seed=1, size=2, limit=asyncio.Semaphore(1))
+        assert [len(episode.turns) for episode in one_by_one.episodes] == [4, 4]
+        with pytest.raises(TypeError, match=r"send asyncio\.Semaphore\(4\)"):
+            await rollout.group(seed=1, size=2, limit=4)
+        served = {"m": Served(Echo(), Digits())}
+        rollout = Rollout(make_env=lambda: only, env_id="t", seats=fa.Policy("m", name="m"), served=served)
+        with pytest.raises(ArgumentError, match="make_env of t returned one Count for two episodes"):
+            await rollout.group(seed=1, size=2)
+        assert len((await rollout.group(seed=1, size=1)).episodes[0].turns) == 4
+
+    asyncio.run(main())
 
 
 def test_an_episode_that_keeps_failing_is_reported():

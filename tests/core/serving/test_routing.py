@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_agents.serving.routing import LeastLoaded, PrefixAffine
+from forge_agents.serving.config import EngineConfig, Routing
+from forge_agents.serving.routing import ROUTERS, LeastLoaded, PrefixAffine, router_of
 
 
 def test_the_least_loaded_is_picked_and_equals_take_turns() -> None:
@@ -65,3 +68,8 @@ def test_every_conversation_finds_its_home(prompts: list[list[int]], data: st.Da
         longer = {p for p in homes if len(p) > len(prompt) and p[: len(prompt) + 2] == (*prompt, 7, 200_001)}
         assert not longer
         assert router.pick([*prompt, 7, 200_001], dict.fromkeys(range(4), 0)) == home
+
+
+def test_every_name_has_its_router() -> None:
+    assert tuple(ROUTERS) == get_args(Routing)
+    assert {name: type(router_of(EngineConfig(routing=name))) for name in get_args(Routing)} == ROUTERS

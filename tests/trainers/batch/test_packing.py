@@ -132,3 +132,8 @@ def test_a_malformed_batch_is_refused(part: str, column: str, value: torch.Tenso
 def test_a_sample_longer_than_a_microbatch_is_refused():
     with pytest.raises(ValueError, match="at most 2 fit"):
         check_batch(pack([sample()]), max_length=2)
+
+
+def test_samples_that_are_not_packed_are_refused():
+    with pytest.raises(TypeError, match=r"a list is no batch; build one with forge_trainers\.batch\.packing\.pack"):
+        check_batch([sample()])

@@ -83,6 +83,13 @@ def turn_row(turn, index, request):
     }
 
 
+def test_a_routing_that_nobody_knows_is_refused():
+    settings = settings_of(config())
+    settings["trainer"]["engine"]["routing"] = "affinity"
+    with pytest.raises(ValueError, match="routing='affinity' is none of prefix, load"):
+        plan_of(settings["policies"], settings["trainer"], cores=CORES, on_gpu=False)
+
+
 def written(folder, run, *, steps=4, stages=TRUE, cores=CORES):
     """A run folder as the trainer writes it, of a run that took as long as `stages` say."""
     settings = settings_of(run)

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 import pickle
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -445,6 +446,41 @@ def test_a_loss_may_be_named_with_its_module():
 
 
 @pytest.mark.usefixtures("registry")
+def test_the_loss_of_another_module_is_never_taken_for_the_one_that_was_asked_for(monkeypatch, tmp_path):
+    head = "from forge_trainers.losses.registry import register_loss"
+    mine = head + "\n@register_loss('theirs')\ndef theirs(x): return {}"
+    files = {"loss_a": mine.format(1), "loss_b": mine.format(2), "loss_c": "import loss_a", "loss_d": "x = 1"}
+    for name, text in files.items():
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        found = find_loss("loss_c:theirs")
+        assert found is find_loss("loss_a:theirs") is find_loss("loss_c:theirs") and found.function(0) == 1
+        with pytest.raises(ValueError, match=r"loss 'theirs' is loss_a\.theirs already"):
+            find_loss("loss_b:theirs")
+        with pytest.raises(ValueError, match="'loss_d:theirs': 'theirs' is one of loss_a; give yours another name"):
+            find_loss("loss_d:theirs")
+        with pytest.raises(ValueError, match="cannot be imported"):
+            find_loss("loss_e:theirs")
+        assert find_loss("theirs") is found
+    finally:
+        for name in files:
+            sys.modules.pop(name, None)
+
+
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_sequence_ratio_that_nobody_asked_for_is_not_taken_for_one(asks):
+    @register_loss("curious", sequence_ratio=asks)
+    def curious(inputs: TokenInputs) -> TokenLoss:
+        return TokenLoss(-inputs.logprobs_S * inputs.sequence_log_ratio_S.exp(), torch.zeros_like(inputs.advantages_S))
+
+    for correction in ("ratio", "none"):
+        assert math.isfinite(ours(Case(0, gap=0.1), LearnerConfig(loss="curious", correction=correction))[0]) == asks
+
+
+@pytest.mark.usefixtures("registry")
 @pytest.mark.parametrize(
     ("returned", "said"),
     [
@@ -458,6 +494,13 @@ def test_a_loss_that_returns_anything_but_a_number_a_token_is_named(returned, sa
     register_loss("odd")(returned)
     with pytest.raises(ValueError, match=said):
         ours(Case(0, gap=0.0), LearnerConfig(loss="odd"))
+
+
+def test_a_loss_needs_two_bounds_and_a_credit_that_is_one():
+    with pytest.raises(TypeError, match=r"clip=0\.2 of loss 'one' must be two numbers"):
+        register_loss("one", clip=0.2)(lambda inputs: inputs)
+    with pytest.raises(TypeError, match=r"credit=<class .*Credit'> of loss 'one' must be a forge_agents\.Credit"):
+        register_loss("one", credit=Credit)(lambda inputs: inputs)
 
 
 def test_a_loss_needs_a_name():

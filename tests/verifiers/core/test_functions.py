@@ -108,6 +108,21 @@ def test_rule_takes_any_parameter_for_one_trajectory_and_a_reward_for_all():
     assert given(ROWS) is ROWS
 
 
+def test_a_verifier_that_derives_from_nothing_is_a_reward():
+    class Plain:
+        name, family, cost, judged = "plain", None, "cheap", 0
+
+        def score(self, trajectories):
+            return np.array(["42" in each.turns[-1].action for each in trajectories], np.float32)
+
+        def state_dict(self):
+            return {"judged": np.array(self.judged)}
+
+    reward = reward_of(Plain())
+    assert np.asarray(reward(ROWS)).tolist() == [1, 0]
+    assert (reward.name, reward.cost, list(reward.state_dict())) == ("plain", "cheap", ["0/judged"])
+
+
 def test_a_reward_of_one_trajectory_may_have_any_range_and_abstain():
     reward = reward_of(lambda trajectory: -3.5 if "42" in trajectory.turns[-1].action else None)
     assert reward(ROWS).tolist() == pytest.approx([-3.5, math.nan], nan_ok=True)

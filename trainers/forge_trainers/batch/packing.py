@@ -229,9 +229,12 @@ def check_batch(batch: EpisodeBatch, *, vocab_size: int | None = None, max_lengt
         max_length: No sample may be longer, in tokens.
 
     Raises:
+        TypeError: No batch, but samples or the like.
         ValueError: A column is missing, has another dtype or length, holds NaN or infinity, spans do not tile the
             tokens, a first token is in the loss, or an id or length is out of range.
     """
+    if isinstance(batch, Sequence):
+        raise TypeError(f"a {type(batch).__name__} is no batch; build one with forge_trainers.batch.packing.pack")
     for part, dtypes in (("tokens", _TOKEN_DTYPES), ("samples", _SAMPLE_DTYPES)):
         if batch.get(part) is None:
             raise ValueError(f"the batch has no {part!r}; build it with forge_trainers.batch.packing.pack")

@@ -22,6 +22,7 @@ import yaml
 from forge_agents.errors import RunFolderError
 from forge_agents.files import check_plain_files
 from forge_agents.serving.replicas import waves
+from forge_agents.serving.routing import LeastLoaded, PrefixAffine, router_class
 from forge_trainers.forecast.engine import NOTHING, Counts, EngineTimes, Request
 from forge_trainers.forecast.simulation import (
     LearnerTimes,
@@ -39,6 +40,8 @@ from forge_trainers.run.config import share_threads
 
 CPU_BLOCK, GPU_BLOCK = 128, 16
 """Tokens of a block of vLLM's prefix cache."""
+_AFFINE = {PrefixAffine: True, LeastLoaded: False}
+"""Which routers keep a conversation on its replica."""
 _PRIOR_ENGINE = (1 / 3, 1 / 3, 1 / 3)
 """Of a collection: iterations, sampled tokens, prompt tokens."""
 _PRIOR_LEARNER = (0.8, 0.2, 0.0)
@@ -108,6 +111,9 @@ def plan_of(
         cores: That engines and learner share.
         on_gpu: Engines and learner compute on GPUs.
         isolated: Environments run in worker processes.
+
+    Raises:
+        ValueError: There is no such routing or loss.
     """
     engine, learner = trainer["engine"], trainer["learner"]
     first: dict[str, str] = {}
@@ -135,7 +141,7 @@ def plan_of(
         max_tokens={name: policy["sampling"]["max_tokens"] for name, policy in policies.items()},
         replicas=engine.get("replicas", 1),
         max_num_seqs=engine["max_num_seqs"],
-        affine=engine.get("routing", "prefix") == "prefix",
+        affine=_AFFINE[router_class(engine.get("routing", "prefix"))],
         max_live_episodes=trainer["max_live_episodes"],
         refills=find_loss(learner["loss"]).refills if trainer["refills"] is None else trainer["refills"],
         max_tokens_per_microbatch=learner["max_tokens_per_microbatch"],

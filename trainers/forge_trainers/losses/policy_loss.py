@@ -8,6 +8,7 @@ Axes: S loss tokens, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -146,7 +147,10 @@ class PolicyLoss:
             TokenInputs(
                 logprobs_S=logprobs_S,
                 log_ratio_S=limited(logprobs_S - old_S),
-                sequence_log_ratio_S=column.get("sequence_log_ratio", torch.zeros_like(now_S)),
+                # what was not asked for is not known; what was and is no column is a ratio of 1
+                sequence_log_ratio_S=column.get(
+                    "sequence_log_ratio", torch.full_like(now_S, 0.0 if settings.loss.sequence_ratio else math.nan)
+                ),
                 advantages_S=column["advantages"],
                 clip_low=settings.clip_low,
                 clip_high=settings.clip_high,

@@ -10,7 +10,9 @@ advantage, o a sequence of |o| loss tokens.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import inspect
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -69,8 +71,8 @@ class TokenInputs:
     log_ratio_S: torch.Tensor
     """log r, with gradient, in [-20, 20]. `LearnerConfig.correction` says with what `logprobs_S` are compared."""
     sequence_log_ratio_S: torch.Tensor
-    """Mean of log r over the token's sequence, without gradient; zeros unless the loss is registered with
-    ``sequence_ratio=True``."""
+    """Mean of log r over the token's sequence, without gradient; NaN unless the loss is registered with
+    ``sequence_ratio=True``, so that one which reads it without asking fails."""
     advantages_S: torch.Tensor
     clip_low: float
     """The ratio's lower bound is 1 minus this, in [0, 1]."""
@@ -122,8 +124,16 @@ class Loss:
                 f"denominator={self.denominator!r}, refills={self.refills} of loss {self.name!r}: one of "
                 f"{get_args(Denominator)}, and at least 0"
             )
+        clip: Any = self.clip
+        if not (isinstance(clip, tuple | list) and len(clip) == 2):
+            raise TypeError(f"clip={self.clip!r} of loss {self.name!r} must be two numbers: (clip_low, clip_high)")
         if not (0 <= self.clip[0] <= 1 and self.clip[1] >= 0):
             raise ValueError(f"clip={self.clip} of loss {self.name!r} must lie in [0, 1] and [0, inf]")
+        if isinstance(self.credit, type) or not (isinstance(self.credit, Mapping) or hasattr(self.credit, "assign")):
+            raise TypeError(
+                f"credit={self.credit!r:.80} of loss {self.name!r} must be a forge_agents.Credit(...), or a mapping of "
+                "its settings"
+            )
 
 
 _PACKAGE = __name__.partition(".")[0]
@@ -146,12 +156,12 @@ def register_loss(
 
     The function must be pure: it is called on chunks of a sequence, in any order, in the learner's processes.
 
-    A name may be taken once; registering the same function again is no error. `Loss` explains the arguments: what the
-    loss was published with, and holds where nothing else is set.
+    A name may be taken once; registering a function of the same module and name again is no error. `Loss` explains the
+    arguments: what the loss was published with, and holds where nothing else is set.
 
     Raises:
         ValueError: The name is taken by another function, or an argument is out of range.
-        TypeError: No name, or no function with a name: `functools.partial` has none.
+        TypeError: No name, or no function with a name: `functools.partial` has none; or an argument of another kind.
     """
     if not isinstance(name, str):
         raise TypeError(f"a loss is registered by name, not as {name!r:.60}; write @register_loss('name')")
@@ -183,35 +193,50 @@ def add_loss(loss: Loss) -> None:
         )
     if (known := _losses.get(loss.name)) is not None:
         old, new = known.function, loss.function
-        ours = old.__module__.partition(".")[0] == _PACKAGE  # a user's may be reloaded from anywhere
-        if old.__qualname__ != new.__qualname__ or (ours and old.__module__ != new.__module__):
+        # one file may be two modules, as what Python runs and as what is imported
+        elsewhere = old.__module__ != new.__module__ and _file_of(old) != _file_of(new)
+        if old.__qualname__ != new.__qualname__ or elsewhere:
             raise ValueError(f"loss {loss.name!r} is {old.__module__}.{old.__qualname__} already; choose another name")
     _losses[loss.name] = loss
+
+
+def _file_of(function: LossFunction) -> str:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code.co_filename if code else function.__module__
 
 
 def find_loss(name: str) -> Loss:
     """The loss called `name`; ``package.module:name`` imports the module first.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is none, or it is another module's, of which the named one knows nothing.
     """
     module, _, word = name.rpartition(":")
-    if module and word in _losses:
-        home = _losses[word].function.__module__
-        if home.startswith(f"{_PACKAGE}.") and not module.startswith(f"{_PACKAGE}."):
-            said = f"loss {name!r}: {word!r} is one of {home}"
-            raise ValueError(f"{said}; give yours another name, or leave out {module!r}")
-    elif module:
+    home = _losses[word].function.__module__ if word in _losses else ""
+    taken = f"loss {name!r}: {word!r} is one of {home}; give yours another name, or leave out {module!r}"
+    if module and home.startswith(f"{_PACKAGE}.") and not module.startswith(f"{_PACKAGE}."):
+        raise ValueError(taken)
+    if module and home not in (module, "__main__"):  # a script's own is there already; importing it would run it again
         try:
             importlib.import_module(module)
         except ImportError as cause:
             raise ValueError(f"loss {name!r} cannot be imported ({cause}); write 'package.module:name'") from cause
+        if home and not _knows(module, home):
+            raise ValueError(taken)
     if word not in _losses:
         raise ValueError(
             f"loss {name!r} is unknown; known are {', '.join(list_losses())}.{did_you_mean(word, list_losses())} "
             "Register your own with forge_agents.register_loss"
         )
     return _losses[word]
+
+
+def _knows(module: str, home: str) -> bool:
+    """Whether a module, once imported, has anything of the package that `home` is of."""
+    package = home.partition(".")[0]
+    values = [sys.modules[module], *vars(sys.modules[module]).values()]
+    names = (getattr(value, "__name__" if inspect.ismodule(value) else "__module__", None) for value in values)
+    return any(str(name).partition(".")[0] == package for name in names)
 
 
 def list_losses() -> list[str]:

@@ -474,7 +474,7 @@ class FunctionReward:
 
 
 def reward_of(what: Any) -> Reward:
-    """A reward as it is, or of a function that takes something else than all trajectories; see `functions.read`.
+    """A reward as it is, or of a verifier, or of a function that takes something else; see `functions.read`.
 
     A function's only parameter stands for all trajectories, unless its name says otherwise.
 
@@ -483,6 +483,8 @@ def reward_of(what: Any) -> Reward:
     """
     if callable(what) and callable(getattr(what, "assess", None)) and not isinstance(what, type):
         return cast("Reward", what)
+    if isinstance(what, Verifier) and not isinstance(what, type) and not callable(what):
+        return Sum([(1.0, what)])
     reading = read(what, "reward", otherwise="all")
     return cast("Reward", what) if reading.batch and reading.plain else FunctionReward(reading=reading)
 
