@@ -2,6 +2,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import types
 
 import pytest
@@ -67,6 +68,24 @@ def test_a_tracker_that_fails_costs_its_curve_and_not_the_run(wandb, tmp_path, c
     assert "wandb did not take step 0 (ConnectionError: no route)" in caplog.text
     assert run.metrics() == [{"step": 0, "x": 1.0}]
     run.close()
+
+
+def test_a_tracker_that_hangs_costs_its_curves_and_not_the_run(wandb, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(trackers, "TRACKER_TIMEOUT_S", 0.01)
+    run, answered = RunFolder(tmp_path, {}, log_to="wandb"), threading.Event()
+    take = wandb.runs[0].log
+    monkeypatch.setattr(wandb.runs[0], "log", lambda row: answered.wait(30) and take(row))
+    with caplog.at_level(logging.WARNING):
+        run.log(0, {"x": 0.0})
+        run.log(1, {"x": 1.0})  # left out, and not waited for
+    assert caplog.text.count("wandb did not") == 1 and "take step 0 (no answer in 0.01 s; until there is" in caplog.text
+    answered.set()
+    run._tracking.result(30)
+    monkeypatch.setattr(trackers, "TRACKER_TIMEOUT_S", 30)
+    run.log(2, {"x": 2.0})
+    run.close()
+    assert [row["step"] for row in wandb.runs[0].rows] == [0, 2] and wandb.runs[0].finished
+    assert [row["step"] for row in run.metrics()] == [0, 1, 2]
 
 
 def test_mlflow_gets_parameters_once_and_finite_metrics_by_step(monkeypatch, tmp_path):

@@ -13,7 +13,8 @@ import json
 import logging
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 from zipfile import BadZipFile
@@ -25,7 +26,9 @@ from forge_agents.episodes.stored import EPISODES
 from forge_agents.errors import ForgeError, RunFolderError
 from forge_agents.files import check_plain_files
 from forge_agents.page import visible
+from forge_agents.runtime.waits import begin_in_thread
 from forge_agents.types import Episode, EpisodeBatch
+from forge_trainers.records import trackers
 from forge_trainers.records.plots import draw_curve, picture
 from forge_trainers.records.trackers import Tracker, leaves, open_tracker
 
@@ -114,6 +117,7 @@ class RunFolder:
         write_atomically(written, text)
         try:
             self._tracker, self._curves = log_to, open_tracker(log_to, self.path, config)
+            self._tracking: Future[None] | None = None
         except BaseException:
             self._lock.close()
             self._leave_nothing()
@@ -134,10 +138,20 @@ class RunFolder:
         """Append one row of metrics, to ``metrics.jsonl`` and the tracker. NaN and infinity are written as null."""
         clean = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         self._append("metrics.jsonl", [{"step": step, **clean}])
+        self._track(f"take step {step}", self._curves.log, step, metrics)
+
+    def _track(self, what: str, call: Callable[..., None], *args: Any) -> None:
+        """Let the tracker take something; a curve is not worth a run, nor the wait for it: metrics.jsonl has it."""
+        if self._tracking is not None and not self._tracking.done():
+            return
+        self._tracking = begin_in_thread(call, *args, name=f"tracker {self._tracker}")
         try:
-            self._curves.log(step, metrics)
-        except Exception as error:  # noqa: BLE001  # a curve is not worth a run; metrics.jsonl has it
-            _log.warning("%s did not take step %d (%s: %s)", self._tracker, step, type(error).__name__, error)
+            self._tracking.result(trackers.TRACKER_TIMEOUT_S)
+        except Exception as error:  # noqa: BLE001  # its own, or the deadline's
+            why = f"{type(error).__name__}: {error}"
+            if not self._tracking.done():
+                why = f"no answer in {trackers.TRACKER_TIMEOUT_S:g} s; until there is, curves are left out"
+            _log.warning("%s did not %s (%s)", self._tracker, what, why)
 
     def keep_episodes(
         self,
@@ -210,10 +224,7 @@ class RunFolder:
 
     def close(self) -> None:
         """Release the folder."""
-        try:
-            self._curves.close()
-        except Exception as error:  # noqa: BLE001  # the same
-            _log.warning("%s could not be closed (%s: %s)", self._tracker, type(error).__name__, error)
+        self._track("close", self._curves.close)
         self._lock.close()
 
     def __enter__(self) -> Self:

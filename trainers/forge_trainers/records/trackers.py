@@ -1,6 +1,7 @@
 """Where the curves of a run go beside ``metrics.jsonl``: TensorBoard, Weights & Biases or MLflow.
 
-In: metrics by step. Out: the tracker's own files or its server's. Waits for the tracker, which decides how long.
+In: metrics by step. Out: the tracker's own files or its server's. Waits for the tracker, which decides how long at the
+start; a run gives it `TRACKER_TIMEOUT_S` for a row.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import importlib.util
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
@@ -20,6 +21,9 @@ Tracker: TypeAlias = Literal["tensorboard", "wandb", "mlflow"]
 
 PROJECT = "forge-agents"
 """The project or experiment, where ``WANDB_PROJECT`` or ``MLFLOW_EXPERIMENT_NAME`` say nothing."""
+
+TRACKER_TIMEOUT_S = 30.0
+"""Seconds that a run waits for a tracker to take a row or to close."""
 
 _MLFLOW_BATCH = 100
 """Parameters that MLflow takes at once."""
@@ -60,16 +64,14 @@ def open_tracker(tracker: Tracker, folder: Path, config: Mapping[str, Any]) -> C
     Raises:
         MissingExtraError: The tracker's package is not installed; the message names the command that installs it.
     """
-    if tracker == "tensorboard":
-        return _TensorBoard(folder)
     check_installed(tracker)
-    return (_WandB if tracker == "wandb" else _MLflow)(folder, config)
+    return _TRACKERS[tracker](folder, config)
 
 
 class _TensorBoard:
     """Event files in ``FOLDER/tensorboard``."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         self._folder = folder
         self._writer: Any = None
 
@@ -143,6 +145,13 @@ class _MLflow:
 
     def close(self) -> None:
         self._client.set_terminated(self._run)
+
+
+_TRACKERS: Mapping[Tracker, Callable[[Path, Mapping[str, Any]], Curves]] = {
+    "tensorboard": _TensorBoard,
+    "wandb": _WandB,
+    "mlflow": _MLflow,
+}
 
 
 def leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
