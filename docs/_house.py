@@ -5,8 +5,8 @@
 
 In: the source, read and never run. Out: text. A room imports rooms of lower floors, never of its own or a higher one,
 and no modules import each other in a circle; tests/docs/test_house.py fails where one does. Imports inside functions
-and for types alone count. The packages' own ``__init__`` pages, which hand on names when they are first used, and
-``__main__`` do not.
+and for types alone count, and so do names that a package hands on, ``fa.NAME``. The packages' own ``__init__``
+pages, which hand them on when they are first used, and ``__main__`` do not.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import ast
 import graphlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,7 +31,7 @@ FLOORS = (
     "rollout",
     "programs serving",
     "bench episodes",
-    "viewer testing",
+    "testing",
     "forge_envs.adapters forge_envs.games forge_envs.teams",
     "forge_verifiers.core",
     "forge_verifiers.code forge_verifiers.combiners forge_verifiers.rules",
@@ -40,7 +41,7 @@ FLOORS = (
     "forge_verifiers.distillation",
     "forge_trainers.losses forge_trainers.batch",
     "forge_trainers.learner forge_trainers.records",
-    "forge_trainers.run",
+    "forge_trainers.run viewer",
     "forge_trainers.selfplay forge_trainers.offline",
     "forge_trainers.rl",
     "forge_trainers",
@@ -66,15 +67,33 @@ def modules() -> dict[str, Path]:
 
 
 def imported(file: Path, known: Mapping[str, Path]) -> Iterator[str]:
-    """What a module imports of our own, wherever in it the import stands."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    """What a module imports of our own, wherever in it the import stands, and what packages hand on to it."""
+    nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+    called = {}  # packages, by what the module calls them
+    for node in nodes:
         names = []
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-            names = [name if name in known else node.module for name in names]
+            names = [name if name in known else handed_on(node.module).get(name, node.module) for name in names]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
+            called |= {alias.asname or alias.name: alias.name for alias in node.names if alias.name in SOURCES}
         yield from (name for name in names if name in known)
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in called:
+            package = called[node.value.id]
+            if home := handed_on(package).get(f"{package}.{node.attr}"):
+                yield home
+
+
+@cache
+def handed_on(package: str) -> Mapping[str, str]:
+    """The modules of the names that a package's own ``__init__`` imports for types, and hands on when they are used."""
+    if package not in SOURCES:
+        return {}
+    tree = ast.parse((ROOT / SOURCES[package] / package / "__init__.py").read_text(encoding="utf-8"))
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module)
+    return {f"{package}.{alias.asname or alias.name}": str(node.module) for node in found for alias in node.names}
 
 
 def module_graph() -> Graph:
