@@ -464,6 +464,10 @@ def test_the_loss_of_another_module_is_never_taken_for_the_one_that_was_asked_fo
         with pytest.raises(ValueError, match="cannot be imported"):
             find_loss("loss_e:theirs")
         assert find_loss("theirs") is found
+        monkeypatch.setattr(found.function, "__module__", "__main__")  # loss_a.py is the script that runs
+        assert find_loss("loss_a:theirs") is found
+        with pytest.raises(ValueError, match="'loss_d:theirs': 'theirs' is one of __main__"):
+            find_loss("loss_d:theirs")
     finally:
         for name in files:
             sys.modules.pop(name, None)

@@ -14,6 +14,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from forge_agents.errors import did_you_mean
@@ -216,7 +217,9 @@ def find_loss(name: str) -> Loss:
     taken = f"loss {name!r}: {word!r} is one of {home}; give yours another name, or leave out {module!r}"
     if module and home.startswith(f"{_PACKAGE}.") and not module.startswith(f"{_PACKAGE}."):
         raise ValueError(taken)
-    if module and home not in (module, "__main__"):  # a script's own is there already; importing it would run it again
+    if home == "__main__" and Path(_file_of(_losses[word].function)).stem == module.rpartition(".")[2]:
+        home = module  # a script's own is there already; importing it would run it again
+    if module and home != module:
         try:
             importlib.import_module(module)
         except ImportError as cause:
