@@ -73,8 +73,8 @@ def test_endpoints_and_people_take_seats_by_name(config):
     ("changes", "words", "said"),
     [
         ({"trainer": {"group_sise": 3}}, (), "'trainer.group_size'"),
-        ({}, ("--trainer.grop_size", "3"), "'trainer.group_size'"),
-        ({}, ("--step", "3"), "'steps'"),
+        ({}, ("--trainer.grop_size", "3"), "'--trainer.group_size'"),
+        ({}, ("--step", "3"), "'--steps'"),
         ({"seats": {"asker": "tem", "answerer": "rival"}}, (), "Did you mean 'team'"),
         ({"policies": {}}, (), "policies is empty"),
         ({"seats": ""}, (), "2 policies; say who sits where"),
