@@ -449,7 +449,9 @@ def test_a_loss_may_be_named_with_its_module():
 def test_the_loss_of_another_module_is_never_taken_for_the_one_that_was_asked_for(monkeypatch, tmp_path):
     head = "from forge_trainers.losses.registry import register_loss"
     mine = head + "\n@register_loss('theirs')\ndef theirs(x): return {}"
+    again = "from forge_trainers.losses import registry as r\nr.register_loss('wide', clip=(0.2, 0.5))(r.dapo)"
     files = {"loss_a": mine.format(1), "loss_b": mine.format(2), "loss_c": "import loss_a", "loss_d": "x = 1"}
+    files["loss_f"] = again
     for name, text in files.items():
         (tmp_path / f"{name}.py").write_text(text)
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -464,6 +466,8 @@ def test_the_loss_of_another_module_is_never_taken_for_the_one_that_was_asked_fo
         with pytest.raises(ValueError, match="cannot be imported"):
             find_loss("loss_e:theirs")
         assert find_loss("theirs") is found
+        wide = find_loss("loss_f:wide")  # one of ours under a name and with a range of one's own
+        assert find_loss("loss_f:wide") is wide and wide.clip == (0.2, 0.5) and find_loss("dapo").clip == (0.2, 0.28)
         monkeypatch.setattr(found.function, "__module__", "__main__")  # loss_a.py is the script that runs
         assert find_loss("loss_a:theirs") is found
         with pytest.raises(ValueError, match="'loss_d:theirs': 'theirs' is one of __main__"):

@@ -215,7 +215,7 @@ def find_loss(name: str) -> Loss:
     module, _, word = name.rpartition(":")
     home = _losses[word].function.__module__ if word in _losses else ""
     taken = f"loss {name!r}: {word!r} is one of {home}; give yours another name, or leave out {module!r}"
-    if module and home.startswith(f"{_PACKAGE}.") and not module.startswith(f"{_PACKAGE}."):
+    if module and word in _OURS and not module.startswith(f"{_PACKAGE}."):
         raise ValueError(taken)
     if home == "__main__" and Path(_file_of(_losses[word].function)).stem == module.rpartition(".")[2]:
         home = module  # a script's own is there already; importing it would run it again
@@ -224,7 +224,8 @@ def find_loss(name: str) -> Loss:
             importlib.import_module(module)
         except ImportError as cause:
             raise ValueError(f"loss {name!r} cannot be imported ({cause}); write 'package.module:name'") from cause
-        if home and not _knows(module, home):
+        ours = home.startswith(f"{_PACKAGE}.")  # a function of ours under another name, which anybody may register
+        if home and not ours and not _knows(module, home):
             raise ValueError(taken)
     if word not in _losses:
         raise ValueError(
@@ -344,3 +345,7 @@ def sft(inputs: TokenInputs) -> TokenLoss:
     """
     loss_S = -inputs.advantages_S * inputs.logprobs_S
     return TokenLoss(loss_S, loss_S.new_zeros(loss_S.shape))
+
+
+_OURS = frozenset(_losses)
+"""Names that no other module's loss has."""
