@@ -478,14 +478,19 @@ def test_the_loss_of_another_module_is_never_taken_for_the_one_that_was_asked_fo
 
 
 @pytest.mark.usefixtures("registry")
-@pytest.mark.parametrize("asks", [False, True])
-def test_a_sequence_ratio_that_nobody_asked_for_is_not_taken_for_one(asks):
-    @register_loss("curious", sequence_ratio=asks)
+@pytest.mark.parametrize("read", [torch.exp, lambda ratio: ratio < 1.0, lambda ratio: 1.0 + ratio])
+def test_a_sequence_ratio_that_nobody_asked_for_is_not_taken_for_one(read):
     def curious(inputs: TokenInputs) -> TokenLoss:
-        return TokenLoss(-inputs.logprobs_S * inputs.sequence_log_ratio_S.exp(), torch.zeros_like(inputs.advantages_S))
+        weight_S = read(inputs.sequence_log_ratio_S)
+        return TokenLoss(-inputs.logprobs_S * weight_S, torch.zeros_like(inputs.advantages_S))
 
+    register_loss("asks", sequence_ratio=True)(curious)
+    register_loss("curious")(curious)
     for correction in ("ratio", "none"):
-        assert math.isfinite(ours(Case(0, gap=0.1), LearnerConfig(loss="curious", correction=correction))[0]) == asks
+        loss, *_ = ours(Case(0, gap=0.1), LearnerConfig(loss="asks", correction=correction))
+        assert math.isfinite(loss) and loss != 0
+        with pytest.raises(ValueError, match="sequence_log_ratio_S.* register it with sequence_ratio=True"):
+            ours(Case(0, gap=0.1), LearnerConfig(loss="curious", correction=correction))
 
 
 @pytest.mark.usefixtures("registry")

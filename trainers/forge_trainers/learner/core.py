@@ -424,8 +424,7 @@ class LearnerCore:
             self._optimizers.zero_grad()
             raise FloatingPointError(
                 f"the loss is {loss:g} and the gradient norm {grad_norm:g} at version {self.version}; the weights are "
-                "unchanged. Lower lr or max_grad_norm, or compute in float32; a loss of your own that reads "
-                "sequence_log_ratio_S must be registered with sequence_ratio=True"
+                "unchanged. Lower lr or max_grad_norm, or compute in float32"
             )
         self._writer.wait()  # a checkpoint under way reads these very tensors
         for optimizer in self._optimizers:

@@ -8,7 +8,6 @@ Axes: S loss tokens, V vocabulary.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -147,10 +146,10 @@ class PolicyLoss:
             TokenInputs(
                 logprobs_S=logprobs_S,
                 log_ratio_S=limited(logprobs_S - old_S),
-                # what was not asked for is not known; what was and is no column is a ratio of 1
-                sequence_log_ratio_S=column.get(
-                    "sequence_log_ratio", torch.full_like(now_S, 0.0 if settings.loss.sequence_ratio else math.nan)
-                ),
+                # what was asked for and is no column is a ratio of 1
+                sequence_log_ratio_S=column.get("sequence_log_ratio", torch.zeros_like(now_S))
+                if settings.loss.sequence_ratio
+                else torch.empty(0).as_subclass(_Unasked),
                 advantages_S=column["advantages"],
                 clip_low=settings.clip_low,
                 clip_high=settings.clip_high,
@@ -196,6 +195,17 @@ class PolicyLoss:
         """Learner's minus sampler's logprobs of the positions of all calls since the last time, in their order."""
         taken, self._log_ratios = self._log_ratios, []
         return torch.cat(taken)
+
+
+class _Unasked(torch.Tensor):
+    """What a loss did not ask for: any use of it raises. NaN would be lost in a comparison, as of a mask."""
+
+    @classmethod
+    def __torch_function__(cls, *_: Any) -> Any:
+        raise ValueError(
+            "the loss reads sequence_log_ratio_S, which is computed only for losses that ask for it; register it with "
+            "sequence_ratio=True"
+        )
 
 
 def _a_number_a_token(found: object, name: str, shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor]:

@@ -72,8 +72,8 @@ class TokenInputs:
     log_ratio_S: torch.Tensor
     """log r, with gradient, in [-20, 20]. `LearnerConfig.correction` says with what `logprobs_S` are compared."""
     sequence_log_ratio_S: torch.Tensor
-    """Mean of log r over the token's sequence, without gradient; NaN unless the loss is registered with
-    ``sequence_ratio=True``, so that one which reads it without asking fails."""
+    """Mean of log r over the token's sequence, without gradient. Any use of it raises ValueError
+    unless the loss is registered with ``sequence_ratio=True``."""
     advantages_S: torch.Tensor
     clip_low: float
     """The ratio's lower bound is 1 minus this, in [0, 1]."""
