@@ -246,7 +246,8 @@ def death(status: int | None, log: Path | None) -> Death:
     if not frames and not second:  # a library's own thread has no Python stack; then those of all threads say where
         frames = _FRAME.findall(dump)
     word = re.match("[A-Z][a-z]+", dump)
-    if (status is None or second) and word and word[0] in _CRASHES:
+    broke_off = second and status is not None and -status in _CRASHES.values()  # else the dumps are of its children
+    if (status is None or broke_off) and word and word[0] in _CRASHES:
         status = -_CRASHES[word[0]]
     ended = "ended" if status is None else how_it_ended(status)
     where = " < ".join(f"{name} ({'/'.join(Path(file).parts[-2:])}:{line})" for file, line, name in frames[:_FRAMES])

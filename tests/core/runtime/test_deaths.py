@@ -96,6 +96,9 @@ def test_of_a_dump_that_broke_off_the_first_signal_counts_and_no_other_threads_s
     log.write_text(ill + others + fault)
     found = death(status, log)
     assert (found.how, found.place) == ("was ended by SIGILL", "")
+    # two dumps of children that print there, too: what ended the process itself is known
+    assert death(-signal.SIGKILL, log).how == "was ended by SIGKILL"
+    assert death(1, log).how == "ended with exit status 1"
 
 
 def test_nothing_is_said_of_what_nobody_saw(tmp_path: Path) -> None:
