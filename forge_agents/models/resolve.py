@@ -136,11 +136,17 @@ def download(model: str, ignore: Sequence[str] = ()) -> Path:
     return folder
 
 
-def leave_out_sklearn() -> None:
-    """Let transformers do without scikit-learn: a second of imports, of which it wants one curve for drafts."""
+@contextmanager
+def without_sklearn() -> Iterator[None]:
+    """What transformers loads meanwhile does without scikit-learn: a second of imports, for one curve of drafts."""
     import transformers.utils
 
+    known = transformers.utils.is_sklearn_available
     transformers.utils.is_sklearn_available = lambda: False
+    try:
+        yield
+    finally:
+        transformers.utils.is_sklearn_available = known
 
 
 def settings_of(model: str) -> Path:

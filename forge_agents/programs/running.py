@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import json
 import os
@@ -132,13 +133,17 @@ class _Loop(LoopThread):
         return stack(sys._current_frames().get(self._thread.ident or 0))
 
 
-_LOOPBACK: dict[str, Any] = {"verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), "trust_env": False, "timeout": None}
-"""Of a client that speaks to this process, without proxies; the end of the episode ends what it waits for.
-
-All share one context of TLS, for which plain HTTP has no use: one of its own is most of what a client costs.
-"""
 _lock = threading.Lock()
 _loops: list[_Loop] = []
+
+
+@functools.cache
+def _loopback() -> dict[str, Any]:
+    """Of a client that speaks to this process, without proxies; the end of the episode ends what it waits for.
+
+    All share one context of TLS, of which plain HTTP makes no use: one of its own is most of what a client costs.
+    """
+    return {"verify": ssl.create_default_context(), "trust_env": False, "timeout": None}
 
 
 def _loop() -> _Loop:
@@ -163,7 +168,7 @@ class _Task:
             from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
             key = session.token
-            async with DefaultAsyncHttpxClient(**_LOOPBACK) as http:
+            async with DefaultAsyncHttpxClient(**_loopback()) as http:
                 client = AsyncOpenAI(base_url=session.url, api_key=key, max_retries=0, timeout=None, http_client=http)
                 client.organization = client.project = None
                 session.tell(Ended(value=await self._program(task, client)))
@@ -208,7 +213,7 @@ class _Thread:
         try:
             from openai import DefaultHttpxClient, OpenAI
 
-            with DefaultHttpxClient(**_LOOPBACK) as http:
+            with DefaultHttpxClient(**_loopback()) as http:
                 key = session.token
                 client = OpenAI(base_url=session.url, api_key=key, max_retries=0, timeout=None, http_client=http)
                 client.organization = client.project = None

@@ -276,8 +276,8 @@ def _taking_turns(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]
 @functools.lru_cache(maxsize=8)  # a tokenizer takes seconds to load
 def _renderer(folder: Path, thinking: Thinking, files: tuple[tuple[str, int], ...]) -> Renderer:
     known = "transformers" in sys.modules
-    with contextlib.nullcontext() if known else starts.starting("library", "transformers", "for the tokenizer"):
-        resolve.leave_out_sklearn()
+    said = contextlib.nullcontext() if known else starts.starting("library", "transformers", "for the tokenizer")
+    with said, resolve.without_sklearn():
         from transformers import AutoTokenizer
 
     return Renderer(AutoTokenizer.from_pretrained(folder, local_files_only=True), thinking=thinking)

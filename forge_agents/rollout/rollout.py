@@ -543,9 +543,11 @@ class Rollout:
                 sibling=sibling,
             )
         finally:
-            self._live.discard(id(env))
             beside = getattr(env, "off_loop", None)  # closing a worker's environment may take as long as a step
-            await beside("close", close, env, self.env_id) if beside else close(env, self.env_id)
+            try:
+                await beside("close", close, env, self.env_id) if beside else close(env, self.env_id)
+            finally:
+                self._live.discard(id(env))
 
 
 def seats_of(make_env: Callable[[], PlayableEnv], env_id: str, *, tries: int = 2) -> tuple[str, ...]:

@@ -82,8 +82,8 @@ def build(config: EngineConfig) -> Any:
         gc.enable()
 
 
+@models.without_sklearn()
 def _built(config: EngineConfig) -> Any:
-    models.leave_out_sklearn()
     from vllm import EngineArgs, LLMEngine
     from vllm.platforms import current_platform
 

@@ -332,6 +332,7 @@ class Replicas:
             else:
                 if store is self._store:
                     return
+                failed_at = None
 
     async def _watch(self, replica: _Replica, engine: Engine) -> None:
         """Wait for the engine's end and start another in its place."""

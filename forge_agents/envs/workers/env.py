@@ -477,6 +477,7 @@ class Pool:
         self._drop_useless()
         worker = self._idle.pop() if self._idle else Worker()
         self._lent.add(worker)
+        worker.used_at = time.monotonic()
         return worker
 
     def _drop_useless(self) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -762,3 +763,11 @@ def test_a_fork_that_fails_halfway_leaves_the_original_alone(monkeypatch):
     env.step("answered")
     assert env.terminations["agent"] and env.infos["agent"]["result"] == "answered"
     env.close()
+
+
+def test_the_clients_of_programs_share_a_context_of_tls_that_trusts_whom_others_do():
+    from forge_agents.programs import running
+
+    context = running._loopback()["verify"]
+    assert context is running._loopback()["verify"] and context.verify_mode is ssl.CERT_REQUIRED
+    assert context.cert_store_stats() == ssl.create_default_context().cert_store_stats()

@@ -140,17 +140,18 @@ class RunFolder:
         self._append("metrics.jsonl", [{"step": step, **clean}])
         self._track(f"take step {step}", self._curves.log, step, metrics)
 
-    def _track(self, what: str, call: Callable[..., None], *args: Any) -> None:
+    def _track(self, what: str, call: Callable[..., None], *args: Any, timeout_s: float | None = None) -> None:
         """Let the tracker take something; a curve is not worth a run, nor the wait for it: metrics.jsonl has it."""
         if self._tracking is not None and not self._tracking.done():
             return
         self._tracking = begin_in_thread(call, *args, name=f"tracker {self._tracker}")
+        timeout_s = timeout_s or trackers.TRACKER_TIMEOUT_S
         try:
-            self._tracking.result(trackers.TRACKER_TIMEOUT_S)
+            self._tracking.result(timeout_s)
         except Exception as error:  # noqa: BLE001  # its own, or the deadline's
             why = f"{type(error).__name__}: {error}"
             if not self._tracking.done():
-                why = f"no answer in {trackers.TRACKER_TIMEOUT_S:g} s; until there is, curves are left out"
+                why = f"no answer in {timeout_s:g} s; until there is, curves are left out"
             _log.warning("%s did not %s (%s)", self._tracker, what, why)
 
     def keep_episodes(
@@ -224,7 +225,7 @@ class RunFolder:
 
     def close(self) -> None:
         """Release the folder."""
-        self._track("close", self._curves.close)
+        self._track("close", self._curves.close, timeout_s=trackers.CLOSE_TIMEOUT_S)
         self._lock.close()
 
     def __enter__(self) -> Self:

@@ -1,7 +1,7 @@
 """Where the curves of a run go beside ``metrics.jsonl``: TensorBoard, Weights & Biases or MLflow.
 
 In: metrics by step. Out: the tracker's own files or its server's. Waits for the tracker, which decides how long at the
-start; a run gives it `TRACKER_TIMEOUT_S` for a row.
+start; a run gives it `TRACKER_TIMEOUT_S` for a row and `CLOSE_TIMEOUT_S` to close.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ PROJECT = "forge-agents"
 """The project or experiment, where ``WANDB_PROJECT`` or ``MLFLOW_EXPERIMENT_NAME`` say nothing."""
 
 TRACKER_TIMEOUT_S = 30.0
-"""Seconds that a run waits for a tracker to take a row or to close."""
+"""Seconds that a run waits for a tracker to take a row."""
+
+CLOSE_TIMEOUT_S = 300.0
+"""The same for its last word, which may be an upload over a slow line."""
 
 _MLFLOW_BATCH = 100
 """Parameters that MLflow takes at once."""
