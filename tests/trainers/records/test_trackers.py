@@ -88,6 +88,21 @@ def test_a_tracker_that_hangs_costs_its_curves_and_not_the_run(wandb, tmp_path, 
     assert [row["step"] for row in run.metrics()] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("hangs", ["log", "finish"])
+def test_a_tracker_that_hangs_at_the_end_is_named_and_left(hangs, wandb, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(trackers, "TRACKER_TIMEOUT_S", 0.01 if hangs == "log" else 30)
+    monkeypatch.setattr(trackers, "CLOSE_TIMEOUT_S", 0.02)
+    run, answered = RunFolder(tmp_path, {}, log_to="wandb"), threading.Event()
+    monkeypatch.setattr(wandb.runs[0], hangs, lambda *row: answered.wait(30))
+    with caplog.at_level(logging.WARNING):
+        run.log(0, {"x": 0.0})
+        run.close()
+    last = {"log": "wandb is left open: it still", "finish": "wandb did not close (no answer in 0.02 s;"}[hangs]
+    assert last in caplog.text and not wandb.runs[0].finished
+    answered.set()
+    RunFolder(tmp_path, {}).close()  # the folder is free all the same
+
+
 def test_mlflow_gets_parameters_once_and_finite_metrics_by_step(monkeypatch, tmp_path):
     calls = []
 

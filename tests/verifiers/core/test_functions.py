@@ -87,10 +87,11 @@ def test_a_verifier_that_lacks_something_is_not_taken_for_a_function(lacking):
         Ensemble([judge])
 
 
-def test_a_cost_of_no_class_is_refused():
+@pytest.mark.parametrize("take", [lambda judge: Ensemble([judge]), reward_of])
+def test_a_cost_of_no_class_is_refused(take):
     judge = type("Judge", (Composable,), {"name": "slow", "family": None, "cost": "free", "score": len})()
     with pytest.raises(ArgumentError, match="cost='free' of verifier 'slow'; choose one of cheap, model, expensive"):
-        Ensemble([judge])
+        take(judge)
 
 
 def test_an_async_function_is_refused():

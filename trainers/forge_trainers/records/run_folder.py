@@ -138,21 +138,24 @@ class RunFolder:
         """Append one row of metrics, to ``metrics.jsonl`` and the tracker. NaN and infinity are written as null."""
         clean = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         self._append("metrics.jsonl", [{"step": step, **clean}])
-        self._track(f"take step {step}", self._curves.log, step, metrics)
+        self._track(f"take step {step}", trackers.TRACKER_TIMEOUT_S, self._curves.log, step, metrics)
 
-    def _track(self, what: str, call: Callable[..., None], *args: Any, timeout_s: float | None = None) -> None:
+    def _track(self, what: str, timeout_s: float, call: Callable[..., None], *args: Any) -> None:
         """Let the tracker take something; a curve is not worth a run, nor the wait for it: metrics.jsonl has it."""
-        if self._tracking is not None and not self._tracking.done():
+        if not self._tracker_answers:
             return
         self._tracking = begin_in_thread(call, *args, name=f"tracker {self._tracker}")
-        timeout_s = timeout_s or trackers.TRACKER_TIMEOUT_S
         try:
             self._tracking.result(timeout_s)
         except Exception as error:  # noqa: BLE001  # its own, or the deadline's
             why = f"{type(error).__name__}: {error}"
             if not self._tracking.done():
-                why = f"no answer in {timeout_s:g} s; until there is, curves are left out"
+                why = f"no answer in {timeout_s:g} s; until there is, it is given nothing more"
             _log.warning("%s did not %s (%s)", self._tracker, what, why)
+
+    @property
+    def _tracker_answers(self) -> bool:
+        return self._tracking is None or self._tracking.done()
 
     def keep_episodes(
         self,
@@ -225,7 +228,9 @@ class RunFolder:
 
     def close(self) -> None:
         """Release the folder."""
-        self._track("close", self._curves.close, timeout_s=trackers.CLOSE_TIMEOUT_S)
+        if not self._tracker_answers:
+            _log.warning("%s is left open: it still has not answered", self._tracker)
+        self._track("close", trackers.CLOSE_TIMEOUT_S, self._curves.close)
         self._lock.close()
 
     def __enter__(self) -> Self:

@@ -26,7 +26,7 @@ TRACKER_TIMEOUT_S = 30.0
 """Seconds that a run waits for a tracker to take a row."""
 
 CLOSE_TIMEOUT_S = 300.0
-"""The same for its last word, which may be an upload over a slow line."""
+"""Seconds that it waits for one to close, which may be an upload over a slow line."""
 
 _MLFLOW_BATCH = 100
 """Parameters that MLflow takes at once."""

@@ -481,9 +481,12 @@ def reward_of(what: Any) -> Reward:
     Raises:
         ArgumentError: It cannot be called, or does not say what it takes.
     """
+    is_verifier = isinstance(what, Verifier) and not isinstance(what, type)
+    if is_verifier:
+        verifier_of(what)  # refuses a cost that there is not
     if callable(what) and callable(getattr(what, "assess", None)) and not isinstance(what, type):
         return cast("Reward", what)
-    if isinstance(what, Verifier) and not isinstance(what, type) and not callable(what):
+    if is_verifier and not callable(what):
         return Sum([(1.0, what)])
     reading = read(what, "reward", otherwise="all")
     return cast("Reward", what) if reading.batch and reading.plain else FunctionReward(reading=reading)
