@@ -38,11 +38,12 @@ class Layout:
     """Learns a LoRA adapter."""
 
     @property
-    def kind(self) -> tuple[str, bool]:
+    def kind(self) -> tuple[object, ...]:
         """Layouts of one kind are compared with each other."""
-        return self.family, self.adapter
+        return self.family, self.adapter, self.settings.get("optimizer_state_dtype")
 
 
+ROUNDED = {"optimizer_state_dtype": "bfloat16"}
 LAYOUTS = (
     Layout(name="1 process"),
     Layout(name="DDP 2", processes=2, settings={"dp_replicate": 2, "dp_shard": 1}),
@@ -52,6 +53,8 @@ LAYOUTS = (
     Layout(name="TP 2, no sequence parallelism", processes=2, settings={"tp": 2, "sequence_parallel": False}),
     Layout(name="FSDP 2 x TP 2", processes=4, settings={"dp_shard": 2, "tp": 2}),
     Layout(name="HSDP 2 x 2", processes=4, settings={"dp_replicate": 2, "dp_shard": 2}),
+    Layout(name="moments in bfloat16, 1 process", settings=ROUNDED),
+    Layout(name="moments in bfloat16, FSDP 2 x TP 2", processes=4, settings={"dp_shard": 2, "tp": 2, **ROUNDED}),
     Layout(name="adapter, 1 process", adapter=True),
     Layout(name="adapter, FSDP 2", processes=2, settings={"dp_shard": 2}, adapter=True),
     Layout(name="adapter, TP 2", processes=2, settings={"tp": 2}, adapter=True),

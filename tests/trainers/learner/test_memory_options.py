@@ -44,6 +44,8 @@ def test_what_helps_nobody_on_cpu_is_refused_there(tiny_llama: Path, changes: di
         ({"activation_checkpointing": "memory_budget"}, "set compile=True"),
         ({"memory_budget": 1.5}, "memory_budget=1.5"),
         ({"reduce_dtype": "float16"}, "reduce_dtype='float16'"),
+        ({"optimizer_state_dtype": "int8"}, "optimizer_state_dtype='int8'"),
+        ({"optimizer_state_dtype": "bfloat16", "betas": (0.9, 0.999)}, "betas of at most 0.99, or float32"),
         ({"activation_checkpointing": "some"}, "activation_checkpointing='some'"),
         ({"ep": 0}, "ep=0"),
     ],
@@ -96,3 +98,67 @@ def test_sums_in_bfloat16_are_rounded(tiny_llama: Path, random_batch: Batches, m
     )
     assert rounded["loss"] == exact["loss"]
     assert 1e-7 < abs(rounded["grad_norm"] / exact["grad_norm"] - 1) < 1e-3
+
+
+def moments(core: LearnerCore) -> dict[str, list[torch.Tensor]]:
+    states = [state for optimizer in core._optimizers for state in optimizer.state.values()]
+    return {name: [state[name] for state in states] for name in ("exp_avg", "exp_avg_sq")}
+
+
+def test_rounded_moments_take_half_the_bytes_and_learn_the_same(tiny_llama: Path, random_batch: Batches):
+    exact, rounded = (LearnerCore(config(tiny_llama, optimizer_state_dtype=dtype)) for dtype in ("float32", "bfloat16"))
+    start = exact.hf_state_dict(dtype=torch.float32)
+    losses = [[core.train_step(random_batch(seed=seed))["loss"] for seed in range(8)] for core in (exact, rounded)]
+    for name, held in moments(rounded).items():
+        assert {value.dtype for value in held} == {torch.bfloat16}
+        assert 2 * sum(value.nbytes for value in held) == sum(value.nbytes for value in moments(exact)[name])
+    assert losses[1] != losses[0]  # they are rounded
+    assert losses[1] == pytest.approx(losses[0], abs=1e-3)
+    here, there = (core.hf_state_dict(dtype=torch.float32) for core in (exact, rounded))
+    for name, before in start.items():  # beside what was learned the rounding is little
+        assert float((there[name] - here[name]).norm()) < 0.03 * float((here[name] - before).norm()), name
+
+
+def test_a_step_from_rounded_moments_is_computed_in_float32(tiny_llama: Path, random_batch: Batches):
+    """What PyTorch's fused kernel does on CUDA: only what is kept is rounded."""
+    exact, rounded = (LearnerCore(config(tiny_llama, optimizer_state_dtype=dtype)) for dtype in ("float32", "bfloat16"))
+    for core in (exact, rounded):
+        core.train_step(random_batch())  # from moments of zero, so none was rounded before it
+    found = rounded.hf_state_dict(dtype=torch.float32)
+    assert all(torch.equal(found[name], value) for name, value in exact.hf_state_dict(dtype=torch.float32).items())
+    for name, held in moments(rounded).items():
+        assert all(torch.equal(a, b.bfloat16()) for a, b in zip(held, moments(exact)[name], strict=True))
+
+
+@pytest.mark.parametrize("fsdp", [False, True])
+def test_a_run_with_rounded_moments_resumes_bit_for_bit(
+    tiny_llama: Path, random_batch: Batches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsdp: bool
+):
+    monkeypatch.setattr(titan_model, "needs_fsdp", lambda _: fsdp)
+    settings = config(tiny_llama, optimizer_state_dtype="bfloat16")
+    core = LearnerCore(settings)
+    core.train_step(random_batch(seed=0))
+    core.save(tmp_path / "step-1")
+    expected = [core.train_step(random_batch(seed=seed)) for seed in (1, 2)]
+    resumed = LearnerCore(settings)
+    resumed.load(tmp_path / "step-1")
+    assert {value.dtype for held in moments(resumed).values() for value in held} == {torch.bfloat16}
+    found = [resumed.train_step(random_batch(seed=seed)) for seed in (1, 2)]
+    assert [a["loss"] for a in found] == [b["loss"] for b in expected]
+    kept = resumed.hf_state_dict(dtype=torch.float32)
+    assert all(torch.equal(kept[name], value) for name, value in core.hf_state_dict(dtype=torch.float32).items())
+
+
+def test_a_checkpoint_loads_into_moments_of_the_other_type(tiny_llama: Path, random_batch: Batches, tmp_path: Path):
+    exact, rounded = (LearnerCore(config(tiny_llama, optimizer_state_dtype=dtype)) for dtype in ("float32", "bfloat16"))
+    exact.train_step(random_batch())
+    exact.save(tmp_path / "exact")
+    rounded.load(tmp_path / "exact")
+    before = moments(exact)
+    for name, held in moments(rounded).items():
+        assert all(torch.equal(a, b.bfloat16()) for a, b in zip(held, before[name], strict=True))
+    rounded.save(tmp_path / "rounded")
+    exact.load(tmp_path / "rounded")
+    for name, held in moments(exact).items():
+        assert all(torch.equal(a, b.float()) for a, b in zip(held, moments(rounded)[name], strict=True))
+    assert exact.train_step(random_batch(seed=1))["version"] == 2

@@ -39,6 +39,7 @@ def rows() -> dict[str, dict[str, Any]]:
         "TP 2, no sequence parallelism",
         "FSDP 2 x TP 2",
         "HSDP 2 x 2",
+        "moments in bfloat16, FSDP 2 x TP 2",
         "adapter, FSDP 2",
         "adapter, TP 2",
         "experts, FSDP 2",

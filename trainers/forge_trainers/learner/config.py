@@ -15,6 +15,7 @@ from forge_trainers.losses.registry import Correction, LossSettings, find_loss
 
 _LENGTHS = 8
 """Of compiled rows: as many as torch.compile keeps of one function."""
+_LARGEST_ROUNDED_BETA = 0.99
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +44,13 @@ class LearnerConfig:
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this L2 norm over all parameters."""
     compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Type of activations and matrix products. Weights, gradients and optimiser state are float32."""
+    """Type of activations and matrix products. Weights and gradients are float32."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type in which gradients are added up over ranks. bfloat16 halves what travels and rounds."""
+    optimizer_state_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type that AdamW's moments are kept in between steps. bfloat16 takes 4 bytes of a weight instead of 8, as
+    DeepSeek-V3 did (arXiv 2412.19437, section 3.3.3); steps are computed in float32, and both `betas` must be at most
+    0.99."""
     max_tokens_per_microbatch: int = 2048
     """Most positions in one forward pass of one rank. A longer sample gets a pass of its own."""
     max_sample_tokens: int | None = None
@@ -135,6 +140,11 @@ class LearnerConfig:
             _require(getattr(self, name) >= least, self, name, f"at least {least}")
         _require(self.max_sample_tokens is None or self.max_sample_tokens >= 2, self, "max_sample_tokens", "at least 2")
         _require(all(0 <= beta < 1 for beta in self.betas), self, "betas", "in [0, 1)")
+        if self.optimizer_state_dtype == "bfloat16" and max(self.betas) > _LARGEST_ROUNDED_BETA:
+            raise ValueError(
+                f"betas={self.betas} with optimizer_state_dtype='bfloat16': a moment of eight bits that is to lose "
+                f"less than 1/256 a step keeps its value; take betas of at most {_LARGEST_ROUNDED_BETA}, or float32"
+            )
         _require(0 < self.lr_decay_share <= 1, self, "lr_decay_share", "above 0 and at most 1")
         _require(0 <= self.lr_min_share <= 1, self, "lr_min_share", "in [0, 1]")
         _require(self.max_grad_norm > 0, self, "max_grad_norm", "above 0; inf switches clipping off")

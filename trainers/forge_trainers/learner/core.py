@@ -23,6 +23,7 @@ from forge_agents.types import EpisodeBatch
 from forge_trainers.batch.layout import Microbatch, Row, lay_out
 from forge_trainers.batch.packing import check_batch
 from forge_trainers.learner import checkpoint, lora, titan
+from forge_trainers.learner.adamw import build_optimizers
 from forge_trainers.learner.attention import plan_attention
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.measures import flops_per_step, memory, peak_flops, ratio_quantiles
@@ -68,9 +69,7 @@ class LearnerCore:
         self._loss = titan.ChunkedLossWrapper.Config(num_chunks=1).build()
         self._loss.loss_fn = PolicyLoss(config.loss_settings)  # any callable will do
         self._loss.set_lm_head(self.model.lm_head)
-        optimizer = titan.default_adamw(lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
-        optimizer.implementation = "fused"
-        self._optimizers = optimizer.build(model_parts=[self.model])
+        self._optimizers = build_optimizers(config, self.model)
         self._total_steps: int | None = None
         self._writer = checkpoint.Writer(self._ranks.use_device)
         self._models: list[Any] = [self.model] if base is None else []

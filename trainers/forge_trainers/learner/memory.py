@@ -33,7 +33,7 @@ def learner_bytes(size: ModelSize, config: LearnerConfig, *, ranks: int = 1) -> 
     held = {
         "weights": 4 * trained // parts + (item * size.weights // parts if adapter else 0),
         "gradients": 4 * trained // parts,
-        "optimizer": 8 * trained // parts,
+        "optimizer": moment_bytes(config) * trained // parts,
     }
     keeps_all = shard == 1 and config.activation_checkpointing != "full"
     largest = 2 * size.layer + size.embedding
@@ -49,6 +49,11 @@ def learner_bytes(size: ModelSize, config: LearnerConfig, *, ranks: int = 1) -> 
         "overhead": OVERHEAD_BYTES,
     }
     return {name: count for name, count in found.items() if count}
+
+
+def moment_bytes(config: LearnerConfig) -> int:
+    """Bytes of AdamW's two moments of one weight, on the device and in a checkpoint."""
+    return 2 * _BYTES[config.optimizer_state_dtype]
 
 
 def _adapter_weights(size: ModelSize, config: LearnerConfig) -> int:

@@ -178,7 +178,7 @@ class OfflineTrainer(ABC, Generic[T]):
         }
         check_installed(config.log_to)
         with starts.shown() as say:
-            self._checkpoints.check_room([self.policy], say)
+            self._checkpoints.check_room([self.policy], self.config.learner, say)
         with RunFolder(self.out_dir, described, log_to=config.log_to) as run:
             try:
                 self._keep_digest(data.digest)

@@ -339,7 +339,8 @@ class GRPOTrainer:
             say(f"{', '.join(sampler.env_ids)} with {', '.join(policies) or 'no model'}; {self.out_dir}")
             if learn:
                 check_installed(self.config.log_to)
-                self._checkpoints.check_room([one for one in policies.values() if one.trainable], say)
+                learning = [one for one in policies.values() if one.trainable]
+                self._checkpoints.check_room(learning, self.config.learner, say)
             self._tried = await Preflight(
                 sampler=sampler,
                 seated=self._seating.seated,

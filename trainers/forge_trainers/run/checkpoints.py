@@ -32,14 +32,13 @@ from forge_agents.policy import LoRA, Policy
 from forge_agents.runtime.mesh import with_deadline
 from forge_agents.runtime.waits import all_or_first_error
 from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.memory import moment_bytes
 from forge_trainers.records.run_folder import CHECKPOINT_MARK, checkpoint_marks, read_arrays
 
 if TYPE_CHECKING:
     from forge_trainers.learner.client import Learner
 
 _log = logging.getLogger(__name__)
-_BYTES_EACH = 12
-"""Of each weight in a checkpoint: itself and Adam's two moments, all float32."""
 _EXPORTED = "exported"
 """The file in a checkpoint that says that the run's export was made of it."""
 
@@ -232,11 +231,12 @@ class Checkpoints:
                 _log.warning("checkpoint %s does not load (%s)", folder, cause)
         return 0
 
-    def check_room(self, policies: Iterable[Policy], say: Callable[[str], None]) -> None:
+    def check_room(self, policies: Iterable[Policy], learner: LearnerConfig, say: Callable[[str], None]) -> None:
         """See that the disk holds what training `policies` writes: checkpoints, and the export at the end.
 
         Args:
             policies: Those that learn.
+            learner: How they learn.
             say: Shows a line, where there is room for the first checkpoint and not for all that are to be kept.
 
         Raises:
@@ -246,7 +246,7 @@ class Checkpoints:
         for policy in policies:
             model = models.resolve(policy.model)
             export += models.weight_bytes(model)
-            each += 0 if policy.lora else models.weight_count(model) * _BYTES_EACH  # adapters are small
+            each += 0 if policy.lora else models.weight_count(model) * (4 + moment_bytes(learner))  # adapters are small
         there = self._folder.absolute()
         while not there.exists():
             there = there.parent
