@@ -96,6 +96,7 @@ def handed_on(package: str) -> Mapping[str, str]:
     return {f"{package}.{alias.asname or alias.name}": str(node.module) for node in found for alias in node.names}
 
 
+@cache
 def module_graph() -> Graph:
     """Imports between modules."""
     known = modules()

@@ -153,6 +153,7 @@ def _dotted(file: Path) -> str:
 # ---- the errors
 
 
+@functools.cache
 def errors_page() -> str:
     """Every error class with its explanation, and every message that the source raises."""
     ours, every, messages = error_classes(), exception_classes(), raised_messages()
@@ -188,6 +189,7 @@ def error_classes() -> dict[str, str]:
     return _derived({"ForgeError"})
 
 
+@functools.cache
 def exception_classes() -> dict[str, str]:
     """Explanation by name of every exception class that the source defines."""
     return _derived({name for name, value in vars(builtins).items() if _is_error(value)})
@@ -211,6 +213,7 @@ def _derived(found: set[str]) -> dict[str, str]:
     return {name: texts[name].partition("\n\nArgs:")[0] for name in found if name in texts}
 
 
+@functools.cache
 def raised_messages() -> dict[str, dict[str, list[str]]]:
     """Messages by error class and module, in the order of the source.
 
