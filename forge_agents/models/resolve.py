@@ -136,19 +136,6 @@ def download(model: str, ignore: Sequence[str] = ()) -> Path:
     return folder
 
 
-@contextmanager
-def without_sklearn() -> Iterator[None]:
-    """What transformers loads meanwhile does without scikit-learn: a second of imports, for one curve of drafts."""
-    import transformers.utils
-
-    known = transformers.utils.is_sklearn_available
-    transformers.utils.is_sklearn_available = lambda: False
-    try:
-        yield
-    finally:
-        transformers.utils.is_sklearn_available = known
-
-
 def settings_of(model: str) -> Path:
     """A folder with the model's settings and tokenizer; its weights are not fetched for it.
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from forge_agents.envs.thoughts import answer_at, closing, continued, opens_thought, split_thought
-from forge_agents.models import resolve
 from forge_agents.models.families import SWITCHES
+from forge_agents.models.lean_imports import lean_transformers
 from forge_agents.policy import Thinking
 from forge_agents.runtime import starts
 from forge_agents.tools.native import CallReader, reader_for
@@ -277,7 +277,7 @@ def _taking_turns(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]
 def _renderer(folder: Path, thinking: Thinking, files: tuple[tuple[str, int], ...]) -> Renderer:
     known = "transformers" in sys.modules
     said = contextlib.nullcontext() if known else starts.starting("library", "transformers", "for the tokenizer")
-    with said, resolve.without_sklearn():
+    with said, lean_transformers():
         from transformers import AutoTokenizer
 
     return Renderer(AutoTokenizer.from_pretrained(folder, local_files_only=True), thinking=thinking)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_agents.errors import ModelNotFoundError
 from forge_agents.models import resolve as models
+from forge_agents.models.lean_imports import lean_transformers, without_sound
 from forge_agents.models.sizes import ModelSize
 from forge_agents.policy import LoRA, Sampling
 from forge_agents.runtime.processes import available_bytes
@@ -75,16 +76,13 @@ def adapter_number(config: EngineConfig, adapter: str) -> int:
 
 def build(config: EngineConfig) -> Any:
     """A vLLM engine in this process."""
-    gc.disable()  # what six thousand modules define lives on; to look through it again and again takes a seventh of it
-    try:
+    with lean_transformers():
         return _built(config)
-    finally:
-        gc.enable()
 
 
-@models.without_sklearn()
 def _built(config: EngineConfig) -> Any:
-    from vllm import EngineArgs, LLMEngine
+    with without_sound():
+        from vllm import EngineArgs, LLMEngine
     from vllm.platforms import current_platform
 
     gc.freeze()  # vLLM asks for five whole collections on its way; what modules define is no garbage

@@ -14,15 +14,17 @@ import inspect
 import warnings
 from typing import Any
 
-import torch
-
 from forge_agents.errors import MissingExtraError
+from forge_agents.imports import without_collections
 from forge_agents.runtime._monarch import endpoint
 from forge_agents.runtime.processes import place
-from forge_agents.weights._segments import SegmentHandle, open_segment, segment_of
 
 try:  # after Monarch's settings
-    import torchstore  # type: ignore[import-untyped,unused-ignore]
+    with without_collections():
+        import torch
+        import torchstore  # type: ignore[import-untyped,unused-ignore]
+
+        from forge_agents.weights._segments import SegmentHandle, open_segment, segment_of
 except ModuleNotFoundError as cause:
     if cause.name != "torchstore":
         raise

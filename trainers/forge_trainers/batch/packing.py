@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from tensordict import TensorDict
 
 from forge_agents.errors import EmptyBatchError
+from forge_agents.imports import without_collections
 from forge_agents.types import EpisodeBatch, Trajectory, Turn
+
+with without_collections():
+    import torch
+    from tensordict import TensorDict
 
 # T tokens of all samples, n samples, L tokens of one sample
 _TOKEN_DTYPES = {

@@ -15,13 +15,16 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-import torch
+from forge_agents.imports import without_collections
 
-from forge_agents.runtime._monarch import Actor, concurrent_endpoint
-from forge_agents.weights import Publisher, WeightStoreRef
-from forge_trainers.learner.config import LearnerConfig
-from forge_trainers.learner.core import LearnerCore
-from forge_trainers.losses.registry import Loss, add_loss
+with without_collections():
+    import torch
+
+    from forge_agents.runtime._monarch import Actor, concurrent_endpoint
+    from forge_agents.weights import Publisher, WeightStoreRef
+    from forge_trainers.learner.config import LearnerConfig
+    from forge_trainers.learner.core import LearnerCore
+    from forge_trainers.losses.registry import Loss, add_loss
 
 T = TypeVar("T")
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8  # <malloc.h>

@@ -7,7 +7,6 @@ Importing this module imports torch and TorchTitan (seconds), so only the learne
 from __future__ import annotations
 
 import functools
-import gc
 import importlib
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch._utils
+
+from forge_agents.imports import without_collections
 
 
 def _import_with_the_device_that_exists() -> str:
@@ -67,17 +68,14 @@ def _without_what_takes_long() -> Iterator[None]:
     """Imports in two thirds of the time.
 
     TorchTitan has its FlexAttention compiled where it is defined, which loads Inductor whether or not anybody will call
-    it; and what modules define is no garbage to look for.
+    it.
     """
     torch.compile = _compiled_when_called  # type: ignore[assignment]
-    collected = gc.isenabled()
-    gc.disable()
     try:
-        yield
+        with without_collections():
+            yield
     finally:
         torch.compile = _compile
-        if collected:
-            gc.enable()
 
 
 _compile = torch.compile
