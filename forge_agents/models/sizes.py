@@ -65,8 +65,10 @@ class ModelSize:
     """1 of a dense model."""
     qk_norm: bool
     """Queries and keys are normalised per head."""
+    num_experts: int
+    """Of one layer; 0 of a dense model."""
     experts: int
-    """Experts' weights of one layer; 0 of a dense model."""
+    """Their weights."""
     dense: int
     """Weights of one layer without experts."""
 
@@ -119,6 +121,7 @@ class ModelSize:
             feed_forward=between * chosen,
             experts_per_token=chosen,
             qk_norm=str(config.get("model_type", "")).startswith("qwen3"),
+            num_experts=count,
             experts=3 * hidden * between * count,
             dense=attention + 2 * hidden + (hidden * count if count else 3 * hidden * between),
         )

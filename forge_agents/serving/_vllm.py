@@ -456,15 +456,8 @@ def check_ranks(config: EngineConfig) -> None:
     Raises:
         ValueError: They cannot; the message says what would do.
     """
-    if config.tp == 1:
-        return
-    size, tp = ModelSize.of(Path(config.model)), config.tp
-    if not size.divides(tp):
-        could = [str(ranks) for ranks in range(1, size.heads + 1) if size.divides(ranks)]
-        raise ValueError(
-            f"engine.tp={tp} does not divide the {size.heads} query and {size.kv_heads} key heads of {config.model}; "
-            f"choose {' or '.join(could)}"
-        )
+    if config.tp > 1:
+        memory.check_tp(ModelSize.of(Path(config.model)), config.tp, config.model)
 
 
 def expected_shapes(model: str) -> dict[str, tuple[int, ...]] | None:

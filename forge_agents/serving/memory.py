@@ -46,3 +46,17 @@ def fixed_bytes(size: ModelSize, *, sequences: int, item: int = 2, tp: int = 1) 
         "activations": ITERATION_TOKENS * between * item + 3 * sequences * size.vocab * 4,
         "overhead": OVERHEAD_BYTES,
     }
+
+
+def check_tp(size: ModelSize, tp: int, model: str) -> None:
+    """See that `tp` ranks of an engine can share the heads of `model`.
+
+    Raises:
+        ValueError: They cannot; the message says how many can.
+    """
+    if not size.divides(tp):
+        could = [str(ranks) for ranks in range(1, size.heads + 1) if size.divides(ranks)]
+        raise ValueError(
+            f"engine.tp={tp} does not divide the {size.heads} query and {size.kv_heads} key heads of {model}; "
+            f"choose {' or '.join(could)}"
+        )

@@ -16,13 +16,15 @@ from torch.distributed.checkpoint import FileSystemWriter
 
 from forge_agents import files as sums_of_files
 from forge_agents.errors import ModelNotFoundError, RunFolderError
+from forge_agents.models.sizes import ModelSize
 from forge_agents.policy import LoRA
 from forge_agents.types import EpisodeBatch
 from forge_trainers.learner import checkpoint
 from forge_trainers.learner import model as titan_model
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
-from forge_trainers.learner.model import check_degrees, read_config, sync_gradients
+from forge_trainers.learner.degrees import check_degrees
+from forge_trainers.learner.model import sync_gradients
 
 Batches = Callable[..., EpisodeBatch]
 
@@ -482,7 +484,7 @@ def test_bad_settings_are_refused(changes: dict[str, Any], message: str):
 
 
 def test_parallel_degrees_must_make_the_number_of_ranks(tiny_llama: Path):
-    with pytest.raises(ValueError, match="does not make world_size=1"):
+    with pytest.raises(ValueError, match="does not make learner_procs=1"):
         LearnerCore(config(tiny_llama, tp=2))
     with pytest.raises(ValueError, match="ep=2 does not divide dp_shard x tp = 1 x 1"):
         LearnerCore(config(tiny_llama, ep=2))
@@ -493,7 +495,7 @@ def test_parallel_degrees_must_make_the_number_of_ranks(tiny_llama: Path):
     [
         ("llama", {"tp": 8}, "tp=8 does not divide the model's num_attention_heads=4"),
         ("llama", {"tp": 4}, "tp=4 does not divide the model's num_key_value_heads=2"),
-        ("llama", {"ep": 2}, "ep=2 spreads experts, and LlamaForCausalLM has none"),
+        ("llama", {"ep": 2}, "ep=2 spreads experts, and the model has none"),
         ("qwen3_moe", {"ep": 3}, "ep=3 does not divide the model's num_experts=4"),
         ("qwen3_moe", {"tp": 2}, "set ep, or sequence_parallel=False"),
     ],
@@ -503,7 +505,7 @@ def test_parallel_degrees_must_divide_the_model(
 ):
     model = tiny_models(family=family)
     with pytest.raises(ValueError, match=message):
-        check_degrees(config(model, **degrees), read_config(model))
+        check_degrees(config(model, **degrees), ModelSize.of(model))
 
 
 def test_experts_of_another_type_than_bfloat16_compute_in_it(tiny_models: Callable[..., Path], random_batch: Batches):

@@ -15,7 +15,7 @@ from forge_agents.runtime.hosts import Seat
 from forge_agents.runtime.layout import Layout
 from forge_agents.serving.memory import OVERHEAD_BYTES, fixed_bytes, kv_bytes
 from forge_trainers.learner.memory import learner_bytes
-from forge_trainers.run.placement import Part, place
+from forge_trainers.run.placement import Part, check_ranks, place
 
 H100 = 80_000_000_000
 
@@ -167,3 +167,21 @@ def test_what_does_not_fit_side_by_side_takes_turns() -> None:
 def test_turns_and_playing_ahead_exclude_each_other() -> None:
     with pytest.raises(ValueError, match="lets engines and learner compute in turns, and max_staleness=1"):
         fa.GRPOConfig(colocate=True, max_staleness=1)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "settings", "message"),
+    [
+        (4, {"tp": 3}, "tp=3 of the learner does not make learner_procs=4"),
+        (4, {"tp": 2, "dp_shard": 4}, "dp_shard=4 x tp=2 of the learner does not make learner_procs=4"),
+        (16, {"tp": 16}, "learner.tp=16 does not divide the model's num_key_value_heads=8"),
+        (4, {"ep": 4}, "learner.ep=4 spreads experts, and the model has none"),
+    ],
+)
+def test_ranks_that_cannot_share_a_model_are_refused_before_they_start(ranks: int, settings: Any, message: str) -> None:
+    size = ModelSize.named("8b")
+    learner = Part(name="hero-learner", ranks=ranks, size=size, learner=fa.LearnerConfig(**settings))
+    with pytest.raises(ValueError, match=message):
+        check_ranks([learner])
+    with pytest.raises(ValueError, match="engine.tp=3 does not divide the 32 query and 8 key heads of hero"):
+        check_ranks([Part(name="hero", ranks=3, size=size)])

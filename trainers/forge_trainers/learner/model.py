@@ -33,9 +33,11 @@ from torch.distributed.tensor import DTensor
 from forge_agents.errors import ModelNotFoundError
 from forge_agents.models import families
 from forge_agents.models.resolve import read_json
+from forge_agents.models.sizes import ModelSize
 from forge_trainers.learner import titan
 from forge_trainers.learner.attention import PackedAttention
 from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.degrees import check_degrees, shards_of
 from forge_trainers.learner.lean import FeedForward, RMSNorm
 from forge_trainers.learner.lora import adapted, is_adapter, lower_base
 
@@ -102,16 +104,7 @@ def join_ranks(config: LearnerConfig) -> Ranks:
                 enable_cpu_backend=titan.DEVICE_TYPE != "cpu",  # what ranks tell each other needs no device
             )
     world_size = dist.get_world_size()
-    shard = config.dp_shard if config.dp_shard > 0 else max(1, world_size // (config.dp_replicate * config.tp))
-    if shard * config.dp_replicate * config.tp != world_size:
-        raise ValueError(
-            f"dp_replicate={config.dp_replicate} x dp_shard={config.dp_shard} x tp={config.tp} does not make "
-            f"world_size={world_size}; their product must"
-        )
-    if shard * config.tp % config.ep:
-        raise ValueError(
-            f"ep={config.ep} does not divide dp_shard x tp = {shard} x {config.tp}; experts are spread over those ranks"
-        )
+    shard = shards_of(config, world_size)
     parallelism = titan.ParallelismConfig(
         # TorchTitan's default backend needs a nightly torch; this one runs on the release, on CPU and on GPU
         spmd_backend="partial_dtensor",
@@ -212,7 +205,7 @@ def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) 
     hf_config = read_config(config.model)
     families.check_learnable(hf_config)
     check_weights(Path(config.model))
-    check_degrees(config, hf_config)
+    check_degrees(config, ModelSize.from_config(hf_config))
     max_seq_len = int(min(config.max_sample_tokens or math.inf, hf_config["max_position_embeddings"]))
     spread = needs_fsdp(config)
     attention = PackedAttention if titan.DEVICE_TYPE == "cpu" else titan.VarlenAttention
@@ -312,27 +305,6 @@ def check_device(config: LearnerConfig) -> None:
         raise ValueError("compile=True is for GPUs: on CPU each new row would be compiled anew; leave it False")
     if config.cpu_offload:
         raise ValueError("cpu_offload=True is for GPUs: on CPU the weights are in the host's memory; leave it False")
-
-
-def check_degrees(config: LearnerConfig, hf_config: Mapping[str, Any]) -> None:
-    """Raise ValueError where a parallel degree does not divide what it splits."""
-    heads = hf_config["num_attention_heads"]
-    split = {
-        "num_attention_heads": (heads, "tp", config.tp),
-        "num_key_value_heads": (hf_config.get("num_key_value_heads") or heads, "tp", config.tp),
-        "vocab_size": (hf_config["vocab_size"], "tp", config.tp),
-        "num_experts": (families.num_experts(hf_config), "ep", config.ep),
-    }
-    for name, (size, degree, ranks) in split.items():
-        if size % ranks:
-            raise ValueError(f"{degree}={ranks} does not divide the model's {name}={size}; choose a divisor")
-    if config.ep > 1 and not families.num_experts(hf_config):
-        raise ValueError(f"ep={config.ep} spreads experts, and {hf_config['architectures'][0]} has none; leave it 1")
-    if families.num_experts(hf_config) and config.tp > 1 and config.ep == 1 and config.sequence_parallel:
-        raise ValueError(
-            f"tp={config.tp} with sequence_parallel and without ep: TorchTitan 0.3.0 then computes wrong gradients of "
-            "what goes into experts; set ep, or sequence_parallel=False"
-        )
 
 
 def sync_gradients(model: torch.nn.Module, *, now: bool) -> None:

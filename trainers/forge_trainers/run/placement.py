@@ -19,8 +19,9 @@ from forge_agents.models.sizes import ModelSize
 from forge_agents.runtime import mesh, starts
 from forge_agents.runtime.hosts import Seat
 from forge_agents.serving.config import EngineConfig
-from forge_agents.serving.memory import OVERHEAD_BYTES, USUAL_SHARE, fixed_bytes, kv_bytes
+from forge_agents.serving.memory import OVERHEAD_BYTES, USUAL_SHARE, check_tp, fixed_bytes, kv_bytes
 from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.degrees import check_degrees, shards_of
 from forge_trainers.learner.memory import learner_bytes
 
 ROOM = 0.95
@@ -100,11 +101,11 @@ def place_here(
 
     Raises:
         HostError: As `place`.
+        ValueError: Ranks cannot share a model, with or without GPUs.
     """
     engine = engine or EngineConfig()
     meshes = [(name, "learner", ranks) for name in learners] + [(name, "engines", engine.tp) for name in engines]
-    if not any(seat.gpu for seat in mesh.rehearse(meshes)):
-        return engine
+    on_gpus = any(seat.gpu for seat in mesh.rehearse(meshes))
     try:
         parts = [
             *(Part(name=n, ranks=ranks, size=ModelSize.of(Path(c.model)), learner=c) for n, c in learners.items()),
@@ -114,7 +115,11 @@ def place_here(
             ),
         ]
     except ModelNotFoundError as error:
-        starts.say(f"whether it fits into the GPUs is not known: {error}")
+        if on_gpus:
+            starts.say(f"whether it fits into the GPUs is not known: {error}")
+        return engine
+    check_ranks(parts)
+    if not on_gpus:
         return engine
     placement = place(parts, engine, mesh.rehearse, turns=turns)
     if placement.engine.sleeps:
@@ -122,6 +127,20 @@ def place_here(
     for line in placement.lines():
         starts.say(line)
     return placement.engine
+
+
+def check_ranks(parts: Iterable[Part]) -> None:
+    """See that ranks can share their models, before the first of them starts.
+
+    Raises:
+        ValueError: They cannot.
+    """
+    for part in parts:
+        if part.learner is None:
+            check_tp(part.size, part.ranks, part.name)
+        else:
+            shards_of(part.learner, part.ranks)
+            check_degrees(part.learner, part.size)
 
 
 def place(

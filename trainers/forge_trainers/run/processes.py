@@ -33,6 +33,7 @@ from forge_agents.serving.fleet import check_named_by_policies, homes_of, start_
 from forge_agents.serving.replicas import Adapted, names_of
 from forge_agents.weights import WeightStore
 from forge_trainers.learner.client import Learner, LearnerConfig
+from forge_trainers.learner.degrees import shards_of
 from forge_trainers.run.config import ProcessConfig, with_threads
 from forge_trainers.run.placement import place_here
 
@@ -439,6 +440,8 @@ def check_hosts(meshes: Iterable[tuple[str, str, int]], hosts: Hosts, config: Pr
         counts[role] += procs
     hosts.check_processes("engines", counts["engines"])
     hosts.check_processes("learner", counts["learner"], each=config.learner_procs)
+    if counts["learner"]:
+        shards_of(config.learner, config.learner_procs)
 
 
 def _together(policies: Mapping[str, Policy], paths: Mapping[str, Path]) -> list[list[str]]:
