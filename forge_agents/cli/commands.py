@@ -257,6 +257,9 @@ def simulate(words: Sequence[str]) -> int:
     model, gpu_gb, per_host = (chosen.pop(name) for name in ("model", "gpu_gb", "gpus_per_host"))
     if model and not chosen.gpus:
         parser.error("--model asks whether a run fits; say into how many GPUs with --gpus")
+    timed = {"measured": measured, "sweep": sweep, "learner_gpus": chosen.learner_gpus}
+    if model and (unread := [name for name, value in timed.items() if value]):
+        parser.error(f"--model asks whether a run fits, and nothing is measured or timed: leave out --{unread[0]}")
     if sweep and not chosen.gpus:
         parser.error("--sweep tries splits of GPUs; say how many with --gpus")
 
@@ -266,7 +269,7 @@ def simulate(words: Sequence[str]) -> int:
 
     run, hardware = built(parser, both, chosen)
     if model:
-        return _fit(run, model, hardware.gpus, gpu_gb, per_host)
+        return _fit(run, model, fa.Gpus(count=hardware.gpus, memory_gb=gpu_gb, per_host=per_host), as_json=as_json)
     found = fa.simulate(run, measured=measured, hardware=hardware, steps=steps)
     if as_json:
         print(json.dumps(found.json()))
@@ -280,24 +283,42 @@ def simulate(words: Sequence[str]) -> int:
     return 0
 
 
-def _fit(run: fa.RunConfig, model: str, count: int, gpu_gb: float, per_host: int) -> int:
+def _fit(run: fa.RunConfig, model: str, gpus: fa.Gpus, *, as_json: bool) -> int:
     """Say whether a run fits into GPUs, and what to change. 0: it does as it is."""
     from rich.console import Console
 
     import forge_agents as fa
 
-    trained = [policy for policy in run.policies.values() if policy.trainable]
-    gpus = fa.Gpus(count=count, memory_gb=gpu_gb, per_host=per_host)
-    lora = trained[0].lora if trained else None
-    found = fa.fit_gpus(run.trainer, model, gpus, lora=lora)
+    policies = run.models
+    found = fa.fit_gpus(run.trainer, model, gpus, policies=policies, hosts=run.mesh)
+    if as_json:
+        print(json.dumps(found.json()))
+        return int(bool(found.changes))
     Console().print(found.table())
     print("none of these bytes was measured on a GPU by this project")
-    if not found.changes:
-        print(f"it fits into {count} GPU{'s' * (count != 1)} of {gpu_gb:g} GB")
-        return 0
-    print(f"as it is set it does not fit: {found.problem}")
-    print("it does with " + ", ".join(f"{key}: {value}" for key, value in found.changes.items()))
-    return 1
+    if run.reward:
+        print("not counted: engines of judges, which take what is left")
+    for doubt in found.placement.doubts:
+        print(doubt)
+    if found.changes:
+        learning = next((name for name, one in policies.items() if one.trainable and one.lora is None), "")
+        print(f"as it is set it does not fit: {found.problem}")
+        print("it does with " + ", ".join(_as_set(key, value, learning) for key, value in found.changes.items()))
+        return 1
+    print(f"it fits into {gpus.count} GPU{'s' * (gpus.count != 1)} of {gpus.memory_gb:g} GB")
+    if found.used < gpus.count:
+        print(
+            f"{found.used} of them {'has' if found.used == 1 else 'have'} something to do: trainer.learner_procs and "
+            "trainer.engine.replicas say how many there are of each"
+        )
+    return 0
+
+
+def _as_set(key: str, value: Any, policy: str) -> str:
+    """A change, as a run's file has it."""
+    if key == "Policy.lora":
+        return f"policies.{policy}.lora: {{rank: {value.rank}, alpha: {value.alpha:g}}}"
+    return f"trainer.{key}: {value}"
 
 
 @_command(

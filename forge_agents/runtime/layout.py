@@ -118,18 +118,27 @@ class Layout:
         """Whether ranks of a learner find each other by address, not by name."""
         return self._job is not None and self._job.by_ip
 
-    def suppose(self, gpus: int) -> None:
+    def suppose(self, gpus: int, *, gpu_bytes: int = 0, here: int | None = None) -> None:
         """Take the hosts that are asked for as given, without reaching one, to `rehearse` on them.
 
         Args:
             gpus: Of each host whose role `Hosts.gpus` does not name.
+            gpu_bytes: Memory of each.
+            here: GPUs of the controller's host; None: those that it has.
         """
+        if here is not None:
+            ids = tuple(map(str, range(here)))
+            self._here.facts = HostFacts(
+                hostname="supposed", gpus=ids, cores=frozenset(), place="", gpu_bytes=(gpu_bytes,) * here
+            )
         what = {"process": "a process here", "slurm": "a node of the job", "kubernetes": "a pod"}.get(self.config.kind)
         for role, count in self.config.counts.items():
             ids = tuple(map(str, range(self.config.gpus.get(role, gpus))))
             for i in range(count):
                 name = what or self.config.workers[role][i]
-                facts = HostFacts(hostname=name, gpus=ids, cores=frozenset(), place="")
+                facts = HostFacts(
+                    hostname=name, gpus=ids, cores=frozenset(), place="", gpu_bytes=(gpu_bytes,) * len(ids)
+                )
                 self.hosts.append(Host(name=f"{role}-{i}", role=role, number=i, machine=None, facts=facts))
 
     async def launch(self, env: Callable[[str], Mapping[str, str]]) -> None:

@@ -200,17 +200,28 @@ def rehearse(meshes: Sequence[tuple[str, str, int]]) -> list[Seat]:
         return _layout().rehearse(meshes)
 
 
-def rehearse_on(config: Hosts, meshes: Sequence[tuple[str, str, int]], *, gpus_per_host: int) -> list[Seat]:
+def rehearse_on(
+    config: Hosts,
+    meshes: Sequence[tuple[str, str, int]],
+    *,
+    gpus_per_host: int,
+    gpu_bytes: int = 0,
+    here: int | None = None,
+) -> list[Seat]:
     """Where meshes would be on hosts that nobody has asked for yet.
 
     Args:
-        gpus_per_host: Of each host whose role ``config.gpus`` does not name; this machine's own are counted.
+        config: The hosts.
+        meshes: Name, role and processes of each.
+        gpus_per_host: Of each host whose role ``config.gpus`` does not name.
+        gpu_bytes: Memory of each GPU.
+        here: GPUs of the controller's host; None: those that it has.
     """
     from forge_agents.runtime.layout import Layout
 
     wants = {role: sum(procs for _, one, procs in meshes if one == role) for _, role, _ in meshes}
     layout = Layout(config, lambda: None, wants)
-    layout.suppose(gpus_per_host)
+    layout.suppose(gpus_per_host, gpu_bytes=gpu_bytes, here=here)
     return layout.rehearse(meshes)
 
 

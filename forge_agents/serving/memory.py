@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 
 from forge_agents.models.sizes import ModelSize
+from forge_agents.policy import LoRA
 
 OVERHEAD_BYTES = 2_500_000_000
 """Of a process on a GPU, beside tensors: CUDA's context, libraries' workspaces, CUDA graphs. Assumed, not measured."""
@@ -46,6 +47,18 @@ def fixed_bytes(size: ModelSize, *, sequences: int, item: int = 2, tp: int = 1) 
         "activations": ITERATION_TOKENS * between * item + 3 * sequences * size.vocab * 4,
         "overhead": OVERHEAD_BYTES,
     }
+
+
+def adapter_weights(size: ModelSize, lora: LoRA) -> int:
+    """Weights of an adapter."""
+    attention, kv = size.heads * size.head_dim, size.kv_heads * size.head_dim
+    ends = {
+        "q_proj": size.hidden + attention,
+        "k_proj": size.hidden + kv,
+        "v_proj": size.hidden + kv,
+        "o_proj": size.hidden + attention,
+    }
+    return size.layers * lora.rank * sum(ends.get(name, size.hidden + size.feed_forward) for name in lora.targets)
 
 
 def check_tp(size: ModelSize, tp: int, model: str) -> None:

@@ -102,7 +102,7 @@ def gpu_check(
     """
     count = len(visible_gpus()) if gpus is None else gpus
     if count < 1:
-        raise HostError("there is no GPU here to check; `forge-agents simulate CONFIG --gpus N` needs none")
+        raise HostError("there is no GPU here to check; `forge-agents simulate CONFIG --gpus N --model M` needs none")
     folder, console = Path(out_dir or time.strftime("runs/gpu-check-%Y%m%d-%H%M%S")), Console()
     path = resolve(model)
     size, rows = ModelSize.of(path), list[dict[str, Any]]()

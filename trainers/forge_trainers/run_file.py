@@ -82,7 +82,7 @@ class RunConfig:
                 )
             object.__setattr__(self, "seats", next(iter(named)))
         known = tuple(self._players)
-        for name in self.seats.values() if isinstance(self.seats, dict) else (self.seats,):
+        for name in self._sitting:
             if name not in known:
                 raise ValueError(f"seats names {name!r}, known are {', '.join(known)}.{did_you_mean(name, known)}")
         if self.league is not None:
@@ -110,6 +110,20 @@ class RunConfig:
             return {seat: players[name] for seat, name in self.seats.items()}
         return players[self.seats]
 
+    @property
+    def models(self) -> dict[str, Policy]:
+        """Policies that play, by name; of a league also the one that its snapshots take turns in."""
+        seated = self.seated
+        if isinstance(seated, League):
+            players = (seated.policy, seated.frozen(seated.engine), *seated.anchors)
+        else:
+            players = tuple(self._players[name] for name in self._sitting)
+        return {one.name: one for one in players if isinstance(one, Policy)}
+
+    @property
+    def _sitting(self) -> tuple[str, ...]:
+        return tuple(self.seats.values()) if isinstance(self.seats, dict) else (self.seats,)
+
     def _declared_league(self, league: RunLeague) -> League:
         players = self._players
         if isinstance(self.seats, dict):
@@ -125,7 +139,7 @@ class RunConfig:
     @property
     def idle(self) -> tuple[str, ...]:
         """Policies and endpoints that are declared and sit in no seat, each with a name that may have been meant."""
-        seated = [*(self.seats.values() if isinstance(self.seats, dict) else (self.seats,))]
+        seated = [*self._sitting]
         seated += self.league.anchors if self.league is not None else ()
         return tuple(
             f"{name} is declared and sits in no seat.{did_you_mean(name, seated)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,9 @@ import forge_agents as fa
 from forge_agents.cli.main import main
 from forge_agents.errors import HostError, ModelNotFoundError
 from forge_agents.models.sizes import SHAPES, ModelSize
+from forge_agents.runtime.host_process import HostFacts
+from forge_agents.runtime.layout import Layout
+from forge_agents.serving.memory import adapter_weights
 from forge_trainers.forecast.fit import Fit, Gpus, fit_gpus, size_of
 from forge_trainers.run.config import ProcessConfig
 
@@ -39,21 +43,28 @@ def test_the_docs_table_of_a_node_of_eight_is_the_codes_own_arithmetic(name: str
 
 def test_what_does_not_fit_says_what_to_change_and_why() -> None:
     found = fit_gpus(SETTINGS, ModelSize.named("8b"), Gpus(count=8))
-    assert "GPU 0 of host 0 has 80.0 GB and learner expects 16" in found.problem
-    assert found.changes == {"learner_procs": 4, "engine.replicas": 4}
-    changed = ProcessConfig(learner_procs=4, engine=fa.EngineConfig(max_model_len=8192, replicas=4))
+    assert "GPU 0 of host 0 has 80.0 GB and policy-learner expects 22" in found.problem
+    assert found.changes == {
+        "learner_procs": 4, "engine.replicas": 4, "learner.activation_checkpointing": "full"
+    }  # fmt: skip
+    changed = ProcessConfig(
+        learner_procs=4,
+        learner=fa.LearnerConfig(activation_checkpointing="full"),
+        engine=fa.EngineConfig(max_model_len=8192, replicas=4),
+    )
     assert fit_gpus(changed, ModelSize.named("8b"), Gpus(count=8)).changes == {}
 
 
 def test_a_run_that_takes_turns_fits_into_gpus_that_it_shares() -> None:
     gpus = Gpus(count=2, memory_gb=17)
-    settings = replace(SETTINGS, learner_procs=2, engine=replace(SETTINGS.engine, replicas=2))
+    engine = fa.EngineConfig(max_model_len=2048, replicas=2)
+    settings = replace(SETTINGS, learner_procs=2, engine=engine)
     assert fit_gpus(settings, "0.6b", gpus).changes
     found = fit_gpus(replace(settings, colocate=True), "0.6b", gpus)
     assert not found.changes and found.placement.engine.sleeps
     assert sorted(one.seat.gpu for one in found.placement.processes) == ["0", "0", "1", "1"]
-    with pytest.raises(HostError, match="3 ranks of learner want a GPU each, and there are 2"):
-        gpus.rehearse([("learner", "learner", 3)], share=True)
+    with pytest.raises(HostError, match=r"3 ranks of one learner need a GPU each, and this host .* has 2"):
+        gpus.rehearse([("learner", "learner", 3)])
 
 
 def test_nothing_makes_seventy_billion_weights_fit_into_one_gpu() -> None:
@@ -64,8 +75,71 @@ def test_nothing_makes_seventy_billion_weights_fit_into_one_gpu() -> None:
 def test_an_engines_ranks_stay_on_one_host() -> None:
     seats = Gpus(count=16).rehearse([("learner", "learner", 6), ("engine", "engines", 4)])
     assert {seat.host for seat in seats if seat.role == "engines"} == {"host 1"}
-    with pytest.raises(HostError, match="want 12 GPUs, one each, and there are 8"):
-        Gpus(count=8).rehearse([("learner", "learner", 6), ("engine", "engines", 4)])
+    with pytest.raises(HostError, match="want 20 GPUs, one each, and there are 16"):
+        Gpus(count=16).rehearse([("learner", "learner", 14), ("engine", "engines", 4)])
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 3, 8])
+def test_one_host_is_shared_as_a_run_shares_it(gpus: int) -> None:
+    layout = Layout(fa.Hosts(), lambda: "here", {"learner": 2, "engines": 6})
+    ids = tuple(map(str, range(gpus)))
+    layout._here.facts = HostFacts(hostname="node", gpus=ids, cores=frozenset({0}), place="", gpu_bytes=(80,) * gpus)
+    meshes = [("learner", "learner", min(2, gpus)), *((f"engine-{i}", "engines", min(2, gpus)) for i in range(3))]
+    expected = [(seat.name, seat.rank, seat.gpu) for seat in layout.rehearse(meshes)]
+    assert [(seat.name, seat.rank, seat.gpu) for seat in Gpus(count=gpus).rehearse(meshes)] == expected
+
+
+def test_hosts_that_a_run_describes_are_those_that_it_has_to_fit() -> None:
+    hosts = fa.Hosts(kind="slurm", hosts={"learner": 2, "engines": 1})
+    settings = ProcessConfig(learner_procs=4, engine=fa.EngineConfig(max_model_len=512, replicas=8))
+    found = fit_gpus(settings, "0.6b", Gpus(count=24), hosts=hosts)
+    assert not found.changes and found.used == 12
+    assert [one.seat.gpu for one in found.placement.processes if one.seat.role == "learner"] == ["0", "1", "0", "1"]
+    uneven = fit_gpus(replace(settings, learner_procs=3), "0.6b", Gpus(count=24), hosts=hosts)
+    assert "3 processes of one learner cannot be spread evenly over 2 hosts" in uneven.problem
+    assert uneven.changes["learner_procs"] == 16
+    with pytest.raises(HostError, match="are on 12 GPUs of the mesh's hosts, and there are 8"):
+        fit_gpus(settings, "0.6b", Gpus(count=8), hosts=hosts)
+
+
+def test_each_policy_has_an_engine_and_a_learner_unless_adapters_share_them() -> None:
+    policies = {name: fa.Policy("model", name=name) for name in ("asker", "answerer")}
+    settings = ProcessConfig(engine=fa.EngineConfig(max_model_len=512))
+    found = fit_gpus(settings, "0.6b", Gpus(count=4), policies=policies)
+    assert [one.seat.name for one in found.placement.processes] == [
+        "asker-learner", "answerer-learner", "asker", "answerer",
+    ]  # fmt: skip
+    adapters = {name: replace(policy, lora=fa.LoRA(rank=64)) for name, policy in policies.items()}
+    learner, engine = fit_gpus(settings, "0.6b", Gpus(count=4), policies=adapters).placement.processes
+    weights = adapter_weights(ModelSize.named("0.6b"), fa.LoRA(rank=64))
+    assert learner.seat.name == "asker-answerer-learner" and learner.parts["optimizer"] == 2 * 8 * weights
+    assert engine.seat.name == "asker" and engine.parts["adapters"] == 2 * 2 * weights
+    frozen = {"asker": policies["asker"], "answerer": replace(policies["answerer"], trainable=False)}
+    assert len(fit_gpus(settings, "0.6b", Gpus(count=4), policies=frozen).placement.processes) == 3
+
+
+def test_ranks_that_cannot_share_the_model_do_not_fit() -> None:
+    found = fit_gpus(replace(SETTINGS, engine=replace(SETTINGS.engine, tp=3)), "0.6b", Gpus(count=8))
+    assert "engine.tp=3 does not divide" in found.problem and found.changes["engine.tp"] == 1
+    with pytest.raises(HostError, match=r"tp=3 of the learner does not make learner_procs=4.* change the limits"):
+        fit_gpus(replace(SETTINGS, learner_procs=4, learner=fa.LearnerConfig(tp=3)), "0.6b", Gpus(count=8))
+
+
+def test_a_sample_is_one_pass_however_long_it_is() -> None:
+    def activations(engine: fa.EngineConfig, **learner: int) -> int:
+        settings = ProcessConfig(learner=fa.LearnerConfig(**learner), engine=engine)
+        found = fit_gpus(settings, "0.6b", Gpus(count=2))
+        doubts.extend(found.placement.doubts)
+        return found.placement.processes[0].parts["activations"]
+
+    doubts: list[str] = []
+    short = activations(fa.EngineConfig(max_model_len=512))
+    assert activations(fa.EngineConfig(max_model_len=8192)) == 4 * short
+    assert activations(fa.EngineConfig(max_model_len=8192), max_sample_tokens=4096) == 2 * short
+    assert activations(fa.EngineConfig(max_model_len=8192), max_tokens_per_microbatch=8192) == 4 * short
+    assert not doubts
+    assert activations(fa.EngineConfig()) == short  # nobody said how long conversations are
+    assert len(doubts) == 1 and "one of the model's 40960 tokens would take 11" in doubts[0]
 
 
 def test_a_model_is_named_by_its_shape_or_as_a_policy_names_it(tiny_llama: Path) -> None:
@@ -79,6 +153,14 @@ def test_the_command_says_yes_or_no(tmp_path: Path, capsys: pytest.CaptureFixtur
     file.write_text("policies: {team: {model: smollm2-135m-instruct}}\nseats: team\nenv: forge/Relay-v0\n")
     assert main(["simulate", str(file), "--gpus", "2", "--model", "0.6b"]) == 0
     assert "it fits into 2 GPUs of 80 GB" in capsys.readouterr().out
+    assert main(["simulate", str(file), "--gpus", "8", "--model", "0.6b", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["fits"] and [one["role"] for one in told["processes"]] == ["learner", "engines"]
+    assert main(["simulate", str(file), "--gpus", "8", "--model", "0.6b", "--policies.team.trainable", "false"]) == 0
+    assert "1 of them has something to do" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["simulate", str(file), "--gpus", "8", "--model", "0.6b", "--sweep"])
+    assert "leave out --sweep" in capsys.readouterr().err
     assert main(["simulate", str(file), "--gpus", "8", "--model", "8b", "--trainer.engine.max_model_len", "8192"]) == 1
     said = capsys.readouterr().out
     assert "learner_procs: 4" in said and "engine.replicas: 4" in said

@@ -54,8 +54,9 @@ def measured(core: LearnerCore, batch: EpisodeBatch) -> dict[str, float]:
             for module in core.model.modules()
             for p in module.parameters(recurse=False)
         }
+    away = [] if core._adapter is None else core._adapter._away
     return {
-        "weights": sum(local(p).nbytes for p in held.values()),
+        "weights": sum(local(p).nbytes for p in (*held.values(), *away)),
         "optimizer": sum(local(value).nbytes for value in moments),
         "activations": sum(count for at, count in saved.items() if at not in weights),
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from forge_agents.errors import HostError
 from forge_agents.models import resolve as models
 from forge_agents.models.sizes import SHAPES, ModelSize
-from forge_agents.policy import LoRA
-from forge_agents.runtime.hosts import Seat
-from forge_agents.serving.config import EngineConfig
-from forge_trainers.learner.config import LearnerConfig
+from forge_agents.policy import LoRA, Policy
+from forge_agents.runtime import mesh
+from forge_agents.runtime.hosts import Hosts, Seat
 from forge_trainers.run.config import ProcessConfig
-from forge_trainers.run.placement import Part, Placement, place
+from forge_trainers.run.placement import Part, Placement, check_ranks, place
+from forge_trainers.run.processes import check_hosts, computing
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,14 +40,29 @@ class Gpus:
         if self.count < 1 or self.per_host < 1 or not (math.isfinite(self.memory_gb) and self.memory_gb > 0):
             raise ValueError(f"{self}: give at least one GPU, one a host, and memory above 0")
 
-    def rehearse(self, meshes: Sequence[tuple[str, str, int]], *, share: bool = False) -> list[Seat]:
-        """Processes one after the other, a GPU each; an engine's ranks on one host. One GPU is shared by all.
+    def rehearse(
+        self, meshes: Sequence[tuple[str, str, int]], *, hosts: Hosts | None = None, share: bool = False
+    ) -> list[Seat]:
+        """Where processes would be: as a run places them on one host, or on those that `hosts` describes.
 
-        `share`: after the last GPU comes the first again.
+        On several hosts that nobody describes they come one after the other, a GPU each, an engine's ranks on one host;
+        with `share` after the last GPU comes the first again.
 
         Raises:
             HostError: There are too few GPUs.
         """
+        hosts = hosts or Hosts()
+        each = int(self.memory_gb * 1e9)
+        if hosts.kind == "local" and self.count > self.per_host:
+            return self._one_after_the_other(meshes, share=share)
+        here = self.count if hosts.kind == "local" else self.per_host
+        found = mesh.rehearse_on(hosts, meshes, gpus_per_host=self.per_host, gpu_bytes=each, here=here)
+        used = len({(seat.host, seat.gpu) for seat in found if seat.gpu})
+        if used > self.count:
+            raise HostError(f"the processes are on {used} GPUs of the mesh's hosts, and there are {self.count}")
+        return [replace(seat, host="host 0") if hosts.kind == "local" else seat for seat in found]
+
+    def _one_after_the_other(self, meshes: Sequence[tuple[str, str, int]], *, share: bool) -> list[Seat]:
         seats: list[Seat] = []
         at = 0
         for name, role, ranks in meshes:
@@ -56,12 +71,11 @@ class Gpus:
             if role == "engines" and at % self.per_host + ranks > self.per_host:
                 at += -at % self.per_host
             for rank in range(ranks):
-                place = at % self.count if share or (self.count == 1 and ranks == 1) else at
-                host, gpu = divmod(place, self.per_host)
+                host, gpu = divmod(at % self.count if share else at, self.per_host)
                 size = int(self.memory_gb * 1e9)
                 seats.append(Seat(name=name, role=role, rank=rank, host=f"host {host}", gpu=str(gpu), gpu_bytes=size))
                 at += 1
-        if at > self.count and len({(seat.host, seat.gpu) for seat in seats}) > self.count:
+        if not share and at > self.count:
             raise HostError(f"the processes want {at} GPUs, one each, and there are {self.count}")
         return seats
 
@@ -82,17 +96,36 @@ class Fit:
         from rich.table import Table
 
         table = Table("process", "how many", "GB of each GPU", "of which", title="expected memory")
-        for role in ("learner", "engines"):
-            alike = [one for one in self.placement.processes if one.seat.role == role]
-            if alike:
-                parts = ", ".join(f"{part} {count / 1e9:.1f}" for part, count in alike[0].parts.items())
-                table.add_row(
-                    f"{role.removesuffix('s')} rank",
-                    str(len(alike)),
-                    f"{alike[0].bytes / 1e9:.1f} of {alike[0].seat.gpu_bytes / 1e9:.0f}",
-                    parts,
-                )
+        kinds: dict[tuple[str, str, str], int] = {}
+        for one in self.placement.processes:
+            parts = ", ".join(f"{part} {count / 1e9:.1f}" for part, count in one.parts.items())
+            memory = f"{one.bytes / 1e9:.1f} of {one.seat.gpu_bytes / 1e9:.0f}"
+            kind = f"{one.seat.role.removesuffix('s')} rank", memory, parts
+            kinds[kind] = kinds.get(kind, 0) + 1
+        for (process, memory, parts), many in kinds.items():
+            table.add_row(process, str(many), memory, parts)
         return table
+
+    def json(self) -> dict[str, Any]:
+        """The same for programs."""
+        return {
+            "fits": not self.changes,
+            "problem": self.problem,
+            "changes": {key: asdict(new) if isinstance(new, LoRA) else new for key, new in self.changes.items()},
+            "doubts": list(self.placement.doubts),
+            "processes": [
+                {
+                    **{name: getattr(one.seat, name) for name in ("name", "role", "rank", "host", "gpu", "gpu_bytes")},
+                    "bytes": dict(one.parts),
+                }
+                for one in self.placement.processes
+            ],
+        }
+
+    @property
+    def used(self) -> int:
+        """GPUs that have something to do."""
+        return len({(one.seat.host, one.seat.gpu) for one in self.placement.processes})
 
 
 def size_of(model: str) -> ModelSize:
@@ -104,65 +137,113 @@ def size_of(model: str) -> ModelSize:
     return ModelSize.named(model) if model.lower() in SHAPES else ModelSize.of(Path(models.resolve(model)))
 
 
-def fit_gpus(settings: ProcessConfig, model: ModelSize | str, gpus: Gpus, *, lora: LoRA | None = None) -> Fit:
-    """Place one learner and the engines of one model on GPUs.
+def fit_gpus(
+    settings: ProcessConfig,
+    model: ModelSize | str,
+    gpus: Gpus,
+    *,
+    lora: LoRA | None = None,
+    policies: Mapping[str, Policy] | None = None,
+    hosts: Hosts | None = None,
+) -> Fit:
+    """Place the learners and engines of a run on GPUs.
 
     Args:
         settings: Of the run.
         model: Its size; or a well-known shape, such as "8b", or a model as `Policy` takes it.
         gpus: What there is.
-        lora: The adapter that learns; None: the whole model does.
+        lora: The adapter that learns; None: the whole model does. Not read where `policies` say it.
+        policies: Of the run, all of them with this model; None: one.
+        hosts: Where each role is; None, or kind "local": wherever there is room.
 
     Raises:
-        HostError: Nothing that is known here makes it fit; the message has the arithmetic of the last try.
+        HostError: Nothing that is known here makes it fit; the message has the arithmetic of the run as it is set.
     """
     size = size_of(model) if isinstance(model, str) else model
+    policies = policies or {"policy": Policy("model", name="policy", lora=lora)}
     asked: dict[str, Any] = {
         "learner_procs": settings.learner_procs,
         "engine.replicas": settings.engine.replicas,
         "engine.tp": settings.engine.tp,
         "learner.activation_checkpointing": settings.learner.activation_checkpointing,
-        "Policy.lora": lora,
+        "Policy.lora": None,
     }
-    problem = last = ""
-    for tried in itertools.chain([asked], _tries(size, gpus, lora)):
-        learner = replace(
-            settings.learner,
-            lora=tried["Policy.lora"],
-            activation_checkpointing=tried["learner.activation_checkpointing"],
+    problem = ""
+    for tried in itertools.chain([asked], _tries(size, gpus, policies, hosts)):
+        run = replace(
+            settings,
+            learner_procs=tried["learner_procs"],
+            learner=replace(
+                settings.learner, activation_checkpointing=tried["learner.activation_checkpointing"]
+            ),
+            engine=replace(settings.engine, tp=tried["engine.tp"], replicas=tried["engine.replicas"]),
         )
-        engine = replace(settings.engine, tp=tried["engine.tp"], replicas=tried["engine.replicas"])
         try:
-            found = _placed(learner, tried["learner_procs"], engine, size, gpus, turns=settings.colocate)
-        except HostError as error:
-            last = str(error)
-            problem = problem or last
+            found = _placed(_adapted(policies, tried["Policy.lora"]), run, size, gpus, hosts)
+        except (HostError, ValueError) as error:
+            problem = problem or str(error)
             continue
         changes = {key: value for key, value in tried.items() if value != asked[key]}
         return Fit(placement=found, changes=changes, problem=problem)
-    raise HostError(f"{last}. No number of ranks, recomputation or adapter makes it fit: take more GPUs or larger ones")
+    raise HostError(
+        f"{problem}. No number of ranks, recomputation or adapter makes it fit: change the limits that it names, or "
+        "take more GPUs or larger ones"
+    )
+
+
+def _adapted(policies: Mapping[str, Policy], lora: LoRA | None) -> Mapping[str, Policy]:
+    """With `lora` for those that learn all weights."""
+    if lora is None:
+        return policies
+    return {
+        name: replace(policy, lora=lora) if policy.trainable and policy.lora is None else policy
+        for name, policy in policies.items()
+    }
 
 
 def _placed(
-    learner: LearnerConfig, ranks: int, engine: EngineConfig, size: ModelSize, gpus: Gpus, *, turns: bool
+    policies: Mapping[str, Policy], settings: ProcessConfig, size: ModelSize, gpus: Gpus, hosts: Hosts | None
 ) -> Placement:
+    engines, learners = computing(policies, dict.fromkeys(policies, Path("model")), settings)
     parts = [
-        Part(name="learner", ranks=ranks, size=size, learner=learner),
-        *(Part(name=f"engine-{i}", ranks=engine.tp, size=size) for i in range(engine.replicas)),
+        *(
+            Part(name=name, ranks=settings.learner_procs, size=size, learner=learner, sharing=sharing)
+            for name, (learner, sharing) in learners.items()
+        ),
+        *(
+            Part(name=name, ranks=settings.engine.tp, size=size, adapters=adapters)
+            for name, (_, adapters) in engines.items()
+        ),
     ]
-    return place(parts, engine, partial(gpus.rehearse, share=turns), turns=turns)
+    check_ranks(parts)
+    check_hosts([(part.name, part.role, part.ranks) for part in parts], hosts or Hosts(), settings)
+    turns = settings.colocate
+    return place(parts, settings.engine, partial(gpus.rehearse, hosts=hosts, share=turns), turns=turns)
 
 
-def _tries(size: ModelSize, gpus: Gpus, lora: LoRA | None) -> Iterator[dict[str, Any]]:
+def _tries(
+    size: ModelSize, gpus: Gpus, policies: Mapping[str, Policy], hosts: Hosts | None
+) -> Iterator[dict[str, Any]]:
     """Settings to try, the least change first: half of the GPUs learn, or more; then recomputation; then an adapter."""
+    counts = {} if hosts is None else hosts.counts
+    on = {role: counts[role] * gpus.per_host for role in ("learner", "engines") if role in counts}
     most = min(gpus.per_host, max(1, gpus.count - 1))
     degrees = [tp for tp in range(1, most + 1) if size.divides(tp) and gpus.per_host % tp == 0]
-    learners = dict.fromkeys((max(1, gpus.count // 2), max(1, 3 * gpus.count // 4), max(1, gpus.count - 1)))
-    adapters = (lora,) if lora is not None else (None, LoRA())
-    for adapter, recomputed, procs, tp in itertools.product(adapters, ("none", "full"), learners, degrees):
+    shares = (max(1, gpus.count // 2), max(1, 3 * gpus.count // 4), max(1, gpus.count - 1))
+    whole = any(policy.trainable and policy.lora is None for policy in policies.values())
+    for adapter, recomputed, share, tp in itertools.product(
+        (None, LoRA()) if whole else (None,),
+        ("none", "full"),
+        dict.fromkeys([on["learner"]] if "learner" in on else shares),
+        degrees,
+    ):
+        engines, learners = computing(
+            _adapted(policies, adapter), dict.fromkeys(policies, Path("model")), ProcessConfig()
+        )
+        left = on.get("engines", gpus.count - share)
         yield {
-            "learner_procs": procs,
-            "engine.replicas": max(1, (gpus.count - procs) // tp),
+            "learner_procs": max(1, share // max(1, len(learners))),
+            "engine.replicas": max(1, left // (tp * len(engines))),
             "engine.tp": tp,
             "learner.activation_checkpointing": recomputed,
             "Policy.lora": adapter,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from forge_agents.models.sizes import ModelSize
-from forge_agents.serving.memory import OVERHEAD_BYTES
+from forge_agents.serving.memory import OVERHEAD_BYTES, adapter_weights
 from forge_trainers.learner.config import LearnerConfig
 
 _BYTES = {"bfloat16": 2, "float32": 4}
@@ -16,24 +16,26 @@ _LOSS_COPIES = 4
 """Of a chunk's logits, in float32: as computed, scaled, their softmax, their gradient."""
 
 
-def learner_bytes(size: ModelSize, config: LearnerConfig, *, ranks: int = 1) -> Mapping[str, int]:
+def learner_bytes(size: ModelSize, config: LearnerConfig, *, ranks: int = 1, sharing: int = 1) -> Mapping[str, int]:
     """Bytes of one of `ranks`, at most, by part.
 
     Args:
         size: Of the model.
         config: The learner's; `dp_shard=-1` takes the ranks that the other degrees leave.
         ranks: All of them.
+        sharing: Policies whose adapters take turns: each is kept beside the one that is in the model, with its moments.
     """
     item, tp = _BYTES[config.compute_dtype], config.tp
     shard = config.dp_shard if config.dp_shard > 0 else max(1, ranks // (config.dp_replicate * tp))
     parts = shard * tp
-    adapter = _adapter_weights(size, config)
+    adapter = 0 if config.lora is None else adapter_weights(size, config.lora)
+    positions = max(config.max_tokens_per_microbatch, min(config.max_sample_tokens or 0, size.context))
     trained = adapter or size.weights
     host = config.cpu_offload
     held = {
-        "weights": 4 * trained // parts + (item * size.weights // parts if adapter else 0),
+        "weights": (4 * (1 + sharing) * adapter + item * size.weights if adapter else 4 * trained) // parts,
         "gradients": 4 * trained // parts,
-        "optimizer": moment_bytes(config) * trained // parts,
+        "optimizer": moment_bytes(config) * trained * sharing // parts,
     }
     keeps_all = shard == 1 and config.activation_checkpointing != "full"
     largest = 2 * size.layer + size.embedding
@@ -41,9 +43,9 @@ def learner_bytes(size: ModelSize, config: LearnerConfig, *, ranks: int = 1) -> 
         **(dict.fromkeys(held, 0) if host else held),
         # the weights that a pass computes with, whole over the ranks that shard them; an adapter's base is held as such
         "compute copy": 0 if adapter and shard == 1 else (size.weights if keeps_all else largest) * item // tp,
-        "activations": config.max_tokens_per_microbatch * _activations(size, config, item) // tp,
+        "activations": positions * _activations(size, config, item) // tp,
         # gradients of the last layer's widest products, while all activations are there
-        "backward": config.max_tokens_per_microbatch * 3 * item * size.feed_forward // tp,
+        "backward": positions * 3 * item * size.feed_forward // tp,
         "logits": _LOSS_COPIES * config.loss_chunk_tokens * size.vocab * 4,
         "reference": item * size.weights // parts if config.kl_coef > 0 and not adapter else 0,
         "overhead": OVERHEAD_BYTES,
@@ -54,21 +56,6 @@ def learner_bytes(size: ModelSize, config: LearnerConfig, *, ranks: int = 1) -> 
 def moment_bytes(config: LearnerConfig) -> int:
     """Bytes of AdamW's two moments of one weight, on the device and in a checkpoint."""
     return 2 * _BYTES[config.optimizer_state_dtype]
-
-
-def _adapter_weights(size: ModelSize, config: LearnerConfig) -> int:
-    if config.lora is None:
-        return 0
-    attention, kv = size.heads * size.head_dim, size.kv_heads * size.head_dim
-    ends = {
-        "q_proj": size.hidden + attention,
-        "k_proj": size.hidden + kv,
-        "v_proj": size.hidden + kv,
-        "o_proj": size.hidden + attention,
-    }
-    return size.layers * config.lora.rank * sum(
-        ends.get(name, size.hidden + size.feed_forward) for name in config.lora.targets
-    )
 
 
 def _activations(size: ModelSize, config: LearnerConfig, item: int) -> int:

@@ -253,7 +253,7 @@ class OfflineTrainer(ABC, Generic[T]):
                 dump_folder=str(self.out_dir / "learner" / name),
             )
             try:
-                place_here({}, {f"{name}-learner": settings}, ranks=config.learner_procs)
+                place_here({}, {f"{name}-learner": (settings, 1)}, ranks=config.learner_procs)
                 self._learner = learner = await Learner.start(
                     settings,
                     name=f"{name}-learner",

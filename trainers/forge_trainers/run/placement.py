@@ -16,10 +16,11 @@ from pathlib import Path
 from forge_agents.errors import HostError, ModelNotFoundError
 from forge_agents.models import resolve as models
 from forge_agents.models.sizes import ModelSize
+from forge_agents.policy import LoRA
 from forge_agents.runtime import mesh, starts
 from forge_agents.runtime.hosts import Seat
 from forge_agents.serving.config import EngineConfig
-from forge_agents.serving.memory import OVERHEAD_BYTES, USUAL_SHARE, check_tp, fixed_bytes, kv_bytes
+from forge_agents.serving.memory import OVERHEAD_BYTES, USUAL_SHARE, adapter_weights, check_tp, fixed_bytes, kv_bytes
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.degrees import check_degrees, shards_of
 from forge_trainers.learner.memory import learner_bytes
@@ -39,6 +40,10 @@ class Part:
     """Settings of a learner; None: it is an engine."""
     dtype: str = "bfloat16"
     """What its model is stored in, which an engine takes unless its settings say otherwise."""
+    adapters: Sequence[LoRA] = ()
+    """Beside an engine's model."""
+    sharing: int = 1
+    """Policies that a learner learns for; adapters of one model take turns in it."""
 
     @property
     def role(self) -> str:
@@ -64,6 +69,8 @@ class Placement:
     processes: Sequence[Placed]
     engine: EngineConfig
     """With what it may take of each GPU, where it shares one."""
+    doubts: Sequence[str] = ()
+    """What may come and was not counted."""
 
     def lines(self) -> list[str]:
         """A table, a row for each process; nothing where no process has a GPU."""
@@ -80,8 +87,8 @@ class Placement:
 
 
 def place_here(
-    engines: Mapping[str, Path],
-    learners: Mapping[str, LearnerConfig],
+    engines: Mapping[str, tuple[Path, Sequence[LoRA]]],
+    learners: Mapping[str, tuple[LearnerConfig, int]],
     *,
     ranks: int,
     engine: EngineConfig | None = None,
@@ -90,8 +97,9 @@ def place_here(
     """Place what is about to start on the run's hosts, and show the table.
 
     Args:
-        engines: Model folders, by the name of each engine's processes.
-        learners: Settings, with the model's folder, by the name of each learner's processes.
+        engines: Model folder and adapters, by the name of each engine's processes.
+        learners: Settings, with the model's folder, and policies that share it, by the name of each learner's
+            processes.
         ranks: Of each learner.
         engine: Settings of every engine; None where there is none.
         turns: Where engines and learners do not fit side by side, they use their GPUs in turns.
@@ -108,10 +116,19 @@ def place_here(
     on_gpus = any(seat.gpu for seat in mesh.rehearse(meshes))
     try:
         parts = [
-            *(Part(name=n, ranks=ranks, size=ModelSize.of(Path(c.model)), learner=c) for n, c in learners.items()),
             *(
-                Part(name=n, ranks=engine.tp, size=ModelSize.of(folder), dtype=models.dtype_of(folder))
-                for n, folder in engines.items()
+                Part(name=name, ranks=ranks, size=ModelSize.of(Path(own.model)), learner=own, sharing=sharing)
+                for name, (own, sharing) in learners.items()
+            ),
+            *(
+                Part(
+                    name=name,
+                    ranks=engine.tp,
+                    size=ModelSize.of(folder),
+                    dtype=models.dtype_of(folder),
+                    adapters=adapters,
+                )
+                for name, (folder, adapters) in engines.items()
             ),
         ]
     except ModelNotFoundError as error:
@@ -124,7 +141,7 @@ def place_here(
     placement = place(parts, engine, mesh.rehearse, turns=turns)
     if placement.engine.sleeps:
         starts.say("engines and learner do not fit side by side and take turns; that has not been run by us on a GPU")
-    for line in placement.lines():
+    for line in (*placement.lines(), *placement.doubts):
         starts.say(line)
     return placement.engine
 
@@ -191,6 +208,7 @@ def place(
     return Placement(
         processes=[_placed(seat, by_name[seat.name], engine, shares.get((seat.host, seat.gpu), 0)) for seat in seats],
         engine=engine,
+        doubts=_doubts(parts, seats),
     )
 
 
@@ -202,9 +220,7 @@ def _share(total: int, sitting: Sequence[tuple[Seat, Part]], engine: EngineConfi
     """
     where = f"GPU {sitting[0][0].gpu} of {sitting[0][0].host}"
     learners = [
-        (part.name, learner_bytes(part.size, part.learner, ranks=part.ranks))
-        for _, part in sitting
-        if part.learner is not None
+        (part.name, _learner(part, part.learner)) for _, part in sitting if part.learner is not None
     ]
     engines = [part for _, part in sitting if part.learner is None]
     taken = sum(sum(found.values()) for _, found in learners)
@@ -243,7 +259,8 @@ def _share(total: int, sitting: Sequence[tuple[Seat, Part]], engine: EngineConfi
 _LESS_ENGINE = "Lower engine.max_model_len or engine.max_num_seqs, raise engine.tp, or give engines GPUs of their own"
 _LESS_LEARNER = (
     "raise learner_procs, which shard the learner, set learner.activation_checkpointing to 'full', lower "
-    "learner.max_tokens_per_microbatch, learn an adapter (Policy(lora=...)), or set learner.cpu_offload"
+    "learner.max_tokens_per_microbatch and engine.max_model_len, of which a sample is one pass, learn an adapter "
+    "(Policy(lora=...)), or set learner.cpu_offload"
 )
 
 
@@ -256,6 +273,29 @@ def _said(needs: Iterable[tuple[str, Mapping[str, int]]]) -> str:
     )
 
 
+def _learner(part: Part, config: LearnerConfig) -> Mapping[str, int]:
+    return learner_bytes(part.size, config, ranks=part.ranks, sharing=part.sharing)
+
+
+def _doubts(parts: Sequence[Part], seats: Sequence[Seat]) -> list[str]:
+    """Of learners whose longest sample nobody limited: that it may be more than the microbatch that was counted."""
+    found = []
+    for part in parts:
+        config, most = part.learner, part.size.context
+        if config is None or config.max_sample_tokens is not None or most <= config.max_tokens_per_microbatch:
+            continue
+        longest = sum(_learner(part, replace(config, max_sample_tokens=most)).values())
+        gpus = {(seat.host, seat.gpu): seat.gpu_bytes for seat in seats if seat.name == part.name and seat.gpu_bytes}
+        alone = not any((seat.host, seat.gpu) in gpus for seat in seats if seat.name != part.name)
+        if gpus and (not alone or longest > ROOM * min(gpus.values())):
+            found.append(
+                f"{part.name}: counted are passes of {config.max_tokens_per_microbatch} tokens. A longer sample is one "
+                f"pass, and one of the model's {most} tokens would take {longest / 1e9:.1f} GB: set "
+                "engine.max_model_len, or learner.max_sample_tokens, to what conversations need"
+            )
+    return found
+
+
 def _item(part: Part, engine: EngineConfig) -> int:
     return 4 if (part.dtype if engine.dtype == "auto" else engine.dtype) == "float32" else 2
 
@@ -265,7 +305,10 @@ def _context(part: Part, engine: EngineConfig) -> int:
 
 
 def _engine(part: Part, engine: EngineConfig) -> Mapping[str, int]:
-    return fixed_bytes(part.size, sequences=engine.max_num_seqs, item=_item(part, engine), tp=part.ranks)
+    item = _item(part, engine)
+    found = fixed_bytes(part.size, sequences=engine.max_num_seqs, item=item, tp=part.ranks)
+    beside = sum(adapter_weights(part.size, lora) for lora in part.adapters) * item // part.ranks
+    return {**found, **({"adapters": beside} if beside else {})}
 
 
 def _least_cache(part: Part, engine: EngineConfig) -> int:
@@ -277,7 +320,7 @@ def _least_cache(part: Part, engine: EngineConfig) -> int:
 def _placed(seat: Seat, part: Part, engine: EngineConfig, share: int) -> Placed:
     found: Mapping[str, int]
     if part.learner is not None:
-        found = learner_bytes(part.size, part.learner, ranks=part.ranks)
+        found = _learner(part, part.learner)
     else:
         fixed = _engine(part, engine)
         cache = _least_cache(part, engine)

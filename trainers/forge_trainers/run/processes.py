@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -115,13 +115,7 @@ class Processes:
         await mesh.launch_hosts(hosts, paths=(*paths.values(), folder), wants=wants)
         try:
             engine = place_here(
-                {one: paths[home] for home in adapters for one in names_of(home, config.engine.replicas)},
-                {
-                    _learner_name(names): replace(
-                        config.learner, model=str(paths[names[0]]), lora=policies[names[0]].lora
-                    )
-                    for names in together
-                },
+                *computing(policies, paths, config),
                 ranks=config.learner_procs,
                 engine=config.engine,
                 turns=config.colocate,
@@ -398,6 +392,42 @@ async def _start_store(config: ProcessConfig, faults: Faults) -> WeightStore:
         return WeightStore.start(name=_STORE, silence_s=config.silence_s, timeout_s=config.start_timeout_s)
 
     return await faults.outlive(_STORE, start)
+
+
+def computing(
+    policies: Mapping[str, Policy], paths: Mapping[str, Path], config: ProcessConfig
+) -> tuple[dict[str, tuple[Path, Sequence[LoRA]]], dict[str, tuple[LearnerConfig, int]]]:
+    """What engines and learners a run has, by the names of their processes.
+
+    Args:
+        policies: By name.
+        paths: Their models' folders.
+        config: Settings.
+
+    Returns:
+        Of each engine the model's folder and the adapters beside it; of each learner its settings, and how many
+        policies share it.
+    """
+    _, adapters = homes_of(policies, paths)
+    engines = {
+        one: (paths[home], tuple(adapters[home].values()))
+        for home in adapters
+        for one in names_of(home, config.engine.replicas)
+    }
+    longest = config.learner.max_sample_tokens or config.engine.max_model_len
+    learners = {
+        _learner_name(names): (
+            replace(
+                config.learner,
+                model=str(paths[names[0]]),
+                lora=policies[names[0]].lora,
+                max_sample_tokens=longest,
+            ),
+            len(names),
+        )
+        for names in _together(policies, paths)
+    }
+    return engines, learners
 
 
 def meshes_of(
