@@ -225,6 +225,17 @@ def rehearse_on(
     return layout.rehearse(meshes)
 
 
+def beside(name: str, role: str, procs: int) -> list[str]:
+    """Names of the meshes on the GPUs that the next one would get; empty where it would have them alone, or none."""
+    with _placing:
+        seats = {(seat.host, seat.gpu) for seat in _layout().rehearse([(name, role, procs)]) if seat.gpu}
+    return [
+        entry.name
+        for entry in _spawned.values()
+        if any((str(host), gpu) in seats for host in entry.spot.hosts for gpu in entry.spot.gpus)
+    ]
+
+
 def several_hosts() -> bool:
     """Whether the run has other hosts than the controller's."""
     return bool(_layout().hosts)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -583,3 +584,18 @@ def test_without_kubernetes_client_it_says_what_to_install(monkeypatch: pytest.M
         HostError, match=r"kind='kubernetes' of the mesh: .*pip install 'forge-agents-rl\[kubernetes\]'"
     ):
         asyncio.run(mesh.launch_hosts(fa.Hosts(kind="kubernetes", hosts={"engines": 1})))
+
+
+def test_who_has_the_gpus_that_the_next_mesh_would_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = laid_out(has=2, wants={"learner": 1, "engines": 1}, kind="local")
+    monkeypatch.setattr(mesh, "_layout", lambda: layout)
+    taken = {
+        number: SimpleNamespace(name=name, spot=layout.spot(role, 1))
+        for number, (name, role) in enumerate([("hero-learner", "learner"), ("hero", "engines")])
+    }
+    monkeypatch.setattr(mesh, "_spawned", taken)
+    assert mesh.beside("judge", "judges", 1) == ["hero"]  # no GPU is left: it goes to the engines'
+    layout._here.facts = replace(layout._here.facts, gpus=("0", "1", "2"))  # type: ignore[type-var]
+    assert mesh.beside("judge", "judges", 1) == []
+    layout._here.facts = replace(layout._here.facts, gpus=())  # type: ignore[type-var]
+    assert mesh.beside("judge", "judges", 1) == []

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from forge_agents.errors import HostError
+from forge_agents.runtime import mesh
 from forge_agents.serving import EngineConfig
 from forge_agents.types import Completion
 from forge_verifiers.judge.clients import EngineChat, Question
@@ -46,3 +48,10 @@ def test_the_mass_of_the_choices_is_what_the_model_gave_them_unasked(free, mass)
 def test_a_judge_has_one_engine():
     with pytest.raises(ValueError, match="replicas=2: a judge has one engine"):
         EngineChat("m", EngineConfig(replicas=2), name="judge", timeout_s=1.0, start_timeout_s=1.0)
+
+
+def test_an_engine_that_would_crowd_others_out_of_a_gpu_says_so(monkeypatch):
+    monkeypatch.setattr(mesh, "beside", lambda *where: ["hero", "hero-learner"])
+    chat = EngineChat("tiny-random", None, name="judge", timeout_s=1.0, start_timeout_s=1.0)
+    with pytest.raises(HostError, match=r"would take 90% of a GPU .* hero, hero-learner .*mesh.gpus: {judges: 1}"):
+        asyncio.run(chat.start())

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from forge_agents.errors import ActorDiedError, StallError
+from forge_agents.errors import ActorDiedError, HostError, StallError
 from forge_agents.policy import Endpoint, Sampling
 from forge_agents.runtime.waits import LoopThread
 from forge_agents.types import Message
@@ -243,16 +243,27 @@ class EngineChat:
         """Start the engine.
 
         Raises:
+            HostError: It would take most of a GPU that others have.
             ModelNotFoundError: There is no such model.
             StallError: The engine was not ready in time.
         """
         from forge_agents.models import resolve as models
         from forge_agents.rollout.rendering import Renderer
+        from forge_agents.runtime import mesh
         from forge_agents.serving import Engine, EngineConfig
+        from forge_agents.serving.memory import USUAL_SHARE
 
         folder = models.resolve(self._model)
         self._renderer = Renderer.of(folder)
         config = replace(self._config or EngineConfig(), model=str(folder))
+        others = [] if config.gpu_memory_utilization is not None else mesh.beside(self._name, "judges", config.tp)
+        if others:
+            raise HostError(
+                f"the engine of {self._name} would take {USUAL_SHARE:.0%} of a GPU that is divided among "
+                f"{', '.join(others)} already. Give judges one of their own (mesh.gpus: {{judges: 1}}), ask an "
+                "endpoint, or divide it once more: Judge(engine=fa.EngineConfig(gpu_memory_utilization=0.2)), and so "
+                "much less in trainer.engine.gpu_memory_utilization"
+            )
         self._engine = await Engine.start(
             config, name=self._name, role="judges", timeout_s=self._start_timeout_s
         )
