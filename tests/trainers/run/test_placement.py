@@ -120,6 +120,13 @@ def test_what_was_asked_for_of_a_shared_gpu_must_be_left_there() -> None:
     assert placed("0.6b", 1, engine=fa.EngineConfig(max_model_len=8192, gpu_memory_utilization=0.5))
 
 
+def test_what_was_asked_for_of_an_engine_is_what_its_refusal_names() -> None:
+    with pytest.raises(HostError, match=r"engine.kv_cache_gb 100\.0\)\. Lower engine.kv_cache_gb or"):
+        placed("0.6b", 2, engine=fa.EngineConfig(max_model_len=8192, kv_cache_gb=100))
+    with pytest.raises(HostError, match=r"may take 0\.8, .*raise engine.gpu_memory_utilization, raise engine.tp"):
+        placed("0.6b", 2, engine=fa.EngineConfig(max_model_len=8192, gpu_memory_utilization=0.01))
+
+
 def test_the_cache_of_a_shared_gpu_is_what_is_left_on_it_and_not_on_another() -> None:
     small, large, settings = ModelSize.named("0.6b"), ModelSize.named("8b"), fa.EngineConfig(max_model_len=8192)
     seats = [("learner", "0"), ("small", "0"), ("large", "1"), ("other", "1")]

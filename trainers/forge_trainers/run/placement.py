@@ -245,18 +245,24 @@ def _share(total: int, sitting: Sequence[tuple[Seat, Part]], engine: EngineConfi
     for part in engines:
         fixed, cache = _engine(part, engine), _least_cache(part, engine)
         if sum(fixed.values()) + cache > each:
-            context = _context(part, engine)
-            needs = [(f"engine {part.name}", {**fixed, f"one conversation of {context} tokens": cache})]
+            wish = f"one conversation of {_context(part, engine)} tokens"
+            wish = wish if engine.kv_cache_gb is None else "engine.kv_cache_gb"
+            needs = [(f"engine {part.name}", {**fixed, wish: cache})]
             beside = f" Beside it, {_said(learners)}." if learners else ""
             raise HostError(
                 f"{where} has {total / 1e9:.1f} GB, of which each engine on it may take {max(0, each) / 1e9:.1f}, and "
-                f"{_said(needs)}.{beside} {_LESS_ENGINE}{'; ' + _LESS_LEARNER if learners else ''}"
+                f"{_said(needs)}.{beside} {_less_engine(engine)}{'; ' + _LESS_LEARNER if learners else ''}"
                 + ", or set colocate, so that both take turns there" * bool(learners and not engine.sleeps)
             )
     return each
 
 
-_LESS_ENGINE = "Lower engine.max_model_len or engine.max_num_seqs, raise engine.tp, or give engines GPUs of their own"
+def _less_engine(engine: EngineConfig) -> str:
+    cache = "engine.max_model_len" if engine.kv_cache_gb is None else "engine.kv_cache_gb"
+    share = "" if engine.gpu_memory_utilization is None else "raise engine.gpu_memory_utilization, "
+    return f"Lower {cache} or engine.max_num_seqs, {share}raise engine.tp, or give engines GPUs of their own"
+
+
 _LESS_LEARNER = (
     "raise learner_procs, which shard the learner, set learner.activation_checkpointing to 'full', lower "
     "learner.max_tokens_per_microbatch and engine.max_model_len, of which a sample is one pass, learn an adapter "

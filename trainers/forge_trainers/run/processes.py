@@ -409,7 +409,7 @@ def computing(
         policies share it.
     """
     _, adapters = homes_of(policies, paths)
-    engines = {
+    engines: dict[str, tuple[Path, Sequence[LoRA]]] = {
         one: (paths[home], tuple(adapters[home].values()))
         for home in adapters
         for one in names_of(home, config.engine.replicas)
