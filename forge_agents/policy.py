@@ -1,4 +1,4 @@
-"""Who sits in a seat: language models, endpoints, people, random and scripted players.
+"""Who sits in a seat: language models, endpoints, people, random and scripted players, experts.
 
 In: what a user declares. Out: `seat_policies`, which answers who decides for an agent. Waits for nothing: declaring a
 policy loads no weights; `forge_agents.rollout.players` brings it to life.
@@ -362,6 +362,23 @@ class Random:
         _check_name(self.name)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Expert:
+    """Plays what the environment's own expert says: the script that it was registered with, where it was with one.
+
+    Each seat of each episode gets a player of its own, which reads what the seat reads and no more.
+    """
+
+    name: str = "expert"
+    seed: int = 0
+    """Of its random choices, mixed with the episode's seed; most experts make none."""
+    shared: bool = False
+    """As of `Random`: whether the siblings of a group meet the same choices."""
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+
+
 @dataclass(frozen=True)
 class Scripted:
     """Plays what a function says.
@@ -394,7 +411,9 @@ class Scripted:
         return sum(p.default is p.empty and p.kind < p.VAR_POSITIONAL for p in arguments) > 1
 
 
-AnyPolicy: TypeAlias = Policy | Endpoint | Human | Random | Scripted
+AnyPolicy: TypeAlias = Policy | Endpoint | Human | Random | Expert | Scripted
+WORDS = ("random", "human", "expert")
+"""Players that a word names, wherever players are named: `Random`, `Human` and `Expert`."""
 Seats: TypeAlias = AnyPolicy | Mapping[str, AnyPolicy] | Callable[[str, int], AnyPolicy]
 """One policy for all seats, a policy per seat, or a function ``(agent, episode_seed) -> policy``."""
 
@@ -434,8 +453,8 @@ def seat_policies(seats: Seats, agents: Sequence[str], seed: int) -> dict[str, A
     for agent, policy in chosen.items():
         if not isinstance(policy, AnyPolicy):
             raise TypeError(
-                f"seat {agent!r} holds {_what(policy)}; use fa.Policy, fa.Endpoint, fa.Human, fa.Random or fa.Scripted"
-                f"{_ANSWERS if callable(policy) or callable(seats) else ''}"
+                f"seat {agent!r} holds {_what(policy)}; use fa.Policy, fa.Endpoint, fa.Human, fa.Random, fa.Expert or "
+                f"fa.Scripted{_ANSWERS if callable(policy) or callable(seats) else ''}"
             )
     return chosen
 
@@ -446,7 +465,7 @@ def _what(given: object) -> str:
         return f"the class {given.__name__}: write {given.__name__}()"
     if not isinstance(given, str):
         return type(given).__name__
-    meant = f"fa.{given.title()}()" if given in ("random", "human") else f"fa.Policy({given!r}) for the model"
+    meant = f"fa.{given.title()}()" if given in WORDS else f"fa.Policy({given!r}) for the model"
     return f"str {given!r}: write {meant}"
 
 

@@ -16,7 +16,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -24,9 +24,10 @@ from types import ModuleType
 from typing import Any
 
 import forge_agents
+from forge_agents.envs.experts import expert_of
 from forge_agents.envs.spec import EnvSpec
 from forge_agents.models.resolve import resolve
-from forge_agents.policy import AnyPolicy, Endpoint, Policy, Random, Sampling, Scripted
+from forge_agents.policy import AnyPolicy, Endpoint, Expert, Policy, Random, Sampling, Scripted
 from forge_agents.serving.config import EngineConfig
 
 _PACKAGES = (
@@ -51,11 +52,17 @@ def digest(facts: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def player_facts(player: AnyPolicy, engine: EngineConfig | None = None) -> dict[str, Any]:
+def player_facts(
+    player: AnyPolicy, engine: EngineConfig | None = None, specs: Sequence[EnvSpec] = ()
+) -> dict[str, Any]:
     """What decides how a player plays, and ``"fingerprint"``, the hash of it.
 
     Args:
         engine: What would serve it if it is a model.
+        specs: What it would play if it is an expert.
+
+    Raises:
+        ValueError: It is an expert, and one of `specs` has none.
     """
     engine = engine or EngineConfig()
     facts: dict[str, Any] = {"type": type(player).__name__}
@@ -76,6 +83,10 @@ def player_facts(player: AnyPolicy, engine: EngineConfig | None = None) -> dict[
         facts |= {name: price for name in _PRICES if (price := getattr(player, name))}
     elif isinstance(player, Random):
         facts["seed"] = player.seed
+    elif isinstance(player, Expert):
+        for spec in specs:
+            expert_of(spec, spec.id)
+        facts |= {"seed": player.seed, "code": digest({spec.id: _code_at(spec.load_expert()) for spec in specs})}
     elif isinstance(player, Scripted):
         facts |= {"function": getattr(player.fn, "__qualname__", type(player.fn).__name__), "code": _code(player.fn)}
     # the same weights under another name play the same, and so does what costs more
@@ -96,16 +107,20 @@ def code_of(spec: EnvSpec) -> str:
     of the same package, or of the same folder where it is in none. Of an environment in the program itself, its own
     source alone: the rest of a script or notebook changes often.
     """
-    target = spec.load()
-    module = inspect.getmodule(target)
-    whole = module is not None and module.__name__ != "__main__" and getattr(module, "__file__", None)
     library = _LIBRARIES.get(spec.id.split("/")[0], "")
     facts = {
-        "source": _sources(module) if module is not None and whole else _source(target),
+        "source": _code_at(spec.load()),
         "kwargs": json.loads(json.dumps(dict(spec.kwargs), default=repr, sort_keys=True)),
         "library": f"{library} {_version(library)}" if library else "",
     }
     return digest(facts)
+
+
+def _code_at(target: Any) -> Any:
+    """The modules of a class or function, by name, or its own source where it is in the program itself."""
+    module = inspect.getmodule(target)
+    whole = module is not None and module.__name__ != "__main__" and getattr(module, "__file__", None)
+    return _sources(module) if module is not None and whole else _source(target)
 
 
 def _sources(module: ModuleType) -> dict[str, str]:

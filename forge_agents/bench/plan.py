@@ -21,7 +21,7 @@ from forge_agents.bench.fingerprints import code_of
 from forge_agents.envs import registry
 from forge_agents.envs.spec import AnyEnv
 from forge_agents.errors import did_you_mean
-from forge_agents.policy import AnyPolicy, Endpoint, Human, Policy, Random, Sampling, Scripted
+from forge_agents.policy import WORDS, AnyPolicy, Endpoint, Expert, Human, Policy, Random, Sampling, Scripted
 from forge_agents.rollout.rollout import seats_of
 from forge_agents.serving.config import EngineConfig
 
@@ -82,7 +82,7 @@ class BenchConfig:
     """One benchmark."""
 
     players: dict[str, str] = field(default_factory=dict)
-    """By name: random, human, package.module:function, http://host:port/v1#model, a run's folder, or a model."""
+    """By name: random, human, expert, package.module:function, http://host:port/v1#model, a run's folder or a model."""
     cross_play: list[str] = field(default_factory=list)
     """More players in the same words, called by the ends of these; several can follow on a command line."""
     partners: list[str] = field(default_factory=list)
@@ -159,7 +159,7 @@ def named_players(players: Mapping[str, AnyPolicy | str], sampling: Sampling | N
         if not isinstance(policy, AnyPolicy):
             raise TypeError(
                 f"player {name!r} is a {type(policy).__name__}; use fa.Policy, fa.Endpoint, fa.Human, fa.Random, "
-                'fa.Scripted, or words such as "random" or a model\'s name'
+                'fa.Expert, fa.Scripted, or words such as "random" or a model\'s name'
             )
         found[name] = replace(policy, name=name)
         if isinstance(policy, Endpoint):
@@ -170,16 +170,17 @@ def named_players(players: Mapping[str, AnyPolicy | str], sampling: Sampling | N
 def read_player(words: str, sampling: Sampling | None = None) -> AnyPolicy:
     """A player from words.
 
-    ``random``; ``human``; ``package.module:function``, a scripted player; ``http://host:port/v1#model``, a model behind
-    an endpoint; anything else is a model: a built-in name, a Hugging Face id, a folder, or the folder of a run, which
-    stands for the model that it exported.
+    ``random``; ``human``; ``expert``; ``package.module:function``, a scripted player; ``http://host:port/v1#model``, a
+    model behind an endpoint; anything else is a model: a built-in name, a Hugging Face id, a folder, or the folder of a
+    run, which stands for the model that it exported.
 
     Raises:
         ValueError: The function cannot be imported, the address names no model, or the run exported several.
     """
     sampling = sampling or Sampling()
-    if words in ("random", "human"):
-        return Random() if words == "random" else Human()
+    if words in WORDS:
+        named: dict[str, AnyPolicy] = {"random": Random(), "human": Human(), "expert": Expert()}
+        return named[words]
     if words.startswith(("http://", "https://")):
         url, _, model = words.partition("#")
         if not model:

@@ -33,8 +33,9 @@ from forge_agents.bench.plan import (
 from forge_agents.bench.records import EpisodeLog, Record, cost_of, priced, tokens_of
 from forge_agents.bench.report import Report
 from forge_agents.envs import registry
+from forge_agents.envs.spec import EnvSpec
 from forge_agents.errors import BudgetError, ModelNotFoundError, did_you_mean
-from forge_agents.policy import AnyPolicy, Human, Policy, Random, Sampling
+from forge_agents.policy import WORDS, AnyPolicy, Expert, Human, Policy, Random, Sampling
 from forge_agents.rollout.players import Served
 from forge_agents.rollout.rollout import Rollout
 from forge_agents.runtime import starts
@@ -94,7 +95,7 @@ def benchmark(
 
     Raises:
         UnknownIdError: No such suite or environment.
-        ValueError, TypeError: Players or numbers that make no sense.
+        ValueError, TypeError: Players or numbers that make no sense, or an expert where an environment has none.
         RunFolderError: `out_dir` cannot be used, or another benchmark writes there.
         ActorDiedError, StallError: An engine is gone. What was played is kept: call again to go on.
     """
@@ -118,7 +119,8 @@ def benchmark(
     limits, engine = limits or BenchLimits(), engine or EngineConfig()
     if human := any(isinstance(player, Human) for player in named.values()):  # one terminal, and no bar across it
         limits = replace(limits, max_live_episodes=1)
-    facts = {name: _facts(player, engine, players[name]) for name, player in named.items()}
+    specs = [registry.spec(id_) for id_ in arguments]
+    facts = {name: _facts(player, engine, specs, players[name]) for name, player in named.items()}
     worlds, seeds = worlds_of(arguments), seeds_of(settings["seed"], settings["episodes"])
     due = matches(
         worlds, tuple(named), seeds, samples=samples, swap_seats=settings["swap_seats"], partners=partners
@@ -165,12 +167,19 @@ def _partners(partners: Sequence[str], players: Mapping[str, object]) -> list[st
     return named
 
 
-def _facts(player: AnyPolicy, engine: EngineConfig, given: AnyPolicy | str) -> dict[str, Any]:
-    """What decides how a player plays. Raises ModelNotFoundError; the message names a player in words that is near."""
+def _facts(
+    player: AnyPolicy, engine: EngineConfig, specs: Sequence[EnvSpec], given: AnyPolicy | str
+) -> dict[str, Any]:
+    """What decides how a player plays.
+
+    Raises:
+        ModelNotFoundError: There is no such model; the message names a player in words that is near.
+        ValueError: An expert in an environment that has none.
+    """
     try:
-        return player_facts(player, engine)
+        return player_facts(player, engine, specs)
     except ModelNotFoundError as error:
-        near = did_you_mean(given, ("random", "human")) if isinstance(given, str) else ""
+        near = did_you_mean(given, WORDS) if isinstance(given, str) else ""
         raise ModelNotFoundError(f"player {player.name!r}: {error}{near}") from None
 
 
@@ -278,7 +287,7 @@ class _Run:
     async def _episode(self, match: Match, served: Mapping[str, Served]) -> Episode:
         seats = {seat: self.players[name] for seat, name in match.lineup.items()}
         for seat, player in seats.items():
-            if isinstance(player, Random):  # it draws anew in each sample of a seed
+            if isinstance(player, Random | Expert):  # it draws anew in each sample of a seed
                 seats[seat] = replace(player, seed=player.seed + 1_000_003 * match.sample)
         rollout = Rollout(
             make_env=match.world.make,

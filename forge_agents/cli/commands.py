@@ -347,6 +347,7 @@ def export(words: Sequence[str]) -> int:
     "forge-agents play forge/Relay-v0 --endpoint http://127.0.0.1:8000/v1 --endpoint_model mine --api_key_env KEY",
     "forge-agents play forge/LeducPoker-v0 --opponent human --seed 3",
     "forge-agents play forge/Relay-v0 --env_args.max_number 9",
+    "forge-agents play forge/Fireworks-v0@2 --opponent expert",
     "forge-agents play forge/Relay-v0 --watch true --model smollm2-135m-instruct",
 )
 def play(words: Sequence[str]) -> int:
@@ -448,10 +449,13 @@ def list_environments(words: Sequence[str]) -> int:
     parser = _parser("list")
     parser.add_argument("--tag", type=str, help="Only environments with this tag.")
     specs = map(registry.spec, registry.list_envs(parser.parse_args(list(words)).tag))
-    rows = [(spec.id, ", ".join(spec.tags), str(spec.max_turns or ""), str(len(spec.levels) or "")) for spec in specs]
+    rows = [
+        (one.id, ", ".join(one.tags), str(one.max_turns or ""), str(len(one.levels) or ""), "expert" * bool(one.expert))
+        for one in specs
+    ]
     console = Console()
     if console.is_terminal:
-        table = Table(Column("id", overflow="fold"), "tags", "turns", "levels", title="environments")
+        table = Table(Column("id", overflow="fold"), "tags", "turns", "levels", "expert", title="environments")
         for row in rows:
             table.add_row(*row)
         console.print(table)

@@ -84,6 +84,7 @@ def register(
     levels: Iterable[Mapping[str, Any]] = (),
     isolation: Isolation = "none",
     step_timeout_s: float = 60.0,
+    expert: str | Callable[..., Any] | None = None,
     **kwargs: Any,
 ) -> Callable[[E], E]: ...
 
@@ -98,6 +99,7 @@ def register(
     levels: Iterable[Mapping[str, Any]] = (),
     isolation: Isolation = "none",
     step_timeout_s: float = 60.0,
+    expert: str | Callable[..., Any] | None = None,
     **kwargs: Any,
 ) -> EnvSpec: ...
 
@@ -111,6 +113,7 @@ def register(
     levels: Iterable[Mapping[str, Any]] = (),
     isolation: Isolation = "none",
     step_timeout_s: float = 60.0,
+    expert: str | Callable[..., Any] | None = None,
     **kwargs: Any,
 ) -> EnvSpec | Callable[[Any], Any]:
     """Make an environment available by id.
@@ -128,6 +131,8 @@ def register(
         isolation: ``"process"`` for an environment that is slow, or may crash or hang: it then lives in a worker
             process (`forge_agents.envs.workers.env`), and a failure costs one episode.
         step_timeout_s: Seconds that one call may take there.
+        expert: Who plays it well, ``"package.module:Name"``, imported when it first plays, or the factory itself: see
+            `forge_agents.envs.experts.ExpertFactory`. It plays where `forge_agents.Expert` takes a seat.
         **kwargs: Default constructor arguments, and wrappers as in `make`.
 
     Raises:
@@ -149,6 +154,7 @@ def register(
             levels=steps,
             isolation=isolation,
             step_timeout_s=step_timeout_s,
+            expert=expert,
         )
         with _lock:
             old = _specs.get(id)
@@ -274,6 +280,12 @@ def list_envs(tag: str | None = None) -> list[str]:
         if _found(provider.package):
             _list_namespace(namespace)
     return sorted(id_ for id_, s in _specs.items() if tag is None or tag in s.tags)
+
+
+def ids_with_experts() -> list[str]:
+    """Ids of the registered environments that have an expert, sorted."""
+    _load_plugins()
+    return sorted(id_ for id_, s in _specs.items() if s.expert is not None)
 
 
 def provide(namespace: str, *, entry_point: str, package: str, extra: str = "") -> None:
@@ -424,6 +436,18 @@ def _check_arguments(found: EnvSpec) -> dict[str, Any]:
         hint = did_you_mean(strange, [*known, *BY_NAME]) if strange else ""
         raise ArgumentError(f"{found.id}: {error}. It takes: {', '.join(known) or 'no arguments'}.{hint}") from None
     return wraps
+
+
+def settings_of(found: EnvSpec) -> dict[str, Any]:
+    """Arguments that the constructor gets, by name: what the spec says, and the rest as it is by default."""
+    from forge_agents.envs.wrappers import BY_NAME
+
+    try:
+        own = dict(inspect.signature(found.load()).parameters)
+    except ValueError:  # a builtin without a signature
+        own = {}
+    usual = {name: one.default for name, one in own.items() if one.default is not one.empty}
+    return usual | {name: value for name, value in found.kwargs.items() if name in own or name not in BY_NAME}
 
 
 def _load_plugins() -> None:

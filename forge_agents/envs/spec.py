@@ -42,11 +42,20 @@ class EnvSpec:
     """``"process"``: the environment lives in a worker process, because it is slow, or may crash or hang."""
     step_timeout_s: float = 60.0
     """Seconds that one call may take in a worker process; then the worker is replaced and the episode fails."""
+    expert: str | Callable[..., Any] | None = field(default=None, repr=False)
+    """Who plays it well: ``"package.module:Name"`` of a `forge_agents.envs.experts.ExpertFactory`, or the factory; None
+    where nobody does."""
 
     def __post_init__(self) -> None:
         split_id(self.id)
-        if isinstance(self.entry_point, str) and not re.fullmatch(r"[\w.]+:[\w.]+", self.entry_point):
-            raise ValueError(f"entry_point of {self.id} is {self.entry_point!r}; write 'package.module:Class'")
+        for name in ("entry_point", "expert"):
+            point = getattr(self, name)
+            if isinstance(point, str) and not re.fullmatch(r"[\w.]+:[\w.]+", point):
+                raise ValueError(f"{name} of {self.id} is {point!r}; write 'package.module:Class'")
+        if not (self.expert is None or isinstance(self.expert, str) or callable(self.expert)):
+            raise TypeError(
+                f"expert of {self.id} is {type(self.expert).__name__}; give a factory (agent, settings, rng) -> player"
+            )
         check_max_turns(self.max_turns, self.id)
         if self.isolation not in get_args(Isolation) or not self.step_timeout_s > 0:
             raise ValueError(
@@ -78,15 +87,22 @@ class EnvSpec:
 
     def load(self) -> Callable[..., Any]:
         """The class or factory, imported if need be."""
-        if not isinstance(self.entry_point, str):
-            return self.entry_point
-        module, _, path = self.entry_point.partition(":")
+        return self._loaded("entry point", self.entry_point)
+
+    def load_expert(self) -> Callable[..., Any]:
+        """The expert's factory, imported if need be; there must be one."""
+        assert self.expert is not None
+        return self._loaded("expert", self.expert)
+
+    def _loaded(self, what: str, point: str | Callable[..., Any]) -> Callable[..., Any]:
+        if not isinstance(point, str):
+            return point
+        module, _, path = point.partition(":")
         found: Any = importlib.import_module(module)
         for part in path.split("."):
             if not hasattr(found, part):
                 raise ForgeError(
-                    f"entry point {self.entry_point!r} of {self.id}: {module} has no {path!r}."
-                    f"{did_you_mean(part, dir(found))}"
+                    f"{what} {point!r} of {self.id}: {module} has no {path!r}.{did_you_mean(part, dir(found))}"
                 )
             found = getattr(found, part)
         return cast("Callable[..., Any]", found)

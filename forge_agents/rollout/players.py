@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import random
 import time
 import warnings
 import zlib
@@ -18,9 +19,21 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 
 from forge_agents.envs.env import CONVERSATION, writable
+from forge_agents.envs.experts import Seat, expert_of
 from forge_agents.envs.thoughts import split_thought
 from forge_agents.errors import EndpointError, StallError
-from forge_agents.policy import AnyPolicy, Context, Endpoint, Human, KeepThoughts, Policy, Random, Sampling, Scripted
+from forge_agents.policy import (
+    AnyPolicy,
+    Context,
+    Endpoint,
+    Expert,
+    Human,
+    KeepThoughts,
+    Policy,
+    Random,
+    Sampling,
+    Scripted,
+)
 from forge_agents.rollout.conversation import Conversation, Messages, left_out
 from forge_agents.rollout.endpoint import client_of
 from forge_agents.rollout.rendering import Renderer
@@ -427,10 +440,15 @@ def _human(agent: str, instructions: str) -> Player:
     return decide
 
 
+def _draws(policy: Random | Expert, agent: str, episode_seed: int, sibling: int) -> list[int]:
+    """What the random choices of a seat in an episode follow from."""
+    own = [] if policy.shared or not sibling else [sibling]
+    return [policy.seed, episode_seed, zlib.crc32(agent.encode()), *own]
+
+
 def _random(policy: Random, agent: str, episode_seed: int, sibling: int) -> Player:
     """Uniform over `info["legal_actions"]`, or a short random text."""
-    own = [] if policy.shared or not sibling else [sibling]
-    rng = np.random.default_rng([policy.seed, episode_seed, zlib.crc32(agent.encode()), *own])
+    rng = np.random.default_rng(_draws(policy, agent, episode_seed, sibling))
 
     async def decide(observation: str, info: Mapping[str, Any]) -> Decision:
         legal = info.get("legal_actions")
@@ -438,6 +456,22 @@ def _random(policy: Random, agent: str, episode_seed: int, sibling: int) -> Play
             return Decision(action=str(legal[int(rng.integers(len(legal)))]))
         letters = rng.integers(97, 123, size=int(rng.integers(1, 9)))
         return Decision(action="".join(map(chr, letters)))
+
+    return decide
+
+
+def _expert(seat: Seat, agent: str, draws: list[int]) -> Player:
+    """The environment's own expert, made when the seat first decides: its failure is the episode's."""
+    seated: list[Callable[[str], str]] = []
+
+    async def decide(observation: str, info: Mapping[str, Any]) -> Decision:
+        if not seated:
+            seated.append(seat(agent, info, random.Random(repr(draws))))
+        action = seated[0](observation)
+        if not isinstance(action, str):
+            raise TypeError(f"the expert returned {type(action).__name__} for {agent!r}; return a str")
+        thought, answer = split_thought(action)
+        return Decision(action=answer, thought=thought)
 
     return decide
 
@@ -469,6 +503,7 @@ def player_for(
     draw: str | None = None,
     sibling: int = 0,
     compact: Compact | None = None,
+    spec: object = None,
 ) -> Player:
     """A fresh player of `policy` for one seat of one episode.
 
@@ -478,6 +513,10 @@ def player_for(
         draw: Names the episode among all that are ever played; see `ModelPlayer`.
         sibling: The episode's place in its group, from 0.
         compact: What the environment says of turns that a conversation has no room for.
+        spec: The environment's `EnvSpec`, which names its expert.
+
+    Raises:
+        ValueError: A model without an engine, or an expert where the environment has none.
     """
     if isinstance(policy, Policy):
         if policy.name not in served:
@@ -501,4 +540,7 @@ def player_for(
         return _human(agent, instructions)
     if isinstance(policy, Random):
         return _random(policy, agent, episode_seed, sibling)
+    if isinstance(policy, Expert):
+        seat = expert_of(spec, getattr(spec, "id", "an environment without an id"))
+        return _expert(seat, agent, _draws(policy, agent, episode_seed, sibling))
     return _scripted(policy, agent)

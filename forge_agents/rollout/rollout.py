@@ -180,6 +180,7 @@ async def play(
     Raises:
         ActorDiedError, StallError: An engine is gone or does not answer.
         BudgetError: An endpoint's budget is spent.
+        ValueError: A model has no engine, or the environment no expert.
     """
     started = time.perf_counter()
     seats: dict[str, _Seat] = {}
@@ -206,6 +207,7 @@ async def play(
                 draw=draw,
                 sibling=sibling,
                 compact=compact,
+                spec=getattr(env, "spec", None),
             )
             seats[agent] = _Seat(agent, policies[agent].name, player, instructions, tools, watch)
         return seats[agent]

@@ -1,4 +1,6 @@
-"""Playing a game whose seats share one reward."""
+"""Playing a game by functions or by experts."""
+
+import forge_agents as fa
 
 
 def play(env, team, seed):
@@ -11,3 +13,21 @@ def play(env, team, seed):
         env.step(None if terminated or truncated else team(seen, agent))
     assert len(set(rewards.values())) == 1
     return rewards[env.possible_agents[0]]
+
+
+def with_expert(env_id, expert):
+    """The id of the same environment, in this process, with another expert."""
+    spec = fa.spec(env_id)
+    new = f"tests/{spec.name.partition('/')[2]}-{expert.__name__}-v0"
+    fa.register(new, entry_point=spec.entry_point, levels=spec.levels, tags=spec.tags, expert=expert, **spec.kwargs)
+    return new
+
+
+def shown(env_id, seed, expert=None, level=None, **arguments):
+    """Play an episode by the environment's expert, or `expert`. Returns environment and the reward that all got."""
+    env_id = with_expert(env_id, expert) if expert is not None else env_id
+    env = fa.make(env_id if level is None else f"{env_id}@{level}", **arguments)
+    episode = fa.play(env, fa.Expert(), seed=seed)
+    assert episode.error is None, episode.error
+    (reward,) = set(episode.rewards.values())
+    return env, reward

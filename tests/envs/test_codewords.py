@@ -1,38 +1,27 @@
-import random
 import re
 
 import numpy as np
 import pytest
-from team_play import play
+from team_play import play, shown, with_expert
 
 import forge_agents as fa
 from forge_agents.testing import check_env, check_levels
+from forge_envs.experts.codewords import KIND, THEME, Expert
 from forge_envs.games.codewords import KINDS, Codewords
 
-KIND = {word: kind for kinds in KINDS.values() for kind, words in kinds.items() for word in words.split()}
-THEME = {word: theme for theme, kinds in KINDS.items() for words in kinds.values() for word in words.split()}
+NAME = "forge/Codewords-v0"
 
 
-class Team:
-    """Gives clues by kind, or by theme, and guesses what goes with them; both from what their seat reads."""
+class ByTheme(Expert):
+    """Gives clues by theme."""
 
-    def __init__(self, sorts=KIND, *, slips=0.0):
-        self.sorts, self.slips, self.rng = sorts, slips, random.Random(0)
+    sorts = THEME
 
-    def __call__(self, seen, agent):
-        return self.master(seen) if agent.endswith("master") else self.guesser(seen)
 
-    def master(self, seen):
-        own = re.search(r"Your words: (.+)\.", seen)[1].split(", ")
-        sorts = [self.sorts[word] for word in own]
-        best = max(sorted(set(sorts)), key=sorts.count)
-        return f"{best} {sorts.count(best)}"
-
+class Slips(Expert):
     def guesser(self, seen):
-        board, clue = re.search(r"Board: (.+)\.", seen)[1].split(", "), seen.rpartition("Clue: ")[2].split()[0]
-        if self.rng.random() < self.slips:
-            return self.rng.choice(board)
-        return ", ".join(word for word in board if clue in (KIND[word], THEME[word]))
+        board = re.search(r"Board: (.+)\.", seen)[1].split(", ")
+        return self.rng.choice(board) if self.rng.random() < 0.5 else super().guesser(seen)
 
 
 def begun(seed=0, **settings):
@@ -54,22 +43,22 @@ def test_no_word_hides_another():
 
 @pytest.mark.parametrize("level", [1, 2, 3, 4, 5, 6])
 def test_a_team_that_knows_the_kinds_always_earns_one(level):
-    settings = fa.spec(f"forge/Codewords-v0@{level}").kwargs
-    for seed in range(15):
-        env = Codewords(**settings)
-        assert play(env, Team(), seed) == 1.0, env.render()
+    settings = fa.spec(f"{NAME}@{level}").kwargs
+    for seed in range(4):
+        env, reward = shown(NAME, seed, level=level)
+        assert reward == 1.0, env.render()
         assert env.infos == {} and sum(env.played.values()) == settings["groups"]
         assert sorted(env.key.values()).count("") == settings["groups"] * settings["size"]
 
 
 def test_a_clue_that_also_goes_with_other_words_finds_less():
     """Near words are of the theme, not of the kind."""
-    far, near = ([play(Codewords(near=n, spare=0), Team(THEME), seed) for seed in range(40)] for n in (0, 4))
+    far, near = ([shown(NAME, seed, ByTheme, near=n, spare=0)[1] for seed in range(40)] for n in (0, 4))
     assert sum(far) == 40 and sum(near) < 20
 
 
 def test_each_level_is_harder_for_a_team_that_slips():
-    means = check_levels("forge/Codewords-v0", fa.Scripted(Team(slips=0.5)), episodes=60)
+    means = check_levels(with_expert(NAME, Slips), fa.Expert(), episodes=60)
     assert means[0] > 0.5 > means[-1]
 
 
@@ -83,8 +72,8 @@ def test_what_knows_nothing_earns_next_to_nothing(say):
         rewards = [play(Codewords(**fa.spec(f"forge/Codewords-v0@{level}").kwargs), lambda s, _: say(s), n)
                    for n in range(30)]  # fmt: skip
         assert sum(rewards) <= 1
-    after = [play(Codewords(), lambda seen, agent: seen if agent == "guesser" else Team()(seen, agent), n)
-             for n in range(30)]  # fmt: skip
+    copies = {"master": fa.Expert(), "guesser": fa.Scripted(lambda seen: seen)}
+    after = [fa.play(NAME, copies, seed=seed).rewards["guesser"] for seed in range(30)]
     assert sum(after) < 6, "a guesser that copies the board after good clues"
 
 
@@ -146,8 +135,8 @@ def test_of_two_teams_one_wins_and_words_of_the_other_team_help_it(met):
 
 
 def test_experts_win_against_who_says_nothing_and_share_with_their_like():
-    expert, mute = Team(), lambda seen, agent: ""
-    blue = {seat: fa.Scripted(expert if "blue" in seat else mute) for seat in begun(teams=2).possible_agents}
+    mute = fa.Scripted(lambda seen: "")
+    blue = {seat: fa.Expert() if "blue" in seat else mute for seat in begun(teams=2).possible_agents}
     assert all(fa.play("forge/CodewordsDuel-v0", blue, seed=n).rewards["blue_master"] == 1 for n in range(5))
 
 

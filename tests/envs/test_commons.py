@@ -1,27 +1,15 @@
-import re
-
 import numpy as np
 import pytest
 
 import forge_agents as fa
 from forge_agents.testing import check_env, check_levels
+from forge_envs.experts.commons import lake, leaving
 from forge_envs.teams.commons import Commons
 
 
-def take(leave):
-    """A player who, with others alike, leaves such a share of what the lake holds, and nothing in the last season."""
-
-    def say(seen, agent):
-        left, stock, holds, seats = numbers(seen, agent)
-        share = (stock if left == 1 else max(0, stock - leave * holds)) / seats
-        return f"take {int(share)}"
-
-    return say
-
-
-def numbers(seen, agent):
-    found = re.search(r"Seasons left: (\d+). The lake has (\d+) fish and holds (\d+) \((\d+) seats\)", seen)
-    return [int(number) for number in found.groups()]
+def take(share):
+    """The expert, who leaves such a share of what the lake holds."""
+    return lambda seen, agent: leaving(share)(seen)
 
 
 def greedy(seen, agent):
@@ -70,7 +58,7 @@ def test_no_plan_earns_more_than_the_best():
 def test_one_who_takes_more_earns_more_at_the_others_cost():
     prudent = take(0.5)
     alike, mixed = (np.mean([rewards([one, prudent, prudent], n) for n in range(20)], axis=0)
-                    for one in (prudent, lambda seen, agent: f"take {numbers(seen, agent)[1] // 4}"))  # fmt: skip
+                    for one in (prudent, lambda seen, agent: f"take {lake(seen)[1] // 4}"))  # fmt: skip
     assert mixed[0] > alike[0] + 0.1 and max(mixed[1:]) < alike[1] - 0.1 and mixed.mean() < alike.mean()
     bold = np.mean([rewards([greedy, prudent, prudent], n) for n in range(20)], axis=0)
     assert bold[0] > 0 == bold[1] == bold[2], "most of the first stock"

@@ -1,76 +1,33 @@
-import random
-import re
-
 import pytest
-from team_play import play
+from team_play import shown, with_expert
 
 import forge_agents as fa
 from forge_agents.testing import check_env, check_levels
+from forge_envs.experts.library import Expert
 from forge_envs.teams.library import GOODS, RIVERS, Library
 
-WHOLE = (
-    (r"the town where (.+) was born", "born"),
-    (r"the company that (.+) founded", "founded"),
-    (r"the founder of (.+)", "founder"),
-    (r"the town where (.+) has its seat", "seat"),
-    (r"the mayor of (.+)", "mayor"),
-)
-ASKED = (
-    (r"In which year was (.+) born\?", "year"),
-    (r"What does (.+) make\?", "makes"),
-    (r"On which river does (.+) lie\?", "river"),
-)
-SAYS = {
-    "born": r"was born in (\w+) in \d+",
-    "year": r"was born in \w+ in (\d+)",
-    "founded": r"founded is (.+)\.$",
-    "founder": r"Its founder is (.+?),",
-    "seat": r"its seat is in (\w+)\.",
-    "makes": r"makes (\w+)\.",
-    "mayor": r"Its mayor is (.+)\.$",
-    "river": r"on the river (\w+)\.",
-}
+NAME = "forge/Library-v0"
 
 
-class Team:
-    """Plays both seats from their own observations; `gives_up` after so many searches and tells the last value.
+class Uncited(Expert):
+    def answer(self):
+        return self.thing
 
-    With probability `tires` it does so after each, and forgets the value as well.
-    """
 
-    def __init__(self, *, gives_up=99, cites=True, tires=0.0):
-        self.gives_up, self.cites, self.tires, self.rng = gives_up, cites, tires, random.Random(0)
-
-    def __call__(self, seen, agent):
-        return getattr(self, agent)(seen)
+class Hasty(Expert):
+    """Tells the first thing that it finds."""
 
     def searcher(self, seen):
-        if not seen.startswith(("[", "Nothing")) and "\n[" not in seen:
-            self.steps, self.pages, self.value = [], [], ""
-            for form, relation in ASKED:
-                if found := re.fullmatch(form, seen):
-                    self.steps, rest = [relation], found[1]
-            while found := [(relation, m[1]) for form, relation in WHOLE if (m := re.fullmatch(form, rest))]:
-                self.steps, rest = [found[0][0], *self.steps], found[0][1]
-            self.thing = rest
-            return f'CALL search("{self.thing}")'
-        page = next(m for m in re.finditer(r"\[(\d+)\] (.+)", seen) if m[2].startswith(self.thing))
-        self.pages.append(page[1])
-        if self.rng.random() < self.tires:
-            return "no idea"
-        self.value = self.thing = re.search(SAYS[self.steps.pop(0)], page[2])[1]
-        if self.steps and len(self.pages) < self.gives_up:
-            return f'CALL search("{self.thing}")'
-        return f"{self.value} " + " ".join(f"[{number}]" for number in self.pages)
-
-    def writer(self, seen):
-        note = seen.rpartition("Note: ")[2]
-        return note if self.cites else note.partition(" [")[0]
+        said = super().searcher(seen)
+        return self.answer() if self.pages else said
 
 
-def played(team, seed, **settings):
-    env = Library(**settings)
-    return env, play(env, team, seed)
+class Tired(Expert):
+    """Now and then gives up, and forgets what it found."""
+
+    def searcher(self, seen):
+        said = super().searcher(seen)
+        return "no idea" if self.pages and self.rng.random() < 0.25 else said
 
 
 def test_the_environment_keeps_the_contract():
@@ -80,16 +37,15 @@ def test_the_environment_keeps_the_contract():
 
 @pytest.mark.parametrize("level", [1, 2, 3, 4, 5, 6])
 def test_a_team_that_follows_the_pages_always_earns_one(level):
-    settings = dict(fa.spec(f"forge/Library-v0@{level}").kwargs)
-    for seed in range(12):
-        env, reward = played(Team(), seed, **settings)
+    for seed in range(4):
+        env, reward = shown(NAME, seed, level=level)
         assert reward == 1.0, f"{seed}\n{env.question}\n{env.render()}"
-        assert len(env.path) == settings["hops"] == env.searches
+        assert len(env.path) == fa.spec(f"{NAME}@{level}").kwargs["hops"] == env.searches
 
 
 def test_an_answer_without_its_pages_is_half_of_one_and_a_shorter_path_is_none():
-    assert [played(Team(cites=False), seed, hops=2)[1] for seed in range(5)] == [0.5] * 5
-    assert sum(played(Team(gives_up=1), seed, hops=3)[1] for seed in range(20)) == 0
+    assert [shown(NAME, seed, Uncited, hops=2)[1] for seed in range(5)] == [0.5] * 5
+    assert sum(shown(NAME, seed, Hasty, hops=3)[1] for seed in range(20)) == 0
 
 
 @pytest.mark.parametrize("wrapped", ["{}", "The {}.", "on the {}", "On the river {}", "in {}", ' "{}" '])
@@ -102,7 +58,7 @@ def test_a_right_answer_may_stand_in_words_that_say_no_more(wrapped):
 
 
 def test_citing_the_whole_library_is_no_citation():
-    env, _ = played(Team(), 3, hops=2)
+    env = Library(hops=2)
     env.reset(seed=3)
     env.step("no idea")
     env.step(f"{env.answer} " + " ".join(f"[{number}]" for number in range(1, 49)))
@@ -122,8 +78,7 @@ def test_what_knows_nothing_earns_next_to_nothing(say):
 
 
 def test_each_level_is_harder_for_a_team_that_sometimes_gives_up():
-    team = Team(tires=0.25)
-    means = check_levels("forge/Library-v0", fa.Scripted(team), episodes=40)
+    means = check_levels(with_expert(NAME, Tired), fa.Expert(), episodes=40)
     assert means[0] > 0.6 and means[-1] == pytest.approx(0.75**6, abs=0.2)
 
 

@@ -1,20 +1,19 @@
 import ast
-import difflib
 import json
-import random
 import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from team_play import play
+from team_play import play, shown, with_expert
 
 import forge_agents as fa
 from forge_agents.sandbox import Sandbox, SandboxUnavailable
 from forge_agents.testing import check_env, check_levels
+from forge_envs.experts.repair import Expert
 from forge_envs.teams import hidden_tests, repair, signs
 from forge_envs.teams.repair import Repair
-from forge_envs.teams.repair_tasks import FAULTS, FORMS, draw
+from forge_envs.teams.repair_tasks import FAULTS, draw
 
 
 def runs_code():
@@ -47,89 +46,27 @@ def quick(monkeypatch):
     monkeypatch.setattr(repair, "given", given)
 
 
-def pattern(form):
-    """A sentence of the manual, each blank a group."""
-    text, seen = re.escape(form), set()
-    for blank, what in (("a", r"\d+"), ("b", r"\d+"), ("c", r"\d+"), ("f", r"\w+"), ("g", r"\w+")):
-        for mark in re.findall(re.escape(re.escape(f"{{{blank}}}")), text):
-            text = text.replace(mark, f"(?P={blank})" if blank in seen else f"(?P<{blank}>{what})", 1)
-            seen.add(blank)
-    return text
+NAME = "forge/Repair-v0"
 
 
-def source_for(line):
-    """The function that a line of the manual describes, from its words alone."""
-    module, name, head, told = re.fullmatch(r"(\w+)\.(\w+)\((.+)\) returns (.+)\.", line).groups()
-    for parameters, form, code in FORMS:
-        if parameters == head and (found := re.fullmatch(pattern(form), told)):
-            blanks = dict.fromkeys("abcfg", "0") | found.groupdict()
-            if "{c}" in code and "c" not in found.groupdict():
-                blanks["c"] = str(int(blanks["a"]) + int(blanks["b"]))
-            body = code.format(**blanks).replace("\n", "\n    ")
-            return module, name, ast.unparse(ast.parse(f"def {name}({head}):\n    {body}"))
-    raise AssertionError(line)
+class Nods(Expert):
+    """The tester ships what it did not test; now and then the planner does not see a fault."""
 
+    overlooks = 0.35
 
-class Team:
-    """Plays all seats from their own observations; with probability `overlooks` the planner does not see a fault.
-
-    A tester that `nods` ships what it did not test.
-    """
-
-    def __init__(self, *, overlooks=0.0, nods=False):
-        self.overlooks, self.nods, self.rng = overlooks, nods, random.Random(0)
-
-    def __call__(self, seen, agent):
-        return getattr(self, agent)(seen)
-
-    def planner(self, seen):
-        if seen.startswith("Manual"):
-            self.right = [source_for(line) for line in re.findall(r"^.+\) returns .+$", seen, re.MULTILINE)]
-            self.modules, self.plan = re.search(r"^Modules: (.+)$", seen, re.MULTILINE)[1].split(", "), []
-        else:
-            self.compare(re.sub(r"^\d+\| ?", "", seen, flags=re.MULTILINE).split("\n"))
-        if self.modules:
-            self.module = self.modules.pop(0)
-            return f'CALL show("{self.module}")'
-        return json.dumps(self.plan[::-1])
-
-    def compare(self, lines):
-        for module, name, right in self.right:
-            if module != self.module:
-                continue
-            start = next(at for at, line in enumerate(lines) if line.startswith(f"def {name}("))
-            end = next((at for at in range(start, len(lines)) if not lines[at].strip()), len(lines))
-            was, wanted = lines[start:end], right.split("\n")
-            if was == wanted or self.rng.random() < self.overlooks:
-                continue
-            for tag, i, j, k, m in difflib.SequenceMatcher(None, was, wanted, autojunk=False).get_opcodes():
-                if tag == "insert":
-                    self.plan.append([module, start + i + 1, "\n".join([*wanted[k:m], was[i]])])
-                elif tag != "equal":
-                    assert j - i == m - k
-                    self.plan += [[module, start + i + n + 1, wanted[k + n]] for n in range(j - i)]
-
-    def editor(self, seen):
-        if "The plan:" in seen:
-            self.todo = json.loads(seen.partition("The plan:\n")[2])
-        if self.todo and "reports" not in seen:
-            module, line, text = self.todo.pop(0)
-            return "CALL edit " + json.dumps({"module": module, "line": line, "text": text})
-        return "done"
+    def changes(self, *function):
+        return [] if self.rng.random() < self.overlooks else super().changes(*function)
 
     def tester(self, seen):
-        if self.nods or seen.startswith("All"):
-            return "SHIP"
-        return "CALL test()" if seen.startswith("The editor") else seen
+        return "SHIP"
 
 
-def played(team, seed, **settings):
-    env = Repair(**settings)
-    return env, play(env, team, seed)
+class SeesNothing(Nods):
+    overlooks = 1.0
 
 
 def at(level):
-    return dict(fa.spec(f"forge/Repair-v0@{level}").kwargs)
+    return dict(fa.spec(f"{NAME}@{level}").kwargs)
 
 
 def test_the_environment_keeps_the_contract(quick):
@@ -139,13 +76,13 @@ def test_the_environment_keeps_the_contract(quick):
 @pytest.mark.parametrize("level", [1, 2, 3, 4, 5])
 def test_a_team_that_reads_the_manual_always_earns_one(level, quick):
     for seed in range(8):
-        env, reward = played(Team(), seed, **at(level))
+        env, reward = shown(NAME, seed, level=level, isolation="none")
         assert reward == 1.0, f"{seed}\n{env.repository.manual()}\n{env.files}\n{env.render()}"
         assert len(env.repository.broken) == at(level)["faults"] and len(env.files) == at(level)["modules"]
 
 
 def test_the_sandbox_runs_what_was_edited():
-    env, reward = played(Team(), 1, **at(3))
+    env, reward = shown(NAME, 1, level=3, isolation="none")
     assert reward == 1.0
     env.reset(seed=1)
     module = next(iter(env.files))
@@ -178,12 +115,11 @@ def test_tests_and_faults_are_what_they_say(quick):
 )  # fmt: skip
 def test_what_knows_nothing_earns_nothing(say, quick):
     for level in (1, 4):
-        assert sum(played(lambda seen, _: say(seen), seed, **at(level))[1] for seed in range(5)) == 0
+        assert sum(play(Repair(**at(level)), lambda seen, _: say(seen), seed) for seed in range(5)) == 0
 
 
 def test_each_level_is_harder_for_a_planner_that_overlooks_faults(quick):
-    fa.register("tests/Repair-v0", entry_point=Repair, levels=fa.spec("forge/Repair-v0").levels)  # in this process
-    means = check_levels("tests/Repair-v0", fa.Scripted(Team(overlooks=0.3, nods=True)), episodes=20)
+    means = check_levels(with_expert(NAME, Nods), fa.Expert(), episodes=30)
     assert means[0] > 0.5 and means[-1] < 0.6
 
 
@@ -223,8 +159,9 @@ def test_a_machine_without_a_sandbox_is_told_at_reset(monkeypatch):
 
 
 def test_weak_signs_tell_good_work_from_bad(quick):
-    good = fa.play(Repair(**at(2)), fa.Scripted(Team()), seed=2).trajectories
-    nods = fa.play(Repair(**at(2)), fa.Scripted(Team(overlooks=1, nods=True)), seed=2).trajectories
+    good, nods = (
+        fa.play(f"{with_expert(NAME, expert)}@2", fa.Expert(), seed=2).trajectories for expert in (Expert, SeesNothing)
+    )
     assert [repair.saw_tests_pass(each["tester"]) for each in (good, nods)] == [1, 0]
     assert repair.edited_little(good["editor"]) == 1 and repair.edited_little(nods["editor"]) is None
     assert repair.saw_tests_pass(good["planner"]) is None and signs.calls_work(good["editor"]) == 1

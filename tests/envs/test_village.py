@@ -1,45 +1,18 @@
-import random
-import re
-
 import numpy as np
 import pytest
+from team_play import with_expert
 
 import forge_agents as fa
 from forge_agents.testing import check_env, check_levels
+from forge_envs.experts.village import Expert
 from forge_envs.games.village import NAMES, Village
 
-LOOKED = re.compile(r"\w+ is (?:a|no) wolf")
 
+class Doubts(Expert):
+    """A villager now and then does what comes to its mind."""
 
-class Seats:
-    """Plays every seat from what it reads: wolves at random, villagers by what was told.
-
-    The seer tells what it looked up; whom it cleared, and itself, nobody suspects; the others are voted out in turn. A
-    villager `doubts`: so often it does what comes to its mind.
-    """
-
-    def __init__(self, *, doubts=0.0, seed=0):
-        self.doubts, self.rng = doubts, random.Random(seed)
-
-    def __call__(self, seen, agent):
-        others = [name for name in re.search(r"Alive: (.+?)\.\n", seen)[1].split(", ") if name != agent]
-        asked, wolf = seen.rpartition("\n")[2], re.search(r"You are \w+, a wolf. Wolves: (.+?)\.", seen)
-        if "Speak" in asked:
-            return f"I looked: {', '.join(LOOKED.findall(seen.rpartition('You are')[2]))}"
-        if wolf:
-            return self.rng.choice([name for name in others if name not in wolf[1]])
-        if self.rng.random() < self.doubts:
-            return self.rng.choice(others)
-        if "nature" in asked:
-            return self.rng.choice([name for name in others if f"{name} is" not in seen] or others)
-        told = re.findall(r"(\w+): I looked: (.+)", seen)
-        if "guard" in asked:
-            return self.rng.choice(others)
-        looked = {name for _, found in told for name in LOOKED.findall(found)}
-        wolves = [name.split()[0] for name in looked if name.endswith("a wolf")]
-        clear = {agent, *(name for name, _ in told), *(name.split()[0] for name in looked)}
-        rest = [name for name in others if name not in clear]
-        return next((name for name in [*sorted(wolves), *rest] if name in others), "nobody")
+    def villager(self, seen, asked, others):
+        return self.rng.choice(others) if self.rng.random() < 0.2 else super().villager(seen, asked, others)
 
 
 def begun(roles="wolf seer villager villager villager", seed=0, **settings):
@@ -62,8 +35,8 @@ def say(env, *texts):
     return asked
 
 
-def village_wins(level, players, seeds):
-    found = [fa.play(f"forge/Village-v0@{level}", players, seed=seed) for seed in seeds]
+def village_wins(env_id, players, seeds):
+    found = [fa.play(env_id, players, seed=seed) for seed in seeds]
     return sum(episode.trajectories["anna"].info["winner"] == "village" for episode in found) / len(seeds)
 
 
@@ -118,17 +91,21 @@ def test_nobody_wins_when_the_days_are_over_and_wolves_when_they_are_as_many():
 
 
 def test_a_village_that_listens_wins_often_and_one_that_does_not_seldom():
-    seeds, wolves = range(40), Seats(seed=1)
-    assert village_wins(1, fa.Scripted(Seats()), seeds) > 0.6
+    seeds = range(40)
+    assert village_wins("forge/Village-v0@1", fa.Expert(), seeds) > 0.6
     for idle in (lambda seen: "", lambda seen: seen, lambda seen: "anna"):
-        one = fa.Scripted(lambda seen, agent, idle=idle: wolves(seen, agent) if ", a wolf" in seen else idle(seen))
-        assert village_wins(1, one, seeds) < 0.35
+
+        class Idle(Expert):
+            def __call__(self, seen, idle=idle):
+                return super().__call__(seen) if ", a wolf" in seen else idle(seen)
+
+        assert village_wins(f"{with_expert('forge/Village-v0', Idle)}@1", fa.Expert(), seeds) < 0.35
         both = [fa.play("forge/Village-v0", fa.Scripted(idle), seed=seed).rewards for seed in range(20)]
         assert sum(sum(rewards.values()) for rewards in both) / 100 < 0.35
 
 
 def test_each_level_is_harder_for_a_village_that_doubts():
-    means = check_levels("forge/Village-v0", fa.Scripted(Seats(doubts=0.2)), episodes=40)
+    means = check_levels(with_expert("forge/Village-v0", Doubts), fa.Expert(), episodes=40)
     assert means[0] > 0.55 and means[-1] < 0.45
 
 

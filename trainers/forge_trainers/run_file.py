@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from forge_agents.errors import did_you_mean
-from forge_agents.policy import AnyPolicy, Endpoint, Human, Policy, Random, Seats
+from forge_agents.policy import AnyPolicy, Endpoint, Expert, Human, Policy, Random, Seats
 from forge_agents.runtime.hosts import Hosts
 from forge_trainers.offline.config import WarmStart
 from forge_trainers.rl.config import GRPOConfig
@@ -27,7 +27,7 @@ class RunLeague(LeagueConfig):
 
     anchors: tuple[str, ...] = ()
     """Fixed opponents beside the start model, by the names that `seats` could use: policies with trainable: false,
-    endpoints, "random"."""
+    endpoints, "random", "expert"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class RunConfig:
     """OpenAI-compatible servers by name; never trained."""
     seats: str | dict[str, str] = ""
     """Who sits in every seat, or by seat: the name of a policy or an endpoint, "random" for random play, "human" for a
-    person at the terminal. Empty: the only policy."""
+    person at the terminal, "expert" for the environment's own expert. Empty: the only policy."""
     league: RunLeague | None = None
     """Self-play: the policy that `seats` names plays against snapshots of itself and anchors. null: the seats are as
     they are."""
@@ -150,7 +150,7 @@ class RunConfig:
     @property
     def _players(self) -> dict[str, AnyPolicy]:
         """Whom `seats` may name."""
-        return {"random": Random(), "human": Human(), **self.endpoints, **self.policies}
+        return {"random": Random(), "human": Human(), "expert": Expert(), **self.endpoints, **self.policies}
 
     def of_seeds(self, count: int) -> list[RunConfig]:
         """So many runs like this one, of the seeds from its own on, each in a folder of ``out_dir``; one: itself."""

@@ -35,8 +35,10 @@ _ROWS = 10
 """Rows of a result that are shown."""
 _STEPS = 1_000_000
 """Instructions of SQLite's machine that one query may take: of a cross join these were 16 ms."""
-_ALL = "orders JOIN customers ON customers.id = orders.customer JOIN products ON products.id = orders.product"
-_MOST = " ORDER BY most DESC LIMIT 2"
+ALL = "orders JOIN customers ON customers.id = orders.customer JOIN products ON products.id = orders.product"
+"""Every order with its customer and its product, as queries write it: ``{all}``."""
+MOST = " ORDER BY most DESC LIMIT 2"
+"""The end of a query for the most of something and the next: ``{most}``."""
 # Questions by level, each with the query that answers it, two best rows where one is sought. Blanks are drawn.
 QUESTIONS: tuple[tuple[tuple[str, str], ...], ...] = (
     (
@@ -141,7 +143,7 @@ class Tables(ToolEnv):
             question, query = one(rng, QUESTIONS[self._level - 1])
             blanks = {"name": NAMES, "town": TOWNS, "good": GOODS, "month": MONTHS}
             drawn = {blank: one(rng, values) for blank, values in blanks.items()}
-            self.question, self.query = question.format(**drawn), query.format(**drawn, all=_ALL, most=_MOST)
+            self.question, self.query = question.format(**drawn), query.format(**drawn, all=ALL, most=MOST)
             if (answer := self._only_answer()) is not None:
                 break
         self.answer = answer

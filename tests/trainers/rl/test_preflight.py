@@ -483,6 +483,19 @@ def test_a_league_is_tried_with_its_policy_in_every_seat(tried, tiny_llama):
     assert {t.policy for t in asked} == {"hero"} and len(asked) == 4
 
 
+def test_an_expert_is_refused_where_there_is_none_and_sits_in_its_own_seat_elsewhere(tried, tiny_llama):
+    team = fa.Policy(str(tiny_llama), name="team")
+    asked = []
+    for seats in ({"p0": team, "p1": fa.Expert()}, fa.League(team, anchors=(fa.Expert(),))):
+        with pytest.raises(ValueError, match="World has no expert.*forge/Codewords-v0"):
+            tried(seats=seats)
+        assert not World.seeds
+        fa.register("preflight/World-v0", entry_point=World, expert=lambda *_: lambda seen: asked.append(seen) or "x")
+        tried("preflight/World-v0", seats=seats)
+        World.seeds.clear()
+    assert asked == ["Now."] * 2, "a league's policy sits everywhere"
+
+
 def test_a_running_loop_is_no_obstacle(tried):
     async def inside():
         return tried()

@@ -20,15 +20,25 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from forge_agents.envs.experts import expert_of
 from forge_agents.models import resolve as models
-from forge_agents.policy import AnyPolicy, Policy, Seats, declared_policies, named_apart, players_of, seat_policies
+from forge_agents.policy import (
+    AnyPolicy,
+    Expert,
+    Policy,
+    Seats,
+    declared_policies,
+    named_apart,
+    players_of,
+    seat_policies,
+)
 from forge_agents.rollout.players import Served
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.types import EpisodeGroup
 from forge_trainers.records.run_folder import write_atomically
 from forge_trainers.rl.pipeline import window
 from forge_trainers.rl.rewards import JudgedGroup
-from forge_trainers.rl.tasks import Task
+from forge_trainers.rl.tasks import Task, TaskSampler
 from forge_trainers.selfplay.league import (
     League,
     Match,
@@ -147,6 +157,13 @@ class Seating:
                     if agent not in found.setdefault(name, []):
                         found[name].append(agent)
         return found
+
+    def check_experts(self, sampler: TaskSampler, declared: Mapping[str, AnyPolicy]) -> None:
+        """Raises ValueError where an expert may sit in an environment that has none."""
+        experts = {name for name, policy in declared.items() if isinstance(policy, Expert)}
+        for env_id, agents in sampler.seats.items() if experts else ():
+            if experts & self.roles({env_id: agents}).keys():
+                expert_of(sampler.specs[env_id], env_id)
 
     def settings(self) -> dict[str, Any]:
         """What config.yaml says of it beside the policies."""

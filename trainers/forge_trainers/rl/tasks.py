@@ -110,6 +110,8 @@ class TaskSampler:
         """Seats by the names under which a program asks for them."""
         self.make_s: dict[str, float] = {}
         """Seconds that making each environment took."""
+        self.specs: dict[str, object] = {}
+        """What each environment says that it was made with; None where it says nothing."""
         self.isolated: set[str] = set()
         """Those that play in worker processes."""
         self.seats = {name: seats_of(partial(self._probe, name), name) for name in self.env_ids}
@@ -176,6 +178,7 @@ class TaskSampler:
         started = time.perf_counter()
         env = self.make(name)
         self.make_s[name] = time.perf_counter() - started
+        self.specs[name] = getattr(env, "spec", None)
         self.isolated |= {name} if getattr(env.spec, "isolation", "none") == "process" else set()
         # an environment in a worker process says no more than its settings before it is reset
         names = getattr(env, "models", None) or getattr(env.spec, "kwargs", {}).get("models")

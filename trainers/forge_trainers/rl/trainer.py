@@ -640,6 +640,7 @@ class GRPOTrainer:
     def _models(self, sampler: TaskSampler, *, part: bool = False) -> dict[str, Policy]:
         declared = self._seating.declared(sampler.seats, part=part)
         models = {name: policy for name, policy in declared.items() if isinstance(policy, Policy)}
+        self._seating.check_experts(sampler, declared)
         check_trainable(models, self.config.max_staleness)
         return models
 

@@ -1,0 +1,33 @@
+"""What experts have in common: their seat, the world's settings, random numbers of their own.
+
+In: as `forge_agents.envs.experts.ExpertFactory` says. Out: a player. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+
+class Script:
+    """A player whose methods have the names of the seats that they play; ``red_master`` is played by ``master``."""
+
+    def __init__(self, agent: str, settings: Mapping[str, Any], rng: random.Random) -> None:
+        self.agent, self.settings, self.rng = agent, settings, rng
+
+    def __call__(self, seen: str) -> str:
+        return cast("str", getattr(self, self.agent.rpartition("_")[2])(seen))
+
+
+def read(pattern: str, seen: str) -> str:
+    """The first group of `pattern`, which a text of the world's own has.
+
+    Raises:
+        ValueError: It has not: this is not what the seat reads.
+    """
+    match = re.search(pattern, seen)
+    if match is None:
+        raise ValueError(f"no {pattern!r} in {seen!r:.300}")
+    return match[1]

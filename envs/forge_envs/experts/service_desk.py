@@ -1,0 +1,87 @@
+"""The expert of `forge_envs.teams.service_desk`.
+
+In: for the agent the policy, what customers say and what tools answer. Out: calls and messages. Waits for nothing.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+
+from forge_envs.experts.script import Script, read
+from forge_envs.teams import service_desk
+
+_RULES = (
+    (r"No order is cancelled more than (\d+) days after it was made", "cancel", "days", operator.gt),
+    (r"No order of less than (\d+) euros is cancelled", "cancel", "price", operator.lt),
+    (r"No order is refunded more than (\d+) days after its delivery", "refund", "days", operator.gt),
+    (r"No order of less than (\d+) euros is refunded", "refund", "price", operator.lt),
+    (r"No plan is changed that is less than (\d+) months old", "change_plan", "months", operator.lt),
+    (r"Who has made (\d+) complaints or more stays with the plan", "change_plan", "complaints", operator.ge),
+    (r"Cancelling an order of more than (\d+) euros needs approval", "cancel", "price", operator.gt),
+    (r"A refund of more than (\d+) euros needs approval", "refund", "price", operator.gt),
+    (r"Changing a plan that is more than (\d+) months old needs approval", "change_plan", "months", operator.gt),
+)
+"""The rules of policies: which wishes they are about, and which fact they compare with their number."""
+
+
+class Expert(Script):
+    """The agent looks the customer up and holds the wish to the policy; the others are the functions of the world."""
+
+    rules: tuple[tuple[str, str], ...] = ()
+    """Number and text of each."""
+
+    def __call__(self, seen: str) -> str:
+        if self.agent == "agent":
+            return self.serve(seen)
+        return service_desk.customer(seen) if self.agent == "customer" else service_desk.supervisor(seen)
+
+    def serve(self, seen: str) -> str:
+        """A call, a question to the supervisor, or for the customer what was done."""
+        if seen.startswith("Policy"):
+            self.rules = tuple(re.findall(r"^(\d+)\. (.+)\.$", seen, re.MULTILINE))
+        if wish := re.search(r"Customer: I am (.+)\. Please (\w+) .*?(\w+)\.$", seen, re.MULTILINE):
+            self.name, self.kind, self.what = wish[1], wish[2].replace("change", "change_plan"), wish[3]
+            if self.what.isdecimal() and not self.rules:
+                return f"CALL {self.kind}({self.what})"
+            return f'CALL look_up("{self.name}")'
+        if "complaints\n" in seen:
+            return self.decide(seen)
+        if seen.startswith("Supervisor: Approved"):
+            return self.do()
+        if seen.startswith("Supervisor:"):
+            return self.refuse(next(number for number, text in self.rules if text.startswith("What needs")))
+        return seen.partition(" Now")[0]
+
+    def decide(self, seen: str) -> str:
+        """What the policy makes of the wish, given what was looked up."""
+        facts = {what: int(read(form, seen)) for what, form in
+                 (("months", r"(\d+) months old"), ("complaints", r"(\d+) complaints"))}  # fmt: skip
+        order = rf"order (\d+): {self.what}, (\d+) euros, (?:open, made|delivered) (\d+) days"
+        if found := re.search(order, seen):
+            self.order = found[1]
+            facts |= {"price": int(found[2]), "days": int(found[3])}
+        hit = [(number, text) for number, text in self.rules if self.applies(text, facts)]
+        for number, text in hit:
+            if "approval" not in text:
+                return self.refuse(number)
+        if hit:
+            return f"supervisor: may I {self.kind} {'' if self.kind == 'change_plan' else self.order} of {self.name}?"
+        return self.do()
+
+    def applies(self, text: str, facts: dict[str, int]) -> bool:
+        """Whether a rule is about this wish and these facts."""
+        for form, kind, fact, compare in _RULES:
+            if found := re.match(form, text):
+                return kind == self.kind and bool(compare(facts[fact], int(found[1])))
+        return False
+
+    def do(self) -> str:
+        """Grant the wish."""
+        if self.kind == "change_plan":
+            return f'CALL change_plan("{self.name}", "{self.what}")'
+        return f"CALL {self.kind}({self.order})"
+
+    def refuse(self, number: str) -> str:
+        """Refuse it under a rule."""
+        return f'CALL refuse("{self.name}", {number})'

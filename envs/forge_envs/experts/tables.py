@@ -1,0 +1,40 @@
+"""The expert of `forge_envs.teams.tables`.
+
+In: a question, then the result of a query; for the reviewer also an answer. Out: queries, answers, verdicts. Waits for
+nothing.
+"""
+
+from __future__ import annotations
+
+import re
+
+from forge_envs.experts.script import Script
+from forge_envs.teams.tables import ALL, MOST, QUESTIONS
+
+
+class Expert(Script):
+    """The analyst writes the query that its question asks for, the reviewer writes it, too, and compares."""
+
+    def __call__(self, seen: str) -> str:
+        question = seen.removeprefix("Question: ").partition("\n")[0]
+        if question.endswith("?"):
+            self.proposed = seen.rpartition("Answer: ")[2]
+            query = self.query(question)
+            return f'CALL sql("{query}")' if query else "no idea"
+        value = re.split(r"[|\n]", seen.partition(": ")[2] or seen)[0].strip()
+        if self.agent == "analyst":
+            return value
+        return "APPROVE" if value == self.proposed else f"It is {value}."
+
+    def query(self, question: str) -> str:
+        """Answers it."""
+        return query_for(question)
+
+
+def query_for(question: str, levels: int = len(QUESTIONS)) -> str:
+    """The query that answers a question, from its words alone; empty where none of the first `levels` has its form."""
+    for form, query in (each for level in QUESTIONS[:levels] for each in level):
+        pattern = re.escape(form).replace(r"\{", "(?P<").replace(r"\}", r">\w+)")
+        if match := re.fullmatch(pattern, question):
+            return query.format(**match.groupdict(), all=ALL, most=MOST)
+    return ""
