@@ -1,6 +1,6 @@
-"""A team learns a game of words that it cannot play at first: it imitates games of a script, then plays for itself.
+"""A team learns a game of words that it cannot play at first: it imitates games of an expert, then plays for itself.
 
-One policy gives the clues of forge/Codewords-v0 and guesses. Untrained it gives no legal clue. After the script's games
+One policy gives the clues of forge/Codewords-v0 and guesses. Untrained it gives no legal clue. After the expert's games
 it finds some words, and from there GRPO goes on. The control has learning rate 0 and must not move. All are measured on
 the same held-out seeds.
 
@@ -10,9 +10,7 @@ writes ``codewords.png``. What is finished is not repeated, the rest begins agai
 """
 
 import argparse
-import asyncio
 import json
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -22,31 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 import forge_agents as fa
-from forge_agents.rollout import Rollout
-from forge_envs.games.codewords import KINDS
 from forge_trainers.records.plots import draw_arms
 
-KIND = {word: kind for kinds in KINDS.values() for kind, words in kinds.items() for word in words.split()}
 ARMS = {"trained": "imitation, then GRPO", "control": "control, learning rate 0"}
-
-
-def teacher(observation, agent):
-    """The master names the kind that most of the words are of, the guesser the words of that kind."""
-    if agent == "master":
-        own = re.search(r"Your words: (.+)\.", observation)[1].split(", ")
-        kinds = [KIND[word] for word in own]
-        best = max(sorted(set(kinds)), key=kinds.count)
-        return f"{best} {kinds.count(best)}"
-    board = re.search(r"Board: (.+)\.", observation)[1].split(", ")
-    clue = observation.rpartition("Clue: ")[2].split()[0]
-    return ", ".join(word for word in board if KIND[word] == clue)
-
-
-def demonstrations(env_id, games, seed):
-    """Trajectories of the script; no other run draws their seeds."""
-    rollout = Rollout(make_env=lambda: fa.make(env_id), env_id=env_id, seats=fa.Scripted(teacher, name="teacher"))
-    played = [asyncio.run(rollout.group(2**30 + 1000 * seed + game, 1)).episodes[0] for game in range(games)]
-    return [trajectory for episode in played for trajectory in episode.trajectories.values()]
 
 
 def run(seed, asked):
@@ -61,7 +37,7 @@ def run(seed, asked):
     if not (imitated / "export").exists():
         config = fa.SFTConfig(seed=seed, batch_size=16, learner=fa.LearnerConfig(lr=2e-5))
         with fa.SFTTrainer(team, config, out_dir=imitated) as trainer:
-            trainer.fit(demonstrations(env_id, asked.games, seed), epochs=asked.epochs)
+            trainer.fit(fa.demonstrations(env_id, asked.games, seed=seed), epochs=asked.epochs)
     team = replace(team, model=str((imitated / "export").absolute()))
     config = fa.GRPOConfig(
         seed=seed,
@@ -97,7 +73,7 @@ def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--level", type=int, choices=range(1, 7), default=1)
-    parser.add_argument("--games", type=int, default=96, help="of the script, which are imitated")
+    parser.add_argument("--games", type=int, default=96, help="of the expert, which are imitated")
     parser.add_argument("--epochs", type=int, default=4, help="how often each is")
     parser.add_argument("--steps", type=int, default=30, help="optimiser steps of each run")
     parser.add_argument("--control-steps", type=int, default=5, help="of the control; 0: none")

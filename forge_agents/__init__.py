@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from forge_agents.envs.registry import list_envs, list_suites, make, register, register_suite, spec, suite
     from forge_agents.envs.spec import EnvSpec
     from forge_agents.envs.wrappers import wrap
+    from forge_agents.episodes.demonstrations import demonstrations
     from forge_agents.episodes.play import Engines, play
     from forge_agents.episodes.stored import EpisodeTable, load_episodes
     from forge_agents.policy import AnyPolicy, Endpoint, Expert, Human, LoRA, Policy, Random, Sampling, Scripted, Seats
@@ -58,6 +59,7 @@ _HOME = {
     "forge_agents.envs.registry": ("list_envs", "list_suites", "make", "register", "register_suite", "spec", "suite"),
     "forge_agents.envs.spec": ("EnvSpec",),
     "forge_agents.envs.wrappers": ("wrap",),
+    "forge_agents.episodes.demonstrations": ("demonstrations",),
     "forge_agents.episodes.play": ("Engines", "play"),
     "forge_agents.episodes.stored": ("EpisodeTable", "load_episodes"),
     "forge_agents.policy": (
@@ -104,7 +106,7 @@ __all__ = [
     "Overlong", "ParallelTurnEnv", "Policy", "Prediction", "Program", "Random", "Report", "Rule", "RunConfig",
     "SFTConfig", "SFTEval", "SFTRunConfig", "SFTTrainer", "Sampling", "Sandbox", "SandboxLimits", "Scripted", "Seat",
     "Seats", "SelfConsistency", "Tool", "ToolEnv", "Trajectory", "Turn", "TurnEnv", "Verifier", "WarmStart",
-    "__version__", "benchmark", "check_env", "check_verifier", "demo", "export_checkpoint",
+    "__version__", "benchmark", "check_env", "check_verifier", "demo", "demonstrations", "export_checkpoint",
     "fit_gpus", "gpu_check", "list_envs", "list_losses", "list_suites", "load_episodes", "make", "play", "register",
     "register_loss", "register_suite", "simulate", "spec", "suite", "tool", "verifier_history", "wrap",
 ]

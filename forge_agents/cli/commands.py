@@ -143,6 +143,7 @@ def _apart(reward: Any, count: int) -> list[Any]:
     "sft",
     "forge-agents sft sums.yaml",
     "forge-agents sft --data chats.jsonl --policy.model smollm2-135m-instruct --out_dir runs/sft --epochs 3",
+    "forge-agents sft --data forge/Codewords-v0@1 --games 96 --policy.model smollm2-135m-instruct",
 )
 def sft(words: Sequence[str]) -> int:
     """Fine-tune on conversations or episodes: forge-agents sft CONFIG.yaml [--data chats.jsonl --epochs 3 ...]"""
@@ -150,7 +151,7 @@ def sft(words: Sequence[str]) -> int:
 
     run = _parse("sft", fa.SFTRunConfig, words)
     with fa.SFTTrainer(run.policy, run.trainer, run.out_dir, run.mesh) as trainer:
-        result = trainer.fit(run.data, eval_dataset=run.eval_data, epochs=run.epochs, steps=run.steps)
+        result = trainer.fit(run.dataset(), eval_dataset=run.eval_data, epochs=run.epochs, steps=run.steps)
     print(f"{result.steps} steps are in {result.out_dir}\ncurve  {result.curve}\nmodel  {result.export}")
     _say_next(f"forge-agents train CONFIG.yaml --policies.{run.policy.name}.model {result.export}")
     return 0

@@ -216,16 +216,6 @@ def test_the_thinker_is_shown_the_additions_and_only_its_answer_is_heard(load_ex
     assert {t.turns[0].observation for t in module.demonstrations(4, 4)}.isdisjoint(dict(said[0]))
 
 
-def test_the_games_of_words_that_are_imitated_are_won_by_what_the_seats_read(load_example):
-    module = load_example("codewords")
-    assert module.teacher("Your words: fern, cow, birch.\nNobody's: sun.", "master") == "forest 2"
-    assert module.teacher("Board: fern, sun, birch.\nClue: forest 2", "guesser") == "fern, birch"
-    shown, others = (module.demonstrations("forge/Codewords-v0@1", 3, seed) for seed in (4, 5))
-    assert [t.reward for t in (*shown, *others)] == [1.0] * 12
-    read = [{turn.observation for t in games for turn in t.turns} for games in (shown, others)]
-    assert read[0].isdisjoint(read[1]), "every seed is shown games of its own"
-
-
 def test_the_benchmark_writes_its_reports_and_goes_on(load_example, tmp_path, capsys):
     module = load_example("benchmark")
     module.main(["--episodes", "4", "--out", str(tmp_path)])

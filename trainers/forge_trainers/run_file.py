@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
+from forge_agents.envs import registry
+from forge_agents.envs.experts import expert_of
 from forge_agents.errors import did_you_mean
 from forge_agents.policy import AnyPolicy, Endpoint, Expert, Human, Policy, Random, Seats
 from forge_agents.runtime.hosts import Hosts
@@ -168,6 +170,8 @@ class RunConfig:
         """
         if not self.warm_start:
             return self
+        if train:
+            self._check_experts()
         from forge_trainers.offline.sft import SFTTrainer  # the learner's parts load here, not when settings are read
 
         warm = dict(self.policies)
@@ -178,9 +182,28 @@ class RunConfig:
                 if not train:
                     continue
                 with SFTTrainer(warm[name], plan.trainer, folder, self.mesh) as trainer:
-                    trainer.fit(plan.data, eval_dataset=plan.eval_data, epochs=plan.epochs, steps=plan.steps)
+                    data = plan.dataset(self._seats_of(name, plan))
+                    trainer.fit(data, eval_dataset=plan.eval_data, epochs=plan.epochs, steps=plan.steps)
             warm[name] = replace(warm[name], model=str(export.absolute()))
         return replace(self, policies=warm)
+
+    def _check_experts(self) -> None:
+        """Raises ValueError where an expert is to play and there is none: before a warm start takes its time."""
+        named = [*self.seats.values()] if isinstance(self.seats, dict) else [self.seats]
+        named += self.league.anchors if self.league is not None else ()
+        expert = any(isinstance(self._players[name], Expert) for name in named)
+        played = [self.env] if isinstance(self.env, str) else list(self.env)
+        for env_id in (played if expert else []) + [plan.data for plan in self.warm_start.values() if plan.games]:
+            expert_of(registry.spec(env_id), env_id)
+
+    def _seats_of(self, name: str, plan: WarmStart) -> tuple[str, ...]:
+        """The seats whose games policy `name` imitates: of the run's own environment those that it will sit in."""
+        played = [self.env] if isinstance(self.env, str) else list(self.env)
+        if plan.games is None or isinstance(self.seats, str):
+            return ()
+        if registry.spec(plan.data).name not in [registry.spec(env_id).name for env_id in played]:
+            return ()
+        return tuple(seat for seat, who in self.seats.items() if who == name)
 
     def rehearsal(self, *, gpus_per_host: int = 8) -> list[str]:
         """A line for each process that this run starts with: where, with which GPU, environment and command.

@@ -117,8 +117,9 @@ def test_its_random_numbers_follow_from_seed_seat_and_sibling():
         lambda tmp: fa.play("t/Alone-v0", fa.Expert()),
         lambda tmp: fa.play(Turns, {"ann": fa.Expert(), "ben": fa.Random(), "cat": fa.Random()}),
         lambda tmp: fa.benchmark({"best": "expert"}, ["t/Turns-v0", "t/Alone-v0"], episodes=1, out_dir=tmp),
+        lambda tmp: fa.demonstrations("t/Alone-v0", 2),
     ],
-)
+)  # fmt: skip
 def test_an_environment_without_one_is_refused_before_anything_is_played(wrong, tmp_path, monkeypatch):
     monkeypatch.setattr(Turns, "setup", lambda self, rng: pytest.fail("it was played"))
     with pytest.raises(ValueError, match=r"(t/Alone-v0|Turns) has no expert.*t/AtOnce-v0, t/Turns-v0.*expert=\.\.\.\)"):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -264,3 +265,53 @@ warm_start:
     file.write_text(file.read_text().replace("  hero: {data", "  heroo: {data"))
     with pytest.raises(SystemExit):
         parse(fa.RunConfig, [str(file)], prog="train", description="")
+
+
+@pytest.fixture
+def taught(monkeypatch):
+    """What `fit` was called with, by the policy's name; nothing is learned."""
+    found = {}
+
+    def fit(self, dataset, **_):
+        found[self.policy.name] = dataset
+        return SimpleNamespace(steps=0, out_dir=self.out_dir, curve="", export="")
+
+    monkeypatch.setattr(fa.SFTTrainer, "fit", fit)
+    return found
+
+
+def test_a_file_and_the_command_line_take_games_of_an_expert(tiny_llama, tmp_path, taught, capsys):
+    words = ["--policy.model", str(tiny_llama), "--policy.name", "hero", "--out_dir", str(tmp_path)]
+    assert cli.main(["sft", "--data", "forge/Relay-v0@1", "--games", "3", "--trainer.seed", "5", *words]) == 0
+    shown = fa.demonstrations("forge/Relay-v0@1", 3, seed=5)
+    assert [game.turns for game in taught["hero"]] == [game.turns for game in shown]
+    assert cli.main(["sft", "--data", "forge/Debate-v0", "--games", "3", *words]) == 1
+    assert "forge/Debate-v0 has no expert" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["sft", "--data", "forge/Relay-v0", "--games", "0", *words])
+    assert "games=0 shows nothing" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["sft", "--data", "chats.jsonl", "--env_args.max_number", "9", *words])
+    assert "say how many with games" in capsys.readouterr().err
+
+
+def test_a_policy_warms_up_in_the_seats_that_it_will_play(tiny_llama, tmp_path, taught):
+    def run(**changed):
+        model = fa.Policy(str(tiny_llama))
+        plan = {"env": "forge/Codewords-v0@3", "policies": {"one": model, "two": model}, "out_dir": str(tmp_path),
+                "seats": {"master": "one", "guesser": "two"}}  # fmt: skip
+        return fa.RunConfig(**plan | changed)
+
+    games = fa.WarmStart(data="forge/Codewords-v0@1", games=2, env_args={"others": 5})
+    run(warm_start={"one": games, "two": fa.WarmStart(data="forge/Relay-v0", games=1)}).warmed_up()
+    assert [list(game.trajectories) for game in taught["one"]] == [["master"]] * 2
+    assert {game.env_id for game in taught["one"]} == {"forge/Codewords-v0@1"}
+    assert list(taught["two"][0].trajectories) == ["asker", "answerer"], "another game's seats are all imitated"
+    taught.clear()
+    for wrong in (
+        run(warm_start={"one": games, "two": fa.WarmStart(data="forge/Debate-v0", games=1)}),
+        run(env="forge/Debate-v0", seats={"pro": "one", "con": "two", "judge": "expert"}, warm_start={"one": games}),
+    ):
+        with pytest.raises(ValueError, match="forge/Debate-v0 has no expert"):
+            wrong.warmed_up()
+    assert not taught, "it is told before anything is learned"

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+import forge_agents as fa
 from forge_agents.episodes.stored import load_episodes
 from forge_agents.errors import RunFolderError
 from forge_agents.rollout.rendering import Renderer
@@ -393,3 +394,28 @@ def test_calls_that_were_written_anew_are_the_models_own_where_it_reads_their_na
     (item,) = (found := read([Trajectory(agent="p0", policy="big", turns=(foreign,))])).items
     assert found.counts["rendered from text"] == 1
     assert "add" in renderer._tokenizer.decode(item.ids[item.mask])
+
+
+def test_games_of_an_expert_are_learned_in_every_seat_and_what_earns_little_is_counted(read):
+    games = fa.demonstrations("forge/Commons-v0@1", 6)
+    learned = read(games, room=5000)
+    assert learned.counts == {"learned": 12, "rendered from text": 12}
+    texts = [bytes(token for token in item.ids[item.mask].tolist() if token < 256).decode() for item in learned.items]
+    assert all(text.startswith("take ") for text in texts)
+    bound = float(np.median([reward for game in games for reward in game.rewards.values()]))
+    counts = read(games, room=5000, min_reward=bound).counts
+    assert 0 < counts["below min_reward"] < 12 and counts["below min_reward"] + counts["learned"] == 12
+    failed = dataclasses.replace(games[0], error=EpisodeError(where="step", kind="E", message="m", trace=""))
+    assert read([failed, *games[1:]], room=5000).counts["failed"] == 1
+
+
+def test_beside_a_policy_that_learns_an_expert_is_not_learned(read):
+    def seat(name, policy):
+        turn = Turn(agent=name, index=0, observation="o", action=name, reward=0.0)
+        return Trajectory(agent=name, policy=policy, turns=(turn,))
+
+    both = Episode(env_id="e", seed=0, trajectories={"a": seat("a", "hero"), "b": seat("b", "expert")})
+    (item,) = read([both]).items
+    assert item.ids[item.mask].tolist() == ids("a", END)
+    with pytest.raises(ValueError, match="1 other policies"):
+        read([both], policy="another")

@@ -6,8 +6,9 @@ In: what a user sets. Out: checked, frozen dataclasses. Waits for nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from forge_agents.errors import check_numbers
 from forge_agents.policy import Policy
@@ -15,6 +16,9 @@ from forge_agents.runtime.hosts import Hosts
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.records.trackers import Tracker, check_tracker
 from forge_trainers.run.config import check_at_least, check_deadlines
+
+if TYPE_CHECKING:
+    from forge_agents.types import Episode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +106,12 @@ class WarmStart:
     """What a policy learns by imitation before it plays."""
 
     data: str
-    """A JSONL file of conversations, or the folder of a run, whose episodes are learned."""
+    """A JSONL file of conversations, or the folder of a run, whose episodes are learned; with `games`, an environment's
+    id."""
+    games: int | None = None
+    """Games of the expert of the environment that `data` names, which are learned. null: `data` is a file or folder."""
+    env_args: dict[str, Any] = field(default_factory=dict)
+    """Arguments of that environment."""
     eval_data: str | None = None
     """The same, measured and never learned; null takes `trainer.eval_share` of `data`."""
     epochs: int = 1
@@ -110,7 +119,22 @@ class WarmStart:
     steps: int | None = None
     """Optimiser steps; null takes as many as `epochs` needs."""
     trainer: SFTConfig = field(default_factory=SFTConfig)
-    """Settings of the trainer."""
+    """Settings of the trainer; its `seed` also chooses the seeds of `games`."""
+
+    def __post_init__(self) -> None:
+        if self.games is not None and self.games < 1:
+            raise ValueError(f"games={self.games} shows nothing; set at least 1, or null where data is a file")
+        if self.env_args and self.games is None:
+            raise ValueError(f"env_args={self.env_args} are of games of an expert; say how many with games")
+
+    def dataset(self, seats: Collection[str] = ()) -> str | list[Episode]:
+        """What `fit` learns: `data`, or the games, which are played now; of them the part of `seats`, empty: all."""
+        if self.games is None:
+            return self.data
+        from forge_agents.episodes.demonstrations import demonstrations  # nothing is played when settings are read
+
+        seed = self.trainer.seed
+        return demonstrations(self.data, self.games, seed=seed, env_args=self.env_args, seats=seats)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ import numpy as np
 from forge_agents.envs.thoughts import whole
 from forge_agents.episodes.stored import EPISODES, load_episodes
 from forge_agents.errors import did_you_mean
-from forge_agents.policy import KeepThoughts
+from forge_agents.policy import Expert, KeepThoughts
 from forge_agents.rollout.conversation import Conversation, Messages
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.types import Episode, EpisodeGroup, Heard, Message, Trajectory, Turn
@@ -39,7 +39,8 @@ Dataset: TypeAlias = "str | os.PathLike[str] | Iterable[Mapping[str, Any] | Epis
 A row is a mapping with ``messages``, a list of ``{"role", "content"}`` of which every assistant message is learned, or
 with ``prompt`` and ``completion``, each a text or such a list, of which only the completion is learned; other keys are
 not read. A message may hold the thought before its answer apart, under ``reasoning_content``, ``reasoning`` or
-``thinking``. Of an episode the trajectories of the policy that learns are taken; a trajectory given itself always is.
+``thinking``. Of an episode the trajectories of the policy that learns are taken, and of one that experts alone played
+all; a trajectory given itself always is.
 """
 
 T = TypeVar("T", bound="Content")
@@ -286,7 +287,10 @@ def _items_of_file(path: Path) -> Iterator[tuple[str, Any]]:
             yield f"episode {row['episode']} of {path / EPISODES}", (episode, rewards)
         return
     if not path.is_file():
-        raise ValueError(f"{path} is neither a JSONL file nor the folder of a run")
+        raise ValueError(
+            f"{path} is neither a JSONL file nor the folder of a run; of an environment's expert, "
+            "fa.demonstrations(id, games) has the games, and so has `games` beside `data: id` in a file"
+        )
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
@@ -440,7 +444,8 @@ def _trajectories(source: str, thing: Any, policy: str, counts: Counter[str]) ->
     if episode.error is not None:
         counts["failed"] += 1
         return []
-    own = [t for t in episode.trajectories.values() if t.policy == policy and t.turns]
+    shown = all(t.policy == Expert.name for t in episode.trajectories.values())
+    own = [t for t in episode.trajectories.values() if (shown or t.policy == policy) and t.turns]
     if not own:
         counts["other policies"] += 1
     return [

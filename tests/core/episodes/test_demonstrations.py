@@ -1,0 +1,51 @@
+"""Games of an environment's expert, on seeds that nothing else plays."""
+
+import asyncio
+
+import pytest
+
+import forge_agents as fa
+from forge_agents.bench import plan
+from forge_agents.episodes.demonstrations import SEEDS_FROM
+
+LEVEL = "forge/Codewords-v0@1"
+
+
+def test_the_same_arguments_give_the_same_games_and_more_of_them_go_on():
+    games = fa.demonstrations(LEVEL, 5, seed=2)
+    assert [e.turns for e in games] == [e.turns for e in fa.demonstrations(LEVEL, 7, seed=2)[:5]]
+    assert {tuple(e.rewards.values()) for e in games} == {(1.0, 1.0)} and {e.env_id for e in games} == {LEVEL}
+    assert {t.policy for e in games for t in e.trajectories.values()} == {"expert"}
+    assert not {e.seed for e in games} & {e.seed for e in fa.demonstrations(LEVEL, 5)}
+
+
+def test_nothing_else_plays_their_seeds():
+    from forge_trainers.rl.tasks import HELD_OUT_FROM
+
+    seeds = [episode.seed for episode in fa.demonstrations("forge/KuhnPoker-v0", 40)]
+    assert len(set(seeds)) == 40 and HELD_OUT_FROM + 2**28 < SEEDS_FROM <= min(seeds) <= max(seeds) < plan.SEEDS_FROM
+
+
+def test_the_part_of_some_seats_is_kept_and_arguments_reach_the_environment():
+    (whole,), (part,) = (
+        fa.demonstrations("forge/Codewords-v0", 1, env_args={"groups": 3}, seats=seats) for seats in ((), ["guesser"])
+    )
+    assert list(part.trajectories) == ["guesser"] and part.trajectories["guesser"] == whole.trajectories["guesser"]
+    assert set(whole.trajectories) == {"master", "guesser"} and "Clue: " in part.turns[0].observation
+    assert len(part.turns) >= 3, "a clue for each group"
+
+
+def test_what_shows_nothing_is_refused():
+    with pytest.raises(ValueError, match="games=0"):
+        fa.demonstrations(LEVEL, 0)
+    with pytest.raises(ValueError, match="no seat 'gueser'.*Did you mean 'guesser'"):
+        fa.demonstrations(LEVEL, 1, seats=["gueser"])
+    with pytest.raises(KeyError, match="no forge/Codewords-v0@9"):
+        fa.demonstrations("forge/Codewords-v0@9", 1)
+
+
+def test_a_notebook_may_ask_for_them():
+    async def cell():
+        return fa.demonstrations(LEVEL, 1)
+
+    assert asyncio.run(cell())[0].error is None
