@@ -103,10 +103,10 @@ def test_a_pipe_gets_one_whole_line_for_each_environment(capsys):
 
     assert cli.main(["list"]) == 0
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    listed = [line[0] for line in lines if len(line) == 4]
+    listed = [line[0] for line in lines if len(line) == 5]
     assert listed == registry.list_envs()
-    assert ["forge/KuhnPoker-v0", "2p, zero-sum, hidden-information", "3", ""] in lines
-    assert ["forge/Library-v0", "2p, cooperative, hidden-information, tool", "", "6"] in lines
+    assert ["forge/KuhnPoker-v0", "2p, zero-sum, hidden-information", "3", "", "expert"] in lines
+    assert ["forge/Library-v0", "2p, cooperative, hidden-information, tool", "", "6", "expert"] in lines
 
 
 @pytest.mark.parametrize("words", [["-c", "import forge_agents"], ["-m", "forge_agents.cli.main", "--help"]])
