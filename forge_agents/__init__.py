@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from forge_agents.episodes.play import Engines, play
     from forge_agents.episodes.stored import EpisodeTable, load_episodes
     from forge_agents.policy import AnyPolicy, Endpoint, Expert, Human, LoRA, Policy, Random, Sampling, Scripted, Seats
+    from forge_agents.programs.containers import Container
     from forge_agents.programs.gateway import Gateway
     from forge_agents.programs.program import Program
     from forge_agents.runtime.hosts import Hosts
@@ -65,6 +66,7 @@ _HOME = {
     "forge_agents.policy": (
         "AnyPolicy", "Endpoint", "Expert", "Human", "LoRA", "Policy", "Random", "Sampling", "Scripted", "Seats",
     ),
+    "forge_agents.programs.containers": ("Container",),
     "forge_agents.programs.gateway": ("Gateway",),
     "forge_agents.programs.program": ("Program",),
     "forge_agents.runtime.hosts": ("Hosts",),
@@ -99,16 +101,16 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
-    "AnyPolicy", "BenchLimits", "Columns", "Correction", "Credit", "Curriculum", "DPOConfig", "DPOTrainer",
+    "AnyPolicy", "BenchLimits", "Columns", "Container", "Correction", "Credit", "Curriculum", "DPOConfig", "DPOTrainer",
     "DemoConfig", "Endpoint", "EngineConfig", "Engines", "Ensemble", "EnvReward", "EnvSpec", "Episode", "EpisodeBatch",
-    "EpisodeGroup", "EpisodeTable", "EvalResult", "Expert", "FitResult", "GRPOConfig", "GRPOTrainer", "Gate",
-    "Gateway", "Gpus", "Hardware", "Hosts", "Human", "League", "LearnerConfig", "LoRA", "Message", "Outcome",
-    "Overlong", "ParallelTurnEnv", "Policy", "Prediction", "Program", "Random", "Report", "Rule", "RunConfig",
-    "SFTConfig", "SFTEval", "SFTRunConfig", "SFTTrainer", "Sampling", "Sandbox", "SandboxLimits", "Scripted", "Seat",
-    "Seats", "SelfConsistency", "Tool", "ToolEnv", "Trajectory", "Turn", "TurnEnv", "Verifier", "WarmStart",
-    "__version__", "benchmark", "check_env", "check_verifier", "demo", "demonstrations", "export_checkpoint",
-    "fit_gpus", "gpu_check", "list_envs", "list_losses", "list_suites", "load_episodes", "make", "play", "register",
-    "register_loss", "register_suite", "simulate", "spec", "suite", "tool", "verifier_history", "wrap",
+    "EpisodeGroup", "EpisodeTable", "EvalResult", "Expert", "FitResult", "GRPOConfig", "GRPOTrainer", "Gate", "Gateway",
+    "Gpus", "Hardware", "Hosts", "Human", "League", "LearnerConfig", "LoRA", "Message", "Outcome", "Overlong",
+    "ParallelTurnEnv", "Policy", "Prediction", "Program", "Random", "Report", "Rule", "RunConfig", "SFTConfig",
+    "SFTEval", "SFTRunConfig", "SFTTrainer", "Sampling", "Sandbox", "SandboxLimits", "Scripted", "Seat", "Seats",
+    "SelfConsistency", "Tool", "ToolEnv", "Trajectory", "Turn", "TurnEnv", "Verifier", "WarmStart", "__version__",
+    "benchmark", "check_env", "check_verifier", "demo", "demonstrations", "export_checkpoint", "fit_gpus", "gpu_check",
+    "list_envs", "list_losses", "list_suites", "load_episodes", "make", "play", "register", "register_loss",
+    "register_suite", "simulate", "spec", "suite", "tool", "verifier_history", "wrap",
 ]
 
 

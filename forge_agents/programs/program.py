@@ -17,6 +17,7 @@ import numpy as np
 
 from forge_agents.envs.env import CONVERSATION, Outcome, TurnEnv, as_json
 from forge_agents.errors import ForgeError
+from forge_agents.programs.containers import Container, Image
 from forge_agents.programs.gateway import MAX_BODY_BYTES, Question, Session, gateway
 from forge_agents.programs.running import AnyProgram, Ended, Running, check, result_as_json, reward_of, started, told
 from forge_agents.runtime.waits import in_thread
@@ -66,7 +67,7 @@ class Program(TurnEnv):
         program: A function ``(task, client)``, async with an `openai.AsyncOpenAI`, else with an `openai.OpenAI` in a
             thread of its own; or a command line, which finds the task on its standard input (text as it is, else JSON),
             ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` in its environment (``ANTHROPIC_...``, too), and a folder to
-            work in, which holds `files` alone.
+            work in, which holds `files` alone. With `image` a command line within it; empty: the image's own.
         seats: The agents, in their order.
         models: Seats by the names that the program asks for, where these are others than the seats' own.
         tasks: What episodes are about: anything with a length and numbered items; an episode's seed chooses one. Or a
@@ -83,16 +84,20 @@ class Program(TurnEnv):
             interpreter's packages, `Sandbox.import_paths` and its folder, and the limits, `SandboxLimits.wall_s` apart.
             None: it has every right of this process, and ends with it.
         files: ``task -> {relative path: bytes}``, what a command line finds in its folder; None: nothing.
+        image: Name of a container image, in which the command line runs, each episode in a new container, with the same
+            input and variables; its folder is ``/work`` there.
+        container: How that is run: the engine, limits, the network, more arguments; None: the defaults.
 
     Raises:
         TypeError, ValueError: Arguments that make no sense.
+        NotReadyError: No container engine has the image.
     """
 
     max_observation_chars = MAX_BODY_BYTES
 
     def __init__(
         self,
-        program: AnyProgram,
+        program: AnyProgram = (),
         *,
         seats: Sequence[str] = ("agent",),
         models: Mapping[str, str] | None = None,
@@ -104,9 +109,14 @@ class Program(TurnEnv):
         max_turns: int | None = None,
         sandbox: Sandbox | None = None,
         files: Callable[[Any], Mapping[str, bytes]] | None = None,
+        image: str | None = None,
+        container: Container | None = None,
     ) -> None:
         super().__init__(max_turns=max_turns)
-        check(program, sandbox)
+        if container is not None and image is None:
+            raise TypeError("container= says how an image is run; name it, image=...")
+        self._image = None if image is None else Image(name=image, container=container or Container())
+        check(program, sandbox, self._image)
         if files is not None and callable(program):
             raise TypeError("files= are what a command line finds in its folder; a function has no folder")
         if isinstance(seats, str) or not seats:
@@ -130,6 +140,8 @@ class Program(TurnEnv):
         self._session: Session | None = None
         self._running: Running | None = None
         self._question: Question | None = None
+        if self._image is not None:
+            self._image.engine()
 
     def setup(self, rng: np.random.Generator) -> str:
         """Start the program on a task, up to its first call."""
@@ -254,7 +266,8 @@ class Program(TurnEnv):
             raise ForgeError(f"files= of {self} returned {files!r:.200}; return bytes by relative path")
         files = {checked_path(name): data for name, data in files.items()}
         self._session = gateway().open(self.models)
-        self._running = started(self._program, copy.deepcopy(self._task), self._session, self._sandbox, files)
+        task = copy.deepcopy(self._task)
+        self._running = started(self._program, task, self._session, self._image or self._sandbox, files)
 
     def _next(self) -> Question | Ended:
         assert self._session is not None

@@ -13,6 +13,7 @@ import inspect
 import json
 import os
 import re
+import secrets
 import shlex
 import shutil
 import ssl
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -27,6 +29,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+from forge_agents.programs.containers import Image, free_for_all
 from forge_agents.programs.gateway import Session
 from forge_agents.runtime.waits import LoopThread, await_chain, stack
 from forge_agents.sandbox.sandbox import CommandLine, Sandbox, SandboxError, SandboxResult
@@ -57,12 +60,14 @@ class Finished:
     """What a command line left behind; its files are there until the reward is known."""
 
     exit_status: int
-    """0 is success; negative, the signal that ended it."""
+    """0 is success; negative, the signal that ended it; of a container, what its engine's client exits with, which is
+    128 and the signal."""
     stdout: str
     """The last 64 KiB that it printed, or what its sandbox allows; bytes that are no UTF-8 are replaced."""
     stderr: str
     folder: Path
-    """Where it ran, empty at its start; of one that was shut in, the files that it left."""
+    """Where it ran, empty but for `files` at its start; of one that was shut in, the files that it left; of a container
+    what it left in ``/work``."""
     limit: str = ""
     """Name of the `SandboxLimits` field that ended it; empty where none did."""
 
@@ -81,13 +86,13 @@ def started(
     program: AnyProgram,
     task: Any,
     session: Session,
-    sandbox: Sandbox | None = None,
+    shut_in: Sandbox | Image | None = None,
     files: Mapping[str, bytes] | None = None,
 ) -> Running:
-    """Start a program; it tells the session its end. A command line is shut in `sandbox`, and finds `files`."""
+    """Start a program; it tells the session its end. A command line is `shut_in` so, and finds `files`."""
     if not callable(program):
         words = shlex.split(program) if isinstance(program, str) else list(program)
-        return _Command(words, task, session, sandbox, files or {})
+        return _Command(words, task, session, shut_in, files or {})
     if inspect.iscoroutinefunction(program) or inspect.iscoroutinefunction(getattr(program, "__call__", None)):  # noqa: B004  # an object with an async __call__
         return _Task(program, task, session)
     return _Thread(program, task, session)
@@ -99,8 +104,13 @@ _FIND = re.compile(r"\s-(?:exec|ok)(?:dir)?\s[^;&|<>]*\s;(?=\s|$)")
 _SHELL = re.compile(r"\d*<.*|.*>.*|.*[&;]|\|\|?")
 
 
-def check(program: object, sandbox: Sandbox | None = None) -> None:
+def check(program: object, sandbox: Sandbox | None = None, image: Image | None = None) -> None:
     """Raise TypeError unless it is a function (task, client) or a command line, ValueError for none, or a shell's."""
+    if image is not None:
+        if callable(program):
+            raise TypeError("image= runs a command line; a function runs in this process, with all its rights")
+        if sandbox is not None:
+            raise TypeError("sandbox= and image= exclude each other; container=fa.Container(...) has an image's limits")
     if callable(program):
         if sandbox is not None:
             raise TypeError("sandbox= shuts a command line in; a function runs in this process, with all its rights")
@@ -114,8 +124,8 @@ def check(program: object, sandbox: Sandbox | None = None) -> None:
     words = shlex.split(program) if isinstance(program, str) else program
     if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
         raise TypeError(f"a program is a function (task, client) or a command line, not {type(program).__name__}")
-    if not words:
-        raise ValueError("the program is an empty command line")
+    if not words and image is None:
+        raise ValueError("the program is an empty command line; give its words, or an image= that has its own")
     bare = _FIND.sub("", _QUOTED.sub("", program)).split() if isinstance(program, str) else []
     if shell := next(filter(_SHELL.fullmatch, bare), ""):
         raise ValueError(f'no shell reads the program, but {shell} is for one; give ["sh", "-c", {program!r:.200}]')
@@ -248,28 +258,45 @@ class _Command:
     """A process and what it starts, in a folder of its own; all of it ends with this process, however that ends."""
 
     def __init__(
-        self, words: Sequence[str], task: Any, session: Session, sandbox: Sandbox | None, files: Mapping[str, bytes]
+        self,
+        words: Sequence[str],
+        task: Any,
+        session: Session,
+        shut_in: Sandbox | Image | None,
+        files: Mapping[str, bytes],
     ) -> None:
-        self._words, self._folder = words, Path(tempfile.mkdtemp(prefix="forge-program-"))
-        environment = {} if sandbox else {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
-        environment |= {"OPENAI_BASE_URL": session.url, "OPENAI_API_KEY": session.token}
-        environment |= {"ANTHROPIC_BASE_URL": session.url.removesuffix("/v1"), "ANTHROPIC_API_KEY": session.token}
+        image = shut_in if isinstance(shut_in, Image) else None
+        sandbox = shut_in if isinstance(shut_in, Sandbox) else None
+        self._shown = shlex.join([image.name, *words] if image else words)[:200]
+        self._made = Path(tempfile.mkdtemp(prefix="forge-program-"))
+        self._folder = self._made / "work" if image else self._made
+        inherited = {} if sandbox else {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
+        told = {"OPENAI_BASE_URL": session.url, "OPENAI_API_KEY": session.token}
+        told |= {"ANTHROPIC_BASE_URL": session.url.removesuffix("/v1"), "ANTHROPIC_API_KEY": session.token}
         for name in ("NO_PROXY", "no_proxy"):
-            environment[name] = ",".join(filter(None, [environment.get(name), "127.0.0.1"]))
+            told[name] = ",".join(filter(None, [inherited.get(name), "127.0.0.1"]))
         try:
+            ends: list[list[str]] = []
+            if image is not None:
+                called = f"forge-program-{secrets.token_hex(8)}"
+                words, ends = image.run(words, called, self._folder, told), image.ends(called)
+                self._folder.mkdir()
             if sandbox is None:
                 _write(self._folder, files)
+            if image is not None:
+                free_for_all(self._folder)
             self._command = CommandLine(
                 words,
                 files=files,
                 stdin=task if isinstance(task, str) else json.dumps(task),
-                environment=environment,
-                folder=self._folder,
+                environment=inherited | told,
+                folder=self._made,  # engines write their own files where their clients are started
                 sandbox=sandbox,
-                port=session.port,
+                port=session.port if sandbox or (image and image.container.network == "models") else 0,
+                container=ends,
             )
         except BaseException:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(self._made, ignore_errors=True)
             raise
         self._done: SandboxResult | None = None
         self._thread = threading.Thread(target=self._run, args=(session,), name="program", daemon=True)
@@ -282,7 +309,7 @@ class _Command:
             self._done = done = self._command.wait()
             _write(self._folder, done.files)  # of one that is shut in: what it left, no links
         except Exception as error:  # noqa: BLE001  # the boundary: the episode ends with it
-            session.tell(Ended(error=SandboxError(f"{shlex.join(self._words)[:200]}: {error}")))
+            session.tell(Ended(error=SandboxError(f"{self._shown}: {error}")))
             return
         printed = {"stdout": done.stdout, "stderr": done.stderr, "limit": done.limit}
         session.tell(Ended(value=Finished(exit_status=done.exit_code, folder=self._folder, **printed)))
@@ -290,13 +317,20 @@ class _Command:
     def stop(self) -> None:
         self._command.stop()
         self._thread.join(5)  # it may be writing what the command left
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._made, ignore_errors=True)
+        if self._made.exists():
+            warnings.warn(
+                f"{self._made} cannot be removed: it holds files of a user that the container ran as; "
+                f'fa.Container(arguments=("--user={os.getuid()}:{os.getgid()}",)) runs it as you',
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def where(self) -> str:
         self._command.stop()  # what it printed is known at its end
         self._thread.join(5)
         said = (self._done.stderr or self._done.stdout) if self._done else ""
-        return f"process {self._command.pid}, {shlex.join(self._words)[:200]}{_last(said)}"
+        return f"process {self._command.pid}, {self._shown}{_last(said)}"
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:

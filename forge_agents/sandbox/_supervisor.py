@@ -31,6 +31,8 @@ _CHUNK = 1 << 16
 _SIGKILL, _SIGTERM, _SIGXCPU = 9, 15, 24
 _FAREWELL_S = 2.0
 """What a free command line has after SIGTERM, which the client of a container passes on."""
+_ENGINE_S = 20.0
+"""In which a container's engine has to end it, and again to remove it."""
 
 
 class Run:
@@ -387,8 +389,12 @@ class Command(Run):
         if self.strong:
             os.umask(0o022)
             self._make_box()
-        else:
+            return
+        if not self.request["container"]:  # else what tidies up after its client would be killed with it
             isolation.adopt_orphans()
+        if "port" in self.request:
+            isolation.leave_network()
+            isolation.lend_port(self.request["port"], self.request["channel"])
 
     def _shut_in(self) -> None:
         if self.strong:
@@ -409,9 +415,41 @@ class Command(Run):
         super()._watch(stdin, outputs, float("inf"))
         if not self.strong and self.status is None:
             os.kill(self.child, _SIGTERM)
-            last = time.monotonic() + _FAREWELL_S
-            while time.monotonic() < last and not os.waitid(os.P_PID, self.child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                time.sleep(TICK_S)
+            self._awaited(self.child, _FAREWELL_S)
+
+    def _end(self, outputs: dict[int, str]) -> None:
+        if self.request["container"]:
+            kills, removes = self.request["container"]
+            if self.status is None or not os.WIFEXITED(self.status):
+                self._ask_engine(kills)
+            if self.status is None:
+                self._awaited(self.child, _FAREWELL_S)
+            self._kill(-self.child)
+            self._ask_engine(removes)  # now that nobody is left to start it
+        super()._end(outputs)
+
+    def _ask_engine(self, words: list[str]) -> None:
+        """Run a command line of the container's engine; that there is nothing left to end is no failure."""
+        engine = os.fork()
+        if engine == 0:
+            try:
+                nothing = os.open("/dev/null", os.O_RDWR)
+                for descriptor in range(3):
+                    os.dup2(nothing, descriptor)
+                os.execvpe(words[0], words, self.request["environment"])  # noqa: S606
+            finally:
+                os._exit(70)
+        if not self._awaited(engine, _ENGINE_S):
+            self._kill(engine)
+        os.waitpid(engine, 0)
+
+    @staticmethod
+    def _awaited(pid: int, within_s: float) -> bool:
+        """Whether a child ended in time; it can still be waited for."""
+        last = time.monotonic() + within_s
+        while not (ended := os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and time.monotonic() < last:
+            time.sleep(TICK_S)
+        return bool(ended)
 
     def _look(self) -> None:
         if self.strong:

@@ -266,10 +266,12 @@ class Sandbox:
         }
 
 
-_FREE_FILE_MB = 1024
+FREE_FILE_MB = 1024
 """Of one file of a command line that nobody shut in: a loop that prints fills no disk."""
 _STOP_S = 5.0
 """Seconds in which the supervisor ends what was stopped."""
+_STOP_CONTAINER_S = 60.0
+"""The same where an engine is asked to do it."""
 
 
 class CommandLine:
@@ -286,8 +288,10 @@ class CommandLine:
         environment: Its variables; shut in, beside those of the sandbox.
         folder: Where it runs free; empty where it is shut in.
         sandbox: None: free.
-        port: Of 127.0.0.1, what it may speak to where it is shut in.
+        port: Of 127.0.0.1, what it may speak to where it is shut in, or free in a network of its own; else 0.
         files: What it finds in its folder where it is shut in, by relative path.
+        container: Where it is the client of a container engine, the command line that kills the container and the one
+            that removes it: what an engine starts is no child of its client's.
 
     Raises:
         SandboxUnavailable: It cannot be shut in here.
@@ -303,14 +307,16 @@ class CommandLine:
         sandbox: Sandbox | None = None,
         port: int = 0,
         files: Mapping[str, bytes] | None = None,
+        container: Sequence[Sequence[str]] = (),
     ) -> None:
         request: dict[str, Any] = {"words": list(words), "stdin": stdin, "environment": dict(environment)}
         request |= {"namespaces": sandbox is not None, "scratch": str(folder), "collect": sandbox is not None}
+        request |= {"container": [list(ends) for ends in container]}
         request |= (sandbox or Sandbox())._limits()
         self._channel, theirs = socket.socketpair()
         with theirs:
             if sandbox is None:
-                request["rlimits"] = {"RLIMIT_FSIZE": _FREE_FILE_MB << 20}
+                request["rlimits"] = {"RLIMIT_FSIZE": FREE_FILE_MB << 20}
             else:
                 if reason := _why_no_namespaces():
                     raise SandboxUnavailable(
@@ -324,12 +330,14 @@ class CommandLine:
                 request["folders"] = sandbox._free(request["readable"])
                 path = [f"{sys.prefix}/bin", "/usr/local/bin", "/usr/bin", "/bin"]
                 request["environment"] = {"PATH": os.pathsep.join(path), **environment}
+            if port:
                 request |= {"port": port, "channel": theirs.fileno()}
-            handed = [theirs.fileno()] if sandbox else []
+            handed = [theirs.fileno()] if port else []
             self._process = subprocess.Popen(_COMMAND, **_PIPES, pass_fds=handed)
         pipes = (self._process.stdin, self._process.stdout, self._process.stderr)
         self._stdin, self._stdout, self._stderr = (cast("IO[bytes]", pipe) for pipe in pipes)
-        self._request, self._shut_in = marshal.dumps(request), sandbox is not None
+        self._request, self._alone = marshal.dumps(request), bool(port)
+        self._stop_s = _STOP_CONTAINER_S if container else _STOP_S
 
     @property
     def pid(self) -> int:
@@ -337,11 +345,11 @@ class CommandLine:
         return self._process.pid
 
     def begin(self) -> socket.socket | None:
-        """Let it run. Returns the socket on which it asks at `port`; None where it is free, or could not be begun."""
+        """Let it run. Returns the socket on which it asks at `port`; None where it has none, or could not be begun."""
         with contextlib.suppress(OSError, ValueError), self._channel:  # it was stopped, or fails and will say why
             self._stdin.write(self._request)
             self._stdin.flush()
-            if self._shut_in:
+            if self._alone:
                 _, descriptors, _, _ = socket.recv_fds(self._channel, 1, 1)
                 return socket.socket(fileno=descriptors[0]) if descriptors else None
         return None
@@ -362,7 +370,7 @@ class CommandLine:
         with contextlib.suppress(OSError):
             self._stdin.close()
         try:
-            self._process.wait(_STOP_S)
+            self._process.wait(self._stop_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

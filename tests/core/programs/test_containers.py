@@ -1,0 +1,254 @@
+import asyncio
+import io
+import os
+import re
+import resource
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import forge_agents as fa
+from forge_agents.errors import NotReadyError
+from forge_agents.programs import containers
+from forge_agents.programs.containers import Image
+from forge_agents.rollout.rollout import play
+
+ASKS = """
+import json, os, sys, time, urllib.request
+def ask(text):
+    body = {"model": "agent", "messages": [{"role": "user", "content": text}]}
+    request = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps(body).encode(),
+        {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+    )
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+said = ask(json.load(sys.stdin)["question"])
+"""
+
+
+@pytest.fixture
+def engines(tmp_path, monkeypatch):
+    """Makes engines of scripts: one has the images of a name, runs words here, and notes how it is asked."""
+    containers._engine.cache_clear()
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+
+    def make(name, has):
+        script = tmp_path / "bin" / name
+        script.write_text(
+            f"""#!/bin/sh
+echo "$@" >> {tmp_path}/{name}-asked
+case "$1" in
+image) [ "$3" = "{has}" ] || {{ echo "no such image: $3" >&2; exit 1; }} ;;
+info) echo "not known here" >&2; exit 1 ;;
+run)
+    for word in "$@"; do
+        shift
+        case "$word" in
+        --volume=*:/work:Z) word="${{word#--volume=}}"; cd "${{word%:/work:Z}}" ;;
+        "{has}") break ;;
+        esac
+    done
+    [ -z "$FAILS" ] || {{ echo "$FAILS" >&2; exit 125; }}
+    exec "$@" ;;
+esac
+"""
+        )
+        script.chmod(0o755)
+        return lambda: (tmp_path / f"{name}-asked").read_text().splitlines()
+
+    yield make
+    containers._engine.cache_clear()
+
+
+def played(program, said="solved", **options):
+    env = fa.Program(program, tasks=[{"question": "Well?"}], **options)
+    try:
+        return asyncio.run(play(env, {"agent": fa.Scripted(lambda seen: said)}, seed=3))
+    finally:
+        env.close()
+
+
+def test_an_engine_is_told_all_by_name_and_the_token_stands_on_no_command_line(engines):
+    asked = engines("docker", "my/crew:1")
+    most = fa.Container(memory_mb=512, cpus=1.5, processes=99, arguments=["--gpus=all"])
+    image = Image(name="my/crew:1", container=most)
+    assert image.run(["python", "a.py"], "x", Path("/a/f"), ["OPENAI_API_KEY"]) == [
+        "docker", "run", "--interactive", "--name=x", "--pull=never", "--network=host", "--log-driver=none",
+        "--ulimit=fsize=1073741824", "--volume=/a/f:/work:Z", "--workdir=/work", "--env=OPENAI_API_KEY",
+        "--memory=512m", "--memory-swap=512m", "--cpus=1.5", "--pids-limit=99", "--gpus=all", "my/crew:1",
+        "python", "a.py",
+    ]  # fmt: skip
+    assert asked() == ["image inspect my/crew:1"]
+    script = ASKS.replace("said =", "print(sys.argv[1:], os.getcwd() == os.environ.get('PWD'));")
+    episode = played([sys.executable, "-c", script, "an argument"], image="my/crew:1")
+    assert episode.error is None and episode.trajectories["agent"].info["result"]["stdout"] == "['an argument'] True\n"
+    ran, _, ended = "\n".join(asked()[1:]).rpartition("\n")
+    assert " --env=OPENAI_API_KEY " in ran and "fa-" not in ran and "127.0.0.1" not in ran
+    called = re.search(r"--name=(forge-program-\w+)", ran)
+    assert ended == f"rm --force --volumes {called[1]}"
+
+
+def test_an_image_is_run_by_the_first_engine_that_has_it(engines):
+    docker, podman = engines("docker", "another"), engines("podman", "my/crew:1")
+    assert Image(name="my/crew:1", container=fa.Container()).engine() == ("podman",)
+    assert Image(name="my/crew:1", container=fa.Container()).engine() == ("podman",)
+    assert docker() == podman() == ["image inspect my/crew:1"]
+    with pytest.raises(NotReadyError, match=r"docker: no such image: my/crew:1\. Build or pull it there, as by `doc"):
+        fa.Program(image="my/crew:1", container=fa.Container(engine="docker"))
+    with pytest.raises(NotReadyError, match="podman: it is no podman that root runs here.*or take network='host'"):
+        fa.Program(image="my/crew:1", container=fa.Container(network="models"))
+
+
+def test_without_an_engine_an_image_is_refused_before_any_episode(engines, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NotReadyError, match="image 'my/crew:1'. docker: it is not installed; podman: it is not inst"):
+        fa.Program(image="my/crew:1")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"program": lambda task, client: 1, "image": "a"}, TypeError, "image= runs a command line"),
+        ({"image": "a", "sandbox": fa.Sandbox()}, TypeError, "exclude each other"),
+        ({"program": "true", "container": fa.Container()}, TypeError, "name it, image="),
+        ({"image": "--privileged"}, ValueError, "no name of an image"),
+        ({}, ValueError, "or an image= that has its own"),
+    ],
+)
+def test_what_makes_no_sense_with_an_image_is_refused(options, error, says):
+    with pytest.raises(error, match=says):
+        fa.Program(**options)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "says"),
+    [
+        ({"network": "model"}, ValueError, "network='model'.*Did you mean 'models'"),
+        ({"memory_mb": 0}, ValueError, "memory_mb=0"),
+        ({"cpus": "2"}, TypeError, "cpus='2' is a text"),
+        ({"arguments": "--gpus=all"}, TypeError, "give a list of words"),
+    ],
+)
+def test_settings_of_a_container_are_checked(settings, error, says):
+    with pytest.raises(error, match=says):
+        fa.Container(**settings)
+
+
+def test_what_an_engine_could_not_run_is_told_with_its_words(engines, monkeypatch):
+    asked = engines("docker", "my/crew:1")
+    monkeypatch.setenv("FAILS", "the daemon is gone")
+    episode = played("true", image="my/crew:1")
+    assert "exited with 125, and it printed last 'the daemon is gone'" in episode.error.message
+    assert asked()[-1].startswith("rm --force --volumes forge-program-")
+
+
+# ---- with an engine
+
+
+def _container(image):
+    """How an engine runs `image` here, which holds nothing: programs are the host's, mounted. Else a text, why not."""
+    folders = {"/usr", "/bin", "/lib", "/lib64", sys.base_prefix}
+    mounts = tuple(f"--volume={path}:{path}:ro" for path in sorted(folders) if Path(path).exists())
+    files = min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1])  # engines may want more than we may have
+    arguments = (*mounts, f"--ulimit=nofile={files}:{files}", "--ulimit=nproc=4096:4096")
+    empty, why = io.BytesIO(), []
+    with tarfile.open(fileobj=empty, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("nothing"))
+    for engine in ("podman", "podman --runtime=runc", "docker"):
+        begins = [*engine.split(), "run", "--rm", "--pull=never", "--network=host", *arguments, image, "true"]
+        for words, stdin in (([*engine.split(), "import", "-", image], empty.getvalue()), (begins, b"")):
+            try:
+                subprocess.run(words, input=stdin, capture_output=True, timeout=60, check=True)
+            except (OSError, subprocess.SubprocessError) as failed:
+                said = getattr(failed, "stderr", b"") or b""
+                why.append(f"{engine}: {said.decode()[-200:].strip() or failed}")
+                break
+        else:
+            return fa.Container(engine=engine, arguments=arguments)
+    return "; ".join(why)
+
+
+@pytest.fixture(scope="module")
+def crew():
+    """An image, and how it is run here."""
+    image = f"forge-agents-test-{os.getpid()}:1"
+    found = _container(image)
+    if isinstance(found, str):
+        pytest.skip(f"no container engine runs here: {found}")
+    yield {"image": image, "container": found}
+    subprocess.run([*found.engine.split(), "rmi", "--force", image], capture_output=True, timeout=60, check=False)
+
+
+def words(script):
+    return [os.path.realpath(sys.executable), "-c", ASKS + script]
+
+
+def left(crew, within_s=60.0):
+    """Names of programs' containers that an engine still knows after a while."""
+    engine, deadline = crew["container"].engine.split(), time.monotonic() + within_s
+    asks = [*engine, "ps", "--all", "--filter", f"ancestor={crew['image']}", "--format", "{{.Names}}"]
+    while (names := subprocess.check_output(asks, text=True).split()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return names
+
+
+@pytest.mark.parametrize("network", ["host", "models"])
+def test_a_program_in_an_image_is_judged_by_its_status_and_files_and_may_be_alone_with_the_models(crew, network):
+    if network == "models" and (not crew["container"].engine.startswith("podman") or os.geteuid()):
+        pytest.skip("a network of its own is made with podman and by root")
+    kept, folders = {}, []
+
+    def judged(task, finished):
+        folders.append(finished.folder)
+        kept.update({str(path.relative_to(folders[0])): path.read_text() for path in folders[0].rglob("*.txt")})
+        return float(finished.exit_status == 3)
+
+    script = """
+import pathlib, socket
+pathlib.Path("sub").mkdir()
+pathlib.Path("sub/answer.txt").write_text(said + open("given/asked.txt").read())
+print("thought about it in", os.getcwd())
+try:
+    print("reached", socket.create_connection(("127.0.0.1", int(sys.argv[1])), 5).getpeername()[0])
+except OSError as refused:
+    print(refused, file=sys.stderr)
+sys.exit(3)
+"""
+    files = {"files": lambda task: {"given/asked.txt": task["question"].encode()}}
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        command, run = [*words(script), str(other.getsockname()[1])], replace(crew["container"], network=network)
+        episode = played(command, reward=judged, timeout_s=300.0, image=crew["image"], container=run, **files)
+    assert episode.error is None and episode.rewards == {"agent": 1.0} and episode.turns[0].observation == "Well?"
+    reached, refused = ("reached 127.0.0.1\n", "") if network == "host" else ("", "[Errno 111] Connection refused\n")
+    assert episode.trajectories["agent"].info["result"] == {
+        "exit_status": 3, "stdout": f"thought about it in /work\n{reached}", "stderr": refused
+    }  # fmt: skip
+    assert kept == {"given/asked.txt": "Well?", "sub/answer.txt": "solvedWell?"}
+    assert not folders[0].parent.exists() and not left(crew, 0)
+
+
+def test_a_container_is_ended_with_its_episode_also_one_that_ignores_it(crew):
+    script = "import signal\nsignal.signal(15, signal.SIG_IGN)\nwhile True: ask(said)"
+    episode = played(words(script), max_turns=2, timeout_s=300.0, **crew)
+    assert len(episode.turns) == 2 and "more than 2 calls" in episode.trajectories["agent"].info["cut"]
+    assert not left(crew, 0)
+
+
+def test_a_container_does_not_outlive_the_process_that_runs_its_episode(crew, tmp_path):
+    ours = f"""
+import os
+import forge_agents as fa
+crew = {{"image": {crew["image"]!r}, "container": fa.{crew["container"]!r}}}
+fa.Program({words("")!r}, tasks=[{{"question": "-"}}], timeout_s=300.0, **crew).reset(seed=0)
+os.kill(os.getpid(), 9)
+"""
+    there = {**os.environ, "TMPDIR": str(tmp_path)}  # nobody is left to empty the folder
+    assert subprocess.run([sys.executable, "-c", ours], timeout=300, check=False, env=there).returncode == -9
+    assert not left(crew)
