@@ -30,13 +30,14 @@ from forge_agents.programs.protocols import PROTOCOLS, Protocol
 from forge_agents.runtime.waits import LoopThread, waiting
 
 if TYPE_CHECKING:
+    from uvicorn import Server
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_BODY_BYTES = 8 << 20
 """Of one request: a conversation that fills a context of a million tokens."""
 MAX_HEADER_BYTES = 16 << 10
 _BODY_S = 30.0
-"""Seconds in which the body of a request must have arrived."""
+"""Seconds in which a request whose first byte is there must have arrived: its head, and then its body."""
 _IDLE_S = 300
 """For which a connection is held without a request, from its opening on: a program that computes keeps it."""
 _MOST_WAITING = 1024
@@ -377,7 +378,8 @@ class Gateway:
             timeout_keep_alive=_IDLE_S,
             timeout_graceful_shutdown=1,
         )
-        self._server = uvicorn.Server(settings)
+        self._ended = asyncio.Event()
+        self._server = _server()(settings, self._ended)
         self._serving = self._thread.begin(self._server.serve(sockets=[self._socket]))
 
     @property
@@ -402,7 +404,7 @@ class Gateway:
         for session in list(self._sessions.values()):
             session.close("the gateway is closed")
         if self._thread.alive:
-            self._server.should_exit = True
+            self._thread.call(self._ended.set)
             with contextlib.suppress(TimeoutError):
                 self._serving.result(5)
             self._thread.close()
@@ -449,9 +451,9 @@ class Gateway:
             if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:  # h11: came at once
                 raise RefusedError(f"the headers are larger than {MAX_HEADER_BYTES} bytes", status=431)
             if (method, path) == ("GET", "/v1/models"):
-                await _send_json(send, 200, {"object": "list", "data": [*map(_model, session._models)]})
+                await _send_json(send, 200, _models(session._models, scope))
             elif method == "GET" and (name := path.removeprefix("/v1/models/")) in session._models:
-                await _send_json(send, 200, _model(name))
+                await _send_json(send, 200, _model(name, scope))
             elif method == "POST" and path in PROTOCOLS:
                 await _converse(session, PROTOCOLS[path], receive, send)
             else:
@@ -495,6 +497,7 @@ def _protocol() -> type[H11Protocol]:
 
     class Asks(H11Protocol):
         _late: asyncio.TimerHandle | None = None
+        _within_s: float | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -506,21 +509,49 @@ def _protocol() -> type[H11Protocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
-            if self._late is not None:
-                self._late.cancel()
+            self._close_within(None)
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._look()  # a part of the next request may have come before
 
         def _look(self) -> None:
-            """Have the time run from the opening, or from a later request's first byte, until its head is there.
+            """Have the time run while no request is here, and again from the first byte of one until its head is there.
 
             Also from what is left of a body whose request is answered: each byte of it takes uvicorn's own time away.
             """
-            if self.conn.their_state is h11.IDLE or self.conn.our_state is h11.DONE:
-                self._late = self._late or self.loop.call_later(_IDLE_S, self.transport.close)
-            elif self._late is not None:
+            if self.conn.our_state is h11.DONE:
+                self._close_within(_BODY_S)
+            elif self.conn.their_state is h11.IDLE:
+                self._close_within(_BODY_S if self.conn.trailing_data[0] else _IDLE_S)
+            else:
+                self._close_within(None)
+
+        def _close_within(self, within_s: float | None) -> None:
+            if within_s == self._within_s:
+                return
+            if self._late is not None:
                 self._late.cancel()
-                self._late = None
+            self._within_s = within_s
+            self._late = None if within_s is None else self.loop.call_later(within_s, self.transport.close)
 
     return Asks
+
+
+@functools.cache
+def _server() -> Callable[[Any, asyncio.Event], Server]:
+    """uvicorn's, which looks ten times a second whether it should end; here it is told."""
+    from uvicorn import Config, Server
+
+    class Told(Server):
+        def __init__(self, config: Config, ended: asyncio.Event) -> None:
+            super().__init__(config)
+            self._ended = ended
+
+        async def main_loop(self) -> None:
+            await self._ended.wait()
+
+    return Told
 
 
 class _HangsUp(asyncio.Protocol):
@@ -597,7 +628,22 @@ async def _converse(session: Session, protocol: Protocol, receive: _Receive, sen
     await _send(send, 200, b"text/event-stream; charset=utf-8", "\n".join([*lines, ""]).encode())
 
 
-def _model(name: str) -> dict[str, Any]:
+def _is_anthropics(scope: _Scope) -> bool:
+    """Whether the client is one of Anthropic's, whose protocol has the same paths for models and other answers."""
+    return any(name == b"anthropic-version" for name, _ in scope["headers"])
+
+
+def _models(names: Mapping[str, str], scope: _Scope) -> dict[str, Any]:
+    data = [_model(name, scope) for name in names]
+    if _is_anthropics(scope):
+        return {"data": data, "has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}
+    return {"object": "list", "data": data}
+
+
+def _model(name: str, scope: _Scope) -> dict[str, Any]:
+    if _is_anthropics(scope):
+        known = {"display_name": name, "created_at": "1970-01-01T00:00:00Z", "lifecycle": "active"}
+        return {"id": name, "type": "model", **known}
     return {"id": name, "object": "model", "created": 0, "owned_by": "seat"}
 
 

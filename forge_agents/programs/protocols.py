@@ -63,7 +63,7 @@ def _call(body: Any, said: Callable[[Json], Iterable[Said]], tools: Callable[[Js
         raise RefusedError(f"model is {shown(model)}; name a seat")
     have = [(_tool(tools, tool), tool.get("type")) for tool in _list(body, "tools")]
     left_out = [kind for known, kind in have if known is None]
-    parallel = more.pop("parallel", body.get("parallel_tool_calls"))
+    parallel = more.pop("parallel") if "parallel" in more else _flag(body, "parallel_tool_calls")
     chosen, several, told = offered(
         [known for known, _ in have if known is not None], body.get("tool_choice"), parallel, left_out
     )
@@ -77,7 +77,7 @@ def _call(body: Any, said: Callable[[Json], Iterable[Said]], tools: Callable[[Js
         several=several,
         told=writable("\n\n".join(filter(None, [told, form_of(more.pop("form", None))]))),
         asked=_wishes(body),
-        stream=bool(body.get("stream")),
+        stream=bool(_flag(body, "stream")),
         **more,
     )
 
@@ -122,6 +122,17 @@ def _limit(body: Json, *names: str) -> int | None:
                 raise RefusedError(f"{name}={shown(limit)}; send a whole number, at least 1")
             return limit
     return None
+
+
+def _flag(body: Json, name: str) -> bool | None:
+    """True or false, as it is or as text; None where nothing is said."""
+    value = body.get(name)
+    told = {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else value
+    if told is None and value is None:
+        return None
+    if told not in (True, False):
+        raise RefusedError(f"{name}={shown(value)}; send true or false")
+    return bool(told)
 
 
 def _wishes(body: Json) -> dict[str, Any]:
@@ -200,8 +211,8 @@ def _read_chat(body: Any) -> Call:
         form=body.get("response_format"),
         max_tokens=_limit(body, "max_completion_tokens", "max_tokens"),
         stop=_stop(body.get("stop")),
-        logprobs=bool(body.get("logprobs")),
-        usage=bool(_object(body.get("stream_options") or {}, "stream_options").get("include_usage")),
+        logprobs=bool(_flag(body, "logprobs")),
+        usage=bool(_flag(_object(body.get("stream_options") or {}, "stream_options"), "include_usage")),
     )
 
 
@@ -400,7 +411,7 @@ def _read_messages(body: Any) -> Call:
         {**body, "tool_choice": choice if kind == "tool" else kind},
         _anthropic_messages,
         lambda tool: {**tool, "parameters": tool.get("input_schema")} if tool.get("type") in (None, "custom") else None,
-        parallel=not choice.get("disable_parallel_tool_use"),
+        parallel=not _flag(choice, "disable_parallel_tool_use"),
         form=_object(body.get("output_config") or {}, "output_config").get("format"),
         max_tokens=_limit(body, "max_tokens"),
         stop=_stop(body.get("stop_sequences")),

@@ -149,6 +149,7 @@ def test_what_anthropics_client_documents_runs(answers):
         assert client.messages.with_raw_response.create(**told).parse().content[0].text == "Hi"
         runs = client.beta.messages.tool_runner(**told, tools=[add])
         assert runs.until_done().content[0].text == "It is 2."
+        assert [model.id for model in client.models.list()] == [client.models.retrieve("coder").id] == ["coder"]
         for wrong, kind in (({"model": "judge"}, "not_found_error"), ({"max_tokens": 0}, "invalid_request_error")):
             with pytest.raises(anthropic.APIStatusError) as refused:
                 client.messages.create(**(told | wrong))

@@ -216,6 +216,11 @@ def test_results_of_parallel_calls_reach_the_model_in_the_order_of_the_calls(pat
         ({"model": "m" * 9999}, 400, "mmm...mmm"),
         ({"n": "9" * 9999}, 400, "999...999"),
         ({"stop": 5}, 400, "stop=5; send a text"),
+        ({"stream": "no"}, 400, "stream='no'; send true or false"),
+        ({"stream": 2}, 400, "stream=2; send true or false"),
+        ({"logprobs": []}, 400, "logprobs=[]; send true or false"),
+        ({"parallel_tool_calls": "never"}, 400, "parallel_tool_calls='never'; send true or false"),
+        ({"stream_options": {"include_usage": "-"}}, 400, "include_usage='-'; send true or false"),
         ({"stop": {"a": 1}}, 400, "stop={'a': 1}; send a text"),
         ({"temperature": "hot"}, 400, "temperature='hot'; send a number"),
         ({"temperature": True}, 400, "temperature=True; send a number"),
@@ -271,6 +276,14 @@ def test_a_choice_of_tools_is_read_in_whichever_way_clients_write_it(choice, too
 def test_a_form_without_a_schema_is_one_json_value(form, told):
     call = PROTOCOLS["/v1/chat/completions"].read(asked(response_format=form))
     assert call.told.endswith(told) and bool(call.told) == bool(told)
+
+
+def test_flags_may_come_as_text():
+    tools = {"tools": [{"type": "function", "function": {"name": "add"}}]}
+    read = PROTOCOLS["/v1/chat/completions"].read
+    assert not read(asked(stream="false")).stream and read(asked(stream="True")).stream
+    assert not read(asked(parallel_tool_calls="false", **tools)).several and read(asked(**tools)).several
+    assert read(asked(parallel_tool_calls=None, **tools)).several
 
 
 def test_numbers_may_come_as_text_and_an_empty_bias_is_none():
@@ -405,16 +418,24 @@ def test_connections_on_which_no_request_begins_are_closed(gateway, session, mon
         assert computes.getresponse().read() == b"{}"
 
     ask()
+    whole = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    with socket.create_connection(address, WAIT_S) as another:  # answered after that one's time began
+        another.sendall(whole)
+        assert b" 200 " in another.recv(4096)
     monkeypatch.setattr(module, "_IDLE_S", 0.05)  # not of what was opened before
-    for begun in (b"", b"GET /health HT"):
-        with socket.create_connection(address, WAIT_S) as silent:
-            silent.sendall(begun)
-            hung_up(silent)
-    monkeypatch.setattr(module, "_IDLE_S", WAIT_S)
+    with socket.create_connection(address, WAIT_S) as silent:
+        hung_up(silent)
+    monkeypatch.setattr(module, "_IDLE_S", 100 * WAIT_S)
+    monkeypatch.setattr(module, "_BODY_S", 0.05)
+    for begun in (b"GET /health HT", whole + b"GET /health HT"):  # a request that begins does not take its time
+        with socket.create_connection(address, WAIT_S) as slow:
+            slow.sendall(begun)
+            hung_up(slow)
+    monkeypatch.setattr(module, "_BODY_S", WAIT_S)
     with socket.create_connection(address, WAIT_S) as refused:
         refused.sendall(b"POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\n")
         assert b" 401 " in refused.recv(4096)
-        monkeypatch.setattr(module, "_IDLE_S", 0.05)
+        monkeypatch.setattr(module, "_BODY_S", 0.05)
         refused.sendall(b"x")  # what is left of an answered request is none that begins
         hung_up(refused)
     ask()  # it was kept meanwhile
