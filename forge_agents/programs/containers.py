@@ -6,6 +6,7 @@ asked whether it has the image.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -148,6 +149,19 @@ def _problem(*words: str, says: str = "") -> str:
     if asked.returncode:
         return " ".join(asked.stderr.split())[-300:] or f"it exited with {asked.returncode}"
     return "" if says in asked.stdout else f"it said {asked.stdout.strip()!r:.100}"
+
+
+def without_links(folder: Path) -> None:
+    """Remove what is neither file nor folder: a link leads elsewhere here than in a container, a pipe nowhere."""
+    folders = [str(folder)]
+    while folders:
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif not entry.is_file(follow_symlinks=False):
+                    with contextlib.suppress(OSError):  # of another user's folder
+                        Path(entry.path).unlink()
 
 
 def free_for_all(folder: Path) -> None:

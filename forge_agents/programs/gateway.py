@@ -44,6 +44,8 @@ _MOST_WAITING = 1024
 """Calls of one episode that may wait for their turn."""
 _MOST_WAITING_BYTES = 8 * MAX_BODY_BYTES
 """Of all requests of one episode that arrive or wait at one time."""
+_MOST_REFUSALS = 8
+"""Of one episode that are remembered."""
 _MOST_CONNECTIONS = _MOST_WAITING
 """Of one command that is shut in; each holds a file of this process open. What is not shut in could open them here."""
 _OPEN_FILES = 65535
@@ -132,7 +134,9 @@ class Session:
         self.url = gateway.url
         """Base of the API, ending in ``/v1``."""
         self.refusals: list[str] = []
-        """What programs asked for in vain, oldest first; at most a few are kept."""
+        """What programs asked for in vain, oldest first; the last few are kept."""
+        self.num_refused = 0
+        """Of them all."""
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._open: set[_Waiting] = set()
         self._held_bytes = 0
@@ -229,8 +233,9 @@ class Session:
         self.close()
 
     def _refused(self, why: str) -> None:
-        if len(self.refusals) < 8:
-            self.refusals.append(why)
+        self.num_refused += 1
+        self.refusals.append(why)
+        del self.refusals[:-_MOST_REFUSALS]
 
     def _ask(self, call: Call, loop: asyncio.AbstractEventLoop) -> _Waiting:
         """Queue a call, in the gateway's loop."""

@@ -19,7 +19,17 @@ from forge_agents.envs.env import CONVERSATION, Outcome, TurnEnv, as_json
 from forge_agents.errors import ForgeError
 from forge_agents.programs.containers import Container, Image
 from forge_agents.programs.gateway import MAX_BODY_BYTES, Question, Session, gateway
-from forge_agents.programs.running import AnyProgram, Ended, Running, check, result_as_json, reward_of, started, told
+from forge_agents.programs.running import (
+    AnyProgram,
+    Ended,
+    Finished,
+    Running,
+    check,
+    result_as_json,
+    reward_of,
+    started,
+    told,
+)
 from forge_agents.runtime.waits import in_thread
 from forge_agents.sandbox.sandbox import Sandbox, checked_path
 
@@ -186,7 +196,7 @@ class Program(TurnEnv):
         """Answer the program's call, and run it on to the next or to its end."""
         assert self._session is not None
         about, self._about = self._about, {}
-        self._forgiven = len(self._session.refusals)  # it went on after those
+        self._forgiven = self._session.num_refused  # it went on after those
         self._said.append((agent, action, about))
         self._sampled += about.get("completion_tokens") or 0
         if called := len(self._session.answer(action, about).calls):
@@ -302,6 +312,10 @@ class Program(TurnEnv):
     def _ended(self, end: Ended) -> Outcome:
         if end.error is not None:
             return self._failed(end.error)
+        if isinstance(end.value, Finished) and end.value.exit_status:
+            printed = f"{end.value.stderr}\n{end.value.stdout}"
+            if refusal := next((refusal for refusal in self._unforgiven() if refusal[:60] in printed), ""):
+                raise ForgeError(f"the program of {self} failed: {end}; the gateway had refused it: {refusal}")
         reward = reward_of(end.value, self.agents) if self._reward is None else self._paid(end.value)
         return self._over(0.0 if reward is None else reward, result=as_json(result_as_json(end.value)))
 
@@ -338,5 +352,10 @@ class Program(TurnEnv):
         """What the program was refused since its last answer, or ended with, at the end of a message."""
         refusals = self._session.refusals if self._session is not None else []
         ended = (refusal for refusal in refusals if refusal[:60] in str(error))
-        why = next(itertools.chain(ended, refusals[self._forgiven :]), "")
+        why = next(itertools.chain(ended, self._unforgiven()), "")
         return f"; the gateway had refused it: {why}" if why else ""
+
+    def _unforgiven(self) -> list[str]:
+        """What it was refused since its last answer, as far as that is remembered."""
+        since = self._session.num_refused - self._forgiven if self._session is not None else 0
+        return self._session.refusals[-since:] if self._session is not None and since else []

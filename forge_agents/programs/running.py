@@ -17,6 +17,7 @@ import secrets
 import shlex
 import shutil
 import ssl
+import subprocess
 import sys
 import tempfile
 import threading
@@ -29,7 +30,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from forge_agents.programs.containers import Image, free_for_all
+from forge_agents.programs.containers import Image, free_for_all, without_links
 from forge_agents.programs.gateway import Session
 from forge_agents.runtime.waits import LoopThread, await_chain, stack
 from forge_agents.sandbox.sandbox import CommandLine, Sandbox, SandboxError, SandboxResult
@@ -267,6 +268,7 @@ class _Command:
     ) -> None:
         image = shut_in if isinstance(shut_in, Image) else None
         sandbox = shut_in if isinstance(shut_in, Sandbox) else None
+        self._contained = image is not None
         self._shown = shlex.join([image.name, *words] if image else words)[:200]
         self._made = Path(tempfile.mkdtemp(prefix="forge-program-"))
         self._folder = self._made / "work" if image else self._made
@@ -307,6 +309,8 @@ class _Command:
             if (asking := self._command.begin()) is not None:
                 session.listen(asking)
             self._done = done = self._command.wait()
+            if self._contained:
+                without_links(self._folder)
             _write(self._folder, done.files)  # of one that is shut in: what it left, no links
         except Exception as error:  # noqa: BLE001  # the boundary: the episode ends with it
             session.tell(Ended(error=SandboxError(f"{self._shown}: {error}")))
@@ -317,8 +321,11 @@ class _Command:
     def stop(self) -> None:
         self._command.stop()
         self._thread.join(5)  # it may be writing what the command left
-        shutil.rmtree(self._made, ignore_errors=True)
-        if self._made.exists():
+        with contextlib.suppress(RecursionError):
+            shutil.rmtree(self._made, ignore_errors=True)
+        if self._made.exists():  # folders in folders, a thousand deep
+            subprocess.run(["rm", "-rf", "--", self._made], stderr=subprocess.DEVNULL, check=False)
+        if self._contained and self._made.exists():
             warnings.warn(
                 f"{self._made} cannot be removed: it holds files of a user that the container ran as; "
                 f'fa.Container(arguments=("--user={os.getuid()}:{os.getgid()}",)) runs it as you',

@@ -141,6 +141,16 @@ def test_settings_of_a_container_are_checked(settings, error, says):
         fa.Container(**settings)
 
 
+def test_links_and_pipes_that_a_container_leaves_lead_no_reward_elsewhere(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "kept").write_text("kept")
+    (tmp_path / "sub" / "link").symlink_to("/etc/hostname")
+    (tmp_path / "up").symlink_to("/etc", target_is_directory=True)
+    os.mkfifo(tmp_path / "pipe")
+    containers.without_links(tmp_path)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["kept", "sub"] and Path("/etc/hostname").exists()
+
+
 def test_what_an_engine_could_not_run_is_told_with_its_words(engines, monkeypatch):
     asked = engines("docker", "my/crew:1")
     monkeypatch.setenv("FAILS", "the daemon is gone")
@@ -214,6 +224,8 @@ def test_a_program_in_an_image_is_judged_by_its_status_and_files_and_may_be_alon
 import pathlib, socket
 pathlib.Path("sub").mkdir()
 pathlib.Path("sub/answer.txt").write_text(said + open("given/asked.txt").read())
+os.symlink("/etc/hostname", "sub/link.txt")
+os.mkfifo("pipe.txt")
 print("thought about it in", os.getcwd())
 try:
     print("reached", socket.create_connection(("127.0.0.1", int(sys.argv[1])), 5).getpeername()[0])

@@ -132,6 +132,34 @@ def test_a_refusal_that_a_program_went_on_after_is_not_why_it_failed():
     assert "the gateway had refused it: n=3" in played(gathered).error.message
 
 
+def test_the_refusal_that_ends_a_program_is_known_after_many_that_did_not():
+    async def stubborn(task, client):
+        for _ in range(9):  # more than are remembered
+            with contextlib.suppress(openai.BadRequestError):
+                await client.chat.completions.create(**say("agent", "?"), n=2)
+        await client.chat.completions.create(**say("agent", "?"))
+        await client.chat.completions.create(**say("nobody", "?"))
+
+    error = played(stubborn).error
+    assert error is not None and "the model 'nobody'" in error.message and "refused it: no seat" in error.message
+
+
+def test_a_command_that_fails_over_a_refusal_is_not_paid_as_if_a_model_had_failed():
+    again = """
+import urllib.error
+request.data = json.dumps({**body, "model": sys.argv[1]}).encode()
+try:
+    urllib.request.urlopen(request)
+except urllib.error.HTTPError as refused:
+    print(refused.read().decode() if len(sys.argv) > 2 else "not found", file=sys.stderr)
+sys.exit(1)
+"""
+    words = [sys.executable, "-c", COMMAND.replace("print(", f"{again}\nprint("), "nobody"]
+    episode = played([*words, "told"], tasks=[{"question": "Well?"}])
+    assert "it exited with 1" in episode.error.message and "refused it: no seat" in episode.error.message
+    assert played(words, tasks=[{"question": "Well?"}]).rewards == {"agent": 0.0}  # it may have failed over anything
+
+
 def test_a_fork_whose_calls_come_in_another_order_is_refused():
     first = iter(["planner", "solver"])
 
@@ -531,6 +559,14 @@ def test_a_command_finds_its_files_and_faults_in_them_are_named():
             fa.Program(command, files=lambda task, wrong=wrong: wrong).reset(seed=0)
     with pytest.raises(TypeError, match="a function has no folder"):
         fa.Program(plain, files=dict)
+
+
+def test_folders_in_folders_without_end_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    deep = "for _ in range(1500): os.mkdir('d'); os.chdir('d')"
+    script = COMMAND.replace("print(", f"\nimport os\n{deep}\nprint(")
+    assert played([sys.executable, "-c", script], tasks=[{"question": "-"}]).rewards == {"agent": 1.0}
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_command_that_prints_without_end_fills_neither_disk_nor_memory(monkeypatch):
