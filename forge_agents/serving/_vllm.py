@@ -91,6 +91,7 @@ def _built(config: EngineConfig) -> Any:
     if current_platform.is_cpu():
         _permit_tiles(dtype)
         _keep_compiled()
+        _compile_by_layer()
         _inspect_here()
         _share_no_names()
     _share_compiled()
@@ -229,32 +230,49 @@ def _permit_tiles(dtype: str) -> None:
         )
 
 
-def _keep_compiled() -> None:
-    """Let an engine on CPU load what an earlier one compiled: a start takes seconds instead of a minute.
+def _compile_by_layer() -> None:
+    """Let vLLM compile a model on CPU as on a GPU: what lies between two attentions, the same in every layer, once.
 
-    vLLM saves a compiled model and then cannot load it on CPU: it asks what it loaded for `finalize_loading`, and there
-    that is a plain function, complete as it is. Its key leaves out what the C++ code was made for, so each instruction
-    set, number of threads and version of PyTorch has a folder of its own.
+    There it takes the whole model as one graph, in which Inductor writes the code of every layer anew, and what it
+    saves it cannot load again. Of the passes over its pieces one names kernels of CUDA, which a build for CPUs lacks;
+    it makes no answer right, it spares copies around those kernels.
+    """
+    from vllm.compilation.passes.utility.fix_functionalization import FixFunctionalizationPass
+    from vllm.config import CompilationMode
+    from vllm.platforms import current_platform
+
+    platform = type(current_platform)
+    update = platform.check_and_update_config
+    if update.__module__ == __name__:  # a second engine in this process
+        return
+
+    def updated(cls: type, config: Any) -> None:
+        compilation = config.compilation_config
+        by_layer = compilation.mode is CompilationMode.VLLM_COMPILE
+        update(config)
+        if by_layer and compilation.mode is CompilationMode.DYNAMO_TRACE_ONCE:
+            compilation.mode = CompilationMode.VLLM_COMPILE
+            compilation.compile_sizes = []  # one code for batches of every size
+
+    platform.check_and_update_config = classmethod(updated)
+    FixFunctionalizationPass.__call__ = lambda self, graph: None
+
+
+def _keep_compiled() -> None:
+    """Keep what is compiled apart by what it was compiled for.
+
+    vLLM's key leaves out what the C++ code was made for, so each instruction set, number of threads and version of
+    PyTorch has a folder of its own.
     """
     import torch
     from vllm import envs
 
-    load = torch.compiler.load_compiled_function
-    if load.__module__ == __name__:  # a second engine in this process
-        return
     flags = re.search(r"^(?:flags|Features)\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     made_for = [torch.__version__, str(torch.get_num_threads()), *sorted(flags[1].split() if flags else ())]
-    key = hashlib.sha256(" ".join(made_for).encode()).hexdigest()[:16]
-    os.environ["VLLM_CACHE_ROOT"] = str(Path(envs.VLLM_CACHE_ROOT, f"forge_agents-{key}"))
-
-    def loaded(*args: Any, **options: Any) -> Any:
-        found: Any = load(*args, **options)
-        compiled = found._artifacts.compiled_fn
-        if not hasattr(compiled, "finalize_loading"):
-            compiled.finalize_loading = lambda config: None
-        return found
-
-    torch.compiler.load_compiled_function = loaded
+    name = f"forge_agents-{hashlib.sha256(' '.join(made_for).encode()).hexdigest()[:16]}"
+    root = Path(envs.VLLM_CACHE_ROOT)
+    if root.name != name:  # a second engine in this process finds it
+        os.environ["VLLM_CACHE_ROOT"] = str(root / name)
 
 
 def _share_compiled() -> None:

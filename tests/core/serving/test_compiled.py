@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -17,46 +18,71 @@ from forge_agents.serving import _vllm
 
 
 @pytest.fixture
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def cpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Those parts of vLLM that decide how a model is compiled on CPU: as one graph, whatever was asked for."""
+
+    class Mode(IntEnum):
+        NONE = 0
+        DYNAMO_TRACE_ONCE = 2
+        VLLM_COMPILE = 3
+
+    class Platform:
+        @classmethod
+        def check_and_update_config(cls, config: SimpleNamespace) -> None:
+            compilation = config.compilation_config
+            compilation.backend = "inductor"
+            if config.adapters:
+                compilation.mode = Mode.NONE
+            elif compilation.mode is Mode.VLLM_COMPILE:
+                compilation.mode = Mode.DYNAMO_TRACE_ONCE
+
+    class Pass:
+        def __call__(self, graph: object) -> None:
+            raise AttributeError("no such kernel on CPU")
+
+    found = {
+        "vllm": {},
+        "vllm.config": {"CompilationMode": Mode},
+        "vllm.platforms": {"current_platform": Platform()},
+        "vllm.compilation.passes.utility.fix_functionalization": {"FixFunctionalizationPass": Pass},
+    }
+    for name, values in found.items():
+        parts = name.split(".")
+        for end in range(1, len(parts) + 1):
+            monkeypatch.setitem(sys.modules, ".".join(parts[:end]), ModuleType(".".join(parts[:end])))
+        vars(sys.modules[name]).update(values)
+    _vllm._compile_by_layer()
+    _vllm._compile_by_layer()  # of a second engine in the process
+    return SimpleNamespace(Mode=Mode, Platform=Platform, Pass=Pass)
+
+
+def test_a_model_is_compiled_by_layer_where_it_is_compiled(cpu: SimpleNamespace) -> None:
+    def chosen(mode: int, adapters: bool = False) -> SimpleNamespace:
+        compilation = SimpleNamespace(mode=mode, compile_sizes=None)
+        cpu.Platform.check_and_update_config(SimpleNamespace(compilation_config=compilation, adapters=adapters))
+        return compilation
+
+    by_layer = chosen(cpu.Mode.VLLM_COMPILE)
+    assert (by_layer.mode, by_layer.backend, by_layer.compile_sizes) == (cpu.Mode.VLLM_COMPILE, "inductor", [])
+    assert chosen(cpu.Mode.VLLM_COMPILE, adapters=True).mode is cpu.Mode.NONE
+    assert chosen(cpu.Mode.NONE).mode is cpu.Mode.NONE
+    cpu.Pass()("a graph")
+
+
+def test_what_was_compiled_stays_below_the_users_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
-    monkeypatch.setattr(torch.compiler, "load_compiled_function", torch.compiler.load_compiled_function)
-    return tmp_path
-
-
-def test_what_vllm_compiled_on_cpu_loads_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def plain() -> None:
-        """As PyTorch's own backend gives it on CPU."""
-
-    class Whole:
-        """As vLLM's backend gives it on GPU."""
-
-        def finalize_loading(self, config: object) -> str:
-            return f"with {config}"
-
-    found = {"plain": plain, "whole": Whole()}
-
-    def load(name: str, *, f_globals: object) -> SimpleNamespace:
-        assert f_globals == "globals"
-        return SimpleNamespace(_artifacts=SimpleNamespace(compiled_fn=found[name]))
-
-    monkeypatch.setattr(torch.compiler, "load_compiled_function", load)
     _vllm._keep_compiled()
     _vllm._keep_compiled()  # of a second engine in the process
-    again = {name: torch.compiler.load_compiled_function(name, f_globals="globals") for name in found}
-    assert again["plain"]._artifacts.compiled_fn is plain
-    assert again["plain"]._artifacts.compiled_fn.finalize_loading("a config") is None
-    assert again["whole"]._artifacts.compiled_fn.finalize_loading("a config") == "with a config"
-    assert Path(os.environ["VLLM_CACHE_ROOT"]).parent == cache
+    assert Path(os.environ["VLLM_CACHE_ROOT"]).parent == tmp_path
 
 
-def test_what_was_compiled_for_other_threads_is_not_loaded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_compiled_for_other_threads_is_not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     roots = set()
     for threads in (1, 2, 1):
-        with monkeypatch.context() as patch:
-            patch.setattr(torch.compiler, "load_compiled_function", lambda: None)
-            patch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-            _vllm._keep_compiled()
-            roots.add(Path(os.environ["VLLM_CACHE_ROOT"]).name)
+        monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        _vllm._keep_compiled()
+        roots.add(os.environ["VLLM_CACHE_ROOT"])
     assert len(roots) == 2
 
 
