@@ -321,10 +321,8 @@ class _Command:
     def stop(self) -> None:
         self._command.stop()
         self._thread.join(5)  # it may be writing what the command left
-        with contextlib.suppress(RecursionError):
-            shutil.rmtree(self._made, ignore_errors=True)
-        if self._made.exists():  # folders in folders, a thousand deep
-            subprocess.run(["rm", "-rf", "--", self._made], stderr=subprocess.DEVNULL, check=False)
+        # not shutil.rmtree, which calls itself for each folder in a folder: a program may have made a thousand
+        subprocess.run(["rm", "-rf", "--", self._made], stderr=subprocess.DEVNULL, check=False)
         if self._contained and self._made.exists():
             warnings.warn(
                 f"{self._made} cannot be removed: it holds files of a user that the container ran as; "
