@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import io
 import os
 import re
@@ -179,10 +180,16 @@ def _container(image):
             except (OSError, subprocess.SubprocessError) as failed:
                 said = getattr(failed, "stderr", b"") or b""
                 why.append(f"{engine}: {said.decode()[-200:].strip() or failed}")
+                _forget(engine, image)
                 break
         else:
             return fa.Container(engine=engine, arguments=arguments)
     return "; ".join(why)
+
+
+def _forget(engine, image):
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        subprocess.run([*engine.split(), "rmi", "--force", image], capture_output=True, timeout=60, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +200,7 @@ def crew():
     if isinstance(found, str):
         pytest.skip(f"no container engine runs here: {found}")
     yield {"image": image, "container": found}
-    subprocess.run([*found.engine.split(), "rmi", "--force", image], capture_output=True, timeout=60, check=False)
+    _forget(found.engine, image)
 
 
 def words(script):
