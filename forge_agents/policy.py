@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 from urllib.parse import urlsplit
 
@@ -411,9 +412,14 @@ class Scripted:
         return sum(p.default is p.empty and p.kind < p.VAR_POSITIONAL for p in arguments) > 1
 
 
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"policy name {name!r} must be letters, digits, '-' or '_' (it names files and weights)")
+
+
 AnyPolicy: TypeAlias = Policy | Endpoint | Human | Random | Expert | Scripted
-WORDS = ("random", "human", "expert")
-"""Players that a word names, wherever players are named: `Random`, `Human` and `Expert`."""
+WORDS: Mapping[str, AnyPolicy] = MappingProxyType({"random": Random(), "human": Human(), "expert": Expert()})
+"""Whom a word names, wherever players are named."""
 Seats: TypeAlias = AnyPolicy | Mapping[str, AnyPolicy] | Callable[[str, int], AnyPolicy]
 """One policy for all seats, a policy per seat, or a function ``(agent, episode_seed) -> policy``."""
 
@@ -544,8 +550,3 @@ def players_of(seats: Seats, agents: Sequence[str]) -> dict[str, list[AnyPolicy]
 def _probed(seats: Seats) -> range:
     """Episode seeds for which a function is asked."""
     return range(64) if callable(seats) and not isinstance(seats, AnyPolicy) else range(1)
-
-
-def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"policy name {name!r} must be letters, digits, '-' or '_' (it names files and weights)")

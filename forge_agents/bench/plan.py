@@ -21,7 +21,7 @@ from forge_agents.bench.fingerprints import code_of
 from forge_agents.envs import registry
 from forge_agents.envs.spec import AnyEnv
 from forge_agents.errors import did_you_mean
-from forge_agents.policy import WORDS, AnyPolicy, Endpoint, Expert, Human, Policy, Random, Sampling, Scripted
+from forge_agents.policy import WORDS, AnyPolicy, Endpoint, Policy, Sampling, Scripted
 from forge_agents.rollout.rollout import seats_of
 from forge_agents.serving.config import EngineConfig
 
@@ -179,8 +179,7 @@ def read_player(words: str, sampling: Sampling | None = None) -> AnyPolicy:
     """
     sampling = sampling or Sampling()
     if words in WORDS:
-        named: dict[str, AnyPolicy] = {"random": Random(), "human": Human(), "expert": Expert()}
-        return named[words]
+        return WORDS[words]
     if words.startswith(("http://", "https://")):
         url, _, model = words.partition("#")
         if not model:

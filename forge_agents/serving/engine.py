@@ -95,7 +95,7 @@ class Engine:
             weights_name: What the publisher calls them; None for `name`.
             role: Whose host it starts on; see `Hosts`.
             silence_s: An engine that says nothing, or has requests and takes no step, for longer counts as dead.
-            timeout_s: Deadline. Eager engines of small models take some 10 s, compiled ones a minute the first time.
+            timeout_s: Deadline. Eager engines of small models take some 10 s, compiled ones 40 s the first time.
 
         Raises:
             StallError: The engine was not ready in time.

@@ -14,7 +14,7 @@ from typing import Any, cast
 from forge_agents.envs import registry
 from forge_agents.envs.experts import expert_of
 from forge_agents.errors import did_you_mean
-from forge_agents.policy import AnyPolicy, Endpoint, Expert, Human, Policy, Random, Seats
+from forge_agents.policy import WORDS, AnyPolicy, Endpoint, Expert, Policy, Seats
 from forge_agents.runtime.hosts import Hosts
 from forge_trainers.offline.config import WarmStart
 from forge_trainers.rl.config import GRPOConfig
@@ -126,6 +126,15 @@ class RunConfig:
     def _sitting(self) -> tuple[str, ...]:
         return tuple(self.seats.values()) if isinstance(self.seats, dict) else (self.seats,)
 
+    @property
+    def _taking_part(self) -> tuple[str, ...]:
+        """Who sits in a seat, and a league's anchors."""
+        return (*self._sitting, *(self.league.anchors if self.league is not None else ()))
+
+    @property
+    def _env_ids(self) -> tuple[str, ...]:
+        return (self.env,) if isinstance(self.env, str) else tuple(self.env)
+
     def _declared_league(self, league: RunLeague) -> League:
         players = self._players
         if isinstance(self.seats, dict):
@@ -141,18 +150,16 @@ class RunConfig:
     @property
     def idle(self) -> tuple[str, ...]:
         """Policies and endpoints that are declared and sit in no seat, each with a name that may have been meant."""
-        seated = [*self._sitting]
-        seated += self.league.anchors if self.league is not None else ()
         return tuple(
-            f"{name} is declared and sits in no seat.{did_you_mean(name, seated)}"
+            f"{name} is declared and sits in no seat.{did_you_mean(name, self._taking_part)}"
             for name in (*self.policies, *self.endpoints)
-            if name not in seated
+            if name not in self._taking_part
         )
 
     @property
     def _players(self) -> dict[str, AnyPolicy]:
         """Whom `seats` may name."""
-        return {"random": Random(), "human": Human(), "expert": Expert(), **self.endpoints, **self.policies}
+        return {**WORDS, **self.endpoints, **self.policies}
 
     def of_seeds(self, count: int) -> list[RunConfig]:
         """So many runs like this one, of the seeds from its own on, each in a folder of ``out_dir``; one: itself."""
@@ -189,19 +196,16 @@ class RunConfig:
 
     def _check_experts(self) -> None:
         """Raises ValueError where an expert is to play and there is none: before a warm start takes its time."""
-        named = [*self.seats.values()] if isinstance(self.seats, dict) else [self.seats]
-        named += self.league.anchors if self.league is not None else ()
-        expert = any(isinstance(self._players[name], Expert) for name in named)
-        played = [self.env] if isinstance(self.env, str) else list(self.env)
-        for env_id in (played if expert else []) + [plan.data for plan in self.warm_start.values() if plan.games]:
+        plays = any(isinstance(self._players[name], Expert) for name in self._taking_part)
+        imitated = (plan.data for plan in self.warm_start.values() if plan.games)
+        for env_id in (*(self._env_ids if plays else ()), *imitated):
             expert_of(registry.spec(env_id), env_id)
 
     def _seats_of(self, name: str, plan: WarmStart) -> tuple[str, ...]:
         """The seats whose games policy `name` imitates: of the run's own environment those that it will sit in."""
-        played = [self.env] if isinstance(self.env, str) else list(self.env)
         if plan.games is None or isinstance(self.seats, str):
             return ()
-        if registry.spec(plan.data).name not in [registry.spec(env_id).name for env_id in played]:
+        if registry.spec(plan.data).name not in [registry.spec(env_id).name for env_id in self._env_ids]:
             return ()
         return tuple(seat for seat, who in self.seats.items() if who == name)
 

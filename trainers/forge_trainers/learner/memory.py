@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from forge_agents.models.sizes import ModelSize
 from forge_agents.serving.memory import OVERHEAD_BYTES, adapter_weights
 from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.degrees import shards_of
 
 _BYTES = {"bfloat16": 2, "float32": 4}
 _LOSS_COPIES = 4
@@ -24,9 +25,12 @@ def learner_bytes(size: ModelSize, config: LearnerConfig, *, ranks: int = 1, sha
         config: The learner's; `dp_shard=-1` takes the ranks that the other degrees leave.
         ranks: All of them.
         sharing: Policies whose adapters take turns: each is kept beside the one that is in the model, with its moments.
+
+    Raises:
+        ValueError: The degrees do not make so many ranks.
     """
     item, tp = _BYTES[config.compute_dtype], config.tp
-    shard = config.dp_shard if config.dp_shard > 0 else max(1, ranks // (config.dp_replicate * tp))
+    shard = shards_of(config, ranks)
     parts = shard * tp
     adapter = 0 if config.lora is None else adapter_weights(size, config.lora)
     positions = max(config.max_tokens_per_microbatch, min(config.max_sample_tokens or 0, size.context))
