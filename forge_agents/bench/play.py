@@ -10,7 +10,7 @@ import contextlib
 import os
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -35,6 +35,7 @@ from forge_agents.bench.report import Report
 from forge_agents.envs import registry
 from forge_agents.envs.spec import EnvSpec
 from forge_agents.errors import BudgetError, ModelNotFoundError, did_you_mean
+from forge_agents.models.resolve import resolve
 from forge_agents.policy import WORDS, AnyPolicy, Expert, Human, Policy, Random, Sampling
 from forge_agents.rollout.players import Served
 from forge_agents.rollout.rollout import Rollout
@@ -233,7 +234,7 @@ class _Run:
         models = {n: player for n, player in self.players.items() if isinstance(player, Policy) and n in needed}
         async with contextlib.AsyncExitStack() as stack:
             with self.bar.starts():
-                served = await stack.enter_async_context(_fleet(models, self.engine))
+                served = await stack.enter_async_context(_fleet(models, _unnamed(self.engine, self.players.values())))
             begun = time.monotonic()
             lanes = min(self.limits.max_live_episodes, len(queue))
             await all_or_first_error(self._lane(queue, served) for _ in range(lanes))
@@ -355,6 +356,20 @@ class _Bar(bars.Progress):
         self._failed += failed
         facts = f"{tokens:,} tokens" + (f", {self._failed} failed" if self._failed else "")
         self.update(self._bench, advance=1, facts=facts)
+
+
+def _unnamed(config: EngineConfig, players: Iterable[object]) -> EngineConfig:
+    """`config` without a model, which any of the `players` may have: engines start for those that are left to play.
+
+    Raises:
+        ValueError: None of them has it.
+    """
+    if not config.model:
+        return config
+    from forge_agents.serving.fleet import check_named_by_policies
+
+    check_named_by_policies(config, [resolve(player.model) for player in players if isinstance(player, Policy)])
+    return replace(config, model="")
 
 
 @contextlib.asynccontextmanager

@@ -126,7 +126,7 @@ class Engine:
             pulse.started()
         except BaseException:
             pulse.end()
-            await mesh.stop(procs)
+            await mesh.stop(procs, at_once=True)  # as in `stop`, and nothing of it is worth a wait
             raise
         return cls(config, name=name, procs=procs, actor=actor, facts=facts, pulse=pulse, silence_s=silence_s)
 

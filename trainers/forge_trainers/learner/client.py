@@ -145,7 +145,7 @@ class Learner:
             pulse.started()
         except BaseException:
             pulse.end()
-            await mesh.stop(procs)
+            await mesh.stop(procs, at_once=True)  # a rank may wait for another that is gone
             raise
         return {
             whose: cls(
