@@ -18,7 +18,7 @@ SHORT = {
     "asynchronous": ["--steps=2", "--episodes=2", "--eval-every=1", "--seeds=0", "--staleness=1"],
     "weaver_vs_gold": ["--steps=1", "--episodes=2", "--eval-every=1", "--seeds=0", "--arms=ours"],
     "algorithms": ["--steps=1", "--episodes=2", "--eval-every=1", "--seeds=0", "--arms=dapo"],
-    "codewords": ["--steps=1", "--episodes=2", "--eval-every=1", "--seeds=0", "--control-steps=0"],
+    "worlds": ["--steps=1", "--episodes=2", "--eval-every=1", "--seeds=0", "--control-steps=0"],
 }  # fmt: skip
 """What each is called with; all are also given the model and a folder."""
 WRITES = {
@@ -32,7 +32,8 @@ WRITES = {
     "asynchronous": {"staleness-1-0/metrics.jsonl": 2, "asynchronous.png": None},
     "weaver_vs_gold": {"ours-0/metrics.jsonl": 1, "weaver_vs_gold.png": None},
     "algorithms": {"dapo-0/metrics.jsonl": 1, "algorithms.png": None},
-    "codewords": {"seed-0/trained/metrics.jsonl": 1, "seed-0/result.json": None, "codewords.png": None},
+    "worlds": {"Codewords-v0-1/seed-0/trained/metrics.jsonl": 1, "Codewords-v0-1/seed-0/result.json": None,
+               "Codewords-v0-1/curves.png": None},
 }
 """What each leaves behind; of metrics the number of steps."""
 SAYS = {
@@ -44,7 +45,7 @@ SAYS = {
     "self_play": ["exploitability", "league"],
     "weaver_vs_gold": ["(c) ensemble, no labels", "(d) gold answers"],
     "algorithms": ["DAPO with refills"],
-    "codewords": ["imitation, then GRPO"],
+    "worlds": ["forge/Codewords-v0@1", "imitation, then GRPO"],
 }
 """What those say that have words of their own for it."""
 SURVEY = {"brief": {"auroc": 0.5, "accuracy": 0.5}}
@@ -70,10 +71,10 @@ def _wide_short_and_eager(monkeypatch):
 @pytest.mark.parametrize("name", SHORT)
 def test_an_example_trains_and_writes_what_it_says(name, load_example, tiny_llama, tmp_path, capsys):
     # what is finished is not done again: three were taught, and the gold run is there
-    taught = {"self_play": "taught", "think_then_answer": "imitated-think-0", "codewords": "imitated-0"}.get(name)
-    if taught is not None:
-        (tmp_path / taught).mkdir()
-        (tmp_path / taught / "export").symlink_to(tiny_llama)
+    taught = {"self_play": "taught", "think_then_answer": "imitated-think-0", "worlds": "Codewords-v0-1/imitated-0"}
+    if name in taught:
+        (tmp_path / taught[name]).mkdir(parents=True)
+        (tmp_path / taught[name] / "export").symlink_to(tiny_llama)
     if name == "weaver_vs_gold":
         (tmp_path / "gold-0").mkdir()
         (tmp_path / "gold-0/result.json").write_text(json.dumps(GOLD))

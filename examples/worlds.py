@@ -1,12 +1,12 @@
-"""A team learns a game of words that it cannot play at first: it imitates games of an expert, then plays for itself.
+"""A team learns a world that it cannot play at first: it imitates games of the world's expert, then plays for itself.
 
-One policy gives the clues of forge/Codewords-v0 and guesses. Untrained it gives no legal clue. After the expert's games
-it finds some words, and from there GRPO goes on. The control has learning rate 0 and must not move. All are measured on
-the same held-out seeds.
+One policy sits in every seat of a team world (`forge-agents list` shows which have an expert). Untrained it earns next
+to nothing in most of them. After the expert's games it earns a little, and from there GRPO goes on. The control has
+learning rate 0 and must not move. All are measured on the same held-out seeds.
 
-    python examples/codewords.py [--seeds 0 1 2] [--level 1] [--games 96] [--steps 30] [--out runs/codewords]
+    python examples/worlds.py [forge/Codewords-v0@1] [--seeds 0 1 2] [--games 96] [--steps 30] [--out runs/worlds]
 
-writes ``codewords.png``. What is finished is not repeated, the rest begins again.
+writes ``curves.png`` into the world's folder. What is finished is not repeated, the rest begins again.
 """
 
 import argparse
@@ -25,24 +25,20 @@ from forge_trainers.records.plots import draw_arms
 ARMS = {"trained": "imitation, then GRPO", "control": "control, learning rate 0"}
 
 
-def run(seed, asked):
+def run(seed, asked, out):
     """One seed: what was measured of the trained team and of the control; saved when finished."""
-    folder, env_id = asked.out / f"seed-{seed}", f"forge/Codewords-v0@{asked.level}"
+    folder = out / f"seed-{seed}"
     saved = folder / "result.json"
     if saved.exists():
         return json.loads(saved.read_text())
     shutil.rmtree(folder, ignore_errors=True)  # begun and not finished: what it was before is measured at the start
-    team = fa.Policy(asked.model, name="team", sampling=fa.Sampling(max_tokens=24))
-    imitated = asked.out / f"imitated-{seed}"
-    if not (imitated / "export").exists():
-        config = fa.SFTConfig(seed=seed, batch_size=16, learner=fa.LearnerConfig(lr=2e-5))
-        with fa.SFTTrainer(team, config, out_dir=imitated) as trainer:
-            trainer.fit(fa.demonstrations(env_id, asked.games, seed=seed), epochs=asked.epochs)
-    team = replace(team, model=str((imitated / "export").absolute()))
+    team = fa.Policy(asked.model, name="team", sampling=fa.Sampling(max_tokens=asked.max_tokens))
+    if asked.games:
+        team = replace(team, model=str(imitated(team, seed, asked, out / f"imitated-{seed}").absolute()))
     config = fa.GRPOConfig(
         seed=seed,
         learner=fa.LearnerConfig(lr=asked.lr, warmup_steps=2),
-        engine=fa.EngineConfig(max_model_len=1024),
+        engine=fa.EngineConfig(max_model_len=asked.max_model_len),
         eval_every=asked.eval_every,
         eval_episodes=asked.episodes,
         checkpoint_every=asked.steps,
@@ -51,19 +47,28 @@ def run(seed, asked):
     still = replace(config, learner=replace(config.learner, lr=0.0))
     result = {"seed": seed}
     with fa.GRPOTrainer(team, config=config, out_dir=folder / "trained") as first:
-        result["trained"] = measured(first, env_id, asked.steps, asked)
+        result["trained"] = measured(first, asked.steps, asked)
         if asked.control_steps:
             with first.again(folder / "control", config=still) as second:
-                result["control"] = measured(second, env_id, asked.control_steps, asked)
+                result["control"] = measured(second, asked.control_steps, asked)
     saved.write_text(json.dumps(result))
     return result
 
 
-def measured(trainer, env_id, steps, asked):
+def imitated(team, seed, asked, folder):
+    """The model after the expert's games."""
+    if not (folder / "export").exists():
+        config = fa.SFTConfig(seed=seed, batch_size=16, learner=fa.LearnerConfig(lr=2e-5))
+        with fa.SFTTrainer(team, config, out_dir=folder) as trainer:
+            trainer.fit(fa.demonstrations(asked.world, asked.games, seed=seed), epochs=asked.epochs)
+    return folder / "export"
+
+
+def measured(trainer, steps, asked):
     """Rewards on held-out seeds before, along and after training, with half the width of their 95 % intervals."""
-    before = trainer.evaluate(env_id, episodes=asked.episodes)
-    rows = trainer.fit(env_id, steps=steps).metrics
-    after = trainer.evaluate(env_id, episodes=asked.episodes)
+    before = trainer.evaluate(asked.world, episodes=asked.episodes)
+    rows = trainer.fit(asked.world, steps=steps).metrics
+    after = trainer.evaluate(asked.world, episodes=asked.episodes)
     curve = [[0, before.reward]] + [[row["step"] + 1, row["eval/reward"]] for row in rows if "eval/reward" in row]
     seconds = sum(row["time/step_s"] for row in rows)
     return {"before": [before.reward, before.ci], "after": [after.reward, after.ci], "curve": curve, "seconds": seconds}
@@ -71,21 +76,23 @@ def measured(trainer, env_id, steps, asked):
 
 def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("world", nargs="?", default="forge/Codewords-v0@1", help="environment, with its level")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--level", type=int, choices=range(1, 7), default=1)
-    parser.add_argument("--games", type=int, default=96, help="of the expert, which are imitated")
+    parser.add_argument("--games", type=int, default=96, help="of the expert, which are imitated; 0: none")
     parser.add_argument("--epochs", type=int, default=4, help="how often each is")
     parser.add_argument("--steps", type=int, default=30, help="optimiser steps of each run")
     parser.add_argument("--control-steps", type=int, default=5, help="of the control; 0: none")
     parser.add_argument("--lr", type=float, default=8e-5)
+    parser.add_argument("--max-tokens", type=int, default=24, help="of an answer")
+    parser.add_argument("--max-model-len", type=int, default=1024, help="of a seat's conversation, in tokens")
     parser.add_argument("--eval-every", type=int, default=10, help="steps between points of the curve")
     parser.add_argument("--episodes", type=int, default=64, help="held-out seeds")
     parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--out", type=Path, default=Path("runs/codewords"), help="folder of the runs")
+    parser.add_argument("--out", type=Path, default=Path("runs/worlds"), help="folder of the worlds' folders")
     asked = parser.parse_args(words)
-    results = [run(seed, asked) for seed in asked.seeds]
-    title = f"forge/Codewords-v0@{asked.level}, held-out; 95 %"
-    table = Table("seed", "arm", "before", "after", "seconds", title=title)
+    out = asked.out / asked.world.rpartition("/")[2].replace("@", "-")
+    results = [run(seed, asked, out) for seed in asked.seeds]
+    table = Table("seed", "arm", "before", "after", "seconds", title=f"{asked.world}, held-out; 95 %")
     for result in results:
         for arm in (arm for arm in ARMS if arm in result):
             found = result[arm]
@@ -95,10 +102,10 @@ def main(words=None):
     console.print(table)
     played = [arm for arm in ARMS if any(arm in result for result in results)]
     curves = {ARMS[arm]: [result[arm]["curve"] for result in results if arm in result] for arm in played}
-    title = f"forge/Codewords-v0@{asked.level}, SmolLM2-135M-Instruct"
-    draw_arms(curves, asked.out / "codewords.png", title=title, value="reward on held-out seeds")
+    title = f"{asked.world}, {Path(asked.model).name}"
+    draw_arms(curves, out / "curves.png", title=title, value="reward on held-out seeds")
     means = [np.mean([result["trained"][when][0] for result in results]) for when in ("before", "after")]
-    console.print(f"mean of the seeds {means[0]:.3f} to {means[1]:.3f}; plot {asked.out / 'codewords.png'}")
+    console.print(f"mean of the seeds {means[0]:.3f} to {means[1]:.3f}; plot {out / 'curves.png'}")
 
 
 if __name__ == "__main__":
