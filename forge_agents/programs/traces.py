@@ -468,20 +468,32 @@ def _of_openinference(known: Mapping[str, Any]) -> _Found | None:
     if "input_messages" not in told:
         return None
 
-    def message(numbered: Mapping[str, Any]) -> dict[str, Any]:
+    def messages(numbered: Mapping[str, Any]) -> list[dict[str, Any]]:
         said = numbered["message"]
         parts = [part["message_content"] for part in _listed(said.get("contents"))]
+        thoughts = [part.get("text") or "" for part in parts if part.get("type") == "reasoning"]
+        beside = ("reasoning", "tool_use")  # the calls stand in tool_calls, too
+        parts = [part for part in parts if part.get("type") not in beside and part != {"type": "text"}]
+        role, answers, content = said.get("role"), said.get("tool_call_id"), said.get("content")
+        if role == "user" and answers:  # Anthropic's: the result of a tool, and what is said beside it
+            result = {"role": "tool", "tool_call_id": answers, "content": _blocks(content) or content}
+            return [result, *([{"role": "user", "content": parts}] if parts else [])]
         calls = [call["tool_call"] for call in _listed(said.get("tool_calls"))]
         called = [(call.get("id"), call["function"].get("name"), call["function"].get("arguments")) for call in calls]
-        return {
-            "role": said.get("role"),
-            "content": said.get("content") or parts,
-            "tool_call_id": said.get("tool_call_id"),
-            "tool_calls": [_called(*call) for call in called],
-        }
+        return [
+            {
+                "role": role,
+                "content": content or parts,
+                "reasoning": "\n".join(thoughts),
+                "tool_call_id": answers,
+                "tool_calls": [_called(*call) for call in called],
+            }
+        ]
 
     tools = [json.loads(each["tool"]["json_schema"]) for each in _listed(told.get("tools"))]
-    asked, answers = ([message(each) for each in _listed(told.get(f"{way}_messages"))] for way in ("input", "output"))
+    asked, answers = (
+        [one for each in _listed(told.get(f"{way}_messages")) for one in messages(each)] for way in ("input", "output")
+    )
     return asked, answers, tools
 
 
@@ -490,15 +502,59 @@ def _of_openllmetry(known: Mapping[str, Any]) -> _Found | None:
     if not isinstance(told.get("prompt"), dict):
         return None
 
-    def message(said: Mapping[str, Any]) -> dict[str, Any]:
+    def message(said: Mapping[str, Any], content: Any) -> dict[str, Any]:
         calls = [_called(c.get("id"), c.get("name"), c.get("arguments")) for c in _listed(said.get("tool_calls"))]
         more = {name: said[name] for name in ("tool_call_id", "finish_reason", *_THOUGHTS) if said.get(name)}
-        return {"role": said.get("role") or "assistant", "content": said.get("content"), "tool_calls": calls, **more}
+        return {"role": said.get("role") or "assistant", "content": content, "tool_calls": calls, **more}
 
-    tools = _listed(_nested(known, "llm.request.").get("functions"))
-    tools = [{**each, "parameters": json.loads(each.get("parameters") or "{}")} for each in tools]
-    asked, answers = ([message(each) for each in _listed(told.get(name))] for name in ("prompt", "completion"))
+    asked = []
+    for said in _listed(told["prompt"]):
+        blocks = _blocks(said.get("content"))
+        if any(block["type"] in _ANTHROPICS for block in blocks):
+            asked += _of_parts({"role": said.get("role") or "assistant", "parts": list(map(_in_parts, blocks))})
+        else:
+            asked.append(message(said, blocks or said.get("content")))
+    answers, thought = [], {}
+    for said in _listed(told.get("completion")):
+        if said.get("role") == "thinking":  # Anthropic's: no answer, but what stands before the next
+            thought = {"thinking": said.get("content"), "finish_reason": said.get("finish_reason")}
+        else:
+            answers.append(message({**thought, **said}, said.get("content")))
+            thought = {}
+    tools = []
+    for each in _listed(_nested(known, "llm.request.").get("functions")):
+        schema = each.get("parameters") or each.get("input_schema") or "{}"  # Anthropic's name of it
+        tools.append({**each, "parameters": json.loads(schema)})
     return asked, answers, tools
+
+
+_ANTHROPICS = ("tool_use", "tool_result", "thinking", "redacted_thinking")
+_BLOCKS = (*_ANTHROPICS, "text", "refusal", "image", "image_url", "document", "input_audio", "file")
+"""Types of a message's parts, in OpenAI's chats and in Anthropic's messages."""
+
+
+def _blocks(content: Any) -> list[dict[str, Any]]:
+    """The parts of a message that were written as JSON within a text; none where the text is what was said."""
+    if not (isinstance(content, str) and content.startswith("[{")):
+        return []
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        return []
+    return found if all(isinstance(each, dict) and each.get("type") in _BLOCKS for each in found) else []
+
+
+def _in_parts(block: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A block of Anthropic's as OpenTelemetry's conventions have it; what is no text stays what it is."""
+    kind = block["type"]
+    if kind == "tool_use":
+        return {**block, "type": "tool_call", "arguments": block.get("input")}
+    if kind == "tool_result":
+        result = text_of(block.get("content"), "the result of a tool")
+        return {"type": "tool_call_response", "id": block.get("tool_use_id"), "response": result}
+    if kind in _ANTHROPICS:
+        return {"type": "thinking", "content": block.get("thinking") or ""}
+    return {**block, "content": block["text"]} if kind == "text" else block
 
 
 def _nested(known: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -536,8 +592,11 @@ def _said(messages: Any, tools: Sequence[Any]) -> tuple[tuple[Said, ...], str]:
     spoken = []
     for place, message in enumerate(messages):
         thoughts = [message.get(name) for name in _THOUGHTS]
-        thought = next((one for one in thoughts if one and isinstance(one, str)), "")
         content = message.get("content")
+        if isinstance(content, list):
+            thoughts.append("\n".join(text for part in content if (text := _thought_in(part)) is not None))
+            content = [part for part in content if _thought_in(part) is None]
+        thought = next((one for one in thoughts if one and isinstance(one, str)), "")
         told = whole(thought, text_of(content, f"messages[{place}]")) if thought else content
         spoken.append({**message, "content": told})
     call = PROTOCOLS["/v1/chat/completions"].read({"model": "", "messages": spoken, "tools": offered})
@@ -545,6 +604,13 @@ def _said(messages: Any, tools: Sequence[Any]) -> tuple[tuple[Said, ...], str]:
         if said.role == "assistant" and not (said.text.strip() or said.calls):
             raise RefusedError(f"messages[{place}]: the answer is empty")
     return call.said, call.told
+
+
+def _thought_in(part: Any) -> str | None:
+    """The thought that a part of a message is; None where it is something else."""
+    if not isinstance(part, Mapping) or (kind := part.get("type")) not in ("reasoning", "thinking"):
+        return None
+    return text_of(part.get(kind) or part.get("text"), f"a part of type {kind!r}")
 
 
 def _talk(messages: Any, tools: Sequence[Any], score: float | None = None, *, given_as_one: bool = False) -> _Talk:

@@ -140,6 +140,84 @@ def test_a_thought_stands_before_an_answer_in_parts_and_a_files_mark_is_no_text(
     assert row["messages"][-1]["content"] == "<think>\nhm\n</think>\n\nIt is 2."
 
 
+def test_a_thought_among_the_parts_of_a_message_is_no_part_of_the_answer(tmp_path):
+    for part in ({"type": "reasoning", "text": "hm"}, {"type": "thinking", "thinking": [{"text": "hm"}]}):
+        said = {"role": "assistant", "content": [part, {"type": "text", "text": "It is 2."}]}
+        _, (row,), _ = imported(tmp_path, {"messages": [*ASKED, said]})
+        assert row["messages"][-1]["content"] == "<think>\nhm\n</think>\n\nIt is 2."
+
+
+USE = {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}}
+CALLED_THINKING = f"<think>\nhm\n</think>\n\n{TEXT_OF_CALL}"
+
+
+def of_anthropic_by_openllmetry(followed):
+    """A span of Anthropic's messages, as OpenLLMetry writes parts and thoughts."""
+    told = {"gen_ai.request.model": "solver", "gen_ai.prompt.0.role": "system", "gen_ai.prompt.0.content": "Be brief.",
+            "gen_ai.prompt.1.role": "user", "gen_ai.prompt.1.content": "1 + 1?"}  # fmt: skip
+    told |= {f"llm.request.functions.0.{key}": ADD[key] for key in ("name", "description")}
+    told["llm.request.functions.0.input_schema"] = json.dumps(SCHEMA)
+    if not followed:
+        told |= {"gen_ai.completion.0.finish_reason": "tool_use", "gen_ai.completion.0.role": "thinking",
+                 "gen_ai.completion.0.content": "hm", "gen_ai.completion.1.role": "assistant",
+                 "gen_ai.completion.1.content": "I add.", "gen_ai.completion.1.tool_calls.0.id": "c1",
+                 "gen_ai.completion.1.tool_calls.0.name": "add",
+                 "gen_ai.completion.1.tool_calls.0.arguments": '{"a": 1}'}  # fmt: skip
+        return told
+    said = [{"type": "thinking", "thinking": "hm", "signature": "x"}, {"type": "text", "text": "I add."}, USE]
+    result = [{"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "2"}]}]
+    told |= {"gen_ai.prompt.2.role": "assistant", "gen_ai.prompt.2.content": json.dumps(said),
+             "gen_ai.prompt.2.tool_calls.0.id": "c1", "gen_ai.prompt.2.tool_calls.0.name": "add",
+             "gen_ai.prompt.2.tool_calls.0.arguments": '{"a": 1}',  # newer ones write it twice
+             "gen_ai.prompt.3.role": "user", "gen_ai.prompt.3.content": json.dumps(result)}  # fmt: skip
+    return told | {"gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": "It is 2."}
+
+
+def of_anthropic_by_openinference(followed):
+    """The same, as OpenInference writes it."""
+
+    def called(name):
+        parts = [{"type": "reasoning", "text": "hm", "signature": "x"}, {"type": "text", "text": "I add."},
+                 {"type": "text"}, {"type": "tool_use"}]  # fmt: skip
+        told = {f"{name}.message.contents.{at}.message_content.{key}": value for at, part in enumerate(parts)
+                for key, value in part.items()}  # fmt: skip
+        call = f"{name}.message.tool_calls.0.tool_call"
+        told |= {f"{call}.id": "c1", f"{call}.function.name": "add", f"{call}.function.arguments": '{"a": 1}'}
+        return told | {f"{name}.message.role": "assistant"}
+
+    told = openinference(ASKED, SAID)
+    if not followed:
+        return {key: value for key, value in told.items() if "output" not in key} | called("llm.output_messages.0")
+    result = "llm.input_messages.3.message"
+    told |= {f"{result}.role": "user", f"{result}.tool_call_id": "c1",
+             f"{result}.contents.1.message_content.type": "text", f"{result}.contents.1.message_content.text": "So?",
+             }  # fmt: skip
+    told[f"{result}.content"] = json.dumps([{"type": "text", "text": "2"}])
+    return told | called("llm.input_messages.2")
+
+
+@pytest.mark.parametrize("written", [of_anthropic_by_openllmetry, of_anthropic_by_openinference])
+def test_thoughts_calls_and_results_of_anthropics_protocol_are_read_as_the_gateway_reads_them(tmp_path, written):
+    done, (row,), heard = imported(tmp_path, export(written(False)), export(written(True)))
+    assert (done.answers, dict(done.left_out), heard) == (2, {"repeated in another": 1}, [])
+    system, question, called, *rest = pairs_of(row["messages"])
+    assert json.dumps(SCHEMA) in system[1] and (question[1], called[1]) == ("1 + 1?", CALLED_THINKING)
+    beside = [("user", "So?")] if written is of_anthropic_by_openinference else []
+    assert rest == [TEXTS[2], *beside, TEXTS[3]]
+
+
+def test_parts_that_were_written_as_json_within_a_text_are_no_text(tmp_path):
+    parts = json.dumps([{"type": "text", "text": "1 + 1?"}, {"type": "text", "text": "Well?"}])
+    odd = '[{"type": "cat"}]'
+    for content, read in ((parts, "1 + 1?\nWell?"), (odd, odd), ('[{"type": "text"', '[{"type": "text"')):
+        asked = [{"role": "user", "content": content}]
+        _, (row,), _ = imported(tmp_path, export(openllmetry(asked, {"role": "assistant", "content": parts})))
+        assert [text.rpartition("\n\n")[2] for _, text in pairs_of(row["messages"])][-2:] == [read, parts]
+    picture = json.dumps([{"type": "text", "text": "-"}, {"type": "image_url", "image_url": {"url": "-"}}])
+    with pytest.raises(ValueError, match="1 unreadable"):
+        imported(tmp_path, export(openllmetry([{"role": "user", "content": picture}], SAID)))
+
+
 def test_what_is_imported_is_the_text_that_the_gateway_shows(tmp_path):
     from forge_agents.programs.calls import as_text
     from forge_agents.programs.protocols import PROTOCOLS
