@@ -189,8 +189,8 @@ register(
     levels=[
         {"layout": layout, "onions": onions, "orders": orders, "rounds": rounds}
         for layout, onions, orders, rounds in (
-            ("room", 1, 1, 40), ("room", 2, 1, 40), ("wall", 2, 1, 50), ("ring", 2, 2, 80), ("hatch", 2, 2, 60),
-            ("hatch", 3, 2, 60),
+            ("room", 1, 1, 50), ("room", 2, 1, 50), ("wall", 2, 1, 34), ("hatch", 2, 2, 54), ("ring", 2, 2, 90),
+            ("hatch", 3, 2, 48),
         )
     ],
 )  # fmt: skip

@@ -3,7 +3,7 @@ import pytest
 from team_play import shown, with_expert
 
 import forge_agents as fa
-from forge_agents.testing import check_env
+from forge_agents.testing import check_env, check_levels
 from forge_envs.experts.kitchen import Expert
 from forge_envs.teams.kitchen import LAYOUTS, STEPS, Kitchen
 
@@ -11,13 +11,9 @@ NAME = "forge/Kitchen-v0"
 
 
 class Slips(Expert):
-    """Goes anywhere now and then, and takes back the onion that it laid down for the other."""
+    """Goes anywhere in three rounds of ten."""
 
     slips = 0.3
-
-    def goals(self, seen, near, far):
-        goals, lying = super().goals(seen, near, far), {square for square in near if self.map[square] == "o"}
-        return lying or goals if {self.map[square] for square in goals} == {"O"} else goals
 
 
 def cooked(cook, seed, **settings):
@@ -93,11 +89,9 @@ def test_cooks_who_plan_serve_all_given_time(level):
     assert [shown(NAME, seed, level=level, rounds=200)[1] for seed in range(3)] == [1, 1, 1]
 
 
-def test_the_last_level_is_harder_than_the_first_for_cooks_who_slip():
-    """Those between are no ladder for them: they do better in `wall` (3) than in `room` with two onions (2)."""
-    id_ = with_expert(NAME, Slips)
-    first, last = (np.mean([shown(f"{id_}@{level}", seed)[1] for seed in range(12)]) for level in (1, 6))
-    assert first > 0.6 and last < 0.5
+def test_levels_are_a_ladder_for_cooks_who_slip():
+    means = check_levels(with_expert(NAME, Slips), fa.Expert(), episodes=12)
+    assert means[0] > 0.9 and means[-1] <= 0.5
 
 
 @pytest.mark.parametrize("say", ["", "{seen}", *STEPS, "wait"])
