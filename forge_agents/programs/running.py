@@ -321,8 +321,7 @@ class _Command:
     def stop(self) -> None:
         self._command.stop()
         self._thread.join(5)  # it may be writing what the command left
-        # not shutil.rmtree, which calls itself for each folder in a folder: a program may have made a thousand
-        subprocess.run(["rm", "-rf", "--", self._made], stderr=subprocess.DEVNULL, check=False)
+        _remove(self._made)
         if self._contained and self._made.exists():
             warnings.warn(
                 f"{self._made} cannot be removed: it holds files of a user that the container ran as; "
@@ -336,6 +335,16 @@ class _Command:
         self._thread.join(5)
         said = (self._done.stderr or self._done.stdout) if self._done else ""
         return f"process {self._command.pid}, {self._shown}{_last(said)}"
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, also where folders in it may not be written, as those of Go's modules."""
+    # not shutil.rmtree, which calls itself for each folder in a folder: a program may have made a thousand
+    own = ["find", folder, "-type", "d", "!", "-perm", "-700", "-exec", "chmod", "u+rwx", "{}", ";"]  # follows no links
+    for words in (["rm", "-rf", "--", folder], own, ["rm", "-rf", "--", folder]):
+        subprocess.run(words, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+        if not folder.exists():
+            return
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -471,8 +471,12 @@ def main() -> None:
         reply = (Command if "words" in request else Run)(request)()
     except Exception as error:  # noqa: BLE001  # the caller reads failures from the reply
         reply = {"failure": f"{type(error).__name__}: {error}"}
-    marshal.dump(reply, sys.stdout.buffer)
-    sys.stdout.buffer.flush()
+    try:
+        marshal.dump(reply, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+    except OSError:  # nobody is left to read it
+        if "words" in request and not request["namespaces"]:  # nor to remove the folder
+            os.execvp("rm", ["rm", "-rf", "--", request["scratch"]])  # noqa: S606, S607
     os._exit(0)
 
 

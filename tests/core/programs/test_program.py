@@ -3,6 +3,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import socket
 import ssl
 import subprocess
@@ -543,10 +544,14 @@ import forge_agents as fa
 fa.Program([sys.executable, "-c", {script!r}, {str(tmp_path / "left")!r}], tasks=[{{"question": "-"}}]).reset(seed=0)
 os.kill(os.getpid(), 9)
 """
-    there = {**os.environ, "TMPDIR": str(tmp_path)}  # nobody is left to empty the folder
+    there = {**os.environ, "TMPDIR": str(tmp_path)}
     assert subprocess.run([sys.executable, "-c", ours], timeout=60, check=False, env=there).returncode == -9
     left = [int(pid) for pid in (tmp_path / "left").read_text().split()]
     assert len(left) == 2 and ended(left)
+    deadline = time.monotonic() + 30
+    while list(tmp_path.glob("forge-program-*")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not list(tmp_path.glob("forge-program-*"))
 
 
 def test_a_command_finds_its_files_and_faults_in_them_are_named():
@@ -567,6 +572,22 @@ def test_folders_in_folders_without_end_are_removed(tmp_path, monkeypatch):
     script = COMMAND.replace("print(", f"\nimport os\n{deep}\nprint(")
     assert played([sys.executable, "-c", script], tasks=[{"question": "-"}]).rewards == {"agent": 1.0}
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_is_removed_with_folders_in_it_that_may_not_be_written():
+    folder = Path(tempfile.mkdtemp())
+    (folder / "work" / "mod" / "x").mkdir(parents=True)
+    (folder / "work" / "mod" / "x" / "a.go").write_text("-")
+    for path, mode in (("work/mod/x", 0o555), ("work/mod", 0o000), ("work", 0o777), (".", 0o777)):
+        (folder / path).chmod(mode)
+    words = f"from forge_agents.programs.running import _remove; from pathlib import Path; _remove(Path({str(folder)!r}))"
+    if os.geteuid() == 0:  # whom no mode keeps from anything
+        for path, _, _ in [*os.walk(folder)]:
+            os.chown(path, 65534, 65534)
+        words = f"import os; {words.replace('; _remove', '; os.setuid(65534); _remove')}"
+    subprocess.run([sys.executable, "-c", words], check=True, timeout=60)
+    assert not (folder / "work").exists()
+    shutil.rmtree(folder, ignore_errors=True)  # where it lies belongs to another
 
 
 def test_a_command_that_prints_without_end_fills_neither_disk_nor_memory(monkeypatch):
