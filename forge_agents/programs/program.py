@@ -325,7 +325,9 @@ class Program(TurnEnv):
             said = self._reward(self._task, result)
         except Exception as error:
             raise ForgeError(f"reward= of {self} failed with {told(error)}") from error
-        reward = said if isinstance(said, Mapping) else reward_of(said, self.agents)
+        reward = reward_of(said, self.agents)
+        if reward is None and isinstance(said, Mapping):
+            return said  # nothing to anybody, or what is no number, which is refused where all rewards are
         if reward is None:
             raise ForgeError(f"reward= of {self} returned {said!r:.200}; return a number, or numbers by seat")
         return reward

@@ -340,8 +340,9 @@ class _Command:
 def _remove(folder: Path) -> None:
     """Remove a folder, also where folders in it may not be written, as those of Go's modules."""
     # not shutil.rmtree, which calls itself for each folder in a folder: a program may have made a thousand
-    own = ["find", folder, "-type", "d", "!", "-perm", "-700", "-exec", "chmod", "u+rwx", "{}", ";"]  # follows no links
-    for words in (["rm", "-rf", "--", folder], own, ["rm", "-rf", "--", folder]):
+    at = str(folder)
+    own = ["find", at, "-type", "d", "!", "-perm", "-700", "-exec", "chmod", "u+rwx", "{}", ";"]  # follows no links
+    for words in (["rm", "-rf", "--", at], own, ["rm", "-rf", "--", at]):
         subprocess.run(words, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
         if not folder.exists():
             return
@@ -378,8 +379,13 @@ def reward_of(value: Any, seats: Sequence[str]) -> float | Mapping[str, float] |
     """The reward that a value says by itself: any library's number, numbers by seat, a command's success; or None."""
     if isinstance(value, Finished):
         return float(value.exit_status == 0)
-    if isinstance(value, Mapping):
-        return value if any(seat in value for seat in seats) else None
+    if isinstance(value, Mapping):  # texts by seat are for verifiers to judge
+        numbers = {seat: own for seat in seats if (own := _number(value.get(seat))) is not None}
+        return {**value, **numbers} if numbers else None
+    return _number(value)
+
+
+def _number(value: Any) -> float | None:
     if getattr(value, "ndim", None) == 0:  # of NumPy or torch
         value = value.item()
     return float(value) if isinstance(value, (Real, Decimal)) else None

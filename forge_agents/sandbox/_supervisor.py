@@ -476,7 +476,7 @@ def main() -> None:
         sys.stdout.buffer.flush()
     except OSError:  # nobody is left to read it
         if "words" in request and not request["namespaces"]:  # nor to remove the folder
-            os.execvp("rm", ["rm", "-rf", "--", request["scratch"]])  # noqa: S606, S607
+            os.execvp("rm", ["rm", "-rf", "--", request["scratch"]])  # noqa: S606
     os._exit(0)
 
 

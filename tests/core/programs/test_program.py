@@ -77,6 +77,8 @@ def test_each_call_is_a_turn_and_the_result_is_paid_to_all():
         (Fraction(1, 2), 0.5),
         (Decimal("0.5"), 0.5),
         ({"agent": np.float32(0.5)}, 0.5),
+        ({"agent": Decimal("0.5")}, 0.5),
+        ({"agent": "an answer of this seat"}, 0.0),  # for verifiers to judge, too
         ({"answer": "42"}, 0.0),  # for verifiers to judge
         ("0.5", 0.0),
     ],
@@ -87,6 +89,13 @@ def test_a_result_that_is_a_number_of_any_library_is_the_reward(result, reward):
         return result
 
     assert played(program).rewards == played(program, reward=lambda task, given: reward).rewards == {"agent": reward}
+
+
+def test_numbers_by_seat_may_be_of_any_library_and_must_be_numbers():
+    assert played(plain, reward=lambda task, result: {"agent": Decimal("0.5")}).rewards == {"agent": 0.5}
+    assert played(plain, reward=lambda task, result: {}).rewards == {"agent": 0.0}
+    for odd in ({"agent": "x"}, {"agent": float("nan")}, {"agnet": 1.0}):
+        assert played(plain, reward=lambda task, result, odd=odd: odd).error is not None
 
 
 def test_an_episode_has_a_copy_of_its_task_whose_entries_are_no_verdicts():
@@ -580,12 +589,13 @@ def test_a_folder_is_removed_with_folders_in_it_that_may_not_be_written():
     (folder / "work" / "mod" / "x" / "a.go").write_text("-")
     for path, mode in (("work/mod/x", 0o555), ("work/mod", 0o000), ("work", 0o777), (".", 0o777)):
         (folder / path).chmod(mode)
-    words = f"from forge_agents.programs.running import _remove; from pathlib import Path; _remove(Path({str(folder)!r}))"
+    nobody = ""
     if os.geteuid() == 0:  # whom no mode keeps from anything
         for path, _, _ in [*os.walk(folder)]:
             os.chown(path, 65534, 65534)
-        words = f"import os; {words.replace('; _remove', '; os.setuid(65534); _remove')}"
-    subprocess.run([sys.executable, "-c", words], check=True, timeout=60)
+        nobody = "import os; os.setuid(65534); "
+    words = "from forge_agents.programs.running import _remove; from pathlib import Path; "
+    subprocess.run([sys.executable, "-c", f"{words}{nobody}_remove(Path({str(folder)!r}))"], check=True, timeout=60)
     assert not (folder / "work").exists()
     shutil.rmtree(folder, ignore_errors=True)  # where it lies belongs to another
 
