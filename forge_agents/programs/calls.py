@@ -30,7 +30,7 @@ from forge_agents.tools.formats import before_calls
 
 SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "logit_bias",
+    "logit_bias", "seed",
 )
 """Wishes about sampling that the policy in the seat does not follow: it samples as it is trained."""
 _CHOICES = ("auto", "none", "required", "any")

@@ -481,7 +481,7 @@ class Gateway:
         # a foreign name that resolves to loopback
         if self._hosts and not {host, host.rpartition(":")[0]} & {*self._hosts}:
             raise RefusedError("this server answers on loopback names only", status=403, code="forbidden")
-        keys = [value.removeprefix(b"Bearer ").strip() for value in given.get(b"authorization", [])]
+        keys = [_key(value) for value in given.get(b"authorization", [])]
         keys += given.get(b"x-api-key", [])
         session = self._sessions.get(_mark(keys[0].decode("latin-1"))) if len(set(keys)) == 1 else None
         if session is None:
@@ -570,6 +570,12 @@ def _may_open(files: int) -> None:
     wanted = files if hard == resource.RLIM_INFINITY else min(files, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _key(authorization: bytes) -> bytes:
+    """The token in the value of a header, behind the word Bearer in whichever letters."""
+    scheme, _, token = authorization.partition(b" ")
+    return (token if scheme.lower() == b"bearer" else authorization).strip()
 
 
 def _mark(token: str) -> bytes:

@@ -144,6 +144,13 @@ def _wishes(body: Json) -> dict[str, Any]:
         if isinstance(value, bool) or not isinstance(value, dict if name == "logit_bias" else int | float):
             kind = "an object" if name == "logit_bias" else "a number"
             raise RefusedError(f"{name}={shown(value)}; send {kind}")
+    for name in wishes.keys() & {"top_k", "seed"}:
+        if isinstance(value := wishes[name], float):
+            if not value.is_integer():
+                raise RefusedError(f"{name}={shown(value)}; send a whole number")
+            wishes[name] = int(value)
+    if wishes.get("top_k") == -1:  # vLLM's and others' word for all
+        wishes["top_k"] = 0
     return wishes
 
 

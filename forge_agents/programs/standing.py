@@ -84,7 +84,7 @@ class Standing(Session):
         """Refuse new calls, and wait until those under way are answered, or `timeout_s` is over."""
         self._closed = True
         if self._works:
-            await asyncio.wait(map(asyncio.wrap_future, self._works), timeout=timeout_s)
+            await asyncio.wait(map(asyncio.wrap_future, list(self._works)), timeout=timeout_s)
 
     def _ask(self, call: Call, loop: asyncio.AbstractEventLoop) -> _Waiting:
         asked = self._waiting(call, loop)
@@ -123,7 +123,8 @@ class Standing(Session):
         number, self._number = self._number, self._number + 1
         told = Question(seat=seat, call=call, number=number, after=after, new=new).conversation()
         told.pop("asked", None)  # `own` has them
-        decision = await talk.player.decide("", {CONVERSATION: told}, own=own)
+        draw = str(call.asked["seed"]) if "seed" in call.asked else None
+        decision = await talk.player.decide("", {CONVERSATION: told}, own=own, draw=draw)
         at, talk.decided = talk.decided, talk.decided + 1  # nothing was awaited since the player took note of it
         decision = decision.published(told["tools"])
         reply = reply_to(call, number, decision.action, decision.about())
@@ -170,7 +171,7 @@ class Standing(Session):
 def _wished(own: Sampling, call: Call) -> Sampling:
     """How a call is answered: as the policy samples, and as the call says."""
     known = {name: value for name, value in call.asked.items() if hasattr(own, name)}
-    if unknown := sorted(call.asked.keys() - known):
+    if unknown := sorted(call.asked.keys() - known - {"seed"}):
         raise RefusedError(f"{', '.join(unknown)} is not supported here; leave it out")
     try:
         return replace(own, **known)

@@ -158,12 +158,13 @@ class ModelPlayer:
         self._calls = 0
 
     async def decide(
-        self, observation: str, info: Mapping[str, Any], *, own: Sampling | None = None
+        self, observation: str, info: Mapping[str, Any], *, own: Sampling | None = None, draw: str | None = None
     ) -> Decision:
         """Ask the engine, in the conversation that `forge_agents.envs.env.CONVERSATION` names, or the main one.
 
         Args:
             own: How this answer is drawn, where nobody learns from it; None: as the policy says.
+            draw: What it follows from, in place of the player's own.
 
         Raises:
             ContextFullError: There is no room for an answer, whatever is left out.
@@ -184,14 +185,15 @@ class ModelPlayer:
             number = talk.to_leave_out(heard)
             if number is None:
                 raise self._no_room(prompt_ids)
-            notes = await self._notes(talk) if talk.context == "summarise" else None
+            first = None if draw is None else f"{draw}/notes"
+            notes = await self._notes(talk, first) if talk.context == "summarise" else None
             prompt_ids, compaction = await self._shortened(talk, number, heard, notes)
         if (room := talk.room(prompt_ids)) < 1:
             raise self._no_room(prompt_ids)
         legal = info.get("legal_actions") if self._constrain and told is None else None
         sampling = self._sampling if told is None else _as_wished(own or self._sampling, told)
         tools = self._tools if told is None else told.get("tools", self._tools)
-        done = await self._answer(prompt_ids, sampling, room, tuple(legal or ()), tools)
+        done = await self._answer(prompt_ids, sampling, room, tuple(legal or ()), tools=tools, draw=draw)
         talk.answered(heard, done.thought, self._answer_of(done, sampling), prompt_ids, done.response_ids)
         if told is None:
             self._main = len(self._held)
@@ -208,11 +210,14 @@ class ModelPlayer:
         wanted: Sampling,
         room: int,
         choices: tuple[str, ...] = (),
+        *,
         tools: Sequence[Mapping[str, Any]] = (),
+        draw: str | None = None,
     ) -> Decision:
         """What the model says, in at most `room` tokens."""
         started = time.perf_counter()
-        draw = None if self._draw is None else f"{self._draw}/{self._decisions}"
+        if draw is None and self._draw is not None:
+            draw = f"{self._draw}/{self._decisions}"
         self._decisions += 1
         limit = len(prompt_ids) + room
         if choices:  # one of them is an answer, also where the template has opened a thought
@@ -292,13 +297,13 @@ class ModelPlayer:
         more = await self._sample(so_far, answering, limit, name)
         return _joined(done, closed, more)
 
-    async def _notes(self, talk: Conversation) -> Decision | None:
+    async def _notes(self, talk: Conversation, draw: str | None) -> Decision | None:
         """The model's notes on all that it has read and said; None where there is no room left to ask for them."""
         prompt_ids = talk.ask_for_notes()
         room = min(talk.max_notes, self._engine.max_model_len - len(prompt_ids))
         # what ends an answer, such as a line's end, does not end notes
         free = replace(self._sampling, max_tokens=max(talk.max_notes, 1), max_thought_tokens=None, stop=())
-        return await self._answer(prompt_ids, free, room) if room > 0 else None
+        return await self._answer(prompt_ids, free, room, draw=draw) if room > 0 else None
 
     async def _shortened(
         self, talk: Conversation, number: int, heard: Messages, notes: Decision | None
@@ -328,7 +333,13 @@ class ModelPlayer:
 def _as_wished(own: Sampling, told: Mapping[str, Any]) -> Sampling:
     """How an answer is drawn: as the policy says, with the limits that its conversation sets."""
     for name, value in (told.get("asked") or {}).items():
-        if value != getattr(own, name, {}):  # logit_bias alone has no field there
+        if name == "seed":  # not shown: it may differ from call to call, and each text is a warning of its own
+            warnings.warn(
+                "a program asks for a seed, which is not followed: siblings have to differ; the run's own decides",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        elif value != getattr(own, name, {}):  # logit_bias has no field there
             warnings.warn(
                 f"a program asks for {name}={value!r:.200} and is answered as the policy in the seat samples: that is "
                 "what is trained; set it in the policy's fa.Sampling",

@@ -332,6 +332,12 @@ def test_nobody_is_answered_without_the_token_of_an_episode(session, token):
     assert status == 401 and "token" in body["error"]["message"] and session.token not in json.dumps(body)
 
 
+def test_the_word_before_a_token_may_be_written_in_any_letters(session):
+    for word in ("Bearer", "bearer", "BEARER"):
+        given = {"authorization": f"{word} {session.token}"}
+        assert request(session, path="/v1/models", method="GET", token="", headers=given)[0] == 200
+
+
 def test_one_episode_is_no_other(gateway):
     with gateway.open({"planner": "planner"}) as mine, gateway.open({"coder": "coder"}) as other:
         assert mine.token != other.token

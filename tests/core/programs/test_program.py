@@ -622,6 +622,8 @@ def test_wishes_about_sampling_are_not_followed_silently():
         warnings.simplefilter("error")
         asked = {"temperature": 1, "presence_penalty": 0, "logit_bias": {}}
         assert _as_wished(own, {"asked": asked, "max_tokens": 90}) == own
+    with pytest.warns(RuntimeWarning, match="asks for a seed, which is not followed"):
+        assert _as_wished(own, {"asked": {"seed": 7}}) == own
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ class Says:
 
     def __init__(self, renderer, texts=SAYS):
         self.tokenizer, self.texts, self.read, self.asked = renderer._tokenizer, list(texts), [], []
+        self.more = []
         self.error = self.gate = None
         self.cancelled = threading.Event()
         self.waiting = threading.Semaphore(0)
@@ -45,6 +46,7 @@ class Says:
     async def generate(self, prompt_ids, sampling, **more):
         self.read.append(prompt_ids)
         self.asked.append(sampling)
+        self.more.append(more)
         self.waiting.release()
         if self.error:
             raise self.error
@@ -163,10 +165,22 @@ def test_wishes_are_followed_and_limits_only_shrink(renderer, serve):
         ({"top_k": 10**400}, "is too large; leave it out"),
         ({"temperature": [1]}, "temperature=[1]; send a number"),
         ({"logit_bias": {"5": 1}}, "logit_bias is not supported here"),
+        ({"top_k": 2.5}, "top_k=2.5; send a whole number"),
+        ({"seed": 0.5}, "seed=0.5; send a whole number"),
     ):
         status, body = request(session, body=asked(**wrong))
         assert status == 400 and says in body["error"]["message"], body
     assert len(engine.read) == 3 and not session._open
+
+
+def test_a_seed_names_what_is_drawn_and_all_tokens_are_kept_in_whichever_way_that_is_said(renderer, serve):
+    engine = Says(renderer, ["a"])
+    session = serve(engine)
+    for more in ({"seed": 7}, {"seed": 7.0, "top_k": -1}, {"seed": 8}, {}):
+        assert request(session, body=asked(**more))[0] == 200
+    first, same, other, none = (more.get("seed") for more in engine.more)
+    assert first == same != other and None not in (first, other) and none is None
+    assert engine.asked[1].top_k == 0
 
 
 def test_who_may_ask_and_for_whom(renderer, serve):
