@@ -295,6 +295,21 @@ class Episode(_Kept):
         """Total environment reward by agent."""
         return {agent: trajectory.reward for agent, trajectory in self.trajectories.items()}
 
+    @property
+    def program_error(self) -> str:
+        """Why the program of an `fa.Program` failed after its first call, which is no `error`; empty if it did not.
+
+        It raised, was late, or exited with another status than 0.
+        """
+        for info in (trajectory.info for trajectory in self.trajectories.values()):
+            if info.get("error"):
+                return str(info["error"])
+            left = info.get("result")
+            if isinstance(left, Mapping) and (status := left.get("exit_status")):
+                printed = str(left.get("stderr") or left.get("stdout") or "").strip()[-300:]
+                return f"it exited with {status}" + (f", and it printed last {printed!r}" if printed else "")
+        return ""
+
     def as_json(self) -> dict[str, Any]:
         """Plain values, as a line of a run's ``episodes.jsonl`` holds them."""
         return {"format": FORMAT, **asdict(self)}
@@ -374,6 +389,8 @@ class Episode(_Kept):
             said = [("because", f"{self.error.kind}: {self.error.message}")]
             yield f"failed in {self.error.where}", [*said, ("trace", self.error.trace.rstrip())]
         earned = [(agent, f"{t.reward:+g} ({t.policy})") for agent, t in self.trajectories.items()]
+        if self.program_error:
+            earned.append(("because", f"the program failed: {self.program_error}"))
         ended = f"{self.end_reason} after {len(self.turns)} turn{'' if len(self.turns) == 1 else 's'}"
         yield ended + (": a conversation outgrew its model's context" if self.end_reason == "context" else ""), earned
 

@@ -111,6 +111,8 @@ def _show_end(shown: Terminal, env: PlayableEnv, episode: Episode, *, watched: b
 
     if episode.error is not None:
         shown.show(f"\nthe episode ended early: {episode.error.message}", "red")
+    elif episode.program_error:
+        shown.show(f"\nthe program failed: {episode.program_error}", "red")
     elif not watched and isinstance(said := env.render(), str) and said.strip():
         shown.show(f"\nhow it went\n{said}", "dim")
     table = Table("seat", "who", "reward", title=f"{episode.end_reason} after {len(episode.turns)} turns")

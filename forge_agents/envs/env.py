@@ -12,7 +12,7 @@ import json
 import math
 import string
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
@@ -116,7 +116,10 @@ def observation(env: object, agent: str, text: object, method: str, max_chars: i
 
 
 def as_json(value: Any) -> Any:
-    """A plain value; NumPy's numbers and truth values stay what they are, for anybody would take "False" for true."""
+    """A plain value, of a dataclass or a model of pydantic its fields.
+
+    NumPy's numbers and truth values stay what they are, for anybody would take "False" for true.
+    """
     try:
         return json.loads(json.dumps(value, default=_plain))
     except (TypeError, ValueError):  # keys that JSON does not have, or a value that holds itself
@@ -128,6 +131,10 @@ def _plain(value: Any) -> Any:
         return value.item()
     if isinstance(value, np.ndarray) and value.size <= _MAX_ARRAY:
         return value.tolist()
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    if callable(plain := getattr(type(value), "model_dump", None)):  # of pydantic
+        return plain(value)
     return sorted(value, key=str) if isinstance(value, set | frozenset) else str(value)
 
 

@@ -7,6 +7,7 @@ program between two calls, with a deadline.
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import math
 import sys
@@ -25,6 +26,7 @@ from forge_agents.programs.running import (
     Finished,
     Running,
     check,
+    misplaced,
     result_as_json,
     reward_of,
     started,
@@ -140,6 +142,8 @@ class Program(TurnEnv):
                 raise TypeError(f"tasks is a {type(tasks).__name__}; give a list of tasks, or a function rng -> task")
             if not len(tasks):
                 raise ValueError("tasks is empty; give at least one, or a function rng -> task")
+        if inspect.iscoroutinefunction(reward):
+            raise TypeError("reward= is async; give a function that returns the number, or a judge to the trainer")
         if not 0 < timeout_s < math.inf or not math.isfinite(error_reward):
             raise ValueError(f"timeout_s={timeout_s} must be above 0 and finite, error_reward={error_reward} finite")
         if max_sampled_tokens is not None and max_sampled_tokens < 1:
@@ -147,6 +151,7 @@ class Program(TurnEnv):
         self._program, self._tasks, self._reward = program, tasks, reward
         self._timeout_s, self._error_reward = timeout_s, error_reward
         self._max_sampled_tokens, self._sandbox, self._files = max_sampled_tokens, sandbox, files
+        self._given: Mapping[str, bytes] = {}
         self._session: Session | None = None
         self._running: Running | None = None
         self._question: Question | None = None
@@ -158,8 +163,7 @@ class Program(TurnEnv):
         self.close()
         if self._limit is None:
             self._limit = MAX_CALLS
-        tasks = self._tasks
-        self._task = tasks(rng) if callable(tasks) else tasks[int(rng.integers(len(tasks)))]
+        self._task = self._tasks(rng) if callable(self._tasks) else self._numbered(int(rng.integers(len(self._tasks))))
         self._said: list[tuple[str, str, dict[str, Any]]] = []
         self._about: dict[str, Any] = {}
         self._sampled = self._forgiven = 0
@@ -169,8 +173,9 @@ class Program(TurnEnv):
         except TimeoutError as late:
             raise TimeoutError(self._late(late)) from None
         if isinstance(event, Ended):
+            why = f"{event}{self._refusals()}{self._elsewhere()}"
             self.close()
-            raise ForgeError(f"the program of {self} ended before it asked any model: {event}{self._refusals()}")
+            raise ForgeError(f"the program of {self} ended before it asked any model: {why}")
         self._question = event
         return self._show(event)
 
@@ -252,7 +257,7 @@ class Program(TurnEnv):
         twin._session = None  # it is ours now, and does not end with the twin
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        shared = ("_program", "_tasks", "_task", "_reward", "_files", "_question", "spec")
+        shared = ("_program", "_tasks", "_task", "_reward", "_files", "_given", "_question", "spec")
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         twin._session = twin._running = None  # a copy that is given up half-made ends its own program, if any
@@ -270,11 +275,23 @@ class Program(TurnEnv):
 
     # ---- the program
 
+    def _numbered(self, number: int) -> Any:
+        try:
+            return self._tasks[number]
+        except Exception as error:
+            kind = type(self._tasks).__name__
+            advice = "give a list of tasks; of a table, frame.to_dict('records')"
+            raise ForgeError(f"tasks[{number}] of {self}, a {kind}, failed with {told(error)}; {advice}") from error
+
+    def _elsewhere(self) -> str:
+        """What to do about paths of a command line that lead nowhere from where it starts."""
+        return "" if callable(self._program) or self._image else misplaced(self._program, self._given)
+
     def _begin_program(self) -> None:
         files: Any = {} if self._files is None else self._files(self._task)
         if not isinstance(files, Mapping) or not all(isinstance(data, bytes) for data in files.values()):
             raise ForgeError(f"files= of {self} returned {files!r:.200}; return bytes by relative path")
-        files = {checked_path(name): data for name, data in files.items()}
+        self._given = files = {checked_path(name): data for name, data in files.items()}
         self._session = gateway().open(self.models)
         task = copy.deepcopy(self._task)
         self._running = started(self._program, task, self._session, self._image or self._sandbox, files)

@@ -132,6 +132,26 @@ def check(program: object, sandbox: Sandbox | None = None, image: Image | None =
         raise ValueError(f'no shell reads the program, but {shell} is for one; give ["sh", "-c", {program!r:.200}]')
 
 
+def misplaced(program: Sequence[str] | str, files: Mapping[str, bytes]) -> str:
+    """What to do about the words of a command line that name files of the folder that we run in; empty if none does.
+
+    Args:
+        files: What is in the folder where the command line starts.
+    """
+    words = shlex.split(program) if isinstance(program, str) else list(program)
+    for before, word in zip(["", *words], words, strict=False):
+        here = Path(os.path.expandvars(word)).expanduser()
+        if not Path(word).is_absolute() and word not in files and here.is_file():
+            return f"; it starts in a folder of its own: write {here.absolute()}, or send the file by files="
+        module = Path(word.replace(".", "/"))
+        if before == "-m" and (module.is_dir() or module.with_suffix(".py").is_file()):
+            return (
+                f"; it starts in a folder of its own: for its module {word} put {Path.cwd()} on PYTHONPATH, or in a "
+                "sandbox into import_paths"
+            )
+    return ""
+
+
 # ---- functions
 
 
@@ -228,7 +248,14 @@ class _Thread:
                 key = session.token
                 client = OpenAI(base_url=session.url, api_key=key, max_retries=0, timeout=None, http_client=http)
                 client.organization = client.project = None
-                session.tell(Ended(value=program(task, client)))
+                value = program(task, client)
+                if inspect.iscoroutine(value):
+                    value.close()
+                    raise TypeError(
+                        "the program is a plain function that returned a coroutine; write it as async def and await "
+                        "within, so that it is handed an AsyncOpenAI"
+                    )
+                session.tell(Ended(value=value))
         except BaseException as error:  # noqa: BLE001  # the boundary: what a program raises is its end
             session.tell(Ended(error=error))
 

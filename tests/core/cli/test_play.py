@@ -1,6 +1,7 @@
 """``forge-agents play``: a person at a terminal or behind a pipe."""
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -186,6 +187,17 @@ def test_a_program_is_watched_turn_by_turn(typed, monkeypatch):
     assert 'calls    add {"a": 1}' in seen[1] and "thinks   hm" in seen[1]
     told = shown.console.file.getvalue()
     assert "\x1b" not in told and "planner" in told.split("terminated after 5 turns")[1]
+
+
+def test_a_program_that_failed_says_why_at_the_end(typed):
+    async def trips(task, client):
+        reply = await client.chat.completions.create(model="agent", messages=[{"role": "user", "content": "-"}])
+        return json.loads(reply.choices[0].message.content)
+
+    shown = typed("yes\n")
+    fa.register("test/Trips-v0", entry_point=fa.Program, program=trips)
+    playing.play_in_terminal(PlayConfig(env="test/Trips-v0"))
+    assert "the program failed: JSONDecodeError" in shown.console.file.getvalue()
 
 
 def test_who_watches_and_plays_sees_the_turns_of_the_others(typed, monkeypatch):

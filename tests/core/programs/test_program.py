@@ -13,6 +13,7 @@ import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -20,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import openai
 import pytest
+from pydantic import BaseModel
 
 import forge_agents as fa
 from forge_agents.errors import ActorDiedError, ForgeError
@@ -44,6 +46,14 @@ def plain(task, client):
     return client.chat.completions.create(**say("agent", str(task))).choices[0].message.content
 
 
+class Found(BaseModel):
+    said: str
+
+
+CURL = (
+    'curl -s $OPENAI_BASE_URL/chat/completions -H "Authorization: Bearer $OPENAI_API_KEY" '
+    """-d '{"model": "agent", "messages": [{"role": "user", "content": "-"}]}'"""
+)
 CREW = {"seats": ("planner", "solver"), "tasks": range(10), "reward": lambda task, result: float(result == "solved")}
 
 
@@ -223,6 +233,59 @@ def test_a_program_that_trips_over_an_answer_gets_the_error_reward_and_says_why(
     episode = played(trips, error_reward=-1.0)
     assert episode.error is None and episode.rewards == {"agent": -1.0}
     assert "JSONDecodeError" in episode.trajectories["agent"].info["error"]
+    assert "JSONDecodeError" in episode.program_error
+    assert f"the program failed: {episode.program_error}" in str(episode) + episode._repr_html_()
+
+
+def test_a_command_that_exits_with_another_status_says_so_where_an_episode_is_shown():
+    episode = played(["sh", "-c", f"{CURL}; echo no disk >&2; exit 3"])
+    assert episode.error is None and episode.rewards == {"agent": 0.0}
+    assert "the program failed: it exited with 3, and it printed last 'no disk'" in str(episode)
+    assert played(["sh", "-c", CURL]).program_error == ""
+
+
+def test_a_command_line_that_names_files_of_our_own_folder_is_told_what_to_write(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CREW", str(tmp_path))
+    Path("crew.py").write_text("print('here')")
+    Path("bin").mkdir()
+    for words in ("python crew.py", "sh $CREW/crew.py", "./crew.py"):
+        assert f"write {tmp_path}/crew.py, or send the file by files=" in played(words).error.message
+    assert f"for its module crew put {tmp_path} on PYTHONPATH" in played("python -m crew").error.message
+    for words, files in (("sh bin", {}), ("sh crew.py", {"crew.py": b"exit 1"})):
+        assert "folder of its own" not in played(words, files=lambda task, files=files: files).error.message
+
+
+def test_a_reward_that_nobody_would_await_is_refused():
+    async def reward(task, result):
+        return 1.0
+
+    with pytest.raises(TypeError, match="reward= is async; give a function"):
+        fa.Program(plain, reward=reward)
+
+
+def test_tasks_that_have_no_numbered_items_are_named():
+    class Table:
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, column):
+            raise KeyError(column)
+
+    assert re.search(r"tasks\[\d\] of .*, a Table, failed with KeyError", played(plain, tasks=Table()).error.message)
+
+
+def test_fields_of_tasks_and_results_are_where_verifiers_look_for_them():
+    @dataclass
+    class Task:
+        answer: str
+        parts: tuple[Found, ...]
+
+    def program(task, client):
+        return [Found(said=plain(task.answer, client))]
+
+    info = played(program, tasks=[Task("7", (Found(said="-"),))]).trajectories["agent"].info
+    assert (info["answer"], info["parts"], info["result"]) == ("7", [{"said": "-"}], [{"said": "solved"}])
 
 
 @pytest.mark.parametrize(
@@ -230,6 +293,7 @@ def test_a_program_that_trips_over_an_answer_gets_the_error_reward_and_says_why(
     [
         (lambda task, client: "nothing", "ended before it asked any model: it returned 'nothing'"),
         (lambda task, client: 1 / 0, "ended before it asked any model: it raised ZeroDivisionError"),
+        (lambda task, client: crew(str(task), client), "function that returned a coroutine; write it as async"),
         (lambda task, client: client.chat.completions.create(**say("gpt-5", "-")), "answers to the model 'gpt-5'"),
         ("sh -c 'echo thanks; echo no key >&2; exit 3'", "it exited with 3, and it printed last 'no key'"),
     ],

@@ -338,6 +338,27 @@ def test_an_environment_that_does_not_like_random_words_is_told_and_played(tried
     assert line_of(BreaksByWords, 'int("x")') in said and "Let the game answer whatever is written" in said
 
 
+def mistaken():
+    return no_such_name  # noqa: F821
+
+
+def asks_and(then):
+    def program(task, client):
+        client.chat.completions.create(model="agent", messages=[{"role": "user", "content": "-"}])
+        return then()
+
+    return partial(fa.Program, program)
+
+
+def test_a_program_that_fails_by_a_mistake_is_refused_and_by_random_words_told(tried):
+    with pytest.raises(PreflightError, match="failed in 2 of 2 episodes of random players: NameError") as error:
+        tried(env=asks_and(mistaken))
+    assert line_of(mistaken, "no_such_name") in str(error.value)
+    said = tried(env=asks_and(lambda: int("x")))
+    assert "failed in 2 of 2 episodes of random players, as it may with a model's answers: ValueError" in said
+    assert "failed" not in tried(env=asks_and(lambda: 1.0))
+
+
 def test_a_scripted_player_sits_in_its_own_seat(tried, tiny_llama):
     seats = {"p0": fa.Policy(str(tiny_llama)), "p1": fa.Scripted(lambda a, b, c: "x")}
     said = tried(seats=seats)

@@ -297,6 +297,18 @@ def test_a_step_says_how_long_answers_and_their_thoughts_are():
     assert rates([], 1.0)["thought_tokens"] == 0.0
 
 
+def test_a_step_says_how_many_episodes_their_program_failed_in():
+    whole = group((0, 1), (1, 0))
+    one = whole.episodes[0]
+    told = {
+        agent: dataclasses.replace(trajectory, info={"error": "KeyError: 1"})
+        for agent, trajectory in one.trajectories.items()
+    }
+    failed = dataclasses.replace(one, trajectories=told)
+    assert rates([dataclasses.replace(whole, episodes=(failed, whole.episodes[1]))], 1.0)["program_failed"] == 0.5
+    assert rates([whole], 1.0)["program_failed"] == 0.0
+
+
 def test_confidence_interval_is_students():
     mean, half = mean_and_ci([1.0, 2.0, 3.0, 4.0])
     assert mean == 2.5

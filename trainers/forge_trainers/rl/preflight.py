@@ -123,6 +123,7 @@ class Preflight:
                 return []
             errors = [episode.error for episode in group.episodes if episode.error is not None]
             if not errors:
+                self._tell_of_programs(env_id, group)
                 return [group]
             all_failed, first = len(errors) == len(group.episodes), where_it_failed(errors[0])
             told = f"{len(errors)} of {len(group.episodes)} episodes of random players failed in {env_id}"
@@ -133,6 +134,20 @@ class Preflight:
                 self.say(f"preflight: {told}, as a model's may: {first}{advice * (errors[0].where == 'step')}")
                 return [group]
         raise PreflightError(f"{env_id} fails before any decision, with all of {SEEDS} seeds: {first}")
+
+    def _tell_of_programs(self, env_id: str, group: EpisodeGroup) -> None:
+        """What programs raised, which ends an episode with a reward like any other.
+
+        Raises:
+            PreflightError: All did, by a mistake that no answer brings about.
+        """
+        raised = [episode.program_error for episode in group.episodes if episode.program_error]
+        if not raised:
+            return
+        told = f"the program of {env_id} failed in {len(raised)} of {len(group.episodes)} episodes of random players"
+        if len(raised) == len(group.episodes) and raised[0].partition(":")[0] in _MISTAKES:
+            raise PreflightError(f"{told}: {raised[0]}")
+        self.say(f"preflight: {told}, as it may with a model's answers: {raised[0]}")
 
     async def _group(self, env_id: str, seed: int, until: float) -> EpisodeGroup | None:
         agents = self.sampler.seats[env_id]

@@ -301,7 +301,7 @@ def rates(groups: Sequence[EpisodeGroup], seconds: float) -> dict[str, float]:
 
     Returns:
         ``tokens``, ``tokens_per_s``, ``turns``; over turns the mean ``response_tokens``, the mean ``thought_tokens``
-        among them, and the share ``cut_off``; of episodes the share ``out_of_context``.
+        among them, and the share ``cut_off``; of episodes the shares ``out_of_context`` and ``program_failed``.
     """
     turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
     episodes = [episode for group in groups for episode in group.episodes]
@@ -313,6 +313,7 @@ def rates(groups: Sequence[EpisodeGroup], seconds: float) -> dict[str, float]:
         "response_tokens": float(np.mean([len(turn.response_ids) for turn in turns])) if turns else 0.0,
         "thought_tokens": float(np.mean([turn.thought_tokens for turn in turns])) if turns else 0.0,
         "out_of_context": float(np.mean([e.end_reason == "context" for e in episodes])) if episodes else 0.0,
+        "program_failed": float(np.mean([bool(e.program_error) for e in episodes])) if episodes else 0.0,
         "cut_off": float(np.mean([turn.finish_reason == "length" for turn in turns])) if turns else 0.0,
     }
 

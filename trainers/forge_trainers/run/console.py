@@ -32,6 +32,7 @@ _SHOWN = (
 _SHOWN_IF_ANY = (
     ("held-out failed", "eval/failed", "{:.0f}"),
     ("abstained", "groups/abstained", "{:.0f}"),
+    ("program failed", "program_failed", "{:.0%}"),
     ("too long", "dropped/too_long", "{:.0f}"),
     ("skipped", "learner/skipped", "{:.0f}"),
     ("bad logprobs", "dropped/bad_logprobs", "{:.2%}"),
