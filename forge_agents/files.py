@@ -23,6 +23,7 @@ CHUNK_BYTES = 1 << 26
 """Each chunk of a file has a sum of its own, so that several threads can read one large file."""
 _MOST_THREADS = 8
 _MOST_PARTS = 100_000
+_MOST_DEPTH = 100
 CACHE_VARIABLE = "FORGE_AGENTS_CACHE"
 """Environment variable that says where `cache_folder` is."""
 
@@ -93,6 +94,16 @@ def is_small(value: Any) -> bool:
         seen += 1
         waiting += part.values() if isinstance(part, dict) else part if isinstance(part, list | tuple | set) else ()
     return seen <= _MOST_PARTS
+
+
+def is_flat(value: Any) -> bool:
+    """Whether at most 100 lists and objects lie within each other: what copies a value calls itself for each."""
+    level = [value]
+    for _ in range(_MOST_DEPTH + 1):
+        inside = (part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list))
+        if not (level := [inner for parts in inside for inner in parts]):
+            return True
+    return False
 
 
 class Sums:

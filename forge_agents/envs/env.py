@@ -21,6 +21,7 @@ from pettingzoo import AECEnv, ParallelEnv
 
 from forge_agents.envs.spec import EnvSpec, check_max_turns
 from forge_agents.errors import did_you_mean
+from forge_agents.files import is_flat
 
 HOOKS = (
     "instructions", "tool_schemas", "secrets", "swap_secrets", "legal_actions", "refusal", "about_answer", "compact",
@@ -116,14 +117,18 @@ def observation(env: object, agent: str, text: object, method: str, max_chars: i
 
 
 def as_json(value: Any) -> Any:
-    """A plain value, of a dataclass or a model of pydantic its fields.
+    """A plain value, of a dataclass or a model of pydantic its fields; of one that is nested without end its JSON.
 
     NumPy's numbers and truth values stay what they are, for anybody would take "False" for true.
     """
     try:
-        return json.loads(json.dumps(value, default=_plain))
+        text = json.dumps(value, default=_plain)
+        plain = json.loads(text)
     except (TypeError, ValueError):  # keys that JSON does not have, or a value that holds itself
         return str(value)
+    except RecursionError:
+        return f"a {type(value).__name__} that is nested too deeply to be written"
+    return plain if is_flat(plain) else text
 
 
 def _plain(value: Any) -> Any:

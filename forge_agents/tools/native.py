@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from forge_agents.errors import MissingExtraError
+from forge_agents.files import is_flat
 from forge_agents.models.families import dialect_of
 from forge_agents.tools.formats import MAX_CALLS
 from forge_agents.types import ToolCall
@@ -103,4 +104,6 @@ def _call(found: Any) -> ToolCall:
         json.dumps(dict(arguments), allow_nan=False, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         return ToolCall(name=name, error=f"the arguments cannot be read ({type(error).__name__})")
+    if not is_flat(dict(arguments)):
+        return ToolCall(name=name, error="the arguments cannot be read (nested too deeply)")
     return ToolCall(name=name, arguments=arguments)

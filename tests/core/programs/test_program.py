@@ -101,6 +101,23 @@ def test_a_result_that_is_a_number_of_any_library_is_the_reward(result, reward):
     assert played(program).rewards == played(program, reward=lambda task, given: reward).rewards == {"agent": reward}
 
 
+def test_a_result_that_is_nested_without_end_is_kept_as_text_and_the_episode_can_be_written():
+    def program(task, client):
+        said = json.loads(plain(task, client))
+        return said if task < 2000 else [said, *said]
+
+    for depth, kept in ((90, list), (600, str)):
+        deep = "[" * depth + "]" * depth
+        episode = played(program, fa.Scripted(lambda seen, deep=deep: deep), tasks=[depth])
+        result = json.loads(episode.to_json())["trajectories"]["agent"]["info"]["result"]
+        assert type(result) is kept and (result == deep or json.dumps(result) == deep)
+    below = []
+    for _ in range(5000):
+        below = [below]
+    info = played(lambda task, client: [plain(task, client), below]).trajectories["agent"].info
+    assert info["result"] == "a list that is nested too deeply to be written"
+
+
 def test_numbers_by_seat_may_be_of_any_library_and_must_be_numbers():
     assert played(plain, reward=lambda task, result: {"agent": Decimal("0.5")}).rewards == {"agent": 0.5}
     assert played(plain, reward=lambda task, result: {}).rewards == {"agent": 0.0}

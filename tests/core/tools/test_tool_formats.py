@@ -24,6 +24,7 @@ from forge_agents.tools import (
     tool,
 )
 from forge_agents.tools.formats import MAX_CALLS
+from forge_agents.types import Episode, Trajectory, Turn
 
 
 @tool
@@ -157,6 +158,20 @@ def test_what_is_rendered_is_read_back(form, name, arguments):
     assert parse_tool_calls(f"So.\n{render_tool_call(written, form)}", form if form != "llama" else "auto") == (
         [written] if form != "llama" else []
     )
+
+
+@pytest.mark.parametrize("form", ["hermes", "llama", "mistral"])
+def test_a_call_that_is_nested_without_end_is_an_error_and_its_turn_can_be_written(form):
+    for depth, error in ((90, False), (600, True)):
+        deep = "[" * depth + "]" * depth
+        text = render_tool_call(ToolCall(name="add", arguments={"a": "?"}), form).replace('"?"', deep)
+        calls = tuple(parse_tool_calls(text))
+        assert [call.error is not None for call in calls] == [error] and all(
+            error or json.dumps(call.arguments["a"]) == deep for call in calls
+        )
+        turn = Turn(agent="a", index=0, observation="", action=text, reward=0.0, tool_calls=calls)
+        told = Trajectory(agent="a", policy="", turns=(turn,))
+        Episode(env_id="", seed=0, trajectories={"a": told}).to_json()
 
 
 @pytest.mark.parametrize("form", FORMATS)
