@@ -227,6 +227,8 @@ def _chat_message(message: Any, place: int) -> Said:
     where = f"messages[{place}]"
     message = _object(message, where)
     role = _role(message.get("role"), where, "system", "developer", "user", "assistant", "tool")
+    if message.get("function_call"):  # OpenAI's first form; without it another answer would have been given
+        raise RefusedError(f"{where}: function_call is not supported here; send tool_calls, and results as tool")
     calls = []
     for call in _list(message, "tool_calls") if role == "assistant" else ():
         function = _object(_object(call, where).get("function"), f"{where}: function of a tool call")

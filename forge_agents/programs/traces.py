@@ -18,7 +18,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -33,12 +33,16 @@ _NAMES = (
 )  # fmt: skip
 _NO_CALLS = ("invoke_agent", "create_agent", "execute_tool", "embeddings", "invoke_workflow", "retrieval")
 """What ``gen_ai.operation.name`` says of spans around calls, whose messages the calls' own spans hold, too."""
+_DETAILS = "gen_ai.client.inference.operation.details"
+"""The event that holds a call's messages where its span does not."""
 _ODD = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
 """What reading somebody else's file may end in, whatever stands in it."""
 _CUT = ("length", "max_tokens", "content_filter", "error")
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _ROW = ("messages", "completion", "chosen", "rejected")
 """One of these is in every row."""
+_ASKED = ("tool_choice", "parallel_tool_calls", "response_format")
+"""Of a request what is told the model beside its messages and tools."""
 _MOST_PARTS = 12
 """Of an attribute's name between dots: those of messages have fewer."""
 
@@ -64,6 +68,8 @@ class _Talk:
     score: float | None
     whole: bool
     """Whether all of it was given as one, rather than as a call and its answer."""
+    unlearned: frozenset[int] = frozenset()
+    """Places of answers that are not to be learned."""
 
     def by_score(self) -> float:
         """To compare answers to the same."""
@@ -144,7 +150,7 @@ def _rows(reader: _Reader) -> Iterator[tuple[dict[str, Any], int]]:
         if not isinstance(talk, _Talk):
             yield talk, 1 + ("chosen" in talk)
         elif talk.whole:
-            yield {"messages": as_text(talk.said, talk.told)}, len(talk.marks)
+            yield from _parts_of(talk, reader)
         elif talk.marks[-1][1] in done:
             reader.left["repeated in another"] += 1
         elif mine := [one for one in _learned(talk.marks, recorded) if one[1] not in written]:
@@ -158,6 +164,17 @@ def _rows(reader: _Reader) -> Iterator[tuple[dict[str, Any], int]]:
 def _learned(marks: Sequence[tuple[int, bytes]], recorded: set[bytes]) -> list[tuple[int, bytes]]:
     """The last answers of a conversation, back to one that nobody recorded: an example, or a history rewritten."""
     return list(itertools.takewhile(lambda one: one[1] in recorded, reversed(marks)))[::-1]
+
+
+def _parts_of(talk: _Talk, reader: _Reader) -> Iterator[tuple[dict[str, Any], int]]:
+    """A row for each run of answers that are to be learned."""
+    places = [place for place, _ in talk.marks]
+    for learned, run in itertools.groupby(places, key=lambda place: place not in talk.unlearned):
+        mine = list(run)
+        if learned:
+            yield _row(replace(talk, said=talk.said[: mine[-1] + 1]), mine[0]), len(mine)
+        else:
+            reader.left["answers of weight 0"] += len(mine)
 
 
 def _row(talk: _Talk, first: int) -> dict[str, Any]:
@@ -272,7 +289,6 @@ class _Reader:
         return talks
 
     def _of_row(self, row: Mapping[str, Any]) -> list[_Talk | dict[str, Any]]:
-        tools = _some(row.get("tools"))
         lists = [given for name in _ROW if isinstance(given := row.get(name), list)]
         if any(one.get("finish_reason") in _CUT for one in itertools.chain([row], *lists) if isinstance(one, Mapping)):
             self.left["answers that were cut off"] += 1
@@ -289,14 +305,19 @@ class _Reader:
             for name in ("prompt", *_ROW):
                 if (given := row.get(name)) is not None:
                     one = [{"role": "user" if name == "prompt" else "assistant", "content": given}]
-                    said, told = _said(one if isinstance(given, str) else given, [] if "prompt" in written else tools)
+                    asks = {} if "prompt" in written else row
+                    chat = _as_chat(one if isinstance(given, str) else given, asks.get("system"))
+                    said, told = _said(chat, _some(asks.get("tools")), asks)
                     written[name] = as_text(said, told)
             return [written]
         score = _number(row.get(self._pairs)) if self._pairs else None
         if self._pairs and score is None:
             self.left[f"without a number {self._pairs!r}"] += 1
             return []
-        return [_talk(row["messages"], tools, score, given_as_one=True)]
+        chat = _as_chat(row["messages"], row.get("system"))
+        talk = _talk(chat, _some(row.get("tools")), score, given_as_one=True, asks=row)
+        unlearned = {place for place, message in enumerate(chat) if message.get("weight") == 0}
+        return [replace(talk, unlearned=frozenset(unlearned))]
 
 
 def _values(path: Path) -> Iterator[tuple[int, Any]]:
@@ -357,11 +378,15 @@ def _things(value: Any) -> Iterator[Mapping[str, Any]]:
     if not isinstance(value, Mapping):
         raise RefusedError(f"it is a JSON {type(value).__name__}; expected spans or a chat")
     exports = _either(value, "resourceSpans", "resource_spans")
-    if exports is None:
+    logs = _either(value, "resourceLogs", "resource_logs")
+    if exports is None and logs is None:
         yield value
     for export in exports or ():
         for scope in _either(export, "scopeSpans", "scope_spans") or ():
             yield from scope.get("spans") or ()
+    for export in logs or ():  # where content is recorded as events beside the spans
+        for scope in _either(export, "scopeLogs", "scope_logs") or ():
+            yield from ({"attributes": [], **record} for record in _either(scope, "logRecords", "log_records") or ())
 
 
 def _either(value: Mapping[str, Any], *names: str) -> Any:
@@ -377,10 +402,21 @@ def _attributes(thing: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     given = thing.get("attributes")
     if given is None:
-        return {} if any(name in thing for name in ("spanId", "span_id", "traceId")) else None
-    if isinstance(given, Mapping):
-        return dict(given)
-    return {str(each["key"]): _plain(each.get("value")) for each in given}
+        if not any(name in thing for name in ("spanId", "span_id", "traceId")):
+            return None
+        given = {}
+    known = _by_name(given)
+    if "gen_ai.input.messages" not in known:  # content may be recorded in an event of the span
+        for event in thing.get("events") or ():
+            if event.get("name") == _DETAILS:
+                known |= _by_name(event.get("attributes") or {})
+    return known
+
+
+def _by_name(attributes: Any) -> dict[str, Any]:
+    if isinstance(attributes, Mapping):
+        return dict(attributes)
+    return {str(each["key"]): _plain(each.get("value")) for each in attributes}
 
 
 def _plain(value: Any) -> Any:
@@ -401,7 +437,7 @@ def _score(span: Mapping[str, Any], known: Mapping[str, Any], name: str) -> Any:
         return known[name]
     for event in span.get("events") or ():
         if event.get("name") == "gen_ai.evaluation.result":
-            told = _attributes({"attributes": event.get("attributes") or {}}) or {}
+            told = _by_name(event.get("attributes") or {})
             if told.get("gen_ai.evaluation.name") == name:
                 return told.get("gen_ai.evaluation.score.value")
     return None
@@ -580,13 +616,45 @@ def _listed(numbered: Any) -> list[Any]:
 # ---- conversations
 
 
-def _said(messages: Any, tools: Sequence[Any]) -> tuple[tuple[Said, ...], str]:
-    """Messages as the gateway reads them, thoughts before the answers, and what it tells of the tools."""
-    offered = [
-        tool if "function" in tool else {"type": "function", "function": tool}
-        for tool in tools
-        if tool.get("type", "function") == "function"
-    ]
+def _as_chat(messages: Any, system: Any) -> Any:
+    """A row's messages as OpenAI's chats have them; Anthropic's have the system prompt beside them, and blocks."""
+    if not isinstance(messages, list):
+        return messages
+    chat = [{"role": "system", "content": system}] if system and not _is_of(messages[:1], "system") else []
+    for message in messages:
+        blocks = message.get("content") if isinstance(message, Mapping) else None
+        if isinstance(blocks, list) and any(_is_anthropics(block) for block in blocks):
+            chat += _of_parts({"role": message["role"], "parts": list(map(_in_parts, blocks))})
+        else:
+            chat.append(message)
+    return chat
+
+
+def _is_of(messages: Sequence[Any], role: str) -> bool:
+    return any(isinstance(message, Mapping) and message.get("role") == role for message in messages)
+
+
+def _is_anthropics(block: Any) -> bool:
+    return isinstance(block, Mapping) and block.get("type") in ("tool_use", "tool_result")
+
+
+def _function(tool: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """A tool as OpenAI's chats have it; None where it is no function of the program's."""
+    if "function" in tool:
+        return tool
+    if tool.get("type") not in (None, "function", *(("custom",) if "input_schema" in tool else ())):
+        return None
+    schema = tool.get("parameters", tool.get("input_schema"))  # Anthropic's name of it
+    return {"type": "function", "function": {**tool, "parameters": schema}}
+
+
+def _said(messages: Any, tools: Sequence[Any], asks: Mapping[str, Any] = {}) -> tuple[tuple[Said, ...], str]:
+    """Messages as the gateway reads them, thoughts before the answers, and what it tells of the tools and the form.
+
+    Args:
+        asks: What a row says beside them, as a request does.
+    """
+    offered = [function for tool in tools if (function := _function(tool)) is not None]
     if not isinstance(messages, list) or not all(isinstance(message, Mapping) for message in messages):
         raise RefusedError(f"the messages are {str(messages)[:100]!r}; expected a list of objects")
     spoken = []
@@ -599,7 +667,8 @@ def _said(messages: Any, tools: Sequence[Any]) -> tuple[tuple[Said, ...], str]:
         thought = next((one for one in thoughts if one and isinstance(one, str)), "")
         told = whole(thought, text_of(content, f"messages[{place}]")) if thought else content
         spoken.append({**message, "content": told})
-    call = PROTOCOLS["/v1/chat/completions"].read({"model": "", "messages": spoken, "tools": offered})
+    more = {name: asks[name] for name in _ASKED if asks.get(name) is not None}
+    call = PROTOCOLS["/v1/chat/completions"].read({"model": "", "messages": spoken, "tools": offered, **more})
     for place, said in enumerate(call.said):
         if said.role == "assistant" and not (said.text.strip() or said.calls):
             raise RefusedError(f"messages[{place}]: the answer is empty")
@@ -613,8 +682,15 @@ def _thought_in(part: Any) -> str | None:
     return text_of(part.get(kind) or part.get("text"), f"a part of type {kind!r}")
 
 
-def _talk(messages: Any, tools: Sequence[Any], score: float | None = None, *, given_as_one: bool = False) -> _Talk:
-    said, told = _said(messages, tools)
+def _talk(
+    messages: Any,
+    tools: Sequence[Any],
+    score: float | None = None,
+    *,
+    given_as_one: bool = False,
+    asks: Mapping[str, Any] = {},
+) -> _Talk:
+    said, told = _said(messages, tools, asks)
     if said[0].role == "assistant":
         raise RefusedError("it begins with an answer")
     while given_as_one and said and said[-1].role != "assistant":  # nobody answered that

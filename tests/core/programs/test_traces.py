@@ -381,3 +381,79 @@ def test_imported_rows_are_learned_as_imitation_learns_any(tmp_path, tiny_llama)
     (item,) = found.items
     taught = renderer.text([*item.ids[item.mask]])
     assert taught.startswith("I add.\n<tool_call>") and "It is 2." in taught and "1 + 1?" not in taught
+
+
+def written(tmp_path, *values, **more):
+    """The rows that are made of these values, and what was said and left out."""
+    tmp_path.mkdir(exist_ok=True)
+    source, out, said = tmp_path / "given.jsonl", tmp_path / "rows.jsonl", []
+    source.write_text("\n".join(map(json.dumps, values)))
+    left = import_traces([source], out, say=said.append, **more).left_out
+    return [json.loads(line) for line in out.read_text().splitlines()], said, left
+
+
+def test_answers_of_weight_0_are_not_learned(tmp_path):
+    good, bad = {"role": "assistant", "content": "2"}, {"role": "assistant", "content": "3", "weight": 0}
+    again = {"role": "user", "content": "Again."}
+    one = {"messages": [*ASKED, bad, again, good]}
+    two = {"messages": [*ASKED, good, again, bad, again, good, again, {**good, "weight": 1}]}
+    rows, _, left = written(tmp_path, one, two, {"messages": [*ASKED, bad]})
+    said = {**bad, "content": "3"}
+    del said["weight"]
+    assert rows == [
+        {"prompt": [*ASKED, said, again], "completion": [good]},
+        {"messages": [*ASKED, good]},
+        {"prompt": [*ASKED, good, again, said, again], "completion": [good, again, good]},
+    ]
+    assert left == {"answers of weight 0": 3}
+
+
+def test_a_chat_of_anthropics_keeps_its_system_prompt_tools_and_calls(tmp_path):
+    use = {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "2"}]}
+    row = {
+        "system": "Be brief.",
+        "tools": [{"name": "add", "description": "Adds.", "input_schema": SCHEMA}],
+        "messages": [
+            ASKED[1],
+            {"role": "assistant", "content": [{"type": "text", "text": "I add."}, use]},
+            {"role": "user", "content": [result]},
+            SAID,
+        ],
+    }
+    openais = {"tools": [{"type": "function", "function": ADD}], "messages": [*ASKED, CALLED, RESULT, SAID]}
+    (rows, said, _), (same, _, _) = written(tmp_path, row), written(tmp_path.joinpath("openai"), openais)
+    assert rows == same and not said and rows[0]["messages"][0]["content"].startswith("Be brief.\n\n# Tools")
+    told = [{"system": "Be brief.", "prompt": "1 + 1?", "completion": "2"}, {**openais, "system": "Be brief."}]
+    rows, _, _ = written(tmp_path.joinpath("told"), *told)
+    assert rows[0]["prompt"] == ASKED and rows[1] == same[0]
+
+
+def test_what_a_request_asks_for_beside_messages_is_told_as_a_program_would_tell_it(tmp_path):
+    row = {"messages": [*ASKED, SAID], "response_format": {"type": "json_object"}}
+    tools = {"tools": [ADD], "tool_choice": "required", "parallel_tool_calls": False}
+    rows, said, _ = written(tmp_path, row, row | tools, row | {"response_format": {"type": "grammar"}})
+    system = [row["messages"][0]["content"] for row in rows]
+    assert system[0] == "Be brief.\n\nAnswer with one JSON object and nothing else."
+    assert "Answer with a function call.\n\nCall one function at a time." in system[1]
+    assert len(rows) == 2 and "response_format of type 'grammar'" in said[0]
+
+
+def test_messages_in_events_beside_a_span_or_within_it_are_read_once(tmp_path):
+    told = conventions(ASKED, SAID)
+    attributes = [{"key": key, "value": {"stringValue": value}} for key, value in told.items()]
+    event = "gen_ai.client.inference.operation.details"
+    record = {"timeUnixNano": "1", "eventName": event, "attributes": attributes}
+    span = {"spanId": "1", "attributes": {"gen_ai.operation.name": "chat"}}
+    logs = {"resourceLogs": [{"scopeLogs": [{"logRecords": [record, {"body": {"stringValue": "other"}}]}]}]}
+    rows, said, left = written(tmp_path, logs, span | {"events": [{"name": event, "attributes": told}]}, span)
+    assert [message["content"] for message in rows[0]["messages"][1:]] == ["1 + 1?", "It is 2."] and len(rows) == 1
+    assert not said and left == {
+        "repeated in another": 1, "spans of other things": 1, "calls without their messages": 1
+    }  # fmt: skip
+
+
+def test_a_call_in_openais_first_form_is_not_lost_in_silence(tmp_path):
+    old = {"role": "assistant", "content": "I add.", "function_call": CALL["function"]}
+    rows, said, _ = written(tmp_path, {"messages": [*ASKED, old]}, {"messages": [*ASKED, SAID]})
+    assert len(rows) == 1 and "messages[2]: function_call is not supported here; send tool_calls" in said[0]

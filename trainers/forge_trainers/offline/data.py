@@ -418,6 +418,11 @@ def _message(source: str, message: Any) -> tuple[str, str]:
             f"{source} holds 'tool_calls', which are not read; write them into the content as text, as "
             "`forge-agents import` does"
         )
+    if role == "assistant" and message.get("weight") == 0:
+        raise ValueError(
+            f"{source} has weight 0, which is not read: it would be learned. `forge-agents import` makes rows in which "
+            "it is not"
+        )
     if thought and not (role == "assistant" and isinstance(thought, str)):
         kind = type(thought).__name__
         raise ValueError(f"{source} has a thought, a {kind}, in the role {role!r}; expected an assistant's text")
