@@ -301,14 +301,8 @@ class Episode(_Kept):
 
         It raised, was late, or exited with another status than 0.
         """
-        for info in (trajectory.info for trajectory in self.trajectories.values()):
-            if info.get("error"):
-                return str(info["error"])
-            left = info.get("result")
-            if isinstance(left, Mapping) and (status := left.get("exit_status")):
-                printed = str(left.get("stderr") or left.get("stdout") or "").strip()[-300:]
-                return f"it exited with {status}" + (f", and it printed last {printed!r}" if printed else "")
-        return ""
+        said = (trajectory.info.get("program_error") for trajectory in self.trajectories.values())
+        return str(next(filter(None, said), ""))
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, as a line of a run's ``episodes.jsonl`` holds them."""

@@ -38,7 +38,10 @@ from forge_agents.sandbox.sandbox import Sandbox, checked_path
 T = TypeVar("T")
 MAX_CALLS = 64
 """Of an episode, where nobody says another limit."""
-_MEANT = ("success", "outcome", "error", "cut", "tool_calls", "tool_errors", "forfeits", "illegal", "legal_actions")
+_MEANT = (
+    "success", "outcome", "error", "program_error", "cut", "tool_calls", "tool_errors", "forfeits", "illegal",
+    "legal_actions",
+)
 """What infos mean to others: entries of a task that are called so stay in ``"task"``."""
 
 
@@ -52,8 +55,9 @@ class Program(TurnEnv):
 
     When the program is through, the reward is paid to all seats, or to those that it names. After the last turn
     ``infos[agent]`` holds ``"task"``, ``"result"``, ``"calls"``, where the task is a mapping its entries too (but such
-    as infos have of their own, ``"success"`` for one), and ``"error"`` where the program failed. The program gets a
-    copy of its task, `reward` the task itself.
+    as infos have of their own, ``"success"`` for one), and ``"error"`` where the program failed; ``"program_error"``
+    there, too, and where it exited with another status than 0. The program gets a copy of its task, `reward` the task
+    itself.
 
     A program that raises, or takes too long between two calls, ends its episode with `error_reward`: what a model wrote
     may well be why. It is an error of the environment instead where no model was asked before, or where the program had
@@ -334,7 +338,9 @@ class Program(TurnEnv):
             if refusal := next((refusal for refusal in self._unforgiven() if refusal[:60] in printed), ""):
                 raise ForgeError(f"the program of {self} failed: {end}; the gateway had refused it: {refusal}")
         reward = reward_of(end.value, self.agents) if self._reward is None else self._paid(end.value)
-        return self._over(0.0 if reward is None else reward, result=as_json(result_as_json(end.value)))
+        failed = isinstance(end.value, Finished) and end.value.exit_status
+        facts = {"program_error": str(end)} if failed else {}
+        return self._over(0.0 if reward is None else reward, result=as_json(result_as_json(end.value)), **facts)
 
     def _paid(self, result: Any) -> float | Mapping[str, float]:
         assert self._reward is not None
@@ -352,7 +358,7 @@ class Program(TurnEnv):
     def _failed(self, error: BaseException) -> Outcome:
         if refused := self._refusals(error):
             raise ForgeError(f"the program of {self} failed with {told(error)}{refused}") from error
-        return self._over(self._error_reward, error=told(error))
+        return self._over(self._error_reward, error=told(error), program_error=told(error))
 
     def _over(self, reward: float | Mapping[str, float], *, truncated: bool = False, **info: Any) -> Outcome:
         """The end of the episode; the program's, too, where it has not ended by itself."""

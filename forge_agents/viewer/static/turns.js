@@ -10,11 +10,11 @@ export function episodeNode(episode, colour, pick) {
   const lanes = new Map(episode.agents.map((agent, place) => [agent.agent, place + 1]));
   const last = new Map();  // the turn of each agent so far
   const most = Math.max(1e-9, ...episode.turns.map((turn) => Math.abs(turn.advantage ?? 0)));
-  const failed = episode.agents.map((agent) => programError(agent.info ?? {})).find(Boolean);
+  const failed = episode.agents.map((agent) => agent.info?.program_error).find(Boolean);
   const head = h("header", {},
     h("h2", {}, episode.env),
     h("dl", { class: "facts" }, facts(episode).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
-    episode.error ? errorNode(episode.error) : failed ? errorNode({ kind: "the program failed", message: failed }) : null);
+    episode.error ? errorNode(episode.error) : failed ? errorNode({ kind: "the program failed", message: String(failed) }) : null);
   if (!episode.turns.length) return [head, seats(episode)];
   const bar = h("div", { class: "bar" }, "colour tokens by", choice("colour tokens by", COLOURS, colour, pick), legend(episode, colour, most));
   const grid = h("div", { class: "lanes", vars: { "--lanes": lanes.size } },
@@ -37,12 +37,6 @@ function facts(episode) {
     ["ended", episode.end || "–"],
     ["took", seconds(episode.seconds)],
   ].filter(Boolean);
-}
-
-// Of an fa.Program: why it ended with a reward that nobody judged.
-function programError(info) {
-  const status = info.result?.exit_status;
-  return info.error ? String(info.error) : status ? `it exited with ${String(status)}` : "";
 }
 
 function errorNode(error) {

@@ -298,15 +298,17 @@ def test_a_step_says_how_long_answers_and_their_thoughts_are():
 
 
 def test_a_step_says_how_many_episodes_their_program_failed_in():
+    def told(episode, info):
+        kept = {agent: dataclasses.replace(one, info=info) for agent, one in episode.trajectories.items()}
+        return dataclasses.replace(episode, trajectories=kept)
+
     whole = group((0, 1), (1, 0))
-    one = whole.episodes[0]
-    told = {
-        agent: dataclasses.replace(trajectory, info={"error": "KeyError: 1"})
-        for agent, trajectory in one.trajectories.items()
-    }
-    failed = dataclasses.replace(one, trajectories=told)
-    assert rates([dataclasses.replace(whole, episodes=(failed, whole.episodes[1]))], 1.0)["program_failed"] == 0.5
+    first, second = whole.episodes
+    failed = dataclasses.replace(whole, episodes=(told(first, {"program_error": "KeyError: 1"}), second))
+    assert rates([failed], 1.0)["program_failed"] == 0.5
     assert rates([whole], 1.0)["program_failed"] == 0.0
+    moved = dataclasses.replace(whole, episodes=(told(first, {"error": "illegal move"}), second))  # of no program
+    assert rates([moved], 1.0)["program_failed"] == 0.0
 
 
 def test_confidence_interval_is_students():
