@@ -333,13 +333,13 @@ class Program(TurnEnv):
     def _ended(self, end: Ended) -> Outcome:
         if end.error is not None:
             return self._failed(end.error)
+        facts: dict[str, Any] = {}
         if isinstance(end.value, Finished) and end.value.exit_status:
+            facts["program_error"] = str(end)
             printed = f"{end.value.stderr}\n{end.value.stdout}"
             if refusal := next((refusal for refusal in self._unforgiven() if refusal[:60] in printed), ""):
                 raise ForgeError(f"the program of {self} failed: {end}; the gateway had refused it: {refusal}")
         reward = reward_of(end.value, self.agents) if self._reward is None else self._paid(end.value)
-        failed = isinstance(end.value, Finished) and end.value.exit_status
-        facts = {"program_error": str(end)} if failed else {}
         return self._over(0.0 if reward is None else reward, result=as_json(result_as_json(end.value)), **facts)
 
     def _paid(self, result: Any) -> float | Mapping[str, float]:
