@@ -3,6 +3,7 @@ import json
 import math
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from forge_agents.cli import main as cli
 from forge_agents.errors import RunFolderError
 from forge_trainers.forecast.engine import EngineTimes
 from forge_trainers.forecast.measured import measure, plan_of, read_run
-from forge_trainers.forecast.simulate import _splits, planned
+from forge_trainers.forecast.simulate import _split, _splits, planned
 from forge_trainers.forecast.simulation import (
     LearnerTimes,
     SimulatedRun,
@@ -289,6 +290,49 @@ def test_the_fastest_split_is_chosen(folders):
     assert [512 - k for k in _splits(512, 1)[-5:]] == [16, 8, 4, 2, 1]
     assert max(_splits(512, 2)) == 510
     assert (found.step_s, found.learner_gpus) == (found.splits[0].step_s, found.splits[0].learner_gpus)
+
+
+def test_an_engine_of_two_ranks_takes_two_gpus(folders):
+    trainer = config().trainer
+    two = dataclasses.replace(
+        config(), trainer=dataclasses.replace(trainer, engine=dataclasses.replace(trainer.engine, tp=2))
+    )
+    six, four = fa.Hardware(gpus=6, learner_gpus=2), fa.Hardware(gpus=4, learner_gpus=2)
+    found = fa.simulate(two, measured=[folders["sync"]], hardware=six, steps=3)
+    same = fa.simulate(config(), measured=[folders["sync"]], hardware=four, steps=3)  # two replicas each
+    assert (found.step_s, found.engine_gpus) == (same.step_s, 4)
+    assert "every engine replica is 2 GPUs of the kind" in " ".join(found.assumptions)
+    assert "an engine of 2 ranks is as fast as the measured ones of 1" in found.assumptions
+    with pytest.raises(ValueError, match="1 engines of 2 ranks and a learner need 3 at least"):
+        fa.simulate(two, measured=[folders["sync"]], hardware=fa.Hardware(gpus=2), steps=3)
+
+
+def test_each_learner_has_gpus_of_its_own_as_the_trainer_gives_them():
+    def plan(on_gpu=True, **loras):
+        policies = {
+            name: dataclasses.asdict(fa.Policy("smollm2-135m-instruct", name=name, lora=lora))
+            for name, lora in loras.items()
+        }
+        return plan_of(policies, settings_of(config())["trainer"], cores=math.inf, on_gpu=on_gpu)
+
+    assert plan(hero=None, rival=None).learners == 2
+    assert plan(hero=fa.LoRA(), rival=fa.LoRA()).learners == 1
+    assert plan(hero=fa.LoRA(), rival=fa.LoRA(rank=4)).learners == 2  # of two shapes: they share an engine alone
+    assert all(count % 2 == 0 for count in _splits(16, 2, 2)) and 14 in _splits(16, 2, 2)
+    base, where = plan(hero=None, rival=None), fa.Hardware(gpus=8, learner_scaling=1.0)
+    measured = types.SimpleNamespace(run=types.SimpleNamespace(on_gpu=True, plan=base))
+    found = _split(base, measured, where, 4)
+    assert (found.learner_ranks, found.learner_speed, found.replicas) == (2, 2.0, 2)  # one GPU each was measured
+    with pytest.raises(ValueError, match="learner_gpus=1 is less than one for each of 2 learners"):
+        _split(base, measured, where, 1)
+
+
+def test_threads_of_an_engine_are_those_of_all_its_ranks():
+    def plan(tp):
+        run = config(engine=fa.EngineConfig(tp=tp), max_staleness=1)
+        return plan_of(settings_of(run)["policies"], settings_of(run)["trainer"], cores=8, on_gpu=False)
+
+    assert (plan(1).engine_threads, plan(2).engine_threads) == (4, 4)  # half of the cores, whoever divides them
 
 
 def test_more_gpus_learn_faster_by_the_stated_factor(folders):

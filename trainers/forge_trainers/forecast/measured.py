@@ -121,14 +121,15 @@ def plan_of(
         name: name if policy.get("lora") is None else first.setdefault(str(policy["model"]), name)
         for name, policy in policies.items()
     }
-    share = learner.get("share_prefixes")
+    share, tp = learner.get("share_prefixes"), engine.get("tp", 1)
     trained = frozenset(name for name, policy in policies.items() if policy.get("trainable", True))
+    learners = len({_learner_of(name, policies[name]) for name in trained})
     engine_threads, learner_threads = engine.get("threads"), learner.get("threads")
     if math.isfinite(cores):
         shares = share_threads(
             max(1, round(cores)),
-            engines=len(set(homes.values())) * engine.get("replicas", 1),
-            ranks=len({homes[name] for name in trained}) * trainer["learner_procs"],
+            engines=len(set(homes.values())) * engine.get("replicas", 1) * tp,
+            ranks=learners * trainer["learner_procs"],
             overlap=trainer["max_staleness"] > 0,
         )
         engine_threads, learner_threads = engine_threads or shares[0], learner_threads or shares[1]
@@ -140,18 +141,25 @@ def plan_of(
         homes=homes,
         max_tokens={name: policy["sampling"]["max_tokens"] for name, policy in policies.items()},
         replicas=engine.get("replicas", 1),
+        engine_ranks=tp,
         max_num_seqs=engine["max_num_seqs"],
         affine=_AFFINE[router_class(engine.get("routing", "prefix"))],
         max_live_episodes=trainer["max_live_episodes"],
         refills=find_loss(learner["loss"]).refills if trainer["refills"] is None else trainer["refills"],
         max_tokens_per_microbatch=learner["max_tokens_per_microbatch"],
         share_prefixes=not on_gpu if share is None else share,
+        learners=learners,
         learner_ranks=trainer["learner_procs"],
         cores=cores,
-        engine_threads=engine_threads or math.inf,
+        engine_threads=(engine_threads or math.inf) * tp,
         learner_threads=(learner_threads or math.inf) * trainer["learner_procs"],
         isolated=isolated,
     )
+
+
+def _learner_of(name: str, policy: Mapping[str, Any]) -> str:
+    """What policies that share a learner have in common: adapters of one shape on one model."""
+    return name if policy.get("lora") is None else repr((policy["model"], sorted(policy["lora"].items())))
 
 
 def read_run(folder: str | os.PathLike[str], *, cores: float | None = None, skip: int = 1) -> MeasuredRun:
@@ -281,6 +289,7 @@ def measure(runs: Sequence[MeasuredRun]) -> Measured:
         ("environments", {", ".join(sorted(run.env_ids)) for run in runs}),
         ("kinds of device", {"GPU" if run.on_gpu else "CPU" for run in runs}),
         ("values of learner_procs", {str(run.plan.learner_ranks) for run in runs}),
+        ("values of engine.tp", {str(run.plan.engine_ranks) for run in runs}),
     ):
         if len(values) > 1:
             raise ValueError(f"measured runs have different {what}: {'; '.join(sorted(values))}; measure them apart")

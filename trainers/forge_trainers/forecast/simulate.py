@@ -171,10 +171,13 @@ def simulate(
     base = planned(run, found, where)
     if not where.gpus:
         return _predict(run, found, base, where, steps=steps)
-    engines = len(set(base.homes.values()))
-    if where.gpus < engines + 1:
-        raise ValueError(f"gpus={where.gpus}: {engines} engines and a learner need {engines + 1} at least")
-    chosen = [where.learner_gpus] if where.learner_gpus else _splits(where.gpus, engines)
+    engines, learners = len(set(base.homes.values())), base.learners
+    each = engines * base.engine_ranks
+    if where.gpus < each + learners:
+        ranks = f" of {base.engine_ranks} ranks" * (base.engine_ranks > 1)
+        learner = "a learner" if learners == 1 else f"{learners} learners"
+        raise ValueError(f"gpus={where.gpus}: {engines} engines{ranks} and {learner} need {each + learners} at least")
+    chosen = [where.learner_gpus] if where.learner_gpus else _splits(where.gpus, each, learners)
     tried = [_predict(run, found, _split(base, found, where, k), where, steps=steps, learner_gpus=k) for k in chosen]
     tried.sort(key=lambda one: (one.hours, one.learner_gpus))
     return dataclasses.replace(tried[0], splits=tuple(tried))
@@ -222,28 +225,42 @@ def _isolated(env_id: str) -> bool:
         return False
 
 
-def _splits(gpus: int, engines: int) -> list[int]:
-    """Numbers of GPUs for the learner that are worth a try: even steps, and powers of two from either end."""
+def _splits(gpus: int, engines: int, learners: int = 1) -> list[int]:
+    """Numbers of GPUs for the learners that are worth a try: even steps, and powers of two from either end.
+
+    Args:
+        gpus: All of them.
+        engines: That one replica of each engine takes.
+        learners: Each takes as many as the others.
+    """
     most = gpus - engines
     even = {round(most * share / _EVEN) for share in range(1, _EVEN)}
     powers = {2**n for n in range(most.bit_length())}
-    return sorted(count for count in even | powers | {gpus - power * engines for power in powers} if 1 <= count <= most)
+    found = even | {learners * power for power in powers} | {gpus - power * engines for power in powers}
+    return sorted({count - count % learners for count in found if learners <= count <= most})
 
 
 def _split(base: Plan, found: Measured, where: Hardware, learner_gpus: int) -> Plan:
-    """A plan with that many GPUs for the learner and the others for the engines.
+    """A plan with that many GPUs for the learners and the others for the engines.
 
     Raises:
-        ValueError: An engine gets none.
+        ValueError: An engine or a learner gets none.
     """
-    replicas = (where.gpus - learner_gpus) // len(set(base.homes.values()))
+    replicas = (where.gpus - learner_gpus) // (len(set(base.homes.values())) * base.engine_ranks)
     if replicas < 1:
-        raise ValueError(f"learner_gpus={learner_gpus} leaves less than one of {where.gpus} GPUs for each engine")
-    ratio = learner_gpus / found.run.plan.learner_ranks
+        raise ValueError(
+            f"learner_gpus={learner_gpus} leaves less than {base.engine_ranks} of {where.gpus} GPUs for each engine"
+        )
+    ranks = learner_gpus // base.learners
+    if ranks < 1:
+        raise ValueError(f"learner_gpus={learner_gpus} is less than one for each of {base.learners} learners")
+    measured = found.run.plan
+    # on a CPU all learners together had one host
+    ratio = ranks / measured.learner_ranks * (1 if found.run.on_gpu else base.learners)
     return dataclasses.replace(
         base,
         replicas=replicas,
-        learner_ranks=learner_gpus,
+        learner_ranks=ranks,
         learner_speed=ratio ** (1 + math.log2(where.learner_scaling)),
         engine_threads=math.inf,
         learner_threads=math.inf,
@@ -296,14 +313,18 @@ def _assumptions(run: RunConfig, found: Measured, where: Hardware) -> tuple[str,
         "episodes stay as long as they were measured, and as many groups teach something",
         "nothing fails; starting, checkpoints and logging take no time",
     ]
+    ranks, before = run.trainer.engine.tp, found.run.plan.engine_ranks
+    size = f"{ranks} GPU{'s' * (ranks > 1)}"
+    if ranks != before:
+        told.append(f"an engine of {ranks} rank{'s' * (ranks > 1)} is as fast as the measured ones of {before}")
     if where.gpus:
         told += [
-            "every engine replica is one GPU of the kind that was measured, and engines never run out of cache",
+            f"every engine replica is {size} of the kind that was measured, and engines never run out of cache",
             f"twice the GPUs make the learner {2 * where.learner_scaling:.2f} times as fast (learner_scaling)",
             "weights travel as fast as measured, to half of the replicas at a time",
         ]
         if not found.run.on_gpu:
             told.append("stages were measured on a CPU: a GPU counts as as fast as that host. Measure on one GPU")
-    elif (ranks := run.trainer.learner_procs) != (measured := found.run.plan.learner_ranks):
-        told.append(f"the learner takes as long with {ranks} ranks as with {measured}")
+    elif (procs := run.trainer.learner_procs) != (measured := found.run.plan.learner_ranks):
+        told.append(f"the learner takes as long with {procs} ranks as with {measured}")
     return tuple(told)

@@ -241,6 +241,8 @@ class Plan:
     """Of a response, by policy name."""
     replicas: int = 1
     """Of each engine."""
+    engine_ranks: int = 1
+    """Of each replica."""
     max_num_seqs: int = 64
     affine: bool = True
     """Conversations go back to the replica that holds them."""
@@ -251,7 +253,10 @@ class Plan:
     share_prefixes: bool = True
     learner_speed: float = 1.0
     """Of all its ranks together, over those that were measured."""
+    learners: int = 1
+    """Adapters of one model share theirs."""
     learner_ranks: int = 1
+    """Of each of them."""
     cores: float = math.inf
     """Processor cores that engines and learner share; infinite where they compute on GPUs."""
     engine_threads: float = math.inf
