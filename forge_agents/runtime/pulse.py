@@ -10,6 +10,7 @@ import contextlib
 import os
 import select
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,6 +27,8 @@ _LOOK_S = 0.2
 """Between two looks for processes that have started."""
 _HOLD_S = 2.0
 """A question is answered after this long."""
+_BEAT_S = 1.0
+"""Between two looks whether the controller's own thread was held."""
 _LINE_S = 0.3
 """The end of a host is seen within this time of the end of a process on it."""
 _NAMED_S = 1.5
@@ -56,9 +59,10 @@ class Pulse:
     """
 
     def __init__(self, procs: ProcMesh, size: int, *, name: str, silence_s: float) -> None:
-        self._name = name
+        self._name, self._silence_s = name, silence_s
         self._procs, self._size = procs, size
         self._silence_counts = False
+        self._holds = 0
         self._lost: asyncio.Future[ActorDiedError | StallError] = asyncio.get_running_loop().create_future()
         actors: Any = procs.spawn("pulse", PulseActor)
         loop = asyncio.get_running_loop()
@@ -67,7 +71,7 @@ class Pulse:
         )
         self._tasks = [
             asyncio.ensure_future(self._watch_processes()),
-            asyncio.ensure_future(self._feel(actors, silence_s)),
+            asyncio.ensure_future(self._feel(actors)),
         ]
 
     @property
@@ -78,6 +82,17 @@ class Pulse:
     def started(self) -> None:
         """From now on silence counts."""
         self._silence_counts = True
+
+    def also(self, sign: Callable[[], Awaitable[object]], what: str) -> None:
+        """From now on `sign` counts as well: an actor may end, or hang, in a process that lives.
+
+        It has `silence_s` each time, and more where the controller's own thread was held meanwhile.
+
+        Args:
+            sign: Asks the actor for something short, again and again.
+            what: What it gives, as a noun: ``"answer of the store"``.
+        """
+        self._tasks += [asyncio.ensure_future(work) for work in (self._hear(sign, what), self._count_holds())]
 
     async def lost(self) -> ActorDiedError | StallError:
         """Wait until a process dies or falls silent."""
@@ -135,8 +150,8 @@ class Pulse:
             self._lost.set_result(error)
         self.end()
 
-    async def _feel(self, actors: Any, silence_s: float) -> None:
-        within = silence_s + _HOLD_S
+    async def _feel(self, actors: Any) -> None:
+        within = self._silence_s + _HOLD_S
         while True:
             try:
                 await mesh.call_all(actors, self._size, "hold", _HOLD_S, timeout_s=within, who=self._name)
@@ -145,12 +160,41 @@ class Pulse:
                 return
             except StallError as error:
                 if self._silence_counts:
-                    words = f"{self._name} gave no sign of life for silence_s={silence_s:g} s"
-                    why = f"it hangs, or its machine is too busy; if so, raise silence_s. {error}"
-                    silent = StallError(f"{words}: {why}", self._name)
-                    silent.picture = error.picture
-                    self._tell(silent)
+                    self._tell(self._silent(error))
                     return
+
+    async def _hear(self, sign: Callable[[], Awaitable[object]], what: str) -> None:
+        while True:
+            try:
+                await mesh.with_deadline(
+                    sign(), self._silence_s, who=self._name, what=what, progress=lambda: self._holds
+                )
+            except StallError as error:
+                self._tell(self._silent(error))
+                return
+            except ActorDiedError as error:
+                await asyncio.wait({self._lost}, timeout=_NOTICE_S)  # where its process has ended, that says more
+                self._tell(error)
+                return
+            except Exception as error:  # noqa: BLE001  # whatever it says, it does not give what it owes
+                words = f"{self._name} gives no {what}: {type(error).__name__}: {error}"
+                self._tell(ActorDiedError(words, self._name))
+                return
+            await asyncio.sleep(_HOLD_S)
+
+    async def _count_holds(self) -> None:
+        """Code that holds this thread keeps answers from being heard, of which a sign may take several."""
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(_BEAT_S)
+            self._holds += time.monotonic() - before > _BEAT_S + self._silence_s / 4
+
+    def _silent(self, error: StallError) -> StallError:
+        words = f"{self._name} gave no sign of life for silence_s={self._silence_s:g} s"
+        why = f"it hangs, or its machine is too busy; if so, raise silence_s. {error}"
+        silent = StallError(f"{words}: {why}", self._name)
+        silent.picture = error.picture
+        return silent
 
     async def _watch_processes(self) -> None:
         """Ask the kernel to tell of the end of each process that runs here, from its first moment on."""

@@ -31,9 +31,35 @@ except ModuleNotFoundError as cause:
     raise MissingExtraError("weights travel through torchstore; run `forge-agents setup`, which installs it") from cause
 
 IS_0_1 = not hasattr(torchstore, "put_batch")
+_clients: dict[str, Any] = {}
+"""Of this process, by the store's name."""
 
-client = torchstore.client
-initialize = torchstore.initialize
+
+async def initialize(store_name: str, mesh: Any) -> Any:
+    """Start TorchStore in the one process of `mesh`. Returns what `client` needs beside the name.
+
+    TorchStore 0.1 puts its index into the controller's process, where nothing can be started again once it has failed;
+    here it is beside the volume, and ends with it.
+    """
+    if not IS_0_1:
+        await torchstore.initialize(num_storage_volumes=1, store_name=store_name, mesh=mesh)
+        return None
+    strategy = torchstore.SingletonStrategy()
+    volumes = await StorageVolume.spawn(num_volumes=1, mesh=mesh, id_func=strategy.get_volume_id)
+    index = mesh.spawn("index", Controller)
+    await index.init.call(strategy=strategy, num_storage_volumes=1, storage_volumes=volumes)
+    return index
+
+
+async def client(store_name: str, index: Any) -> Any:
+    """TorchStore's client of this process, the same each time."""
+    if not IS_0_1:
+        return await torchstore.client(store_name)
+    if store_name not in _clients:
+        strategy = await index.get_controller_strategy.call_one()
+        _clients[store_name] = LocalClient(controller=index, strategy=strategy)
+    return _clients[store_name]
+
 
 
 def transport(several_hosts: bool) -> str:
@@ -67,11 +93,11 @@ def _with_async_endpoints(base: Any) -> Any:
 
 
 if IS_0_1:
-    import torchstore.api
     import torchstore.controller
     import torchstore.storage_volume
     import torchstore.transport.buffers
     import torchstore.transport.pipe
+    from torchstore.client import LocalClient
 
     class SharedBuffer(torchstore.transport.buffers.TransportBuffer):  # type: ignore[misc,unused-ignore]
         """Carries a segment's handle where both ends share memory, else the tensor itself."""
@@ -108,8 +134,8 @@ if IS_0_1:
             super().update(other_buffer)
             self.handle, self.part, self.value = other_buffer.handle, other_buffer.part, other_buffer.value
 
-    torchstore.api.Controller = Controller = _with_async_endpoints(torchstore.controller.Controller)
-    torchstore.api.StorageVolume = StorageVolume = _with_async_endpoints(torchstore.storage_volume.StorageVolume)
+    Controller = _with_async_endpoints(torchstore.controller.Controller)
+    StorageVolume = _with_async_endpoints(torchstore.storage_volume.StorageVolume)
     with warnings.catch_warnings():  # `transport` says what comes of it
         warnings.simplefilter("ignore", DeprecationWarning)  # of the name it asks Monarch by
         _rdma = torchstore.transport.buffers.rdma_available()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from forge_agents.runtime import mesh, starts
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from forge_agents.runtime.pulse import Pulse
 
 _counter = itertools.count()
+_SIGN = "sign-of-life"
+"""What lies in every store beside weights, to be asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +33,15 @@ class WeightStoreRef:
     """Who can share memory with its volume."""
     silence_s: float = 60.0
     """Seconds after which a store that does not answer counts as dead."""
+    index: Any = field(default=None, compare=False, repr=False)
+    """TorchStore's actor that knows what is where; None where TorchStore finds it by `store_name`."""
 
     async def client(self) -> Any:
         """TorchStore's client of this process, cached there."""
         from forge_agents.weights import _torchstore
 
-        return await mesh.with_deadline(
-            _torchstore.client(self.store_name), self.silence_s, who=self.name, what="connection to the store"
-        )
+        connecting = _torchstore.client(self.store_name, self.index)
+        return await mesh.with_deadline(connecting, self.silence_s, who=self.name, what="connection to the store")
 
 
 class WeightStore:
@@ -68,20 +71,21 @@ class WeightStore:
         try:
             what = f"TorchStore, weights go {_torchstore.transport(mesh.several_hosts())}"
             with starts.starting("store", name, what, on=mesh.where(volume_mesh)):
-                await pulse.guard(
-                    mesh.with_deadline(
-                        _torchstore.initialize(num_storage_volumes=1, store_name=store_name, mesh=volume_mesh),
-                        timeout_s,
-                        who=name,
-                        what="start of the store",
-                    )
+                starting = _torchstore.initialize(store_name, volume_mesh)
+                index = await pulse.guard(
+                    mesh.with_deadline(starting, timeout_s, who=name, what="start of the store")
                 )
             pulse.started()
+            place = mesh.place_of(volume_mesh)
+            ref = WeightStoreRef(name=name, store_name=store_name, place=place, silence_s=silence_s, index=index)
+            client = await pulse.guard(ref.client())
+            first = mesh.with_deadline(client.put(_SIGN, 0), timeout_s, who=name, what="first answer of the store")
+            await pulse.guard(first)
         except BaseException:
             pulse.end()
-            await mesh.stop(volume_mesh)
+            await mesh.stop(volume_mesh, at_once=True)
             raise
-        ref = WeightStoreRef(name=name, store_name=store_name, place=mesh.place_of(volume_mesh), silence_s=silence_s)
+        pulse.also(lambda: _answer(client), "answer of the store")
         return cls(ref, volume_mesh, pulse)
 
     async def stop(self, *, timeout_s: float = 10.0) -> None:
@@ -91,3 +95,9 @@ class WeightStore:
         self._stopped = True
         self.pulse.end()
         await mesh.stop(self._volume_mesh, timeout_s=timeout_s)
+
+
+async def _answer(client: Any) -> None:
+    """Ask TorchStore's index, whose errors `get` tells as missing keys, and then the volume."""
+    await client.exists(_SIGN)
+    await client.get(_SIGN)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from forge_agents.errors import ActorDiedError, UnknownIdError
+from forge_agents.errors import ActorDiedError, StallError, UnknownIdError
 from forge_agents.runtime import mesh
 from forge_agents.weights import FetchResult, Publisher, Subscriber, WeightStore, versions
 
@@ -246,6 +246,30 @@ def test_two_ranks_publish_their_shards_together(
             assert torch.equal(taken.tensors[f"w{i}"], torch.arange(15.0).reshape(5, 3) + 100 * i)
         assert torch.equal(taken.tensors["plain"], torch.ones(4))
         await mesh.stop(procs)
+
+    run(main())
+
+
+def test_a_store_whose_actor_ends_in_a_process_that_lives_is_named(run: Any, writers: ModuleType) -> None:
+    async def main() -> None:
+        hollow = await WeightStore.start(name="hollow store", silence_s=12)
+        await Publisher(hollow.ref, "any").publish(some_weights(0), 0)
+        folder = mesh.log_folder("hollow store")
+        assert folder is not None
+        procs = mesh.spawn_procs("reader", threads=1)
+        reader = procs.spawn("writer", writers.Writer, hollow.ref, "any", 2)
+        await mesh.call_all(reader, 1, "ask_on", timeout_s=60, who="reader")
+        held = asyncio.ensure_future(hollow.pulse.guard(asyncio.sleep(600)))
+        await mesh.stop(procs)  # asked: it ends before its answers come, and so does the actor that sends them
+        with pytest.raises((ActorDiedError, StallError), match="hollow store .*answer of the store") as caught:
+            await asyncio.wait_for(held, 60)
+        assert caught.value.who == "hollow store"
+        assert Path("/proc", (folder / "0.pid").read_text()).exists()
+        await hollow.stop()
+        following = await WeightStore.start(name="following store")  # nothing that failed is left in this process
+        await Publisher(following.ref, "any").publish(some_weights(0), 1)
+        assert await Subscriber(following.ref, "any").versions() == (1,)
+        await following.stop()
 
     run(main())
 

@@ -1,7 +1,10 @@
 import asyncio
+import time
 import types
 
-from forge_agents.errors import StallError
+import pytest
+
+from forge_agents.errors import ActorDiedError, StallError
 from forge_agents.runtime import mesh
 from forge_agents.runtime.pulse import Pulse
 
@@ -32,3 +35,86 @@ def test_a_silent_process_is_told_with_the_setting_that_bears_with_it(monkeypatc
     assert str(error).startswith("hero-learner gave no sign of life for silence_s=60 s: ")
     assert "raise silence_s" in str(error)
     assert (error.who, error.picture, asked[0]) == ("hero-learner", {"stack": "learning"}, 62)
+
+
+@pytest.fixture
+def living_processes(monkeypatch):
+    """What is asked of a mesh whose processes live."""
+
+    async def call_all(*args, **options):
+        await asyncio.sleep(0.01)
+
+    for name, answer in {"on_lost_host": False, "pids": (), "ended": ()}.items():
+        monkeypatch.setattr(mesh, name, lambda *args, answer=answer: answer)
+    monkeypatch.setattr(mesh, "call_all", call_all)
+    monkeypatch.setattr("forge_agents.runtime.pulse._HOLD_S", 0.01)
+    monkeypatch.setattr("forge_agents.runtime.pulse._BEAT_S", 0.01)
+    return lambda silence_s: Pulse(
+        types.SimpleNamespace(spawn=lambda *args: None), 1, name="weights", silence_s=silence_s
+    )
+
+
+def test_an_actor_that_hangs_in_a_process_that_lives_is_told_by_what_it_owes(living_processes):
+    asked = []
+
+    async def answer():
+        asked.append(1)
+        await asyncio.sleep(60 if len(asked) > 3 else 0)
+
+    async def heard():
+        pulse = living_processes(0.2)
+        pulse.started()
+        pulse.also(answer, "answer of the store")
+        return await asyncio.wait_for(pulse.lost(), 20)
+
+    error = asyncio.run(heard())
+    assert isinstance(error, StallError)
+    assert str(error).startswith("weights gave no sign of life for silence_s=0.2 s: ")
+    assert "weights did not finish answer of the store within 0.2 s" in str(error)
+    assert error.who == "weights"
+    assert len(asked) == 4  # it answered three times before
+
+
+@pytest.mark.parametrize("error", [ActorDiedError("weights died", "weights"), KeyError("sign-of-life")])
+def test_an_actor_that_gives_an_error_instead_of_what_it_owes_is_lost(living_processes, monkeypatch, error):
+    monkeypatch.setattr("forge_agents.runtime.pulse._NOTICE_S", 0.01)
+
+    async def answer():
+        raise error
+
+    async def heard():
+        pulse = living_processes(20)
+        pulse.also(answer, "answer of the store")
+        return await asyncio.wait_for(pulse.lost(), 20)
+
+    lost = asyncio.run(heard())
+    assert (type(lost), lost.who) == (ActorDiedError, "weights")
+    assert str(error) in str(lost)
+
+
+def test_code_that_holds_the_controllers_thread_makes_nobody_silent(living_processes):
+    asked, heard_again = [], asyncio.Event()
+
+    async def answer():  # of several messages
+        asked.append(1)
+        for _ in range(5):
+            await asyncio.sleep(0)
+            if len(asked) == 1:
+                hold()
+        if len(asked) == 3:
+            heard_again.set()
+
+    def hold():
+        time.sleep(1)
+
+    async def heard():
+        pulse = living_processes(0.5)
+        pulse.also(answer, "answer of the store")
+        await asyncio.wait(
+            [asyncio.ensure_future(pulse.lost()), asyncio.ensure_future(heard_again.wait())],
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        pulse.end()
+        return pulse.error
+
+    assert asyncio.run(heard()) is None
