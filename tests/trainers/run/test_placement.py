@@ -156,6 +156,22 @@ def test_the_cache_of_a_shared_gpu_is_what_is_left_on_it_and_not_on_another() ->
     assert found.kv_cache_gb == pytest.approx(expected / 1e9, abs=0.01)
 
 
+def test_an_engine_alone_on_its_gpu_is_not_given_a_cache_that_only_another_has_room_for() -> None:
+    def found(large: str, context: int, each: int) -> Any:
+        parts = [
+            Part(name="learner", ranks=1, size=ModelSize.named("0.6b"), learner=fa.LearnerConfig()),
+            Part(name="large", ranks=1, size=ModelSize.named(large)),
+            Part(name="small", ranks=1, size=ModelSize.named("0.6b")),
+        ]
+        return place(parts, fa.EngineConfig(max_model_len=context), on(2, {"learner": 1, "engines": 2}, each))
+
+    seats = [(one.seat.name, one.seat.gpu, one.bytes) for one in found("32b", 2048, H100).processes]
+    assert [seat[:2] for seat in seats] == [("learner", "0"), ("large", "1"), ("small", "0")]
+    assert seats[1][2] <= 0.9 * H100
+    with pytest.raises(HostError, match=r"engine large needs 6\.\d GB of cache for one conversation of 40960 tokens"):
+        found("8b", 40960, 29_800_000_000)
+
+
 def test_what_does_not_fit_side_by_side_takes_turns() -> None:
     small = 24_000_000_000
     with pytest.raises(HostError, match=r"hero-0 expects .* Beside it, hero-learner expects 18\.9 GB.*or set colocate"):

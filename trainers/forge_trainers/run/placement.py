@@ -192,17 +192,25 @@ def place(
     for where, sitting in on.items():
         if where[1] and (total := sitting[0].gpu_bytes):
             shares[where] = _share(total, [(seat, by_name[seat.name]) for seat in sitting], engine)
-    shared = [
-        (by_name[seat.name], shares[where], seat.gpu_bytes)
+    engines = [
+        (by_name[seat.name], shares[where], seat.gpu_bytes, len(sitting) > 1)
         for where, sitting in on.items()
-        if where in shares and len(sitting) > 1
+        if where in shares
         for seat in sitting
         if seat.role == "engines"
     ]
-    if shared and engine.gpu_memory_utilization is None:
-        # what one may take is said in bytes, because vLLM would measure beside processes that come and go
-        share = min(room / total for _, room, total in shared)
-        left = min(room - sum(_engine(part, engine).values()) for part, room, _ in shared)
+    if any(shared for *_, shared in engines) and engine.gpu_memory_utilization is None:
+        # what one may take is said in bytes, because vLLM would measure beside processes that come and go; all engines
+        # have the same settings, so the fullest GPU says it for those that have one alone, too
+        share = min(room / total for _, room, total, _ in engines)
+        left = min(room - sum(_engine(part, engine).values()) for part, room, *_ in engines)
+        for part in [part for part, *_ in engines] if engine.kv_cache_gb is None else ():
+            if (least := _least_cache(part, engine)) > left:
+                raise HostError(
+                    f"engine {part.name} needs {least / 1e9:.1f} GB of cache for one conversation of "
+                    f"{_context(part, engine)} tokens, and engines, which all have the same settings, can have "
+                    f"{left / 1e9:.1f} beside what shares the fullest GPU. {_less_engine(engine)}"
+                )
         cache = engine.kv_cache_gb or left / 1e9
         engine = replace(engine, gpu_memory_utilization=round(share, 4), kv_cache_gb=round(cache, 3))
     return Placement(
