@@ -70,8 +70,8 @@ class Spot:
     """Monarch's mesh of just these hosts."""
     each: int
     """Processes on each."""
-    gpus: tuple[str, ...] = ()
-    """Ids that each host's processes see, the same on all; empty leaves what there is."""
+    gpus_by_host: tuple[tuple[str, ...], ...] = ()
+    """Ids that each host's processes see, as many on all; empty leaves what there is."""
     cores: frozenset[int] = frozenset()
     """Cores of each host that they may use; empty for all."""
 
@@ -81,15 +81,20 @@ class Spot:
         return self.hosts[0].warden is not None
 
     @property
+    def gpus(self) -> tuple[str, ...]:
+        """Those of the first host."""
+        return self.gpus_by_host[0]
+
+    @property
     def lost(self) -> str:
         """What was seen of the end of one of the hosts; empty while all live."""
         return next((host.lost for host in self.hosts if host.lost), "")
 
     def give_back(self) -> None:
         """The processes have ended."""
-        for host in self.hosts:
+        for host, gpus in zip(self.hosts, self.gpus_by_host, strict=True):
             host.processes -= self.each
-            host.gpu_users.subtract(self.gpus)
+            host.gpu_users.subtract(gpus)
 
 
 class Layout:
@@ -278,7 +283,7 @@ class Layout:
         if procs == 1 or role != "learner":
             # ranks of an engine talk to each other at each token, so they are on one host;
             # environments are many and go where the most cores are free; of others there are a few large ones
-            least = min(living, key=lambda one: (one.processes / (self._size(one) if role == ENVS else 1), one.number))
+            least = min(living, key=lambda one: self._fullness(one, role, procs))
             return self._spot((least if role != "store" else living[0],), None, role, procs)
         run = _longest_run(living)
         count = next(n for n in range(len(run), 0, -1) if procs % n == 0)
@@ -288,6 +293,12 @@ class Layout:
         if self._job is not None:
             machines = self._job.meshes[first.role].slice(hosts=slice(first.number, first.number + count))
         return self._spot(chosen, machines, role, procs)
+
+    def _fullness(self, host: Host, role: str, procs: int) -> tuple[bool, float, int]:
+        """Sorts hosts of one role: those that have a GPU for each of `procs` first, then by what is there already."""
+        gpus = len(self._pool(host, role))
+        room = self._size(host) if role == ENVS else gpus or 1
+        return bool(gpus) and gpus < procs, host.processes / room, host.number
 
     def room(self, role: str) -> int:
         """Processes of a role that its living hosts, or else the controller's, should have at once: one a core."""
@@ -312,8 +323,8 @@ class Layout:
             for name, role, procs in meshes:
                 taken.append(spot := self.spot(role, procs))
                 for rank in range(procs):
-                    host = spot.hosts[rank // spot.each]
-                    gpu, facts = spot.gpus[rank % spot.each] if spot.gpus else "", host.facts
+                    host, gpus = spot.hosts[rank // spot.each], spot.gpus_by_host[rank // spot.each]
+                    gpu, facts = gpus[rank % spot.each] if gpus else "", host.facts
                     sizes = dict(zip(facts.gpus, facts.gpu_bytes, strict=False)) if facts is not None else {}
                     size = sizes.get(gpu, 0)
                     seats.append(Seat(name=name, role=role, rank=rank, host=str(host), gpu=gpu, gpu_bytes=size))
@@ -324,25 +335,32 @@ class Layout:
 
     def _spot(self, hosts: tuple[Host, ...], machines: Any, role: str, procs: int) -> Spot:
         each = procs // len(hosts)
-        pool = self._pool(hosts[0], role)
-        gpus = tuple(sorted(pool, key=lambda one: (hosts[0].gpu_users[one], pool.index(one)))[:each])
-        if gpus:
-            gpus = tuple(sorted(gpus, key=pool.index))
-            if len(gpus) < each:
-                raise HostError(
-                    f"{each} ranks of one {role.removesuffix('s')} need a GPU each, and {hosts[0]} has {len(gpus)} for "
-                    "them; start fewer, or give it more GPUs"
-                )
-        for host in hosts:
+        found = tuple(self._chosen(host, role, each) for host in hosts)
+        if any(map(bool, found)) and not all(found):
+            without = ", ".join(str(host) for host, gpus in zip(hosts, found, strict=True) if not gpus)
+            what = role.removesuffix("s")
+            raise HostError(f"{without} has no GPU, and other hosts of this {what} have; give it hosts that are alike")
+        for host, gpus in zip(hosts, found, strict=True):
             host.processes += each
             host.gpu_users.update(gpus)
         return Spot(
             hosts=hosts,
             machines=hosts[0].machine if machines is None else machines,
             each=each,
-            gpus=gpus,
+            gpus_by_host=found,
             cores=self.config.cores_of(role),
         )
+
+    def _chosen(self, host: Host, role: str, each: int) -> tuple[str, ...]:
+        """GPUs of a host for so many ranks: those with the fewest users; none where it has none."""
+        pool = self._pool(host, role)
+        gpus = sorted(pool, key=lambda one: (host.gpu_users[one], pool.index(one)))[:each]
+        if gpus and len(gpus) < each:
+            raise HostError(
+                f"{each} ranks of one {role.removesuffix('s')} need a GPU each, and {host} has {len(gpus)} for "
+                "them; start fewer, or give it more GPUs"
+            )
+        return tuple(sorted(gpus, key=pool.index))
 
     def _pool(self, host: Host, role: str) -> tuple[str, ...]:
         """GPUs that a role may use on a host.
@@ -359,6 +377,8 @@ class Layout:
         if role not in sharing:  # another of its hosts was lost
             return gpus
         given, counts = self.config.gpus, self.config.counts
+        if sharing == [role] and role not in given:
+            return gpus
         own = {one: given.get(one, math.ceil(self._wants.get(one, 0) / counts.get(one, 1))) for one in sharing}
         if sum(own.values()) > len(gpus):
             own = {one: given.get(one, 0) for one in sharing}

@@ -105,10 +105,11 @@ def spawn_procs(
         layout = _layout()
         spot = layout.spot(role, procs)
     logs = _processes.new_log_folder(name)
-    variables = {_processes.MESH_VARIABLE: logs.name, **own_variables(spot.gpus, env, threads)}
 
     def command(at: Any) -> Any:
-        host = spot.hosts[at["hosts"]].name if spot.elsewhere else ""
+        number = at["hosts"] if spot.elsewhere else 0
+        host = spot.hosts[number].name if spot.elsewhere else ""
+        variables = {_processes.MESH_VARIABLE: logs.name, **own_variables(spot.gpus_by_host[number], env, threads)}
         found = default_bootstrap_cmd().with_env({**_processes.variables(host), **variables})
         found.args = ["-c", program] if program else found.args
         return found
@@ -232,7 +233,11 @@ def beside(name: str, role: str, procs: int) -> list[str]:
     return [
         entry.name
         for entry in _spawned.values()
-        if any((str(host), gpu) in seats for host in entry.spot.hosts for gpu in entry.spot.gpus)
+        if any(
+            (str(host), gpu) in seats
+            for host, gpus in zip(entry.spot.hosts, entry.spot.gpus_by_host, strict=True)
+            for gpu in gpus
+        )
     ]
 
 

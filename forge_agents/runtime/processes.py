@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import faulthandler
 import functools
+import itertools
 import os
 import re
 import secrets
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +60,7 @@ _MEANINGS: dict[int, str] = {
     signal.SIGBUS: "often /dev/shm or a disk is full",
     signal.SIGTERM: "somebody asked it to end, such as a job manager",
 }
+_PART = re.compile(r"^\s+MIG \S*?\.(\d+)gb\S*\s.*\(UUID: (MIG-[^)]+)\)", re.MULTILINE)
 _CURRENT = re.compile(r"^Current thread .*\n((?:  .*\n)+)", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
@@ -169,24 +171,46 @@ def place() -> str:
 def visible_gpus() -> tuple[str, ...]:
     """Ids of NVIDIA GPUs here, without loading a library that would take hold of them."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        return tuple(one.strip() for one in chosen.split(",") if one.strip() not in ("", "-1"))
+    if chosen is not None:  # CUDA sees those before the first that there is not
+        named = [one.strip() for one in chosen.split(",")]
+        return tuple(itertools.takewhile(lambda one: one not in ("", "-1", "NoDevFiles", "void", "none"), named))
     devices = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     return tuple(str(number) for number in range(len(devices)))
 
 
 def gpu_bytes(gpus: Sequence[str]) -> tuple[int, ...]:
-    """Memory of each of those GPUs here, as the driver's own program says; nothing where it cannot say."""
+    """Memory of each of those GPUs here, as the driver's own program says; nothing where it cannot say.
+
+    Args:
+        gpus: As CUDA_VISIBLE_DEVICES has them: numbers, UUIDs or their beginnings, parts of a GPU (MIG).
+    """
     if not gpus:
         return ()
-    command = ["nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"]
+    command = ["nvidia-smi", "--query-gpu=index,uuid,memory.total,mig.mode.current", "--format=csv,noheader,nounits"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_ASK_S).stdout
-        rows = [[cell.strip() for cell in line.split(",")] for line in said.splitlines() if line.strip()]
-        known = {name: int(mib) << 20 for index, uuid, mib in rows for name in (index, uuid)}
-        return tuple(known[one] for one in gpus)
+        known: dict[str, int] = {}
+        for line in _said(command).splitlines():
+            index, uuid, mib, divided = (cell.strip() for cell in line.split(","))
+            if divided != "Enabled":  # CUDA sees one part of it, and nobody says which
+                known |= dict.fromkeys((index, uuid), int(mib) << 20)
+        if any(one.startswith("MIG-") for one in gpus):  # its name has its size: "MIG 3g.40gb Device  0: (UUID: MIG-"
+            parts = _PART.findall(_said(["nvidia-smi", "-L"]))
+            known |= {uuid: int(gb) * 1_000_000_000 for gb, uuid in parts}
+        return tuple(_one_of(known, one) for one in gpus)
     except (OSError, ValueError, KeyError, subprocess.SubprocessError):
         return ()
+
+
+def _said(command: Sequence[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=_ASK_S).stdout.strip()
+
+
+def _one_of(known: Mapping[str, int], name: str) -> int:
+    """What is known by `name`, or by the only one that begins so, where it is no number."""
+    if name in known:
+        return known[name]
+    (only,) = [size for full, size in known.items() if not name.isdigit() and full.startswith(name)]
+    return only
 
 
 def available_bytes() -> int:

@@ -20,7 +20,7 @@ from forge_agents.runtime import mesh
 from forge_agents.runtime.host_process import HostFacts
 from forge_agents.runtime.hosts import parse_cores
 from forge_agents.runtime.layout import Host, Job, Layout
-from forge_agents.runtime.processes import visible_gpus
+from forge_agents.runtime.processes import gpu_bytes, visible_gpus
 
 
 @pytest.mark.parametrize(
@@ -87,6 +87,58 @@ def test_yaml_says_where_a_run_is(tmp_path: Path) -> None:
     assert run.mesh == fa.Hosts(
         kind="slurm", hosts={"learner": 1, "engines": 4}, partition="gpu", gpus={"engines": 8}, account="lab"
     )
+
+
+# ---- what a host has
+
+
+@pytest.mark.parametrize(
+    ("variable", "seen"),
+    [
+        ("", ()), ("-1", ()), ("NoDevFiles", ()), ("0, 1", ("0", "1")), ("2,-1,3", ("2",)), ("1,,2", ("1",)),
+        ("GPU-8932f937,MIG-c7384736-a75d", ("GPU-8932f937", "MIG-c7384736-a75d")),
+    ],
+)  # fmt: skip
+def test_gpus_are_those_that_cuda_sees(
+    monkeypatch: pytest.MonkeyPatch, variable: str, seen: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    assert visible_gpus() == seen
+
+
+NVIDIA_SMI = """#!/bin/sh
+if [ "$1" = -L ]; then
+  echo 'GPU 2: NVIDIA H100 80GB HBM3 (UUID: GPU-99990000-1)'
+  echo '  MIG 3g.40gb     Device  0: (UUID: MIG-c7384736-a75d)'
+  echo '  MIG 1g.10gb+me  Device  1: (UUID: MIG-d0000000-0000)'
+  exit
+fi
+echo '0, GPU-8932f937-d72c, 81559, [N/A]'
+echo '1, GPU-8932aaaa-0001, 40960, Disabled'
+echo '2, GPU-99990000-1, 81559, Enabled'
+"""
+
+
+@pytest.mark.parametrize(
+    ("gpus", "found"),
+    [
+        (("1", "0"), (40960 << 20, 81559 << 20)),
+        (("GPU-8932f937-d72c",), (81559 << 20,)),
+        (("GPU-8932a",), (40960 << 20,)),  # CUDA takes the beginning of a name, if it is one GPU's
+        (("GPU-8932",), ()),
+        (("MIG-c7384736-a75d", "MIG-d0000000-0000", "0"), (40_000_000_000, 10_000_000_000, 81559 << 20)),
+        (("2",), ()),  # one of its parts
+        (("7",), ()),
+    ],
+)
+def test_a_gpus_memory_is_found_by_any_of_its_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpus: tuple[str, ...], found: tuple[int, ...]
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(NVIDIA_SMI)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert gpu_bytes(gpus) == found
 
 
 # ---- placing, on hosts that are only names
@@ -215,6 +267,43 @@ def test_ranks_of_an_engine_are_on_one_host() -> None:
         (["engines-0"], ("2", "3")),
         (["engines-1"], ("2", "3")),
     ]
+
+
+def with_gpus(layout: Layout, *gpus: tuple[str, ...]) -> Layout:
+    """The same hosts, with these GPUs one after the other."""
+    for host, own in zip(layout.hosts, gpus, strict=True):
+        host.facts = replace(host.facts, gpus=own)  # type: ignore[type-var]
+    return layout
+
+
+def test_each_host_of_a_learner_sees_gpus_by_its_own_names() -> None:
+    layout = with_gpus(laid_out(hosts={"learner": 2}), ("GPU-a", "GPU-b"), ("GPU-c", "GPU-d"))
+    spot = layout.spot("learner", 4)
+    assert spot.gpus_by_host == (("GPU-a", "GPU-b"), ("GPU-c", "GPU-d"))
+    assert [seat.gpu for seat in layout.rehearse([("hero", "learner", 4)])] == ["GPU-a", "GPU-b", "GPU-c", "GPU-d"]
+    spot.give_back()
+    assert layout.spot("learner", 2).gpus_by_host == (("GPU-a",), ("GPU-c",))
+
+
+def test_a_host_with_fewer_gpus_than_the_others_is_named_before_its_ranks_start() -> None:
+    layout = with_gpus(laid_out(hosts={"learner": 2}), ("0", "1", "2", "3"), ("0", "1"))
+    with pytest.raises(HostError, match=r"4 ranks of one learner need a GPU each, and learner-1 .* has 2 for them"):
+        layout.spot("learner", 8)
+    assert layout.spot("learner", 4).each == 2
+    with_gpus(layout, ("0", "1"), ())
+    with pytest.raises(HostError, match=r"learner-1 .* has no GPU, and other hosts of this learner have"):
+        layout.spot("learner", 4)
+
+
+def test_hosts_take_as_many_engines_as_they_have_gpus() -> None:
+    layout = with_gpus(laid_out(wants={"engines": 6}, hosts={"engines": 2}), ("0", "1"), ("0", "1", "2", "3"))
+    spots = [layout.spot("engines", 1) for _ in range(6)]
+    assert sorted((*names(spot), *spot.gpus) for spot in spots) == [
+        ("engines-0", "0"), ("engines-0", "1"),
+        ("engines-1", "0"), ("engines-1", "1"), ("engines-1", "2"), ("engines-1", "3"),
+    ]  # fmt: skip
+    layout = with_gpus(laid_out(wants={"engines": 4}, hosts={"engines": 2}), ("0", "1"), ("0", "1", "2", "3"))
+    assert names(layout.spot("engines", 4)) == ["engines-1"]  # the first has too few for one of four ranks
 
 
 def test_a_rehearsal_says_where_everything_would_be_and_takes_nothing() -> None:
