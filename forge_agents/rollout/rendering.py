@@ -11,7 +11,9 @@ import contextlib
 import functools
 import re
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,9 @@ _ENDS = {"<|return|>": "<|end|>"}
 """What a template writes where the model wrote another token at an answer's end: gpt-oss."""
 _CALL_MARK = re.compile(r"tool|python_tag|TOOL_CALLS|ARGS")
 """In control tokens of calls, of any family."""
+_MOST_KEPT = 4096
+_MOST_KEPT_TOKENS = 2_000_000
+"""Of all texts whose tokens are remembered; some 80 megabytes."""
 _PROBE = [{"role": "user", "content": "-"}]
 
 
@@ -63,8 +68,8 @@ class Renderer:
         self._special = tuple(sorted({*tokenizer.all_special_tokens, *added}, key=lambda token: (-len(token), token)))
         ends = [token for token in self._special if not _CALL_MARK.search(token)]
         self._ends = dict(zip(tokenizer.convert_tokens_to_ids(ends), ends, strict=True))
-        self._start = functools.lru_cache(maxsize=4096)(self._render_start)
-        self._between = functools.lru_cache(maxsize=4096)(self._render_between)
+        self._start = _Kept(self._render_start)
+        self._between = _Kept(self._render_between)
         self._asked: dict[str, bool] = {}
         if thinking != "auto":
             asked = [self._template(_PROBE, dict.fromkeys(SWITCHES, on)) for on in (True, False)]
@@ -259,6 +264,32 @@ class Renderer:
             if token in text and not (own and _CALL_MARK.search(token)):
                 text = text.replace(token, f"{token[0]} {token[1:]}")
         return text
+
+
+class _Kept:
+    """Renders, and remembers the latest of what it has rendered: games say the same again and again.
+
+    What programs say may be a million tokens long, so that their number counts, too.
+    """
+
+    def __init__(self, render: Callable[..., tuple[int, ...]]) -> None:
+        self._render, self._lock = render, threading.Lock()
+        self._known: OrderedDict[tuple[Any, ...], tuple[int, ...]] = OrderedDict()
+        self._tokens = 0
+
+    def __call__(self, *said: Any) -> tuple[int, ...]:
+        with self._lock:
+            if (ids := self._known.get(said)) is not None:
+                self._known.move_to_end(said)
+                return ids
+        ids = self._render(*said)
+        with self._lock:
+            if said not in self._known and len(ids) <= _MOST_KEPT_TOKENS:
+                self._known[said] = ids
+                self._tokens += len(ids)
+            while len(self._known) > _MOST_KEPT or self._tokens > _MOST_KEPT_TOKENS:
+                self._tokens -= len(self._known.popitem(last=False)[1])
+        return ids
 
 
 def _taking_turns(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:

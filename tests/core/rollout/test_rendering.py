@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forge_agents.rollout import rendering
 from forge_agents.rollout.rendering import Renderer
 
 
@@ -21,6 +22,26 @@ def test_first_prompt_is_the_chat_template(renderer, tokenizer):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     expected = tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)
     assert list(renderer.start("Be brief.", "Hi")) == list(expected)
+
+
+def test_what_is_rendered_again_is_remembered_up_to_a_number_of_tokens(tokenizer, monkeypatch):
+    rendered = []
+
+    def render(text):
+        rendered.append(text)
+        return tuple(range(len(text)))
+
+    monkeypatch.setattr(rendering, "_MOST_KEPT_TOKENS", 10)
+    kept = rendering._Kept(render)
+    for text in ("aaaa", "bbbb", "aaaa", "cccc", "aaaa", "bbbb", "d" * 11, "d" * 11, "aaaa"):
+        assert kept(text) == tuple(range(len(text)))
+    assert rendered == ["aaaa", "bbbb", "cccc", "bbbb", "d" * 11, "d" * 11]  # the latest stay, what is too long never
+    long = Renderer(tokenizer)
+    monkeypatch.setattr(rendering, "_MOST_KEPT_TOKENS", 1000)
+    for number in range(20):
+        long.extend((), (), f"{number} {'x y ' * 50}")
+        long.start("", f"{number} {'x y ' * 50}")
+    assert max(long._start._tokens, long._between._tokens) <= 1000 and long._start._known
 
 
 def test_no_instructions_means_no_system_message(renderer, tokenizer):
