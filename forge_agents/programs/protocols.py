@@ -256,7 +256,7 @@ def _chat_events(call: Call, reply: Reply, created: int) -> Iterator[tuple[str, 
         yield chunk({"content": reply.text}, logprobs=_logprobs(reply))
     for at, each in enumerate(reply.calls):
         yield chunk({"tool_calls": [{"index": at, **_chat_call(each)}]})
-    yield chunk({}, _finish(reply))
+    yield chunk({}, _finish(reply), **({} if reply.text else {"logprobs": _logprobs(reply)}))
     if call.usage:
         yield "", head | {"choices": [], "usage": _chat_usage(reply)}
     yield "", "[DONE]"

@@ -30,6 +30,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+from forge_agents.envs.env import writable
 from forge_agents.programs.containers import Image, free_for_all, without_links
 from forge_agents.programs.gateway import Session
 from forge_agents.runtime.waits import LoopThread, await_chain, stack
@@ -277,7 +278,8 @@ def _own(lines: Sequence[str]) -> str:
 
 
 _SECRET = re.compile(
-    r"TOKEN(?!S|IZ)|SECRET|PASSW|CREDENTIAL|COOKIE|APIKEY|(?:^|_)(?:KEYS?|PASS|PAT)(?:_|$)|_PWD$", re.IGNORECASE
+    r"TOKEN(?!S|IZ)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|(?:^|_)(?:KEYS?|PASS|PAT)(?:_|$)|(?:KEYS?|SSHPASS|_PWD)$",
+    re.IGNORECASE,
 )
 """Variables that are not handed on: a model may run commands there, and what they print is kept."""
 
@@ -317,7 +319,7 @@ class _Command:
             self._command = CommandLine(
                 words,
                 files=files,
-                stdin=task if isinstance(task, str) else json.dumps(task),
+                stdin=writable(task) if isinstance(task, str) else json.dumps(task),
                 environment=inherited | told,
                 folder=self._made,  # engines write their own files where their clients are started
                 sandbox=sandbox,

@@ -115,6 +115,17 @@ def test_a_call_is_a_turn_of_the_seat_that_it_names_and_is_answered_as_openai_an
     assert [(t["token"], t["logprob"]) for t in tokens] == [("token_id:7", -0.5), ("token_id:8", -9999.0)]
 
 
+def test_a_stream_brings_the_log_probabilities_of_an_answer_that_is_a_call_and_no_text():
+    chat = PROTOCOLS["/v1/chat/completions"]
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    call = chat.read(asked(tools=tools, logprobs=True))
+    for said in ('<tool_call>{"name": "add", "arguments": {}}</tool_call>', "Hi", ""):
+        reply = reply_to(call, 0, said, {"token_ids": [7], "logprobs": [-0.5]})
+        chunks = [chunk["choices"][0] for _, chunk in chat.events(call, reply, 0) if chunk != "[DONE]"]
+        (told,) = (chunk["logprobs"]["content"] for chunk in chunks if chunk.get("logprobs"))
+        assert [(each["token"], each["logprob"]) for each in told] == [("token_id:7", -0.5)]
+
+
 def test_the_openai_client_reads_answers_and_streams(session):
     from openai import OpenAI
 

@@ -745,6 +745,11 @@ def test_tasks_that_cannot_be_numbered_are_refused(tasks):
         fa.Program(plain, tasks=tasks)
 
 
+def test_a_task_that_no_encoding_can_write_reaches_a_command():
+    with pytest.raises(ForgeError, match="it printed last 'half an emoji: \\ufffd'"):
+        fa.Program(["cat"], tasks=["half an emoji: \ud83d"]).reset(seed=0)
+
+
 def test_what_cannot_be_sent_to_a_worker_is_said_before_one_starts():
     fa.register("test/Sent-v0", entry_point=fa.Program, program=crew, reward=lambda task, result: 1.0)
     with pytest.raises(ForgeError, match="an argument of it cannot be sent there.*lambda"):
@@ -759,7 +764,7 @@ def test_programs_keep_the_contract_of_environments():
 
 def test_a_command_line_is_not_told_the_secrets_of_the_run(monkeypatch):
     secret = ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "ANTHROPIC_AUTH_TOKEN", "DB_PASSWORD")
-    for name in (*secret, "RIVAL_KEY", "DB_PASS", "MYSQL_PWD", "GH_PAT"):
+    for name in (*secret, "RIVAL_KEY", "DB_PASS", "MYSQL_PWD", "GH_PAT", "GPG_PASSPHRASE", "SSHPASS", "S3_ACCESSKEY"):
         monkeypatch.setenv(name, "do-not-tell")
     for name in ("PLAIN", "MAX_TOKENS", "TOKENIZERS_PARALLELISM", "KEYBOARD"):
         monkeypatch.setenv(name, f"told-{name}")
