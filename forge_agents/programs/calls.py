@@ -126,8 +126,12 @@ class Reply:
     calls: tuple[AskedCall, ...] = ()
     cut: bool = False
     """Whether a limit of tokens ended it."""
+    stopped_by: str = ""
+    """The text of `Call.stop` that ended it; empty where none did, or nobody knows."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    thought_tokens: int = 0
+    """Among those of the completion."""
     logprobs: tuple[tuple[int, float], ...] | None = None
     """Id and log-probability of each token behind the thought; None where nobody asked or no model sampled."""
 
@@ -307,7 +311,9 @@ def reply_to(call: Call, number: int, action: str, about: Mapping[str, Any]) -> 
         text=before_calls(action, call.tools).strip() if calls else action,
         calls=calls,
         cut=about.get("finish_reason") in ("length", "context"),
+        stopped_by=stopped if (stopped := about.get("stopped_by")) in call.stop else "",
         prompt_tokens=about.get("prompt_tokens") or 0,
         completion_tokens=about.get("completion_tokens") or 0,
+        thought_tokens=about.get("thought_tokens") or 0,
         logprobs=tuple(zip(ids, logprobs, strict=True)) if call.logprobs and ids else None,
     )

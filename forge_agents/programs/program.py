@@ -196,8 +196,8 @@ class Program(TurnEnv):
 
         Args:
             agent: Who decides.
-            about: ``finish_reason``, ``prompt_tokens``, ``completion_tokens``, ``token_ids``, ``logprobs``,
-                ``tool_calls``.
+            about: ``finish_reason``, ``stopped_by``, ``prompt_tokens``, ``completion_tokens``, ``thought_tokens``,
+                ``token_ids``, ``logprobs``, ``tool_calls``.
         """
         self._about = dict(about)
 

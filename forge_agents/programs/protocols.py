@@ -30,6 +30,16 @@ from forge_agents.tools import Tool
 
 _NEVER = -9999.0
 """OpenAI's word for minus infinity, which JSON lacks."""
+_KNOWN = frozenset((
+    *SAMPLING, "model", "messages", "input", "instructions", "system", "tools", "tool_choice", "parallel_tool_calls",
+    "stream", "stream_options", "n", "max_tokens", "max_completion_tokens", "max_output_tokens", "stop",
+    "stop_sequences", "response_format", "text", "output_config", "output_format", "logprobs", "top_logprobs",
+    "metadata", "user", "store", "service_tier", "include", "truncation", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_retention", "client_metadata", "modalities", "betas", "anthropic_version", "anthropic_beta",
+    "cache_control", "context_management", "speed", "inference_geo", "reasoning", "reasoning_effort", "verbosity",
+    "thinking", "thread",
+))  # fmt: skip
+"""Fields of a request that are read, or that change nothing which the policy would not decide."""
 _MAX_NAME = 256
 """Characters of a model's name: a longer one is nobody's, and would be compared with those that are known."""
 Json: TypeAlias = Mapping[str, Any]
@@ -67,6 +77,12 @@ def _call(body: Any, said: Callable[[Json], Iterable[Said]], tools: Callable[[Js
     chosen, several, told = offered(
         [known for known, _ in have if known is not None], body.get("tool_choice"), parallel, left_out
     )
+    for name in sorted(name for name in body.keys() - _KNOWN if body[name] not in (None, False, "", [], {})):
+        warnings.warn(
+            f"a program sends {shown(name)[1:-1]}={shown(body[name])}, which is not known here and not followed",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     messages = tuple(in_order(said(body)))
     if not messages:
         raise RefusedError("there is no message; send at least one")
@@ -206,7 +222,7 @@ def _role(role: Any, where: str, *known: str) -> str:
 
 def _read_chat(body: Any) -> Call:
     body = _object(body)
-    _refuse(body, "functions", "function_call", "audio", "prediction", "web_search_options")
+    _refuse(body, "functions", "function_call", "audio", "prediction", "web_search_options", "continue_final_message")
     if body.get("n") not in (None, 1):
         raise RefusedError(f"n={shown(body['n'])}: one answer a call; call again for another")
     if body.get("top_logprobs"):
@@ -252,7 +268,7 @@ def _chat_events(call: Call, reply: Reply, created: int) -> Iterator[tuple[str, 
         return "", head | {"choices": [{"index": 0, "delta": delta, "finish_reason": finish, **more}]}
 
     yield chunk({"role": "assistant", "content": ""})
-    if reply.text:
+    if reply.text or reply.logprobs:
         yield chunk({"content": reply.text}, logprobs=_logprobs(reply))
     for at, each in enumerate(reply.calls):
         yield chunk({"tool_calls": [{"index": at, **_chat_call(each)}]})
@@ -270,9 +286,11 @@ def _chat_call(call: AskedCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def _chat_usage(reply: Reply) -> dict[str, int]:
+def _chat_usage(reply: Reply) -> dict[str, Any]:
     read, wrote = reply.prompt_tokens, reply.completion_tokens
-    return {"prompt_tokens": read, "completion_tokens": wrote, "total_tokens": read + wrote}
+    details = {"reasoning_tokens": reply.thought_tokens}
+    counts = {"prompt_tokens": read, "completion_tokens": wrote, "total_tokens": read + wrote}
+    return counts | {"completion_tokens_details": details}
 
 
 def _finish(reply: Reply) -> str:
@@ -356,7 +374,7 @@ def _write_responses(call: Call, reply: Reply, created: int) -> dict[str, Any]:
         "input_tokens": reply.prompt_tokens,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
         "output_tokens": reply.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": reply.thought_tokens},
         "total_tokens": reply.prompt_tokens + reply.completion_tokens,
     }
     return {
@@ -421,7 +439,7 @@ def _read_messages(body: Any) -> Call:
         _anthropic_messages,
         lambda tool: {**tool, "parameters": tool.get("input_schema")} if tool.get("type") in (None, "custom") else None,
         parallel=not _flag(choice, "disable_parallel_tool_use"),
-        form=_object(body.get("output_config") or {}, "output_config").get("format"),
+        form=_object(body.get("output_config") or {}, "output_config").get("format") or body.get("output_format"),
         max_tokens=_limit(body, "max_tokens"),
         stop=_stop(body.get("stop_sequences")),
     )
@@ -452,6 +470,13 @@ def _anthropic_messages(body: Json) -> Iterator[Said]:
                 texts.append(text_of([block], where))
         if texts or calls:
             yield Said(role=role, text=text_of([text for text in texts if text], where), calls=tuple(calls))
+        if role == "assistant" and each is body["messages"][-1]:
+            warnings.warn(
+                "the last message of a program's call is the model's own: models here go on after it with a new one, "
+                "and not within it",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 def _write_messages(call: Call, reply: Reply, created: int) -> dict[str, Any]:
@@ -466,10 +491,20 @@ def _write_messages(call: Call, reply: Reply, created: int) -> dict[str, Any]:
         "role": "assistant",
         "model": call.model,
         "content": blocks,
-        "stop_reason": "tool_use" if reply.calls else "max_tokens" if reply.cut else "end_turn",
-        "stop_sequence": None,
+        "stop_reason": _stop_reason(reply),
+        "stop_sequence": _stop_sequence(reply),
         "usage": {"input_tokens": reply.prompt_tokens, "output_tokens": reply.completion_tokens},
     }
+
+
+def _stop_reason(reply: Reply) -> str:
+    if reply.calls:
+        return "tool_use"
+    return "max_tokens" if reply.cut else "stop_sequence" if reply.stopped_by else "end_turn"
+
+
+def _stop_sequence(reply: Reply) -> str | None:
+    return reply.stopped_by if _stop_reason(reply) == "stop_sequence" else None
 
 
 def _message_events(call: Call, reply: Reply, created: int) -> Iterator[tuple[str, Any]]:
@@ -478,7 +513,7 @@ def _message_events(call: Call, reply: Reply, created: int) -> Iterator[tuple[st
     def event(kind: str, **more: Any) -> tuple[str, Any]:
         return kind, {"type": kind, **more}
 
-    yield event("message_start", message={**whole, "content": [], "stop_reason": None})
+    yield event("message_start", message={**whole, "content": [], "stop_reason": None, "stop_sequence": None})
     for index, block in enumerate(whole["content"]):
         text = block["type"] == "text"
         empty: dict[str, Any] = {"text": ""} if text else {"input": {}}
@@ -488,7 +523,7 @@ def _message_events(call: Call, reply: Reply, created: int) -> Iterator[tuple[st
         }  # fmt: skip
         yield event("content_block_delta", index=index, delta=delta)
         yield event("content_block_stop", index=index)
-    end = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
+    end = {"stop_reason": whole["stop_reason"], "stop_sequence": whole["stop_sequence"]}
     yield event("message_delta", delta=end, usage={"output_tokens": reply.completion_tokens})
     yield event("message_stop")
 

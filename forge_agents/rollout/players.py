@@ -58,6 +58,8 @@ class Decision:
     logprobs: tuple[float, ...] = ()
     versions: tuple[VersionSpan, ...] = ()
     finish_reason: FinishReason = "scripted"
+    stopped_by: str = ""
+    """The text of `Sampling.stop` that ended the answer; empty where none did, or nobody knows."""
     usage: Usage | None = None
     generate_s: float = 0.0
     compaction: Compaction | None = None
@@ -70,6 +72,8 @@ class Decision:
             "finish_reason": self.finish_reason,
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
+            "thought_tokens": self.thought_tokens,
+            "stopped_by": self.stopped_by,
             # a thought is its seat's own affair, whoever can decode it
             "token_ids": list(self.response_ids[self.thought_tokens :]),
             "logprobs": list(self.logprobs[self.thought_tokens :]),
@@ -238,6 +242,7 @@ class ModelPlayer:
             logprobs=done.logprobs,
             versions=done.versions,
             finish_reason=done.finish_reason,
+            stopped_by=self._renderer.stopped_by(done.token_ids, *wanted.stop) if done.finish_reason == "stop" else "",
             generate_s=time.perf_counter() - started,
         )
 

@@ -183,6 +183,13 @@ class Renderer:
         begun = answer_at(text, opened=bool(self._opening)) if stop else 0
         return text[: min((at for word in stop if (at := text.find(word, begun)) >= 0), default=None)].strip()
 
+    def stopped_by(self, response_ids: Sequence[int], *stop: str) -> str:
+        """The text of `stop` that ends an answer; empty where none of them stands in it."""
+        text = str(self._tokenizer.decode(list(response_ids), skip_special_tokens=False)) if stop else ""
+        begun = answer_at(text, opened=bool(self._opening)) if stop else 0
+        found = [(at, word) for word in stop if (at := text.find(word, begun)) >= 0]
+        return min(found)[1] if found else ""
+
     def piece(self, token_id: int) -> str:
         """The text of one token, blanks and all."""
         return str(self._tokenizer.decode([token_id], skip_special_tokens=False))

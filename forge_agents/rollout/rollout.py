@@ -40,7 +40,7 @@ PlayableEnv: TypeAlias = "AECEnv[str, Any, Any] | ParallelEnv[str, Any, Any]"
 
 _MISTAKES = (ArgumentError, MissingExtraError, UnknownIdError)
 """What a caller got wrong: no episode can be played, so these are nobody's data."""
-_DECIDED = [each.name for each in fields(Decision)]
+_DECIDED = [each.name for each in fields(Decision) if each.name in Turn.__dataclass_fields__]
 """The part of a turn that the player says."""
 
 

@@ -13,6 +13,7 @@ from forge_agents.programs.protocols import PROTOCOLS
 from forge_agents.rollout.conversation import Branches
 from forge_agents.rollout.players import ModelPlayer
 from forge_agents.rollout.rendering import Renderer
+from forge_agents.rollout.rollout import _decided
 from forge_agents.types import Completion, Trajectory, Turn, VersionSpan
 from forge_trainers.batch.packing import samples_from
 
@@ -106,7 +107,7 @@ def test_whatever_a_program_does_to_its_history_each_sampled_token_is_trained_on
         histories.answered(mark, reply.said, len(calls[seat]))
         message = CHAT.written(call, reply, 0)["choices"][0]["message"]
         conversations.append((seat, [*messages, message]))
-        fields = {name: getattr(decision, name) for name in decision.__dataclass_fields__}
+        fields = _decided(decision)
         fields["branch"], forked_from = branches[seat].place(asked.conversation())
         assert forked_from in (None, after)
         turns[seat].append(Turn(agent=seat, index=number, observation="", reward=0.0, **fields))

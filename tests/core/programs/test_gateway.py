@@ -4,6 +4,7 @@ import http.client
 import json
 import socket
 import threading
+import warnings
 
 import pytest
 
@@ -110,7 +111,8 @@ def test_a_call_is_a_turn_of_the_seat_that_it_names_and_is_answered_as_openai_an
     choice = body["choices"][0]
     assert choice["message"] == {"role": "assistant", "content": "Hi"}
     assert choice["finish_reason"] == "length" and body["model"] == "coder"
-    assert body["usage"] == {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+    usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+    assert body["usage"] == usage | {"completion_tokens_details": {"reasoning_tokens": 0}}
     tokens = choice["logprobs"]["content"]
     assert [(t["token"], t["logprob"]) for t in tokens] == [("token_id:7", -0.5), ("token_id:8", -9999.0)]
 
@@ -582,6 +584,67 @@ def test_other_protocols_say_the_same_to_the_model_and_go_on_from_its_answer(ses
     assert system["content"].startswith("Be brief.\n\n# Tools") and user == {"role": "user", "content": "1?"}
     assert (second.after, second.text()) == (0, "<tool_response>\n2\n</tool_response>")
     assert second.conversation()["max_tokens"] == 9
+
+
+@pytest.mark.parametrize(
+    ("about", "reason", "sequence"),
+    [
+        ({"stopped_by": "!"}, "stop_sequence", "!"),
+        ({"stopped_by": "of the policy"}, "end_turn", None),
+        ({"stopped_by": "!", "finish_reason": "length"}, "max_tokens", None),
+        ({}, "end_turn", None),
+    ],
+)
+def test_anthropics_clients_hear_which_of_their_texts_ended_an_answer(about, reason, sequence):
+    protocol = PROTOCOLS["/v1/messages"]
+    said = [{"role": "user", "content": "-"}]
+    call = protocol.read({"model": "coder", "max_tokens": 9, "messages": said, "stop_sequences": ["!"]})
+    reply = reply_to(call, 0, "Hi", about)
+    whole, events = protocol.written(call, reply, 0), dict(protocol.events(call, reply, 0))
+    assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, sequence)
+    assert events["message_delta"]["delta"] == {"stop_reason": reason, "stop_sequence": sequence}
+    assert events["message_start"]["message"]["stop_sequence"] is None
+
+
+def test_tokens_of_a_thought_are_counted_apart():
+    about = {"completion_tokens": 9, "thought_tokens": 6}
+    of = {path: protocol.read(BODIES[path]) for path, protocol in PROTOCOLS.items()}
+    told = {path: PROTOCOLS[path].written(of[path], reply_to(of[path], 0, "Hi", about), 0)["usage"] for path in of}
+    assert told["/v1/chat/completions"]["completion_tokens_details"] == {"reasoning_tokens": 6}
+    assert told["/v1/responses"]["output_tokens_details"] == {"reasoning_tokens": 6}
+
+
+def test_what_a_program_wishes_and_nobody_follows_is_told(session):
+    read = PROTOCOLS["/v1/chat/completions"].read
+    with pytest.warns(RuntimeWarning, match=r"a program sends guided_json={'type': 'object'}, which is not known here"):
+        read(asked(guided_json={"type": "object"}, min_tokens=None))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read(asked(metadata={"a": "b"}, reasoning_effort="low", min_tokens=0, echo=False))
+    begun = {"model": "coder", "messages": [{"role": "user", "content": "-"}, {"role": "assistant", "content": "{"}]}
+    with pytest.warns(RuntimeWarning, match="go on after it with a new one, and not within it"):
+        PROTOCOLS["/v1/messages"].read(begun)
+    status, body = request(session, body=asked(continue_final_message=True))
+    assert status == 400 and "continue_final_message is not supported here" in body["error"]["message"]
+
+
+def test_a_form_is_told_under_anthropics_older_name_too():
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    said = {"model": "coder", "messages": [{"role": "user", "content": "-"}]}
+    told = [PROTOCOLS["/v1/messages"].read({**said, **more}).told for more in (
+        {"output_format": form}, {"output_config": {"format": form}}, {}
+    )]  # fmt: skip
+    assert told[0] == told[1] and "schema" in told[0] and not told[2]
+
+
+def test_a_stream_has_the_log_probabilities_of_an_answer_that_is_a_call_alone():
+    protocol = PROTOCOLS["/v1/chat/completions"]
+    tools = [{"type": "function", "function": {"name": "add", "parameters": SCHEMA}}]
+    call = protocol.read(asked(tools=tools, logprobs=True, stream=True))
+    reply = reply_to(call, 0, SAYS.partition("\n")[2], {"token_ids": [7, 8], "logprobs": [-0.5, -1.0]})
+    chunks = [chunk["choices"][0] for _, chunk in protocol.events(call, reply, 0) if chunk != "[DONE]"]
+    heard = [token["logprob"] for chunk in chunks for token in (chunk.get("logprobs") or {}).get("content", ())]
+    assert reply.calls and not reply.text and heard == [-0.5, -1.0]
 
 
 @pytest.mark.parametrize(

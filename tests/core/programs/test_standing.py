@@ -173,6 +173,19 @@ def test_wishes_are_followed_and_limits_only_shrink(renderer, serve):
     assert len(engine.read) == 3 and not session._open
 
 
+def test_an_answer_says_which_text_ended_it_and_how_much_of_it_was_thought(renderer, serve):
+    engine = Says(renderer, ["<think>no!</think>Yes! And", "Yes."])
+    session = serve(engine, sampling=fa.Sampling(stop=("#",)))
+    said = {"model": "p", "max_tokens": 9, "messages": [{"role": "user", "content": "-"}], "stop_sequences": ["A", "!"]}
+    heard = [request(session, path="/v1/messages", body=said)[1] for _ in range(2)]
+    ended = [(each["stop_reason"], each["stop_sequence"]) for each in heard]
+    assert ended == [("stop_sequence", "!"), ("end_turn", None)]
+    assert heard[0]["content"][0]["text"] == "Yes"
+    thought = len(renderer._encode("<think>no!</think>"))
+    usage = request(session, body=asked())[1]["usage"]
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == thought < usage["completion_tokens"]
+
+
 def test_a_seed_names_what_is_drawn_and_all_tokens_are_kept_in_whichever_way_that_is_said(renderer, serve):
     engine = Says(renderer, ["a"])
     session = serve(engine)

@@ -10,7 +10,7 @@ import forge_agents as fa
 from forge_agents.rollout.conversation import ASK_FOR_NOTES, Branches, _joined
 from forge_agents.rollout.players import ModelPlayer, Served
 from forge_agents.rollout.rendering import Renderer
-from forge_agents.rollout.rollout import play
+from forge_agents.rollout.rollout import _decided, play
 from forge_agents.types import Completion, Heard, Trajectory, Turn, VersionSpan
 from forge_trainers.batch.packing import samples_from
 from forge_trainers.offline.config import SFTConfig
@@ -68,7 +68,7 @@ def played(tokenizer, keep_thoughts, turns):
         for number, (*_, called) in enumerate(turns):
             decision = await player.decide(f"observed {number}", {"tool_calls": calls} if calls else {})
             calls += called
-            fields = {name: getattr(decision, name) for name in decision.__dataclass_fields__}
+            fields = _decided(decision)
             made.append(Turn(agent="a", index=number, observation="", reward=0.0, **fields))
         return made
 
@@ -486,8 +486,7 @@ def test_a_thought_that_has_used_up_its_budget_is_closed_and_nothing_is_learned_
     closed = tuple(tokenizer.encode("\n</think>\n\n", add_special_tokens=False))
     assert second == (*prompt, *said.response_ids[:17], *closed) and (first, left) == (17, 20) and seed != other
     assert said.response_ids[17 : 17 + len(closed)] == closed
-    turn = Turn(agent="a", index=0, observation="", reward=0.0,
-                **{name: getattr(said, name) for name in said.__dataclass_fields__})  # fmt: skip
+    turn = Turn(agent="a", index=0, observation="", reward=0.0, **_decided(said))
     (sample,) = samples_from(Trajectory(agent="a", policy="p", turns=(turn,)), [2.0], 0)
     mask = [False] * len(prompt) + [True] * 17 + [False] * len(closed) + [True] * 7
     assert sample.loss_mask.tolist() == mask and sample.bad_logprobs == 0
