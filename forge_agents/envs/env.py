@@ -124,10 +124,11 @@ def as_json(value: Any) -> Any:
     try:
         text = json.dumps(value, default=_plain)
         plain = json.loads(text)
-    except (TypeError, ValueError):  # keys that JSON does not have, or a value that holds itself
-        return str(value)
-    except RecursionError:
-        return f"a {type(value).__name__} that is nested too deeply to be written"
+    except (TypeError, ValueError, RecursionError) as cause:  # keys that JSON does not have, a value that holds itself
+        try:
+            return str(value)
+        except (ValueError, RecursionError):  # Python writes no number of more than 4300 digits
+            return f"a value of type {type(value).__name__} that cannot be written ({cause})"
     return plain if is_flat(plain) else text
 
 

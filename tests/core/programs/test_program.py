@@ -115,7 +115,10 @@ def test_a_result_that_is_nested_without_end_is_kept_as_text_and_the_episode_can
     for _ in range(5000):
         below = [below]
     info = played(lambda task, client: [plain(task, client), below]).trajectories["agent"].info
-    assert info["result"] == "a list that is nested too deeply to be written"
+    assert info["result"].startswith("a value of type list that cannot be written (maximum recursion")
+    long = played(lambda task, client: int(plain(10, client)) ** 5000, fa.Scripted(lambda seen: seen), tasks=[10],
+                  reward=lambda task, result: float(result % 10 == 0))  # fmt: skip
+    assert long.rewards == {"agent": 1.0} and "cannot be written" in long.trajectories["agent"].info["result"]
 
 
 def test_numbers_by_seat_may_be_of_any_library_and_must_be_numbers():
