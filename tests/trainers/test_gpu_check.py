@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import types
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+import forge_agents as fa
 from forge_agents.cli.main import main
+from forge_agents.errors import HostError
 from forge_agents.models.sizes import ModelSize
-from forge_trainers.gpu_check import Way, row, table, ways
+from forge_agents.runtime.processes import visible_gpus
+from forge_agents.serving.memory import OVERHEAD_BYTES
+from forge_trainers import gpu_check
+from forge_trainers.gpu_check import Way, row, table, tensor_bytes, ways
+from forge_trainers.learner.memory import learner_bytes
 
 SMOL = ModelSize.from_config(
     {"hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3, "num_hidden_layers": 30,
@@ -37,3 +47,37 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatc
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert main(["gpu-check"]) == 1
     assert "there is no GPU here to check" in capsys.readouterr().err
+
+
+def test_what_is_expected_is_of_what_the_peak_is() -> None:
+    everything = learner_bytes(SMOL, fa.LearnerConfig(), ranks=2)
+    assert tensor_bytes(SMOL, fa.LearnerConfig(), ranks=2) == sum(everything.values()) - OVERHEAD_BYTES
+
+
+def test_runs_see_as_many_gpus_as_were_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_llama: Path
+) -> None:
+    seen: list[tuple[str, ...]] = []
+
+    class Trainer:
+        def __init__(self, *args: object, out_dir: Path, **settings: object) -> None:
+            out_dir.mkdir(parents=True)
+
+        def __enter__(self) -> Trainer:
+            return self
+
+        def __exit__(self, *exc: object) -> None: ...
+
+        def fit(self, *args: object, **settings: object) -> Any:
+            seen.append(visible_gpus())
+            return types.SimpleNamespace(metrics=[{}])
+
+    monkeypatch.setattr(gpu_check, "GRPOTrainer", Trainer)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b,GPU-c")
+    (only,) = gpu_check.gpu_check(str(tiny_llama), str(tmp_path / "one"), gpus=1)
+    assert only["way"] == "shared" and seen == [("GPU-a",)]
+    gpu_check.gpu_check(str(tiny_llama), str(tmp_path / "all"))
+    assert set(seen[1:]) == {("GPU-a", "GPU-b", "GPU-c")} == {visible_gpus()}
+    for gpus in (0, 4):
+        with pytest.raises(HostError, match=f"gpus={gpus} and 3 are visible here; give 1 to 3"):
+            gpu_check.gpu_check(str(tiny_llama), str(tmp_path), gpus=gpus)

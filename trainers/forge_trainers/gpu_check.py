@@ -6,9 +6,11 @@ that was expected beside the memory that it took. Waits for those runs, each of 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,12 @@ from forge_agents.models.resolve import resolve, weight_bytes
 from forge_agents.models.sizes import ModelSize
 from forge_agents.runtime.processes import visible_gpus
 from forge_trainers.demo import ENV_ARGS, ENV_ID, DemoConfig, settings, team
+from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.memory import learner_bytes
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.trainer import GRPOTrainer
 
+_SEEN = "CUDA_VISIBLE_DEVICES"
 STEPS = 3
 """Of each run; the last one is told, because memory is new and caches are cold before."""
 _TOLD = {
@@ -71,7 +75,7 @@ def row(way: Way, metrics: Mapping[str, Any], *, expected: int, weights: int) ->
     Args:
         way: How it was placed.
         metrics: Of its last step.
-        expected: Bytes of one rank of the learner, by the arithmetic that placed it.
+        expected: Bytes of one rank of the learner, by the arithmetic that placed it, of what torch allocates.
         weights: Bytes of the model.
     """
     sync_s, peak = metrics.get("time/sync_s"), metrics.get("learner/peak_device_bytes")
@@ -87,6 +91,25 @@ def row(way: Way, metrics: Mapping[str, Any], *, expected: int, weights: int) ->
     }
 
 
+def tensor_bytes(size: ModelSize, config: LearnerConfig, *, ranks: int) -> int:
+    """Of one rank of the learner at its peak, without what is beside tensors, which torch does not count."""
+    return sum(count for name, count in learner_bytes(size, config, ranks=ranks).items() if name != "overhead")
+
+
+@contextlib.contextmanager
+def seeing(gpus: Sequence[str]) -> Iterator[None]:
+    """Inside the block runs find these GPUs alone."""
+    before = os.environ.get(_SEEN)
+    os.environ[_SEEN] = ",".join(gpus)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_SEEN]
+        else:
+            os.environ[_SEEN] = before
+
+
 def gpu_check(
     model: str = "smollm2-135m-instruct", out_dir: str = "", *, gpus: int | None = None
 ) -> list[dict[str, Any]]:
@@ -95,14 +118,17 @@ def gpu_check(
     Args:
         model: As `Policy` takes it.
         out_dir: Folder of the runs; empty makes a new one under runs/.
-        gpus: How many to use; None: all that are visible.
+        gpus: How many to use, the first ones; with 1 learner and engine share it. None: all that are visible.
 
     Raises:
-        HostError: There is no GPU.
+        HostError: There is no GPU, or there are fewer.
     """
-    count = len(visible_gpus()) if gpus is None else gpus
-    if count < 1:
+    visible = visible_gpus()
+    if not visible:
         raise HostError("there is no GPU here to check; `forge-agents simulate CONFIG --gpus N --model M` needs none")
+    count = len(visible) if gpus is None else gpus
+    if not 1 <= count <= len(visible):
+        raise HostError(f"gpus={count} and {len(visible)} are visible here; give 1 to {len(visible)}, or leave it out")
     folder, console = Path(out_dir or time.strftime("runs/gpu-check-%Y%m%d-%H%M%S")), Console()
     path = resolve(model)
     size, rows = ModelSize.of(path), list[dict[str, Any]]()
@@ -110,9 +136,10 @@ def gpu_check(
         for way in ways(count, size):
             config = _config(way)
             console.print(f"{way.name}: {way.learner_procs} of the learner, {way.replicas} engines of {way.tp}")
-            with GRPOTrainer(team(model), config=config, out_dir=folder / way.name.replace(" ", "-")) as trainer:
+            out = folder / way.name.replace(" ", "-")
+            with seeing(visible[:count]), GRPOTrainer(team(model), config=config, out_dir=out) as trainer:
                 result = trainer.fit(ENV_ID, steps=STEPS, env_args=ENV_ARGS)
-            expected = sum(learner_bytes(size, config.learner, ranks=way.learner_procs).values())
+            expected = tensor_bytes(size, config.learner, ranks=way.learner_procs)
             rows.append(row(way, result.metrics[-1], expected=expected, weights=weight_bytes(path)))
             (folder / "gpu-check.json").write_text(json.dumps(rows, indent=1) + "\n")
     finally:
