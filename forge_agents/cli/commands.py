@@ -318,7 +318,10 @@ def _fit(run: fa.RunConfig, model: str, gpus: fa.Gpus, *, as_json: bool) -> int:
 def _as_set(key: str, value: Any, policy: str) -> str:
     """A change, as a run's file has it."""
     if key == "Policy.lora":
-        return f"policies.{policy}.lora: {{rank: {value.rank}, alpha: {value.alpha:g}}}"
+        from forge_agents.policy import LORA_TARGETS
+
+        only = f", targets: [{', '.join(value.targets)}]" * (value.targets != LORA_TARGETS)
+        return f"policies.{policy}.lora: {{rank: {value.rank}, alpha: {value.alpha:g}{only}}}"
     return f"trainer.{key}: {value}"
 
 

@@ -239,6 +239,12 @@ def num_experts(config: Mapping[str, Any]) -> int:
     return int(config.get("num_experts") or config.get("num_local_experts") or 0)
 
 
+def has_experts(config: Mapping[str, Any], layer: int) -> bool:
+    """Whether a layer of a mixture is one; the others, and those of dense models, are not."""
+    every, dense = config.get("decoder_sparse_step") or 1, config.get("mlp_only_layers") or ()
+    return num_experts(config) > 0 and layer not in dense and (layer + 1) % every == 0
+
+
 def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of RoPE; its scaling is always in ``rope_type``."""
     found = {"rope_type": "default"}

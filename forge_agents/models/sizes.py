@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_agents.errors import ModelNotFoundError, did_you_mean
+from forge_agents.models import families
 
 _QWEN3 = {
     "model_type": "qwen3",
@@ -45,6 +46,9 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 download."""
 
 
+_SCALED_ALREADY = ("default", "su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
     """Sizes of a Llama- or Qwen3-like decoder. Counts are of numbers, not of bytes."""
@@ -71,6 +75,10 @@ class ModelSize:
     """Their weights."""
     dense: int
     """Weights of one layer without experts."""
+    sparse_layers: int
+    """Those with experts; 0 of a dense model."""
+    plain_channels: int
+    """Channels of the feed-forward of the others."""
 
     @classmethod
     def of(cls, folder: Path) -> ModelSize:
@@ -105,18 +113,18 @@ class ModelSize:
         hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
         kv_heads = int(config.get("num_key_value_heads") or heads)
         head_dim = int(config.get("head_dim") or hidden // heads)
-        count = int(config.get("num_experts") or config.get("num_local_experts") or 0)
+        count, layers = families.num_experts(config), int(config["num_hidden_layers"])
         between = int((config.get("moe_intermediate_size") if count else 0) or config["intermediate_size"])
         chosen = int(config.get("num_experts_per_tok") or 1) if count else 1
         attention = hidden * head_dim * (heads + 2 * kv_heads) + heads * head_dim * hidden
         return cls(
-            layers=int(config["num_hidden_layers"]),
+            layers=layers,
             hidden=hidden,
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
             vocab=int(config["vocab_size"]),
-            context=int(config["max_position_embeddings"]),
+            context=_context(config),
             tied=bool(config.get("tie_word_embeddings", False)),
             feed_forward=between * chosen,
             experts_per_token=chosen,
@@ -124,7 +132,14 @@ class ModelSize:
             num_experts=count,
             experts=3 * hidden * between * count,
             dense=attention + 2 * hidden + (hidden * count if count else 3 * hidden * between),
+            sparse_layers=sum(families.has_experts(config, layer) for layer in range(layers)),
+            plain_channels=int(config["intermediate_size"]),
         )
+
+    @property
+    def plain_layers(self) -> int:
+        """Layers whose feed-forward are products of their own, not experts."""
+        return self.layers - self.sparse_layers
 
     @property
     def embedding(self) -> int:
@@ -139,7 +154,10 @@ class ModelSize:
     @property
     def weights(self) -> int:
         """All of them; biases and the norms of queries and keys, less than a thousandth, are left out."""
-        return self.layers * self.layer + self.embedding + self.hidden
+        plain = 0
+        if self.num_experts:
+            plain = 3 * self.hidden * self.plain_channels - self.hidden * self.num_experts - self.experts
+        return self.layers * self.layer + self.plain_layers * plain + self.embedding + self.hidden
 
     def kv_per_token(self, tp: int = 1) -> int:
         """Numbers that a token leaves in the cache of one of `tp` ranks; heads are copied where there are too few."""
@@ -148,3 +166,10 @@ class ModelSize:
     def divides(self, tp: int) -> bool:
         """Whether `tp` ranks of an engine can share the heads."""
         return self.heads % tp == 0 and (self.kv_heads % tp == 0 or tp % self.kv_heads == 0)
+
+
+def _context(config: Mapping[str, Any]) -> int:
+    """As vLLM takes it: what scales positions counts where `max_position_embeddings` does not say it already."""
+    rope = families.rope_of(config)
+    factor = 1 if rope["rope_type"] in _SCALED_ALREADY else rope.get("factor") or 1
+    return int(config["max_position_embeddings"] * factor)

@@ -6,6 +6,7 @@ In: sizes of a model, an engine's limits. Out: bytes. Waits for nothing.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 
 from forge_agents.models.sizes import ModelSize
@@ -20,6 +21,10 @@ ITERATION_TOKENS = 8192
 _USUAL_KV_BYTES = 1_000_000_000
 _BLOCK = 128
 """Tokens of the largest block that vLLM's cache is made of."""
+
+
+_LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+"""With it vLLM takes more than a model's positions."""
 
 
 def kv_bytes(size: ModelSize, tokens: int, *, item: int = 2, tp: int = 1) -> int:
@@ -50,15 +55,20 @@ def fixed_bytes(size: ModelSize, *, sequences: int, item: int = 2, tp: int = 1) 
 
 
 def adapter_weights(size: ModelSize, lora: LoRA) -> int:
-    """Weights of an adapter."""
+    """Weights of an adapter. Experts have none."""
     attention, kv = size.heads * size.head_dim, size.kv_heads * size.head_dim
+    between = size.plain_channels if size.num_experts else size.feed_forward
     ends = {
         "q_proj": size.hidden + attention,
         "k_proj": size.hidden + kv,
         "v_proj": size.hidden + kv,
         "o_proj": size.hidden + attention,
     }
-    return size.layers * lora.rank * sum(ends.get(name, size.hidden + size.feed_forward) for name in lora.targets)
+    of_layers = (
+        size.layers * ends[name] if name in ends else size.plain_layers * (size.hidden + between)
+        for name in lora.targets
+    )
+    return lora.rank * sum(of_layers)
 
 
 def check_tp(size: ModelSize, tp: int, model: str) -> None:
@@ -72,4 +82,17 @@ def check_tp(size: ModelSize, tp: int, model: str) -> None:
         raise ValueError(
             f"engine.tp={tp} does not divide the {size.heads} query and {size.kv_heads} key heads of {model}; "
             f"choose {' or '.join(could)}"
+        )
+
+
+def check_context(size: ModelSize, max_model_len: int | None, model: str) -> None:
+    """See that `model` can read so many tokens.
+
+    Raises:
+        ValueError: Its positions end before.
+    """
+    if max_model_len is not None and max_model_len > size.context and not os.environ.get(_LONGER):
+        raise ValueError(
+            f"engine.max_model_len={max_model_len} is more than the {size.context} tokens that {model} has positions "
+            "for; lower it, or leave it out"
         )

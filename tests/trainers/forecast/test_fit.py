@@ -118,6 +118,20 @@ def test_each_policy_has_an_engine_and_a_learner_unless_adapters_share_them() ->
     assert len(fit_gpus(settings, "0.6b", Gpus(count=4), policies=frozen).placement.processes) == 3
 
 
+def test_adapters_of_several_models_share_neither_engine_nor_learner() -> None:
+    policies = {name: fa.Policy(f"model-{name}", name=name, lora=fa.LoRA()) for name in ("asker", "answerer")}
+    found = fit_gpus(ProcessConfig(engine=fa.EngineConfig(max_model_len=512)), "0.6b", Gpus(count=4), policies=policies)
+    assert len(found.placement.processes) == 4
+
+
+def test_what_is_said_to_change_of_a_mixture_is_what_its_learner_takes() -> None:
+    found = fit_gpus(SETTINGS, "30b-a3b", Gpus(count=8))
+    assert found.changes["Policy.lora"].targets == ("q_proj", "k_proj", "v_proj", "o_proj")
+    longer = ProcessConfig(engine=fa.EngineConfig(max_model_len=50_000))
+    with pytest.raises(HostError, match="max_model_len=50000 is more than the 40960 tokens"):
+        fit_gpus(longer, "0.6b", Gpus(count=8))
+
+
 def test_ranks_that_cannot_share_the_model_do_not_fit() -> None:
     found = fit_gpus(replace(SETTINGS, engine=replace(SETTINGS.engine, tp=3)), "0.6b", Gpus(count=8))
     assert "engine.tp=3 does not divide" in found.problem and found.changes["engine.tp"] == 1

@@ -9,13 +9,13 @@ import pytest
 
 import forge_agents as fa
 from forge_agents.errors import HostError
-from forge_agents.models.sizes import ModelSize
+from forge_agents.models.sizes import SHAPES, ModelSize
 from forge_agents.runtime.host_process import HostFacts
 from forge_agents.runtime.hosts import Seat
 from forge_agents.runtime.layout import Layout
-from forge_agents.serving.memory import OVERHEAD_BYTES, fixed_bytes, kv_bytes
+from forge_agents.serving.memory import OVERHEAD_BYTES, adapter_weights, fixed_bytes, kv_bytes
 from forge_trainers.learner.memory import learner_bytes
-from forge_trainers.run.placement import Part, check_ranks, place
+from forge_trainers.run.placement import ATTENTION_TARGETS, Part, check_models, check_ranks, place
 
 H100 = 80_000_000_000
 
@@ -208,3 +208,39 @@ def test_ranks_that_cannot_share_a_model_are_refused_before_they_start(ranks: in
         check_ranks([learner])
     with pytest.raises(ValueError, match="engine.tp=3 does not divide the 32 query and 8 key heads of hero"):
         check_ranks([Part(name="hero", ranks=3, size=size)])
+
+
+def test_settings_that_a_model_has_no_positions_or_layers_for_are_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mixture, engine = ModelSize.named("30b-a3b"), Part(name="hero", ranks=1, size=ModelSize.named("8b"))
+    with pytest.raises(ValueError, match="max_model_len=40961 is more than the 40960 tokens that hero has"):
+        check_models([engine], fa.EngineConfig(max_model_len=40961))
+    check_models([engine], fa.EngineConfig(max_model_len=40960))
+    monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
+    check_models([engine], fa.EngineConfig(max_model_len=40961))
+
+    def learner(size: ModelSize, lora: fa.LoRA) -> Part:
+        return Part(name="hero-learner", ranks=1, size=size, learner=fa.LearnerConfig(lora=lora))
+
+    with pytest.raises(ValueError, match=r"hero-learner: .* get no adapter; set LoRA\(targets=\('q_proj', 'k_proj'"):
+        check_models([learner(mixture, fa.LoRA())], fa.EngineConfig())
+    dense_first = ModelSize.from_config({**SHAPES["30b-a3b"], "mlp_only_layers": [0]})
+    check_models([learner(dense_first, fa.LoRA())], fa.EngineConfig())  # the learner takes those that there are
+    assert mixture.weights - dense_first.weights == 3 * 2048 * (128 * 768 - 6144) + 2048 * 128
+    attention = adapter_weights(mixture, fa.LoRA(targets=ATTENTION_TARGETS))
+    assert adapter_weights(mixture, fa.LoRA()) == attention
+    assert adapter_weights(dense_first, fa.LoRA(rank=1)) == attention // 16 + 3 * (2048 + 6144)
+
+
+@pytest.mark.parametrize(
+    ("rope", "context"),
+    [
+        ({}, 1000),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 1000),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 4000),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, 1000),
+    ],
+)
+def test_a_models_context_is_what_its_engine_takes(rope: Any, context: int) -> None:
+    assert ModelSize.from_config({**SHAPES["8b"], "max_position_embeddings": 1000, **rope}).context == context

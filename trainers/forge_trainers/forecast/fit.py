@@ -20,7 +20,7 @@ from forge_agents.policy import LoRA, Policy
 from forge_agents.runtime import mesh
 from forge_agents.runtime.hosts import Hosts, Seat
 from forge_trainers.run.config import ProcessConfig
-from forge_trainers.run.placement import Part, Placement, check_ranks, place
+from forge_trainers.run.placement import ATTENTION_TARGETS, Part, Placement, check_models, check_ranks, place
 from forge_trainers.run.processes import check_hosts, computing
 
 if TYPE_CHECKING:
@@ -201,10 +201,15 @@ def _adapted(policies: Mapping[str, Policy], lora: LoRA | None) -> Mapping[str, 
     }
 
 
+def _paths(policies: Mapping[str, Policy]) -> dict[str, Path]:
+    """Stands for the models' folders: adapters of one model share what those of several do not."""
+    return {name: Path(policy.model) for name, policy in policies.items()}
+
+
 def _placed(
     policies: Mapping[str, Policy], settings: ProcessConfig, size: ModelSize, gpus: Gpus, hosts: Hosts | None
 ) -> Placement:
-    engines, learners = computing(policies, dict.fromkeys(policies, Path("model")), settings)
+    engines, learners = computing(policies, _paths(policies), settings)
     parts = [
         *(
             Part(name=name, ranks=settings.learner_procs, size=size, learner=learner, sharing=sharing)
@@ -216,6 +221,7 @@ def _placed(
         ),
     ]
     check_ranks(parts)
+    check_models(parts, settings.engine)
     check_hosts([(part.name, part.role, part.ranks) for part in parts], hosts or Hosts(), settings)
     turns = settings.colocate
     return place(parts, settings.engine, partial(gpus.rehearse, hosts=hosts, share=turns), turns=turns)
@@ -231,14 +237,15 @@ def _tries(
     degrees = [tp for tp in range(1, most + 1) if size.divides(tp) and gpus.per_host % tp == 0]
     shares = (max(1, gpus.count // 2), max(1, 3 * gpus.count // 4), max(1, gpus.count - 1))
     whole = any(policy.trainable and policy.lora is None for policy in policies.values())
+    smallest = LoRA() if size.plain_layers else LoRA(targets=ATTENTION_TARGETS)
     for adapter, recomputed, share, tp in itertools.product(
-        (None, LoRA()) if whole else (None,),
+        (None, smallest) if whole else (None,),
         ("none", "full"),
         dict.fromkeys([on["learner"]] if "learner" in on else shares),
         degrees,
     ):
         engines, learners = computing(
-            _adapted(policies, adapter), dict.fromkeys(policies, Path("model")), ProcessConfig()
+            _adapted(policies, adapter), _paths(policies), ProcessConfig()
         )
         left = on.get("engines", gpus.count - share)
         yield {

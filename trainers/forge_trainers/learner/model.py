@@ -439,7 +439,7 @@ def spec_from_config(
             attention_norm=norm(dim),
             ffn_norm=norm(dim),
             attention=attention(layer),
-            **({"moe": moe_config(config, param_init=_NORMAL["weight"])} if has_experts(config, layer) else
+            **({"moe": moe_config(config, param_init=_NORMAL["weight"])} if families.has_experts(config, layer) else
                {"feed_forward": feed_forward()}),
         )
         for layer in range(config["num_hidden_layers"])
@@ -597,12 +597,6 @@ class Experts(titan.GroupedExperts):  # type: ignore[misc]  # torchtitan is unty
         # SwiGLU, W2 (silu(W1 x) * W3 x) (arXiv 2002.05202, eq. 6), each expert on its own rows
         hidden = F.silu(F.grouped_mm(x_RD, gate, offs=ends_E)) * F.grouped_mm(x_RD, up, offs=ends_E)
         return F.grouped_mm(hidden, down, offs=ends_E)
-
-
-def has_experts(config: Mapping[str, Any], layer: int) -> bool:
-    """Whether a layer of a Qwen3 mixture is one; the others, and those of dense models, are not."""
-    every, dense = config.get("decoder_sparse_step") or 1, config.get("mlp_only_layers") or ()
-    return families.num_experts(config) > 0 and layer not in dense and (layer + 1) % every == 0
 
 
 def moe_config(config: Mapping[str, Any], *, param_init: Any) -> Any:

@@ -16,15 +16,24 @@ from pathlib import Path
 from forge_agents.errors import HostError, ModelNotFoundError
 from forge_agents.models import resolve as models
 from forge_agents.models.sizes import ModelSize
-from forge_agents.policy import LoRA
+from forge_agents.policy import LORA_TARGETS, LoRA
 from forge_agents.runtime import mesh, starts
 from forge_agents.runtime.hosts import Seat
 from forge_agents.serving.config import EngineConfig
-from forge_agents.serving.memory import OVERHEAD_BYTES, USUAL_SHARE, adapter_weights, check_tp, fixed_bytes, kv_bytes
+from forge_agents.serving.memory import (
+    OVERHEAD_BYTES,
+    USUAL_SHARE,
+    adapter_weights,
+    check_context,
+    check_tp,
+    fixed_bytes,
+    kv_bytes,
+)
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.degrees import check_degrees, shards_of
 from forge_trainers.learner.memory import learner_bytes
 
+ATTENTION_TARGETS = LORA_TARGETS[:4]
 ROOM = 0.95
 """Share of a GPU's memory that is given away; the rest is the allocator's waste."""
 
@@ -136,6 +145,7 @@ def place_here(
             starts.say(f"whether it fits into the GPUs is not known: {error}")
         return engine
     check_ranks(parts)
+    check_models(parts, engine)
     if not on_gpus:
         return engine
     placement = place(parts, engine, mesh.rehearse, turns=turns)
@@ -158,6 +168,23 @@ def check_ranks(parts: Iterable[Part]) -> None:
         else:
             shards_of(part.learner, part.ranks)
             check_degrees(part.learner, part.size)
+
+
+def check_models(parts: Iterable[Part], engine: EngineConfig) -> None:
+    """See that models have the positions and the layers that settings ask for.
+
+    Raises:
+        ValueError: One has not.
+    """
+    for part in parts:
+        lora = None if part.learner is None else part.learner.lora
+        if part.learner is None:
+            check_context(part.size, engine.max_model_len, part.name)
+        elif lora is not None and not part.size.plain_layers and set(lora.targets) - set(ATTENTION_TARGETS):
+            raise ValueError(
+                f"{part.name}: every layer of this mixture has experts, which get no adapter; set "
+                f"LoRA(targets={ATTENTION_TARGETS!r})"
+            )
 
 
 def place(
