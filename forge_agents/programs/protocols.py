@@ -268,7 +268,7 @@ def _chat_events(call: Call, reply: Reply, created: int) -> Iterator[tuple[str, 
         return "", head | {"choices": [{"index": 0, "delta": delta, "finish_reason": finish, **more}]}
 
     yield chunk({"role": "assistant", "content": ""})
-    if reply.text or reply.logprobs:
+    if reply.text:
         yield chunk({"content": reply.text}, logprobs=_logprobs(reply))
     for at, each in enumerate(reply.calls):
         yield chunk({"tool_calls": [{"index": at, **_chat_call(each)}]})

@@ -397,7 +397,10 @@ def result_as_json(value: Any) -> Any:
 
 
 def told(error: BaseException) -> str:
-    """An exception on one line."""
+    """An exception on one line; of a group, as tasks that failed together are, the first."""
+    if isinstance(error, BaseExceptionGroup):
+        several = f", and {len(error.exceptions) - 1} more" * (len(error.exceptions) > 1)
+        return f"{told(error.exceptions[0])}{several}"
     last = traceback.TracebackException.from_exception(error)
     place = _own([f"{at.filename}:{at.lineno}" for at in last.stack])
     text = " ".join(str(last).split())

@@ -257,6 +257,26 @@ def test_a_program_that_trips_over_an_answer_gets_the_error_reward_and_says_why(
     assert f"the program failed: {episode.program_error}" in str(episode) + episode._repr_html_()
 
 
+def test_of_tasks_that_failed_together_the_first_is_told():
+    async def team(task, client):
+        async def part(number):
+            await client.chat.completions.create(**say("agent", str(number)))
+            raise KeyError(number)
+
+        async with asyncio.TaskGroup() as parts:
+            for number in range(2):
+                parts.create_task(part(number))
+
+    assert re.match(r"KeyError: \d \(.*test_program.py:\d+\)", played(team).program_error)
+
+    async def unknown(task, client):
+        await client.chat.completions.create(**say("agent", "-"))
+        async with asyncio.TaskGroup() as parts:
+            parts.create_task(client.chat.completions.create(**say("gpt-5", "-")))
+
+    assert "answers to the model 'gpt-5'" in played(unknown).error.message
+
+
 def test_a_command_that_exits_with_another_status_says_so_where_an_episode_is_shown():
     episode = played(["sh", "-c", f"{CURL}; echo no disk >&2; exit 3"])
     assert episode.error is None and episode.rewards == {"agent": 0.0}
