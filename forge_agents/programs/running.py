@@ -372,7 +372,8 @@ def _remove(folder: Path) -> None:
     at = str(folder)
     own = ["find", at, "-type", "d", "!", "-perm", "-700", "-exec", "chmod", "u+rwx", "{}", ";"]  # follows no links
     for words in (["rm", "-rf", "--", at], own, ["rm", "-rf", "--", at]):
-        subprocess.run(words, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+        with contextlib.suppress(FileNotFoundError):  # small images lack one
+            subprocess.run(words, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
         if not folder.exists():
             return
 

@@ -1,6 +1,8 @@
 """A program that does what it likes with its history: every sampled token is trained once, as it was sampled."""
 
 import asyncio
+import contextlib
+import random
 
 import pytest
 from hypothesis import given, settings
@@ -11,9 +13,9 @@ from forge_agents.programs.calls import reply_to
 from forge_agents.programs.gateway import Question, _Histories
 from forge_agents.programs.protocols import PROTOCOLS
 from forge_agents.rollout.conversation import Branches
-from forge_agents.rollout.players import ModelPlayer
+from forge_agents.rollout.players import ModelPlayer, Served
 from forge_agents.rollout.rendering import Renderer
-from forge_agents.rollout.rollout import _decided
+from forge_agents.rollout.rollout import _decided, play
 from forge_agents.types import Completion, Trajectory, Turn, VersionSpan
 from forge_trainers.batch.packing import samples_from
 
@@ -134,3 +136,83 @@ def test_whatever_a_program_does_to_its_history_each_sampled_token_is_trained_on
             for version, place in first.items():  # after what the engine read, token by token
                 assert tuple(sample.token_ids[:place]) == engine.read[version][0]
     assert sorted(trained) == sorted(engine.sampled)
+
+
+class SaysAnything(Says):
+    """The same of texts that are drawn, after a while; weights come in the middle of an answer."""
+
+    def __init__(self, tokenizer, draws):
+        super().__init__(tokenizer)
+        self.draws, self.before = draws, {}
+
+    async def generate(self, prompt_ids, sampling, **more):
+        await asyncio.sleep(self.draws.random() / 100)
+        thought = self.draws.choice(["", "", "<think>hm</think>", "<think>hm "])
+        text = thought + self.draws.choice(["", "a", " b a ", "yes", "yes", CALL, f"I add. {CALL}{CALL}"])
+        self.next = text, self.draws.random() < 0.8
+        first = len(self.sampled)
+        done = await super().generate(prompt_ids, sampling)
+        ids, version = done.token_ids[: sampling.max_tokens], 2 * len(self.read)
+        at = self.draws.randint(0, len(ids))
+        self.sampled[first:] = [
+            (token, logprob, version + (place >= at))
+            for place, (token, logprob) in enumerate(zip(ids, done.logprobs, strict=False))
+        ]
+        self.before |= {logprob: (*prompt_ids, *ids[:n]) for n, (_, logprob, _) in enumerate(self.sampled[first:])}
+        parts = ((version, 0, at), (version + 1, at, len(ids)))
+        spans = tuple(VersionSpan(version=v, start=start, end=end) for v, start, end in parts if end > start)
+        cut = len(ids) < len(done.token_ids)
+        return Completion(
+            token_ids=ids, logprobs=done.logprobs[: len(ids)], finish_reason="length" if cut else "stop", versions=spans
+        )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_calls_side_by_side_that_are_given_up_and_sent_again_are_trained_once_each(renderer, seed):
+    draws, heard = random.Random(seed), []
+
+    async def program(task, client):
+        conversations = [[]]
+
+        async def ask(step):
+            base, what = draws.choice(conversations), draws.choice(["go on"] * 4 + ["edit", "truncate", "duplicate"])
+            messages = heard_by_the_model(base, what if base else "anew", step)
+            wishes = {"max_tokens": draws.randint(1, 9)} if draws.random() < 0.3 else {}
+            body = {"model": draws.choice("aab"), "messages": messages, "tools": TOOLS, **wishes}
+            for patience in draws.sample([None, None, 0.003, 0.03], 4):
+                with contextlib.suppress(TimeoutError):
+                    answer = await asyncio.wait_for(client.chat.completions.create(**body), patience)
+                    conversations.append([*messages, answer.choices[0].message.model_dump()])
+                    heard.append((messages, answer))
+                    return
+
+        async def works(worker):
+            for step in range(4):
+                await ask(10 * worker + step)
+
+        await asyncio.gather(*map(works, range(4)))
+        return {"a": 1.0, "b": 2.0}
+
+    engine = SaysAnything(renderer._tokenizer, random.Random(seed))
+    kept, sampling = ("all", "turn", "none")[seed], fa.Sampling(max_tokens=99)
+    policy = fa.Policy("tiny", name="p", keep_thoughts=kept, sampling=sampling)
+    env = fa.Program(program, seats=("a", "b"))
+    episode = asyncio.run(play(env, dict.fromkeys("ab", policy), seed=0, served={"p": Served(engine, renderer)}))
+    assert episode.rewards == {"a": 1.0, "b": 2.0} and len(heard) > 5
+    trained = []
+    for told in episode.trajectories.values():
+        for sample in samples_from(told, [1.0] * len(told.turns), 0):
+            for place in sample.loss_mask.nonzero()[0]:
+                assert tuple(sample.token_ids[:place]) == engine.before[float(sample.logprobs[place])]
+                named = int(sample.token_ids[place]), float(sample.logprobs[place]), int(sample.versions[place])
+                trained.append(named)
+    assert sorted(trained) == sorted(engine.sampled)
+    for messages, answer in heard:  # and each heard the answer to what it said
+        turn, choice = episode.turns[int(answer.id.partition("-")[2])], answer.choices[0]
+        assert (turn.agent, len(turn.response_ids)) == (answer.model, answer.usage.completion_tokens)
+        assert turn.action.startswith(choice.message.content or "")
+        read, at = renderer._tokenizer.decode(list(turn.prompt_ids)), 0
+        for message in messages:
+            said = (message["content"] or "").strip()
+            at = read.find(said, at) + len(said)
+            assert at >= len(said), messages
