@@ -413,6 +413,8 @@ def test_the_command_prints_json_and_tables(folders, tmp_path, capsys):
     assert "engines idle" in said
     assert cli.main([*words, "--out_dir", str(tmp_path / "none")]) == 1
     assert "nothing is measured" in capsys.readouterr().err
+    assert cli.main([*words, "--out_dir", str(tmp_path / "none"), "--gpus", "4"]) == 1
+    assert "Whether it fits into 4 GPUs needs none: --gpus 4 --model 8b" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         cli.main([*words, "--sweep"])
     assert "say how many with --gpus" in capsys.readouterr().err

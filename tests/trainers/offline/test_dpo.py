@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import forge_agents as fa
+from forge_agents.errors import HostError
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.types import Episode, Trajectory, Turn
 from forge_trainers.learner.config import LearnerConfig
@@ -182,3 +183,24 @@ def test_a_pair_that_is_too_long_is_named_dropped_and_counted(renderer, caplog):
 def test_bad_settings_are_refused(settings):
     with pytest.raises(ValueError, match=next(iter(settings))):
         fa.DPOConfig(**settings)
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
+def test_the_memory_that_is_expected_counts_the_longest_sample(trainer, tiny_llama, tmp_path, monkeypatch, kind):
+    counted = []
+
+    def place_here(engines, learners, *, ranks):
+        counted.extend(config.max_sample_tokens for config, _ in learners.values())
+        raise HostError("too long")
+
+    monkeypatch.setattr("forge_trainers.offline.trainer.place_here", place_here)
+    rows = [{"prompt": "1?", "chosen": "a", "rejected": "b"}, {"prompt": "2?", "chosen": "c", "rejected": "d" * 200}]
+    if kind == "dpo":
+        runs, said = trainer(), "d" * 200
+    else:
+        runs, said = fa.SFTTrainer(fa.Policy(str(tiny_llama), name="hero"), out_dir=tmp_path / "sft"), "d" * 300
+        rows = [{"prompt": row["prompt"], "completion": "d" * 300} for row in rows]
+    with runs, pytest.raises(HostError, match="too long"):
+        runs.fit(rows)
+    renderer = Renderer.of(tiny_llama)
+    assert counted == [len(renderer.start("", "2?")) + len(renderer.answer(said))]

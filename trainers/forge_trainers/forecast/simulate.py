@@ -166,6 +166,7 @@ def simulate(
             f"nothing is measured: out_dir={run.out_dir} holds no run. Train a few steps, keep their episodes, and "
             "name the folder: forge-agents train CONFIG --steps 8 --trainer.max_staleness 0 "
             "--trainer.keep_episodes 10000 --out_dir runs/measured; then --measured runs/measured"
+            + f". Whether it fits into {where.gpus} GPUs needs none: --gpus {where.gpus} --model 8b" * bool(where.gpus)
         )
     found = measure([read_run(folder, cores=where.cores) for folder in measured or [run.out_dir]])
     base = planned(run, found, where)

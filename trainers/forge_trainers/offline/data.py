@@ -57,6 +57,9 @@ class Content(Protocol):
     @property
     def content(self) -> bytes: ...  # noqa: D102
 
+    @property
+    def longest(self) -> int: ...  # noqa: D102
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Demonstration:
@@ -74,6 +77,11 @@ class Demonstration:
         """32 bytes, equal for equal streams."""
         return hashlib.sha256(self.ids.tobytes() + self.mask.tobytes()).digest()
 
+    @property
+    def longest(self) -> int:
+        """Its tokens."""
+        return len(self.ids)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pair:
@@ -88,6 +96,11 @@ class Pair:
         """32 bytes, equal for equal pairs."""
         parts = (*(s.content for s in self.chosen), b"/", *(s.content for s in self.rejected))
         return hashlib.sha256(b"".join(parts)).digest()
+
+    @property
+    def longest(self) -> int:
+        """Tokens of its longest stream."""
+        return max(stream.longest for stream in (*self.chosen, *self.rejected))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -253,7 +253,8 @@ class OfflineTrainer(ABC, Generic[T]):
                 dump_folder=str(self.out_dir / "learner" / name),
             )
             try:
-                place_here({}, {f"{name}-learner": (settings, 1)}, ranks=config.learner_procs)
+                counted = dataclasses.replace(settings, max_sample_tokens=max(item.longest for item in items))
+                place_here({}, {f"{name}-learner": (counted, 1)}, ranks=config.learner_procs)
                 self._learner = learner = await Learner.start(
                     settings,
                     name=f"{name}-learner",
