@@ -37,7 +37,11 @@ _DETAILS = "gen_ai.client.inference.operation.details"
 """The event that holds a call's messages where its span does not."""
 _ODD = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
 """What reading somebody else's file may end in, whatever stands in it."""
-_CUT = ("length", "max_tokens", "content_filter", "error")
+_CUT = (
+    "length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded", "incomplete",
+    "content_filter", "safety", "error",
+)  # fmt: skip
+"""Ends of answers that are not whole."""
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _ROW = ("messages", "completion", "chosen", "rejected")
 """One of these is in every row."""
@@ -276,7 +280,7 @@ class _Reader:
         talks = []
         for at, answer in enumerate(answers):
             ended = answer.pop("finish_reason", None) or (ends[at + 1] if at + 1 < len(ends) else ends[0])
-            if ended in _CUT:
+            if _is_cut(ended):
                 self.left["answers that were cut off"] += 1
             elif not self._pairs:
                 talks.append(_talk([*asked, answer], tools))
@@ -290,7 +294,8 @@ class _Reader:
 
     def _of_row(self, row: Mapping[str, Any]) -> list[_Talk | dict[str, Any]]:
         lists = [given for name in _ROW if isinstance(given := row.get(name), list)]
-        if any(one.get("finish_reason") in _CUT for one in itertools.chain([row], *lists) if isinstance(one, Mapping)):
+        parts = itertools.chain([row], *lists)
+        if any(_is_cut(part.get("finish_reason")) for part in parts if isinstance(part, Mapping)):
             self.left["answers that were cut off"] += 1
             return []
         if all(row.get(name) is None for name in _ROW):
@@ -430,6 +435,11 @@ def _plain(value: Any) -> Any:
     if kind == "kvlistValue":
         return {str(each["key"]): _plain(each.get("value")) for each in inner.get("values") or ()}
     return int(inner) if kind == "intValue" else inner
+
+
+def _is_cut(reason: Any) -> bool:
+    """Whether an answer is not whole; Gemini's say ``FinishReason.MAX_TOKENS``."""
+    return str(reason).rpartition(".")[2].lower() in _CUT
 
 
 def _score(span: Mapping[str, Any], known: Mapping[str, Any], name: str) -> Any:

@@ -233,10 +233,12 @@ def test_answers_that_nobody_recorded_are_not_learned_nor_are_those_that_were_cu
     done, (row,), _ = imported(tmp_path, export(conventions(example, SAID)))
     assert pairs_of(row["completion"]) == [("assistant", "It is 2.")] and done.answers == 1
     assert ("assistant", "An example.") in pairs_of(row["prompt"])
-    cut = conventions(ASKED, SAID)
-    cut["gen_ai.output.messages"] = cut["gen_ai.output.messages"].replace('"stop"', '"length"')
-    done, rows, _ = imported(tmp_path, export(cut), export(conventions(ASKED, CALLED)))
-    assert done.left_out == {"answers that were cut off": 1} and rows[0]["messages"][-1]["content"] == TEXT_OF_CALL
+    cuts = []
+    for reason in ("length", "FinishReason.MAX_TOKENS", "model_context_window_exceeded"):
+        cuts.append(conventions(ASKED, SAID))
+        cuts[-1]["gen_ai.output.messages"] = cuts[-1]["gen_ai.output.messages"].replace('"stop"', f'"{reason}"')
+    done, rows, _ = imported(tmp_path, *map(export, cuts), export(conventions(ASKED, CALLED)))
+    assert done.left_out == {"answers that were cut off": 3} and rows[0]["messages"][-1]["content"] == TEXT_OF_CALL
 
 
 def test_chats_keep_thoughts_tools_and_sides(tmp_path):
