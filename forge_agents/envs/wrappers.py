@@ -17,6 +17,7 @@ from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils import BaseWrapper
 
 from forge_agents.envs.env import (
+    CONVERSATION,
     HOOKS,
     Forkable,
     Observation,
@@ -99,7 +100,16 @@ class ObservationWindow(EnvWrapper):
         self._spaces = {agent: TextSpace(chars) for agent in env.possible_agents} if chars is not None else None
 
     def observe(self, agent: str) -> Observation:
-        """The end of what `agent` sees."""
+        """The end of what `agent` sees.
+
+        Raises:
+            ForgeError: It is told whole messages, of which nothing would be cut.
+        """
+        if (self.env.infos.get(agent) or {}).get(CONVERSATION):
+            raise ForgeError(
+                f"observation_window of {self.env}: models read the messages of a conversation there, which it does "
+                "not cut; shorten them where they are written, or set context='window' of the policy"
+            )
         text, cut = str(self.env.observe(agent)), False
         if self.messages is not None:
             lines = [line for line in text.splitlines() if line.strip()]

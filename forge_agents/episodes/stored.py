@@ -184,7 +184,7 @@ def whole_lines(file: IO[bytes], num_bytes: float = math.inf) -> Iterator[tuple[
 
 _OF_A_TURN = (
     "agent", "policy", "observation", "thought", "thought_tokens", "action", "reward", "finish_reason", "terminated",
-    "truncated", "generate_s", "branch",
+    "truncated", "generate_s", "branch", "forked_from",
 )
 
 
@@ -276,8 +276,8 @@ class EpisodeTable(Sequence[dict[str, Any]]):
 
         Keys: ``episode``, ``step``, ``env_id``, ``seed`` as in the episode's record; ``turn``, ``agent``, ``policy``,
         ``observation``, ``thought``, ``thought_tokens``, ``action``, ``reward``, ``finish_reason``, ``terminated``,
-        ``truncated``, ``generate_s``, ``branch`` as in `Turn`; ``tokens`` that a model sampled; ``advantage`` of each
-        of them, None where nothing was learned.
+        ``truncated``, ``generate_s``, ``branch``, ``forked_from`` as in `Turn`; ``tokens`` that a model sampled;
+        ``advantage`` of each of them, None where nothing was learned.
         """
         for at in self._places():
             row, record = self._line(at), self._found[at][1]

@@ -243,16 +243,19 @@ class Session:
         self._events.put(asked)
         return asked
 
+    def _unknown(self, model: str) -> RefusedError:
+        known = ", ".join(self._models)
+        return RefusedError(
+            f"{self._where} answers to the model {shown(model)}; known are {known}."
+            f"{did_you_mean(model[:256], self._models)}",
+            status=404,
+            code="model_not_found",
+        )
+
     def _waiting(self, call: Call, loop: asyncio.AbstractEventLoop) -> _Waiting:
         seat = self._models.get(call.model)
         if seat is None:
-            known = ", ".join(self._models)
-            raise RefusedError(
-                f"{self._where} answers to the model {shown(call.model)}; known are {known}."
-                f"{did_you_mean(call.model, self._models)}",
-                status=404,
-                code="model_not_found",
-            )
+            raise self._unknown(call.model)
         if len(self._open) >= _MOST_WAITING:
             raise RefusedError(f"{len(self._open)} calls wait already", status=429, code="too_many_calls")
         asked = _Waiting(seat, call, loop)
@@ -459,6 +462,8 @@ class Gateway:
                 await _send_json(send, 200, _models(session._models, scope))
             elif method == "GET" and (name := path.removeprefix("/v1/models/")) in session._models:
                 await _send_json(send, 200, _model(name, scope))
+            elif method == "GET" and path.startswith("/v1/models/"):
+                raise session._unknown(name)
             elif method == "POST" and path in PROTOCOLS:
                 await _converse(session, PROTOCOLS[path], receive, send)
             else:

@@ -1,5 +1,6 @@
 """Episodes of a run as a table."""
 
+import dataclasses
 import json
 import math
 import os
@@ -58,6 +59,17 @@ def test_a_record_per_turn_has_what_was_said_and_learned(run):
     ]
     assert {(row["episode"], row["step"], row["seed"]) for row in turns} == {(4, 2, 2)}
     assert {row["agent"]: row["advantage"] for row in turns} == {"p0": 0.5, "p1": None}
+
+
+def test_a_record_per_turn_says_which_turn_its_conversation_left(tmp_path):
+    first, *_ = fa.play(KUHN, fa.Random(), seed=0).trajectories["p0"].turns
+    turns = tuple(dataclasses.replace(first, index=n, branch=n, forked_from=0 if n else None) for n in range(2))
+    of = fa.Trajectory(agent="p0", policy="hero", turns=turns)
+    RunFolder(tmp_path / "run", {}).keep_episodes(
+        0, [fa.Episode(env_id=KUHN, seed=0, trajectories={"p0": of})], [{}], [{}], trained=["hero"]
+    )
+    table = fa.load_episodes(tmp_path / "run")
+    assert [(row["branch"], row["forked_from"]) for row in table.turns()] == [(0, None), (1, 0)]
 
 
 @pytest.mark.parametrize(

@@ -567,6 +567,12 @@ def anthropic_messages(session, stream):
         return text.text, call.input, ask(messages).content[0].text
 
 
+def test_a_model_that_is_not_there_is_told_with_those_that_are(session):
+    status, body = request(session, "/v1/models/codr", method="GET")
+    assert (status, body["error"]["code"]) == (404, "model_not_found")
+    assert "'codr'; known are planner, coder" in body["error"]["message"] and "'coder'?" in body["error"]["message"]
+
+
 @pytest.mark.parametrize("program", [openai_responses, anthropic_messages])
 @pytest.mark.parametrize("stream", [False, True])
 def test_other_protocols_say_the_same_to_the_model_and_go_on_from_its_answer(session, program, stream):

@@ -24,6 +24,7 @@ import pytest
 from pydantic import BaseModel
 
 import forge_agents as fa
+from forge_agents.envs.wrappers import ObservationWindow
 from forge_agents.errors import ActorDiedError, ForgeError
 from forge_agents.programs.gateway import gateway
 from forge_agents.rollout.rollout import Rollout, play
@@ -275,6 +276,16 @@ def test_of_tasks_that_failed_together_the_first_is_told():
             parts.create_task(client.chat.completions.create(**say("gpt-5", "-")))
 
     assert "answers to the model 'gpt-5'" in played(unknown).error.message
+
+
+def test_a_window_of_observations_that_would_cut_nothing_is_refused():
+    windowed = ObservationWindow(fa.Program(plain), 40)
+    windowed.reset(seed=0)
+    try:
+        with pytest.raises(ForgeError, match="the messages of a conversation there, which it does not cut"):
+            windowed.observe("agent")
+    finally:
+        windowed.close()
 
 
 def test_a_command_that_exits_with_another_status_says_so_where_an_episode_is_shown():
