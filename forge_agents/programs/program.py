@@ -197,7 +197,7 @@ class Program(TurnEnv):
         Args:
             agent: Who decides.
             about: ``finish_reason``, ``stopped_by``, ``prompt_tokens``, ``completion_tokens``, ``thought_tokens``,
-                ``token_ids``, ``logprobs``, ``tool_calls``.
+                ``notes_tokens``, ``token_ids``, ``logprobs``, ``tool_calls``.
         """
         self._about = dict(about)
 
@@ -207,7 +207,7 @@ class Program(TurnEnv):
         about, self._about = self._about, {}
         self._forgiven = self._session.num_refused  # it went on after those
         self._said.append((agent, action, about))
-        self._sampled += about.get("completion_tokens") or 0
+        self._sampled += (about.get("completion_tokens") or 0) + (about.get("notes_tokens") or 0)
         if called := len(self._session.answer(action, about).calls):
             told = self.infos[agent]
             self.infos[agent] = {**told, "tool_calls": told.get("tool_calls", 0) + called}

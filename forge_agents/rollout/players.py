@@ -73,6 +73,7 @@ class Decision:
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
             "thought_tokens": self.thought_tokens,
+            "notes_tokens": 0 if self.notes is None else len(self.notes.response_ids),
             "stopped_by": self.stopped_by,
             # a thought is its seat's own affair, whoever can decode it
             "token_ids": list(self.response_ids[self.thought_tokens :]),

@@ -27,6 +27,7 @@ import forge_agents as fa
 from forge_agents.envs.wrappers import ObservationWindow
 from forge_agents.errors import ActorDiedError, ForgeError
 from forge_agents.programs.gateway import gateway
+from forge_agents.rollout.players import Decision
 from forge_agents.rollout.rollout import Rollout, play
 from forge_agents.sandbox.sandbox import _why_no_namespaces
 
@@ -443,6 +444,22 @@ def test_calls_and_tokens_are_limited_and_the_program_ends_there():
     while not ended and time.monotonic() < deadline:
         time.sleep(0.01)
     assert ended
+
+
+def test_all_tokens_that_are_sampled_count_thoughts_and_notes_too():
+    def endless(task, client):
+        while True:
+            plain(task, client)
+
+    notes = Decision(action="", response_ids=(1,) * 5, logprobs=(-1.0,) * 5)
+    first = Decision(action="", response_ids=(1,) * 4, logprobs=(-1.0,) * 4, thought_tokens=3, notes=notes)
+    env = fa.Program(endless, max_sampled_tokens=10)
+    env.reset(seed=0)
+    for about, over in ((first.about(), False), ({"completion_tokens": 1}, True)):
+        env.about_answer("agent", about)
+        env.step("x")
+        assert env.truncations["agent"] == over
+    assert env.infos["agent"]["cut"] == "10 tokens were sampled"
 
 
 def test_calls_that_are_sent_at_once_take_turns():
