@@ -40,6 +40,8 @@ _KNOWN = frozenset((
     "thinking", "thread",
 ))  # fmt: skip
 """Fields of a request that are read, or that change nothing which the policy would not decide."""
+_MOST_TOLD = 4
+"""Of such fields of one request."""
 _MAX_NAME = 256
 """Characters of a model's name: a longer one is nobody's, and would be compared with those that are known."""
 Json: TypeAlias = Mapping[str, Any]
@@ -77,9 +79,10 @@ def _call(body: Any, said: Callable[[Json], Iterable[Said]], tools: Callable[[Js
     chosen, several, told = offered(
         [known for known, _ in have if known is not None], body.get("tool_choice"), parallel, left_out
     )
-    for name in sorted(name for name in body.keys() - _KNOWN if body[name] not in (None, False, "", [], {})):
-        warnings.warn(
-            f"a program sends {shown(name)[1:-1]}={shown(body[name])}, which is not known here and not followed",
+    unknown = sorted(name for name in body.keys() - _KNOWN if body[name] not in (None, False, "", [], {}))
+    for name in unknown[:_MOST_TOLD]:
+        warnings.warn(  # its value may differ from call to call, and each text is a warning of its own, which is kept
+            f"a program sends {shown(name)[1:-1]}, which is not known here and not followed",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -622,8 +622,11 @@ def test_tokens_of_a_thought_are_counted_apart():
 
 def test_what_a_program_wishes_and_nobody_follows_is_told(session):
     read = PROTOCOLS["/v1/chat/completions"].read
-    with pytest.warns(RuntimeWarning, match=r"a program sends guided_json={'type': 'object'}, which is not known here"):
+    with pytest.warns(RuntimeWarning, match="a program sends guided_json, which is not known here"):
         read(asked(guided_json={"type": "object"}, min_tokens=None))
+    with pytest.warns(RuntimeWarning) as told:
+        _ = [read(asked(trace_id=number + 1, **{f"x{n}": 1 for n in range(99)})) for number in range(3)]
+    assert len(told) == 12 and len({str(each.message) for each in told}) == 4, "one text for each name, of a few"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         read(asked(metadata={"a": "b"}, reasoning_effort="low", min_tokens=0, echo=False))
