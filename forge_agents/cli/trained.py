@@ -26,15 +26,12 @@ from forge_agents.programs.gateway import Gateway
 from forge_agents.programs.standing import Standing
 from forge_agents.runtime import starts
 from forge_agents.runtime.interrupts import LoopRunner
-from forge_agents.runtime.processes import visible_gpus
 from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.fleet import Fleet
 
 T = TypeVar("T")
 _DRAIN_S = 30.0
 """Seconds that calls under way get when the server is asked to end."""
-_SHARE = 0.9
-"""Of a GPU's memory that all engines together take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,9 +162,6 @@ async def _until_terminated(work: Coroutine[Any, Any, None]) -> bool:
 
 
 async def _serve(run: TrainedRun, engine: EngineConfig, host: str, port: int, token: str) -> None:
-    models = {policy.model for policy in run.policies.values()}
-    if visible_gpus() and len(models) > 1:
-        engine = replace(engine, gpu_memory_utilization=_SHARE / len(models))
     with starts.shown() as say:
         fleet = await Fleet.start(run.policies, engine, tuned=run.adapters)
         try:

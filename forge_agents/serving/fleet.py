@@ -6,21 +6,27 @@ In: policies and engine settings. Out: running engines with their renderers. Wai
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forge_agents.errors import HostError, ModelNotFoundError
 from forge_agents.models import resolve as models
+from forge_agents.models.sizes import ModelSize
 from forge_agents.policy import LoRA, Policy
 from forge_agents.rollout.players import Served
 from forge_agents.rollout.rendering import Renderer
+from forge_agents.runtime import mesh
 from forge_agents.runtime.faults import Faults
+from forge_agents.runtime.processes import visible_gpus
 from forge_agents.runtime.turns import Turn, no_turns
 from forge_agents.runtime.waits import all_or_first_error
+from forge_agents.serving import memory
 from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.engine import SILENCE_S
-from forge_agents.serving.replicas import Adapted, Replicas
+from forge_agents.serving.replicas import Adapted, Replicas, names_of
 
 if TYPE_CHECKING:
     from forge_agents.weights.store import WeightStoreRef
@@ -89,6 +95,51 @@ def check_named_by_policies(config: EngineConfig, folders: Iterable[Path]) -> No
             )
 
 
+def divided(
+    folders: Mapping[str, Path], config: EngineConfig, adapters: Mapping[str, Mapping[str, LoRA]]
+) -> EngineConfig:
+    """`config` with what each engine may take of a GPU where several would be on one; else as it is.
+
+    The cache is said in bytes, because vLLM would measure what is free beside others that start at the same time.
+
+    Args:
+        folders: Model folders by engine name.
+        config: Settings of all.
+        adapters: That each serves.
+    """
+    meshes = [(name, "engines", config.tp) for home in folders for name in names_of(home, config.replicas)]
+    if config.gpu_memory_utilization is not None or len(meshes) < 2 or not visible_gpus():
+        return config
+    seats = [seat for seat in mesh.rehearse(meshes) if seat.gpu]
+    most = max(Counter((seat.host, seat.gpu) for seat in seats).values(), default=1)
+    if most == 1:
+        return config
+    config = replace(config, gpu_memory_utilization=round(memory.USUAL_SHARE / most, 4))
+    each = int(min(seat.gpu_bytes for seat in seats) * memory.USUAL_SHARE / most)
+    if config.kv_cache_gb is not None or not each:
+        return config
+    try:
+        left = min(each - _fixed(folder, config, adapters.get(home, {})) for home, folder in folders.items())
+    except ModelNotFoundError:  # an architecture whose sizes have other names
+        return config
+    if left <= 0:
+        raise HostError(
+            f"{most} engines share a GPU, each may take {each / 1e9:.1f} GB of it, and one takes "
+            f"{(each - left) / 1e9:.1f} GB without any cache: let fewer models play at once, or take more GPUs"
+        )
+    return replace(config, kv_cache_gb=round(left / 1e9, 3))
+
+
+def _fixed(folder: Path, config: EngineConfig, adapters: Mapping[str, LoRA]) -> int:
+    """Bytes of one rank of an engine without its cache."""
+    size = ModelSize.of(folder)
+    item = 4 if (models.dtype_of(folder) if config.dtype == "auto" else config.dtype) == "float32" else 2
+    beside = sum(memory.adapter_weights(size, lora) for lora in adapters.values()) * item // config.tp
+    return beside + sum(
+        memory.fixed_bytes(size, sequences=config.max_num_seqs, item=item, tp=config.tp).values()
+    )
+
+
 def homes_of(
     policies: Mapping[str, Policy], paths: Mapping[str, Path]
 ) -> tuple[dict[str, str], dict[str, dict[str, LoRA]]]:
@@ -147,6 +198,7 @@ class Fleet:
                     adapters.setdefault(homes[name], {})[name] = lora
             config = replace(config, adapter_folders={name: str(folder) for name, folder in (tuned or {}).items()})
         folders = {home: paths[home] for home in homes.values()}
+        config = divided(folders, config, adapters)
         engines = await start_engines(folders, config, adapters=adapters, store=store, timeout_s=timeout_s)
         own = {name for adapted in adapters.values() for name in adapted}
         samplers = {name: engines[home].adapted(name if name in own else "") for name, home in homes.items()}

@@ -1,10 +1,13 @@
 import asyncio
+import itertools
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 import forge_agents as fa
+from forge_agents.errors import HostError
+from forge_agents.runtime.hosts import Seat
 from forge_agents.serving import Fleet, Replicas, fleet
 
 
@@ -64,3 +67,42 @@ def test_a_model_that_no_policy_names_is_refused(started, tmp_path):
     assert started(policies(tmp_path / "m", "a"), config=of_policy)[0].engines.keys() == {"a"}
     with pytest.raises(ValueError, match=r"engine\.model='.*n' is the model of no policy.*/m: leave it out"):
         started(policies(tmp_path / "m", "a"), config=fa.EngineConfig(model=str(tmp_path / "n")))
+
+
+@pytest.fixture
+def on_gpus(monkeypatch, tiny_llama):
+    """What engines of so many models would be started with, each of them on the next of `gpus` GPUs of `size` bytes."""
+
+    def config(gpus, models=2, size=80_000_000_000, **settings):
+        seats = itertools.cycle(range(gpus))
+
+        def rehearse(meshes):
+            return [
+                Seat(name=name, role=role, rank=0, host="here", gpu=str(next(seats)), gpu_bytes=size)
+                for name, role, _ in meshes
+            ]
+
+        monkeypatch.setattr(fleet.mesh, "rehearse", rehearse)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus))))
+        folders = {f"model-{i}": tiny_llama for i in range(models)}
+        return fleet.divided(folders, fa.EngineConfig(**settings), {})
+
+    return config
+
+
+def test_engines_divide_a_gpu_that_they_share_and_only_that(on_gpus):
+    assert on_gpus(gpus=2) == on_gpus(gpus=1, models=1) == fa.EngineConfig()  # each has one alone
+    shared = on_gpus(gpus=1)
+    assert shared.gpu_memory_utilization == 0.45
+    assert 30 < shared.kv_cache_gb < 0.45 * 80 - 2.5
+    assert on_gpus(gpus=1, replicas=2).gpu_memory_utilization == 0.225
+    assert on_gpus(gpus=2, models=3).gpu_memory_utilization == 0.45
+    assert on_gpus(gpus=1, kv_cache_gb=1.0).kv_cache_gb == 1.0
+    unknown = on_gpus(gpus=1, size=0)
+    assert (unknown.gpu_memory_utilization, unknown.kv_cache_gb) == (0.45, None)
+
+
+def test_what_was_said_of_a_shared_gpu_stays_and_too_many_engines_are_refused(on_gpus):
+    assert on_gpus(gpus=1, gpu_memory_utilization=0.2).kv_cache_gb is None
+    with pytest.raises(HostError, match=r"8 engines share a GPU, each may take 1\.8 GB of it, and one takes 2\.\d GB"):
+        on_gpus(gpus=1, models=8, size=16_000_000_000)
