@@ -77,6 +77,8 @@ def test_an_engines_ranks_stay_on_one_host() -> None:
     assert {seat.host for seat in seats if seat.role == "engines"} == {"host 1"}
     with pytest.raises(HostError, match="want 20 GPUs, one each, and there are 16"):
         Gpus(count=16).rehearse([("learner", "learner", 14), ("engine", "engines", 4)])
+    with pytest.raises(HostError, match="16 ranks of engine hero .* are on one host, and a host has 8 GPUs"):
+        Gpus(count=32).rehearse([("hero", "engines", 16)])
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 3, 8])

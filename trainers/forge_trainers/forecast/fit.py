@@ -68,6 +68,11 @@ class Gpus:
         for name, role, ranks in meshes:
             if ranks > self.count:
                 raise HostError(f"{ranks} ranks of {name} want a GPU each, and there are {self.count}")
+            if role == "engines" and ranks > self.per_host:
+                raise HostError(
+                    f"{ranks} ranks of engine {name} talk at each token and are on one host, and a host has "
+                    f"{self.per_host} GPUs; lower engine.tp"
+                )
             if role == "engines" and at % self.per_host + ranks > self.per_host:
                 at += -at % self.per_host
             for rank in range(ranks):
