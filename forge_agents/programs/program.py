@@ -31,6 +31,7 @@ from forge_agents.programs.running import (
     reward_of,
     started,
     told,
+    with_causes,
 )
 from forge_agents.runtime.waits import in_thread
 from forge_agents.sandbox.sandbox import Sandbox, checked_path
@@ -376,7 +377,8 @@ class Program(TurnEnv):
     def _refusals(self, error: BaseException | None = None) -> str:
         """What the program was refused since its last answer, or ended with, at the end of a message."""
         refusals = self._session.refusals if self._session is not None else []
-        ended = (refusal for refusal in refusals if refusal[:60] in str(error))
+        raised = with_causes(error) if refusals else ""
+        ended = (refusal for refusal in refusals if refusal[:60] in raised)
         why = next(itertools.chain(ended, self._unforgiven()), "")
         return f"; the gateway had refused it: {why}" if why else ""
 

@@ -397,6 +397,19 @@ def result_as_json(value: Any) -> Any:
     return value
 
 
+def with_causes(error: BaseException | None) -> str:
+    """The text of an exception, of those in a group, and of those that they were raised from."""
+    texts, seen, waiting = [], set(), [error]
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        texts.append(str(traceback.TracebackException.from_exception(one)))  # also where `str` of it raises
+        waiting += [one.__cause__, *(one.exceptions if isinstance(one, BaseExceptionGroup) else ())]
+    return "\n".join(texts)
+
+
 def told(error: BaseException) -> str:
     """An exception on one line; of a group, as tasks that failed together are, the first."""
     if isinstance(error, BaseExceptionGroup):

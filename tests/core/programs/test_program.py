@@ -279,6 +279,32 @@ def test_of_tasks_that_failed_together_the_first_is_told():
     assert "answers to the model 'gpt-5'" in played(unknown).error.message
 
 
+@pytest.mark.parametrize("how", ["together", "wrapped"])
+def test_a_refusal_is_why_a_program_failed_also_in_a_group_or_behind_another_error(how):
+    """Although another call was answered since."""
+
+    async def team(task, client):
+        def ask(model):
+            return client.chat.completions.create(**say(model, "-"))
+
+        if how == "together":
+            async with asyncio.TaskGroup() as parts:
+                for model in ("agent", "gpt-5"):
+                    parts.create_task(ask(model))
+        try:
+            await ask("gpt-5")
+        except openai.NotFoundError as cause:
+            await ask("agent")
+            raise RuntimeError("the agent gave up") from cause
+
+    def slow(seen):
+        time.sleep(0.3)  # the other call is refused meanwhile
+        return "-"
+
+    episode = played(team, fa.Scripted(slow))
+    assert "answers to the model 'gpt-5'" in episode.error.message and len(episode.turns) == 1
+
+
 def test_a_window_of_observations_that_would_cut_nothing_is_refused():
     windowed = ObservationWindow(fa.Program(plain), 40)
     windowed.reset(seed=0)
