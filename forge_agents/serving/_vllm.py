@@ -52,8 +52,6 @@ ENVIRONMENT = {
 }
 """Must exist before the actor's Python starts."""
 
-_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Room that vLLM makes for an adapter's rank."""
 _BASE = "0"
 """The model's own weights, among the versions of what an engine holds; adapters follow with "1" and so on."""
 
@@ -202,11 +200,10 @@ def _adapter_options(config: EngineConfig) -> dict[str, Any]:
     if current_platform.is_cpu():
         wrapper = "forge_agents.serving._grouped_lora.GroupedLoRA"
         type(current_platform).get_punica_wrapper = classmethod(lambda cls: wrapper)
-    largest = max(lora.rank for lora in config.adapters.values())
     return {
         "enable_lora": True,
         "max_loras": len(config.adapters),
-        "max_lora_rank": next(rank for rank in _RANKS if rank >= largest),
+        "max_lora_rank": memory.adapter_rank(config.adapters.values()),
         # vLLM would wrap the head too, whose product costs more than all others
         "lora_target_modules": sorted({target for lora in config.adapters.values() for target in lora.targets}),
     }

@@ -134,7 +134,7 @@ def _fixed(folder: Path, config: EngineConfig, adapters: Mapping[str, LoRA]) -> 
     """Bytes of one rank of an engine without its cache."""
     size = ModelSize.of(folder)
     item = 4 if (models.dtype_of(folder) if config.dtype == "auto" else config.dtype) == "float32" else 2
-    beside = sum(memory.adapter_weights(size, lora) for lora in adapters.values()) * item // config.tp
+    beside = memory.served_adapter_weights(size, tuple(adapters.values())) * item // config.tp
     return beside + sum(
         memory.fixed_bytes(size, sequences=config.max_num_seqs, item=item, tp=config.tp).values()
     )

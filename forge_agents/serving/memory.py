@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from forge_agents.models.sizes import ModelSize
 from forge_agents.policy import LoRA
@@ -23,6 +23,8 @@ _BLOCK = 128
 """Tokens of the largest block that vLLM's cache is made of."""
 
 
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Of adapters, as vLLM makes room for them."""
 _LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 """With it vLLM takes more than a model's positions."""
 
@@ -69,6 +71,20 @@ def adapter_weights(size: ModelSize, lora: LoRA) -> int:
         for name in lora.targets
     )
     return lora.rank * sum(of_layers)
+
+
+def adapter_rank(loras: Iterable[LoRA]) -> int:
+    """Of the room that an engine has for each of its adapters: the largest one's, as vLLM rounds it."""
+    largest = max(lora.rank for lora in loras)
+    return next(rank for rank in RANKS if rank >= largest)
+
+
+def served_adapter_weights(size: ModelSize, loras: Sequence[LoRA]) -> int:
+    """Weights that an engine has room for beside its model: for each adapter as if it had what any of them has."""
+    if not loras:
+        return 0
+    targets = tuple(sorted({target for lora in loras for target in lora.targets}))
+    return len(loras) * adapter_weights(size, LoRA(rank=adapter_rank(loras), targets=targets))
 
 
 def check_tp(size: ModelSize, tp: int, model: str) -> None:

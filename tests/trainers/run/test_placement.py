@@ -76,6 +76,19 @@ def test_one_gpu_holds_both_and_the_engine_takes_what_the_learner_leaves() -> No
     assert found.engine.kv_cache_gb == pytest.approx((left - beside) / 1e9, abs=0.01)
 
 
+def test_each_adapter_of_an_engine_takes_the_room_of_the_largest() -> None:
+    size = ModelSize.named("0.6b")
+
+    def beside(*loras: fa.LoRA) -> int:
+        part = Part(name="hero", ranks=1, size=size, adapters=loras)
+        count: int = place([part], fa.EngineConfig(), on(1, {"engines": 1})).processes[0].parts.get("adapters", 0)
+        return count
+
+    one = 2 * adapter_weights(size, fa.LoRA(rank=64))
+    assert (beside(), beside(fa.LoRA(rank=64)), beside(fa.LoRA(rank=33))) == (0, one, one)  # as vLLM rounds it
+    assert beside(fa.LoRA(rank=64, targets=("q_proj",)), fa.LoRA(rank=2)) == 2 * one
+
+
 def test_an_engine_of_a_model_that_is_stored_in_float32_takes_twice_as_much() -> None:
     part = Part(name="hero", ranks=1, size=ModelSize.named("0.6b"), dtype="float32")
     weights = {

@@ -23,11 +23,11 @@ from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.memory import (
     OVERHEAD_BYTES,
     USUAL_SHARE,
-    adapter_weights,
     check_context,
     check_tp,
     fixed_bytes,
     kv_bytes,
+    served_adapter_weights,
 )
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.degrees import check_degrees, shards_of
@@ -348,7 +348,7 @@ def _context(part: Part, engine: EngineConfig) -> int:
 def _engine(part: Part, engine: EngineConfig) -> Mapping[str, int]:
     item = _item(part, engine)
     found = fixed_bytes(part.size, sequences=engine.max_num_seqs, item=item, tp=part.ranks)
-    beside = sum(adapter_weights(part.size, lora) for lora in part.adapters) * item // part.ranks
+    beside = served_adapter_weights(part.size, part.adapters) * item // part.ranks
     return {**found, **({"adapters": beside} if beside else {})}
 
 
