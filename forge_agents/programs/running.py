@@ -278,7 +278,7 @@ def _own(lines: Sequence[str]) -> str:
 
 
 _SECRET = re.compile(
-    r"TOKEN(?!S|IZ)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|(?:^|_)(?:KEYS?|PASS|PAT)(?:_|$)|(?:KEYS?|SSHPASS|_PWD)$",
+    r"TOKEN(?!S|IZ)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|APIKEY|(?:^|_)(?:KEYS?|PASS|PAT)(?:_|$)|(?:KEYS?|SSHPASS|_PWD)$",
     re.IGNORECASE,
 )
 """Variables that are not handed on: a model may run commands there, and what they print is kept."""

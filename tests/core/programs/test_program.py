@@ -841,7 +841,7 @@ def test_programs_keep_the_contract_of_environments():
 
 def test_a_command_line_is_not_told_the_secrets_of_the_run(monkeypatch):
     secret = ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "ANTHROPIC_AUTH_TOKEN", "DB_PASSWORD")
-    for name in (*secret, "RIVAL_KEY", "DB_PASS", "MYSQL_PWD", "GH_PAT", "GPG_PASSPHRASE", "SSHPASS", "S3_ACCESSKEY"):
+    for name in (*secret, "RIVAL_KEY", "DB_PASS", "MYSQL_PWD", "GH_PAT", "GPG_PASSPHRASE", "SSHPASS", "APIKEY_2"):
         monkeypatch.setenv(name, "do-not-tell")
     for name in ("PLAIN", "MAX_TOKENS", "TOKENIZERS_PARALLELISM", "KEYBOARD"):
         monkeypatch.setenv(name, f"told-{name}")
