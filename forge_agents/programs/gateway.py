@@ -361,8 +361,9 @@ class Gateway:
         self._hosts = _HOSTS if host in ("::1", *_HOSTS) else ()
         try:
             self._socket = socket.create_server((host, port), family=family, backlog=2048)
-        except OSError as cause:
-            raise ValueError(f"port {port} cannot be used ({cause.strerror}); give another, or none") from cause
+        except (OSError, OverflowError) as cause:
+            why = getattr(cause, "strerror", cause)
+            raise ValueError(f"{host} port {port} cannot be used ({why}); give another, or none") from cause
         # inherited by connections, which asyncio leaves without it: the second part of an answer would wait for 40 ms
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.port: int = self._socket.getsockname()[1]
@@ -401,6 +402,8 @@ class Gateway:
         Args:
             models: Who answers: seats by the names under which the program asks for them.
         """
+        if not isinstance(models, Mapping):
+            raise TypeError(f"models is {models!r:.200}; give seats by name, as in {{'gpt-4o': 'agent'}}")
         return self._admit(Session(self, models))
 
     def _admit(self, session: S) -> S:

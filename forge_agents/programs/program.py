@@ -12,6 +12,7 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -30,6 +31,7 @@ from forge_agents.programs.running import (
     result_as_json,
     reward_of,
     started,
+    takes,
     told,
     with_causes,
 )
@@ -138,21 +140,15 @@ class Program(TurnEnv):
             raise TypeError("files= are what a command line finds in its folder; a function has no folder")
         if isinstance(seats, str) or not seats:
             raise ValueError(f"seats={seats!r}; name one or more, as in seats=('planner', 'coder')")
+        if models is not None and not isinstance(models, Mapping):
+            raise TypeError(f"models={models!r:.200}; give seats by name, as in {{'gpt-4o': {next(iter(seats))!r}}}")
         self.possible_agents = list(seats)
         self.models = {seat: seat for seat in seats} | dict(models or {})
         """Seats by the names that the program asks for."""
         self._check_agents(self.models.values(), "models names")
-        if not callable(tasks):
-            if isinstance(tasks, (str, Mapping)) or not all(hasattr(tasks, f"__{has}__") for has in ("len", "getitem")):
-                raise TypeError(f"tasks is a {type(tasks).__name__}; give a list of tasks, or a function rng -> task")
-            if not len(tasks):
-                raise ValueError("tasks is empty; give at least one, or a function rng -> task")
-        if inspect.iscoroutinefunction(reward):
-            raise TypeError("reward= is async; give a function that returns the number, or a judge to the trainer")
-        if not 0 < timeout_s < math.inf or not math.isfinite(error_reward):
-            raise ValueError(f"timeout_s={timeout_s} must be above 0 and finite, error_reward={error_reward} finite")
-        if max_sampled_tokens is not None and max_sampled_tokens < 1:
-            raise ValueError(f"max_sampled_tokens={max_sampled_tokens} allows no answer; set at least 1, or None")
+        _check_tasks(tasks)
+        _check_reward(reward)
+        _check_limits(timeout_s, error_reward, max_sampled_tokens)
         self._program, self._tasks, self._reward = program, tasks, reward
         self._timeout_s, self._error_reward = timeout_s, error_reward
         self._max_sampled_tokens, self._sandbox, self._files = max_sampled_tokens, sandbox, files
@@ -386,3 +382,35 @@ class Program(TurnEnv):
         """What it was refused since its last answer, as far as that is remembered."""
         since = self._session.num_refused - self._forgiven if self._session is not None else 0
         return self._session.refusals[-since:] if self._session is not None and since else []
+
+
+def _check_tasks(tasks: Any) -> None:
+    if callable(tasks):
+        takes(tasks, "tasks", "rng")
+        return
+    if isinstance(tasks, (str, Mapping)) or not all(hasattr(tasks, f"__{has}__") for has in ("len", "getitem")):
+        raise TypeError(f"tasks is a {type(tasks).__name__}; give a list of tasks, or a function rng -> task")
+    if not len(tasks):
+        raise ValueError("tasks is empty; give at least one, or a function rng -> task")
+
+
+def _check_reward(reward: object) -> None:
+    if reward is None:
+        return
+    if not callable(reward):
+        raise TypeError(f"reward={reward!r:.200} is no function (task, result); a verifier goes to the trainer")
+    if inspect.iscoroutinefunction(reward):
+        raise TypeError("reward= is async; give a function that returns the number, or a judge to the trainer")
+    takes(reward, "reward", "task", "result")
+
+
+def _check_limits(timeout_s: float, error_reward: float, max_sampled_tokens: int | None) -> None:
+    given: dict[str, object] = {"timeout_s": timeout_s, "error_reward": error_reward}
+    given["max_sampled_tokens"] = max_sampled_tokens or 0
+    for name, number in given.items():
+        if not isinstance(number, Real):
+            raise TypeError(f"{name}={number!r:.200} is no number")
+    if not 0 < timeout_s < math.inf or not math.isfinite(error_reward):
+        raise ValueError(f"timeout_s={timeout_s} must be above 0 and finite, error_reward={error_reward} finite")
+    if max_sampled_tokens is not None and max_sampled_tokens < 1:
+        raise ValueError(f"max_sampled_tokens={max_sampled_tokens} allows no answer; set at least 1, or None")

@@ -136,7 +136,8 @@ def _refuse(body: Json, *names: str) -> None:
 
 def _limit(body: Json, *names: str) -> int | None:
     for name in names:
-        if (limit := body.get(name)) is not None:
+        if (limit := _number(body.get(name))) is not None:
+            limit = int(limit) if isinstance(limit, float) and limit.is_integer() else limit
             if type(limit) is not int or limit < 1:
                 raise RefusedError(f"{name}={shown(limit)}; send a whole number, at least 1")
             return limit

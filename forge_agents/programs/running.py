@@ -116,12 +116,7 @@ def check(program: object, sandbox: Sandbox | None = None, image: Image | None =
     if callable(program):
         if sandbox is not None:
             raise TypeError("sandbox= shuts a command line in; a function runs in this process, with all its rights")
-        with contextlib.suppress(ValueError):  # built-ins have no signature
-            try:
-                inspect.signature(program).bind(None, None)
-            except TypeError as cause:
-                name = getattr(program, "__name__", type(program).__name__)
-                raise TypeError(f"the program {name} must take (task, client): {cause}") from None
+        takes(program, "the program", "task", "client")
         return
     words = shlex.split(program) if isinstance(program, str) else program
     if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
@@ -131,6 +126,16 @@ def check(program: object, sandbox: Sandbox | None = None, image: Image | None =
     bare = _FIND.sub("", _QUOTED.sub("", program)).split() if isinstance(program, str) else []
     if shell := next(filter(_SHELL.fullmatch, bare), ""):
         raise ValueError(f'no shell reads the program, but {shell} is for one; give ["sh", "-c", {program!r:.200}]')
+
+
+def takes(function: Callable[..., Any], what: str, *given: str) -> None:
+    """Raise TypeError unless a function can be called with as many arguments as are `given`."""
+    with contextlib.suppress(ValueError):  # built-ins have no signature
+        try:
+            inspect.signature(function).bind(*given)
+        except TypeError as cause:
+            name = getattr(function, "__name__", type(function).__name__)
+            raise TypeError(f"{what} {name} must take ({', '.join(given)}): {cause}") from None
 
 
 def misplaced(program: Sequence[str] | str, files: Mapping[str, bytes]) -> str:

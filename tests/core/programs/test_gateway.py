@@ -637,6 +637,24 @@ def test_what_a_program_wishes_and_nobody_follows_is_told(session):
     assert status == 400 and "continue_final_message is not supported here" in body["error"]["message"]
 
 
+@pytest.mark.parametrize(("given", "read"), [("20", 20), (20.0, 20), ("2e1", 20), (None, None)])
+def test_a_limit_may_come_as_text_or_as_a_float_that_is_whole(given, read):
+    names = {"chat/completions": "max_tokens", "responses": "max_output_tokens", "messages": "max_tokens"}
+    for path, name in names.items():
+        body = {**asked(), "input": "-", name: given}
+        assert PROTOCOLS[f"/v1/{path}"].read(body).max_tokens == read
+        with pytest.raises(RefusedError, match="send a whole number, at least 1"):
+            PROTOCOLS[f"/v1/{path}"].read({**body, name: "2.5"})
+
+
+def test_a_gateway_that_cannot_be_made_or_asked_says_what_to_give(gateway):
+    with pytest.raises(TypeError, match="give seats by name, as in {'gpt-4o': 'agent'}"):
+        gateway.open(["gpt-4o"])
+    for wrong, told in (({"port": 99999}, "127.0.0.1 port 99999 can"), ({"host": "1.2.3.4"}, "1.2.3.4 port 0 can")):
+        with pytest.raises(ValueError, match=told):
+            Gateway(**wrong)
+
+
 def test_a_form_is_told_under_anthropics_older_name_too():
     form = {"type": "json_schema", "schema": {"type": "object"}}
     said = {"model": "coder", "messages": [{"role": "user", "content": "-"}]}

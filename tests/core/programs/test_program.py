@@ -334,6 +334,22 @@ def test_a_command_line_that_names_files_of_our_own_folder_is_told_what_to_write
         assert "folder of its own" not in played(words, files=lambda task, files=files: files).error.message
 
 
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"models": ["gpt-4o"]}, "give seats by name, as in {'gpt-4o': 'agent'}"),
+        ({"reward": "exact"}, "reward='exact' is no function"),
+        ({"reward": lambda result: 1.0}, "reward <lambda> must take (task, result)"),
+        ({"tasks": lambda: 3}, "tasks <lambda> must take (rng)"),
+        ({"timeout_s": "60"}, "timeout_s='60' is no number"),
+        ({"max_sampled_tokens": "9"}, "max_sampled_tokens='9' is no number"),
+    ],
+)
+def test_arguments_of_other_kinds_are_told_where_they_are_given(wrong, told):
+    with pytest.raises(TypeError, match=re.escape(told)):
+        fa.Program(plain, **wrong)
+
+
 def test_a_reward_that_nobody_would_await_is_refused():
     async def reward(task, result):
         return 1.0
