@@ -27,6 +27,7 @@ from forge_agents.errors import HostError, StallError
 from forge_agents.runtime import _monarch
 from forge_agents.runtime.host_process import HostFacts, Warden, facts_here
 from forge_agents.runtime.hosts import ENVS, HERE, ON_GPUS, ROLES, Hosts, Seat, parse_cores
+from forge_agents.runtime.processes import visible_gpus
 
 _LOOPBACK = ("ipc://", "tcp://127.0.0.1:", "tcp://localhost:")
 _TICK_S = 1.0
@@ -523,11 +524,13 @@ def _processes(config: Hosts, env: Mapping[str, str]) -> Job:
             shutil.rmtree(folder, ignore_errors=True)
 
     workers: dict[str, tuple[str, ...]] = {}
+    gpus = gpus_of_processes(config, visible_gpus())
     try:
         for role, count in config.counts.items():
             workers[role] = tuple(_monarch.new_host_address(f"ipc://{folder}/{role}-{i}") for i in range(count))
             for number, address in enumerate(workers[role]):
-                started.append(_host_process(address, folder / f"{role}-{number}.log", env))
+                seen = {"CUDA_VISIBLE_DEVICES": ",".join(gpus[role, number])} if (role, number) in gpus else {}
+                started.append(_host_process(address, folder / f"{role}-{number}.log", {**env, **seen}))
     except BaseException:
         end()
         raise
@@ -538,6 +541,28 @@ def _processes(config: Hosts, env: Mapping[str, str]) -> Job:
         names={role: tuple(f"log {folder / role}-{i}.log" for i in range(len(w))) for role, w in workers.items()},
         pids={role: tuple(next(pids) for _ in addresses) for role, addresses in workers.items()},
     )
+
+
+def gpus_of_processes(config: Hosts, gpus: Sequence[str]) -> dict[tuple[str, int], Sequence[str]]:
+    """Which of this machine's GPUs each process that behaves as a host sees, by role and number.
+
+    As many as `config` says, the others get equal parts of what is left; the controller's own host, where it computes,
+    has the first. Empty where there are too few: then they share them all.
+    """
+    here = [role for role in ("learner", "engines") if role not in config.counts]
+    hosts = [(role, number) for role in ON_GPUS for number in range(config.counts.get(role, 0))]
+    given = [config.gpus.get(role, 0) for role, _ in hosts]
+    kept = sum(config.gpus.get(role, 0) for role in here)
+    parts = given.count(0) + bool(here and not kept)
+    left = len(gpus) - sum(given) - kept
+    if left < parts:
+        return {}
+    each = left // parts if parts else 0
+    at, found = kept or each * bool(here), dict[tuple[str, int], Sequence[str]]()
+    for host, count in zip(hosts, given, strict=True):
+        found[host] = gpus[at : at + (count or each)]
+        at += count or each
+    return found
 
 
 def _host_process(address: str, log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:

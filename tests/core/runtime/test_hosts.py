@@ -19,7 +19,7 @@ from forge_agents.errors import HostError
 from forge_agents.runtime import mesh
 from forge_agents.runtime.host_process import HostFacts
 from forge_agents.runtime.hosts import parse_cores
-from forge_agents.runtime.layout import Host, Job, Layout
+from forge_agents.runtime.layout import Host, Job, Layout, gpus_of_processes
 from forge_agents.runtime.processes import gpu_bytes, visible_gpus
 
 
@@ -251,6 +251,25 @@ def test_judges_stay_off_the_learners_gpu() -> None:
     assert spots == [("0",), ("1",), ("1",)]
     assert laid_out(3, {"learner": 1, "engines": 1}, kind="local").spot("judges", 1).gpus == ("2",)
     assert layout.spot("store", 1).gpus == ()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "given", "has", "seen"),
+    [
+        ({"learner": 1, "engines": 2}, {}, 8, ["0,1", "2,3", "4,5"]),
+        ({"learner": 1, "engines": 1}, {"learner": 3}, 8, ["0,1,2", "3,4,5,6,7"]),
+        ({"engines": 1}, {}, 2, ["1"]),  # the learner is on the controller's
+        ({"engines": 2}, {"learner": 2}, 8, ["2,3,4", "5,6,7"]),
+        ({"learner": 1, "engines": 2}, {}, 2, []),  # they share
+        ({"learner": 1, "engines": 2}, {}, 0, []),
+        ({"learner": 1, "store": 1, "engines": 1}, {}, 2, ["0", "1"]),
+    ],
+)
+def test_processes_that_behave_as_hosts_divide_this_ones_gpus(
+    hosts: dict[str, int], given: dict[str, int], has: int, seen: list[str]
+) -> None:
+    config = fa.Hosts(kind="process", hosts=hosts, gpus=given)
+    assert [",".join(one) for one in gpus_of_processes(config, tuple(map(str, range(has)))).values()] == seen
 
 
 def test_engines_of_nobodys_run_take_a_gpu_each() -> None:
