@@ -71,6 +71,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         check_numbers(self)
+        _make_whole(self)
         for name, low, high, usual in (
             ("temperature", 0, 5, "1.0 samples the model's own distribution"),
             ("top_k", 0, math.inf, "0 keeps every token"),
@@ -114,6 +115,15 @@ class Sampling:
         left = max(0.0, 1 - step / self.temperature_steps)
         now = self.temperature + left * (self.temperature_from - self.temperature)
         return replace(self, temperature=now, temperature_from=None, temperature_steps=0)
+
+
+def _make_whole(sampling: Sampling) -> None:
+    """Take 64.0 as 64, and refuse 64.5 before an engine, which would, has started."""
+    for name in ("top_k", "max_tokens", "max_thought_tokens", "temperature_steps"):
+        if isinstance(number := getattr(sampling, name), float) and math.isfinite(number):
+            if not number.is_integer():
+                raise ValueError(f"{name}={number} is no whole number; give one")
+            object.__setattr__(sampling, name, int(number))
 
 
 def _check_room(sampling: Sampling) -> None:

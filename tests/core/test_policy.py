@@ -94,6 +94,8 @@ def test_a_function_declares_all_its_policies():
         ({"top_p": 0}, "top_p=0"),
         ({"max_tokens": 0}, "max_tokens=0"),
         ({"top_k": -1}, r"top_k=-1 is outside \[0, inf\]; 0 keeps every token"),
+        ({"top_k": 2.5}, "top_k=2.5 is no whole number"),
+        ({"max_tokens": 64.5}, "max_tokens=64.5 is no whole number"),
         ({"min_p": 1.5}, "min_p=1.5"),
         ({"presence_penalty": 3}, "presence_penalty=3"),
         ({"repetition_penalty": 0}, "repetition_penalty=0"),
@@ -108,6 +110,11 @@ def test_a_function_declares_all_its_policies():
 def test_impossible_sampling_is_refused(wrong, said):
     with pytest.raises(ValueError, match=said):
         fa.Sampling(**wrong)
+
+
+def test_whole_numbers_may_come_as_floats():
+    limit = fa.Sampling(max_tokens=64.0, top_k=5.0).max_tokens
+    assert (limit, type(limit)) == (64, int)
 
 
 def test_stops_are_texts():
