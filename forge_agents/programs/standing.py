@@ -100,20 +100,22 @@ class Standing(Session):
         return asked
 
     async def _answered(self, asked: _Waiting, call: Call, own: Sampling) -> None:
+        ended: Reply | RefusedError
         try:
-            asked.end(await self._reply(asked.seat, call, own))
+            ended = await self._reply(asked.seat, call, own)
         except ContextFullError as full:
-            asked.end(RefusedError(f"maximum context length: {full}", code="context_length_exceeded"))
+            ended = RefusedError(f"maximum context length: {full}", code="context_length_exceeded")
         except (LateAnswerError, StallError) as late:
-            asked.end(RefusedError(str(late), status=504, code="timeout"))
+            ended = RefusedError(str(late), status=504, code="timeout")
         except ActorDiedError as gone:
             if not self.failed.done():  # before the answer, after which others look
                 self.failed.set_exception(gone)
-            asked.end(RefusedError(str(gone), status=503, code="unavailable"))
+            ended = RefusedError(str(gone), status=503, code="unavailable")
         except Exception as error:  # noqa: BLE001  # the boundary: the program hears it
-            asked.end(RefusedError(f"failed: {shown(error)}", status=500, code="failed"))
-        finally:
+            ended = RefusedError(f"failed: {shown(error)}", status=500, code="failed")
+        finally:  # before the answer, too: who has heard it waits no more
             self._open.discard(asked)
+        asked.end(ended)
 
     async def _reply(self, seat: str, call: Call, own: Sampling) -> Reply:
         found, new, mark = self._known.place(seat, call)
