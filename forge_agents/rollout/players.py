@@ -233,6 +233,7 @@ class ModelPlayer:
             done = await ask(prompt_ids, wanted, limit, draw)
             thought, answer = self._renderer.parse(done.token_ids, *wanted.stop)
         beside, calls = self._renderer.calls(done.token_ids, tools) if tools else ("", ())
+        may_stop = wanted.stop and done.finish_reason == "stop"
         return Decision(
             action=beside if calls else answer,
             thought=thought,
@@ -243,7 +244,7 @@ class ModelPlayer:
             logprobs=done.logprobs,
             versions=done.versions,
             finish_reason=done.finish_reason,
-            stopped_by=self._renderer.stopped_by(done.token_ids, *wanted.stop) if done.finish_reason == "stop" else "",
+            stopped_by=self._renderer.stopped_by(done.token_ids, *wanted.stop) if may_stop else "",
             generate_s=time.perf_counter() - started,
         )
 

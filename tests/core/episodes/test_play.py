@@ -71,9 +71,6 @@ def fleets(monkeypatch):
         def parse(self, ids):
             return "", "ok"
 
-        def stopped_by(self, ids, *stop):
-            return ""
-
     class Up:
         def __init__(self, policies):
             self.served = {name: Served(Engine(), Words()) for name in policies}
