@@ -61,7 +61,6 @@ async def client(store_name: str, index: Any) -> Any:
     return _clients[store_name]
 
 
-
 def transport(several_hosts: bool) -> str:
     """How weights travel here, in words.
 
