@@ -26,29 +26,27 @@ from forge_agents.envs.thoughts import whole
 from forge_agents.errors import did_you_mean
 from forge_agents.programs.calls import RefusedError, Said, as_text
 from forge_agents.programs.protocols import PROTOCOLS, text_of
+from forge_agents.programs.spans import (
+    THOUGHTS,
+    attributes,
+    ends_in,
+    exported,
+    is_around_calls,
+    is_cut,
+    messages_in,
+    names_in,
+    of_blocks,
+    score_in,
+    some,
+)
 
 Source: TypeAlias = str | os.PathLike[str]
-_NAMES = (
-    "gen_ai.agent.name", "gen_ai.request.model", "gen_ai.response.model", "llm.model_name", "embedding.model_name",
-)  # fmt: skip
-_NO_CALLS = ("invoke_agent", "create_agent", "execute_tool", "embeddings", "invoke_workflow", "retrieval")
-"""What ``gen_ai.operation.name`` says of spans around calls, whose messages the calls' own spans hold, too."""
-_DETAILS = "gen_ai.client.inference.operation.details"
-"""The event that holds a call's messages where its span does not."""
 _ODD = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
 """What reading somebody else's file may end in, whatever stands in it."""
-_CUT = (
-    "length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded", "incomplete",
-    "content_filter", "safety", "error",
-)  # fmt: skip
-"""Ends of answers that are not whole."""
-_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _ROW = ("messages", "completion", "chosen", "rejected")
 """One of these is in every row."""
 _ASKED = ("tool_choice", "parallel_tool_calls", "response_format")
 """Of a request what is told the model beside its messages and tools."""
-_MOST_PARTS = 12
-"""Of an attribute's name between dots: those of messages have fewer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,11 +249,11 @@ class _Reader:
 
     def _read(self, where: str, thing: Mapping[str, Any]) -> Iterator[_Talk | dict[str, Any]]:
         try:
-            span = _attributes(thing)
+            span = None if any(name in thing for name in _ROW) else attributes(thing)
             if span is None and not any(name in thing for name in _ROW):
                 keys = ", ".join(map(repr, list(thing)[:12]))
                 raise RefusedError(f"it is neither spans nor a chat; its keys are {keys}")
-            names = {str(span[name]) for name in _NAMES if span.get(name)} if span else {str(thing.get("model") or "")}
+            names = names_in(span) if span else {str(thing.get("model") or "")}
             self._names |= names - {""}
             if self._model is not None and self._model not in names:
                 self.left["of other models, or of none that is named"] += 1
@@ -267,24 +265,24 @@ class _Reader:
             yield from found
 
     def _of_span(self, span: Mapping[str, Any], known: Mapping[str, Any]) -> list[_Talk]:
-        if known.get("gen_ai.operation.name") in _NO_CALLS:
+        if is_around_calls(known):
             self.left["spans around calls"] += 1
             return []
-        found = _of_conventions(known) or _of_openinference(known) or _of_openllmetry(known)
+        found = messages_in(known)
         if found is None:
             model = any(name.startswith(("gen_ai.", "llm.")) for name in known)
             self.left["calls without their messages" if model else "spans of other things"] += 1
             return []
         asked, answers, tools = found
-        ends = [known.get("llm.finish_reason"), *_some(known.get("gen_ai.response.finish_reasons"))]
+        ends = ends_in(known)
         talks = []
         for at, answer in enumerate(answers):
             ended = answer.pop("finish_reason", None) or (ends[at + 1] if at + 1 < len(ends) else ends[0])
-            if _is_cut(ended):
+            if is_cut(ended):
                 self.left["answers that were cut off"] += 1
             elif not self._pairs:
                 talks.append(_talk([*asked, answer], tools))
-            elif (score := _number(_score(span, known, self._pairs))) is None:
+            elif (score := _number(score_in(span, known, self._pairs))) is None:
                 self.left[f"without a number {self._pairs!r}"] += 1
             else:
                 talks.append(_talk([*asked, answer], tools, score))
@@ -295,7 +293,7 @@ class _Reader:
     def _of_row(self, row: Mapping[str, Any]) -> list[_Talk | dict[str, Any]]:
         lists = [given for name in _ROW if isinstance(given := row.get(name), list)]
         parts = itertools.chain([row], *lists)
-        if any(_is_cut(part.get("finish_reason")) for part in parts if isinstance(part, Mapping)):
+        if any(is_cut(part.get("finish_reason")) for part in parts if isinstance(part, Mapping)):
             self.left["answers that were cut off"] += 1
             return []
         if all(row.get(name) is None for name in _ROW):
@@ -312,7 +310,7 @@ class _Reader:
                     one = [{"role": "user" if name == "prompt" else "assistant", "content": given}]
                     asks = {} if "prompt" in written else row
                     chat = _as_chat(one if isinstance(given, str) else given, asks.get("system"))
-                    said, told = _said(chat, _some(asks.get("tools")), asks)
+                    said, told = _said(chat, some(asks.get("tools")), asks)
                     written[name] = as_text(said, told)
             return [written]
         score = _number(row.get(self._pairs)) if self._pairs else None
@@ -320,7 +318,7 @@ class _Reader:
             self.left[f"without a number {self._pairs!r}"] += 1
             return []
         chat = _as_chat(row["messages"], row.get("system"))
-        talk = _talk(chat, _some(row.get("tools")), score, given_as_one=True, asks=row)
+        talk = _talk(chat, some(row.get("tools")), score, given_as_one=True, asks=row)
         unlearned = {place for place, message in enumerate(chat) if message.get("weight") == 0}
         return [replace(talk, unlearned=frozenset(unlearned))]
 
@@ -382,245 +380,12 @@ def _things(value: Any) -> Iterator[Mapping[str, Any]]:
         return
     if not isinstance(value, Mapping):
         raise RefusedError(f"it is a JSON {type(value).__name__}; expected spans or a chat")
-    exports = _either(value, "resourceSpans", "resource_spans")
-    logs = _either(value, "resourceLogs", "resource_logs")
-    if exports is None and logs is None:
-        yield value
-    for export in exports or ():
-        for scope in _either(export, "scopeSpans", "scope_spans") or ():
-            yield from scope.get("spans") or ()
-    for export in logs or ():  # where content is recorded as events beside the spans
-        for scope in _either(export, "scopeLogs", "scope_logs") or ():
-            yield from ({"attributes": [], **record} for record in _either(scope, "logRecords", "log_records") or ())
-
-
-def _either(value: Mapping[str, Any], *names: str) -> Any:
-    return next((value[name] for name in names if value.get(name) is not None), None)
-
-
-# ---- spans
-
-
-def _attributes(thing: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Those of a span, by name; None of a row."""
-    if any(name in thing for name in _ROW):
-        return None
-    given = thing.get("attributes")
-    if given is None:
-        if not any(name in thing for name in ("spanId", "span_id", "traceId")):
-            return None
-        given = {}
-    known = _by_name(given)
-    if "gen_ai.input.messages" not in known:  # content may be recorded in an event of the span
-        for event in thing.get("events") or ():
-            if event.get("name") == _DETAILS:
-                known |= _by_name(event.get("attributes") or {})
-    return known
-
-
-def _by_name(attributes: Any) -> dict[str, Any]:
-    if isinstance(attributes, Mapping):
-        return dict(attributes)
-    return {str(each["key"]): _plain(each.get("value")) for each in attributes}
-
-
-def _plain(value: Any) -> Any:
-    """A value as OTLP writes it: ``{"stringValue": ...}``."""
-    if not isinstance(value, Mapping) or len(value) != 1:
-        return value
-    ((kind, inner),) = value.items()
-    kind = kind.replace("_v", "V")
-    if kind == "arrayValue":
-        return [_plain(each) for each in inner.get("values") or ()]
-    if kind == "kvlistValue":
-        return {str(each["key"]): _plain(each.get("value")) for each in inner.get("values") or ()}
-    return int(inner) if kind == "intValue" else inner
-
-
-def _is_cut(reason: Any) -> bool:
-    """Whether an answer is not whole; Gemini's say ``FinishReason.MAX_TOKENS``."""
-    return str(reason).rpartition(".")[2].lower() in _CUT
-
-
-def _score(span: Mapping[str, Any], known: Mapping[str, Any], name: str) -> Any:
-    if name in known:
-        return known[name]
-    for event in span.get("events") or ():
-        if event.get("name") == "gen_ai.evaluation.result":
-            told = _by_name(event.get("attributes") or {})
-            if told.get("gen_ai.evaluation.name") == name:
-                return told.get("gen_ai.evaluation.score.value")
-    return None
+    yield from (value,) if (spans := exported(value)) is None else spans
 
 
 def _number(value: Any) -> float | None:
     number = float(value) if isinstance(value, bool | int | float) else math.nan
     return number if math.isfinite(number) else None
-
-
-_Found: TypeAlias = tuple[list[dict[str, Any]], list[dict[str, Any]], list[Any]]
-"""What was asked, what was answered, the tools; each message as OpenAI's chat completions have it."""
-
-
-def _some(value: Any) -> list[Any]:
-    """A list that may be written as JSON within a text."""
-    found = json.loads(value) if isinstance(value, str) else value
-    return [] if found is None else found if isinstance(found, list) else [found]
-
-
-def _of_conventions(known: Mapping[str, Any]) -> _Found | None:
-    if "gen_ai.input.messages" not in known:
-        return None
-    asked = _some(known["gen_ai.input.messages"])
-    if system := _some(known.get("gen_ai.system_instructions")):
-        asked = [{"role": "system", "parts": system}, *asked]
-    answers = []
-    for message in _some(known.get("gen_ai.output.messages")):
-        (said,) = _of_parts({"role": "assistant", **message})
-        answers.append({**said, "finish_reason": message.get("finish_reason")})
-    return [one for each in asked for one in _of_parts(each)], answers, _some(known.get("gen_ai.tool.definitions"))
-
-
-def _of_parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Messages of OpenAI's of one whose content is in parts: results of tools are messages of their own there."""
-    texts, thoughts, calls, results = [], [], [], []
-    given = message.get("parts", message.get("content"))
-    for part in [{"type": "text", "content": given}] if isinstance(given, str) else given or ():
-        kind = part.get("type")
-        if kind == "text":
-            texts.append(part["content"])
-        elif kind in ("reasoning", "thinking"):
-            thoughts.append(part["content"])
-        elif kind == "tool_call":
-            calls.append(_called(part.get("id"), part.get("name"), part.get("arguments")))
-        elif kind == "tool_call_response":
-            result = _either(part, "response", "result")
-            text = result if isinstance(result, str) else json.dumps(result)
-            results.append({"role": "tool", "tool_call_id": part.get("id"), "content": text})
-        else:
-            raise RefusedError(f"a part of type {kind!r}; the models here read text only")
-    if not (texts or thoughts or calls) and results:
-        return results
-    said = {"role": message.get("role"), "content": "\n".join(texts), "reasoning": "\n".join(thoughts)}
-    return [*results, {**said, "tool_calls": calls}]
-
-
-def _called(id_: Any, name: Any, arguments: Any) -> dict[str, Any]:
-    return {"id": id_, "function": {"name": name, "arguments": arguments}}
-
-
-def _of_openinference(known: Mapping[str, Any]) -> _Found | None:
-    told = _nested(known, "llm.")
-    if "input_messages" not in told:
-        return None
-
-    def messages(numbered: Mapping[str, Any]) -> list[dict[str, Any]]:
-        said = numbered["message"]
-        parts = [part["message_content"] for part in _listed(said.get("contents"))]
-        thoughts = [part.get("text") or "" for part in parts if part.get("type") == "reasoning"]
-        beside = ("reasoning", "tool_use")  # the calls stand in tool_calls, too
-        parts = [part for part in parts if part.get("type") not in beside and part != {"type": "text"}]
-        role, answers, content = said.get("role"), said.get("tool_call_id"), said.get("content")
-        if role == "user" and answers:  # Anthropic's: the result of a tool, and what is said beside it
-            result = {"role": "tool", "tool_call_id": answers, "content": _blocks(content) or content}
-            return [result, *([{"role": "user", "content": parts}] if parts else [])]
-        calls = [call["tool_call"] for call in _listed(said.get("tool_calls"))]
-        called = [(call.get("id"), call["function"].get("name"), call["function"].get("arguments")) for call in calls]
-        return [
-            {
-                "role": role,
-                "content": content or parts,
-                "reasoning": "\n".join(thoughts),
-                "tool_call_id": answers,
-                "tool_calls": [_called(*call) for call in called],
-            }
-        ]
-
-    tools = [json.loads(each["tool"]["json_schema"]) for each in _listed(told.get("tools"))]
-    asked, answers = (
-        [one for each in _listed(told.get(f"{way}_messages")) for one in messages(each)] for way in ("input", "output")
-    )
-    return asked, answers, tools
-
-
-def _of_openllmetry(known: Mapping[str, Any]) -> _Found | None:
-    told = _nested(known, "gen_ai.")
-    if not isinstance(told.get("prompt"), dict):
-        return None
-
-    def message(said: Mapping[str, Any], content: Any) -> dict[str, Any]:
-        calls = [_called(c.get("id"), c.get("name"), c.get("arguments")) for c in _listed(said.get("tool_calls"))]
-        more = {name: said[name] for name in ("tool_call_id", "finish_reason", *_THOUGHTS) if said.get(name)}
-        return {"role": said.get("role") or "assistant", "content": content, "tool_calls": calls, **more}
-
-    asked = []
-    for said in _listed(told["prompt"]):
-        blocks = _blocks(said.get("content"))
-        if any(block["type"] in _ANTHROPICS for block in blocks):
-            asked += _of_parts({"role": said.get("role") or "assistant", "parts": list(map(_in_parts, blocks))})
-        else:
-            asked.append(message(said, blocks or said.get("content")))
-    answers, thought = [], {}
-    for said in _listed(told.get("completion")):
-        if said.get("role") == "thinking":  # Anthropic's: no answer, but what stands before the next
-            thought = {"thinking": said.get("content"), "finish_reason": said.get("finish_reason")}
-        else:
-            answers.append(message({**thought, **said}, said.get("content")))
-            thought = {}
-    tools = []
-    for each in _listed(_nested(known, "llm.request.").get("functions")):
-        schema = each.get("parameters") or each.get("input_schema") or "{}"  # Anthropic's name of it
-        tools.append({**each, "parameters": json.loads(schema)})
-    return asked, answers, tools
-
-
-_ANTHROPICS = ("tool_use", "tool_result", "thinking", "redacted_thinking")
-_BLOCKS = (*_ANTHROPICS, "text", "refusal", "image", "image_url", "document", "input_audio", "file")
-"""Types of a message's parts, in OpenAI's chats and in Anthropic's messages."""
-
-
-def _blocks(content: Any) -> list[dict[str, Any]]:
-    """The parts of a message that were written as JSON within a text; none where the text is what was said."""
-    if not (isinstance(content, str) and content.startswith("[{")):
-        return []
-    try:
-        found = json.loads(content)
-    except (ValueError, RecursionError):
-        return []
-    return found if all(isinstance(each, dict) and each.get("type") in _BLOCKS for each in found) else []
-
-
-def _in_parts(block: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A block of Anthropic's as OpenTelemetry's conventions have it; what is no text stays what it is."""
-    kind = block["type"]
-    if kind == "tool_use":
-        return {**block, "type": "tool_call", "arguments": block.get("input")}
-    if kind == "tool_result":
-        result = text_of(block.get("content"), "the result of a tool")
-        return {"type": "tool_call_response", "id": block.get("tool_use_id"), "response": result}
-    if kind in _ANTHROPICS:
-        return {"type": "thinking", "content": block.get("thinking") or ""}
-    return {**block, "content": block["text"]} if kind == "text" else block
-
-
-def _nested(known: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """``{"a": {"0": {"b": 1}}}`` of ``{"a.0.b": 1}``, of the names that begin with `prefix`."""
-    tree: dict[str, Any] = {}
-    for name, value in known.items():
-        parts = name.removeprefix(prefix).split(".")
-        if not name.startswith(prefix) or len(parts) > _MOST_PARTS:
-            continue
-        at = tree
-        for part in parts[:-1]:
-            inner = at.setdefault(part, {})
-            at = inner if isinstance(inner, dict) else {}
-        at[parts[-1]] = value
-    return tree
-
-
-def _listed(numbered: Any) -> list[Any]:
-    """The values of ``{"0": ..., "1": ...}`` in the order of their numbers."""
-    return [numbered[at] for at in sorted(numbered, key=int)] if numbered else []
 
 
 # ---- conversations
@@ -634,7 +399,7 @@ def _as_chat(messages: Any, system: Any) -> Any:
     for message in messages:
         blocks = message.get("content") if isinstance(message, Mapping) else None
         if isinstance(blocks, list) and any(_is_anthropics(block) for block in blocks):
-            chat += _of_parts({"role": message["role"], "parts": list(map(_in_parts, blocks))})
+            chat += of_blocks(message["role"], blocks)
         else:
             chat.append(message)
     return chat
@@ -669,7 +434,7 @@ def _said(messages: Any, tools: Sequence[Any], asks: Mapping[str, Any] = {}) -> 
         raise RefusedError(f"the messages are {str(messages)[:100]!r}; expected a list of objects")
     spoken = []
     for place, message in enumerate(messages):
-        thoughts = [message.get(name) for name in _THOUGHTS]
+        thoughts = [message.get(name) for name in THOUGHTS]
         content = message.get("content")
         if isinstance(content, list):
             thoughts.append("\n".join(text for part in content if (text := _thought_in(part)) is not None))
