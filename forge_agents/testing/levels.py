@@ -9,6 +9,7 @@ import asyncio
 import math
 from functools import partial
 from itertools import pairwise
+from numbers import Real
 
 import numpy as np
 
@@ -32,7 +33,7 @@ def check_levels(id: str, players: Seats, *, episodes: int = 100, seed: int = 0)
         seed: Of the first; the others follow.
 
     Returns:
-        Mean rewards over episodes and seats, level by level, over the environment's ``max_reward`` where it has one.
+        Mean rewards over episodes and seats, level by level, over the environment's ``max_reward`` if that is above 0.
 
     Raises:
         AssertionError: A level is easier than the one before, or the last no harder than the first, beyond chance; or
@@ -58,8 +59,9 @@ def check_levels(id: str, players: Seats, *, episodes: int = 100, seed: int = 0)
 async def _rewards(env_id: str, players: Seats, seeds: range) -> np.ndarray:
     """float64 ``[seeds]``."""
     rollout = Rollout(make_env=partial(registry.make, env_id), env_id=env_id, seats=players)
-    most = getattr(registry.make(env_id), "max_reward", None) or 1.0  # of a level with more turns it is more
-    return np.array([_reward((await rollout.group(seed, 1)).episodes[0]) for seed in seeds]) / most
+    most = getattr(registry.make(env_id), "max_reward", None)  # of a level with more turns it is more
+    scale = float(most) if isinstance(most, Real) and 0 < float(most) < math.inf else 1.0
+    return np.array([_reward((await rollout.group(seed, 1)).episodes[0]) for seed in seeds]) / scale
 
 
 def _reward(episode: Episode) -> float:

@@ -24,9 +24,9 @@ class Dice(fa.TurnEnv):
 
     possible_agents = ["gambler"]
 
-    def __init__(self, faces=6, pay=1.0):
+    def __init__(self, faces=6, pay=1.0, top=None):
         super().__init__()
-        self.faces, self.pay = faces, pay
+        self.faces, self.pay, self.max_reward = faces, pay, top
 
     def setup(self, rng):
         self.shown = int(rng.integers(self.faces))
@@ -39,6 +39,18 @@ class Dice(fa.TurnEnv):
 
     def act(self, agent, action):
         return fa.Outcome(rewards={agent: self.pay * (action == str(self.shown))}, done=True)
+
+
+@fa.register("test/Fine-v0", max_turns=1, levels=[{"faces": faces} for faces in FACES])
+class Fine(Dice):
+    """Every wrong answer costs something, and no answer pays."""
+
+    def __init__(self, faces):
+        super().__init__(faces, top=-0.5)
+
+    def act(self, agent, action):
+        wrong = action != str(self.shown)
+        return fa.Outcome(rewards={agent: -0.5 - 0.5 * wrong}, done=True)
 
 
 def groups_of(env_id, wins, seed=0):
@@ -157,6 +169,19 @@ def test_success_is_the_share_of_what_can_be_earned(caplog):
     assert practice.success("test/Dice-v0@2") == 0.5
     (told,) = caplog.records
     assert "lie between 0 and 2 times the most" in told.getMessage()
+
+
+@pytest.mark.parametrize("top", [0.0, -0.5, float("inf")])
+def test_rewards_of_which_no_share_can_be_earned_make_no_curriculum(tmp_path, top):
+    trainer = fa.GRPOTrainer(fa.Policy("nowhere", name="me"), out_dir=tmp_path / "run")
+    with pytest.raises(ArgumentError, match=rf"max_reward={top:g} of test/Dice-v0@1 .* Pay rewards from 0 up"):
+        trainer.fit(fa.Curriculum("test/Dice-v0"), steps=1, env_args={"top": top})
+    assert not (tmp_path / "run").exists()
+
+
+def test_levels_are_compared_as_they_pay_where_nobody_can_earn_anything():
+    easy, *_, hard = check_levels("test/Fine-v0", fa.Scripted(lambda _: "1"), episodes=60)
+    assert -1 <= hard < easy <= -0.5
 
 
 def test_seats_that_do_not_learn_and_failures_say_nothing_of_success():

@@ -8,6 +8,7 @@ drawn, and seeds that are worth another try. Waits for nothing.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -53,10 +54,11 @@ class Curriculum(CurriculumConfig):
     """Environments whose share of the groups follows the team's success: ``trainer.fit(fa.Curriculum("my/Game-v0"))``.
 
     Success of a group is its siblings' mean reward of the trained seats over the most that can be earned, which
-    ``max_reward`` of the environment or the reward says, and which is 1 where neither does. An environment's success is
-    the mean over its newest `memory` episodes, older ones fading away. Groups are shared evenly by the environments
-    whose success lies between `low` and `high`; if none does, the nearest gets them. One that was not played yet counts
-    as its next easier level, the first as 0.5. A share `explore` of the groups goes to all evenly, so none is given up.
+    ``max_reward`` of the environment or the reward says, and which is 1 where neither does: rewards count from 0 on. An
+    environment's success is the mean over its newest `memory` episodes, older ones fading away. Groups are shared
+    evenly by the environments whose success lies between `low` and `high`; if none does, the nearest gets them. One
+    that was not played yet counts as its next easier level, the first as 0.5. A share `explore` of the groups goes to
+    all evenly, so none is given up.
 
     Held-out seeds are of all levels evenly, whatever is practised.
     """
@@ -84,6 +86,20 @@ class Curriculum(CurriculumConfig):
         if len(ids) < 2 or len(set(ids)) < len(ids):
             raise ArgumentError(f"a curriculum needs two or more different ids, got {list(ids)}")
         return ids
+
+    def check_tops(self, tops: Mapping[str, float | None]) -> None:
+        """Raise ArgumentError where success would be no share of the most that can be earned.
+
+        Args:
+            tops: That, by environment; None where nobody says it.
+        """
+        for env_id, top in tops.items():
+            if top is not None and not 0 < top < math.inf:
+                raise ArgumentError(
+                    f"max_reward={top:g} of {env_id} or of the reward: a curriculum takes the share of it that was "
+                    "earned for success, from 0 on. Pay rewards from 0 up, such as by adding the same to each episode, "
+                    "and raise max_reward with them; or practise one level after the other"
+                )
 
 
 class Practice:
@@ -163,7 +179,7 @@ class Practice:
             own = [r for agent, r in rewards.items() if episode.trajectories[agent].policy in trained]
             if episode.error is None and own and not np.isnan(own).any():
                 found.append(np.mean(own))
-        scores, env_id = np.array(found, np.float64) / (top or 1.0), item.group.env_id
+        scores, env_id = np.array(found, np.float64) / (1.0 if top is None else top), item.group.env_id
         inside = scores.clip(0.0, 1.0)
         if np.abs(scores - inside).max(initial=0.0) > 1e-6 and env_id not in self._warned:
             self._warned.add(env_id)

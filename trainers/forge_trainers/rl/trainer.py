@@ -37,7 +37,7 @@ from forge_trainers.records.run_folder import FitResult, RunFolder, read_rows
 from forge_trainers.records.trackers import check_installed
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.credit import Baselines
-from forge_trainers.rl.curriculum import Practice
+from forge_trainers.rl.curriculum import Curriculum, Practice
 from forge_trainers.rl.endings import Ending, Endings, most_of, nothing_played, where_it_failed
 from forge_trainers.rl.pipeline import Background, Batch, Pipeline, Put, TakenGroups
 from forge_trainers.rl.preflight import Preflight, Rest
@@ -164,6 +164,7 @@ class GRPOTrainer:
             that was seen, the run is over before its steps are, saved and exported, and the result has the reason.
 
         Raises:
+            ArgumentError: A curriculum cannot tell success from failure, or has nothing to choose from.
             PreflightError: An environment, a prompt or the reward fails at once; see `GRPOConfig.preflight`.
             EmptyBatchError: `max_empty_steps` in a row had no group to learn from; or in the first step, or that many
                 in a row, every episode failed or nothing was sampled. The run is saved before; another call goes on
@@ -179,6 +180,8 @@ class GRPOTrainer:
         if steps < 1:
             raise ValueError(f"steps={steps} trains nothing; set at least 1")
         sampler = TaskSampler(env, env_args, hosts=self._hosts, practice=self._practice)
+        if isinstance(env, Curriculum):
+            env.check_tops(self._tops(sampler))
         return self._loop.run(self._fit(sampler, steps))
 
     def evaluate(
@@ -371,6 +374,10 @@ class GRPOTrainer:
                         raise
                     self._next_step = None  # the newest checkpoint says where to go on
 
+    def _tops(self, sampler: TaskSampler) -> dict[str, float | None]:
+        """The most that can be earned, by environment; None where nobody says it."""
+        return {env_id: most_of(self.reward, sampler.max_reward[env_id]) for env_id in sampler.env_ids}
+
     def _finished(self, sampler: TaskSampler, steps: int) -> FitResult | None:
         """What a run came to that has done its steps; None where something has to be started."""
         export, curve, rows = (self.out_dir / name for name in ("export", "reward.png", "metrics.jsonl"))
@@ -397,7 +404,7 @@ class GRPOTrainer:
             first = self._next_step or 0
             await all_or_first_error(learner.set_total_steps(steps) for learner in processes.learners.values())
             run.rewind(first)
-            tops = {env_id: most_of(self.reward, sampler.max_reward[env_id]) for env_id in sampler.env_ids}
+            tops = self._tops(sampler)
             display = Display("train", steps, first, processes.learners)
             watching = starts.shown(display.say), Watchdog(self.config.block_timeout_s)
             with display, watching[0], Interrupt(display.say) as interrupt, watching[1]:
