@@ -137,7 +137,6 @@ def _refuse(body: Json, *names: str) -> None:
 def _limit(body: Json, *names: str) -> int | None:
     for name in names:
         if (limit := _number(body.get(name))) is not None:
-            limit = int(limit) if isinstance(limit, float) and limit.is_integer() else limit
             if type(limit) is not int or limit < 1:
                 raise RefusedError(f"{name}={shown(limit)}; send a whole number, at least 1")
             return limit
@@ -166,23 +165,19 @@ def _wishes(body: Json) -> dict[str, Any]:
             raise RefusedError(f"{name}={shown(value)}; send {kind}")
     for name in wishes.keys() & {"top_k", "seed"}:
         if isinstance(value := wishes[name], float):
-            if not value.is_integer():
-                raise RefusedError(f"{name}={shown(value)}; send a whole number")
-            wishes[name] = int(value)
+            raise RefusedError(f"{name}={shown(value)}; send a whole number")
     if wishes.get("top_k") == -1:  # vLLM's and others' word for all
         wishes["top_k"] = 0
     return wishes
 
 
 def _number(value: Any) -> Any:
-    """A number that came as text, as settings of a program's do; anything else as it is."""
-    if not isinstance(value, str):
-        return value
+    """A number, also one that came as text, as settings of a program's do, an int where it is whole; else `value`."""
     try:
-        number = float(value)
+        number = float(value) if isinstance(value, str) else value
     except ValueError:
         return value
-    return int(number) if number.is_integer() else number
+    return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
 def _stop(stop: Any) -> tuple[str, ...]:

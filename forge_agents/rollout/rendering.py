@@ -12,10 +12,11 @@ import functools
 import re
 import sys
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from cachetools import LRUCache, cached
 
 from forge_agents.envs.thoughts import answer_at, closing, continued, opens_thought, split_thought
 from forge_agents.models.families import SWITCHES
@@ -33,9 +34,10 @@ _ENDS = {"<|return|>": "<|end|>"}
 """What a template writes where the model wrote another token at an answer's end: gpt-oss."""
 _CALL_MARK = re.compile(r"tool|python_tag|TOOL_CALLS|ARGS")
 """In control tokens of calls, of any family."""
-_MOST_KEPT = 4096
 _MOST_KEPT_TOKENS = 2_000_000
-"""Of all texts whose tokens are remembered; some 80 megabytes."""
+"""Of all texts whose tokens are remembered; some 80 megabytes. A program's may have a million."""
+_TEXT_TOKENS = 488
+"""What a remembered text counts beside its tokens, so that 4,000 short ones are the most."""
 _PROBE = [{"role": "user", "content": "-"}]
 
 
@@ -68,8 +70,8 @@ class Renderer:
         self._special = tuple(sorted({*tokenizer.all_special_tokens, *added}, key=lambda token: (-len(token), token)))
         ends = [token for token in self._special if not _CALL_MARK.search(token)]
         self._ends = dict(zip(tokenizer.convert_tokens_to_ids(ends), ends, strict=True))
-        self._start = _Kept(self._render_start)
-        self._between = _Kept(self._render_between)
+        self._start = _kept(self._render_start)
+        self._between = _kept(self._render_between)
         self._asked: dict[str, bool] = {}
         if thinking != "auto":
             asked = [self._template(_PROBE, dict.fromkeys(SWITCHES, on)) for on in (True, False)]
@@ -178,17 +180,19 @@ class Renderer:
 
         In a thought a stop text is a text like any other.
         """
-        ids = response_ids[:-1] if self._end_of(response_ids) else response_ids
-        text = str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
-        begun = answer_at(text, opened=bool(self._opening)) if stop else 0
-        return text[: min((at for word in stop if (at := text.find(word, begun)) >= 0), default=None)].strip()
+        return self._cut(response_ids, stop)[0]
 
     def stopped_by(self, response_ids: Sequence[int], *stop: str) -> str:
         """The text of `stop` that ends an answer; empty where none of them stands in it."""
-        text = str(self._tokenizer.decode(list(response_ids), skip_special_tokens=False)) if stop else ""
+        return self._cut(response_ids, stop)[1]
+
+    def _cut(self, response_ids: Sequence[int], stop: Sequence[str]) -> tuple[str, str]:
+        ids = response_ids[:-1] if self._end_of(response_ids) else response_ids
+        text = str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
         begun = answer_at(text, opened=bool(self._opening)) if stop else 0
         found = [(at, word) for word in stop if (at := text.find(word, begun)) >= 0]
-        return min(found)[1] if found else ""
+        end, word = min(found, default=(None, ""))
+        return text[:end].strip(), word
 
     def piece(self, token_id: int) -> str:
         """The text of one token, blanks and all."""
@@ -273,30 +277,10 @@ class Renderer:
         return text
 
 
-class _Kept:
-    """Renders, and remembers the latest of what it has rendered: games say the same again and again.
-
-    What programs say may be a million tokens long, so that their number counts, too.
-    """
-
-    def __init__(self, render: Callable[..., tuple[int, ...]]) -> None:
-        self._render, self._lock = render, threading.Lock()
-        self._known: OrderedDict[tuple[Any, ...], tuple[int, ...]] = OrderedDict()
-        self._tokens = 0
-
-    def __call__(self, *said: Any) -> tuple[int, ...]:
-        with self._lock:
-            if (ids := self._known.get(said)) is not None:
-                self._known.move_to_end(said)
-                return ids
-        ids = self._render(*said)
-        with self._lock:
-            if said not in self._known and len(ids) <= _MOST_KEPT_TOKENS:
-                self._known[said] = ids
-                self._tokens += len(ids)
-            while len(self._known) > _MOST_KEPT or self._tokens > _MOST_KEPT_TOKENS:
-                self._tokens -= len(self._known.popitem(last=False)[1])
-        return ids
+def _kept(render: Callable[..., tuple[int, ...]]) -> Callable[..., tuple[int, ...]]:
+    """`render`, which remembers the latest of what it has rendered: games say the same again and again."""
+    latest: LRUCache[Any, tuple[int, ...]] = LRUCache(_MOST_KEPT_TOKENS, lambda ids: len(ids) + _TEXT_TOKENS)
+    return cached(latest, lock=threading.Lock())(render)
 
 
 def _taking_turns(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:

@@ -132,12 +132,9 @@ def divided(
 
 def _fixed(folder: Path, config: EngineConfig, adapters: Mapping[str, LoRA]) -> int:
     """Bytes of one rank of an engine without its cache."""
-    size = ModelSize.of(folder)
-    item = 4 if (models.dtype_of(folder) if config.dtype == "auto" else config.dtype) == "float32" else 2
-    beside = memory.served_adapter_weights(size, tuple(adapters.values())) * item // config.tp
-    return beside + sum(
-        memory.fixed_bytes(size, sequences=config.max_num_seqs, item=item, tp=config.tp).values()
-    )
+    size, dtype = ModelSize.of(folder), models.dtype_of(folder)
+    found = memory.engine_bytes(size, config, dtype=dtype, tp=config.tp, adapters=tuple(adapters.values()))
+    return sum(found.values())
 
 
 def homes_of(

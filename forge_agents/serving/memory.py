@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from forge_agents.models.sizes import ModelSize
 from forge_agents.policy import LoRA
+from forge_agents.serving.config import EngineConfig
 
 OVERHEAD_BYTES = 2_500_000_000
 """Of a process on a GPU, beside tensors: CUDA's context, libraries' workspaces, CUDA graphs. Assumed, not measured."""
@@ -21,9 +22,7 @@ ITERATION_TOKENS = 8192
 _USUAL_KV_BYTES = 1_000_000_000
 _BLOCK = 128
 """Tokens of the largest block that vLLM's cache is made of."""
-
-
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Of adapters, as vLLM makes room for them."""
 _LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 """With it vLLM takes more than a model's positions."""
@@ -76,7 +75,7 @@ def adapter_weights(size: ModelSize, lora: LoRA) -> int:
 def adapter_rank(loras: Iterable[LoRA]) -> int:
     """Of the room that an engine has for each of its adapters: the largest one's, as vLLM rounds it."""
     largest = max(lora.rank for lora in loras)
-    return next(rank for rank in RANKS if rank >= largest)
+    return next(rank for rank in _RANKS if rank >= largest)
 
 
 def served_adapter_weights(size: ModelSize, loras: Sequence[LoRA]) -> int:
@@ -85,6 +84,29 @@ def served_adapter_weights(size: ModelSize, loras: Sequence[LoRA]) -> int:
         return 0
     targets = tuple(sorted({target for lora in loras for target in lora.targets}))
     return len(loras) * adapter_weights(size, LoRA(rank=adapter_rank(loras), targets=targets))
+
+
+def item_bytes(dtype: str, config: EngineConfig) -> int:
+    """Bytes of a number in an engine whose model is stored in `dtype`."""
+    return 4 if (dtype if config.dtype == "auto" else config.dtype) == "float32" else 2
+
+
+def engine_bytes(
+    size: ModelSize, config: EngineConfig, *, dtype: str, tp: int, adapters: Sequence[LoRA]
+) -> dict[str, int]:
+    """Bytes of one of `tp` ranks of an engine without its cache, by part.
+
+    Args:
+        size: Of its model.
+        config: Its settings.
+        dtype: What the model is stored in.
+        tp: Ranks.
+        adapters: That it serves beside.
+    """
+    item = item_bytes(dtype, config)
+    found = fixed_bytes(size, sequences=config.max_num_seqs, item=item, tp=tp)
+    beside = served_adapter_weights(size, adapters) * item // tp
+    return {**found, **({"adapters": beside} if beside else {})}
 
 
 def check_tp(size: ModelSize, tp: int, model: str) -> None:

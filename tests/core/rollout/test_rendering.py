@@ -32,7 +32,8 @@ def test_what_is_rendered_again_is_remembered_up_to_a_number_of_tokens(tokenizer
         return tuple(range(len(text)))
 
     monkeypatch.setattr(rendering, "_MOST_KEPT_TOKENS", 10)
-    kept = rendering._Kept(render)
+    monkeypatch.setattr(rendering, "_TEXT_TOKENS", 1)
+    kept = rendering._kept(render)
     for text in ("aaaa", "bbbb", "aaaa", "cccc", "aaaa", "bbbb", "d" * 11, "d" * 11, "aaaa"):
         assert kept(text) == tuple(range(len(text)))
     assert rendered == ["aaaa", "bbbb", "cccc", "bbbb", "d" * 11, "d" * 11]  # the latest stay, what is too long never
@@ -41,7 +42,7 @@ def test_what_is_rendered_again_is_remembered_up_to_a_number_of_tokens(tokenizer
     for number in range(20):
         long.extend((), (), f"{number} {'x y ' * 50}")
         long.start("", f"{number} {'x y ' * 50}")
-    assert max(long._start._tokens, long._between._tokens) <= 1000 and long._start._known
+    assert 0 < long._start.cache.currsize <= 1000 and long._between.cache.currsize <= 1000
 
 
 def test_no_instructions_means_no_system_message(renderer, tokenizer):

@@ -25,9 +25,9 @@ from forge_agents.serving.memory import (
     USUAL_SHARE,
     check_context,
     check_tp,
-    fixed_bytes,
+    engine_bytes,
+    item_bytes,
     kv_bytes,
-    served_adapter_weights,
 )
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.degrees import check_degrees, shards_of
@@ -337,25 +337,18 @@ def _doubts(parts: Sequence[Part], seats: Sequence[Seat]) -> list[str]:
     return found
 
 
-def _item(part: Part, engine: EngineConfig) -> int:
-    return 4 if (part.dtype if engine.dtype == "auto" else engine.dtype) == "float32" else 2
-
-
 def _context(part: Part, engine: EngineConfig) -> int:
     return engine.max_model_len or part.size.context
 
 
 def _engine(part: Part, engine: EngineConfig) -> Mapping[str, int]:
-    item = _item(part, engine)
-    found = fixed_bytes(part.size, sequences=engine.max_num_seqs, item=item, tp=part.ranks)
-    beside = served_adapter_weights(part.size, part.adapters) * item // part.ranks
-    return {**found, **({"adapters": beside} if beside else {})}
+    return engine_bytes(part.size, engine, dtype=part.dtype, tp=part.ranks, adapters=part.adapters)
 
 
 def _least_cache(part: Part, engine: EngineConfig) -> int:
     if engine.kv_cache_gb is not None:
         return int(engine.kv_cache_gb * 1e9)
-    return kv_bytes(part.size, _context(part, engine), item=_item(part, engine), tp=part.ranks)
+    return kv_bytes(part.size, _context(part, engine), item=item_bytes(part.dtype, engine), tp=part.ranks)
 
 
 def _placed(seat: Seat, part: Part, engine: EngineConfig, share: int) -> Placed:
