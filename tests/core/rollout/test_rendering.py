@@ -37,8 +37,8 @@ def test_what_is_rendered_again_is_remembered_up_to_a_number_of_tokens(tokenizer
     for text in ("aaaa", "bbbb", "aaaa", "cccc", "aaaa", "bbbb", "d" * 11, "d" * 11, "aaaa"):
         assert kept(text) == tuple(range(len(text)))
     assert rendered == ["aaaa", "bbbb", "cccc", "bbbb", "d" * 11, "d" * 11]  # the latest stay, what is too long never
-    long = Renderer(tokenizer)
     monkeypatch.setattr(rendering, "_MOST_KEPT_TOKENS", 1000)
+    long = Renderer(tokenizer)
     for number in range(20):
         long.extend((), (), f"{number} {'x y ' * 50}")
         long.start("", f"{number} {'x y ' * 50}")
