@@ -18,8 +18,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,8 @@ class Spot:
     """Ids that each host's processes see, as many on all; empty leaves what there is."""
     cores: frozenset[int] = frozenset()
     """Cores of each host that they may use; empty for all."""
+    planned: bool = False
+    """It is theirs whether or not they run; see `Layout.plan`."""
 
     @property
     def elsewhere(self) -> bool:
@@ -87,12 +89,19 @@ class Spot:
         return self.gpus_by_host[0]
 
     @property
+    def places(self) -> set[tuple[str, str]]:
+        """Hosts and their GPUs."""
+        return {(str(host), gpu) for host, gpus in zip(self.hosts, self.gpus_by_host, strict=True) for gpu in gpus}
+
+    @property
     def lost(self) -> str:
         """What was seen of the end of one of the hosts; empty while all live."""
         return next((host.lost for host in self.hosts if host.lost), "")
 
     def give_back(self) -> None:
         """The processes have ended."""
+        if self.planned:
+            return
         for host, gpus in zip(self.hosts, self.gpus_by_host, strict=True):
             host.processes -= self.each
             host.gpu_users.subtract(gpus)
@@ -113,6 +122,7 @@ class Layout:
         self._here_machine = here
         self._here = Host(name=HERE, role="", number=0, machine=None, facts=facts_here())
         self.hosts: list[Host] = []
+        self._planned: dict[tuple[str, str, int], Spot] = {}
         self._job: Job | None = None
         self._server: asyncio.Server | None = None
         self._greeted: dict[str, asyncio.Future[asyncio.StreamReader]] = {}
@@ -258,8 +268,8 @@ class Layout:
 
     # ---- placing
 
-    def spot(self, role: str, procs: int) -> Spot:
-        """Choose the hosts of one mesh.
+    def spot(self, role: str, procs: int, name: str = "") -> Spot:
+        """Choose the hosts of one mesh: those that are planned for its `name`, as long as they live.
 
         A lost host is replaced by others of its role, then by spare ones, then by those of other roles; for
         environments by the controller's host at once, as they may be played anywhere.
@@ -268,6 +278,10 @@ class Layout:
             ValueError: The processes cannot be spread evenly.
             HostError: No host is left.
         """
+        if (planned := self._planned.get(mesh := (name, role, procs))) is not None:
+            if not planned.lost:
+                return planned
+            replace(self._planned.pop(mesh), planned=False).give_back()
         home = role if role in self.config.counts else "learner" if role == "store" else ""
         others = () if role == ENVS else ("spare", *(other for other in ROLES if other not in (home, "spare")))
         living = next(filter(None, map(self._living, (home, *others))), [])
@@ -312,6 +326,16 @@ class Layout:
     def _living(self, role: str) -> list[Host]:
         return [host for host in self.hosts if host.role == role and not host.lost]
 
+    def plan(self, meshes: Sequence[tuple[str, str, int]]) -> None:
+        """Keep for each mesh the place that `rehearse` says, in whatever order and however often they are spawned."""
+        for mesh in meshes:
+            name, role, procs = mesh
+            self._planned[mesh] = replace(self.spot(role, procs, name), planned=True)
+
+    def planned_on(self, places: Set[tuple[str, str]]) -> list[str]:
+        """Names of the meshes that have one of these places, host and GPU, by plan."""
+        return [name for (name, *_), spot in self._planned.items() if not places.isdisjoint(spot.places)]
+
     def rehearse(self, meshes: Sequence[tuple[str, str, int]]) -> list[Seat]:
         """Where meshes would be if they were spawned now, one after the other.
 
@@ -322,7 +346,7 @@ class Layout:
         taken: list[Spot] = []
         try:
             for name, role, procs in meshes:
-                taken.append(spot := self.spot(role, procs))
+                taken.append(spot := self.spot(role, procs, name))
                 for rank in range(procs):
                     host, gpus = spot.hosts[rank // spot.each], spot.gpus_by_host[rank // spot.each]
                     gpu, facts = gpus[rank % spot.each] if gpus else "", host.facts

@@ -103,7 +103,7 @@ def spawn_procs(
 
     with _placing:
         layout = _layout()
-        spot = layout.spot(role, procs)
+        spot = layout.spot(role, procs, name)
     logs = _processes.new_log_folder(name)
 
     def command(at: Any) -> Any:
@@ -226,19 +226,19 @@ def rehearse_on(
     return layout.rehearse(meshes)
 
 
+def plan(meshes: Sequence[tuple[str, str, int]]) -> None:
+    """Keep the places that `rehearse` says for these meshes; see `Layout.plan`."""
+    with _placing:
+        _layout().plan(meshes)
+
+
 def beside(name: str, role: str, procs: int) -> list[str]:
     """Names of the meshes on the GPUs that the next one would get; empty where it would have them alone, or none."""
     with _placing:
-        seats = {(seat.host, seat.gpu) for seat in _layout().rehearse([(name, role, procs)]) if seat.gpu}
-    return [
-        entry.name
-        for entry in _spawned.values()
-        if any(
-            (str(host), gpu) in seats
-            for host, gpus in zip(entry.spot.hosts, entry.spot.gpus_by_host, strict=True)
-            for gpu in gpus
-        )
-    ]
+        places = {(seat.host, seat.gpu) for seat in _layout().rehearse([(name, role, procs)]) if seat.gpu}
+        planned = _layout().planned_on(places)
+    running = [entry.name for entry in tuple(_spawned.values()) if not places.isdisjoint(entry.spot.places)]
+    return list(dict.fromkeys((*planned, *running)))
 
 
 def several_hosts() -> bool:

@@ -338,6 +338,30 @@ def test_a_rehearsal_says_where_everything_would_be_and_takes_nothing() -> None:
         ]
 
 
+def test_planned_places_are_kept_in_whatever_order_processes_start_and_start_again() -> None:
+    layout = laid_out(2, {"learner": 1, "engines": 2}, kind="local")
+    meshes = [("learner", "learner", 1), ("large", "engines", 1), ("small", "engines", 1)]
+    rehearsed = {seat.name: (seat.gpu,) for seat in layout.rehearse(meshes)}
+    assert rehearsed == {"learner": ("0",), "large": ("1",), "small": ("0",)}
+    layout.plan(meshes)
+    spots = {name: layout.spot(role, procs, name) for name, role, procs in (*meshes[1:], meshes[0])}
+    assert {name: spot.gpus for name, spot in spots.items()} == rehearsed
+    for name in ("large", "small"):
+        spots[name].give_back()
+    assert layout.spot("engines", 1, "small").gpus == ("0",) and layout.spot("engines", 1, "large").gpus == ("1",)
+    assert layout.planned_on({("this host (head)", "0")}) == ["learner", "small"]
+    assert layout.spot("engines", 1, "another").gpus == ("1",)  # a place is taken while its process is dead, too
+
+
+def test_a_planned_place_on_a_lost_host_is_none() -> None:
+    layout = laid_out(2, hosts={"engines": 2})
+    layout.plan([("one", "engines", 1), ("two", "engines", 1)])
+    assert names(layout.spot("engines", 1, "two")) == ["engines-1"]
+    layout.lose(layout.hosts[1], "gone")
+    again = layout.spot("engines", 1, "two")
+    assert (names(again), again.gpus) == (["engines-0"], ("1",))
+
+
 @pytest.mark.parametrize("settings", [{"kind": "local"}, {"hosts": {"engines": 1, "learner": 1}}])
 def test_more_gpus_than_a_host_has_are_refused(settings: dict[str, Any]) -> None:
     wanted = {"learner": 2, "engines": 3} if settings.get("kind") == "local" else {"learner": 2, "engines": 5}

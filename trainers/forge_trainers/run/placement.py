@@ -149,6 +149,7 @@ def place_here(
     if not on_gpus:
         return engine
     placement = place(parts, engine, mesh.rehearse, turns=turns)
+    mesh.plan(meshes)  # whatever starts first: engines that share a GPU with a learner do
     if placement.engine.sleeps:
         starts.say("engines and learner do not fit side by side and take turns; that has not been run by us on a GPU")
     for line in (*placement.lines(), *placement.doubts):
