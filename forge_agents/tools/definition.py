@@ -22,6 +22,8 @@ from forge_agents.types import ToolCall
 
 MAX_RESULT_CHARS = 4000
 """Longer results are cut, with a note."""
+_PATTERNS_S = 0.25
+"""Seconds that arguments may take to be compared with all patterns of a schema."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,15 +214,16 @@ def _wrong_arguments(chosen: Tool, arguments: Mapping[str, Any]) -> str:
 
 
 def _breach(chosen: Tool, arguments: Mapping[str, Any], properties: Mapping[str, Any]) -> str:
-    from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
-    from jsonschema.exceptions import SchemaError  # type: ignore[import-untyped]
     from referencing import Registry
-    from referencing.exceptions import Unresolvable
+
+    from forge_agents.schemas import Schema
 
     try:  # an empty registry: a schema of a stranger's server must not make us fetch anything
-        checker = Draft202012Validator(chosen.parameters, registry=Registry())
-        error = next(iter(checker.iter_errors(dict(arguments))), None)
-    except (SchemaError, Unresolvable, RecursionError) as broken:
+        schema = Schema(chosen.parameters, timeout_s=_PATTERNS_S, registry=Registry())
+        error = schema.breach(dict(arguments))
+    except TimeoutError:
+        return f"the arguments of {chosen.name} take too long to compare with the patterns of its schema; shorten them"
+    except Exception as broken:  # noqa: BLE001  # that schema may be anything
         return f"the schema of {chosen.name} cannot be used ({type(broken).__name__}); call another tool"
     if error is None:
         return ""

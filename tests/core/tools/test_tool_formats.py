@@ -221,6 +221,21 @@ def test_a_servers_schema_is_followed_and_never_fetched():
     assert run_tool([strange({"additionalProperties": True})], call("t", y=1)).content == '{"y": 1}'
 
 
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        ({"pattern": "^(a|aa)+$"}, "too long to compare with the patterns"),
+        ({"pattern": "("}, "schema of t cannot be used"),
+        ({"type": "unheard-of"}, "schema of t cannot be used"),
+        (5, "schema of t cannot be used"),
+    ],
+)
+def test_a_servers_schema_neither_stalls_nor_breaks_a_call(wanted, told):
+    strange = Tool(name="t", description="", parameters={"properties": {"x": wanted}}, fn=lambda **given: given)
+    said = run_tool([strange], call("t", x="a" * 60 + "b"))
+    assert not said.ok and told in said.content
+
+
 def test_a_deadline_ends_the_wait_and_keeps_the_tools_own_errors():
     @tool(timeout_s=20)
     def slow(kind: str) -> str:

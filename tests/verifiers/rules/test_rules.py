@@ -1,3 +1,4 @@
+import json
 import time
 
 import numpy as np
@@ -65,6 +66,21 @@ def test_a_pattern_that_backtracks_without_end_fails_the_text():
     assert time.perf_counter() - start < 30  # without a limit: hours
 
 
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"pattern": r"^(a|aa)+$"}, "a" * 60 + "b"),
+        ({"patternProperties": {r"^(a|aa)+$": {}}}, {"a" * 60 + "b": 1}),
+        ({"patternProperties": {r"^(a|aa)+$": {}}, "additionalProperties": False}, {"a" * 60 + "b": 1}),
+    ],
+    ids=["value", "name", "other-name"],
+)
+def test_a_schemas_pattern_that_backtracks_without_end_fails_the_text(schema, value):
+    start = time.perf_counter()
+    assert JsonSchema(schema=schema, timeout_s=0.1).score([said(json.dumps(value))]).tolist() == [0]
+    assert time.perf_counter() - start < 30  # without a limit: hours
+
+
 def test_nested_json_without_end_is_wrong():
     assert JsonSchema(schema=SCHEMA).score([said("[" * 19_000), said('{"move": NaN}')]).tolist() == [0, 0]
 
@@ -100,6 +116,7 @@ def test_a_rule_that_returns_nonsense_is_named(grade):
         lambda: EnvReward(1, 1),
         lambda: Format(tags=()),
         lambda: JsonSchema(schema={"type": "nonsense"}),
+        lambda: JsonSchema(schema={"patternProperties": {"a": {"unevaluatedProperties": False}}}),
         lambda: MathEqual(tolerance=0),
     ],
 )

@@ -14,11 +14,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from forge_agents.types import Trajectory, total_tokens
 from forge_verifiers.core.verifier import TrajectoryRule
 from forge_verifiers.rules.answers import AnswerRule, last_action, same_text
+
+if TYPE_CHECKING:
+    from forge_agents.schemas import Schema
 
 _FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 
@@ -119,24 +122,34 @@ class Format(TrajectoryRule):
 
 @dataclass(frozen=True, kw_only=True)
 class JsonSchema(TrajectoryRule):
-    """The last action is JSON that fits a JSON schema; a fenced code block is looked into."""
+    """The last action is JSON that fits a JSON schema; a fenced code block is looked into.
+
+    A text that takes longer than `timeout_s` to be compared with the schema's patterns has failed.
+    """
 
     schema: Mapping[str, Any]
     """The schema (draft 2020-12 unless it names another)."""
     exact = True
     name: str = "json_schema"
+    timeout_s: float = 0.25
+    """Seconds that all its patterns together may take on one text."""
 
     def __post_init__(self) -> None:
         jsonschema = importlib.import_module("jsonschema")
         try:
             jsonschema.validators.validator_for(self.schema).check_schema(self.schema)
+            self._make()
         except jsonschema.SchemaError as error:
-            raise ValueError(f"schema of {self.name!r} is no JSON schema: {error.message}") from error
+            raise ValueError(f"schema of {self.name!r} cannot be used: {error.message}") from error
 
     @cached_property
-    def _validator(self) -> Any:
-        jsonschema = importlib.import_module("jsonschema")
-        return jsonschema.validators.validator_for(self.schema, jsonschema.Draft202012Validator)(self.schema)
+    def _checked(self) -> Schema:
+        return self._make()
+
+    def _make(self) -> Schema:
+        from forge_agents.schemas import Schema
+
+        return Schema(self.schema, timeout_s=self.timeout_s)
 
     def grade(self, trajectory: Trajectory) -> float | None:
         """1 where it is JSON and fits, else 0."""
@@ -146,8 +159,8 @@ class JsonSchema(TrajectoryRule):
         fenced = _FENCE.findall(text) if "```" in text else []
         try:
             value = json.loads(fenced[-1] if fenced else text, parse_constant=_no_constant)
-            return float(self._validator.is_valid(value))
-        except (ValueError, RecursionError):  # no JSON, or nested without end
+            return float(self._checked.breach(value) is None)
+        except (ValueError, RecursionError, TimeoutError):  # no JSON, nested without end, or made to stall the patterns
             return 0.0
 
 

@@ -1,0 +1,62 @@
+"""Values against schemas whose patterns have a time limit."""
+
+import threading
+
+import pytest
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError
+
+from forge_agents.schemas import Schema
+
+ENDLESS = {"pattern": "^(a|aa)+$"}
+STALLING = "a" * 60 + "b"
+NAMED = {
+    "properties": {"a": {"type": "integer"}},
+    "patternProperties": {"^x": {"type": "string"}, "y$": {"maxLength": 2}},
+    "additionalProperties": {"pattern": "^[0-9]+$"},
+}
+
+
+@pytest.mark.parametrize("closed", [False, True, {"pattern": "^[0-9]+$"}])
+@pytest.mark.parametrize(
+    "value", [{}, {"a": 1}, {"a": "1"}, {"x1": "b"}, {"x1": 1}, {"xy": "abc"}, {"b": "12"}, {"b": "c"}, [1], 3, "b"]
+)
+def test_what_fits_is_what_fits_without_a_limit(value, closed):
+    schema = {**NAMED, "additionalProperties": closed}
+    error = Schema(schema, timeout_s=5).breach(value)
+    assert (error is None) == Draft202012Validator(schema).is_valid(value)
+
+
+def test_an_error_says_where_it_is():
+    error = Schema({"items": {"patternProperties": {"^x": ENDLESS}}}, timeout_s=5).breach([{"xa": "b"}])
+    assert list(error.absolute_path) == [0, "xa"] and error.message == "'b' does not match '^(a|aa)+$'"
+    error = Schema({"additionalProperties": False}, timeout_s=5).breach({"a": 1, "b": 2})
+    assert error.message == "additional properties are not allowed: 'a', 'b'"
+
+
+@pytest.mark.parametrize("draft", ["http://json-schema.org/draft-07/schema#", Draft202012Validator.META_SCHEMA["$id"]])
+def test_a_part_that_names_its_draft_has_the_limit_too(draft):
+    here = {"$schema": draft, "items": {"$schema": draft, **ENDLESS}}
+    again = {"$schema": draft, "properties": {"a": {"$ref": "#"}}, **ENDLESS}
+    for schema, value in ((here, [STALLING]), (again, {"a": STALLING})):
+        with pytest.raises(TimeoutError):
+            Schema(schema, timeout_s=0.05).breach(value)
+
+
+def test_limits_of_checks_at_once_are_their_own():
+    schema, fits = Schema({"items": ENDLESS}, timeout_s=0.5), []
+
+    def stall():
+        with pytest.raises(TimeoutError):
+            schema.breach([STALLING])
+
+    other = threading.Thread(target=stall)
+    other.start()
+    while other.is_alive():
+        fits.append(schema.breach(["a"]) is None)
+    assert all(fits) and schema.breach(["a"]) is None
+
+
+def test_what_no_limit_is_kept_for_is_refused():
+    with pytest.raises(SchemaError, match="write additionalProperties"):
+        Schema({"allOf": [{"patternProperties": {"a": {}}}], "unevaluatedProperties": False}, timeout_s=1)
