@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,8 @@ import torch
 from forge_agents.types import EpisodeBatch
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
+from forge_trainers.losses.correction import needed_samples
+from forge_trainers.losses.registry import Loss, find_loss
 
 Batches = Callable[..., EpisodeBatch]
 
@@ -78,3 +81,66 @@ def test_a_sequence_correction_masks_whole_trajectories(tiny_llama: Path, random
     batch["tokens"]["logprobs"][:first] -= 5.0 * own / own.sum()
     share = float(own.sum() / batch["tokens"]["loss_mask"].sum())
     assert core.train_step(batch)["corrected_fraction"] == pytest.approx(plain["corrected_fraction"] + share, rel=1e-5)
+
+
+def without_advantage(batch: EpisodeBatch, trajectories: list[int]) -> torch.Tensor:
+    """Take the advantages of some trajectories; returns which samples are theirs, bool [n]."""
+    samples = batch["samples"]
+    gone_n = torch.isin(samples["trajectory"], torch.tensor(trajectories))
+    batch["tokens"]["advantages"][gone_n.repeat_interleave(samples["length"])] = 0.0
+    return gone_n
+
+
+@pytest.mark.parametrize(
+    "changes", [{"loss": "dapo"}, {"loss": "grpo"}, {"loss": "gspo"}, {"loss": "gspo", "correction": "ratio"},
+                {"loss": "dr_grpo", "max_tokens_per_microbatch": 100}, {"loss": "cispo", "sequence": "turn"}], ids=str
+)  # fmt: skip
+def test_trajectories_without_advantage_are_not_computed_and_count_in_the_denominator(
+    tiny_llama: Path, random_batch: Batches, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+):
+    class Kept(LearnerCore):
+        def _update(self, loss: float, lr: float) -> dict[str, float]:
+            self.kept = {name: p.grad.clone() for name, p in self.model.named_parameters()}
+            return super()._update(loss, lr)
+
+    core = Kept(config(tiny_llama, lr=0.0, **changes))
+    batch = mixed(random_batch, core)
+    gone_n = without_advantage(batch, [0, 3, 5])
+    found, gradients = core.train_step(batch), core.kept
+    with monkeypatch.context() as patch:
+        patch.setattr("forge_trainers.learner.core.needed_samples", lambda _, batch: torch.ones_like(gone_n))
+        every, wanted = core.train_step(batch), core.kept
+    assert found["positions"] < 0.8 * every["positions"]
+    assert found["loss"] == pytest.approx(every["loss"], rel=1e-6, abs=1e-7)  # a sum of terms near 1
+    for name, gradient in gradients.items():
+        assert (gradient - wanted[name]).norm() <= 1e-6 * wanted[name].norm(), name
+    # metrics are those of what is computed
+    mask_T, gone_T = batch["tokens"]["loss_mask"], gone_n.repeat_interleave(batch["samples"]["length"])
+    share = float((mask_T & gone_T).sum() / mask_T.sum())
+    assert found["not_computed"] == pytest.approx(share) and every["not_computed"] == 0.0
+    assert found["loss_tokens"] == float((mask_T & ~gone_T).sum())
+    assert found["tokens"] == float(batch["samples"]["length"][~gone_n].sum())
+    gap_S = (core.logprobs(batch) - batch["tokens"]["logprobs"])[mask_T & ~gone_T].sort().values
+    assert found["logprob_gap_mean"] == pytest.approx(float(gap_S.abs().mean()), rel=1e-4)
+    assert found["ratio_mean"] == pytest.approx(float(gap_S.exp().mean()), rel=1e-4)
+    assert found["ratio_p50"] == pytest.approx(float(gap_S[math.ceil(len(gap_S) / 2) - 1].exp()), rel=1e-4)
+
+
+def test_what_may_add_to_the_loss_without_an_advantage_is_computed(random_batch: Batches):
+    def needed(batch: EpisodeBatch, **changes: Any) -> list[bool]:
+        found: list[bool] = needed_samples(LearnerConfig(**changes).loss_settings, batch).tolist()
+        return found
+
+    batch = random_batch()
+    gone = without_advantage(batch, batch["samples"]["trajectory"][[1, 4]].tolist())
+    assert needed(batch) == (~gone).tolist()
+    start = int(batch["samples"]["start"][1])
+    batch["tokens"]["advantages"][start : start + int(batch["samples"]["length"][1])] = 1e-16
+    assert needed(batch) == (~gone).tolist(), "what rounding leaves of a mean"
+    assert all(needed(batch, kl_coef=0.01)) and all(needed(batch, entropy_coef=0.01))
+    monkey = Loss(name="monkey", function=find_loss("dapo").function)
+    assert needed_samples(dataclasses.replace(LearnerConfig().loss_settings, loss=monkey), batch).all(), "not ours"
+    batch["samples"]["trajectory"][1] = batch["samples"]["trajectory"][0]
+    assert needed(batch)[1], "the other sample of its trajectory has an advantage"
+    without_advantage(batch, batch["samples"]["trajectory"].tolist())
+    assert all(needed(batch)), "something has to be computed"

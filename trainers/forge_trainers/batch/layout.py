@@ -97,6 +97,7 @@ def lay_out(
     ranks: int = 1,
     rank: int = 0,
     multiple_of: int = 1,
+    samples: Sequence[int] | None = None,
 ) -> Layout:
     """Spread a batch over ranks and forward passes.
 
@@ -109,13 +110,16 @@ def lay_out(
         ranks: Data-parallel ranks.
         rank: The one whose rows are wanted.
         multiple_of: Rows are padded to a multiple of this.
+        samples: Numbers of those to compute, at least one; None: all.
     """
-    longest = int(batch["samples"]["length"].max())
+    samples = range(len(batch["samples"]["length"])) if samples is None else samples
+    lengths_n = batch["samples"]["length"][list(samples)]
+    longest = int(lengths_n.max())
     room = max_tokens = max(max_tokens, longest)
     if ranks > 1:  # blocks small enough to be spread evenly
-        fair_share = math.ceil(batch["tokens"]["ids"].numel() / (2 * ranks))
+        fair_share = math.ceil(int(lengths_n.sum()) / (2 * ranks))
         room = max(longest, min(room, fair_share))
-    blocks = blocks_of(batch, max_tokens=room, share_prefixes=share_prefixes)
+    blocks = blocks_of(batch, max_tokens=room, share_prefixes=share_prefixes, samples=samples)
     planned, waste = plan_rows(
         [block.num_tokens for block in blocks],
         max_tokens=max_tokens,
@@ -131,7 +135,9 @@ def lay_out(
     return Layout(microbatches=microbatches, positions=sum(block.num_tokens for block in blocks), waste=waste)
 
 
-def blocks_of(batch: EpisodeBatch, *, max_tokens: int, share_prefixes: bool) -> list[Block]:
+def blocks_of(
+    batch: EpisodeBatch, *, max_tokens: int, share_prefixes: bool, samples: Sequence[int] | None = None
+) -> list[Block]:
     """Group samples of one group that begin with the same prompt tokens.
 
     A prefix ends before the first token in which the sharers differ and before the first loss token of any of them.
@@ -142,14 +148,16 @@ def blocks_of(batch: EpisodeBatch, *, max_tokens: int, share_prefixes: bool) -> 
         batch: Checked.
         max_tokens: Largest block.
         share_prefixes: False gives every sample a block of its own.
+        samples: Numbers of those that blocks are made of, at least one; None: all.
 
     Raises:
         ValueError: A sample is longer than `max_tokens`.
     """
     ids_T, mask_T = batch["tokens"]["ids"].numpy(), batch["tokens"]["loss_mask"].numpy()
     starts, lengths, groups = (batch["samples"][key].tolist() for key in ("start", "length", "group"))
-    if max(lengths) > max_tokens:
-        raise ValueError(f"a sample of {max(lengths)} tokens does not fit max_tokens={max_tokens}; raise max_tokens")
+    samples = range(len(lengths)) if samples is None else samples
+    if (longest := max(lengths[i] for i in samples)) > max_tokens:
+        raise ValueError(f"a sample of {longest} tokens does not fit max_tokens={max_tokens}; raise max_tokens")
     prompts = []
     for start, length in zip(starts, lengths, strict=True):
         mask = mask_T[start : start + length]
@@ -158,7 +166,7 @@ def blocks_of(batch: EpisodeBatch, *, max_tokens: int, share_prefixes: bool) -> 
         prompts.append(ids_T[start : start + min(num_masked, length - 1)])
     # equal prompts become neighbours, whatever order the samples came in; big-endian bytes sort as their numbers do
     keys = [prompt.astype(">i8").tobytes() for prompt in prompts]
-    order = sorted(range(len(starts)), key=lambda i: (groups[i], keys[i], lengths[i], i))
+    order = sorted(samples, key=lambda i: (groups[i], keys[i], lengths[i], i))
     blocks, members, prefix = [], order[:1], prompts[order[0]]
 
     def block() -> Block:

@@ -28,7 +28,7 @@ from forge_trainers.learner.attention import plan_attention
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.measures import flops_per_step, memory, peak_flops, ratio_quantiles
 from forge_trainers.learner.model import Built, Ranks, build_model, free_unsharded, join_ranks, sync_gradients
-from forge_trainers.losses.correction import loss_columns
+from forge_trainers.losses.correction import loss_columns, needed_samples
 from forge_trainers.losses.policy_loss import PolicyLoss, logprobs_of
 
 
@@ -102,6 +102,9 @@ class LearnerCore:
     def train_step(self, batch: EpisodeBatch, temperature: float | None = None) -> dict[str, float]:
         """Learn from one batch: all its microbatches, one optimiser step.
 
+        Trajectories without any advantage are not computed where they add nothing to the loss but to its denominator;
+        means, quantiles and counts below are of what is computed.
+
         Args:
             batch: As `forge_trainers.batch.packing.pack` makes it.
             temperature: At which it was sampled, above 0; None: that of the settings.
@@ -112,11 +115,11 @@ class LearnerCore:
             units), ``logprob_gap_mean`` and ``logprob_gap_max`` (absolute difference of learner and sampler),
             ``ratio_p1``, ``ratio_p50`` and ``ratio_p99`` (quantiles over loss tokens, exact over all ranks),
             ``grad_norm`` (before clipping), ``lr``, ``temperature``, ``version`` (after the step), ``tokens``,
-            ``loss_tokens``, ``positions`` (computed by all ranks), ``microbatches``, ``waste`` (share of positions that
-            ranks wait for), ``forward_backward_s``, ``optimizer_s``, ``step_s``, ``cpu_s`` (this rank's),
-            ``tokens_per_s`` (of ``tokens``), ``flops_per_s`` (all ranks'), ``peak_flops_per_s`` (of all ranks'
-            devices), ``mfu`` (the first over the second), ``peak_rss_bytes`` and on an accelerator
-            ``peak_device_bytes`` (this rank's).
+            ``loss_tokens``, ``not_computed`` (share of all loss tokens), ``positions`` (computed by all ranks),
+            ``microbatches``, ``waste`` (share of positions that ranks wait for), ``forward_backward_s``,
+            ``optimizer_s``, ``step_s``, ``cpu_s`` (this rank's), ``tokens_per_s`` (of ``tokens``), ``flops_per_s`` (all
+            ranks'), ``peak_flops_per_s`` (of all ranks' devices), ``mfu`` (the first over the second),
+            ``peak_rss_bytes`` and on an accelerator ``peak_device_bytes`` (this rank's).
 
         Raises:
             ValueError: The batch is malformed or does not fit the model, or the learning rate is to fall and
@@ -126,15 +129,21 @@ class LearnerCore:
         peak = dist.get_world_size() * peak_flops(titan.TORCH_DTYPE_MAP[self.config.compute_dtype])
         start, cpu_start = time.perf_counter(), time.process_time()
         self._enter()
-        microbatches, facts = self._plan(batch)
-        temperature = self.config.temperature if temperature is None else temperature
-        self._loss.loss_fn.temperature = temperature
-        num_loss_tokens = float(batch["tokens"]["loss_mask"].sum())
+        self._check(batch)
+        tokens, length_n = batch["tokens"], batch["samples"]["length"]
+        num_loss_tokens = float(tokens["loss_mask"].sum())
         if num_loss_tokens == 0:
             raise ValueError("no token of the batch is in the loss; there is nothing to learn")
+        needed_n = needed_samples(self.config.loss_settings, batch)
+        computed_T = tokens["loss_mask"] & needed_n.repeat_interleave(length_n)
+        num_computed = float(computed_T.sum())
+        microbatches, facts = self._plan(batch, needed_n.nonzero().squeeze(1).tolist())
+        temperature = self.config.temperature if temperature is None else temperature
+        self._loss.loss_fn.temperature = temperature
+        self._loss.loss_fn.computed_share = num_computed / num_loss_tokens
         lr = learning_rate(self.config, self.version, self._total_steps)
         totals: dict[str, torch.Tensor] = {}
-        log_ratio_T = torch.zeros(batch["tokens"]["ids"].shape, device=self._ranks.device)
+        log_ratio_T = torch.zeros(tokens["ids"].shape, device=self._ranks.device)
         sharded = self._ranks.parallelism.data_parallel_shard_degree > 1
         with self._built.computing():
             columns_T = loss_columns(
@@ -156,14 +165,15 @@ class LearnerCore:
         done = time.perf_counter()
         metrics |= {**self._update(metrics["loss"], lr), "lr": lr, "temperature": temperature}
         end = time.perf_counter()
-        num_tokens = int(batch["tokens"]["ids"].numel())
-        flops = flops_per_step(self._built.architecture, self.model, batch["samples"]["length"], facts["positions"])
+        num_tokens = float(length_n[needed_n].sum())
+        flops = flops_per_step(self._built.architecture, self.model, length_n[needed_n], facts["positions"])
         return {
             **metrics,
-            **ratio_quantiles(self._over_ranks(log_ratio_T), batch["tokens"]["loss_mask"]),
+            **ratio_quantiles(self._over_ranks(log_ratio_T), computed_T),
             **facts,
-            "tokens": float(num_tokens),
-            "loss_tokens": num_loss_tokens,
+            "tokens": num_tokens,
+            "loss_tokens": num_computed,
+            "not_computed": 1 - num_computed / num_loss_tokens,
             "forward_backward_s": done - start,
             "optimizer_s": end - done,
             "step_s": end - start,
@@ -183,6 +193,7 @@ class LearnerCore:
             float32 [T] on CPU, 0 where masked.
         """
         self._enter()
+        self._check(batch)
         microbatches, _ = self._plan(batch)
         with self._built.computing():
             return self._logprobs(self.model, batch, microbatches, self.config.temperature)
@@ -327,9 +338,13 @@ class LearnerCore:
             "version": self.version,
         }
 
-    def _plan(self, batch: EpisodeBatch) -> tuple[Sequence[Microbatch], dict[str, float]]:
-        """Check the batch and lay it out; every rank comes to the same plan."""
+    def _check(self, batch: EpisodeBatch) -> None:
         check_batch(batch, vocab_size=self._built.vocab_size, max_length=self._built.max_seq_len)
+
+    def _plan(
+        self, batch: EpisodeBatch, samples: Sequence[int] | None = None
+    ) -> tuple[Sequence[Microbatch], dict[str, float]]:
+        """Lay out the batch, or some of its samples; every rank comes to the same plan."""
         layout = lay_out(
             batch,
             max_tokens=self.config.max_tokens_per_microbatch,
@@ -339,6 +354,7 @@ class LearnerCore:
             ranks=self._ranks.dp_size,
             rank=self._ranks.dp_rank,
             multiple_of=self.config.row_multiple,
+            samples=samples,
         )
         facts = {"positions": layout.positions, "microbatches": len(layout.microbatches), "waste": layout.waste}
         return layout.microbatches, {name: float(value) for name, value in facts.items()}

@@ -106,6 +106,8 @@ class PolicyLoss:
         self._settings = settings
         self.temperature = settings.temperature
         """Of the batch at work."""
+        self.computed_share = 1.0
+        """Of its loss tokens, those that are computed; metrics are means over them."""
         self._log_ratios: list[torch.Tensor] = []
 
     def __call__(
@@ -117,12 +119,12 @@ class PolicyLoss:
         valid: torch.Tensor,
         **columns_1S: torch.Tensor,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Loss of a chunk, already divided by the number of loss tokens in the whole batch.
+        """Loss of a chunk, already divided by the number of loss tokens in the whole batch, computed or not.
 
         Args:
             logits_1SV: Of the positions before the loss tokens.
             labels_1S: The loss tokens.
-            num_loss_tokens: In the whole batch, over all ranks and microbatches.
+            num_loss_tokens: In the whole batch, over all ranks and microbatches, computed or not.
             valid: bool [1, S], False at positions that only fill up the chunk.
             columns_1S: float32 [1, S] each: ``sampler_logprobs``, ``advantages``, with a KL term
                 ``reference_logprobs``, and what `forge_trainers.losses.correction.loss_columns` made.
@@ -136,8 +138,8 @@ class PolicyLoss:
         logprobs_S, entropy_S = logprobs_of(logits_1SV, labels_1S, temperature=self.temperature)
         valid_S, now_S, sampler_S = valid[0], logprobs_S.detach(), column["sampler_logprobs"]
 
-        def mean(x_S: torch.Tensor) -> torch.Tensor:
-            return torch.where(valid_S, x_S, 0.0).sum() / num_loss_tokens
+        def mean(x_S: torch.Tensor, of: float = num_loss_tokens) -> torch.Tensor:
+            return torch.where(valid_S, x_S, 0.0).sum() / of
 
         # one optimiser step a batch: the policy before the step is the present one, and r = p / sg[p] is 1, but its
         # gradient is that of log p
@@ -177,16 +179,17 @@ class PolicyLoss:
             )
         with torch.no_grad():
             self._log_ratios.append(now_S - sampler_S)
+            computed = num_loss_tokens * self.computed_share
             gap_S = torch.where(valid_S, (now_S - sampler_S).abs(), 0.0)
             metrics = {
                 "loss/mean": loss.detach(),
-                "ratio_mean/mean": mean(limited(now_S - sampler_S).exp()),
-                "clip_fraction/mean": mean(clipped_S),
-                "correction/mean": mean(correction_S),
-                "corrected_fraction/mean": mean(corrected_S),
-                "kl/mean": mean(kl_S),
-                "entropy/mean": mean(entropy_S),
-                "logprob_gap_mean/mean": mean(gap_S),
+                "ratio_mean/mean": mean(limited(now_S - sampler_S).exp(), computed),
+                "clip_fraction/mean": mean(clipped_S, computed),
+                "correction/mean": mean(correction_S, computed),
+                "corrected_fraction/mean": mean(corrected_S, computed),
+                "kl/mean": mean(kl_S, computed),
+                "entropy/mean": mean(entropy_S, computed),
+                "logprob_gap_mean/mean": mean(gap_S, computed),
                 "logprob_gap_max/max": gap_S.max(),
             }
         return loss, metrics

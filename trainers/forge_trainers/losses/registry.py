@@ -349,3 +349,8 @@ def sft(inputs: TokenInputs) -> TokenLoss:
 
 _OURS = frozenset(_losses)
 """Names that no other module's loss has."""
+
+
+def is_advantage_times(loss: Loss) -> bool:
+    """Whether a token of advantage 0 has loss 0 and no gradient. All of ours are; of others nobody knows."""
+    return loss.name in _OURS
