@@ -249,6 +249,24 @@ def test_a_folder_without_a_run_is_refused(folders, tmp_path):
         read_run(short)
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "told"),
+    [
+        ("config.yaml", lambda text: text.replace("max_staleness:", "staleness:"), "'max_staleness'"),
+        ("config.yaml", lambda text: text.replace("policies:", "players:"), "'policies'"),
+        ("metrics.jsonl", lambda text: text.replace("groups/abstained", "groups/silent"), "'groups/abstained'"),
+        ("metrics.jsonl", lambda text: text.replace("time/sync_s", "time/weights_s"), "'time/sync_s'"),
+        ("episodes.jsonl", lambda text: text.replace("generate_s", "took_s"), "'generate_s'"),
+    ],
+)
+def test_a_folder_of_another_version_says_what_it_lacks(folders, tmp_path, name, change, told):
+    for file in ("config.yaml", "metrics.jsonl", "episodes.jsonl"):
+        text = (folders["sync"] / file).read_text()
+        (tmp_path / file).write_text(change(text) if file == name else text)
+    with pytest.raises(RunFolderError, match=rf"{name} has no {told}: another version .* forge-agents train CONFIG"):
+        read_run(tmp_path)
+
+
 # ---- predictions
 
 

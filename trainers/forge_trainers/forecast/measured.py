@@ -9,6 +9,7 @@ least 0. What they do not tell apart is divided as the `_PRIOR...` below say.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -38,10 +39,18 @@ from forge_trainers.losses.registry import find_loss
 from forge_trainers.records.run_folder import read_rows
 from forge_trainers.run.config import share_threads
 
+TO_MEASURE = (
+    "forge-agents train CONFIG --steps 8 --trainer.max_staleness 0 --trainer.keep_episodes 10000 --out_dir runs/measured"
+)
+"""What makes a folder that can be read."""
 CPU_BLOCK, GPU_BLOCK = 128, 16
 """Tokens of a block of vLLM's prefix cache."""
 _AFFINE = {PrefixAffine: True, LeastLoaded: False}
 """Which routers keep a conversation on its replica."""
+_EVERY_STEP = ("time/step_s", "groups/used", "groups/flat", "groups/failed", "groups/abstained")
+"""What is read of a row of metrics."""
+_SYNCHRONOUS = ("time/collect_s", "time/judge_s", "time/learn_s", "time/sync_s")
+"""And of one in which stages do not overlap."""
 _PRIOR_ENGINE = (1 / 3, 1 / 3, 1 / 3)
 """Of a collection: iterations, sampled tokens, prompt tokens."""
 _PRIOR_LEARNER = (0.8, 0.2, 0.0)
@@ -171,7 +180,7 @@ def read_run(folder: str | os.PathLike[str], *, cores: float | None = None, skip
         skip: First steps that are left out: memory is new and caches are cold.
 
     Raises:
-        RunFolderError: A file is missing, or there are not enough steps or episodes.
+        RunFolderError: A file is missing or of another version, or there are not enough steps or episodes.
     """
     path = Path(folder)
     check_plain_files(path)
@@ -185,27 +194,45 @@ def read_run(folder: str | os.PathLike[str], *, cores: float | None = None, skip
         raise RunFolderError(f"{path} has {len(rows)} steps after the first {skip}; at least 2 are needed")
     on_gpu = any(name.endswith("peak_device_bytes") for name in rows[0])
     shared = cores if cores is not None else math.inf if on_gpu else float(os.cpu_count() or 1)
+    with _of_this_version(files["config.yaml"]):
+        plan = plan_of(settings["policies"], settings["trainer"], cores=shared, on_gpu=on_gpu)
+        env_ids = frozenset(settings["env"])
+    with _of_this_version(files["metrics.jsonl"]):
+        for row in rows:
+            _ = [row[name] for name in (*_EVERY_STEP, *_SYNCHRONOUS * (plan.max_staleness == 0))]
     episodes: dict[int, list[Sequence[Rounds]]] = {}
     siblings: dict[tuple[int, str, int], list[Mapping[str, Any]]] = {}
-    for row in read_rows(files["episodes.jsonl"]):
-        if row["step"] >= skip and row.get("error") is None:
-            siblings.setdefault((row["step"], row["env_id"], row["seed"]), []).append(row)
-    for (step, _, _), found in siblings.items():
-        episodes.setdefault(step, []).append(_shapes(found))
+    with _of_this_version(files["episodes.jsonl"]):
+        for row in read_rows(files["episodes.jsonl"]):
+            if row["step"] >= skip and row.get("error") is None:
+                siblings.setdefault((row["step"], row["env_id"], row["seed"]), []).append(row)
+        for (step, _, _), found in siblings.items():
+            episodes.setdefault(step, []).append(_shapes(found))
+        earned = [[tuple(sorted(row["rewards"].items())) for row in found] for found in siblings.values()]
     if not episodes:
         raise RunFolderError(f"{path} kept no episode; set keep_episodes above 0")
-    plan = plan_of(settings["policies"], settings["trainer"], cores=shared, on_gpu=on_gpu)
-    earned = [[tuple(sorted(row["rewards"].items())) for row in found] for found in siblings.values()]
     whole = [group for group in earned if len(group) == plan.group_size > 1]
     return MeasuredRun(
         folder=path,
-        env_ids=frozenset(settings["env"]),
+        env_ids=env_ids,
         plan=plan,
         on_gpu=on_gpu,
         rows=rows,
         episodes=episodes,
         outcomes=[group for group in whole if all(math.isfinite(reward) for one in group for _, reward in one)],
     )
+
+
+@contextlib.contextmanager
+def _of_this_version(file: Path) -> Iterator[None]:
+    """Say what a file lacks that another version has written."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError) as odd:
+        what = f"has no {odd}" if isinstance(odd, KeyError) else f"has another form ({type(odd).__name__}: {odd})"
+        raise RunFolderError(
+            f"{file} {what}: another version of forge_agents wrote it. Measure a few steps anew: {TO_MEASURE}"
+        ) from odd
 
 
 def _shapes(siblings: Sequence[Mapping[str, Any]]) -> list[Rounds]:

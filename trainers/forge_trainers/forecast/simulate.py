@@ -19,7 +19,7 @@ import numpy as np
 from forge_agents.envs import registry
 from forge_agents.errors import ForgeError
 from forge_agents.runtime.hosts import ENVS
-from forge_trainers.forecast.measured import Measured, measure, plan_of, read_run
+from forge_trainers.forecast.measured import TO_MEASURE, Measured, measure, plan_of, read_run
 from forge_trainers.forecast.simulation import Plan, SimulatedRun
 from forge_trainers.forecast.simulation import simulate as run_steps
 from forge_trainers.run_file import RunConfig
@@ -164,8 +164,7 @@ def simulate(
     if not measured and not (Path(run.out_dir) / "metrics.jsonl").is_file():
         raise ValueError(
             f"nothing is measured: out_dir={run.out_dir} holds no run. Train a few steps, keep their episodes, and "
-            "name the folder: forge-agents train CONFIG --steps 8 --trainer.max_staleness 0 "
-            "--trainer.keep_episodes 10000 --out_dir runs/measured; then --measured runs/measured"
+            f"name the folder: {TO_MEASURE}; then --measured runs/measured"
             + f". Whether it fits into {where.gpus} GPUs needs none: --gpus {where.gpus} --model 8b" * bool(where.gpus)
         )
     found = measure([read_run(folder, cores=where.cores) for folder in measured or [run.out_dir]])
