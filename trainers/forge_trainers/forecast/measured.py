@@ -40,7 +40,8 @@ from forge_trainers.records.run_folder import read_rows
 from forge_trainers.run.config import share_threads
 
 TO_MEASURE = (
-    "forge-agents train CONFIG --steps 8 --trainer.max_staleness 0 --trainer.keep_episodes 10000 --out_dir runs/measured"
+    "forge-agents train CONFIG --steps 8 --trainer.max_staleness 0 --trainer.keep_episodes 10000 "
+    "--out_dir runs/measured"
 )
 """What makes a folder that can be read."""
 CPU_BLOCK, GPU_BLOCK = 128, 16
