@@ -291,14 +291,12 @@ def _fit(run: fa.RunConfig, model: str, gpus: fa.Gpus, *, as_json: bool) -> int:
     import forge_agents as fa
 
     policies = run.models
-    found = fa.fit_gpus(run.trainer, model, gpus, policies=policies, hosts=run.mesh)
+    found = fa.fit_gpus(run.trainer, model, gpus, policies=policies, hosts=run.mesh, judges=run.judges)
     if as_json:
         print(json.dumps(found.json()))
         return int(bool(found.changes))
     Console().print(found.table())
     print("none of these bytes was measured on a GPU by this project")
-    if run.reward:
-        print("not counted: engines of judges, which take what is left")
     for doubt in found.placement.doubts:
         print(doubt)
     if found.changes:

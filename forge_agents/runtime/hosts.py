@@ -53,7 +53,7 @@ class Hosts:
     many as `workers` names, if left out."""
     gpus: dict[str, int] = field(default_factory=dict)
     """By role: GPUs that its processes take on each of its hosts, one each. Roles that are not named take what is left:
-    the learner's ranks first, then engines, a GPU each; where there are too few, they share them."""
+    the learner's ranks first, then engines, then judges, a GPU each; where there are too few, they share them."""
     cpus: dict[str, str] = field(default_factory=dict)
     """By role: the cores its processes, and so their OpenMP threads, may use on each host, as "0-15,32". How many
     threads there are say `engine.threads` and `learner.threads`."""

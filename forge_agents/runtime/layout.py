@@ -391,7 +391,8 @@ class Layout:
         """GPUs that a role may use on a host.
 
         Roles that share the host come one after the other: each with as many as it was given or else has processes for.
-        Where those are more than there are, roles that were given none share what is left.
+        Where those are more than there are, judges share what others leave, or engines' where that is nothing. Where
+        the others are too many already, roles that were given none share what is left.
         """
         gpus = () if host.facts is None else host.facts.gpus
         if role not in ON_GPUS:
@@ -405,6 +406,8 @@ class Layout:
         if sharing == [role] and role not in given:
             return gpus
         own = {one: given.get(one, math.ceil(self._wants.get(one, 0) / counts.get(one, 1))) for one in sharing}
+        if sum(own.values()) > len(gpus) and "judges" in own:
+            own["judges"] = given.get("judges", 0)
         if sum(own.values()) > len(gpus):
             own = {one: given.get(one, 0) for one in sharing}
         if own[role]:

@@ -233,12 +233,12 @@ def plan(meshes: Sequence[tuple[str, str, int]]) -> None:
 
 
 def beside(name: str, role: str, procs: int) -> list[str]:
-    """Names of the meshes on the GPUs that the next one would get; empty where it would have them alone, or none."""
+    """Names of other meshes on the GPUs that this one would get; empty where it would have them alone, or none."""
     with _placing:
         places = {(seat.host, seat.gpu) for seat in _layout().rehearse([(name, role, procs)]) if seat.gpu}
         planned = _layout().planned_on(places)
     running = [entry.name for entry in tuple(_spawned.values()) if not places.isdisjoint(entry.spot.places)]
-    return list(dict.fromkeys((*planned, *running)))
+    return [other for other in dict.fromkeys((*planned, *running)) if other != name]
 
 
 def several_hosts() -> bool:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 async def start_engines(
     folders: Mapping[str, Path],
-    config: EngineConfig,
+    configs: Mapping[str, EngineConfig],
     *,
     adapters: Mapping[str, Mapping[str, LoRA]] | None = None,
     store: WeightStoreRef | None = None,
@@ -43,13 +43,14 @@ async def start_engines(
     timeout_s: float = 300.0,
     turn: Turn = no_turns,
 ) -> dict[str, Replicas]:
-    """Start ``config.replicas`` engines for each model folder, all at once; where one fails, the others are stopped.
+    """Start engines for each model folder, all at once; where one fails, the others are stopped.
 
     The rest is as in `Replicas.start`.
 
     Args:
         folders: Model folders by engine name.
-        config: Settings of all; its `model` and `adapters` are replaced. See `check_named_by_policies`.
+        configs: Settings by engine name, `replicas` among them; `model` and `adapters` are replaced. See
+            `check_named_by_policies`.
         adapters: Adapters that an engine serves, by engine name and their own; None: none.
         store: Where engines find new weights; None for models that never change.
         faults: Counts deaths; None allows `Faults`'s usual number for all of them together.
@@ -57,7 +58,7 @@ async def start_engines(
     shared = Faults() if faults is None else faults
     starts = (
         Replicas.start(
-            replace(config, model=str(folder), adapters=(adapters or {}).get(name, {})),
+            replace(configs[name], model=str(folder), adapters=(adapters or {}).get(name, {})),
             name=name,
             store=store,
             faults=shared,
@@ -195,8 +196,8 @@ class Fleet:
                     adapters.setdefault(homes[name], {})[name] = lora
             config = replace(config, adapter_folders={name: str(folder) for name, folder in (tuned or {}).items()})
         folders = {home: paths[home] for home in homes.values()}
-        config = divided(folders, config, adapters)
-        engines = await start_engines(folders, config, adapters=adapters, store=store, timeout_s=timeout_s)
+        configs = dict.fromkeys(folders, divided(folders, config, adapters))
+        engines = await start_engines(folders, configs, adapters=adapters, store=store, timeout_s=timeout_s)
         own = {name for adapted in adapters.values() for name in adapted}
         samplers = {name: engines[home].adapted(name if name in own else "") for name, home in homes.items()}
         served = {name: Served(sampler, renderers[name]) for name, sampler in samplers.items()}

@@ -9,7 +9,7 @@ import importlib
 import sys
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from forge_agents.envs import registry
 from forge_agents.envs.experts import expert_of
@@ -19,8 +19,12 @@ from forge_agents.runtime.hosts import Hosts
 from forge_trainers.offline.config import WarmStart
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.curriculum import Curriculum, CurriculumConfig
+from forge_trainers.rl.rewards import engines_of
 from forge_trainers.rl.tasks import EnvLike
 from forge_trainers.selfplay.league import League, LeagueConfig
+
+if TYPE_CHECKING:
+    from forge_trainers.run.placement import OwnEngine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +224,14 @@ class RunConfig:
         """
         from forge_trainers.run.rehearsal import rehearsal  # knows Monarch, which takes a second to load
 
-        return rehearsal(self.policies, self.trainer, self.mesh, gpus_per_host=gpus_per_host)
+        return rehearsal(
+            self.models, self.trainer, self.mesh, gpus_per_host=gpus_per_host, judges=self.judges
+        )
+
+    @property
+    def judges(self) -> list[OwnEngine]:
+        """Engines that the reward's judges start by themselves."""
+        return engines_of(self.load_reward())
 
     def load_reward(self) -> Any:
         """The reward object, or None for the environment's own."""

@@ -250,6 +250,10 @@ def test_judges_stay_off_the_learners_gpu() -> None:
     spots = [layout.spot(role, 1).gpus for role in ("learner", "engines", "judges")]
     assert spots == [("0",), ("1",), ("1",)]
     assert laid_out(3, {"learner": 1, "engines": 1}, kind="local").spot("judges", 1).gpus == ("2",)
+    counted = laid_out(4, {"learner": 1, "engines": 2, "judges": 2}, kind="local")
+    assert [counted.spot(role, 1).gpus for role in ("learner", "engines", "engines", "judges", "judges")] == [
+        ("0",), ("1",), ("2",), ("3",), ("3",),
+    ]  # fmt: skip
     assert layout.spot("store", 1).gpus == ()
 
 

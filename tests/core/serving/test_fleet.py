@@ -16,9 +16,9 @@ def started(monkeypatch):
     """Starts a fleet without engines; what `start_engines` was asked for is beside it."""
     asked = {}
 
-    async def engines(folders, config, *, adapters, store, timeout_s):
+    async def engines(folders, configs, *, adapters, store, timeout_s):
         asked.update(adapters=adapters, store=store)
-        return {name: Replicas(config, name, store, None, None, silence_s=1.0, start_s=1.0) for name in folders}
+        return {name: Replicas(configs[name], name, store, None, None, silence_s=1.0, start_s=1.0) for name in folders}
 
     monkeypatch.setattr(fleet, "start_engines", engines)
     monkeypatch.setattr(fleet.models, "resolve", Path)

@@ -61,7 +61,7 @@ def test_a_run_that_takes_turns_fits_into_gpus_that_it_shares() -> None:
     settings = replace(SETTINGS, learner_procs=2, engine=engine)
     assert fit_gpus(settings, "0.6b", gpus).changes
     found = fit_gpus(replace(settings, colocate=True), "0.6b", gpus)
-    assert not found.changes and found.placement.engine.sleeps
+    assert not found.changes and found.placement.engines["policy-0"].sleeps
     assert sorted(one.seat.gpu for one in found.placement.processes) == ["0", "0", "1", "1"]
     with pytest.raises(HostError, match=r"3 ranks of one learner need a GPU each, and this host .* has 2"):
         gpus.rehearse([("learner", "learner", 3)])
@@ -180,3 +180,27 @@ def test_the_command_says_yes_or_no(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["simulate", str(file), "--gpus", "8", "--model", "8b", "--trainer.engine.max_model_len", "8192"]) == 1
     said = capsys.readouterr().out
     assert "learner_procs: 4" in said and "engine.replicas: 4" in said
+
+
+def test_judges_and_the_models_of_a_league_are_counted_and_rehearsed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_judge.py").write_text(
+        "import forge_verifiers as fv\nreward = fv.Judge('tiny-random', 'Is it polite?', name='polite')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = tmp_path / "train.yaml"
+    file.write_text(
+        "policies: {team: {model: tiny-random}}\nseats: team\nenv: forge/KuhnPoker-v0\nreward: my_judge:reward\n"
+        "league: {anchors: [random]}\n"
+    )
+    assert main(["simulate", str(file), "--gpus", "8", "--model", "0.6b", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [one["role"] for one in told["processes"]] == ["learner", "engines", "engines", "judges"]
+    judge = told["processes"][-1]
+    assert (judge["name"], judge["gpu"]) == ("polite", "3") and judge["bytes"]["weights"] < 2e6
+    nodes = ["--mesh.kind", "slurm", "--mesh.hosts", '{"learner": 1, "engines": 1, "judges": 1}']
+    assert main(["train", str(file), "--dry-run", *nodes]) == 0
+    said = capsys.readouterr().out
+    assert said.count("rank 0, GPU") == 4 and "judges-0 (a node of the job): " in said
+    assert "  polite rank 0, GPU 0: " in said

@@ -9,13 +9,22 @@ import torch
 
 import forge_verifiers as fv
 from forge_agents.errors import ArgumentError, StallError
-from forge_agents.policy import Policy
+from forge_agents.policy import Endpoint, Policy
 from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory, Turn, VersionSpan
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.credit import Baselines, Credit
-from forge_trainers.rl.rewards import Columns, EnvTurnReward, env_reward, judge, mean_and_ci, rates, summarise
+from forge_trainers.rl.rewards import (
+    Columns,
+    EnvTurnReward,
+    engines_of,
+    env_reward,
+    judge,
+    mean_and_ci,
+    rates,
+    summarise,
+)
 from forge_trainers.rl.trainer import EvalResult, GRPOTrainer
 from forge_trainers.rl.update import credit_groups
 
@@ -551,3 +560,15 @@ def test_a_function_of_one_trajectory_is_a_reward_and_what_it_fails_on_is_told(t
         GRPOTrainer(Policy("nowhere"), reward=lambda a, b: 0.0, out_dir=tmp_path / "run")
     columns = Columns({"worth": worth, "env": env_reward}, {"env": 2.0})
     assert columns(group((1.0, 2.0)).trajectories).tolist() == [5.0, 5.5]
+
+
+def test_engines_that_judges_start_are_found_wherever_a_reward_holds_them_and_each_once():
+    first = fv.Judge("tiny-random", "Is it polite?", name="first")
+    beside = fv.Judge(first, "Is it short?", name="beside")
+    second = fv.Judge("tiny-random", "Is it true?", name="second")
+    served = fv.Judge(Endpoint("http://localhost", "m"), "Is it kind?", name="served")
+    ensemble = fv.Ensemble([first, beside, served, fv.Rule(lambda t: True, name="rule")], "mean")
+    gated = fv.Gate(lambda t: True, ensemble + second)
+    for reward in (gated, Columns({"env": env_reward, "judged": gated})):
+        assert engines_of(reward) == [first.own_engine, second.own_engine]
+    assert engines_of(env_reward) == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +12,14 @@ import pytest
 import forge_agents as fa
 from forge_agents.errors import HostError
 from forge_agents.models.sizes import SHAPES, ModelSize
+from forge_agents.runtime import mesh, starts
 from forge_agents.runtime.host_process import HostFacts
 from forge_agents.runtime.hosts import Seat
 from forge_agents.runtime.layout import Layout
 from forge_agents.serving.memory import OVERHEAD_BYTES, adapter_weights, fixed_bytes, kv_bytes
 from forge_trainers.learner.memory import learner_bytes
-from forge_trainers.run.placement import ATTENTION_TARGETS, Part, check_models, check_ranks, place
+from forge_trainers.run import placement
+from forge_trainers.run.placement import ATTENTION_TARGETS, Part, check_models, check_ranks, place, place_here
 
 H100 = 80_000_000_000
 
@@ -58,7 +62,7 @@ def test_a_well_known_model_has_the_weights_that_its_maker_counts(model: str, bi
 def test_two_gpus_are_one_for_the_learner_and_one_for_the_engine() -> None:
     found = placed("0.6b", 2)
     assert [(one.seat.name, one.seat.gpu) for one in found.processes] == [("hero-learner", "0"), ("hero-0", "1")]
-    assert found.engine.gpu_memory_utilization is None  # it has its own: vLLM measures what it may take
+    assert found.engines["hero-0"].gpu_memory_utilization is None  # it has its own: vLLM measures what it may take
     lines = found.lines()
     assert lines[0].split() == ["process", "rank", "host", "GPU", "expects"]
     assert lines[1].startswith("hero-learner")
@@ -68,12 +72,12 @@ def test_two_gpus_are_one_for_the_learner_and_one_for_the_engine() -> None:
 def test_one_gpu_holds_both_and_the_engine_takes_what_the_learner_leaves() -> None:
     found = placed("0.6b", 1)
     assert {one.seat.gpu for one in found.processes} == {"0"}
-    assert 0.5 < found.engine.gpu_memory_utilization < 0.95
+    assert 0.5 < found.engines["hero-0"].gpu_memory_utilization < 0.95
     assert sum(one.bytes for one in found.processes) <= 0.951 * H100
     size = ModelSize.named("0.6b")
     left = 0.95 * H100 - sum(learner_bytes(size, fa.LearnerConfig()).values())
     beside = sum(fixed_bytes(size, sequences=64).values())
-    assert found.engine.kv_cache_gb == pytest.approx((left - beside) / 1e9, abs=0.01)
+    assert found.engines["hero-0"].kv_cache_gb == pytest.approx((left - beside) / 1e9, abs=0.01)
 
 
 def test_each_adapter_of_an_engine_takes_the_room_of_the_largest() -> None:
@@ -140,8 +144,9 @@ def test_what_was_asked_for_of_an_engine_is_what_its_refusal_names() -> None:
         placed("0.6b", 2, engine=fa.EngineConfig(max_model_len=8192, gpu_memory_utilization=0.01))
 
 
-def test_the_cache_of_a_shared_gpu_is_what_is_left_on_it_and_not_on_another() -> None:
+def test_engines_that_share_a_gpu_have_what_each_needs_and_even_parts_of_the_rest() -> None:
     small, large, settings = ModelSize.named("0.6b"), ModelSize.named("8b"), fa.EngineConfig(max_model_len=8192)
+    learner = fa.LearnerConfig(lora=fa.LoRA(), activation_checkpointing="full")
     seats = [("learner", "0"), ("small", "0"), ("large", "1"), ("other", "1")]
 
     def seated(meshes: Any) -> list[Seat]:
@@ -152,37 +157,47 @@ def test_the_cache_of_a_shared_gpu_is_what_is_left_on_it_and_not_on_another() ->
 
     found = place(
         [
-            Part(name="learner", ranks=1, size=ModelSize.named("8b"),
-                 learner=fa.LearnerConfig(lora=fa.LoRA(), activation_checkpointing="full")),
+            Part(name="learner", ranks=1, size=large, learner=learner),
             Part(name="small", ranks=1, size=small),
             Part(name="large", ranks=1, size=large),
             Part(name="other", ranks=1, size=small),
         ],
         settings,
         seated,
-    ).engine  # fmt: skip
-    fixed = {name: sum(fixed_bytes(size, sequences=64).values()) for name, size in (("s", small), ("l", large))}
-    beside = 0.95 * H100 - sum(
-        learner_bytes(large, fa.LearnerConfig(lora=fa.LoRA(), activation_checkpointing="full")).values()
     )
-    expected = min(beside - fixed["s"], 0.95 * H100 / 2 - fixed["l"])
-    assert found.kv_cache_gb == pytest.approx(expected / 1e9, abs=0.01)
+    fixed = {size: sum(fixed_bytes(size, sequences=64).values()) for size in (small, large)}
+    least = {size: kv_bytes(size, 8192) for size in (small, large)}
+    even = (0.95 * H100 - sum(fixed.values()) - sum(least.values())) / 2
+    beside = 0.95 * H100 - sum(learner_bytes(large, learner).values()) - fixed[small]
+    cache = {name: 1e9 * (config.kv_cache_gb or 0) for name, config in found.engines.items()}
+    assert cache["large"] == pytest.approx(least[large] + even, abs=1e7)
+    # one model's have the same settings: the smaller room counts
+    assert cache["small"] == cache["other"] == pytest.approx(min(beside, least[small] + even), abs=1e7)
+    assert sum(one.bytes for one in found.processes if one.seat.gpu == "1") <= 0.951 * H100
 
 
-def test_an_engine_alone_on_its_gpu_is_not_given_a_cache_that_only_another_has_room_for() -> None:
-    def found(large: str, context: int, each: int) -> Any:
-        parts = [
-            Part(name="learner", ranks=1, size=ModelSize.named("0.6b"), learner=fa.LearnerConfig()),
-            Part(name="large", ranks=1, size=ModelSize.named(large)),
-            Part(name="small", ranks=1, size=ModelSize.named("0.6b")),
-        ]
-        return place(parts, fa.EngineConfig(max_model_len=context), on(2, {"learner": 1, "engines": 2}, each))
+def test_a_large_and_a_small_engine_fit_where_half_of_the_gpu_is_too_little_for_the_large_one() -> None:
+    parts = [Part(name=name, ranks=1, size=ModelSize.named(name)) for name in ("32b", "0.6b")]
+    seats = on(1, {"engines": 2})
+    found = place(parts, fa.EngineConfig(max_model_len=2048), seats)
+    large, little = found.processes
+    assert large.bytes > 0.8 * H100 > 0.2 * H100 > little.bytes and large.bytes + little.bytes <= 0.951 * H100
+    with pytest.raises(HostError, match=r"2 engines may take 76\.0, and engine 32b .*; engine 0\.6b expects"):
+        place(parts, fa.EngineConfig(max_model_len=16384), seats)
 
-    seats = [(one.seat.name, one.seat.gpu, one.bytes) for one in found("32b", 2048, H100).processes]
-    assert [seat[:2] for seat in seats] == [("learner", "0"), ("large", "1"), ("small", "0")]
-    assert seats[1][2] <= 0.9 * H100
-    with pytest.raises(HostError, match=r"engine large needs 6\.\d GB of cache for one conversation of 40960 tokens"):
-        found("8b", 40960, 29_800_000_000)
+
+def test_an_engine_alone_on_its_gpu_is_not_held_to_what_one_of_another_model_shares() -> None:
+    parts = [
+        Part(name="learner", ranks=1, size=ModelSize.named("0.6b"), learner=fa.LearnerConfig()),
+        Part(name="large", ranks=1, size=ModelSize.named("8b")),
+        Part(name="small", ranks=1, size=ModelSize.named("0.6b")),
+    ]
+    each = 29_800_000_000
+    found = place(parts, fa.EngineConfig(max_model_len=40960), on(2, {"learner": 1, "engines": 2}, each))
+    gpus = {one.seat.name: one.seat.gpu for one in found.processes}
+    assert gpus == {"learner": "0", "large": "1", "small": "0"}
+    assert found.engines["large"].gpu_memory_utilization is found.engines["large"].kv_cache_gb is None
+    assert 4 < (found.engines["small"].kv_cache_gb or 0) < 6
 
 
 def test_what_does_not_fit_side_by_side_takes_turns() -> None:
@@ -191,11 +206,11 @@ def test_what_does_not_fit_side_by_side_takes_turns() -> None:
         placed("0.6b", 1, each=small)
     found = placed("0.6b", 1, each=small, turns=True)
     learner, engine = found.processes
-    assert found.engine.sleeps and learner.seat.gpu == engine.seat.gpu == "0"
+    assert found.engines["hero-0"].sleeps and learner.seat.gpu == engine.seat.gpu == "0"
     assert learner.bytes + OVERHEAD_BYTES <= 0.95 * small  # beside an engine that sleeps
     assert engine.bytes + OVERHEAD_BYTES == pytest.approx(0.95 * small, rel=1e-3)  # beside a learner that is parked
-    assert not placed("0.6b", 1, turns=True).engine.sleeps  # it fits as it is
-    assert not placed("0.6b", 2, each=small, turns=True).engine.sleeps  # each has its own
+    assert not placed("0.6b", 1, turns=True).engines["hero-0"].sleeps  # it fits as it is
+    assert not placed("0.6b", 2, each=small, turns=True).engines["hero-0"].sleeps  # each has its own
     with pytest.raises(HostError, match=r"80.0 GB and beside 1 sleeping engine hero-learner expects 1\d\d"):
         placed("8b", 1, turns=True)
 
@@ -203,6 +218,117 @@ def test_what_does_not_fit_side_by_side_takes_turns() -> None:
 def test_turns_and_playing_ahead_exclude_each_other() -> None:
     with pytest.raises(ValueError, match="lets engines and learner compute in turns, and max_staleness=1"):
         fa.GRPOConfig(colocate=True, max_staleness=1)
+
+
+class Judging:
+    """A judge's engine that only notes what it is told."""
+
+    running = False
+
+    def __init__(self, name: str, model: Path | str, **settings: Any) -> None:
+        self.name, self.model, self.config = name, str(model), fa.EngineConfig(**settings)
+        self.told: tuple[str, fa.EngineConfig] | None = None
+
+    def place(self, name: str, config: fa.EngineConfig) -> None:
+        self.told = (name, config)
+
+
+@pytest.fixture
+def small_judge(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPES["0.6b"]))
+    return tmp_path
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Places a learner, an engine and judges on so many GPUs; returns the lines that are shown."""
+
+    def placed_with(gpus: int, judges: list[Judging], folder: Path, **settings: Any) -> list[str]:
+        wants = {"learner": 1, "engines": 1, "judges": len(judges)}
+        said: list[str] = []
+        layout = on(gpus, wants).__self__  # type: ignore[attr-defined]
+        monkeypatch.setattr(mesh, "_layout", lambda: layout)
+        monkeypatch.setattr(starts, "say", said.append)
+        monkeypatch.setattr(placement.models, "resolve", Path)
+        learner = fa.LearnerConfig(model=str(folder), max_sample_tokens=2048)
+        engine = fa.EngineConfig(max_model_len=8192)
+        place_here(
+            {"hero": (folder, ())}, {"hero-learner": (learner, 1)}, ranks=1, engine=engine, judges=judges, **settings
+        )
+        return said
+
+    return placed_with
+
+
+def test_judges_have_gpus_of_their_own_where_there_are_enough_and_share_what_is_left(
+    node: Callable[..., list[str]], small_judge: Path
+) -> None:
+    judges = [Judging("judge", small_judge, max_model_len=4096) for _ in range(2)]
+    lines = [line.split() for line in node(4, judges, small_judge)[1:]]
+    assert [(line[:-9], line[-5]) for line in lines] == [
+        (["hero-learner"], "0"), (["engine", "hero"], "1"), (["judge", "judge"], "2"), (["judge", "judge-2"], "3"),
+    ]  # fmt: skip
+    assert [told[1].gpu_memory_utilization for judge in judges if (told := judge.told)] == [None, None]
+    node(3, judges, small_judge)
+    assert all(judge.told is not None for judge in judges)
+    configs = [told[1] for judge in judges if (told := judge.told)]
+    assert [config.gpu_memory_utilization for config in configs] == [0.475, 0.475]  # both on the third
+    fixed = sum(fixed_bytes(ModelSize.named("0.6b"), sequences=64).values())
+    assert configs[0].kv_cache_gb == pytest.approx((0.475 * H100 - fixed) / 1e9, abs=0.01)
+
+
+def test_a_judge_without_a_gpu_of_its_own_takes_from_the_engines_cache_and_not_from_the_learner(
+    node: Callable[..., list[str]], small_judge: Path
+) -> None:
+    judge = Judging("judge", small_judge, gpu_memory_utilization=0.25)
+    lines = [line.split() for line in node(2, [judge], small_judge)[1:]]
+    assert [line[-5] for line in lines] == ["0", "1", "1"]
+    assert float(lines[1][-4]) == pytest.approx(0.7 * 80, abs=0.1)  # 0.95 of it without the judge's quarter
+    greedy = Judging("judge", small_judge, gpu_memory_utilization=0.9)
+    with pytest.raises(HostError, match=r"engine hero expects \d.*; judge judge expects .*Lower engine.max_model_len"):
+        node(2, [greedy], small_judge)
+
+
+def test_what_does_not_fit_beside_a_judge_is_refused_with_the_judges_bytes(
+    node: Callable[..., list[str]], small_judge: Path
+) -> None:
+    size = ModelSize.named("0.6b")
+    at_its_own = sum(fixed_bytes(size, sequences=64).values()) + kv_bytes(size, size.context)
+    many = [Judging("judge", small_judge) for _ in range(10)]
+    assert 10 * at_its_own > 0.95 * H100 > 10 * (at_its_own - kv_bytes(size, size.context - 4096))
+    with pytest.raises(HostError, match=r"its 10 engines may take 76.0, .*judge judge-10 expects .*max_model_len=4096"):
+        node(3, many, small_judge)
+    assert node(3, [Judging("judge", small_judge, max_model_len=4096) for _ in range(10)], small_judge)
+
+
+def test_a_judge_is_there_in_both_turns(node: Callable[..., list[str]], small_judge: Path) -> None:
+    """One GPU on which learner and engine do not fit side by side, and a judge, which does not sleep."""
+    judge = Judging("judge", small_judge, max_model_len=2048)
+    size, settings = ModelSize.named("0.6b"), fa.EngineConfig(max_model_len=8192)
+    parts = [
+        Part(name="learner", ranks=1, size=size, learner=fa.LearnerConfig()),
+        Part(name="hero", ranks=1, size=size),
+        Part(name="judge", ranks=1, size=size, judge=judge.config),
+    ]
+    each = 28_000_000_000
+    seats = on(1, {"learner": 1, "engines": 1, "judges": 1}, each)
+    found = place(parts, settings, seats, turns=True)
+    learner, hero, one = (process.bytes for process in found.processes)
+    assert found.engines["hero"].sleeps and not found.engines["judge"].sleeps
+    assert learner + OVERHEAD_BYTES + one <= 0.951 * each and OVERHEAD_BYTES + hero + one <= 0.951 * each
+    with pytest.raises(HostError, match=r"judge judge expects .* Beside it, learner expects .* give judges a GPU"):
+        place(parts, settings, on(1, {"learner": 1, "engines": 1, "judges": 1}, 25_000_000_000), turns=True)
+
+
+def test_a_judge_that_runs_already_or_whose_model_is_unknown_is_said_and_not_counted(
+    node: Callable[..., list[str]], small_judge: Path
+) -> None:
+    running = Judging("first", small_judge)
+    running.running = True
+    *_, one, other = node(4, [running, Judging("second", "no-such-model")], small_judge)
+    assert one == "not counted: the engine of first, which runs already"
+    assert other.startswith("not counted: the engine of second: ")
+    assert running.told is None
 
 
 @pytest.mark.parametrize(

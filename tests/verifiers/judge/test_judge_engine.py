@@ -2,14 +2,17 @@
 
 import asyncio
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from forge_agents.errors import HostError
+from forge_agents.policy import Endpoint
 from forge_agents.runtime import mesh
-from forge_agents.serving import EngineConfig
+from forge_agents.serving import Engine, EngineConfig
 from forge_agents.types import Completion
+from forge_verifiers import Judge
 from forge_verifiers.judge.clients import EngineChat, Question
 
 TEXTS = {1: "yes", 2: "no", 3: "The"}
@@ -48,6 +51,26 @@ def test_the_mass_of_the_choices_is_what_the_model_gave_them_unasked(free, mass)
 def test_a_judge_has_one_engine():
     with pytest.raises(ValueError, match="replicas=2: a judge has one engine"):
         EngineChat("m", EngineConfig(replicas=2), name="judge", timeout_s=1.0, start_timeout_s=1.0)
+
+
+def test_an_engine_starts_as_its_run_has_placed_it(monkeypatch):
+    started = []
+
+    async def start(config, **settings):
+        started.append((config.gpu_memory_utilization, settings["name"], settings["role"]))
+
+    monkeypatch.setattr(Engine, "start", start)
+    monkeypatch.setattr(mesh, "beside", lambda name, *_: [] if name == "judge-2" else ["hero"])
+    judge = Judge("tiny-random", "Is it polite?", engine=EngineConfig(max_model_len=512))
+    chat = judge.own_engine
+    assert (chat.name, chat.model, chat.config.max_model_len) == ("judge", "tiny-random", 512)
+    chat.place("judge-2", replace(chat.config, gpu_memory_utilization=0.3))
+    asyncio.run(chat.start())
+    chat.place("judge-2", chat.config)  # its GPU is its own
+    asyncio.run(chat.start())
+    assert started == [(0.3, "judge-2", "judges"), (None, "judge-2", "judges")]
+    assert chat.config.gpu_memory_utilization is None  # another run may place it otherwise
+    assert Judge(Endpoint("http://localhost", "m"), "Is it polite?").own_engine is None
 
 
 def test_an_engine_that_would_crowd_others_out_of_a_gpu_says_so(monkeypatch):

@@ -20,7 +20,17 @@ from forge_agents.policy import LoRA, Policy
 from forge_agents.runtime import mesh
 from forge_agents.runtime.hosts import Hosts, Seat
 from forge_trainers.run.config import ProcessConfig
-from forge_trainers.run.placement import ATTENTION_TARGETS, Part, Placement, check_models, check_ranks, place
+from forge_trainers.run.placement import (
+    ATTENTION_TARGETS,
+    OwnEngine,
+    Part,
+    Placement,
+    by_own_name,
+    check_models,
+    check_ranks,
+    judges_of,
+    place,
+)
 from forge_trainers.run.processes import check_hosts, computing
 
 if TYPE_CHECKING:
@@ -68,12 +78,13 @@ class Gpus:
         for name, role, ranks in meshes:
             if ranks > self.count:
                 raise HostError(f"{ranks} ranks of {name} want a GPU each, and there are {self.count}")
-            if role == "engines" and ranks > self.per_host:
+            together = role in ("engines", "judges")
+            if together and ranks > self.per_host:
                 raise HostError(
-                    f"{ranks} ranks of engine {name} talk at each token and are on one host, and a host has "
-                    f"{self.per_host} GPUs; lower engine.tp"
+                    f"{ranks} ranks of {role.removesuffix('s')} {name} talk at each token and are on one host, and a "
+                    f"host has {self.per_host} GPUs; lower engine.tp"
                 )
-            if role == "engines" and at % self.per_host + ranks > self.per_host:
+            if together and at % self.per_host + ranks > self.per_host:
                 at += -at % self.per_host
             for rank in range(ranks):
                 host, gpu = divmod(at % self.count if share else at, self.per_host)
@@ -150,6 +161,7 @@ def fit_gpus(
     lora: LoRA | None = None,
     policies: Mapping[str, Policy] | None = None,
     hosts: Hosts | None = None,
+    judges: Sequence[OwnEngine] = (),
 ) -> Fit:
     """Place the learners and engines of a run on GPUs.
 
@@ -160,6 +172,7 @@ def fit_gpus(
         lora: The adapter that learns; None: the whole model does. Not read where `policies` say it.
         policies: Of the run, all of them with this model; None: one.
         hosts: Where each role is; None, or kind "local": wherever there is room.
+        judges: Whose engines start by themselves, each with its own model.
 
     Raises:
         HostError: Nothing that is known here makes it fit; the message has the arithmetic of the run as it is set.
@@ -174,6 +187,7 @@ def fit_gpus(
         "Policy.lora": None,
     }
     problem = ""
+    beside, doubts = judges_of(by_own_name(judges))
     for tried in itertools.chain([asked], _tries(size, gpus, policies, hosts)):
         run = replace(
             settings,
@@ -183,12 +197,14 @@ def fit_gpus(
             ),
             engine=replace(settings.engine, tp=tried["engine.tp"], replicas=tried["engine.replicas"]),
         )
+        parts = [*_parts(_adapted(policies, tried["Policy.lora"]), run, size), *beside]
         try:
-            found = _placed(_adapted(policies, tried["Policy.lora"]), run, size, gpus, hosts)
+            found = _placed(parts, run, gpus, hosts)
         except (HostError, ValueError) as error:
             problem = problem or str(error)
             continue
         changes = {key: value for key, value in tried.items() if value != asked[key]}
+        found = replace(found, doubts=[*found.doubts, *doubts])
         return Fit(placement=found, changes=changes, problem=problem)
     raise HostError(
         f"{problem}. No number of ranks, recomputation or adapter makes it fit: change the limits that it names, or "
@@ -211,11 +227,9 @@ def _paths(policies: Mapping[str, Policy]) -> dict[str, Path]:
     return {name: Path(policy.model) for name, policy in policies.items()}
 
 
-def _placed(
-    policies: Mapping[str, Policy], settings: ProcessConfig, size: ModelSize, gpus: Gpus, hosts: Hosts | None
-) -> Placement:
+def _parts(policies: Mapping[str, Policy], settings: ProcessConfig, size: ModelSize) -> list[Part]:
     engines, learners = computing(policies, _paths(policies), settings)
-    parts = [
+    return [
         *(
             Part(name=name, ranks=settings.learner_procs, size=size, learner=learner, sharing=sharing)
             for name, (learner, sharing) in learners.items()
@@ -225,8 +239,11 @@ def _placed(
             for name, (_, adapters) in engines.items()
         ),
     ]
+
+
+def _placed(parts: Sequence[Part], settings: ProcessConfig, gpus: Gpus, hosts: Hosts | None) -> Placement:
     check_ranks(parts)
-    check_models(parts, settings.engine)
+    check_models([part for part in parts if part.judge is None], settings.engine)
     check_hosts([(part.name, part.role, part.ranks) for part in parts], hosts or Hosts(), settings)
     turns = settings.colocate
     return place(parts, settings.engine, partial(gpus.rehearse, hosts=hosts, share=turns), turns=turns)

@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
-import itertools
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -31,7 +30,7 @@ from forge_agents.runtime.waits import in_thread
 from forge_agents.types import Episode, EpisodeGroup, Reward, Trajectory, Turn
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.endings import raised_in, where_it_failed, where_it_raised
-from forge_trainers.rl.rewards import Columns, EnvTurnReward, asked, env_reward
+from forge_trainers.rl.rewards import EnvTurnReward, asked, env_reward, parts_of
 from forge_trainers.rl.tasks import HELD_OUT_FROM, Task, TaskSampler
 from forge_trainers.run.checkpoints import ProcessRandomness, Stateful
 from forge_trainers.run.supervision import Watchdog
@@ -231,7 +230,7 @@ class Preflight:
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         if not trajectories or self.reward is env_reward or isinstance(self.reward, EnvTurnReward):
             return None
-        parts = list(_parts(self.reward))
+        parts = list(parts_of(self.reward))
         due = [(part, within) for part, within in parts if getattr(part, "cost", "cheap") == "cheap"]
         if len(due) < len(parts):
             names = ", ".join(_name(part) for part, _ in parts if getattr(part, "cost", "cheap") != "cheap")
@@ -250,21 +249,6 @@ class Preflight:
         who, timeout_s = f"reward {_name(self.reward)}", self.config.stage_timeout_s
         asking.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may come to ask for it
         return partial(with_deadline, asking, timeout_s, who=who, what="scoring")
-
-
-def _parts(reward: Any) -> Iterator[tuple[Any, bool]]:
-    """What a reward of ours asks in the end, each with whether an ensemble asks it; anything else is its own part."""
-    if isinstance(reward, Columns):
-        yield from itertools.chain.from_iterable(map(_parts, reward.parts().values()))
-        return
-    panel = getattr(reward, "verifiers", ()) if isinstance(reward, Composable) else ()
-    held = getattr(reward, "parts", None) if isinstance(reward, Composable) else None
-    if panel:
-        yield from ((part, True) for own in panel for part, _ in _parts(own))
-    elif callable(held):
-        yield from itertools.chain.from_iterable(map(_parts, held().values()))
-    else:
-        yield reward, False
 
 
 def _name(reward: Any) -> str:

@@ -6,19 +6,23 @@ in a thread, with a deadline.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import reprlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from forge_agents.runtime.mesh import with_deadline
 from forge_agents.runtime.waits import in_thread
 from forge_agents.types import EpisodeGroup, Reward, Trajectory, total_tokens
-from forge_verifiers.core.verifier import Assessment, load_nested, nested_state, reward_of
+from forge_verifiers.core.verifier import Assessment, Composable, load_nested, nested_state, reward_of
+
+if TYPE_CHECKING:
+    from forge_trainers.run.placement import OwnEngine
 
 _log = logging.getLogger(__name__)
 
@@ -109,6 +113,27 @@ class Columns:
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Continue from `state_dict`."""
         load_nested(self._rewards, state, owner=self.name)  # type: ignore[arg-type]  # as above
+
+
+def parts_of(reward: Any) -> Iterator[tuple[Any, bool]]:
+    """What a reward of ours asks in the end, each with whether an ensemble asks it; anything else is its own part."""
+    if isinstance(reward, Columns):
+        yield from itertools.chain.from_iterable(map(parts_of, reward.parts().values()))
+        return
+    panel = getattr(reward, "verifiers", ()) if isinstance(reward, Composable) else ()
+    held = getattr(reward, "parts", None) if isinstance(reward, Composable) else None
+    if panel:
+        yield from ((part, True) for own in panel for part, _ in parts_of(own))
+    elif callable(held):
+        yield from itertools.chain.from_iterable(map(parts_of, held().values()))
+    else:
+        yield reward, False
+
+
+def engines_of(reward: Any) -> list[OwnEngine]:
+    """Engines that verifiers of a reward start by themselves, each once: judges', which a run places beside its own."""
+    owned = (getattr(part, "own_engine", None) for part, _ in parts_of(reward))
+    return list({id(engine): engine for engine in owned if engine is not None}.values())
 
 
 async def judge(

@@ -43,6 +43,7 @@ from forge_trainers.rl.pipeline import Background, Batch, Pipeline, Put, TakenGr
 from forge_trainers.rl.preflight import Preflight, Rest
 from forge_trainers.rl.rewards import (
     JudgedGroup,
+    engines_of,
     env_reward,
     group_spread,
     judge,
@@ -622,7 +623,12 @@ class GRPOTrainer:
         with starts.shown():
             if self._processes is None:
                 self._processes = await Processes.start(
-                    policies, self.config, folder=self.out_dir, hosts=self._hosts, learn=begins
+                    policies,
+                    self.config,
+                    folder=self.out_dir,
+                    hosts=self._hosts,
+                    learn=begins,
+                    judges=engines_of(self.reward),
                 )
             elif begins:
                 await self._processes.start_learners()

@@ -8,10 +8,12 @@ The bytes are `serving.memory`'s and `learner.memory`'s, for a run that starts a
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from forge_agents.errors import HostError, ModelNotFoundError
 from forge_agents.models import resolve as models
@@ -40,13 +42,15 @@ ROOM = 0.95
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One mesh of processes that compute: an engine, or a learner."""
+    """One mesh of processes that compute: an engine, a judge's, or a learner."""
 
     name: str
     ranks: int
     size: ModelSize
     learner: LearnerConfig | None = None
     """Settings of a learner; None: it is an engine."""
+    judge: EngineConfig | None = None
+    """Settings of a judge's engine; None: it has those of all engines."""
     dtype: str = "bfloat16"
     """What its model is stored in, which an engine takes unless its settings say otherwise."""
     adapters: Sequence[LoRA] = ()
@@ -57,7 +61,7 @@ class Part:
     @property
     def role(self) -> str:
         """As in `Hosts`."""
-        return "engines" if self.learner is None else "learner"
+        return "learner" if self.learner is not None else "engines" if self.judge is None else "judges"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +75,36 @@ class Placed:
     """The same, by what it is for."""
 
 
+class OwnEngine(Protocol):
+    """An engine that starts when somebody first asks it, such as a judge's."""
+
+    @property
+    def name(self) -> str:
+        """What it is called where no other has that name."""
+
+    @property
+    def model(self) -> str:
+        """As `Policy` takes it."""
+
+    @property
+    def config(self) -> EngineConfig:
+        """Its settings."""
+
+    @property
+    def running(self) -> bool:
+        """Whether it has started already."""
+
+    def place(self, name: str, config: EngineConfig) -> None:
+        """Start so called and with these settings, which say what it may take of a GPU that it shares."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Placement:
     """All processes that compute."""
 
     processes: Sequence[Placed]
-    engine: EngineConfig
-    """With what it may take of each GPU, where it shares one."""
+    engines: Mapping[str, EngineConfig]
+    """Settings of each engine by the name of its processes, with what it may take of each GPU, where it shares one."""
     doubts: Sequence[str] = ()
     """What may come and was not counted."""
 
@@ -101,8 +128,9 @@ def place_here(
     *,
     ranks: int,
     engine: EngineConfig | None = None,
+    judges: Sequence[OwnEngine] = (),
     turns: bool = False,
-) -> EngineConfig:
+) -> Mapping[str, EngineConfig]:
     """Place what is about to start on the run's hosts, and show the table.
 
     Args:
@@ -111,16 +139,19 @@ def place_here(
             processes.
         ranks: Of each learner.
         engine: Settings of every engine; None where there is none.
+        judges: Whose engines start with the first score; each is told what it may take. Only GPUs are divided.
         turns: Where engines and learners do not fit side by side, they use their GPUs in turns.
 
     Returns:
-        `engine`, with what it may take of a GPU that it shares, and whether it sleeps. Without GPUs it is as it was.
+        `engine` for each engine, with what that may take of a GPU that it shares, and whether it sleeps. Without GPUs
+        it is as it was.
 
     Raises:
         HostError: As `place`.
         ValueError: Ranks cannot share a model, with or without GPUs.
     """
     engine = engine or EngineConfig()
+    as_it_is = dict.fromkeys(engines, engine)
     meshes = [(name, "learner", ranks) for name in learners] + [(name, "engines", engine.tp) for name in engines]
     on_gpus = any(seat.gpu for seat in mesh.rehearse(meshes))
     try:
@@ -143,18 +174,54 @@ def place_here(
     except ModelNotFoundError as error:
         if on_gpus:
             starts.say(f"whether it fits into the GPUs is not known: {error}")
-        return engine
+        return as_it_is
     check_ranks(parts)
     check_models(parts, engine)
     if not on_gpus:
-        return engine
+        return as_it_is
+    own = by_own_name(judges, taken=(part.name for part in parts))
+    counted, doubts = judges_of(own)
+    parts += counted
     placement = place(parts, engine, mesh.rehearse, turns=turns)
-    mesh.plan(meshes)  # whatever starts first: engines that share a GPU with a learner do
-    if placement.engine.sleeps:
+    mesh.plan([(part.name, part.role, part.ranks) for part in parts])  # whatever starts first
+    for part in counted:
+        own[part.name].place(part.name, placement.engines[part.name])
+    if any(settings.sleeps for settings in placement.engines.values()):
         starts.say("engines and learner do not fit side by side and take turns; that has not been run by us on a GPU")
-    for line in (*placement.lines(), *placement.doubts):
+    for line in (*placement.lines(), *placement.doubts, *doubts):
         starts.say(line)
-    return placement.engine
+    return placement.engines
+
+
+def by_own_name(judges: Iterable[OwnEngine], taken: Iterable[str] = ()) -> dict[str, OwnEngine]:
+    """Each by a name that no other process of the run has."""
+    found, names = dict[str, OwnEngine](), set(taken)
+    for judge in judges:
+        name = next(name for n in itertools.count(1) if (name := judge.name + f"-{n}" * (n > 1)) not in names)
+        names.add(name)
+        found[name] = judge
+    return found
+
+
+def judges_of(judges: Mapping[str, OwnEngine]) -> tuple[list[Part], list[str]]:
+    """Their engines, and what is not counted: those that run already, or whose model is not known here."""
+    parts, doubts = list[Part](), list[str]()
+    for name, judge in judges.items():
+        if judge.running:
+            doubts.append(f"not counted: the engine of {name}, which runs already")
+            continue
+        try:
+            folder = models.resolve(judge.model)
+            size, dtype = ModelSize.of(folder), models.dtype_of(folder)
+        except ModelNotFoundError as error:
+            doubts.append(f"not counted: the engine of {name}: {error}")
+            continue
+        parts.append(Part(name=name, ranks=judge.config.tp, size=size, dtype=dtype, judge=judge.config))
+    check_ranks(parts)
+    for part in parts:
+        assert part.judge is not None
+        check_models([part], part.judge)
+    return parts, doubts
 
 
 def check_ranks(parts: Iterable[Part]) -> None:
@@ -199,7 +266,7 @@ def place(
 
     Args:
         parts: What runs.
-        engine: Settings of every engine.
+        engine: Settings of every engine but judges'.
         rehearse: Says where meshes go, as `mesh.rehearse`.
         turns: Engines sleep while learners compute, and the other way round, where they do not fit side by side.
 
@@ -216,81 +283,143 @@ def place(
     on: dict[tuple[str, str], list[Seat]] = defaultdict(list)
     for seat in seats:
         on[seat.host, seat.gpu].append(seat)
-    shares: dict[tuple[str, str], int] = {}
-    for where, sitting in on.items():
-        if where[1] and (total := sitting[0].gpu_bytes):
-            shares[where] = _share(total, [(seat, by_name[seat.name]) for seat in sitting], engine)
-    engines = [
-        (by_name[seat.name], shares[where], seat.gpu_bytes, len(sitting) > 1)
-        for where, sitting in on.items()
-        if where in shares
-        for seat in sitting
-        if seat.role == "engines"
-    ]
-    if any(shared for *_, shared in engines) and engine.gpu_memory_utilization is None:
-        # what one may take is said in bytes, because vLLM would measure beside processes that come and go; all engines
-        # have the same settings, so the fullest GPU says it for those that have one alone, too
-        share = min(room / total for _, room, total, _ in engines)
-        left = min(room - sum(_engine(part, engine).values()) for part, room, *_ in engines)
-        for part in [part for part, *_ in engines] if engine.kv_cache_gb is None else ():
-            if (least := _least_cache(part, engine)) > left:
-                raise HostError(
-                    f"engine {part.name} needs {least / 1e9:.1f} GB of cache for one conversation of "
-                    f"{_context(part, engine)} tokens, and engines, which all have the same settings, can have "
-                    f"{left / 1e9:.1f} beside what shares the fullest GPU. {_less_engine(engine)}"
-                )
-        cache = engine.kv_cache_gb or left / 1e9
-        engine = replace(engine, gpu_memory_utilization=round(share, 4), kv_cache_gb=round(cache, 3))
+    rooms: dict[str, list[_Room]] = defaultdict(list)
+    for (_, gpu), sitting in on.items():
+        if gpu and (total := sitting[0].gpu_bytes):
+            for name, room in _rooms(total, [(seat, by_name[seat.name]) for seat in sitting], engine).items():
+                rooms[name].append(_Room(room, total, shared=len(sitting) > 1))
+    settings = {part.name: _told(part, parts, engine, rooms) for part in parts if part.learner is None}
+    room_of = {name: min(room.bytes for room in found) for name, found in rooms.items()}
     return Placement(
-        processes=[_placed(seat, by_name[seat.name], engine, shares.get((seat.host, seat.gpu), 0)) for seat in seats],
-        engine=engine,
+        processes=[_placed(seat, by_name[seat.name], settings, room_of.get(seat.name, 0)) for seat in seats],
+        engines=settings,
         doubts=_doubts(parts, seats),
     )
 
 
-def _share(total: int, sitting: Sequence[tuple[Seat, Part]], engine: EngineConfig) -> int:
-    """Bytes of a GPU that each engine on it may take.
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What one rank of an engine may take of its GPU."""
+
+    bytes: int
+    total: int
+    shared: bool
+
+
+def _told(
+    part: Part, parts: Sequence[Part], engine: EngineConfig, rooms: Mapping[str, Sequence[_Room]]
+) -> EngineConfig:
+    """An engine's settings with what it may take, where it or one of its model shares a GPU.
+
+    That is said in bytes, because vLLM would measure beside processes that come and go. Engines of one model have the
+    same settings, so the fullest GPU says it for those that have one alone, too.
+    """
+    own = part.judge or engine
+    alike = (part.role, part.size, part.dtype, part.adapters, part.judge)
+    found = [
+        room
+        for one in parts
+        if one.learner is None and (one.role, one.size, one.dtype, one.adapters, one.judge) == alike
+        for room in rooms.get(one.name, ())
+    ]
+    if own.gpu_memory_utilization is not None or not any(room.shared for room in found):
+        return own
+    share = min(room.bytes / room.total for room in found)
+    left = min(room.bytes for room in found) - sum(_engine(part, own).values())
+    return replace(own, gpu_memory_utilization=round(share, 4), kv_cache_gb=own.kv_cache_gb or round(left / 1e9, 3))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wish:
+    """One engine's."""
+
+    part: Part
+    asked: int | None
+    """Bytes that its settings say; None: what it gets."""
+    needs: Mapping[str, int]
+    """At least, by what it is for."""
+
+    @property
+    def least(self) -> int:
+        return sum(self.needs.values())
+
+    @property
+    def taken(self) -> int:
+        return self.least if self.asked is None else self.asked
+
+
+def _wish(part: Part, engine: EngineConfig, total: int, *, alone: bool) -> _Wish:
+    own = part.judge or engine
+    share = own.gpu_memory_utilization or (USUAL_SHARE if alone else None)
+    cache = "engine.kv_cache_gb"
+    if own.kv_cache_gb is None:
+        cache = f"one conversation of {_context(part, own)} tokens"
+    needs = {**_engine(part, own), cache: _least_cache(part, own)}
+    return _Wish(part=part, asked=None if share is None else int(total * share), needs=needs)
+
+
+def _rooms(total: int, sitting: Sequence[tuple[Seat, Part]], engine: EngineConfig) -> dict[str, int]:
+    """Bytes of a GPU that each engine on it may take: what it needs, and an even part of what nobody does.
+
+    Where engines and learners take turns, judges' engines are there beside either.
 
     Raises:
         HostError: They do not suffice.
     """
-    where = f"GPU {sitting[0][0].gpu} of {sitting[0][0].host}"
-    learners = [
-        (part.name, _learner(part, part.learner)) for _, part in sitting if part.learner is not None
-    ]
-    engines = [part for _, part in sitting if part.learner is None]
-    taken = sum(sum(found.values()) for _, found in learners)
-    room = int(total * ROOM) - taken
-    asleep = len(engines) * OVERHEAD_BYTES if engine.sleeps else 0
-    if (not engines or asleep) and room < asleep:
-        beside = f" beside {len(engines)} sleeping engine{'s' * (len(engines) > 1)}" if asleep else ""
-        raise HostError(f"{where} has {total / 1e9:.1f} GB and{beside} {_said(learners)}: {_LESS_LEARNER}")
-    if not engines:
-        return 0
-    if asleep:  # what learners keep there while engines compute
-        room = int(total * ROOM) - sum(found["overhead"] for _, found in learners)
-    each = room // len(engines)
-    wished = int(total * (engine.gpu_memory_utilization or (USUAL_SHARE if len(sitting) == 1 else 0)))
-    if len(sitting) > 1 and wished > max(0, each):
-        raise HostError(
-            f"{where} has {total / 1e9:.1f} GB, of which {max(0, each) / 1e9:.1f} are left for each of {len(engines)} "
-            f"engine{'s' * (len(engines) > 1)} beside what shares it, and engine.gpu_memory_utilization="
-            f"{engine.gpu_memory_utilization} would take {wished / 1e9:.1f}: lower it, or leave it out"
+    where = f"GPU {sitting[0][0].gpu} of {sitting[0][0].host} has {total / 1e9:.1f} GB"
+    learners = [(part.name, _learner(part, part.learner)) for _, part in sitting if part.learner is not None]
+    alone = len(sitting) == 1
+    wishes = [_wish(part, engine, total, alone=alone) for _, part in sitting if part.learner is None]
+    sleeping = sum(engine.sleeps and wish.part.judge is None for wish in wishes) if learners else 0
+    taken, asleep = sum(sum(found.values()) for _, found in learners), sleeping * OVERHEAD_BYTES
+    whole = wishes[0].taken if alone and wishes else int(total * ROOM)
+    if taken + asleep > whole and (asleep or not wishes):
+        beside = f" beside {sleeping} sleeping engine{'s' * (sleeping > 1)}" if asleep else ""
+        raise HostError(f"{where} and{beside} {_said(learners)}: {_LESS_LEARNER}")
+    turns = [(taken, wishes)]
+    if asleep:  # the learners', and the engines' beside what learners keep there
+        judges = [wish for wish in wishes if wish.part.judge is not None]
+        turns = [(taken + asleep, judges), (sum(found["overhead"] for _, found in learners), wishes)]
+    rooms: dict[str, int] = {}
+    for before, there in turns:
+        room = max(0, whole - before)
+        spare = room - sum(wish.taken for wish in there)
+        if spare < 0 or any(wish.least > wish.taken for wish in there):
+            raise HostError(f"{where}, {_too_much(room, there, learners, engine)}")
+        even = spare // max(1, sum(wish.asked is None for wish in there))
+        for wish in there:
+            most = wish.taken + even if wish.asked is None else wish.asked
+            rooms[wish.part.name] = min(most, rooms.get(wish.part.name, most))
+    return rooms
+
+
+def _too_much(
+    room: int, wishes: Sequence[_Wish], learners: Sequence[tuple[str, Mapping[str, int]]], engine: EngineConfig
+) -> str:
+    """Why engines do not fit into `room` of a GPU, and what to do."""
+    asked = [wish for wish in wishes if wish.asked is not None]
+    if (wished := sum(wish.taken for wish in asked)) > room:
+        part, many = asked[0].part, f"{len(wishes)} engine{'s' * (len(wishes) > 1)}"
+        whose = "engine.gpu_memory_utilization" if part.judge is None else f"gpu_memory_utilization of {part.name}"
+        return (
+            f"of which {room / len(wishes) / 1e9:.1f} are left for each of {many} beside what shares it, and "
+            f"{whose}={(part.judge or engine).gpu_memory_utilization} would take {wished / 1e9:.1f}: lower it, or "
+            "leave it out"
         )
-    each = wished or each
-    for part in engines:
-        fixed, cache = _engine(part, engine), _least_cache(part, engine)
-        if sum(fixed.values()) + cache > each:
-            wish = f"one conversation of {_context(part, engine)} tokens"
-            wish = wish if engine.kv_cache_gb is None else "engine.kv_cache_gb"
-            needs = [(f"engine {part.name}", {**fixed, wish: cache})]
-            beside = f" Beside it, {_said(learners)}." if learners else ""
-            raise HostError(
-                f"{where} has {total / 1e9:.1f} GB, of which each engine on it may take {max(0, each) / 1e9:.1f}, and "
-                f"{_said(needs)}.{beside} {_less_engine(engine)}{'; ' + _LESS_LEARNER if learners else ''}"
-                + ", or set colocate, so that both take turns there" * bool(learners and not engine.sleeps)
-            )
-    return each
+    many = "its engine" if len(wishes) == 1 else f"its {len(wishes)} engines"
+    if short := [wish for wish in asked if wish.least > wish.taken]:
+        wishes, room, many = short[:1], short[0].taken, "its engine"
+    told = _said((f"{wish.part.role.removesuffix('s')} {wish.part.name}", wish.needs) for wish in wishes)
+    judged = any(wish.part.judge is not None for wish in wishes)
+    playing = any(wish.part.judge is None for wish in wishes)
+    return (
+        f"of which {many} may take {room / 1e9:.1f}, and {told}."
+        + f" Beside it, {_said(learners)}." * bool(learners)
+        + f" {_less_engine(engine)}" * playing
+        + f"{';' * playing} {_LESS_JUDGE}" * judged
+        + f"; {_LESS_LEARNER}" * bool(learners)
+        + ", or set colocate, so that both take turns there" * bool(learners and playing and not engine.sleeps)
+    )
 
 
 def _less_engine(engine: EngineConfig) -> str:
@@ -299,6 +428,10 @@ def _less_engine(engine: EngineConfig) -> str:
     return f"Lower {cache} or engine.max_num_seqs, {share}raise engine.tp, or give engines GPUs of their own"
 
 
+_LESS_JUDGE = (
+    "give judges a GPU of their own (mesh.gpus: {judges: 1}), or less to do: "
+    "Judge(engine=fa.EngineConfig(max_model_len=4096))"
+)
 _LESS_LEARNER = (
     "raise learner_procs, which shard the learner, set learner.activation_checkpointing to 'full', lower "
     "learner.max_tokens_per_microbatch and engine.max_model_len, of which a sample is one pass, learn an adapter "
@@ -352,14 +485,15 @@ def _least_cache(part: Part, engine: EngineConfig) -> int:
     return kv_bytes(part.size, _context(part, engine), item=item_bytes(part.dtype, engine), tp=part.ranks)
 
 
-def _placed(seat: Seat, part: Part, engine: EngineConfig, share: int) -> Placed:
+def _placed(seat: Seat, part: Part, engines: Mapping[str, EngineConfig], room: int) -> Placed:
     found: Mapping[str, int]
     if part.learner is not None:
         found = _learner(part, part.learner)
     else:
+        engine = engines[part.name]
         fixed = _engine(part, engine)
         cache = _least_cache(part, engine)
-        if share and engine.kv_cache_gb is None:  # vLLM takes all it may
-            cache = max(cache, share - sum(fixed.values()))
+        if room and engine.kv_cache_gb is None:  # vLLM takes all it may
+            cache = max(cache, room - sum(fixed.values()))
         found = {**fixed, "cache": cache}
     return Placed(seat=seat, bytes=sum(found.values()), parts=found)

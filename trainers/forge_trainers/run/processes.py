@@ -35,7 +35,7 @@ from forge_agents.weights import WeightStore
 from forge_trainers.learner.client import Learner, LearnerConfig
 from forge_trainers.learner.degrees import shards_of
 from forge_trainers.run.config import ProcessConfig, with_threads
-from forge_trainers.run.placement import place_here
+from forge_trainers.run.placement import OwnEngine, place_here
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -85,6 +85,7 @@ class Processes:
         folder: Path,
         hosts: Hosts | None = None,
         learn: bool = False,
+        judges: Sequence[OwnEngine] = (),
     ) -> Processes:
         """Start the hosts, the store and the engines; whatever fails to start stops the rest.
 
@@ -94,6 +95,7 @@ class Processes:
             folder: Of the run.
             hosts: Where processes run; None: on this host.
             learn: Start the learners as well, at the same time where they have GPUs of their own or there are none.
+            judges: Whose engines start by themselves; they are placed here.
         """
         paths = {name: models.resolve(policy.model) for name, policy in policies.items()}
         check_named_by_policies(config.engine, paths.values())
@@ -112,12 +114,14 @@ class Processes:
         check_hosts(meshes, hosts, config)
         folder.mkdir(parents=True, exist_ok=True)
         wants = {role: sum(one[2] for one in meshes if one[1] == role) for role in ("learner", "engines")}
+        wants["judges"] = sum(judge.config.tp for judge in judges)
         await mesh.launch_hosts(hosts, paths=(*paths.values(), folder), wants=wants)
         try:
-            engine = place_here(
+            settings = place_here(
                 *computing(policies, paths, config),
                 ranks=config.learner_procs,
                 engine=config.engine,
+                judges=judges,
                 turns=config.colocate,
             )
             seats = mesh.rehearse(meshes)
@@ -125,8 +129,9 @@ class Processes:
             started = cls(
                 policies=policies, config=config, folder=folder, store=store, faults=faults, hosts=hosts
             )
-            playing = started._take_turns() if engine.sleeps else no_turns
-            engines = started._start_engines(engine, {home: paths[home] for home in adapters}, adapters, playing)
+            playing = started._take_turns() if any(own.sleeps for own in settings.values()) else no_turns
+            own = {home: settings[names_of(home, config.engine.replicas)[0]] for home in adapters}
+            engines = started._start_engines(own, {home: paths[home] for home in adapters}, adapters, playing)
             if learn and not _share_gpus(seats):
                 await all_or_first_error((engines, started.start_learners()))
             else:
@@ -158,17 +163,21 @@ class Processes:
         )
 
     async def _start_engines(
-        self, engine: EngineConfig, paths: Mapping[str, Path], adapters: Mapping[str, Mapping[str, LoRA]], turn: Turn
+        self,
+        settings: Mapping[str, EngineConfig],
+        paths: Mapping[str, Path],
+        adapters: Mapping[str, Mapping[str, LoRA]],
+        turn: Turn,
     ) -> None:
         config = self.config
+        # A late answer fails its episode, before the stage that waits for it fails the run.
+        answer_timeout_s = min(config.engine.answer_timeout_s, config.stage_timeout_s / 2)
         self.engines = await start_engines(
             paths,
-            replace(
-                engine,
-                seed=config.seed,
-                # A late answer fails its episode, before the stage that waits for it fails the run.
-                answer_timeout_s=min(config.engine.answer_timeout_s, config.stage_timeout_s / 2),
-            ),
+            {
+                name: replace(own, seed=config.seed, answer_timeout_s=answer_timeout_s)
+                for name, own in settings.items()
+            },
             adapters=adapters,
             store=self.store.ref,
             faults=self.faults,

@@ -7,7 +7,7 @@ for nothing, and reaches no host.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from forge_agents.policy import Policy
@@ -15,10 +15,18 @@ from forge_agents.runtime import mesh, processes
 from forge_agents.runtime.hosts import HERE, Hosts
 from forge_agents.serving import _vllm
 from forge_trainers.run.config import ProcessConfig, with_threads
+from forge_trainers.run.placement import OwnEngine, by_own_name
 from forge_trainers.run.processes import check_hosts, meshes_of
 
 
-def rehearsal(policies: Mapping[str, Policy], config: ProcessConfig, hosts: Hosts, *, gpus_per_host: int) -> list[str]:
+def rehearsal(
+    policies: Mapping[str, Policy],
+    config: ProcessConfig,
+    hosts: Hosts,
+    *,
+    gpus_per_host: int,
+    judges: Sequence[OwnEngine] = (),
+) -> list[str]:
     """Say which processes a run starts with.
 
     Args:
@@ -26,6 +34,7 @@ def rehearsal(policies: Mapping[str, Policy], config: ProcessConfig, hosts: Host
         config: Settings of the run.
         hosts: Where it runs.
         gpus_per_host: GPUs of a host whose role `Hosts.gpus` does not name; this machine's own are counted.
+        judges: Whose engines start with the first score.
 
     Raises:
         HostError, ValueError: The processes do not fit the hosts, as when the run starts.
@@ -38,6 +47,8 @@ def rehearsal(policies: Mapping[str, Policy], config: ProcessConfig, hosts: Host
         counts = {role: sum(one[1] == role for one in meshes) for role in ("engines", "learner")}
         replicas = config.engine.replicas
         config = with_threads(config, engines=counts["engines"] // replicas, learners=counts["learner"])
+    own = {name: judge.config for name, judge in by_own_name(judges, taken=(one[0] for one in meshes)).items()}
+    meshes += [(name, "judges", engine.tp) for name, engine in own.items()]
     seats = mesh.rehearse_on(hosts, meshes, gpus_per_host=gpus_per_host)
     command = default_bootstrap_cmd()
     words = [command.program, *command.args]
@@ -45,11 +56,12 @@ def rehearsal(policies: Mapping[str, Policy], config: ProcessConfig, hosts: Host
     for host in dict.fromkeys(seat.host for seat in seats):
         name = "" if host.startswith(HERE) else host.partition(" ")[0]
         lines.append(f"{host}: {_shell(processes.variables(name))}")
-        own = [seat for seat in seats if seat.host == host]
-        for seat in own:
-            gpus = [one.gpu for one in own if one.name == seat.name and one.gpu]
-            env = _vllm.environment(config.engine) if seat.role == "engines" else {}
-            threads = {"engines": config.engine.threads, "learner": config.learner.threads, "store": 1}[seat.role]
+        here = [seat for seat in seats if seat.host == host]
+        for seat in here:
+            gpus = [one.gpu for one in here if one.name == seat.name and one.gpu]
+            engine = own.get(seat.name, config.engine)
+            env = _vllm.environment(engine) if seat.role in ("engines", "judges") else {}
+            threads = {"learner": config.learner.threads, "store": 1}.get(seat.role, engine.threads)
             where = f", GPU {seat.gpu}" * bool(seat.gpu)
             variables = mesh.own_variables(gpus, env, threads)
             shown = " ".join(filter(None, (_shell(variables), shlex.join(words))))

@@ -75,7 +75,8 @@ class Conversation:
     """
 
     def __init__(self, chat: Chat, *, name: str, start_timeout_s: float) -> None:
-        self._chat, self._name, self._start_timeout_s = chat, name, start_timeout_s
+        self.chat, self._name, self._start_timeout_s = chat, name, start_timeout_s
+        """Who answers."""
         self._thread: LoopThread | None = None
         self._lock = threading.Lock()
 
@@ -99,7 +100,7 @@ class Conversation:
 
     def longest_s(self, questions: int) -> float:
         """Seconds that `ask` may take at most: a start, the answers and an end, and all again after a death."""
-        return 2 * (self._start_timeout_s + self._chat.longest_s(questions) + 4 * _SLACK_S)
+        return 2 * (self._start_timeout_s + self.chat.longest_s(questions) + 4 * _SLACK_S)
 
     def close(self) -> None:
         """Stop the model; the next question starts it again. Twice is no error."""
@@ -109,16 +110,16 @@ class Conversation:
             return
         atexit.unregister(self.close)
         try:
-            thread.run(self._chat.stop(), timeout_s=_SLACK_S, what="stop")
+            thread.run(self.chat.stop(), timeout_s=_SLACK_S, what="stop")
         finally:
             thread.close()
 
     def _ask(self, questions: Sequence[Question]) -> list[Reply | BaseException]:
-        limit_s = self._chat.longest_s(len(questions)) + _SLACK_S
+        limit_s = self.chat.longest_s(len(questions)) + _SLACK_S
 
         async def answer(question: Question) -> Reply:
             try:
-                return await asyncio.wait_for(self._chat.ask(question), limit_s)
+                return await asyncio.wait_for(self.chat.ask(question), limit_s)
             except StallError:  # the model's own, which says more
                 raise
             except TimeoutError as error:
@@ -134,7 +135,7 @@ class Conversation:
             if self._thread is None:
                 thread = LoopThread(self._name)
                 try:
-                    thread.run(self._chat.start(), timeout_s=self._start_timeout_s + _SLACK_S, what="start")
+                    thread.run(self.chat.start(), timeout_s=self._start_timeout_s + _SLACK_S, what="start")
                 except BaseException:
                     thread.close()
                     raise
@@ -234,35 +235,67 @@ class EngineChat:
     ) -> None:
         if config is not None and config.replicas > 1:
             raise ValueError(f"engine.replicas={config.replicas}: a judge has one engine; leave replicas out")
-        self._model, self._config, self._name = model, config, name
+        self._model, self._config, self._asked_name = model, config, name
+        self._name, self._placed = name, config
         self._timeout_s, self._start_timeout_s = timeout_s, start_timeout_s
         self._engine: Engine | None = None
         self._renderer: Renderer | None = None
+
+    @property
+    def name(self) -> str:
+        """The one that it was given."""
+        return self._asked_name
+
+    @property
+    def model(self) -> str:
+        """A built-in name, a folder or a hub id."""
+        return self._model
+
+    @property
+    def config(self) -> EngineConfig:
+        """What it was given."""
+        from forge_agents.serving import EngineConfig
+
+        return self._config or EngineConfig()
+
+    @property
+    def running(self) -> bool:
+        """Whether it has started."""
+        return self._engine is not None
+
+    def place(self, name: str, config: EngineConfig) -> None:
+        """Start as a run has placed it, which says what it may take of a GPU that it shares.
+
+        Args:
+            name: Of its processes, unique in the run.
+            config: Its settings with that.
+        """
+        self._name, self._placed = name, config
 
     async def start(self) -> None:
         """Start the engine.
 
         Raises:
-            HostError: It would take most of a GPU that others have.
+            HostError: No run has placed it, and it would take most of a GPU that others have.
             ModelNotFoundError: There is no such model.
             StallError: The engine was not ready in time.
         """
         from forge_agents.models import resolve as models
         from forge_agents.rollout.rendering import Renderer
         from forge_agents.runtime import mesh
-        from forge_agents.serving import Engine, EngineConfig
+        from forge_agents.serving import Engine
         from forge_agents.serving.memory import USUAL_SHARE
 
         folder = models.resolve(self._model)
         self._renderer = Renderer.of(folder)
-        config = replace(self._config or EngineConfig(), model=str(folder))
+        config = replace(self._placed or self.config, model=str(folder))
         others = [] if config.gpu_memory_utilization is not None else mesh.beside(self._name, "judges", config.tp)
         if others:
             raise HostError(
                 f"the engine of {self._name} would take {USUAL_SHARE:.0%} of a GPU that is divided among "
                 f"{', '.join(others)} already. Give judges one of their own (mesh.gpus: {{judges: 1}}), ask an "
                 "endpoint, or divide it once more: Judge(engine=fa.EngineConfig(gpu_memory_utilization=0.2)), and so "
-                "much less in trainer.engine.gpu_memory_utilization"
+                "much less in trainer.engine.gpu_memory_utilization. A run counts the judges that its reward holds"
             )
         self._engine = await Engine.start(
             config, name=self._name, role="judges", timeout_s=self._start_timeout_s

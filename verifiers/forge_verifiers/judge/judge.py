@@ -165,6 +165,12 @@ class Judge(Composable):
         self._counting = threading.Lock()
 
     @property
+    def own_engine(self) -> EngineChat | None:
+        """The engine that starts with the first score, which a run places beside its own; None of an endpoint."""
+        chat = self._conversation.chat
+        return chat if isinstance(chat, EngineChat) else None
+
+    @property
     def usage(self) -> JudgeUsage:
         """Counts since the judge was made."""
         return self._usage
