@@ -27,7 +27,7 @@ from forge_agents.errors import HostError, StallError
 from forge_agents.runtime import _monarch
 from forge_agents.runtime.host_process import HostFacts, Warden, facts_here
 from forge_agents.runtime.hosts import ENVS, HERE, ON_GPUS, ROLES, Hosts, Seat, parse_cores
-from forge_agents.runtime.processes import visible_gpus
+from forge_agents.runtime.processes import seeing, visible_gpus
 
 _LOOPBACK = ("ipc://", "tcp://127.0.0.1:", "tcp://localhost:")
 _TICK_S = 1.0
@@ -556,7 +556,7 @@ def _processes(config: Hosts, env: Mapping[str, str]) -> Job:
         for role, count in config.counts.items():
             workers[role] = tuple(_monarch.new_host_address(f"ipc://{folder}/{role}-{i}") for i in range(count))
             for number, address in enumerate(workers[role]):
-                seen = {"CUDA_VISIBLE_DEVICES": ",".join(gpus[role, number])} if (role, number) in gpus else {}
+                seen = seeing(gpus.get((role, number), ()))
                 started.append(_host_process(address, folder / f"{role}-{number}.log", {**env, **seen}))
     except BaseException:
         end()

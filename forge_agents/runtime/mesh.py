@@ -135,9 +135,7 @@ def own_variables(gpus: Sequence[str], env: Mapping[str, str] | None, threads: i
     found = dict(env or {})
     if threads is not None:
         found |= dict.fromkeys(_THREAD_VARIABLES, str(threads))
-    if gpus:
-        found["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    return found
+    return found | _processes.seeing(gpus)
 
 
 async def launch_hosts(

@@ -178,6 +178,14 @@ def visible_gpus() -> tuple[str, ...]:
     return tuple(str(number) for number in range(len(devices)))
 
 
+def seeing(gpus: Sequence[str]) -> dict[str, str]:
+    """Variables of processes that are to see these GPUs alone; none where there are none.
+
+    CUDA numbers the fastest GPU first unless it is told otherwise, nvidia-smi by their place on the bus.
+    """
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if gpus else {}
+
+
 def gpu_bytes(gpus: Sequence[str]) -> tuple[int, ...]:
     """Memory of each of those GPUs here, as the driver's own program says; nothing where it cannot say.
 

@@ -366,6 +366,12 @@ def test_a_planned_place_on_a_lost_host_is_none() -> None:
     assert (names(again), again.gpus) == (["engines-0"], ("1",))
 
 
+def test_processes_count_gpus_as_the_program_does_that_says_their_memory() -> None:
+    assert mesh.own_variables((), None, 2).keys().isdisjoint({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"})
+    found = mesh.own_variables(("1", "3"), {"A": "b"}, None)
+    assert found == {"A": "b", "CUDA_VISIBLE_DEVICES": "1,3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
 @pytest.mark.parametrize("settings", [{"kind": "local"}, {"hosts": {"engines": 1, "learner": 1}}])
 def test_more_gpus_than_a_host_has_are_refused(settings: dict[str, Any]) -> None:
     wanted = {"learner": 2, "engines": 3} if settings.get("kind") == "local" else {"learner": 2, "engines": 5}
