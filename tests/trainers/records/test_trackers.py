@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from forge_agents.errors import MissingExtraError
+from forge_agents.errors import MissingExtraError, StallError
 from forge_trainers.offline.config import SFTConfig
 from forge_trainers.records import trackers
 from forge_trainers.records.run_folder import RunFolder
@@ -101,6 +101,23 @@ def test_a_tracker_that_hangs_at_the_end_is_named_and_left(hangs, wandb, tmp_pat
     assert last in caplog.text and not wandb.runs[0].finished
     answered.set()
     RunFolder(tmp_path, {}).close()  # the folder is free all the same
+
+
+def test_a_tracker_that_does_not_open_is_named_before_anything_starts(wandb, tmp_path, monkeypatch):
+    monkeypatch.setattr(trackers, "OPEN_TIMEOUT_S", 0.02)
+    answered = threading.Event()
+    monkeypatch.setattr(wandb, "init", lambda **given: answered.wait(30))
+    with pytest.raises(StallError, match=r"wandb did not open within 0\.02 s\. .* leave out log_to=wandb") as error:
+        RunFolder(tmp_path / "run", {}, log_to="wandb")
+    answered.set()
+    assert error.value.who == "wandb" and not (tmp_path / "run").exists()
+    RunFolder(tmp_path / "run", {}).close()  # the folder is free
+
+
+def test_what_a_tracker_says_when_it_cannot_open_is_told(wandb, tmp_path, monkeypatch):
+    monkeypatch.setattr(wandb, "init", lambda **given: (_ for _ in ()).throw(TimeoutError("run init timed out")))
+    with pytest.raises(TimeoutError, match="run init timed out"):
+        RunFolder(tmp_path, {}, log_to="wandb")
 
 
 def test_mlflow_gets_parameters_once_and_finite_metrics_by_step(monkeypatch, tmp_path):

@@ -86,6 +86,7 @@ class RunFolder:
     Raises:
         RunFolderError: The folder cannot be written, holds links, or another process trains in it.
         MissingExtraError: The tracker is not installed.
+        StallError: The tracker does not open in time.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Where the curves of a run go beside ``metrics.jsonl``: TensorBoard, Weights & Biases or MLflow.
 
-In: metrics by step. Out: the tracker's own files or its server's. Waits for the tracker, which decides how long at the
-start; a run gives it `TRACKER_TIMEOUT_S` for a row and `CLOSE_TIMEOUT_S` to close.
+In: metrics by step. Out: the tracker's own files or its server's. Waits for the tracker, `OPEN_TIMEOUT_S` at the start;
+a run gives it `TRACKER_TIMEOUT_S` for a row and `CLOSE_TIMEOUT_S` to close.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
-from forge_agents.errors import DISTRIBUTION, MissingExtraError, did_you_mean
+from forge_agents.errors import DISTRIBUTION, MissingExtraError, StallError, did_you_mean
+from forge_agents.runtime.waits import begin_in_thread
 
 Tracker: TypeAlias = Literal["tensorboard", "wandb", "mlflow"]
 """Names that `GRPOConfig.log_to` takes."""
 
 PROJECT = "forge-agents"
 """The project or experiment, where ``WANDB_PROJECT`` or ``MLFLOW_EXPERIMENT_NAME`` say nothing."""
+
+OPEN_TIMEOUT_S = 120.0
+"""Seconds that a run waits for its tracker to open; W&B itself gives up after 90."""
 
 TRACKER_TIMEOUT_S = 30.0
 """Seconds that a run waits for a tracker to take a row."""
@@ -66,9 +70,20 @@ def open_tracker(tracker: Tracker, folder: Path, config: Mapping[str, Any]) -> C
 
     Raises:
         MissingExtraError: The tracker's package is not installed; the message names the command that installs it.
+        StallError: It does not open in time: nothing has started yet, and nobody would see that its curves are missing.
     """
     check_installed(tracker)
-    return _TRACKERS[tracker](folder, config)
+    opening = begin_in_thread(_TRACKERS[tracker], folder, config, name=f"tracker {tracker}")
+    try:
+        return opening.result(OPEN_TIMEOUT_S)
+    except TimeoutError as late:
+        if opening.done():  # its own
+            raise
+        raise StallError(
+            f"{tracker} did not open within {OPEN_TIMEOUT_S:g} s. See that its server can be reached and that it asks "
+            f"for nothing ({_SETTINGS[tracker]}), or leave out log_to={tracker}",
+            who=tracker,
+        ) from late
 
 
 class _TensorBoard:
@@ -155,6 +170,14 @@ _TRACKERS: Mapping[Tracker, Callable[[Path, Mapping[str, Any]], Curves]] = {
     "wandb": _WandB,
     "mlflow": _MLflow,
 }
+
+
+_SETTINGS: Mapping[Tracker, str] = {
+    "tensorboard": "it writes into the run's folder",
+    "wandb": "WANDB_API_KEY, WANDB_BASE_URL; WANDB_MODE=offline needs no server",
+    "mlflow": "MLFLOW_TRACKING_URI",
+}
+"""What decides whether each opens."""
 
 
 def leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
