@@ -452,8 +452,14 @@ def test_the_loss_of_another_module_is_never_taken_for_the_one_that_was_asked_fo
     again = "from forge_trainers.losses import registry as r\nr.register_loss('wide', clip=(0.2, 0.5))(r.dapo)"
     files = {"loss_a": mine.format(1), "loss_b": mine.format(2), "loss_c": "import loss_a", "loss_d": "x = 1"}
     files["loss_f"] = again
+    files |= {"loss_g": "import loss_h", "loss_h": "import loss_i", "loss_i": mine.replace("theirs", "far")}
+    files |= {"loss_j": "import loss_a\ndef theirs(x): return {}"}  # which nobody has registered
+    files |= {"losses": "", "losses.a": mine.replace("theirs", "near"), "losses.b": ""}
+    files["losses.c"] = "from losses import a"
     for name, text in files.items():
-        (tmp_path / f"{name}.py").write_text(text)
+        file = tmp_path / f"{name.replace('.', '/')}{'/__init__' * (name == 'losses')}.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     try:
@@ -466,6 +472,16 @@ def test_the_loss_of_another_module_is_never_taken_for_the_one_that_was_asked_fo
         with pytest.raises(ValueError, match="cannot be imported"):
             find_loss("loss_e:theirs")
         assert find_loss("theirs") is found
+        with pytest.raises(ValueError, match=r"'loss_j:theirs': 'theirs' is one of loss_a; .* or write loss_a:theirs"):
+            find_loss("loss_j:theirs")
+        far = find_loss("loss_g:far")  # through a module between
+        assert find_loss("loss_g:far") is far
+        add_loss(pickle.loads(pickle.dumps(far)), asked="loss_h:far")
+        assert find_loss("loss_h:far").function is far.function
+        near = find_loss("losses.a:near")
+        assert find_loss("losses.c:near") is near
+        with pytest.raises(ValueError, match=r"'losses\.b:near': 'near' is one of losses\.a;"):
+            find_loss("losses.b:near")  # of the same package, and no more
         wide = find_loss("loss_f:wide")  # one of ours under a name and with a range of one's own
         assert find_loss("loss_f:wide") is wide and wide.clip == (0.2, 0.5) and find_loss("dapo").clip == (0.2, 0.28)
         monkeypatch.setattr(found.function, "__module__", "__main__")  # loss_a.py is the script that runs

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -48,11 +48,11 @@ class LearnerActor(Actor):
     """
 
     def __init__(
-        self, configs: Mapping[str, LearnerConfig], name: str, store: WeightStoreRef | None, losses: Iterable[Loss]
+        self, configs: Mapping[str, LearnerConfig], name: str, store: WeightStoreRef | None, losses: Mapping[str, Loss]
     ) -> None:
         keep_freed_memory()
-        for loss in losses:
-            add_loss(loss)  # one that the user registered is not known in this process
+        for asked, loss in losses.items():
+            add_loss(loss, asked=asked)  # one that the user registered is not known in this process
         self._configs = configs
         self._name = name
         self._store = store

@@ -139,7 +139,7 @@ class Learner:
             with starts.starting("learner", name, what, on=mesh.where(procs)):
                 if world_size > 1:
                     await pulse.guard(mesh.exchange_addresses(procs, timeout_s, who=name))
-                losses = [find_loss(config.loss) for config in configs.values()]
+                losses = {config.loss: find_loss(config.loss) for config in configs.values()}
                 actors = procs.spawn("learner", LearnerActor, configs, name, store, losses)
                 room, *_ = await pulse.guard(mesh.call_all(actors, world_size, "build", timeout_s=timeout_s, who=name))
             pulse.started()

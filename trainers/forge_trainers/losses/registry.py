@@ -140,6 +140,8 @@ class Loss:
 _PACKAGE = __name__.partition(".")[0]
 
 _losses: dict[str, Loss] = {}
+_given: dict[str, LossFunction] = {}
+"""What `find_loss` gave, by the whole name: who imported a module's losses once need not show it again."""
 
 
 def register_loss(
@@ -185,8 +187,12 @@ def register_loss(
     return register
 
 
-def add_loss(loss: Loss) -> None:
-    """Register `loss`; what `register_loss` does, and how a learner's process gets to know it."""
+def add_loss(loss: Loss, *, asked: str = "") -> None:
+    """Register `loss`; what `register_loss` does, and how a learner's process gets to know it.
+
+    Args:
+        asked: The name by which `find_loss` gave it elsewhere, so that it does here.
+    """
     if not hasattr(loss.function, "__qualname__"):
         raise TypeError(
             f"loss {loss.name!r} is {loss.function!r:.80}, which has no name by which a learner's process could tell "
@@ -199,6 +205,8 @@ def add_loss(loss: Loss) -> None:
         if old.__qualname__ != new.__qualname__ or elsewhere:
             raise ValueError(f"loss {loss.name!r} is {old.__module__}.{old.__qualname__} already; choose another name")
     _losses[loss.name] = loss
+    if asked:
+        _given[asked] = loss.function
 
 
 def _file_of(function: LossFunction) -> str:
@@ -210,11 +218,13 @@ def find_loss(name: str) -> Loss:
     """The loss called `name`; ``package.module:name`` imports the module first.
 
     Raises:
-        ValueError: There is none, or it is another module's, of which the named one knows nothing.
+        ValueError: There is none, or it is another module's, of which the named one holds nothing.
     """
     module, _, word = name.rpartition(":")
+    if word in _losses and _given.get(name) is _losses[word].function:
+        return _losses[word]
     home = _losses[word].function.__module__ if word in _losses else ""
-    taken = f"loss {name!r}: {word!r} is one of {home}; give yours another name, or leave out {module!r}"
+    taken = f"loss {name!r}: {word!r} is one of {home}; give yours another name, or write {home}:{word}"
     if module and word in _OURS and not module.startswith(f"{_PACKAGE}."):
         raise ValueError(taken)
     if home == "__main__" and Path(_file_of(_losses[word].function)).stem == module.rpartition(".")[2]:
@@ -225,22 +235,27 @@ def find_loss(name: str) -> Loss:
         except ImportError as cause:
             raise ValueError(f"loss {name!r} cannot be imported ({cause}); write 'package.module:name'") from cause
         ours = home.startswith(f"{_PACKAGE}.")  # a function of ours under another name, which anybody may register
-        if home and not ours and not _knows(module, home):
+        if home and not ours and not _hands_on(module, _losses[word]):
             raise ValueError(taken)
     if word not in _losses:
         raise ValueError(
             f"loss {name!r} is unknown; known are {', '.join(list_losses())}.{did_you_mean(word, list_losses())} "
             "Register your own with forge_agents.register_loss"
         )
+    _given[name] = _losses[word].function
     return _losses[word]
 
 
-def _knows(module: str, home: str) -> bool:
-    """Whether a module, once imported, has anything of the package that `home` is of."""
-    package = home.partition(".")[0]
-    values = [sys.modules[module], *vars(sys.modules[module]).values()]
-    names = (getattr(value, "__name__" if inspect.ismodule(value) else "__module__", None) for value in values)
-    return any(str(name).partition(".")[0] == package for name in names)
+def _hands_on(module: str, loss: Loss) -> bool:
+    """Whether a module, once imported, holds something of the module that `loss` is of, or is a package around it.
+
+    One that has a function of the loss's name, which nobody registered, means that.
+    """
+    held, home = vars(sys.modules[module]), loss.function.__module__
+    if getattr(held.get(loss.name), "__module__", None) == module:
+        return False
+    names = (getattr(value, "__name__" if inspect.ismodule(value) else "__module__", None) for value in held.values())
+    return any(f"{home}.".startswith(f"{name}.") for name in (module, *names))
 
 
 def list_losses() -> list[str]:
