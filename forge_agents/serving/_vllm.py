@@ -88,11 +88,9 @@ def _built(config: EngineConfig) -> Any:
     dtype = models.dtype_of(Path(config.model)) if config.dtype == "auto" else config.dtype
     if current_platform.is_cpu():
         _permit_tiles(dtype)
-        _keep_compiled()
-        _compile_by_layer()
         _inspect_here()
         _share_no_names()
-    _share_compiled()
+    reuse_compiled()
     _forbid_after_blanks()
     engine = LLMEngine.from_engine_args(
         EngineArgs(
@@ -227,6 +225,16 @@ def _permit_tiles(dtype: str) -> None:
         )
 
 
+def reuse_compiled() -> None:
+    """Let engines load what others compiled before; in each of an engine's processes, before it makes anything."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        _keep_compiled()
+        _compile_by_layer()
+    _share_compiled()
+
+
 def _compile_by_layer() -> None:
     """Let vLLM compile a model on CPU as on a GPU: what lies between two attentions, the same in every layer, once.
 
@@ -266,10 +274,11 @@ def _keep_compiled() -> None:
 
     flags = re.search(r"^(?:flags|Features)\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     made_for = [torch.__version__, str(torch.get_num_threads()), *sorted(flags[1].split() if flags else ())]
-    name = f"forge_agents-{hashlib.sha256(' '.join(made_for).encode()).hexdigest()[:16]}"
-    root = Path(envs.VLLM_CACHE_ROOT)
-    if root.name != name:  # a second engine in this process finds it
-        os.environ["VLLM_CACHE_ROOT"] = str(root / name)
+    mine, root = "forge_agents-", Path(envs.VLLM_CACHE_ROOT)
+    if root.name.startswith(mine):  # of an engine before in this process, or of the process that started it
+        root = root.parent
+    digest = hashlib.sha256(" ".join(made_for).encode()).hexdigest()[:16]
+    os.environ["VLLM_CACHE_ROOT"] = str(root / f"{mine}{digest}")
 
 
 def _share_compiled() -> None:

@@ -78,12 +78,12 @@ def test_what_was_compiled_stays_below_the_users_folder(monkeypatch: pytest.Monk
 
 def test_what_was_compiled_for_other_threads_is_not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     roots = set()
-    for threads in (1, 2, 1):
-        monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
+    for threads in (1, 2, 1):  # as in a process that one with other threads has started
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         _vllm._keep_compiled()
-        roots.add(os.environ["VLLM_CACHE_ROOT"])
-    assert len(roots) == 2
+        roots.add(Path(os.environ["VLLM_CACHE_ROOT"]))
+    assert len(roots) == 2 and {root.parent for root in roots} == {tmp_path}
 
 
 def test_a_models_class_is_looked_at_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
