@@ -8,19 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Literal
 
 from forge_agents.errors import ModelNotFoundError, check_numbers
 from forge_agents.models.resolve import weight_bytes
 from forge_agents.policy import LoRA
 from forge_agents.runtime.processes import visible_gpus
-
-Routing: TypeAlias = Literal["prefix", "load"]
-"""Names of `forge_agents.serving.routing.ROUTERS`."""
+from forge_agents.serving.routing import router_class
 
 _CHOICES = {
     "dtype": ("auto", "bfloat16", "float32"),
-    "routing": get_args(Routing),
     "on_update": ("continue", "restart"),
 }
 
@@ -85,9 +82,10 @@ class EngineConfig:
     sleeps: bool = False
     """Its weights can go to the host's memory while somebody else computes on its GPUs. A trainer that needs it says
     so; see ``ProcessConfig.colocate``."""
-    routing: Routing = "prefix"
+    routing: str = "prefix"
     """Which replica answers. "prefix": the one whose cache holds the conversation, a new conversation goes to the one
-    with the fewest requests. "load": always the one with the fewest requests."""
+    with the fewest requests. "load": always the one with the fewest requests. "package.module:Class" is one of your
+    own; see `forge_agents.serving.routing.Router`."""
     on_update: Literal["continue", "restart"] = "continue"
     """What becomes of an answer that new weights interrupt. "continue": the new weights go on where the old ones were,
     and each token names its version. "restart": it is asked again when it ends, until one version has written all."""
@@ -113,6 +111,7 @@ class EngineConfig:
         for name, known in _CHOICES.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r}; choose {' or '.join(map(repr, known))}")
+        router_class(self.routing)
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError(f"max_model_len={self.max_model_len}; a prompt and a response need 2 tokens at least")
         for name in ("max_num_seqs", "replicas", "tp"):

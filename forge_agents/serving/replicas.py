@@ -21,7 +21,7 @@ from forge_agents.runtime.turns import Turn, no_turns
 from forge_agents.runtime.waits import Busy, all_or_first_error, waiting
 from forge_agents.serving._wire import EngineInfo
 from forge_agents.serving.engine import SILENCE_S, Engine
-from forge_agents.serving.routing import Router, router_of
+from forge_agents.serving.routing import Router, router_class
 from forge_agents.types import Completion
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Replicas:
             router: Who picks; None: what ``config.routing`` says.
             turn: What starts and requests run in, where others use the same GPUs; they `sleep` and `wake` the engines.
         """
-        router = router or router_of(config)
+        router = router or router_class(config.routing)(config.max_num_seqs)
         self = cls(config, name, store, faults or Faults(), router, silence_s=silence_s, start_s=timeout_s, turn=turn)
         try:
             await all_or_first_error(map(self._fill, self._replicas))
@@ -147,7 +147,12 @@ class Replicas:
 
         def choose() -> _Replica | None:
             loads = {i: r.engine.unfinished for i, r in enumerate(self._replicas) if r.engine is not None}
-            return self._replicas[self._router.pick(prompt_ids, loads)] if loads else None
+            if not loads:
+                return None
+            if (picked := self._router.pick(prompt_ids, loads)) not in loads:
+                who, known = type(self._router).__name__, ", ".join(map(str, loads))
+                raise ValueError(f"router {who} picked {picked!r:.40}; the replicas that live are {known}")
+            return self._replicas[picked]
 
         while True:
             replica, completion = await self._with_live(choose, ask, deadline, what="a completion")

@@ -5,21 +5,26 @@ In: a prompt and how busy the replicas are. Out: one of them. Waits for nothing.
 
 from __future__ import annotations
 
+import importlib
 import secrets
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from forge_agents.serving.config import EngineConfig
+from forge_agents.errors import did_you_mean
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
 class Router(Protocol):
-    """Picks replicas, which are numbers here."""
+    """Picks replicas, which are numbers here.
+
+    It is made with one argument, the requests that a replica works on at the same time. One that sends conversations
+    back to where they were says so to predictions with ``keeps_conversations = True``.
+    """
 
     def pick(self, prompt_ids: Sequence[int], loads: Mapping[int, int]) -> int:
         """One of `loads`, which holds the unfinished requests of every replica that lives; never empty."""
@@ -36,6 +41,8 @@ class LeastLoaded:
     Args:
         room: Of all routers; it makes no difference to this one.
     """
+
+    keeps_conversations = False
 
     def __init__(self, room: int = 0) -> None:
         self._turn = 0
@@ -63,6 +70,8 @@ class PrefixAffine:
         room: Requests that a replica works on at the same time.
         remembered: Conversations; those that were quiet longest are forgotten first.
     """
+
+    keeps_conversations = True
 
     def __init__(self, room: int, *, remembered: int = 65_536) -> None:
         self._room = room
@@ -100,17 +109,29 @@ class PrefixAffine:
         return np.cumsum(terms, dtype=np.uint64)
 
 
-ROUTERS: Mapping[str, type[PrefixAffine] | type[LeastLoaded]] = {"prefix": PrefixAffine, "load": LeastLoaded}
-"""By the names that `EngineConfig.routing` takes."""
+ROUTERS: Mapping[str, Callable[[int], Router]] = {"prefix": PrefixAffine, "load": LeastLoaded}
+"""By the names that `EngineConfig.routing` takes beside ``package.module:Class``."""
 
 
-def router_class(routing: str) -> type[PrefixAffine] | type[LeastLoaded]:
-    """The router called `routing`. Raises ValueError where there is none."""
-    if routing not in ROUTERS:
-        raise ValueError(f"routing={routing!r} is none of {', '.join(ROUTERS)}")
-    return ROUTERS[routing]
+def router_class(routing: str) -> Callable[[int], Router]:
+    """The router called `routing`, or the one of that module.
 
-
-def router_of(config: EngineConfig) -> Router:
-    """The router that ``config.routing`` names."""
-    return router_class(config.routing)(config.max_num_seqs)
+    Raises:
+        ValueError: There is none, or it is no router.
+    """
+    module, _, name = routing.rpartition(":")
+    if not module:
+        if routing not in ROUTERS:
+            known, near = ", ".join(ROUTERS), did_you_mean(routing, ROUTERS)
+            raise ValueError(f"routing={routing!r} is none of {known} and no 'package.module:Class'.{near}")
+        return ROUTERS[routing]
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as cause:
+        raise ValueError(f"routing={routing!r} cannot be imported ({cause}); write 'package.module:Class'") from cause
+    if not (isinstance(found, type) and all(callable(getattr(found, method, None)) for method in ("pick", "answered"))):
+        raise ValueError(
+            f"routing={routing!r} is {found!r:.80}; give a class with pick(prompt_ids, loads) and "
+            "answered(prompt_ids, response_ids, replica)"
+        )
+    return found

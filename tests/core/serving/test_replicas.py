@@ -16,6 +16,7 @@ from forge_agents.runtime.faults import Faults
 from forge_agents.runtime.turns import Turns
 from forge_agents.serving import EngineConfig, Replicas
 from forge_agents.serving import replicas as module
+from forge_agents.serving.routing import LeastLoaded
 from forge_agents.types import Completion, VersionSpan
 
 
@@ -365,6 +366,20 @@ def test_a_conversation_stays_with_its_replica() -> None:
             assert busy == ["hero-0"]
             Played.started[0].finish()
             await asked
+        await hero.stop()
+
+    asyncio.run(main())
+
+
+def test_a_router_that_picks_nobody_is_named() -> None:
+    class Lost(LeastLoaded):
+        def pick(self, prompt_ids: Any, loads: Any) -> int:
+            return -1  # as of a list the last
+
+    async def main() -> None:
+        hero = await replicas(2, router=Lost())
+        with pytest.raises(ValueError, match="router Lost picked -1; the replicas that live are 0, 1"):
+            await hero.generate([1], Sampling())
         await hero.stop()
 
     asyncio.run(main())

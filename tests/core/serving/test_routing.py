@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_agents.serving.config import EngineConfig, Routing
-from forge_agents.serving.routing import ROUTERS, LeastLoaded, PrefixAffine, router_of
+from forge_agents.serving.config import EngineConfig
+from forge_agents.serving.routing import LeastLoaded, PrefixAffine, router_class
 
 
 def test_the_least_loaded_is_picked_and_equals_take_turns() -> None:
@@ -70,6 +69,27 @@ def test_every_conversation_finds_its_home(prompts: list[list[int]], data: st.Da
         assert router.pick([*prompt, 7, 200_001], dict.fromkeys(range(4), 0)) == home
 
 
-def test_every_name_has_its_router() -> None:
-    assert tuple(ROUTERS) == get_args(Routing)
-    assert {name: type(router_of(EngineConfig(routing=name))) for name in get_args(Routing)} == ROUTERS
+class Last(LeastLoaded):
+    """One of a user's own."""
+
+    def pick(self, prompt_ids, loads):
+        return max(loads)
+
+
+def test_a_name_or_a_module_says_which_router() -> None:
+    found = {name: router_class(EngineConfig(routing=name).routing) for name in ("prefix", "load", f"{__name__}:Last")}
+    assert list(found.values()) == [PrefixAffine, LeastLoaded, Last]
+
+
+@pytest.mark.parametrize(
+    ("routing", "told"),
+    [
+        ("prefxi", "is none of prefix, load and no 'package.module:Class'. Did you mean 'prefix'"),
+        ("no_such_module:Mine", "cannot be imported .No module named 'no_such_module'"),
+        (f"{__name__}:Lost", "cannot be imported .*'Lost'"),
+        (f"{__name__}:pytest", "give a class with pick"),
+    ],
+)
+def test_what_is_no_router_is_refused_with_what_one_is(routing: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        EngineConfig(routing=routing)

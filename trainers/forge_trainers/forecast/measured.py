@@ -23,7 +23,7 @@ import yaml
 from forge_agents.errors import RunFolderError
 from forge_agents.files import check_plain_files
 from forge_agents.serving.replicas import waves
-from forge_agents.serving.routing import LeastLoaded, PrefixAffine, router_class
+from forge_agents.serving.routing import router_class
 from forge_trainers.forecast.engine import NOTHING, Counts, EngineTimes, Request
 from forge_trainers.forecast.simulation import (
     LearnerTimes,
@@ -46,8 +46,6 @@ TO_MEASURE = (
 """What makes a folder that can be read."""
 CPU_BLOCK, GPU_BLOCK = 128, 16
 """Tokens of a block of vLLM's prefix cache."""
-_AFFINE = {PrefixAffine: True, LeastLoaded: False}
-"""Which routers keep a conversation on its replica."""
 _EVERY_STEP = ("time/step_s", "groups/used", "groups/flat", "groups/failed", "groups/abstained")
 """What is read of a row of metrics."""
 _SYNCHRONOUS = ("time/collect_s", "time/judge_s", "time/learn_s", "time/sync_s")
@@ -153,7 +151,7 @@ def plan_of(
         replicas=engine.get("replicas", 1),
         engine_ranks=tp,
         max_num_seqs=engine["max_num_seqs"],
-        affine=_AFFINE[router_class(engine.get("routing", "prefix"))],
+        affine=getattr(router_class(engine.get("routing", "prefix")), "keeps_conversations", False),
         max_live_episodes=trainer["max_live_episodes"],
         refills=find_loss(learner["loss"]).refills if trainer["refills"] is None else trainer["refills"],
         max_tokens_per_microbatch=learner["max_tokens_per_microbatch"],
