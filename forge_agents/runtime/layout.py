@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ _END_S = 5.0
 _PROCESS_END_S = 2.0
 _AFTERWARDS_S = 60.0
 """Monarch gives up later than we do: its words name no host."""
+_MANY_GPUS = 1024
 _LEAST_ROOM = 4
 """Environments that a host with few cores plays at once: most wait for their players most of the time."""
 
@@ -157,11 +159,14 @@ class Layout:
                 )
                 self.hosts.append(Host(name=f"{role}-{i}", role=role, number=i, machine=None, facts=facts))
 
-    async def launch(self, env: Callable[[str], Mapping[str, str]]) -> None:
+    async def launch(
+        self, env: Callable[[str], Mapping[str, str]], meshes: Sequence[tuple[str, str, int]] = ()
+    ) -> None:
         """Bring the hosts up and see that they have what they should.
 
         Args:
             env: Variables of what runs on the host of that name.
+            meshes: Name, role and processes of what is going to compute; Slurm is asked for GPUs for them.
 
         Raises:
             HostError: There are fewer hosts or GPUs than asked for, or one cannot be reached.
@@ -169,15 +174,17 @@ class Layout:
         """
         try:
             if self.config.kind != "local":
-                await self._reach(env)
+                await self._reach(env, meshes)
             self._check_facts()
         except BaseException:
             await self.end()
             raise
 
-    async def _reach(self, env: Callable[[str], Mapping[str, str]]) -> None:
+    async def _reach(
+        self, env: Callable[[str], Mapping[str, str]], meshes: Sequence[tuple[str, str, int]]
+    ) -> None:
         timeout_s = self.config.start_timeout_s
-        self._job = _start(self.config, env(""))
+        self._job = _start(self.config, env(""), meshes)
         for role, machines in self._job.meshes.items():
             self.hosts += [
                 Host(name=f"{role}-{i}", role=role, number=i, machine=machines.slice(hosts=slice(i, i + 1)))
@@ -518,12 +525,13 @@ class Job:
     """Hosts know each other by address, not by name."""
 
 
-def _start(config: Hosts, env: Mapping[str, str]) -> Job:
+def _start(config: Hosts, env: Mapping[str, str], meshes: Sequence[tuple[str, str, int]]) -> Job:
     """Ask for the hosts. Where it needs TCP, this must be the process's first use of Monarch.
 
     Args:
         config: Of another kind than "local".
         env: Variables of host processes that are started here.
+        meshes: What is going to compute.
 
     Raises:
         HostError: The scheduler refuses, or a library or a program for it is missing.
@@ -531,7 +539,7 @@ def _start(config: Hosts, env: Mapping[str, str]) -> Job:
     starters: Mapping[str, Callable[[], Job]] = {
         "process": lambda: _processes(config, env),
         "attach": lambda: _attached(config),
-        "slurm": lambda: _slurm(config),
+        "slurm": lambda: _slurm(config, meshes),
         "kubernetes": lambda: _kubernetes(config),
     }
     _monarch.configure(mesh_attach_config_timeout=f"{config.start_timeout_s + _AFTERWARDS_S:g}s")
@@ -568,6 +576,27 @@ def _processes(config: Hosts, env: Mapping[str, str]) -> Job:
         names={role: tuple(f"log {folder / role}-{i}.log" for i in range(len(w))) for role, w in workers.items()},
         pids={role: tuple(next(pids) for _ in addresses) for role, addresses in workers.items()},
     )
+
+
+def processes_by_role(meshes: Sequence[tuple[str, str, int]]) -> dict[str, int]:
+    """How many processes compute in each role, of meshes by name, role and processes."""
+    return {role: sum(procs for _, one, procs in meshes if one == role) for role in ON_GPUS}
+
+
+def gpus_to_ask_for(config: Hosts, meshes: Sequence[tuple[str, str, int]]) -> int | None:
+    """GPUs of each node of a Slurm job: what `gpus` says, and one for each process that computes there.
+
+    None where `slurm_args` say it, or where the environment, which nodes share, is one for CPUs.
+    """
+    if any(option.startswith(("--gpus", "--gres", "-G")) for option in config.slurm_args):
+        return None
+    each = [*config.gpus.values()]
+    if not version("torch").endswith("+cpu"):
+        layout = Layout(config, lambda: None, processes_by_role(meshes))
+        layout.suppose(_MANY_GPUS, here=0)
+        places = {(seat.host, seat.gpu) for seat in layout.rehearse(meshes) if seat.gpu}
+        each += collections.Counter(host for host, _ in places).values()
+    return max(each, default=None)
 
 
 def gpus_of_processes(config: Hosts, gpus: Sequence[str]) -> dict[tuple[str, int], Sequence[str]]:
@@ -626,7 +655,7 @@ def _attached(config: Hosts) -> Job:
     )
 
 
-def _slurm(config: Hosts) -> Job:
+def _slurm(config: Hosts, meshes: Sequence[tuple[str, str, int]]) -> Job:
     if shutil.which("sbatch") is None or shutil.which("squeue") is None:
         raise HostError(
             "kind='slurm' of the mesh needs sbatch and squeue on the path, and they are not; start the run where jobs "
@@ -644,7 +673,7 @@ def _slurm(config: Hosts) -> Job:
         partition=config.partition or None,
         account=config.account or None,
         qos=config.qos or None,
-        gpus_per_node=max(config.gpus.values(), default=None),
+        gpus_per_node=gpus_to_ask_for(config, meshes),
         job_start_timeout=math.ceil(config.start_timeout_s),
     )
     return _of_scheduler(job, config, by_ip=False)

@@ -139,20 +139,20 @@ def own_variables(gpus: Sequence[str], env: Mapping[str, str] | None, threads: i
 
 
 async def launch_hosts(
-    config: Hosts, *, paths: Sequence[str | Path] = (), wants: Mapping[str, int] | None = None
+    config: Hosts, *, paths: Sequence[str | Path] = (), meshes: Sequence[tuple[str, str, int]] = ()
 ) -> None:
     """Bring up the hosts on which roles are placed from now on.
 
     Args:
         paths: Files and folders that all hosts must see.
-        wants: Processes that are going to compute, by role; see `Layout`.
+        meshes: Name, role and processes of each mesh that is going to compute.
 
     Raises:
         HostError: There are fewer hosts or GPUs than asked for, one cannot be reached, or lacks one of the paths.
         StallError: A host did not answer in time.
     """
     from forge_agents.runtime import _monarch
-    from forge_agents.runtime.layout import Layout
+    from forge_agents.runtime.layout import Layout, processes_by_role
 
     if busy := [layout.config.kind for layout in _hosts if layout.config.kind != "local"]:
         raise HostError(
@@ -161,8 +161,8 @@ async def launch_hosts(
         )
     _hosts.clear()
     _monarch.on_unhandled_fault(_note_fault)
-    layout = Layout(config, _host, wants)
-    await layout.launch(_processes.variables)
+    layout = Layout(config, _host, processes_by_role(meshes))
+    await layout.launch(_processes.variables, meshes)
     _hosts.append(layout)
     _monarch.leave_quietly()
     try:
@@ -216,10 +216,9 @@ def rehearse_on(
         gpu_bytes: Memory of each GPU.
         here: GPUs of the controller's host; None: those that it has.
     """
-    from forge_agents.runtime.layout import Layout
+    from forge_agents.runtime.layout import Layout, processes_by_role
 
-    wants = {role: sum(procs for _, one, procs in meshes if one == role) for _, role, _ in meshes}
-    layout = Layout(config, lambda: None, wants)
+    layout = Layout(config, lambda: None, processes_by_role(meshes))
     layout.suppose(gpus_per_host, gpu_bytes=gpu_bytes, here=here)
     return layout.rehearse(meshes)
 

@@ -16,10 +16,11 @@ import pytest
 import forge_agents as fa
 from forge_agents.envs.workers import env as workers
 from forge_agents.errors import HostError
+from forge_agents.runtime import layout as layout_module
 from forge_agents.runtime import mesh
 from forge_agents.runtime.host_process import HostFacts
 from forge_agents.runtime.hosts import parse_cores
-from forge_agents.runtime.layout import Host, Job, Layout, gpus_of_processes
+from forge_agents.runtime.layout import Host, Job, Layout, gpus_of_processes, gpus_to_ask_for
 from forge_agents.runtime.processes import gpu_bytes, visible_gpus
 
 
@@ -566,6 +567,22 @@ def test_what_is_submitted_to_slurm_is_what_was_asked_for(tmp_path: Path) -> Non
     assert any(line.startswith("--job-name=forge-agents") for line in asked)
     assert f"srun {sys.executable} -c" in script and "run_worker_loop_forever" in script
     assert (tmp_path / "calls").read_text().splitlines()[-1] == "scancel 77"  # nothing is left in the queue
+
+
+def test_slurm_is_asked_for_the_gpus_that_processes_take_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout_module, "version", lambda name: "2.13.0")
+    meshes = [("weights", "store", 1), ("hero-learner", "learner", 8), *((f"hero-{i}", "engines", 2) for i in range(3))]
+    two_and_two = {"kind": "slurm", "hosts": {"learner": 2, "engines": 2}}
+
+    def asked(**settings: Any) -> int | None:
+        return gpus_to_ask_for(fa.Hosts(**two_and_two, **settings), meshes)
+
+    assert asked() == 4  # four ranks of the learner on each of its hosts, two engines of two ranks on one of theirs
+    assert asked(gpus={"engines": 8}) == 8
+    assert asked(slurm_args=("--gres=gpu:h100:8",)) is None
+    assert gpus_to_ask_for(fa.Hosts(kind="slurm", hosts={"engines": 1}), meshes) == 6
+    monkeypatch.setattr(layout_module, "version", lambda name: "2.13.0+cpu")
+    assert asked() is None and asked(gpus={"learner": 4}) == 4
 
 
 # ---- the examples

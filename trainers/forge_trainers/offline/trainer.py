@@ -240,8 +240,8 @@ class OfflineTrainer(ABC, Generic[T]):
             folder = models.resolve(self.policy.model)
             self._hosts.check_processes("learner", config.learner_procs, each=config.learner_procs)
             self.out_dir.mkdir(parents=True, exist_ok=True)
-            wants = {"learner": config.learner_procs}
-            await mesh.launch_hosts(self._hosts, paths=(folder, self.out_dir), wants=wants)
+            meshes = [(f"{name}-learner", "learner", config.learner_procs)]
+            await mesh.launch_hosts(self._hosts, paths=(folder, self.out_dir), meshes=meshes)
             settings = dataclasses.replace(
                 config.learner,
                 model=str(folder),

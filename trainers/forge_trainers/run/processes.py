@@ -113,9 +113,8 @@ class Processes:
         meshes = meshes_of(policies, paths, config)
         check_hosts(meshes, hosts, config)
         folder.mkdir(parents=True, exist_ok=True)
-        wants = {role: sum(one[2] for one in meshes if one[1] == role) for role in ("learner", "engines")}
-        wants["judges"] = sum(judge.config.tp for judge in judges)
-        await mesh.launch_hosts(hosts, paths=(*paths.values(), folder), wants=wants)
+        later = [(judge.name, "judges", judge.config.tp) for judge in judges]
+        await mesh.launch_hosts(hosts, paths=(*paths.values(), folder), meshes=[*meshes, *later])
         try:
             settings = place_here(
                 *computing(policies, paths, config),
