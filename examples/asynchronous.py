@@ -2,7 +2,7 @@
 
 Two seats of forge/Relay-v0 share a 135M model. On a host without accelerator, the synchronous arm gives all cores to
 engine and learner in turn; the others give half of them to each, all the time. All are measured on the same held-out
-seeds, by seconds of training (evaluations do not count). The control has learning rate 0.
+seeds, by seconds of training (with all evaluations but the last). The control has learning rate 0.
 
     python examples/asynchronous.py [--staleness 0 1 2] [--seeds 0 1 2] [--out runs/asynchronous]
 

@@ -4,7 +4,7 @@
 import { h, note, number, seconds } from "./dom.js";
 import { figure, paint } from "./chart.js";
 
-const WHO = { collect: "engines and environments", judge: "reward and verifiers", learn: "learners", sync: "weights to engines" };
+const WHO = { evaluate: "held-out episodes", collect: "engines and environments", judge: "reward and verifiers", learn: "learners", sync: "weights to engines" };
 const PARTS = { collect: "engines", learn: "learner" };  // of idle/PART, a share of the step
 const LANE = 40;  // pixels
 
@@ -28,6 +28,7 @@ export function timelineView(page) {
     const settings = await page.source.settings(run.id);
     const ahead = Number(settings.trainer?.max_staleness ?? 0);
     const stages = Object.keys(found.series).filter((name) => /^time\/.+_s$/.test(name) && name !== "time/step_s").map((name) => name.slice(5, -2));
+    stages.sort((one, other) => (other === "evaluate") - (one === "evaluate"));  // not in every step, and first in those
     const steps = found.step.map((step, i) => ({
       step, total: total[i] ?? 0, spent: Object.fromEntries(stages.map((stage) => [stage, found.series[`time/${stage}_s`][i] ?? 0])),
       idle: Object.fromEntries(stages.map((stage) => [stage, found.series[`idle/${PARTS[stage]}`]?.[i] ?? null])),
@@ -57,7 +58,7 @@ function totals(stages, steps, ahead) {
     h("thead", {}, h("tr", {}, ["who", "stage", "busy", "share", "idle"].map((name, at) => h("th", { scope: "col", class: at < 2 ? "text" : undefined }, name)))), h("tbody", {}, rows))),
   note(`${number(steps.length)} steps took ${seconds(all)}, ${seconds(all / steps.length)} each. ${ahead
     ? `This run plays up to ${ahead} step${ahead > 1 ? "s" : ""} ahead: time/collect_s is how long the learner waited for episodes, while the engines went on playing.`
-    : "Stages follow each other, so whoever is not at work stands idle: play a step ahead with max_staleness=1 to overlap them."} Engines and learner are busy while they have work (idle/engines, idle/learner), where that was logged. Evaluations and checkpoints lie between the steps and are not counted.`));
+    : "Stages follow each other, so whoever is not at work stands idle: play a step ahead with max_staleness=1 to overlap them."} Engines and learner are busy while they have work (idle/engines, idle/learner), where that was logged. Checkpoints, and the last evaluation, lie between the steps and are not counted; the others are played beside the next step.`));
 }
 
 // Bars by stage over the seconds of all steps. Its data have a point at each step's start, and one at the end.

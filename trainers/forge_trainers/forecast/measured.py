@@ -188,9 +188,11 @@ def read_run(folder: str | os.PathLike[str], *, cores: float | None = None, skip
         if not file.is_file():
             raise RunFolderError(f"{path} has no {file.name}; give the out_dir of a run of at least {skip + 2} steps")
     settings = yaml.safe_load(files["config.yaml"].read_text())
-    rows = [row for row in read_rows(files["metrics.jsonl"]) if row["step"] >= skip]
+    warm = [row for row in read_rows(files["metrics.jsonl"]) if row["step"] >= skip]
+    rows = [row for row in warm if "time/evaluate_s" not in row]  # the others were played beside an evaluation
     if len(rows) < 2:
-        raise RunFolderError(f"{path} has {len(rows)} steps after the first {skip}; at least 2 are needed")
+        beside = f", less {len(warm) - len(rows)} beside evaluations" if len(rows) < len(warm) else ""
+        raise RunFolderError(f"{path} has {len(rows)} steps after the first {skip}{beside}; at least 2 are needed")
     on_gpu = any(name.endswith("peak_device_bytes") for name in rows[0])
     shared = cores if cores is not None else math.inf if on_gpu else float(os.cpu_count() or 1)
     with _of_this_version(files["config.yaml"]):

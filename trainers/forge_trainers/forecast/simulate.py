@@ -300,12 +300,18 @@ def _predict(
 
 
 def _evaluations_s(run: RunConfig, plan: Plan, found: Measured) -> float:
-    """Of all evaluations of the run, each with nothing beside it."""
+    """What all evaluations add to the run: beside each but the last the next step is played."""
     if not run.trainer.eval_every:
         return 0.0
-    own = SimulatedRun(plan, found.stages, found.workload, seed=run.trainer.seed)
-    own.play(own.draw(0, run.trainer.eval_episodes, size=1))
-    return math.ceil(run.steps / run.trainer.eval_every) * own.env.now
+
+    def play_s(episodes: int, groups: int) -> float:
+        own = SimulatedRun(plan, found.stages, found.workload, seed=run.trainer.seed)
+        own.play([*own.draw(0, groups), *own.draw(0, episodes, size=1, refill=1)])
+        return float(own.env.now)
+
+    episodes, groups = run.trainer.eval_episodes, run.trainer.groups_per_step
+    beside_s = max(0.0, play_s(episodes, groups) - play_s(0, groups))
+    return (math.ceil(run.steps / run.trainer.eval_every) - 1) * beside_s + play_s(episodes, 0)
 
 
 def _assumptions(run: RunConfig, found: Measured, where: Hardware) -> tuple[str, ...]:

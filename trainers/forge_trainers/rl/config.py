@@ -38,7 +38,8 @@ class GRPOConfig(ProcessConfig):
     max_turns: int = 64
     """Decisions after which an episode is cut off, where its environment sets no limit."""
     eval_every: int = 0
-    """Steps between evaluations on held-out seeds; 0 evaluates never."""
+    """Steps between evaluations on held-out seeds; 0 evaluates never. Beside one the next step is played, on the same
+    weights; the learner waits for both."""
     eval_episodes: int = 64
     """Held-out seeds of one evaluation."""
     exploitability_samples: int = 0

@@ -6,7 +6,7 @@
 
 `_step` is that loop's body. In: seats, a reward, an environment. Out: better weights and a run folder. Waits for
 engines, the reward and learners, each stage with a deadline. `max_staleness` lets playing and judging run ahead of the
-learner. `examples/rl_loop.py` is the same loop without a class.
+learner; beside an evaluation the next step is played. `examples/rl_loop.py` is the same loop without a class.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class GRPOTrainer:
         self._reward_state, self._taken = RewardState(self.reward), TakenGroups()
         self._baselines, self._endings = Baselines(), Endings(self.config.max_empty_steps)
         self._skipped = Counter[str]()
-        self._practice = Practice()
+        self._practice, self._randomness = Practice(), ProcessRandomness()
         self._say: Callable[[str], None] = _log.warning
         self._checkpoints = Checkpoints(
             self.out_dir / "checkpoints",
@@ -140,7 +140,7 @@ class GRPOTrainer:
                 "curriculum": self._practice,
                 "endings": self._endings,
                 "league": self._seating,
-                "random": ProcessRandomness(),
+                "random": self._randomness,
             },
             timeout_s=self.config.stage_timeout_s,
         )
@@ -319,9 +319,10 @@ class GRPOTrainer:
     async def _record(
         self, step: int, judged: Sequence[JudgedGroup], samples: StepSamples, learned: Mapping[str, float]
     ) -> StepRecord:
-        """From here on the step counts as learned: for the reward's state, the groups still owed, and the league."""
+        """From here on the step counts as learned: for what is saved of reward and draws, groups owed, the league."""
         self._reward_state.settle(step)
         self._taken.settle(step)
+        self._randomness.settle()
         self._next_step = step + 1
         learners = self._running.learners
         metrics = summarise(self._seating.measured(judged), learners)
@@ -414,14 +415,19 @@ class GRPOTrainer:
                     display.say(f"goes on after step {first}")
                     if run.changed:
                         display.say(f"settings have changed: {run.changed}; config.previous.yaml has the old ones")
+                self._watch = Stopwatch(processes.busy_s)
                 for step in range(first, steps):
-                    self._watch = Stopwatch(processes.busy_s)
                     record = await self._step(step, pipeline.batch(step))
                     ending = self._endings.after(step, record.judged, record.samples, processes.learners, tops)
                     over, metrics = ending is not None or step + 1 == steps, dict(record.metrics)
                     metrics |= sampler.record(record.judged, processes.learners, tops)
-                    if ending is None or ending.well:
-                        metrics |= await processes.unless_a_learner_dies(self._evaluation(sampler, step, over))
+                    evaluated = (ending is None or ending.well) and self._evaluates_after(step, over)
+                    if evaluated:
+                        self._watch = Stopwatch(processes.busy_s)  # the next step begins here
+                        if not (over or interrupt.asked):
+                            pipeline.batch(step + 1)  # both are played on these weights: the next ones come after both
+                        metrics |= await processes.unless_a_learner_dies(self._evaluation(sampler))
+                        self._watch.lap("evaluate")
                     self._log(run, step, record.judged, record.samples, metrics)
                     display.step(step, metrics)
                     last = over or interrupt.asked
@@ -432,6 +438,8 @@ class GRPOTrainer:
                         break
                     if last:
                         interrupt.stop_if_asked(step + 1, self.out_dir)
+                    if not evaluated:
+                        self._watch = Stopwatch(processes.busy_s)
             await self._weights.done()
             return await self._result(run, max(first, self._next_step or 0), ending)
         finally:
@@ -554,10 +562,12 @@ class GRPOTrainer:
 
     # ---- evaluation and export
 
-    async def _evaluation(self, sampler: TaskSampler, step: int, over: bool) -> dict[str, float]:
+    def _evaluates_after(self, step: int, over: bool) -> bool:
         every = self.config.eval_every
-        if not every or ((step + 1) % every and not over):
-            return {}
+        return bool(every) and (over or (step + 1) % every == 0)
+
+    async def _evaluation(self, sampler: TaskSampler) -> dict[str, float]:
+        """Metrics of the present weights; whoever waits for it leaves them as they are meanwhile."""
         result = await self._evaluate(sampler, self.config.eval_episodes, env_reward)
         found = {"eval/reward": result.reward, "eval/ci": result.ci, "eval/failed": float(result.failed)}
         found |= {f"eval/reward/{name}": reward for name, reward in result.by_policy.items()}

@@ -89,8 +89,18 @@ class _Mark:
 class ProcessRandomness:
     """The random state of Python and NumPy in this process, for environments and rewards that draw from it."""
 
+    def __init__(self) -> None:
+        self._settled: dict[str, np.ndarray] | None = None
+
+    def settle(self) -> None:
+        """A step has been learned from: what is drawn from here on is drawn again after a resume."""
+        self._settled = self._state()
+
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Both generators' states."""
+        """Both generators' states, as after the last step that was learned from."""
+        return self._state() if self._settled is None else self._settled
+
+    def _state(self) -> dict[str, np.ndarray]:
         _, words, normal = random.getstate()
         _, keys, place, has_normal, cached = np.random.get_state()  # noqa: NPY002  # the state that others draw from
         return {
@@ -103,6 +113,7 @@ class ProcessRandomness:
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Continue from `state_dict`."""
+        self._settled = None
         normal = float(state["python_normal"])
         words = tuple(int(word) for word in state["python"])
         place, has_normal = (int(value) for value in state["numpy_place"])

@@ -1,0 +1,195 @@
+"""An evaluation beside the play of the next step: what it measures, and what it leaves as it was."""
+
+import asyncio
+import random
+
+import fake_processes
+import pytest
+
+import forge_agents as fa
+from forge_agents.rollout.players import Served
+from forge_agents.types import Completion, VersionSpan
+from forge_trainers.rl.trainer import GRPOTrainer
+
+TEAM = fa.Policy("m", name="team", sampling=fa.Sampling(max_tokens=4))
+
+
+class Draws(fa.TurnEnv):
+    """Two decisions, paid with the digits that are said and one that is drawn."""
+
+    possible_agents = ("a",)
+
+    def setup(self, rng):
+        self.drawn, self.said = int(rng.integers(10)), 0
+
+    def instructions(self, agent):
+        return "Say a digit."
+
+    def observe_text(self, agent):
+        return "?"
+
+    def act(self, agent, action):
+        self.said += 1
+        return fa.Outcome(rewards={agent: float(action) + self.drawn / 10}, done=self.said == 2)
+
+
+class Digits:
+    """Renders nothing."""
+
+    def begin(self, messages):
+        return (1, 2)
+
+    def go_on(self, prompt_ids, response_ids, messages):
+        return (*prompt_ids, *response_ids, 9)
+
+    def parse(self, response_ids):
+        return "", str(response_ids[0])
+
+
+class Engine:
+    """Says what follows from the request's seed and the version of its weights; knows how many asked at once."""
+
+    max_model_len = 100
+
+    def __init__(self):
+        self.version = self.asking = self.most = 0
+
+    async def generate(self, prompt_ids, sampling, *, choices=(), seed=None):
+        self.asking += 1
+        self.most = max(self.most, self.asking)
+        version = self.version
+        await asyncio.sleep(0.005)
+        self.asking -= 1
+        said = random.Random(f"{seed}/{version}").randrange(10)
+        return Completion(
+            token_ids=(said,),
+            logprobs=(-1.0,),
+            finish_reason="stop",
+            versions=(VersionSpan(version=version, start=0, end=1),),
+        )
+
+
+class KillError(Exception):
+    pass
+
+
+class Learner(fake_processes.Learner):
+    def __init__(self, dies_at):
+        self.version, self.dies_at = 0, dies_at
+
+    async def train_step(self, batch, **_):
+        await asyncio.sleep(0.01)
+        if self.version == self.dies_at:
+            raise KillError
+        self.version += 1
+        return {"logprob_gap_mean": 0.0, "version": self.version}
+
+    async def start_save(self, folder, **_):
+        folder.mkdir()
+        (folder / "version").write_text(str(self.version))
+
+    async def load(self, folder, **_):
+        self.version = int((folder / "version").read_text())
+
+
+class Processes(fake_processes.Processes):
+    def __init__(self, dies_at):
+        super().__init__()
+        self.learners, self.engine = {"team": Learner(dies_at)}, Engine()
+        self.served = {"team": Served(self.engine, Digits())}
+
+    async def sync(self, published):
+        published()
+        await asyncio.sleep(0.005)
+        self.engine.version = self.learners["team"].version
+
+
+class Trainer(GRPOTrainer):
+    """Its evaluations last longer than the play of a step."""
+
+    async def _evaluation(self, sampler):
+        learned = self._running.learners["team"].version
+        found = await super()._evaluation(sampler)
+        await asyncio.sleep(0.05)
+        assert self._running.learners["team"].version == self._running.engine.version == learned
+        return found
+
+
+def trainer(folder, *, kind=Trainer, dies_at=None, reward=None, **settings):
+    own = {"group_size": 3, "groups_per_step": 2, "refills": 0, "eval_episodes": 5, "preflight": False}
+    made = kind(TEAM, reward, fa.GRPOConfig(**own | settings), folder)
+    made._processes = Processes(dies_at)
+    return made
+
+
+STEPS = 4
+
+
+def test_rewards_and_held_out_rewards_are_those_of_one_after_the_other(tmp_path):
+    with trainer(tmp_path / "beside", eval_every=2) as run:
+        rows = run.fit(Draws, steps=STEPS).metrics
+        assert run._processes.engine.most == 2 * 3 + 5, "an evaluation and a step are played together"
+    with trainer(tmp_path / "ahead", eval_every=2, max_staleness=1) as run:
+        ahead = run.fit(Draws, steps=STEPS).metrics
+    with trainer(tmp_path / "apart") as run:
+        held_out = []
+        for steps in (2, STEPS):
+            apart = run.fit(Draws, steps=steps).metrics
+            held_out.append(run.evaluate(Draws, episodes=5).reward)
+    measured = [row.get("eval/reward") for row in rows]
+    assert measured == [row.get("eval/reward") for row in ahead] == [None, held_out[0], None, held_out[1]]
+    assert [row["reward/mean"] for row in rows] == [row["reward/mean"] for row in apart]
+    assert held_out[0] != held_out[1], "each is of its own version"
+    # the clock of a step that is played beside an evaluation begins with it
+    assert [("time/evaluate_s" in row) for row in rows] == [False, False, True, False]
+    for row in rows:
+        stages = [value for name, value in row.items() if name.startswith("time/") and name != "time/step_s"]
+        assert row["time/step_s"] == pytest.approx(sum(stages))
+    assert rows[2]["time/evaluate_s"] > 0.05
+
+
+def test_a_run_that_dies_beside_or_after_an_evaluation_goes_on_as_if_it_had_not(tmp_path):
+    def noisy(trajectories):
+        return [trajectory.reward + random.random() for trajectory in trajectories]
+
+    def fit(folder, **options):
+        with trainer(folder, reward=noisy, eval_every=1, checkpoint_every=1, keep_best=False, **options) as run:
+            return run.fit(Draws, steps=STEPS).metrics
+
+    def lasting(rows):
+        return [{name: x for name, x in row.items() if not name.startswith(("time/", "tokens_per_s"))} for row in rows]
+
+    random.seed(7)
+    whole = fit(tmp_path / "whole")
+    random.seed(7)
+    for dies_at in (1, 3):  # in the step after an evaluation, whose rewards were drawn before the checkpoint
+        with pytest.raises(KillError):
+            fit(tmp_path / "killed", dies_at=dies_at)
+        random.seed(0)
+    assert lasting(fit(tmp_path / "killed")) == lasting(whole)
+
+
+def test_the_checkpoint_of_an_evaluation_holds_the_weights_that_were_measured(tmp_path):
+    class Falls(Trainer):
+        async def _evaluation(self, sampler):
+            version = self._running.learners["team"].version
+            return await super()._evaluation(sampler) | {"eval/reward": [0.0, 1.0, 3.0, 2.0, 1.0][version]}
+
+    with trainer(tmp_path, kind=Falls, eval_every=1, checkpoint_every=100, keep_checkpoints=1) as run:
+        run.fit(Draws, steps=STEPS)
+    best = run._checkpoints.best()
+    assert best.name == "step-000002" and (best / "team" / "version").read_text() == "2"
+
+
+@pytest.mark.parametrize("every", [0, 3])
+def test_nothing_is_played_after_the_last_step(tmp_path, every):
+    played = []
+
+    class Counted(Trainer):
+        async def _play_groups(self, sampler, step, put=None, **options):
+            played.append(step)
+            return await super()._play_groups(sampler, step, put, **options)
+
+    with trainer(tmp_path, kind=Counted, eval_every=every) as run:
+        run.fit(Draws, steps=3)
+    assert played == [0, 1, 2]
