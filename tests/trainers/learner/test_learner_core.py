@@ -19,7 +19,7 @@ from forge_agents.errors import ModelNotFoundError, RunFolderError
 from forge_agents.models.sizes import ModelSize
 from forge_agents.policy import LoRA
 from forge_agents.types import EpisodeBatch
-from forge_trainers.learner import checkpoint
+from forge_trainers.learner import checkpoint, titan
 from forge_trainers.learner import model as titan_model
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
@@ -410,6 +410,24 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(tiny_llama: Path
     assert {name: after[name] for name in ("loss", "grad_norm", "version")} == {
         name: untroubled[name] for name in ("loss", "grad_norm", "version")
     }
+
+
+@pytest.mark.parametrize("most", [1e-2, 1e3])
+def test_gradients_are_clipped_as_torchtitan_does_and_else_not_touched(
+    tiny_llama: Path, random_batch: Batches, monkeypatch: pytest.MonkeyPatch, most: float
+):
+    theirs, ours = (LearnerCore(config(tiny_llama, max_grad_norm=most)) for _ in range(2))
+
+    def clipped() -> float:
+        return float(titan.dist_utils.clip_grad_norm_(list(theirs.model.parameters()), most, foreach=True))
+
+    monkeypatch.setattr(theirs, "_clip", clipped)
+    wanted = theirs.train_step(random_batch())["grad_norm"]
+    if wanted < most:
+        monkeypatch.delattr(torch.nn.utils, "clip_grads_with_norm_")
+    assert ours.train_step(random_batch())["grad_norm"] == wanted > 1e-2
+    expected = weights(theirs)
+    assert all(torch.equal(expected[name], value) for name, value in weights(ours).items())
 
 
 def held_bytes(core: LearnerCore) -> int:

@@ -430,11 +430,7 @@ class LearnerCore:
         return metrics
 
     def _update(self, loss: float, lr: float) -> dict[str, float]:
-        grad_norm = float(
-            titan.dist_utils.clip_grad_norm_(
-                list(self.model.parameters()), self.config.max_grad_norm, foreach=True, ep_enabled=self.config.ep > 1
-            )
-        )
+        grad_norm = self._clip()
         if not (math.isfinite(grad_norm) and math.isfinite(loss)):
             self._optimizers.zero_grad()
             raise FloatingPointError(
@@ -449,6 +445,20 @@ class LearnerCore:
         self._optimizers.zero_grad()
         self.version += 1
         return {"grad_norm": grad_norm, "version": float(self.version)}
+
+    def _clip(self) -> float:
+        """The norm of all gradients, which are scaled down to the largest allowed, and not touched where it is less.
+
+        TorchTitan multiplies them with 1 there, which costs a fifth of an optimiser's step in memory traffic.
+        """
+        parameters, most = list(self.model.parameters()), self.config.max_grad_norm
+        if self.config.ep > 1:  # experts and the rest have meshes of their own
+            return float(titan.dist_utils.clip_grad_norm_(parameters, most, foreach=True, ep_enabled=True))
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        if most / (norm + 1e-6) < 1:
+            torch.nn.utils.clip_grads_with_norm_(parameters, most, norm, foreach=True)
+        return float(norm)
 
 
 def _select(hidden_1LD: torch.Tensor, source_S: torch.Tensor) -> torch.Tensor:
