@@ -85,6 +85,24 @@ def test_expected_bytes_are_those_of_the_tensors(
         assert found[part] == pytest.approx(expected[part], rel=0.1), part
 
 
+def test_a_rank_computes_with_its_own_experts_where_they_are_spread() -> None:
+    mixture = ModelSize.named("30b-a3b")
+    attention = 2048 * 128 * (32 + 4 + 4) + 32 * 128 * 2048
+    layer = attention + 2 * 2048 + 2048 * 128  # norms and the router
+    experts, ends = 128 * 3 * 2048 * 768, 2 * 151936 * 2048
+
+    def copied(**settings: Any) -> int:
+        config = LearnerConfig(activation_checkpointing="full", **settings)
+        return learner_bytes(mixture, config, ranks=8)["compute copy"]
+
+    assert copied() == 2 * (2 * layer + ends + 2 * experts)
+    assert copied(ep=8) == 2 * (2 * layer + ends + 2 * experts // 8)
+    assert copied(tp=2, ep=4) == 2 * ((2 * layer + ends) // 2 + 2 * experts // 4)
+    assert copied(tp=2, sequence_parallel=False) == 2 * (2 * layer + ends + 2 * experts) // 2
+    one = learner_bytes(mixture, LearnerConfig(dp_shard=1, tp=2, ep=2), ranks=2)["compute copy"]
+    assert one == 2 * (mixture.weights // 2)
+
+
 @pytest.mark.slow
 def test_expected_bytes_of_an_adapter_are_those_of_its_tensors(
     tiny_llama: Path, random_batch: Callable[..., EpisodeBatch]

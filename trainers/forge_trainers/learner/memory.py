@@ -41,12 +41,16 @@ def learner_bytes(size: ModelSize, config: LearnerConfig, *, ranks: int = 1, sha
         "gradients": 4 * trained // parts,
         "optimizer": moment_bytes(config) * trained * sharing // parts,
     }
-    keeps_all = shard == 1 and config.activation_checkpointing != "full"
-    largest = 2 * size.layer + size.embedding
+    experts, apart = size.experts * size.sparse_layers, config.ep if config.ep > 1 else tp
+    if shard == 1 and config.activation_checkpointing != "full":
+        copied, copied_experts = size.weights - experts, experts
+    else:  # two layers at a time, and what is no layer's
+        copied, copied_experts = 2 * size.dense + size.embedding, 2 * size.experts
     found = {
         **(dict.fromkeys(held, 0) if host else held),
-        # the weights that a pass computes with, whole over the ranks that shard them; an adapter's base is held as such
-        "compute copy": 0 if adapter and shard == 1 else (size.weights if keeps_all else largest) * item // tp,
+        # the weights that a pass computes with, whole over the ranks that shard them, of experts that are spread the
+        # rank's own; an adapter's base is held as such
+        "compute copy": 0 if adapter and shard == 1 else item * (copied // tp + copied_experts // apart),
         "activations": positions * _activations(size, config, item) // tp,
         # gradients of the last layer's widest products, while all activations are there
         "backward": positions * 3 * item * size.feed_forward // tp,
