@@ -31,7 +31,7 @@ UNPACK_DEADLINE_S = 600.0
 """Unpacking takes about ten seconds; a process that holds the lock for this long is stuck."""
 CONVERSION = 1  # raise it whenever `gguf` or `tiny` writes something else, so that caches are made anew
 TINY = "tiny-random"
-"""A model of 0.4 million random weights, made on the spot: it talks nonsense, and all around it takes seconds."""
+"""A model of 0.3 million random weights, made on the spot: it talks nonsense, and all around it takes seconds."""
 
 NOT_WEIGHTS_WE_READ = (
     "*.bin", "*.ckpt*", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.pt", "*.pth", "*.tflite", "consolidated*",
