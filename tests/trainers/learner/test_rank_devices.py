@@ -90,7 +90,7 @@ class Store:
 
 async def main():
     config = LearnerConfig(model=model, compute_dtype="float32", threads=1)
-    actor = LearnerActor({"hero": config}, "hero", Store(), [])
+    actor = LearnerActor({"hero": config}, "hero", Store(), {})
     await actor.build()
     for _ in range(2):
         await actor.publish("hero")
