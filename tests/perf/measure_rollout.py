@@ -1,6 +1,7 @@
 """(b) Tokens per second of episodes through the engine's actor, over the same engine without actor, and vLLM's LLM.
 
-In: `Options`. Out: tokens per second of each. Waits for engines, each in a child with a deadline.
+In: `Options`. Out: tokens per second of each, for short answers and long ones. Waits for engines, each in a child with
+a deadline.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,7 @@ _OPENMP = {name: str(THREADS) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS",
 
 
 def measure(options: Options) -> list[dict[str, Any]]:
-    """The record ``rollout``."""
+    """The records ``rollout``, one for each length of answers."""
     from forge_agents.serving import _vllm
 
     threads = {**_OPENMP, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -38,22 +40,36 @@ def measure(options: Options) -> list[dict[str, Any]]:
         found["vllm_llm_our_threads"] = in_child(
             run_llm, options, timeout_s=DEADLINE_S, env={**quiet, **eager, **threads}
         )
-    rate = {name: numbers["tokens_per_s"] for name, numbers in found.items()}
-    ratios = {f"over_{name}": round(rate["actor"] / rate[name], 4) for name in rate if name != "actor"}
-    return [
-        {
-            "measure": "rollout",
-            "live_episodes": len(options.prompts) * options.siblings,
-            "max_new_tokens": options.rollout_tokens,
-            **found,
-            "peer": "the same engine fed directly; vLLM's LLM class with its own child processes",
-            "ratio": ratios,
-            "goals": {
-                "over_direct": goal(ratios["over_direct"], 0.95, at_most=False),
-                "over_vllm_llm": goal(ratios["over_vllm_llm"], 1.4, at_most=False),
-            },
-        }
-    ]
+    records = []
+    for most in _lengths(options):
+        own = {name: of_length[str(most)] for name, of_length in found.items()}
+        rate = {name: numbers["tokens_per_s"] for name, numbers in own.items()}
+        ratios = {f"over_{name}": round(rate["actor"] / rate[name], 4) for name in rate if name != "actor"}
+        records.append(
+            {
+                "measure": "rollout",
+                "live_episodes": len(options.prompts) * options.siblings,
+                "max_new_tokens": most,
+                **own,
+                "peer": "the same engine fed directly; vLLM's LLM class with its own child processes",
+                "ratio": ratios,
+                "goals": {
+                    "over_direct": goal(ratios["over_direct"], 0.98, at_most=False),
+                    "over_vllm_llm": goal(ratios["over_vllm_llm"], 1.8, at_most=False),
+                },
+            }
+        )
+    return records
+
+
+def _lengths(options: Options) -> tuple[int, ...]:
+    """Most new tokens of an answer, each measured on the engine that the one before has left."""
+    return options.rollout_tokens // 4, options.rollout_tokens
+
+
+def _medians(options: Options, run: Callable[[int], dict[str, float]]) -> dict[str, dict[str, float]]:
+    """By length, the median of its rounds; the first one warms up."""
+    return {str(most): median([run(most) for _ in range(1 + options.rounds)][1:]) for most in _lengths(options)}
 
 
 def _config(options: Options) -> EngineConfig:
@@ -86,12 +102,12 @@ def _rate(lengths: list[int], seconds: float, most: int) -> dict[str, float]:
     }
 
 
-def run_actor(options: Options) -> dict[str, float]:
+def run_actor(options: Options) -> dict[str, dict[str, float]]:
     """Episodes, through the actor."""
     return asyncio.run(_run_actor(options))
 
 
-async def _run_actor(options: Options) -> dict[str, float]:
+async def _run_actor(options: Options) -> dict[str, dict[str, float]]:
     from forge_agents.rollout.players import Served
     from forge_agents.rollout.rendering import Renderer
     from forge_agents.runtime import mesh
@@ -100,18 +116,21 @@ async def _run_actor(options: Options) -> dict[str, float]:
     async with mesh.session():
         engine = await Engine.start(_config(options), name="engine", timeout_s=600)
         served = {POLICY: Served(engine, Renderer.of(Path(options.model)))}
-        rows = []
-        for _ in range(1 + options.rounds):
-            started = time.perf_counter()
-            groups = await play_all(options, served, options.rollout_tokens)
-            seconds = time.perf_counter() - started
-            turns = [turn for group in groups for t in group.trajectories for turn in t.turns]
-            rows.append(_rate([len(turn.response_ids) for turn in turns], seconds, options.rollout_tokens))
+        found = {}
+        for most in _lengths(options):
+            rows = []
+            for _ in range(1 + options.rounds):
+                started = time.perf_counter()
+                groups = await play_all(options, served, most)
+                seconds = time.perf_counter() - started
+                turns = [turn for group in groups for t in group.trajectories for turn in t.turns]
+                rows.append(_rate([len(turn.response_ids) for turn in turns], seconds, most))
+            found[str(most)] = median(rows[1:])
         await engine.stop()
-    return median(rows[1:])
+    return found
 
 
-def run_direct(options: Options) -> dict[str, float]:
+def run_direct(options: Options) -> dict[str, dict[str, float]]:
     """The engine's thread in this process, fed at once."""
     from forge_agents.policy import Sampling
     from forge_agents.serving._loop import EngineThread
@@ -134,14 +153,14 @@ def run_direct(options: Options) -> dict[str, float]:
     thread = EngineThread(_config(options), deliver=deliver, died=died)
     thread.ready.result(600)
     prompts = _prompts(options)
-    rows = []
-    for _ in range(1 + options.rounds):
+
+    def run(most: int) -> dict[str, float]:
         answers.clear()
         news.clear()
         started = time.perf_counter()
         thread.add(
             [
-                Request(request_id=number, prompt_ids=prompt, sampling=Sampling(max_tokens=options.rollout_tokens))
+                Request(request_id=number, prompt_ids=prompt, sampling=Sampling(max_tokens=most))
                 for number, prompt in enumerate(prompts)
             ]
         )
@@ -149,12 +168,14 @@ def run_direct(options: Options) -> dict[str, float]:
             raise RuntimeError(f"the engine delivered {len(answers)} of {num_requests} answers; failures: {failures}")
         seconds = time.perf_counter() - started
         done = [answer.completion for answer in answers if answer.completion is not None]
-        rows.append(_rate([len(completion.token_ids) for completion in done], seconds, options.rollout_tokens))
+        return _rate([len(completion.token_ids) for completion in done], seconds, most)
+
+    found = _medians(options, run)
     thread.close(10)
-    return median(rows[1:])
+    return found
 
 
-def run_llm(options: Options) -> dict[str, float]:
+def run_llm(options: Options) -> dict[str, dict[str, float]]:
     """vLLM's own batch interface with its own child processes."""
     from vllm import LLM, SamplingParams
 
@@ -168,12 +189,13 @@ def run_llm(options: Options) -> dict[str, float]:
         enable_prefix_caching=config.prefix_caching,
         seed=config.seed,
     )
-    params = SamplingParams(temperature=1.0, max_tokens=options.rollout_tokens, logprobs=0)
     prompts = [{"prompt_token_ids": list(prompt)} for prompt in _prompts(options)]
-    rows = []
-    for _ in range(1 + options.rounds):
+
+    def run(most: int) -> dict[str, float]:
+        params = SamplingParams(temperature=1.0, max_tokens=most, logprobs=0)
         started = time.perf_counter()
         outputs = llm.generate(prompts, params, use_tqdm=False)
         seconds = time.perf_counter() - started
-        rows.append(_rate([len(out.outputs[0].token_ids) for out in outputs], seconds, options.rollout_tokens))
-    return median(rows[1:])
+        return _rate([len(out.outputs[0].token_ids) for out in outputs], seconds, most)
+
+    return _medians(options, run)
