@@ -540,5 +540,5 @@ def test_a_disk_that_is_full_is_told_and_leaves_no_export(tmp_path, monkeypatch)
 
     monkeypatch.setattr(checkpoint, "save_torch_state_dict", full)
     with pytest.raises(RunFolderError, match="cannot export to .*out: .*No space left on device. Make room"):
-        checkpoint.export({"w": torch.ones(2)}, tmp_path, tmp_path / "out", dtype=torch.float32)
+        checkpoint.export([("w", torch.ones(2))], tmp_path, tmp_path / "out", dtype=torch.float32)
     assert not (tmp_path / "out").exists()

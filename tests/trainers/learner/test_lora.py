@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,15 @@ def test_the_export_is_the_merged_model_and_an_adapter_in_pefts_layout(
             assert b_OR.shape == (layer.out_features, 4) and a_RI.shape == (4, layer.in_features)
             layer.weight.data += 8 / 4 * b_OR @ a_RI
     assert (ours - hf_logprobs(start, batch)).abs().max() < 1e-4
+
+
+def test_a_merged_model_is_never_there_whole(tiny_llama: Path):
+    held, most = [], 0
+    for _, value in LearnerCore(config(tiny_llama))._hf_tensors(torch.float32):
+        held.append(weakref.ref(value))
+        del value
+        most = max(most, sum(one() is not None for one in held[:-1]))
+    assert len(held) > 10 and most == 0
 
 
 def test_the_loss_is_that_of_the_merged_model(tiny_llama: Path, random_batch: Batches, tmp_path: Path):

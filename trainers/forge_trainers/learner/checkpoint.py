@@ -18,7 +18,7 @@ import os
 import pickle
 import shutil
 import stat
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -279,7 +279,7 @@ def load(state: dict[str, Any], folder: Path, *, optional: Collection[str] = ())
 
 
 def export(
-    state: dict[str, Any],
+    state: Iterable[tuple[str, Any]],
     model_folder: Path,
     folder: Path,
     *,
@@ -289,7 +289,7 @@ def export(
     """Write a Hugging Face model folder from weights in Hugging Face's names.
 
     Args:
-        state: Plain tensors, or DTensors, which all ranks gather one by one.
+        state: Names and tensors, plain or DTensors, which all ranks gather; one by one they go to the host's memory.
         model_folder: The model trained; its config and tokenizer files are taken over.
         folder: Appears when complete; an existing one is replaced.
         dtype: Written to config.json.
@@ -299,7 +299,7 @@ def export(
         RunFolderError: The folder cannot be written.
     """
     whole = {}
-    for name, value in state.items():
+    for name, value in state:
         full = value.full_tensor() if isinstance(value, DTensor) else value
         if _is_first_rank():
             whole[name] = full.cpu()

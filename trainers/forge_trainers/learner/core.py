@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -202,19 +202,26 @@ class LearnerCore:
         """The weights under Hugging Face's names, tied ones once; an adapter is merged into them.
 
         Returns:
-            Tensors of `dtype`: ``DTensor``s where there are several ranks, else plain; copies, not views.
+            Tensors of `dtype`: ``DTensor``s where there are several ranks, else plain; copies, not views. Experts of
+            several ranks are whole, in the host's memory.
         """
-        with torch.no_grad():
-            state = self._whole_state()
-            if self.config.lora is not None:
-                state = lora.merged(state, self.config.lora.alpha / self.config.lora.rank)
-            state = {name: value.to(dtype, copy=True) for name, value in state.items()}
-            for name, value in state.items():
-                if isinstance(value, DTensor) and value.ndim == 3:  # experts: the adapter would name this rank's only
-                    state[name] = value.full_tensor()
-            converted: dict[str, Any] = self._built.adapter.to_hf(state)
-            # the stacked experts' parts would share one piece of memory
-            return {n: value.clone() if ".experts." in n else value.contiguous() for n, value in converted.items()}
+        several = dist.get_world_size() > 1
+        return {
+            name: value.cpu() if several and ".experts." in name else value for name, value in self._hf_tensors(dtype)
+        }
+
+    @torch.no_grad()
+    def _hf_tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Any]]:
+        """`hf_state_dict`, one tensor after the other: all of them merged, or all experts whole, may be too large."""
+        state = self._whole_state()
+        scale = 0.0 if self.config.lora is None else self.config.lora.alpha / self.config.lora.rank
+        for name, value in state.items() if self.config.lora is None else lora.merged(state, scale):
+            copy = value.to(dtype, copy=True)
+            if isinstance(copy, DTensor) and copy.ndim == 3:  # experts: the adapter would name this rank's only
+                copy = copy.full_tensor()
+            for hf_name, part in self._built.adapter.to_hf({name: copy}).items():
+                # the stacked experts' parts would share one piece of memory
+                yield hf_name, part.clone() if ".experts." in hf_name else part.contiguous()
 
     def published_state(self, dtype: torch.dtype) -> dict[str, Any]:
         """What an engine needs: all weights, as `hf_state_dict`, or the adapter alone, in PEFT's layout."""
@@ -278,11 +285,11 @@ class LearnerCore:
         source = Path(self.config.model)
         dtype = dtype or models.dtype_of(source)
         dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-        state, adapter = self.hf_state_dict(dtype=dtype), None
+        adapter = None
         if self.config.lora is not None:
             weights = lora.peft_state(self._whole_state(), self._built.adapter)
             adapter = (weights, lora.peft_config(self.config.lora, self.config.model))
-        return checkpoint.export(state, source, Path(folder), dtype=dtype, adapter=adapter)
+        return checkpoint.export(self._hf_tensors(dtype), source, Path(folder), dtype=dtype, adapter=adapter)
 
     def park(self) -> None:
         """Take weights and moments to the host's memory, so that others can use the device. Twice is no error."""

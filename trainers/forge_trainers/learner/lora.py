@@ -113,28 +113,26 @@ class Adapter:
             away.copy_(_local(live))
 
 
-def merged(state: Mapping[str, Any], scale: float) -> dict[str, Any]:
-    """TorchTitan's state dict with the adapters added to the weights they belong to.
+def merged(state: Mapping[str, Any], scale: float) -> Iterator[tuple[str, Any]]:
+    """TorchTitan's state dict with the adapters added to the weights they belong to, one tensor after the other.
 
     Args:
         state: Of an adapted model.
         scale: ``alpha / rank``.
 
-    Returns:
-        As of the model without adapters; adapted weights in float32, sharded as they were.
+    Yields:
+        Names and tensors as of the model without adapters; adapted weights in float32, sharded as they were.
     """
-    found = {}
     for name, value in state.items():
         if is_adapter(name):
             continue
         module = name.removesuffix(_WEIGHT)
         if module + _A not in state:
-            found[name] = value
+            yield name, value
             continue
         # W + alpha / r * B A (LoRA, arXiv 2106.09685, eq. 3), in float32: the change is small beside W
         change = scale * (_whole(state[module + _B]).float() @ _whole(state[module + _A]).float())
-        found[name] = value.float() + _like(change, value)
-    return found
+        yield name, value.float() + _like(change, value)
 
 
 def peft_state(state: Mapping[str, Any], adapter: Any) -> dict[str, torch.Tensor]:
