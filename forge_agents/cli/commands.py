@@ -252,10 +252,9 @@ def simulate(words: Sequence[str]) -> int:
         "as a policy names one.",
     )
     parser.add_argument("--gpu_gb", type=float, default=80.0, help="Memory of each GPU, 1e9 bytes.")
-    parser.add_argument("--gpus_per_host", type=int, default=8, help="GPUs of each host.")
     chosen = parser.parse_args(with_flag("--config", words))
     measured, steps, sweep, as_json = (chosen.pop(n) for n in ("measured", "simulated_steps", "sweep", "json"))
-    model, gpu_gb, per_host = (chosen.pop(name) for name in ("model", "gpu_gb", "gpus_per_host"))
+    model, gpu_gb = (chosen.pop(name) for name in ("model", "gpu_gb"))
     if model and not chosen.gpus:
         parser.error("--model asks whether a run fits; say into how many GPUs with --gpus")
     timed = {"measured": measured, "sweep": sweep, "learner_gpus": chosen.learner_gpus}
@@ -270,7 +269,8 @@ def simulate(words: Sequence[str]) -> int:
 
     run, hardware = built(parser, both, chosen)
     if model:
-        return _fit(run, model, fa.Gpus(count=hardware.gpus, memory_gb=gpu_gb, per_host=per_host), as_json=as_json)
+        gpus = fa.Gpus(count=hardware.gpus, memory_gb=gpu_gb, per_host=hardware.gpus_per_host)
+        return _fit(run, model, gpus, as_json=as_json)
     found = fa.simulate(run, measured=measured, hardware=hardware, steps=steps)
     if as_json:
         print(json.dumps(found.json()))

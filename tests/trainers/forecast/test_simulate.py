@@ -14,7 +14,7 @@ from forge_agents.cli import main as cli
 from forge_agents.errors import RunFolderError
 from forge_trainers.forecast.engine import EngineTimes
 from forge_trainers.forecast.measured import measure, plan_of, read_run
-from forge_trainers.forecast.simulate import _split, _splits, planned
+from forge_trainers.forecast.simulate import _engines_beside, _split, _splits, planned
 from forge_trainers.forecast.simulation import (
     LearnerTimes,
     SimulatedRun,
@@ -323,6 +323,22 @@ def test_an_engine_of_two_ranks_takes_two_gpus(folders):
     assert "an engine of 2 ranks is as fast as the measured ones of 1" in found.assumptions
     with pytest.raises(ValueError, match="1 engines of 2 ranks and a learner need 3 at least"):
         fa.simulate(two, measured=[folders["sync"]], hardware=fa.Hardware(gpus=2), steps=3)
+
+
+def test_no_engine_is_on_two_hosts(folders):
+    def on(gpus, per_host, learner_gpus, ranks):
+        return _engines_beside(learner_gpus, fa.Hardware(gpus=gpus, gpus_per_host=per_host), ranks)
+
+    assert (on(16, 8, 1, 3), on(16, 16, 1, 3)) == (4, 5)  # 7 and 8 GPUs hold two of three ranks each
+    assert (on(16, 8, 8, 8), on(16, 8, 9, 8), on(20, 8, 8, 4)) == (1, 0, 3)
+    trainer = config().trainer
+    wide = dataclasses.replace(
+        config(), trainer=dataclasses.replace(trainer, engine=dataclasses.replace(trainer.engine, tp=4))
+    )
+    found = fa.simulate(wide, measured=[folders["sync"]], hardware=fa.Hardware(gpus=8, gpus_per_host=4), steps=3)
+    assert {one.learner_gpus for one in found.splits} == {1, 2, 3, 4}
+    with pytest.raises(ValueError, match=r"engine.tp=4: .* no split of 8 GPUs, 2 a host, leaves room for 1 beside"):
+        fa.simulate(wide, measured=[folders["sync"]], hardware=fa.Hardware(gpus=8, gpus_per_host=2), steps=3)
 
 
 def test_each_learner_has_gpus_of_its_own_as_the_trainer_gives_them():

@@ -114,6 +114,8 @@ class Hardware:
 
     gpus: int = 0
     """GPUs; 0: the machine that was measured."""
+    gpus_per_host: int = 8
+    """GPUs of each host; the ranks of one engine are on one host."""
     learner_gpus: int = 0
     """How many of them learn; 0: the fastest split."""
     learner_scaling: float = 0.9
@@ -130,6 +132,8 @@ class Hardware:
                 f"learner_gpus={self.learner_gpus} of gpus={self.gpus}; engines need at least one, and so does the "
                 "learner. 0 leaves the choice to the simulator"
             )
+        if self.gpus_per_host < 1:
+            raise ValueError(f"gpus_per_host={self.gpus_per_host}; give at least 1")
         if not 0.5 <= self.learner_scaling <= 1:
             raise ValueError(f"learner_scaling={self.learner_scaling}; in [0.5, 1]: at 0.5 more GPUs gain nothing")
         if not (math.isfinite(self.price_per_gpu_hour) and self.price_per_gpu_hour >= 0):
@@ -177,7 +181,16 @@ def simulate(
         ranks = f" of {base.engine_ranks} ranks" * (base.engine_ranks > 1)
         learner = "a learner" if learners == 1 else f"{learners} learners"
         raise ValueError(f"gpus={where.gpus}: {engines} engines{ranks} and {learner} need {each + learners} at least")
-    chosen = [where.learner_gpus] if where.learner_gpus else _splits(where.gpus, each, learners)
+    chosen = [where.learner_gpus] if where.learner_gpus else [
+        count
+        for count in _splits(where.gpus, each, learners)
+        if engines <= _engines_beside(count, where, base.engine_ranks)
+    ]
+    if not chosen:
+        raise ValueError(
+            f"engine.tp={base.engine_ranks}: the ranks of one engine are on one host, and no split of {where.gpus} "
+            f"GPUs, {where.gpus_per_host} a host, leaves room for {engines} beside a learner; lower engine.tp"
+        )
     tried = [_predict(run, found, _split(base, found, where, k), where, steps=steps, learner_gpus=k) for k in chosen]
     tried.sort(key=lambda one: (one.hours, one.learner_gpus))
     return dataclasses.replace(tried[0], splits=tuple(tried))
@@ -240,16 +253,24 @@ def _splits(gpus: int, engines: int, learners: int = 1) -> list[int]:
     return sorted({count - count % learners for count in found if learners <= count <= most})
 
 
+def _engines_beside(learner_gpus: int, where: Hardware, ranks: int) -> int:
+    """Engines of so many ranks on the GPUs behind the learners'; no engine is on two hosts."""
+    each = where.gpus_per_host
+    ends = (min(first + each, where.gpus) - max(first, learner_gpus) for first in range(0, where.gpus, each))
+    return sum(max(0, free) // ranks for free in ends)
+
+
 def _split(base: Plan, found: Measured, where: Hardware, learner_gpus: int) -> Plan:
     """A plan with that many GPUs for the learners and the others for the engines.
 
     Raises:
         ValueError: An engine or a learner gets none.
     """
-    replicas = (where.gpus - learner_gpus) // (len(set(base.homes.values())) * base.engine_ranks)
+    replicas = _engines_beside(learner_gpus, where, base.engine_ranks) // len(set(base.homes.values()))
     if replicas < 1:
         raise ValueError(
-            f"learner_gpus={learner_gpus} leaves less than {base.engine_ranks} of {where.gpus} GPUs for each engine"
+            f"learner_gpus={learner_gpus} leaves less than {base.engine_ranks} of {where.gpus} GPUs, "
+            f"{where.gpus_per_host} a host, for each engine"
         )
     ranks = learner_gpus // base.learners
     if ranks < 1:
