@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,15 @@ from forge_agents.runtime.layout import Layout
 from forge_agents.serving.memory import OVERHEAD_BYTES, adapter_weights, fixed_bytes, kv_bytes
 from forge_trainers.learner.memory import learner_bytes
 from forge_trainers.run import placement
-from forge_trainers.run.placement import ATTENTION_TARGETS, Part, check_models, check_ranks, place, place_here
+from forge_trainers.run.placement import (
+    ATTENTION_TARGETS,
+    Part,
+    check_models,
+    check_ranks,
+    host_doubts,
+    place,
+    place_here,
+)
 
 H100 = 80_000_000_000
 
@@ -318,6 +327,28 @@ def test_a_judge_is_there_in_both_turns(node: Callable[..., list[str]], small_ju
     assert learner + OVERHEAD_BYTES + one <= 0.951 * each and OVERHEAD_BYTES + hero + one <= 0.951 * each
     with pytest.raises(HostError, match=r"judge judge expects .* Beside it, learner expects .* give judges a GPU"):
         place(parts, settings, on(1, {"learner": 1, "engines": 1, "judges": 1}, 25_000_000_000), turns=True)
+
+
+def test_a_host_that_may_lack_memory_for_weights_on_their_way_is_told() -> None:
+    size, engine = ModelSize.named("70b"), fa.EngineConfig(max_model_len=8192, tp=4)
+    engines = [Part(name=f"hero-{i}", ranks=4, size=size) for i in range(2)]
+    whole = Part(name="hero-learner", ranks=64, size=size, learner=fa.LearnerConfig(activation_checkpointing="full"))
+    rival = Part(name="rival", ranks=4, size=size)
+    parts = [whole, *engines, rival]
+    found = place(parts, engine, on(80, {"learner": 64, "engines": 12}))
+    each = 2 * size.weights
+    assert host_doubts(parts, found, free=4 * each) == []
+    (told,) = host_doubts(parts, found, free=4 * each - 1)
+    assert "2 versions of weights on their way 282.2, engines' copies of them 282.2) and 564.4 are free" in told
+    adapter = replace(whole, learner=fa.LearnerConfig(lora=fa.LoRA(), activation_checkpointing="full"))
+    assert host_doubts([adapter, *engines], found, free=0) == []  # its bytes are few
+    small = ModelSize.named("0.6b")
+    learner = Part(name="hero-learner", ranks=1, size=small, learner=fa.LearnerConfig())
+    parts = [learner, Part(name="hero", ranks=1, size=small)]
+    turns = place(parts, fa.EngineConfig(max_model_len=8192), on(1, {}, 24_000_000_000), turns=True)
+    parked = (4 + 8 + 2) * small.weights
+    (told,) = host_doubts(parts, turns, free=0)
+    assert f"what sleeps or is parked {parked / 1e9:.1f})" in told
 
 
 def test_a_judge_that_runs_already_or_whose_model_is_unknown_is_said_and_not_counted(

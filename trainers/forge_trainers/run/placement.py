@@ -9,6 +9,7 @@ The bytes are `serving.memory`'s and `learner.memory`'s, for a run that starts a
 from __future__ import annotations
 
 import itertools
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from forge_agents.models.sizes import ModelSize
 from forge_agents.policy import LORA_TARGETS, LoRA
 from forge_agents.runtime import mesh, starts
 from forge_agents.runtime.hosts import Seat
+from forge_agents.runtime.processes import available_bytes
 from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.memory import (
     OVERHEAD_BYTES,
@@ -36,6 +38,8 @@ from forge_trainers.learner.degrees import check_degrees, shards_of
 from forge_trainers.learner.memory import learner_bytes
 
 ATTENTION_TARGETS = LORA_TARGETS[:4]
+VERSIONS = 2
+"""Of weights, that `Publisher` keeps."""
 ROOM = 0.95
 """Share of a GPU's memory that is given away; the rest is the allocator's waste."""
 
@@ -188,9 +192,43 @@ def place_here(
         own[part.name].place(part.name, placement.engines[part.name])
     if any(settings.sleeps for settings in placement.engines.values()):
         starts.say("engines and learner do not fit side by side and take turns; that has not been run by us on a GPU")
+    if not mesh.several_hosts():
+        doubts += host_doubts(parts, placement, free=available_bytes())
     for line in (*placement.lines(), *placement.doubts, *doubts):
         starts.say(line)
     return placement.engines
+
+
+def host_doubts(parts: Sequence[Part], placement: Placement, *, free: int) -> list[str]:
+    """What the one host of a run may lack memory for: weights on their way, and what sleeps or is parked there.
+
+    Args:
+        parts: What runs.
+        placement: Where.
+        free: Bytes of the host's memory.
+    """
+    whole = [part for part in parts if part.learner is not None and part.learner.lora is None]
+    sent = [2 * part.size.weights for part in whole]
+    readers = [
+        sum(re.fullmatch(rf"{re.escape(part.name.removesuffix('-learner'))}(-\d+)?", one.name) is not None
+            for one in parts if one.role == "engines")
+        for part in whole
+    ]  # fmt: skip
+    needs = {
+        f"{VERSIONS} versions of weights on their way": VERSIONS * sum(sent),
+        "engines' copies of them": sum(size * many for size, many in zip(sent, readers, strict=True)),
+        "what sleeps or is parked": sum(
+            one.parts.get(part, 0)
+            for one in placement.processes
+            for part in ("weights", "adapters", "optimizer", "reference")
+            if any(own.sleeps for own in placement.engines.values()) and one.seat.role != "judges"
+        ),
+    }
+    if (needed := sum(needs.values())) <= free:
+        return []
+    told = ", ".join(f"{what} {count / 1e9:.1f}" for what, count in needs.items() if count)
+    said = f"this host's memory: up to {needed / 1e9:.1f} GB are needed ({told}) and {free / 1e9:.1f} are free"
+    return [f"{said}. Take fewer replicas, or an adapter, which alone travels then"]
 
 
 def by_own_name(judges: Iterable[OwnEngine], taken: Iterable[str] = ()) -> dict[str, OwnEngine]:
