@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import types
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,8 @@ SMOL = ModelSize.from_config(
 
 @pytest.mark.parametrize(
     ("gpus", "found"),
-    [(1, ["shared"]), (2, ["apart"]), (4, ["apart", "2 and 2", "engine of 3 ranks"]),
-     (8, ["apart", "4 and 4", "engine of 3 ranks"])],
+    [(1, ["shared"]), (2, ["shared", "apart"]), (4, ["shared", "apart", "2 and 2", "engine of 3 ranks"]),
+     (8, ["shared", "apart", "4 and 4", "engine of 3 ranks"])],
 )  # fmt: skip
 def test_ways_fit_the_gpus(gpus: int, found: list[str]) -> None:
     tried = ways(gpus, SMOL)
@@ -73,11 +74,16 @@ def test_runs_see_as_many_gpus_as_were_asked_for(
             return types.SimpleNamespace(metrics=[{}])
 
     monkeypatch.setattr(gpu_check, "GRPOTrainer", Trainer)
+    copy_gb_s = gpu_check.copy_gb_s
+    monkeypatch.setattr(gpu_check, "copy_gb_s", lambda num_bytes, device: copy_gb_s(num_bytes, "cpu"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b,GPU-c")
     (only,) = gpu_check.gpu_check(str(tiny_llama), str(tmp_path / "one"), gpus=1)
+    assert only["plain copy GB/s"] > 0
+    assert json.loads((tmp_path / "one" / "gpu-check.json").read_text()) == [only]
     assert only["way"] == "shared" and seen == [("GPU-a",)]
     gpu_check.gpu_check(str(tiny_llama), str(tmp_path / "all"))
-    assert set(seen[1:]) == {("GPU-a", "GPU-b", "GPU-c")} == {visible_gpus()}
+    shared, *others = seen[1:]
+    assert shared == ("GPU-a",) and set(others) == {("GPU-a", "GPU-b", "GPU-c")} == {visible_gpus()}
     for gpus in (0, 4):
         with pytest.raises(HostError, match=f"gpus={gpus} and 3 are visible here; give 1 to 3"):
             gpu_check.gpu_check(str(tiny_llama), str(tmp_path), gpus=gpus)

@@ -29,6 +29,9 @@ from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.trainer import GRPOTrainer
 
 _SEEN = "CUDA_VISIBLE_DEVICES"
+_SHARED = "shared"
+"""The way in which learner and engine see one GPU."""
+_MOST_COPIED = 1_000_000_000
 STEPS = 3
 """Of each run; the last one is told, because memory is new and caches are cold before."""
 _TOLD = {
@@ -56,10 +59,10 @@ class Way:
 
 
 def ways(gpus: int, size: ModelSize) -> list[Way]:
-    """What so many GPUs can be tried with: shared, apart, a learner of several ranks, an engine of several."""
-    if gpus == 1:
-        return [Way(name="shared")]
-    found = [Way(name="apart")]
+    """What so many GPUs can be tried with: one shared, apart, a learner of several ranks, an engine of several."""
+    found = [Way(name=_SHARED)]
+    if gpus > 1:
+        found.append(Way(name="apart"))
     if gpus >= 4:
         half = gpus // 2
         found.append(Way(name=f"{half} and {gpus - half}", learner_procs=half, replicas=gpus - half))
@@ -94,6 +97,17 @@ def row(way: Way, metrics: Mapping[str, Any], *, expected: int, weights: int) ->
 def tensor_bytes(size: ModelSize, config: LearnerConfig, *, ranks: int) -> int:
     """Of one rank of the learner at its peak, without what is beside tensors, which torch does not count."""
     return sum(count for name, count in learner_bytes(size, config, ranks=ranks).items() if name != "overhead")
+
+
+def copy_gb_s(num_bytes: int, device: str) -> float:
+    """How fast so many bytes come from a device to the host's memory in one piece; weights' way is held against it."""
+    import torch
+
+    source, target = torch.zeros(num_bytes, dtype=torch.uint8, device=device), torch.zeros(num_bytes, dtype=torch.uint8)
+    target.copy_(source)  # waits for the zeros, and has the pages
+    begun = time.perf_counter()
+    target.copy_(source)
+    return num_bytes / 1e9 / (time.perf_counter() - begun)
 
 
 @contextlib.contextmanager
@@ -137,11 +151,15 @@ def gpu_check(
             config = _config(way)
             console.print(f"{way.name}: {way.learner_procs} of the learner, {way.replicas} engines of {way.tp}")
             out = folder / way.name.replace(" ", "-")
-            with seeing(visible[:count]), GRPOTrainer(team(model), config=config, out_dir=out) as trainer:
+            seen = visible[: 1 if way.name == _SHARED else count]
+            with seeing(seen), GRPOTrainer(team(model), config=config, out_dir=out) as trainer:
                 result = trainer.fit(ENV_ID, steps=STEPS, env_args=ENV_ARGS)
             expected = tensor_bytes(size, config.learner, ranks=way.learner_procs)
             rows.append(row(way, result.metrics[-1], expected=expected, weights=weight_bytes(path)))
             (folder / "gpu-check.json").write_text(json.dumps(rows, indent=1) + "\n")
+        plain = copy_gb_s(min(weight_bytes(path), _MOST_COPIED), "cuda")
+        rows = [{**one, "plain copy GB/s": plain} for one in rows]
+        (folder / "gpu-check.json").write_text(json.dumps(rows, indent=1) + "\n")
     finally:
         if rows:  # of the ways before one that failed, too
             console.print(table(rows))
