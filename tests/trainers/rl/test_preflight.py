@@ -350,7 +350,8 @@ def asks_and(then):
     return partial(fa.Program, program)
 
 
-def test_a_program_that_fails_by_a_mistake_is_refused_and_by_random_words_told(tried):
+def test_a_program_that_fails_by_a_mistake_is_refused_and_by_random_words_told(tried, monkeypatch):
+    monkeypatch.setattr(preflight, "BUDGET_S", 60.0)  # the first program of a process waits for imports, too
     with pytest.raises(PreflightError, match="failed in 2 of 2 episodes of random players: NameError") as error:
         tried(env=asks_and(mistaken))
     assert line_of(mistaken, "no_such_name") in str(error.value)
