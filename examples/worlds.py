@@ -6,7 +6,8 @@ learning rate 0 and must not move. All are measured on the same held-out seeds.
 
     python examples/worlds.py [forge/Codewords-v0@1] [--seeds 0 1 2] [--games 96] [--steps 30] [--out runs/worlds]
 
-writes ``curves.png`` into the world's folder. What is finished is not repeated, the rest begins again.
+writes ``curves.png`` into the world's folder, and 6 GB of models and checkpoints a seed. What is finished is not
+repeated, the rest begins again.
 """
 
 import argparse

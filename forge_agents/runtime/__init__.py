@@ -3,8 +3,8 @@
 In: which roles run, and on which hosts (`hosts`). Out: meshes of actors. Waits for: processes that start, answer and
 end, each with a deadline.
 
-`mesh` starts and ends processes where `layout` places them; `host_process` is what runs on other hosts. `processes`
-knows how they ended, `pulse` sees it happen, `faults` counts it and says when it is too often. `waits` is who waits for
-whom, `interrupts` what Ctrl-C does.
+`mesh` starts and ends processes where `layout` places them, on hosts that `jobs` asks for; `host_process` is what
+runs there. `processes` knows how they ended, `pulse` sees it happen, `faults` counts it and says when it is too
+often. `waits` is who waits for whom, `interrupts` what Ctrl-C does.
 `_monarch` is the door to Monarch.
 """

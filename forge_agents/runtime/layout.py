@@ -1,4 +1,4 @@
-"""The hosts of a run: asked for, reached, counted, watched, and what is placed on which.
+"""The hosts of a run: reached, counted, watched, and what is placed on which.
 
 In: `Hosts`. Out: for each mesh of processes the hosts it belongs on, and word of hosts that are lost. Waits for the
 scheduler and for every host's first answer, with a deadline that names the host.
@@ -12,30 +12,20 @@ import contextlib
 import math
 import os
 import secrets
-import shutil
-import signal
 import socket
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from forge_agents.errors import HostError, StallError
 from forge_agents.runtime import _monarch
 from forge_agents.runtime.host_process import HostFacts, Warden, facts_here
 from forge_agents.runtime.hosts import ENVS, HERE, ON_GPUS, ROLES, Hosts, Seat, parse_cores
-from forge_agents.runtime.processes import seeing, visible_gpus
+from forge_agents.runtime.jobs import LOOPBACK, Job, start_job
 
-_LOOPBACK = ("ipc://", "tcp://127.0.0.1:", "tcp://localhost:")
 _TICK_S = 1.0
 _END_S = 5.0
-_PROCESS_END_S = 2.0
-_AFTERWARDS_S = 60.0
-"""Monarch gives up later than we do: its words name no host."""
 _MANY_GPUS = 1024
 _LEAST_ROOM = 4
 """Environments that a host with few cores plays at once: most wait for their players most of the time."""
@@ -184,7 +174,7 @@ class Layout:
         self, env: Callable[[str], Mapping[str, str]], meshes: Sequence[tuple[str, str, int]]
     ) -> None:
         timeout_s = self.config.start_timeout_s
-        self._job = _start(self.config, env(""), meshes)
+        self._job = start_job(self.config, env(""), gpus_per_node=gpus_to_ask_for(self.config, meshes))
         for role, machines in self._job.meshes.items():
             self.hosts += [
                 Host(name=f"{role}-{i}", role=role, number=i, machine=machines.slice(hosts=slice(i, i + 1)))
@@ -487,7 +477,7 @@ class Layout:
     def _all_here(self) -> bool:
         workers = [one for addresses in self.config.workers.values() for one in addresses]
         return self.config.kind == "process" or bool(
-            workers and all(one.startswith(_LOOPBACK) for one in workers)
+            workers and all(one.startswith(LOOPBACK) for one in workers)
         )
 
     def _better_name(self, host: Host) -> str:
@@ -506,78 +496,6 @@ def _longest_run(hosts: Sequence[Host]) -> list[Host]:
     return max(runs, key=len)
 
 
-# ---- how there come to be hosts: processes here, host processes elsewhere, a Slurm job, pods
-
-
-@dataclass(slots=True, kw_only=True)
-class Job:
-    """Hosts that were asked for."""
-
-    meshes: Mapping[str, Any]
-    """Monarch's host mesh by role; dimension ``hosts``."""
-    end: Callable[[], None]
-    """Ends what `Monarch` itself does not: processes here, the scheduler's job. Twice is no error."""
-    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By role, what errors call the hosts beside their number; a role that is missing has nothing better."""
-    pids: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """By role, ids of host processes that run on this machine."""
-    by_ip: bool = False
-    """Hosts know each other by address, not by name."""
-
-
-def _start(config: Hosts, env: Mapping[str, str], meshes: Sequence[tuple[str, str, int]]) -> Job:
-    """Ask for the hosts. Where it needs TCP, this must be the process's first use of Monarch.
-
-    Args:
-        config: Of another kind than "local".
-        env: Variables of host processes that are started here.
-        meshes: What is going to compute.
-
-    Raises:
-        HostError: The scheduler refuses, or a library or a program for it is missing.
-    """
-    starters: Mapping[str, Callable[[], Job]] = {
-        "process": lambda: _processes(config, env),
-        "attach": lambda: _attached(config),
-        "slurm": lambda: _slurm(config, meshes),
-        "kubernetes": lambda: _kubernetes(config),
-    }
-    _monarch.configure(mesh_attach_config_timeout=f"{config.start_timeout_s + _AFTERWARDS_S:g}s")
-    return starters[config.kind]()
-
-
-def _processes(config: Hosts, env: Mapping[str, str]) -> Job:
-    """Monarch's ProcessJob leaves its hosts behind when the controller is killed; these end with a pipe."""
-    folder = Path(tempfile.mkdtemp(prefix="forge-agents-hosts-"))
-    started: list[subprocess.Popen[bytes]] = []
-
-    def end() -> None:
-        died = any(process.poll() is not None for process in started)
-        for process in started:
-            _end(process)
-        if not died:  # errors name the log of a host that died
-            shutil.rmtree(folder, ignore_errors=True)
-
-    workers: dict[str, tuple[str, ...]] = {}
-    gpus = gpus_of_processes(config, visible_gpus())
-    try:
-        for role, count in config.counts.items():
-            workers[role] = tuple(_monarch.new_host_address(f"ipc://{folder}/{role}-{i}") for i in range(count))
-            for number, address in enumerate(workers[role]):
-                seen = seeing(gpus.get((role, number), ()))
-                started.append(_host_process(address, folder / f"{role}-{number}.log", {**env, **seen}))
-    except BaseException:
-        end()
-        raise
-    pids = iter([process.pid for process in started])
-    return Job(
-        meshes={role: _monarch.attach(role, addresses) for role, addresses in workers.items()},
-        end=end,
-        names={role: tuple(f"log {folder / role}-{i}.log" for i in range(len(w))) for role, w in workers.items()},
-        pids={role: tuple(next(pids) for _ in addresses) for role, addresses in workers.items()},
-    )
-
-
 def processes_by_role(meshes: Sequence[tuple[str, str, int]]) -> dict[str, int]:
     """How many processes compute in each role, of meshes by name, role and processes."""
     return {role: sum(procs for _, one, procs in meshes if one == role) for role in ON_GPUS}
@@ -586,9 +504,9 @@ def processes_by_role(meshes: Sequence[tuple[str, str, int]]) -> dict[str, int]:
 def gpus_to_ask_for(config: Hosts, meshes: Sequence[tuple[str, str, int]]) -> int | None:
     """GPUs of each node of a Slurm job: what `gpus` says, and one for each process that computes there.
 
-    None where `slurm_args` say it, or where the environment, which nodes share, is one for CPUs.
+    None where no such job is submitted, `slurm_args` say it, or the environment, which nodes share, is one for CPUs.
     """
-    if any(option.startswith(("--gpus", "--gres", "-G")) for option in config.slurm_args):
+    if config.kind != "slurm" or any(option.startswith(("--gpus", "--gres", "-G")) for option in config.slurm_args):
         return None
     each = [*config.gpus.values()]
     if not version("torch").endswith("+cpu"):
@@ -597,123 +515,3 @@ def gpus_to_ask_for(config: Hosts, meshes: Sequence[tuple[str, str, int]]) -> in
         places = {(seat.host, seat.gpu) for seat in layout.rehearse(meshes) if seat.gpu}
         each += collections.Counter(host for host, _ in places).values()
     return max(each, default=None)
-
-
-def gpus_of_processes(config: Hosts, gpus: Sequence[str]) -> dict[tuple[str, int], Sequence[str]]:
-    """Which of this machine's GPUs each process that behaves as a host sees, by role and number.
-
-    As many as `config` says, the others get equal parts of what is left; the controller's own host, where it computes,
-    has the first. Empty where there are too few: then they share them all.
-    """
-    here = [role for role in ("learner", "engines") if role not in config.counts]
-    hosts = [(role, number) for role in ON_GPUS for number in range(config.counts.get(role, 0))]
-    given = [config.gpus.get(role, 0) for role, _ in hosts]
-    kept = sum(config.gpus.get(role, 0) for role in here)
-    parts = given.count(0) + bool(here and not kept)
-    left = len(gpus) - sum(given) - kept
-    if left < parts:
-        return {}
-    each = left // parts if parts else 0
-    at, found = kept or each * bool(here), dict[tuple[str, int], Sequence[str]]()
-    for host, count in zip(hosts, given, strict=True):
-        found[host] = gpus[at : at + (count or each)]
-        at += count or each
-    return found
-
-
-def _host_process(address: str, log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    with log.open("wb") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "forge_agents.runtime.host_process", "--address", address, "--end-with-stdin"],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            env={**os.environ, **env},
-            start_new_session=True,  # Ctrl-C is the controller's to handle
-        )
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a host process; its own processes end with it."""
-    if process.stdin is not None:
-        process.stdin.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_PROCESS_END_S)
-    with contextlib.suppress(ProcessLookupError):  # what it started is in its session, not in its group
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _attached(config: Hosts) -> Job:
-    addresses = {role: workers[: config.counts[role]] for role, workers in config.workers.items()}
-    if config.address or not all(one.startswith(_LOOPBACK) for role in addresses.values() for one in role):
-        _listen(config)
-    return Job(
-        meshes={role: _monarch.attach(role, workers) for role, workers in addresses.items()},
-        end=lambda: None,
-        names=addresses,
-    )
-
-
-def _slurm(config: Hosts, meshes: Sequence[tuple[str, str, int]]) -> Job:
-    if shutil.which("sbatch") is None or shutil.which("squeue") is None:
-        raise HostError(
-            "kind='slurm' of the mesh needs sbatch and squeue on the path, and they are not; start the run where jobs "
-            "are submitted, or use kind='attach' inside a job"
-        )
-    _listen(config)
-    from monarch.job import SlurmJob  # type: ignore[import-untyped,unused-ignore]
-
-    job = SlurmJob(
-        config.counts,
-        python_exe=sys.executable,
-        job_name="forge-agents",
-        slurm_args=config.slurm_args,
-        time_limit=config.time_limit or None,
-        partition=config.partition or None,
-        account=config.account or None,
-        qos=config.qos or None,
-        gpus_per_node=gpus_to_ask_for(config, meshes),
-        job_start_timeout=math.ceil(config.start_timeout_s),
-    )
-    return _of_scheduler(job, config, by_ip=False)
-
-
-def _kubernetes(config: Hosts) -> Job:
-    try:
-        from monarch.job.kubernetes import KubernetesJob  # type: ignore[import-untyped,unused-ignore]
-    except (ImportError, RuntimeError) as cause:
-        raise HostError(
-            f"kind='kubernetes' of the mesh: {cause}; install with: pip install 'forge-agents-rl[kubernetes]'"
-        ) from cause
-    _listen(config)
-    job = KubernetesJob(config.namespace, timeout=math.ceil(config.start_timeout_s))
-    for role, count in config.counts.items():
-        job.add_mesh(role, count)
-    return _of_scheduler(job, config, by_ip=True)
-
-
-def _of_scheduler(job: Any, config: Hosts, *, by_ip: bool) -> Job:
-    """Waits here until the job runs; nothing else is to be done meanwhile."""
-    try:
-        state = job.state(cached_path=None)
-    except (RuntimeError, OSError, ValueError) as cause:
-        job.kill()
-        raise HostError(
-            f"kind={config.kind!r} of the mesh: {cause}; it was asked for {config.counts} and given "
-            f"{config.start_timeout_s:g} s"
-        ) from cause
-    except BaseException:  # Ctrl-C in the queue
-        job.kill()
-        raise
-    return Job(meshes={role: getattr(state, role) for role in config.counts}, end=job.kill, by_ip=by_ip)
-
-
-def _listen(config: Hosts) -> None:
-    try:
-        _monarch.enable_transport(config.address or "tcp")
-    except RuntimeError as cause:
-        raise HostError(
-            f"kind={config.kind!r} of the mesh needs Monarch on TCP, and this process uses it otherwise already; start "
-            "the run in a process of its own"
-        ) from cause

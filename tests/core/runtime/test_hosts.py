@@ -20,7 +20,8 @@ from forge_agents.runtime import layout as layout_module
 from forge_agents.runtime import mesh
 from forge_agents.runtime.host_process import HostFacts
 from forge_agents.runtime.hosts import parse_cores
-from forge_agents.runtime.layout import Host, Job, Layout, gpus_of_processes, gpus_to_ask_for
+from forge_agents.runtime.jobs import Job, gpus_of_processes
+from forge_agents.runtime.layout import Host, Layout, gpus_to_ask_for
 from forge_agents.runtime.processes import gpu_bytes, visible_gpus
 
 

@@ -208,21 +208,22 @@ def host_doubts(parts: Sequence[Part], placement: Placement, *, free: int) -> li
         free: Bytes of the host's memory.
     """
     whole = [part for part in parts if part.learner is not None and part.learner.lora is None]
+    engines = [part.name for part in parts if part.role == "engines"]
     sent = [2 * part.size.weights for part in whole]
-    readers = [
-        sum(re.fullmatch(rf"{re.escape(part.name.removesuffix('-learner'))}(-\d+)?", one.name) is not None
-            for one in parts if one.role == "engines")
-        for part in whole
-    ]  # fmt: skip
+    copies = 0
+    for part, size in zip(whole, sent, strict=True):
+        replica = re.compile(rf"{re.escape(part.name.removesuffix('-learner'))}(-\d+)?")
+        copies += size * sum(replica.fullmatch(name) is not None for name in engines)
+    parked = [] if not any(own.sleeps for own in placement.engines.values()) else [
+        one.parts.get(part, 0)
+        for one in placement.processes
+        for part in ("weights", "adapters", "optimizer", "reference")
+        if one.seat.role != "judges"
+    ]
     needs = {
         f"{VERSIONS} versions of weights on their way": VERSIONS * sum(sent),
-        "engines' copies of them": sum(size * many for size, many in zip(sent, readers, strict=True)),
-        "what sleeps or is parked": sum(
-            one.parts.get(part, 0)
-            for one in placement.processes
-            for part in ("weights", "adapters", "optimizer", "reference")
-            if any(own.sleeps for own in placement.engines.values()) and one.seat.role != "judges"
-        ),
+        "engines' copies of them": copies,
+        "what sleeps or is parked": sum(parked),
     }
     if (needed := sum(needs.values())) <= free:
         return []
