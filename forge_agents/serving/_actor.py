@@ -12,7 +12,7 @@ import time
 import traceback
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forge_agents.runtime._monarch import Actor, concurrent_endpoint
 from forge_agents.serving import _vllm
@@ -172,6 +172,7 @@ class EngineActor(Actor):
     def _info(self) -> EngineInfo:
         thread = self._running()
         rss_bytes, peak_rss_bytes = _resident_bytes()
+        peak_device_bytes, device_used_bytes = _device_bytes()
         return EngineInfo(
             pid=os.getpid(),
             vocab_size=int(thread.engine.model_config.get_vocab_size()),
@@ -185,6 +186,8 @@ class EngineActor(Actor):
             steps=thread.steps,
             rss_bytes=rss_bytes,
             peak_rss_bytes=peak_rss_bytes,
+            peak_device_bytes=peak_device_bytes,
+            device_used_bytes=device_used_bytes,
             start_s=self._start_s,
             last_update=self._last_update,
         )
@@ -232,3 +235,14 @@ def _resident_bytes() -> tuple[int, int]:
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     now, peak = (int(status[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
     return now, peak
+
+
+def _device_bytes() -> tuple[int, int]:
+    """What torch has allocated at most on this process's accelerator, and what all processes have there now."""
+    import torch
+
+    if not torch.accelerator.is_available():
+        return 0, 0
+    device: Any = torch.get_device_module()
+    free, total = device.mem_get_info()
+    return int(device.max_memory_allocated()), int(total - free)

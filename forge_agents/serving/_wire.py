@@ -68,6 +68,10 @@ class EngineInfo:
     rss_bytes: int
     """Resident memory of the engine's process."""
     peak_rss_bytes: int
+    peak_device_bytes: int
+    """Most that torch has allocated on the first rank's accelerator; 0 on CPU."""
+    device_used_bytes: int
+    """Of that accelerator, by all processes now; 0 on CPU."""
     start_s: float
     """Seconds that the engine took to build."""
     last_update: Mapping[str, float] = field(default_factory=dict)

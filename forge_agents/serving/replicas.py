@@ -206,6 +206,11 @@ class Replicas:
                     continue
         self._notify()
 
+    @property
+    def on_device(self) -> bool:
+        """Whether a replica that lives has an accelerator."""
+        return any(replica.engine.facts.peak_device_bytes for replica in self._replicas if replica.engine is not None)
+
     async def infos(self) -> dict[str, EngineInfo]:
         """The state of every replica that lives, by name."""
         live = {replica.name: replica.engine for replica in self._replicas if replica.engine is not None}

@@ -80,6 +80,9 @@ class Processes:
     def busy_s(self):
         return {}
 
+    async def engines_memory(self):
+        return {}
+
     async def start_learners(self):
         pass
 

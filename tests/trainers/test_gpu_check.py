@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 
-import forge_agents as fa
 from forge_agents.cli.main import main
 from forge_agents.errors import HostError
 from forge_agents.models.sizes import ModelSize
 from forge_agents.runtime.processes import visible_gpus
 from forge_agents.serving.memory import OVERHEAD_BYTES
 from forge_trainers import gpu_check
-from forge_trainers.gpu_check import Way, row, table, tensor_bytes, ways
-from forge_trainers.learner.memory import learner_bytes
+from forge_trainers.gpu_check import Way, expected_bytes, placement_of, row, table, ways
 
 SMOL = ModelSize.from_config(
     {"hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3, "num_hidden_layers": 30,
@@ -27,8 +25,9 @@ SMOL = ModelSize.from_config(
 
 @pytest.mark.parametrize(
     ("gpus", "found"),
-    [(1, ["shared"]), (2, ["shared", "apart"]), (4, ["shared", "apart", "2 and 2", "engine of 3 ranks"]),
-     (8, ["shared", "apart", "4 and 4", "engine of 3 ranks"])],
+    [(1, ["shared", "turns"]), (2, ["shared", "apart", "turns"]),
+     (4, ["shared", "apart", "2 and 2", "engine of 3 ranks", "turns"]),
+     (8, ["shared", "apart", "4 and 4", "engine of 3 ranks", "turns"])],
 )  # fmt: skip
 def test_ways_fit_the_gpus(gpus: int, found: list[str]) -> None:
     tried = ways(gpus, SMOL)
@@ -37,9 +36,13 @@ def test_ways_fit_the_gpus(gpus: int, found: list[str]) -> None:
 
 
 def test_a_row_has_the_bandwidth_of_the_weights_and_the_memory_that_was_expected() -> None:
-    metrics = {"time/sync_s": 0.5, "time/step_s": 2.0, "learner/mfu": 0.25, "learner/peak_device_bytes": 4e9}
-    told = row(Way(name="shared"), metrics, expected=5_000_000_000, weights=1_000_000_000)
+    metrics = {"time/sync_s": 0.5, "time/step_s": 2.0, "learner/mfu": 0.25, "learner/peak_device_bytes": 4e9,
+               "engines/peak_device_bytes": 50e9, "engines/device_used_bytes": 70e9}  # fmt: skip
+    expected = {"learner GB": 5_000_000_000, "engine GB": 60_000_000_000, "GPU GB": 76_000_000_000}
+    told = row(Way(name="shared"), metrics, expected=expected, weights=1_000_000_000)
     assert told["weights back GB/s"] == 2.0 and told["learner GB expected"] == 5.0 and told["learner GB peak"] == 4.0
+    assert [told[name] for name in ("engine GB expected", "engine GB peak")] == [60.0, 50.0]
+    assert [told[name] for name in ("GPU GB expected", "GPU GB in use")] == [76.0, 70.0]
     assert told["MFU"] == 0.25 and told["tokens/s"] is None
     assert table([told]).row_count == len(told) - 1
 
@@ -50,18 +53,32 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatc
     assert "there is no GPU here to check" in capsys.readouterr().err
 
 
-def test_what_is_expected_is_of_what_the_peak_is() -> None:
-    everything = learner_bytes(SMOL, fa.LearnerConfig(), ranks=2)
-    assert tensor_bytes(SMOL, fa.LearnerConfig(), ranks=2) == sum(everything.values()) - OVERHEAD_BYTES
+def test_what_is_expected_is_of_what_is_measured(tiny_llama: Path) -> None:
+    total = 16_000_000_000
+    shared, alone = ways(1, SMOL)
+    found = placement_of(shared, str(tiny_llama), [total])
+    learner, engine = found.processes
+    told = expected_bytes(found)
+    assert told["learner GB"] == learner.bytes - OVERHEAD_BYTES  # what torch counts
+    assert told["engine GB"] == engine.bytes - OVERHEAD_BYTES
+    assert told["GPU GB"] == learner.bytes + engine.bytes == pytest.approx(0.95 * total, rel=1e-3)
+    turns = placement_of(alone, str(tiny_llama), [total])
+    assert [one.sleeps for one in turns.engines.values()] == [True]  # though they would fit side by side
+    parked = expected_bytes(turns)
+    assert parked["GPU GB"] == OVERHEAD_BYTES + parked["engine GB"] + OVERHEAD_BYTES
+    assert parked["engine GB"] > told["engine GB"] + 0.9 * told["learner GB"]
+    assert expected_bytes(placement_of(shared, str(tiny_llama), [0])).keys() == {"learner GB"}
 
 
 def test_runs_see_as_many_gpus_as_were_asked_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_llama: Path
 ) -> None:
     seen: list[tuple[str, ...]] = []
+    asked: list[Any] = []
 
     class Trainer:
-        def __init__(self, *args: object, out_dir: Path, **settings: object) -> None:
+        def __init__(self, *args: object, out_dir: Path, config: Any) -> None:
+            asked.append(config)
             out_dir.mkdir(parents=True)
 
         def __enter__(self) -> Trainer:
@@ -77,13 +94,15 @@ def test_runs_see_as_many_gpus_as_were_asked_for(
     copy_gb_s = gpu_check.copy_gb_s
     monkeypatch.setattr(gpu_check, "copy_gb_s", lambda num_bytes, device: copy_gb_s(num_bytes, "cpu"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b,GPU-c")
-    (only,) = gpu_check.gpu_check(str(tiny_llama), str(tmp_path / "one"), gpus=1)
-    assert only["plain copy GB/s"] > 0
-    assert json.loads((tmp_path / "one" / "gpu-check.json").read_text()) == [only]
-    assert only["way"] == "shared" and seen == [("GPU-a",)]
+    monkeypatch.setattr(gpu_check, "gpu_bytes", lambda gpus: (80_000_000_000,) * len(gpus))
+    one, turns = gpu_check.gpu_check(str(tiny_llama), str(tmp_path / "one"), gpus=1)
+    assert one["plain copy GB/s"] > 0 and one["GPU GB expected"] == pytest.approx(76, abs=0.1)
+    assert json.loads((tmp_path / "one" / "gpu-check.json").read_text()) == [one, turns]
+    assert [one["way"], turns["way"]] == ["shared", "turns"] and seen == [("GPU-a",)] * 2
+    assert [(config.colocate, config.engine.sleeps) for config in asked] == [(False, False), (True, True)]
     gpu_check.gpu_check(str(tiny_llama), str(tmp_path / "all"))
-    shared, *others = seen[1:]
-    assert shared == ("GPU-a",) and set(others) == {("GPU-a", "GPU-b", "GPU-c")} == {visible_gpus()}
+    shared, *others, last = seen[2:]
+    assert shared == last == ("GPU-a",) and set(others) == {("GPU-a", "GPU-b", "GPU-c")} == {visible_gpus()}
     for gpus in (0, 4):
         with pytest.raises(HostError, match=f"gpus={gpus} and 3 are visible here; give 1 to 3"):
             gpu_check.gpu_check(str(tiny_llama), str(tmp_path), gpus=gpus)

@@ -1,7 +1,7 @@
 """What the GPUs of this machine do with a short run: ``forge-agents gpu-check``.
 
-In: a model. Out: a table and JSON: for each way to place learner and engines, what its last step took, and the memory
-that was expected beside the memory that it took. Waits for those runs, each of three steps.
+In: a model. Out: a table and JSON: for each way to place learner and engines, what its last step took, and beside the
+memory that was expected of learner, engine and GPU what they took. Waits for those runs, each of three steps.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,16 @@ from rich.table import Table
 from forge_agents.errors import HostError
 from forge_agents.models.resolve import resolve, weight_bytes
 from forge_agents.models.sizes import ModelSize
-from forge_agents.runtime.processes import visible_gpus
+from forge_agents.runtime import mesh
+from forge_agents.runtime.hosts import Hosts
+from forge_agents.runtime.processes import gpu_bytes, visible_gpus
 from forge_trainers.demo import ENV_ARGS, ENV_ID, DemoConfig, settings, team
-from forge_trainers.learner.config import LearnerConfig
-from forge_trainers.learner.memory import learner_bytes
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.trainer import GRPOTrainer
+from forge_trainers.run.placement import Placed, Placement, parts_of, place
+from forge_trainers.run.processes import computing
 
 _SEEN = "CUDA_VISIBLE_DEVICES"
-_SHARED = "shared"
-"""The way in which learner and engine see one GPU."""
 _MOST_COPIED = 1_000_000_000
 STEPS = 3
 """Of each run; the last one is told, because memory is new and caches are cold before."""
@@ -41,6 +42,12 @@ _TOLD = {
     "MFU": "learner/mfu",
     "logprob gap": "learner/logprob_gap_mean",
 }
+_MEMORY = {
+    "learner GB": ("peak", "learner/peak_device_bytes"),
+    "engine GB": ("peak", "engines/peak_device_bytes"),
+    "GPU GB": ("in use", "engines/device_used_bytes"),
+}
+"""Each is told as it was expected and as it was: tensors of a learner's rank, of an engine's, and all on its GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +58,10 @@ class Way:
     learner_procs: int = 1
     replicas: int = 1
     tp: int = 1
+    shared: bool = False
+    """Learner and engine see one GPU."""
+    turns: bool = False
+    """They are there in turns, though they may fit side by side."""
 
     @property
     def gpus(self) -> int:
@@ -59,8 +70,8 @@ class Way:
 
 
 def ways(gpus: int, size: ModelSize) -> list[Way]:
-    """What so many GPUs can be tried with: one shared, apart, a learner of several ranks, an engine of several."""
-    found = [Way(name=_SHARED)]
+    """What so many GPUs can be tried with: one shared, apart, several ranks of either, turns."""
+    found = [Way(name="shared", shared=True)]
     if gpus > 1:
         found.append(Way(name="apart"))
     if gpus >= 4:
@@ -69,19 +80,22 @@ def ways(gpus: int, size: ModelSize) -> list[Way]:
     tp = next((tp for tp in (2, 3) if size.divides(tp)), 0)
     if tp and gpus > tp:
         found.append(Way(name=f"engine of {tp} ranks", tp=tp))
-    return found
+    return [*found, Way(name="turns", shared=True, turns=True)]
 
 
-def row(way: Way, metrics: Mapping[str, Any], *, expected: int, weights: int) -> dict[str, Any]:
+def row(way: Way, metrics: Mapping[str, Any], *, expected: Mapping[str, int], weights: int) -> dict[str, Any]:
     """What is told of a run.
 
     Args:
         way: How it was placed.
         metrics: Of its last step.
-        expected: Bytes of one rank of the learner, by the arithmetic that placed it, of what torch allocates.
+        expected: As `expected_bytes` says.
         weights: Bytes of the model.
     """
-    sync_s, peak = metrics.get("time/sync_s"), metrics.get("learner/peak_device_bytes")
+    sync_s = metrics.get("time/sync_s")
+    memory: dict[str, float | None] = {}
+    for name, (how, key) in _MEMORY.items():
+        memory |= {f"{name} expected": expected.get(name), f"{name} {how}": metrics.get(key)}
     return {
         "way": way.name,
         "learner_procs": way.learner_procs,
@@ -89,14 +103,53 @@ def row(way: Way, metrics: Mapping[str, Any], *, expected: int, weights: int) ->
         "tp": way.tp,
         **{name: metrics.get(key) for name, key in _TOLD.items()},
         "weights back GB/s": weights / 1e9 / sync_s if sync_s else None,
-        "learner GB expected": expected / 1e9,
-        "learner GB peak": peak / 1e9 if peak else None,
+        **{name: count / 1e9 if count else None for name, count in memory.items()},
     }
 
 
-def tensor_bytes(size: ModelSize, config: LearnerConfig, *, ranks: int) -> int:
-    """Of one rank of the learner at its peak, without what is beside tensors, which torch does not count."""
-    return sum(count for name, count in learner_bytes(size, config, ranks=ranks).items() if name != "overhead")
+def placement_of(way: Way, model: str, gpus: Sequence[int]) -> Placement:
+    """Where the processes of that way go, and what is expected of each, by the arithmetic that places a run.
+
+    Args:
+        way: How it is placed.
+        model: As `Policy` takes it.
+        gpus: Bytes of each GPU that it sees; 0 where nobody can say.
+
+    Raises:
+        HostError: It does not fit.
+    """
+    config, policy = _config(way), team(model)
+    engines, learners = computing({policy.name: policy}, {policy.name: resolve(model)}, config)
+    parts = parts_of(engines, learners, ranks=config.learner_procs, tp=config.engine.tp)
+    many = len(gpus)
+    rehearse = partial(mesh.rehearse_on, Hosts(), gpus_per_host=many, gpu_bytes=min(gpus), here=many)
+    return place(parts, config.engine, rehearse, turns=config.colocate)
+
+
+def expected_bytes(placement: Placement) -> dict[str, int]:
+    """What `placement` expects of what is measured, by the same names.
+
+    Of a learner's rank and an engine's, tensors, which are what torch counts; of the fullest GPU of an engine, all.
+    Where a GPU's memory is not known, it is neither how much of it an engine takes.
+    """
+    learner = next(one for one in placement.processes if one.seat.role == "learner")
+    engines = [one for one in placement.processes if one.seat.role == "engines" and one.seat.gpu_bytes]
+    return {
+        "learner GB": _tensors(learner),
+        **({"engine GB": max(map(_tensors, engines))} if engines else {}),
+        **({"GPU GB": max(_beside(placement, one) for one in engines)} if engines else {}),
+    }
+
+
+def _tensors(process: Placed) -> int:
+    return process.bytes - process.parts["overhead"]
+
+
+def _beside(placement: Placement, engine: Placed) -> int:
+    """Bytes of an engine's GPU while it answers; what is parked meanwhile has no tensors there."""
+    turns = placement.engines[engine.seat.name].sleeps
+    there = [one for one in placement.processes if (one.seat.host, one.seat.gpu) == (engine.seat.host, engine.seat.gpu)]
+    return sum(one.parts["overhead"] if turns and one.seat.role == "learner" else one.bytes for one in there)
 
 
 def copy_gb_s(num_bytes: int, device: str) -> float:
@@ -151,10 +204,10 @@ def gpu_check(
             config = _config(way)
             console.print(f"{way.name}: {way.learner_procs} of the learner, {way.replicas} engines of {way.tp}")
             out = folder / way.name.replace(" ", "-")
-            seen = visible[: 1 if way.name == _SHARED else count]
+            seen = visible[: 1 if way.shared else count]
+            expected = expected_bytes(placement_of(way, model, gpu_bytes(seen) or [0] * len(seen)))
             with seeing(seen), GRPOTrainer(team(model), config=config, out_dir=out) as trainer:
                 result = trainer.fit(ENV_ID, steps=STEPS, env_args=ENV_ARGS)
-            expected = tensor_bytes(size, config.learner, ranks=way.learner_procs)
             rows.append(row(way, result.metrics[-1], expected=expected, weights=weight_bytes(path)))
             (folder / "gpu-check.json").write_text(json.dumps(rows, indent=1) + "\n")
         plain = copy_gb_s(min(weight_bytes(path), _MOST_COPIED), "cuda")
@@ -179,6 +232,7 @@ def _config(way: Way) -> GRPOConfig:
     return replace(
         base,
         learner_procs=way.learner_procs,
-        engine=replace(base.engine, replicas=way.replicas, tp=way.tp),
+        engine=replace(base.engine, replicas=way.replicas, tp=way.tp, sleeps=way.turns),
+        colocate=way.turns,
         checkpoint_every=STEPS,
     )

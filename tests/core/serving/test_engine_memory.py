@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from forge_agents.models.sizes import SHAPES, ModelSize
-from forge_agents.serving import EngineConfig, _vllm
+from forge_agents.serving import EngineConfig, _actor, _vllm
 
 GB = 1_000_000_000
 
@@ -59,3 +61,12 @@ def test_ranks_that_do_not_divide_the_heads_are_refused(
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=f"tp={tp} does not divide .* choose {choices}$"):
         _vllm.check_ranks(EngineConfig(model=str(tmp_path), tp=tp))
+
+
+def test_an_engine_tells_what_it_takes_of_its_device_and_what_all_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = SimpleNamespace(mem_get_info=lambda: (10 * GB, 80 * GB), max_memory_allocated=lambda: 60 * GB)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "get_device_module", lambda: device)
+    assert _actor._device_bytes() == (60 * GB, 70 * GB)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    assert _actor._device_bytes() == (0, 0)

@@ -210,3 +210,24 @@ def test_adapters_that_no_policy_names_start_nothing(tmp_path):
     wish = ProcessConfig(engine=EngineConfig(adapter_folders={"hero": "runs/old/export/adapter"}))
     with pytest.raises(ValueError, match=r"engine\.adapter_folders names hero"):
         asyncio.run(Processes.start({"hero": Policy("tiny-random")}, wish, folder=tmp_path))
+
+
+def test_memory_of_engines_is_told_where_they_have_a_device() -> None:
+    class Engine:
+        def __init__(self, *peaks: int, died: bool = False) -> None:
+            self.peaks, self.died, self.on_device = peaks, died, any(peaks)
+
+        async def infos(self) -> dict[str, object]:
+            assert self.on_device, "on CPU it costs no message"
+            if self.died:
+                raise ActorDiedError("it died", "hero")
+            states = [SimpleNamespace(peak_device_bytes=peak, device_used_bytes=2 * peak) for peak in self.peaks]
+            return dict(enumerate(states))  # type: ignore[arg-type]  # by name
+
+    def told(*engines: Engine) -> dict[str, float]:
+        processes = SimpleNamespace(engines=dict(enumerate(engines)))
+        return asyncio.run(Processes.engines_memory(processes))  # type: ignore[arg-type]  # what it uses
+
+    assert told(Engine(0)) == {}
+    assert told(Engine(3, 5), Engine(4)) == {"engines/peak_device_bytes": 5.0, "engines/device_used_bytes": 10.0}
+    assert told(Engine(3, died=True)) == {}

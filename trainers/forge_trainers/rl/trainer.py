@@ -329,6 +329,7 @@ class GRPOTrainer:
         metrics |= group_spread(judged, self.config.groups_per_step) | samples.metrics(learners)
         metrics |= learned
         metrics |= await self._seating.record(step, judged, self._running)
+        metrics |= await self._running.engines_memory()
         metrics |= self._watch.times | rates([item.group for item in judged], self._watch.total_s)
         return StepRecord(judged=judged, samples=samples, metrics=metrics)
 

@@ -159,22 +159,7 @@ def place_here(
     meshes = [(name, "learner", ranks) for name in learners] + [(name, "engines", engine.tp) for name in engines]
     on_gpus = any(seat.gpu for seat in mesh.rehearse(meshes))
     try:
-        parts = [
-            *(
-                Part(name=name, ranks=ranks, size=ModelSize.of(Path(own.model)), learner=own, sharing=sharing)
-                for name, (own, sharing) in learners.items()
-            ),
-            *(
-                Part(
-                    name=name,
-                    ranks=engine.tp,
-                    size=ModelSize.of(folder),
-                    dtype=models.dtype_of(folder),
-                    adapters=adapters,
-                )
-                for name, (folder, adapters) in engines.items()
-            ),
-        ]
+        parts = parts_of(engines, learners, ranks=ranks, tp=engine.tp)
     except ModelNotFoundError as error:
         if on_gpus:
             starts.say(f"whether it fits into the GPUs is not known: {error}")
@@ -197,6 +182,30 @@ def place_here(
     for line in (*placement.lines(), *placement.doubts, *doubts):
         starts.say(line)
     return placement.engines
+
+
+def parts_of(
+    engines: Mapping[str, tuple[Path, Sequence[LoRA]]],
+    learners: Mapping[str, tuple[LearnerConfig, int]],
+    *,
+    ranks: int,
+    tp: int,
+) -> list[Part]:
+    """What runs, learners first; arguments as of `place_here`, with the ranks of each engine.
+
+    Raises:
+        ModelNotFoundError: The sizes of a model are not known.
+    """
+    return [
+        *(
+            Part(name=name, ranks=ranks, size=ModelSize.of(Path(own.model)), learner=own, sharing=sharing)
+            for name, (own, sharing) in learners.items()
+        ),
+        *(
+            Part(name=name, ranks=tp, size=ModelSize.of(folder), dtype=models.dtype_of(folder), adapters=adapters)
+            for name, (folder, adapters) in engines.items()
+        ),
+    ]
 
 
 def host_doubts(parts: Sequence[Part], placement: Placement, *, free: int) -> list[str]:

@@ -192,6 +192,18 @@ class Processes:
         found = {"engines": engines, "learner": learners}
         return {name: sum(each) / len(each) for name, each in found.items() if each}
 
+    async def engines_memory(self) -> dict[str, float]:
+        """On accelerators, of the engine that has most: ``engines/peak_device_bytes`` of torch, and of the device all.
+
+        Nothing on CPU, and where an engine died at this moment.
+        """
+        states = []
+        with contextlib.suppress(ActorDiedError, StallError):
+            for engine in self.engines.values():
+                states += [*(await engine.infos()).values()] if engine.on_device else []
+        names = ("peak_device_bytes", "device_used_bytes")
+        return {f"engines/{name}": float(max(getattr(one, name) for one in states)) for name in names if states}
+
     async def start_learners(self) -> None:
         """Start a learner for every trainable policy; adapters share one, where they can. Twice is no error.
 
