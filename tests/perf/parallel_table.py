@@ -101,7 +101,10 @@ def main() -> int:
 
 
 def measure(steps: int) -> list[dict[str, Any]]:
-    """A row per layout, in order: how far its losses, norms and weights lie from those of its kind's first."""
+    """A row per layout, in order: how far its losses, norms and weights lie from those of its kind's first.
+
+    ``logits`` is how many of them its loss is given for a token.
+    """
     os.environ["OMP_NUM_THREADS"] = "1"
     import forge_trainers.learner.core  # noqa: F401  (imported once; the processes are forks)
     from forge_agents.models.tiny import tiny_model
@@ -173,13 +176,14 @@ def _run_rank(rank: int, visits: Sequence[Visit], folder: Path, last: int) -> No
         if rank >= layout.processes:
             continue
         _join(rank, layout.processes, folder / f"meeting-{number}")
-        learner = _learner(layout, folder)
+        learner, widths = _learner(layout, folder), _widths()
         row = rows.setdefault(layout.name, {})
         if visit.steps:
             steps = [learner.train_step(_batch(step)) for step in range(saved_at)]
             learner.save(folder / layout.name)
             steps += [learner.train_step(_batch(step)) for step in range(saved_at, last)]
             found = {"steps": steps, "weights": _weights(learner), "logprobs": learner.logprobs(_batch(0))}
+            found["logits"] = max(widths)
             found["adapter"] = learner.published_state(torch.float32) if layout.adapter else {}
             serial = found if visit.resume is None else serial
             row |= _compared(found, serial) if rank == 0 else {}
@@ -219,6 +223,21 @@ def _learner(layout: Layout, folder: Path) -> Any:
     common = {"model": str(folder / layout.family), "compute_dtype": "float32", "threads": 1, "lr": 1e-3}
     lora = LoRA() if layout.adapter else None
     return Measured(LearnerConfig(**common, warmup_steps=2, entropy_coef=0.01, lora=lora, **layout.settings))
+
+
+def _widths() -> list[int]:
+    """Logits of a token, of each call of the loss from now on."""
+    from forge_trainers.losses import policy_loss
+
+    widths: list[int] = []
+    forward = policy_loss._TokenLogprobs.forward
+
+    def noting(ctx: Any, logits_SV: Any, *others: Any) -> Any:
+        widths.append(logits_SV.shape[1])
+        return forward(ctx, logits_SV, *others)
+
+    policy_loss._TokenLogprobs.forward = staticmethod(noting)  # type: ignore[method-assign]
+    return widths
 
 
 def _leave() -> None:
@@ -274,6 +293,7 @@ def _compared(found: Mapping[str, Any], serial: Mapping[str, Any]) -> dict[str, 
         "weights": _distance(found["weights"], serial["weights"]),
         "logprobs": float((found["logprobs"] - serial["logprobs"]).abs().max()),
         "adapter": _distance(found["adapter"], serial["adapter"]),
+        "logits": found["logits"],
     }
 
 

@@ -103,6 +103,13 @@ def test_a_rank_computes_with_its_own_experts_where_they_are_spread() -> None:
     assert one == 2 * (mixture.weights // 2)
 
 
+def test_ranks_that_share_the_vocabulary_hold_a_part_of_the_logits_each() -> None:
+    def logits(ranks: int, **settings: Any) -> int:
+        return learner_bytes(ModelSize.named("8b"), LearnerConfig(**settings), ranks=ranks)["logits"]
+
+    assert logits(8) == logits(8, tp=2) * 2 == logits(8, tp=8) * 8
+
+
 @pytest.mark.slow
 def test_expected_bytes_of_an_adapter_are_those_of_its_tensors(
     tiny_llama: Path, random_batch: Callable[..., EpisodeBatch]

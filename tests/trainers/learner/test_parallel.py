@@ -62,5 +62,10 @@ def test_a_checkpoint_of_any_layout_resumes_in_another(rows: dict[str, dict[str,
     assert {name: row["resumed"] for name, row in rows.items() if not 0 <= row["resumed"] <= 1e-5} == {}
 
 
+def test_each_rank_of_tensor_parallelism_keeps_a_part_of_the_vocabulary(rows: dict[str, dict[str, Any]]):
+    seen = {name: row["logits"] for name, row in rows.items()}
+    assert seen == {name: 132 if "TP 2" in name else 264 for name in rows}
+
+
 def test_gradients_were_accumulated(rows: dict[str, dict[str, Any]]):
     assert rows["FSDP 2, microbatches"]["microbatches"] >= 3 > rows["FSDP 2"]["microbatches"]

@@ -14,7 +14,8 @@ from forge_trainers.learner.degrees import shards_of
 
 _BYTES = {"bfloat16": 2, "float32": 4}
 _LOSS_COPIES = 4
-"""Of a chunk's logits, in float32: as computed, scaled, their softmax, their gradient."""
+"""Of a chunk's logits of the rank's part of the vocabulary, in float32: as computed, scaled, their softmax, their
+gradient."""
 
 
 def learner_bytes(size: ModelSize, config: LearnerConfig, *, ranks: int = 1, sharing: int = 1) -> Mapping[str, int]:
@@ -54,7 +55,7 @@ def learner_bytes(size: ModelSize, config: LearnerConfig, *, ranks: int = 1, sha
         "activations": positions * _activations(size, config, item) // tp,
         # gradients of the last layer's widest products, while all activations are there
         "backward": positions * 3 * item * size.feed_forward // tp,
-        "logits": _LOSS_COPIES * config.loss_chunk_tokens * size.vocab * 4,
+        "logits": _LOSS_COPIES * config.loss_chunk_tokens * size.vocab * 4 // tp,
         "reference": item * size.weights // parts if config.kl_coef > 0 and not adapter else 0,
         "overhead": OVERHEAD_BYTES,
     }

@@ -1,16 +1,19 @@
 """From logits to a loss: log-probabilities and entropies, and the policy loss of a name on chunks of them.
 
 In: logits of the positions that predict loss tokens, the sampler's logprobs, advantages. Out: a loss and metrics.
-Waits for nothing.
+Waits for nothing, or where tensor-parallel ranks share the vocabulary for those.
 
-Axes: S loss tokens, V vocabulary.
+Axes: S loss tokens, V vocabulary, or the part of it that this rank has.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
 from forge_trainers.losses.correction import correction_weights, kl_estimate, limited
@@ -20,20 +23,36 @@ _ROWS_AT_ONCE = 16
 """Rows of logits held in float32 at a time on CPU, so that they stay in its cache."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VocabularyPart:
+    """Which tokens' logits this rank has, where several share them."""
+
+    group: dist.ProcessGroup
+    """Of the ranks that share them."""
+    first: int
+    """Token of this rank's first logit."""
+
+
 def token_logprobs(
-    logits_SV: torch.Tensor, labels_S: torch.Tensor, *, temperature: float = 1.0
+    logits_SV: torch.Tensor,
+    labels_S: torch.Tensor,
+    *,
+    temperature: float = 1.0,
+    part: VocabularyPart | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability of each label and entropy of each distribution, in float32 whatever the logits' type.
 
     Args:
         logits_SV: Any floating type.
-        labels_S: int64, in [0, V).
+        labels_S: int64, in [0, V), or in the whole vocabulary where this rank has a part; the same on each rank.
         temperature: Logits are divided by it, > 0: what the sampler did.
+        part: What of the vocabulary the logits are; None: all of it. The gradient is that of the part, for ranks that
+            all compute the same loss.
 
     Returns:
-        ``logprobs_S`` and ``entropy_S`` (natural units), both float32 and with gradient.
+        ``logprobs_S`` and ``entropy_S`` (natural units), both float32, with gradient and of the whole vocabulary.
     """
-    logprobs_S, entropy_S = _TokenLogprobs.apply(logits_SV, labels_S, temperature)  # type: ignore[no-untyped-call]
+    logprobs_S, entropy_S = _TokenLogprobs.apply(logits_SV, labels_S, temperature, part)  # type: ignore[no-untyped-call]
     return logprobs_S, entropy_S
 
 
@@ -41,52 +60,71 @@ class _TokenLogprobs(torch.autograd.Function):
     """Log-softmax and gather in blocks of rows, keeping only the logits and one number a row.
 
     ``cross_entropy`` writes several float32 copies of the [S, V] logits to memory, which costs more than the head's
-    matrix product on a CPU.
+    matrix product on a CPU. TorchTitan's loss over parts of a vocabulary keeps another copy, and like torch's
+    ``loss_parallel`` knows no entropy.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, logits_SV: torch.Tensor, labels_S: torch.Tensor, temperature: float
+        ctx: Any, logits_SV: torch.Tensor, labels_S: torch.Tensor, temperature: float, part: VocabularyPart | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        logprobs, entropies, normalizers = [], [], []
+        own_S, here_S = _own_labels(labels_S, logits_SV.shape[1], part)
+        tops, found = [], []
         rows = _rows_at_once(logits_SV)
         for start in range(0, logits_SV.shape[0], rows):
-            labels = labels_S[start : start + rows]
-            x = _scaled(logits_SV[start : start + rows], temperature)
-            picked = x.gather(1, labels[:, None]).squeeze(1)
-            top = x.amax(1, keepdim=True)
+            block = slice(start, start + rows)
+            x = _scaled(logits_SV[block], temperature)
+            picked = x.gather(1, own_S[block, None]).squeeze(1)
+            top = x.amax(1, keepdim=True).clamp_(min=-1e30)  # of this rank's tokens all may be banned
             weights = torch.exp(x - top)
             total = weights.sum(1)
-            normalizer = top.squeeze(1) + total.log()
-            logprobs.append(picked - normalizer)
-            # H = log Z - sum p x; the sum must not see -inf * 0: banned tokens have weight 0
-            entropies.append(normalizer - weights.mul_(x.clamp_(min=-1e30)).sum(1) / total)
-            normalizers.append(normalizer)
-        entropy_S = torch.cat(entropies)
-        ctx.save_for_backward(logits_SV, labels_S, torch.cat(normalizers), entropy_S)
+            # the sum must not see -inf * 0: banned tokens have weight 0
+            weighted = weights.mul_(x.clamp_(min=-1e30)).sum(1)
+            tops.append(top.squeeze(1))
+            found.append(torch.stack((torch.where(here_S[block], picked, 0.0), total, weighted)))
+        top_S, found_3S = torch.cat(tops), torch.cat(found, 1)
+        if part is not None:  # sum_v e^(x_v - m) = sum_r e^(m_r - m) sum_(v of r) e^(x_v - m_r), m = max_r m_r
+            own_top_S = top_S.clone()
+            dist.all_reduce(top_S, dist.ReduceOp.MAX, part.group)
+            found_3S[1:] *= torch.exp(own_top_S - top_S)
+            dist.all_reduce(found_3S, dist.ReduceOp.SUM, part.group)
+        picked_S, total_S, weighted_S = found_3S
+        normalizer_S = top_S + total_S.log()
+        entropy_S = normalizer_S - weighted_S / total_S  # H = log Z - sum p x
+        ctx.save_for_backward(logits_SV, own_S, here_S, normalizer_S, entropy_S)
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)  # an entropy that is only looked at costs nothing
-        return torch.cat(logprobs), entropy_S
+        return picked_S - normalizer_S, entropy_S
 
     @staticmethod
     def backward(
         ctx: Any, grad_S: torch.Tensor | None, entropy_grad_S: torch.Tensor | None
-    ) -> tuple[torch.Tensor, None, None]:
-        logits_SV, labels_S, normalizer_S, entropy_S = ctx.saved_tensors
+    ) -> tuple[torch.Tensor, None, None, None]:
+        logits_SV, own_S, here_S, normalizer_S, entropy_S = ctx.saved_tensors
         grad_S = torch.zeros_like(normalizer_S) if grad_S is None else grad_S
         out_SV = torch.empty_like(logits_SV)
         rows = _rows_at_once(logits_SV)
         for start in range(0, logits_SV.shape[0], rows):
-            part = slice(start, start + rows)
-            grad = grad_S[part, None] / ctx.temperature
-            x = _scaled(logits_SV[part], ctx.temperature).sub_(normalizer_S[part, None])
+            block = slice(start, start + rows)
+            grad = grad_S[block, None] / ctx.temperature
+            x = _scaled(logits_SV[block], ctx.temperature).sub_(normalizer_S[block, None])
             factor = -grad  # d log p(label) / dx = [label] - p
             if entropy_grad_S is not None:  # dH/dx = -p (log p + H); banned tokens have p = 0 and log p = -inf
-                factor = factor - (x.clamp(min=-1e30) + entropy_S[part, None]) * (
-                    entropy_grad_S[part, None] / ctx.temperature
+                factor = factor - (x.clamp(min=-1e30) + entropy_S[block, None]) * (
+                    entropy_grad_S[block, None] / ctx.temperature
                 )
-            out_SV[part] = x.exp_().mul_(factor).scatter_add_(1, labels_S[part, None], grad)
-        return out_SV, None, None
+            grad = torch.where(here_S[block, None], grad, 0.0)
+            out_SV[block] = x.exp_().mul_(factor).scatter_add_(1, own_S[block, None], grad)
+        return out_SV, None, None, None
+
+
+def _own_labels(labels_S: torch.Tensor, size: int, part: VocabularyPart | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Places of labels among this rank's `size` logits, the first or last for those elsewhere, and which are here."""
+    if part is None:
+        return labels_S, torch.ones_like(labels_S, dtype=torch.bool)
+    own_S = labels_S - part.first
+    within_S = own_S.clamp(0, size - 1)
+    return within_S, within_S == own_S
 
 
 def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -226,9 +264,24 @@ def _a_number_a_token(found: object, name: str, shape: torch.Size) -> tuple[torc
 def logprobs_of(
     logits_1SV: torch.Tensor, labels_1S: torch.Tensor, *, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`token_logprobs` of what ``lm_head`` returned: plain, or sharded over the vocabulary by tensor parallelism."""
+    """`token_logprobs` of what ``lm_head`` returned: plain, or sharded over the vocabulary by tensor parallelism.
+
+    Of a sharded one each rank keeps its part; ranks tell each other four numbers a token.
+    """
+    part = None
     if isinstance(logits_1SV, DTensor):
-        whole = [Replicate()] * logits_1SV.device_mesh.ndim
-        logits_1SV = logits_1SV.redistribute(placements=whole).to_local()
+        logits_1SV, part = _own_part(logits_1SV)
     # squeezed, not indexed: the backward pass of an index fills and copies a tensor of the same size
-    return token_logprobs(logits_1SV.squeeze(0), labels_1S[0], temperature=temperature)
+    return token_logprobs(logits_1SV.squeeze(0), labels_1S[0], temperature=temperature, part=part)
+
+
+def _own_part(logits_1SV: DTensor) -> tuple[torch.Tensor, VocabularyPart | None]:
+    mesh, num_tokens = logits_1SV.device_mesh, logits_1SV.shape[-1]
+    placements = [placed if placed.is_shard(logits_1SV.ndim - 1) else Replicate() for placed in logits_1SV.placements]
+    logits_1SV = logits_1SV.redistribute(placements=placements)
+    shared = [axis for axis, placed in enumerate(placements) if placed.is_shard()]
+    if not shared:
+        return logits_1SV.to_local(), None
+    (axis,) = shared
+    first = mesh.get_local_rank(axis) * math.ceil(num_tokens / mesh.size(axis))  # as `Shard` cuts it
+    return logits_1SV.to_local(), VocabularyPart(group=mesh.get_group(axis), first=first)
