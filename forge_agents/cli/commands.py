@@ -291,7 +291,9 @@ def _fit(run: fa.RunConfig, model: str, gpus: fa.Gpus, *, as_json: bool) -> int:
     import forge_agents as fa
 
     policies = run.models
-    found = fa.fit_gpus(run.trainer, model, gpus, policies=policies, hosts=run.mesh, judges=run.judges)
+    found = fa.fit_gpus(
+        run.trainer, model, gpus, policies=policies, hosts=run.mesh, judges=run.judges, held=run.held
+    )
     if as_json:
         print(json.dumps(found.json()))
         return int(bool(found.changes))

@@ -355,6 +355,16 @@ class Layout:
                 spot.give_back()
         return seats
 
+    def gpus_here(self) -> list[Seat]:
+        """A seat on each GPU that the controller's own process sees."""
+        facts = self._here.facts
+        assert facts is not None
+        sizes = dict(zip(facts.gpus, facts.gpu_bytes, strict=False))
+        return [
+            Seat(name="", role="controller", rank=0, host=str(self._here), gpu=gpu, gpu_bytes=sizes.get(gpu, 0))
+            for gpu in facts.gpus
+        ]
+
     def _spot(self, hosts: tuple[Host, ...], machines: Any, role: str, procs: int) -> Spot:
         each = procs // len(hosts)
         found = tuple(self._chosen(host, role, each) for host in hosts)

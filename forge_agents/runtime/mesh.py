@@ -16,7 +16,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -64,6 +64,8 @@ so in one step, `tuple(_spawned.values())` or a look-up."""
 _placing = threading.Lock()
 _hosts: list[Layout] = []
 """The one layout of a run that was launched, or none: everything is on this host."""
+_dividing: list[object] = []
+"""A mark of each run that is about to divide GPUs."""
 _in_trouble: set[str] = set()
 """Names that stalled or died: their logs outlive them."""
 
@@ -223,6 +225,11 @@ def rehearse_on(
     return layout.rehearse(meshes)
 
 
+def gpus_here() -> list[Seat]:
+    """A seat on each GPU that this process sees, for what it has there itself."""
+    return _layout().gpus_here()
+
+
 def plan(meshes: Sequence[tuple[str, str, int]]) -> None:
     """Keep the places that `rehearse` says for these meshes; see `Layout.plan`."""
     with _placing:
@@ -234,8 +241,24 @@ def beside(name: str, role: str, procs: int) -> list[str]:
     with _placing:
         places = {(seat.host, seat.gpu) for seat in _layout().rehearse([(name, role, procs)]) if seat.gpu}
         planned = _layout().planned_on(places)
-    running = [entry.name for entry in tuple(_spawned.values()) if not places.isdisjoint(entry.spot.places)]
-    return [other for other in dict.fromkeys((*planned, *running)) if other != name]
+    coming = ["what a run is about to start"] if places and _dividing else []
+    return [other for other in dict.fromkeys((*planned, *running_on(places), *coming)) if other != name]
+
+
+def running_on(places: Set[tuple[str, str]]) -> list[str]:
+    """Names of the meshes that have one of these places, host and GPU, now."""
+    return [entry.name for entry in tuple(_spawned.values()) if not places.isdisjoint(entry.spot.places)]
+
+
+@contextlib.contextmanager
+def about_to_divide() -> Iterator[None]:
+    """Inside the block a run is about to divide the GPUs, and `beside` says so of each."""
+    mark = object()
+    _dividing.append(mark)
+    try:
+        yield
+    finally:
+        _dividing.remove(mark)
 
 
 def several_hosts() -> bool:

@@ -47,12 +47,17 @@ def fixed_bytes(size: ModelSize, *, sequences: int, item: int = 2, tp: int = 1) 
         sequences: Decoded at once: their logits are there whole, in float32, and twice more while they are sampled.
         tp: Ranks of the engine. Norms, which all of them hold, do not count.
     """
-    between = size.hidden * 4 + (size.heads + 2 * size.kv_heads) * size.head_dim // tp + 3 * size.feed_forward // tp
     return {
         "weights": size.weights * item // tp,
-        "activations": ITERATION_TOKENS * between * item + 3 * sequences * size.vocab * 4,
+        "activations": pass_bytes(size, ITERATION_TOKENS, item=item, tp=tp) + 3 * sequences * size.vocab * 4,
         "overhead": OVERHEAD_BYTES,
     }
+
+
+def pass_bytes(size: ModelSize, tokens: int, *, item: int = 2, tp: int = 1) -> int:
+    """What one forward pass over so many tokens holds beside weights, cache and logits."""
+    between = size.hidden * 4 + (size.heads + 2 * size.kv_heads) * size.head_dim // tp + 3 * size.feed_forward // tp
+    return tokens * between * item
 
 
 def adapter_weights(size: ModelSize, lora: LoRA) -> int:

@@ -19,12 +19,12 @@ from forge_agents.runtime.hosts import Hosts
 from forge_trainers.offline.config import WarmStart
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.curriculum import Curriculum, CurriculumConfig
-from forge_trainers.rl.rewards import engines_of
+from forge_trainers.rl.rewards import engines_of, models_of
 from forge_trainers.rl.tasks import EnvLike
 from forge_trainers.selfplay.league import League, LeagueConfig
 
 if TYPE_CHECKING:
-    from forge_trainers.run.placement import OwnEngine
+    from forge_trainers.run.placement import OwnEngine, OwnModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,6 +232,11 @@ class RunConfig:
     def judges(self) -> list[OwnEngine]:
         """Engines that the reward's judges start by themselves."""
         return engines_of(self.load_reward())
+
+    @property
+    def held(self) -> list[OwnModel]:
+        """Models that the reward loads into the controller's process."""
+        return models_of(self.load_reward())
 
     def load_reward(self) -> Any:
         """The reward object, or None for the environment's own."""

@@ -204,3 +204,26 @@ def test_judges_and_the_models_of_a_league_are_counted_and_rehearsed(
     said = capsys.readouterr().out
     assert said.count("rank 0, GPU") == 4 and "judges-0 (a node of the job): " in said
     assert "  polite rank 0, GPU 0: " in said
+
+
+def test_a_model_that_the_reward_loads_here_is_in_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_grader.py").write_text(
+        "import forge_verifiers as fv\n"
+        "grader = fv.RewardModel('tiny-random', device='cuda')\n"
+        "def reward(trajectories):\n    return grader(trajectories)\n"
+        "reward.judges = [grader]\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = tmp_path / "train.yaml"
+    file.write_text(
+        "policies: {team: {model: tiny-random}}\nseats: team\nenv: forge/KuhnPoker-v0\nreward: my_grader:reward\n"
+    )
+    for gpus, more in (("2", ()), ("16", ()), ("16", ("--mesh.kind", "slurm", "--mesh.hosts", '{"learner": 1}'))):
+        assert main(["simulate", str(file), "--gpus", gpus, "--model", "0.6b", "--json", *more]) == 0
+        *_, own = json.loads(capsys.readouterr().out)["processes"]
+        assert (own["name"], own["role"], own["gpu"]) == ("reward_model", "controller", "0")
+        assert own["bytes"]["overhead"] == 2_500_000_000 and own["bytes"]["weights"] > 0
+    assert main(["simulate", str(file), "--gpus", "2", "--model", "0.6b"]) == 0
+    assert "controller rank" in capsys.readouterr().out

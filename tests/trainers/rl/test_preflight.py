@@ -17,6 +17,9 @@ from fake_processes import Processes as FakeProcesses
 import forge_agents as fa
 import forge_verifiers as fv
 from forge_agents.errors import MissingExtraError, PreflightError, RunFolderError
+from forge_agents.runtime import mesh
+from forge_agents.runtime.host_process import HostFacts
+from forge_agents.runtime.layout import Layout
 from forge_trainers.rl import preflight
 from forge_trainers.rl.tasks import HELD_OUT_FROM
 from forge_trainers.rl.trainer import GRPOTrainer
@@ -256,6 +259,26 @@ def test_what_a_reward_keeps_in_numbers_of_its_own_stays_of_their_kind(tried):
     reward = Scale()
     tried(reward=reward)
     assert type(reward.calls) is int and reward.calls == 3
+
+
+def test_a_function_that_names_its_judges_is_not_asked_before_they_can_start(tried):
+    def reward(trajectories):
+        pytest.fail("its judges would start")
+
+    reward.judges = [fv.Judge("tiny-random", "Is it polite?")]
+    assert "not asked, because they need a model or a sandbox: reward" in tried(reward=reward)
+
+
+def test_a_judge_that_a_function_does_not_name_has_no_gpu_before_a_run_has_divided_them(tried, monkeypatch):
+    facts = HostFacts(hostname="here", gpus=("0",), cores=frozenset({0}), place="", gpu_bytes=(80_000_000_000,))
+    layout = Layout(fa.Hosts(), lambda: "here")
+    layout._here.facts = facts
+    monkeypatch.setattr(mesh, "_layout", lambda: layout)
+    judge = fv.Judge("tiny-random", "Is it polite?")
+    said = tried(reward=judge.score)
+    assert "would take 90% of a GPU that it shares with what a run is about to start" in said
+    assert "my_reward.judges = [my_judge]" in said
+    assert mesh.beside("judge", "judges", 1) == []
 
 
 def test_a_slow_reward_goes_on_while_engines_start_and_is_over_before_it_is_asked_again(tried, monkeypatch):

@@ -1,7 +1,9 @@
 import asyncio
 import dataclasses
 import math
+from functools import partial
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from forge_trainers.rl.rewards import (
     env_reward,
     judge,
     mean_and_ci,
+    models_of,
     rates,
     summarise,
 )
@@ -572,3 +575,35 @@ def test_engines_that_judges_start_are_found_wherever_a_reward_holds_them_and_ea
     for reward in (gated, Columns({"env": env_reward, "judged": gated})):
         assert engines_of(reward) == [first.own_engine, second.own_engine]
     assert engines_of(env_reward) == []
+
+
+def test_judges_that_a_function_names_are_found_and_whatever_else_it_asks_is_not(tmp_path):
+    polite, kind = (fv.Judge("tiny-random", "Is it so?", name=name) for name in ("polite", "kind"))
+    graded = fv.RewardModel("tiny-random", device="cuda")
+
+    def plain(trajectories):
+        return polite(trajectories)
+
+    assert engines_of(plain) == []  # nobody can know
+
+    def reward(trajectory):
+        return 0.0
+
+    reward.judges = [polite, graded]
+    wrapped = GRPOTrainer(Policy("nowhere"), reward=reward, out_dir=tmp_path).reward
+    for given in (reward, wrapped, partial(reward), fv.Rule(reward), Columns({"a": reward, "b": env_reward})):
+        assert (engines_of(given), models_of(given)) == ([polite.own_engine], [graded.own_model])
+
+    class Panel:
+        judges: ClassVar = {"kind": 0.5 * kind + polite, "graded": graded}
+
+        def score(self, trajectories):
+            return 0.0
+
+    assert engines_of(Panel().score) == [kind.own_engine, polite.own_engine]
+    reward.judges = "polite"
+    assert engines_of(reward) == []
+    reward.judges = polite
+    assert engines_of(reward) == [polite.own_engine]
+    assert (graded.own_model.name, graded.own_model.device) == ("reward_model", "cuda")
+    assert (graded.own_model.model, graded.own_model.batch_tokens) == ("tiny-random", 8192)

@@ -329,6 +329,63 @@ def test_a_judge_is_there_in_both_turns(node: Callable[..., list[str]], small_ju
         place(parts, settings, on(1, {"learner": 1, "engines": 1, "judges": 1}, 25_000_000_000), turns=True)
 
 
+class Loading:
+    """A model that the controller loads: what is read of it."""
+
+    def __init__(self, folder: Path, device: str, name: str = "graded", batch_tokens: int = 8192) -> None:
+        self.name, self.model, self.device, self.batch_tokens = name, str(folder), device, batch_tokens
+
+
+def weights_of(folder: Path, num_bytes: int) -> None:
+    """A file of weights of that size, which takes no disk."""
+    with (folder / "model.safetensors").open("wb") as file:
+        size = num_bytes - 8 - 256
+        entry = {"dtype": "BF16", "shape": [size // 2], "data_offsets": [0, size]}
+        file.write((256).to_bytes(8, "little") + json.dumps({"weight": entry}).encode().ljust(256))
+        file.truncate(num_bytes)
+
+
+def test_what_the_controller_loads_is_counted_on_its_gpu(
+    node: Callable[..., list[str]], small_judge: Path
+) -> None:
+    weights_of(small_judge, 1_200_000_000)
+    models = [Loading(small_judge, "cuda:1"), Loading(small_judge, "cuda:1", "other"), Loading(small_judge, "cpu")]
+    plain = [line.split() for line in node(2, [], small_judge)[1:]]
+    learner, engine, own = (line.split() for line in node(2, [], small_judge, held=models)[1:4])
+    passes = 8192 * (4 * 1024 + (16 + 2 * 8) * 128 + 3 * 3072) * 2
+    taken = 2 * (1_200_000_000 + passes) + OVERHEAD_BYTES  # one process
+    assert own[:3] == ["controller", "graded,", "other"] and own[-5] == "1"
+    assert float(own[-4]) == pytest.approx(taken / 1e9, abs=0.1)
+    assert learner == plain[0] and float(engine[-4]) == pytest.approx((0.95 * H100 - taken) / 1e9, abs=0.1)
+    with pytest.raises(HostError, match=r"graded is to live on cuda:2, and the controller's host has 2 GPUs"):
+        node(2, [], small_judge, held=[Loading(small_judge, "cuda:2")])
+    *_, unknown = node(2, [], small_judge, held=[Loading(Path("nowhere"), "cuda")])
+    assert unknown.startswith("not counted: the model of graded: ")
+
+
+def test_what_does_not_fit_beside_what_the_controller_loads_is_refused_with_its_bytes(
+    node: Callable[..., list[str]], small_judge: Path
+) -> None:
+    weights_of(small_judge, 70_000_000_000)
+    loads = [Loading(small_judge, "cuda")]  # where the learner is
+    with pytest.raises(HostError, match=r"learner expects .*; controller graded expects 72\.8 .* \(device=\"cuda:1\""):
+        node(2, [], small_judge, held=loads)
+    with pytest.raises(HostError, match=r"learner expects .*; controller graded expects .*batch_tokens, or set coloc"):
+        node(1, [], small_judge, held=loads)
+    assert node(3, [], small_judge, held=[Loading(small_judge, "cuda:2")])
+    weights_of(small_judge, 75_000_000_000)
+    with pytest.raises(HostError, match=r"GPU 2 of .* has 80.0 GB and controller graded expects 77\.8 .* elsewhere"):
+        node(3, [], small_judge, held=[Loading(small_judge, "cuda:2")])
+
+
+def test_what_runs_already_on_a_gpu_of_the_run_is_told(
+    node: Callable[..., list[str]], small_judge: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mesh, "running_on", lambda places: ["polite"] if places else [])
+    *_, told = node(2, [], small_judge)
+    assert told == "not counted: polite, which runs already on a GPU of this run"
+
+
 def test_a_host_that_may_lack_memory_for_weights_on_their_way_is_told() -> None:
     size, engine = ModelSize.named("70b"), fa.EngineConfig(max_model_len=8192, tp=4)
     engines = [Part(name=f"hero-{i}", ranks=4, size=size) for i in range(2)]

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -76,5 +77,6 @@ def test_an_engine_starts_as_its_run_has_placed_it(monkeypatch):
 def test_an_engine_that_would_crowd_others_out_of_a_gpu_says_so(monkeypatch):
     monkeypatch.setattr(mesh, "beside", lambda *where: ["hero", "hero-learner"])
     chat = EngineChat("tiny-random", None, name="judge", timeout_s=1.0, start_timeout_s=1.0)
-    with pytest.raises(HostError, match=r"would take 90% of a GPU .* hero, hero-learner .*mesh.gpus: {judges: 1}"):
+    with pytest.raises(HostError, match=r"would take 90% of a GPU .* hero, hero-learner.*gpus: {judges: 1}") as told:
         asyncio.run(chat.start())
+    assert re.search(r"It needs \d\.\d GB at least \(weights .*one conversation of \d+ tokens", str(told.value))

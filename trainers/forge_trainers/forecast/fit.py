@@ -23,11 +23,14 @@ from forge_trainers.run.config import ProcessConfig
 from forge_trainers.run.placement import (
     ATTENTION_TARGETS,
     OwnEngine,
+    OwnModel,
     Part,
+    Placed,
     Placement,
     by_own_name,
     check_models,
     check_ranks,
+    held_on,
     judges_of,
     place,
 )
@@ -71,6 +74,18 @@ class Gpus:
         if used > self.count:
             raise HostError(f"the processes are on {used} GPUs of the mesh's hosts, and there are {self.count}")
         return [replace(seat, host="host 0") if hosts.kind == "local" else seat for seat in found]
+
+    def here(self, hosts: Hosts | None = None) -> list[Seat]:
+        """A seat on each GPU that the controller's process sees."""
+        hosts = hosts or Hosts()
+        many, host = min(self.count, self.per_host), "host 0"
+        if hosts.kind != "local":
+            (seat,) = mesh.rehearse_on(hosts, [("", "controller", 1)], gpus_per_host=self.per_host, here=self.per_host)
+            many, host = self.per_host, seat.host
+        each = int(self.memory_gb * 1e9)
+        return [
+            Seat(name="", role="controller", rank=0, host=host, gpu=str(gpu), gpu_bytes=each) for gpu in range(many)
+        ]
 
     def _one_after_the_other(self, meshes: Sequence[tuple[str, str, int]], *, share: bool) -> list[Seat]:
         seats: list[Seat] = []
@@ -162,6 +177,7 @@ def fit_gpus(
     policies: Mapping[str, Policy] | None = None,
     hosts: Hosts | None = None,
     judges: Sequence[OwnEngine] = (),
+    held: Sequence[OwnModel] = (),
 ) -> Fit:
     """Place the learners and engines of a run on GPUs.
 
@@ -173,6 +189,7 @@ def fit_gpus(
         policies: Of the run, all of them with this model; None: one.
         hosts: Where each role is; None, or kind "local": wherever there is room.
         judges: Whose engines start by themselves, each with its own model.
+        held: What the controller's process loads by itself.
 
     Raises:
         HostError: Nothing that is known here makes it fit; the message has the arithmetic of the run as it is set.
@@ -188,6 +205,8 @@ def fit_gpus(
     }
     problem = ""
     beside, doubts = judges_of(by_own_name(judges))
+    loaded, unknown = held_on(held, gpus.here(hosts))
+    doubts += unknown
     for tried in itertools.chain([asked], _tries(size, gpus, policies, hosts)):
         run = replace(
             settings,
@@ -199,7 +218,7 @@ def fit_gpus(
         )
         parts = [*_parts(_adapted(policies, tried["Policy.lora"]), run, size), *beside]
         try:
-            found = _placed(parts, run, gpus, hosts)
+            found = _placed(parts, run, gpus, hosts, loaded)
         except (HostError, ValueError) as error:
             problem = problem or str(error)
             continue
@@ -241,12 +260,15 @@ def _parts(policies: Mapping[str, Policy], settings: ProcessConfig, size: ModelS
     ]
 
 
-def _placed(parts: Sequence[Part], settings: ProcessConfig, gpus: Gpus, hosts: Hosts | None) -> Placement:
+def _placed(
+    parts: Sequence[Part], settings: ProcessConfig, gpus: Gpus, hosts: Hosts | None, beside: Sequence[Placed]
+) -> Placement:
     check_ranks(parts)
     check_models([part for part in parts if part.judge is None], settings.engine)
     check_hosts([(part.name, part.role, part.ranks) for part in parts], hosts or Hosts(), settings)
     turns = settings.colocate
-    return place(parts, settings.engine, partial(gpus.rehearse, hosts=hosts, share=turns), turns=turns)
+    rehearse = partial(gpus.rehearse, hosts=hosts, share=turns)
+    return place(parts, settings.engine, rehearse, turns=turns, beside=beside)
 
 
 def _tries(

@@ -25,7 +25,7 @@ from forge_agents.models import resolve as models
 from forge_agents.policy import AnyPolicy, Expert, Policy, Random, Scripted
 from forge_agents.rollout.conversation import Conversation
 from forge_agents.rollout.rendering import Renderer
-from forge_agents.runtime.mesh import with_deadline
+from forge_agents.runtime.mesh import about_to_divide, with_deadline
 from forge_agents.runtime.waits import in_thread
 from forge_agents.types import Episode, EpisodeGroup, Reward, Trajectory, Turn
 from forge_trainers.rl.config import GRPOConfig
@@ -35,7 +35,7 @@ from forge_trainers.rl.tasks import HELD_OUT_FROM, Task, TaskSampler
 from forge_trainers.run.checkpoints import ProcessRandomness, Stateful
 from forge_trainers.run.supervision import Watchdog
 from forge_verifiers.core.functions import called, has, name_of
-from forge_verifiers.core.verifier import Composable, ScoreError, assessed
+from forge_verifiers.core.verifier import Composable, ScoreError, assessed, named_judges
 
 Rest: TypeAlias = Callable[[], Awaitable[None]]
 SEED = HELD_OUT_FROM - 1
@@ -231,14 +231,15 @@ class Preflight:
         if not trajectories or self.reward is env_reward or isinstance(self.reward, EnvTurnReward):
             return None
         parts = list(parts_of(self.reward))
-        due = [(part, within) for part, within in parts if getattr(part, "cost", "cheap") == "cheap"]
+        due = [(part, within) for part, within in parts if _is_cheap(part)]
         if len(due) < len(parts):
-            names = ", ".join(_name(part) for part, _ in parts if getattr(part, "cost", "cheap") != "cheap")
+            names = ", ".join(_name(part) for part, _ in parts if not _is_cheap(part))
             self.say(f"preflight: not asked, because they need a model or a sandbox: {names}")
 
         def ask() -> None:
-            for part, within in due:
-                _try(part, trajectories, within=within, say=self.say)
+            with about_to_divide():  # a function may ask a judge that it does not name
+                for part, within in due:
+                    _try(part, trajectories, within=within, say=self.say)
 
         asking = asyncio.ensure_future(in_thread(ask, name="preflight of the reward"))
         await asyncio.wait({asking}, timeout=BUDGET_S)
@@ -253,6 +254,10 @@ class Preflight:
 
 def _name(reward: Any) -> str:
     return str(getattr(reward, "name", None) or name_of(reward))
+
+
+def _is_cheap(part: Any) -> bool:
+    return getattr(part, "cost", "cheap") == "cheap" and not named_judges(part)
 
 
 def _try(part: Any, trajectories: Sequence[Trajectory], *, within: bool, say: Callable[[str], None]) -> None:

@@ -19,10 +19,17 @@ import numpy as np
 from forge_agents.runtime.mesh import with_deadline
 from forge_agents.runtime.waits import in_thread
 from forge_agents.types import EpisodeGroup, Reward, Trajectory, total_tokens
-from forge_verifiers.core.verifier import Assessment, Composable, load_nested, nested_state, reward_of
+from forge_verifiers.core.verifier import (
+    Assessment,
+    Composable,
+    load_nested,
+    named_judges,
+    nested_state,
+    reward_of,
+)
 
 if TYPE_CHECKING:
-    from forge_trainers.run.placement import OwnEngine
+    from forge_trainers.run.placement import OwnEngine, OwnModel
 
 _log = logging.getLogger(__name__)
 
@@ -132,8 +139,27 @@ def parts_of(reward: Any) -> Iterator[tuple[Any, bool]]:
 
 def engines_of(reward: Any) -> list[OwnEngine]:
     """Engines that verifiers of a reward start by themselves, each once: judges', which a run places beside its own."""
-    owned = (getattr(part, "own_engine", None) for part, _ in parts_of(reward))
-    return list({id(engine): engine for engine in owned if engine is not None}.values())
+    return _owned(reward, "own_engine")
+
+
+def models_of(reward: Any) -> list[OwnModel]:
+    """Models that verifiers of a reward load into this process, each once."""
+    return _owned(reward, "own_model")
+
+
+def _owned(reward: Any, what: str) -> list[Any]:
+    """What its verifiers have, those among them that a function of somebody's own names; see `named_judges`."""
+    found: dict[int, Any] = {}
+    left, seen = [part for part, _ in parts_of(reward)], set[int]()
+    while left:
+        part = left.pop(0)
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if (own := getattr(part, what, None)) is not None:
+            found[id(own)] = own
+        left += [inner for judge in named_judges(part) for inner, _ in parts_of(judge)]
+    return [*found.values()]
 
 
 async def judge(

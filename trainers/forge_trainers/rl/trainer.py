@@ -48,6 +48,7 @@ from forge_trainers.rl.rewards import (
     group_spread,
     judge,
     mean_and_ci,
+    models_of,
     rates,
     rewards_by,
     summarise,
@@ -640,6 +641,7 @@ class GRPOTrainer:
                     hosts=self._hosts,
                     learn=begins,
                     judges=engines_of(self.reward),
+                    held=models_of(self.reward),
                 )
             elif begins:
                 await self._processes.start_learners()

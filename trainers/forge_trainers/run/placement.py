@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from forge_agents.serving.memory import (
     engine_bytes,
     item_bytes,
     kv_bytes,
+    pass_bytes,
 )
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.degrees import check_degrees, shards_of
@@ -102,6 +103,26 @@ class OwnEngine(Protocol):
         """Start so called and with these settings, which say what it may take of a GPU that it shares."""
 
 
+class OwnModel(Protocol):
+    """A model that the controller's process loads with the first score, such as a reward model."""
+
+    @property
+    def name(self) -> str:
+        """What the verifier is called."""
+
+    @property
+    def model(self) -> str:
+        """As `Policy` takes it."""
+
+    @property
+    def device(self) -> str:
+        """In torch's words; only GPUs are divided."""
+
+    @property
+    def batch_tokens(self) -> int:
+        """Of one pass."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Placement:
     """All processes that compute."""
@@ -133,6 +154,7 @@ def place_here(
     ranks: int,
     engine: EngineConfig | None = None,
     judges: Sequence[OwnEngine] = (),
+    held: Sequence[OwnModel] = (),
     turns: bool = False,
 ) -> Mapping[str, EngineConfig]:
     """Place what is about to start on the run's hosts, and show the table.
@@ -144,6 +166,7 @@ def place_here(
         ranks: Of each learner.
         engine: Settings of every engine; None where there is none.
         judges: Whose engines start with the first score; each is told what it may take. Only GPUs are divided.
+        held: What this process loads with the first score.
         turns: Where engines and learners do not fit side by side, they use their GPUs in turns.
 
     Returns:
@@ -171,7 +194,11 @@ def place_here(
     own = by_own_name(judges, taken=(part.name for part in parts))
     counted, doubts = judges_of(own)
     parts += counted
-    placement = place(parts, engine, mesh.rehearse, turns=turns)
+    beside, unknown = held_on(held, mesh.gpus_here())
+    doubts += unknown
+    placement = place(parts, engine, mesh.rehearse, turns=turns, beside=beside)
+    there = mesh.running_on({(one.seat.host, one.seat.gpu) for one in placement.processes if one.seat.gpu})
+    doubts += [f"not counted: {name}, which runs already on a GPU of this run" for name in there if name not in own]
     mesh.plan([(part.name, part.role, part.ranks) for part in parts])  # whatever starts first
     for part in counted:
         own[part.name].place(part.name, placement.engines[part.name])
@@ -227,7 +254,7 @@ def host_doubts(parts: Sequence[Part], placement: Placement, *, free: int) -> li
         one.parts.get(part, 0)
         for one in placement.processes
         for part in ("weights", "adapters", "optimizer", "reference")
-        if one.seat.role != "judges"
+        if one.seat.role in ("learner", "engines")
     ]
     needs = {
         f"{VERSIONS} versions of weights on their way": VERSIONS * sum(sent),
@@ -272,6 +299,46 @@ def judges_of(judges: Mapping[str, OwnEngine]) -> tuple[list[Part], list[str]]:
     return parts, doubts
 
 
+def held_on(models_held: Iterable[OwnModel], here: Sequence[Seat]) -> tuple[list[Placed], list[str]]:
+    """What the controller's process itself has on its GPUs, one for each, and what of it is not counted.
+
+    Args:
+        models_held: That it loads.
+        here: A seat on each GPU that it sees.
+
+    Raises:
+        HostError: It sees no such GPU.
+    """
+    names, parts = defaultdict[int, list[str]](list), defaultdict[int, Counter[str]](Counter)
+    doubts = list[str]()
+    for own in models_held:
+        kind, _, index = own.device.partition(":")
+        if kind != "cuda":
+            continue
+        number = int(index or 0)
+        if number >= len(here):
+            raise HostError(
+                f"{own.name} is to live on {own.device}, and the controller's host has {len(here)} GPUs; give it "
+                'another device, or "cpu"'
+            )
+        try:
+            folder = models.resolve(own.model)
+            size, item = ModelSize.of(folder), item_bytes(models.dtype_of(folder), EngineConfig())
+        except ModelNotFoundError as error:
+            doubts.append(f"not counted: the model of {own.name}: {error}")
+            continue
+        names[number].append(own.name)
+        parts[number].update(
+            weights=models.weight_bytes(folder), activations=pass_bytes(size, own.batch_tokens, item=item)
+        )
+    found = []
+    for number, counts in sorted(parts.items()):
+        taken = {**counts, "overhead": OVERHEAD_BYTES}
+        seat = replace(here[number], name=", ".join(names[number]))
+        found.append(Placed(seat=seat, bytes=sum(taken.values()), parts=taken))
+    return found, doubts
+
+
 def check_ranks(parts: Iterable[Part]) -> None:
     """See that ranks can share their models, before the first of them starts.
 
@@ -309,6 +376,7 @@ def place(
     rehearse: Callable[[Sequence[tuple[str, str, int]]], list[Seat]],
     *,
     turns: bool = False,
+    beside: Sequence[Placed] = (),
 ) -> Placement:
     """Give each process its memory.
 
@@ -317,13 +385,14 @@ def place(
         engine: Settings of every engine but judges'.
         rehearse: Says where meshes go, as `mesh.rehearse`.
         turns: Engines sleep while learners compute, and the other way round, where they do not fit side by side.
+        beside: What is on GPUs anyway, and stays; see `held_on`.
 
     Raises:
         HostError: There are too few GPUs, or what is on one does not fit; the message has the arithmetic.
     """
     if turns and not engine.sleeps:
         try:
-            return place(parts, engine, rehearse)
+            return place(parts, engine, rehearse, beside=beside)
         except HostError:
             engine = replace(engine, sleeps=True)
     by_name = {part.name: part for part in parts}
@@ -332,16 +401,22 @@ def place(
     for seat in seats:
         on[seat.host, seat.gpu].append(seat)
     rooms: dict[str, list[_Room]] = defaultdict(list)
-    for (_, gpu), sitting in on.items():
-        if gpu and (total := sitting[0].gpu_bytes):
-            for name, room in _rooms(total, [(seat, by_name[seat.name]) for seat in sitting], engine).items():
-                rooms[name].append(_Room(room, total, shared=len(sitting) > 1))
+    held = {(one.seat.host, one.seat.gpu): one for one in beside}
+    for where in dict.fromkeys((*on, *held)):
+        sitting, own = on.get(where, []), held.get(where)
+        total = (sitting[0] if own is None else own.seat).gpu_bytes
+        if where[1] and total:
+            together = [(seat, by_name[seat.name]) for seat in sitting]
+            for name, room in _rooms(f"GPU {where[1]} of {where[0]}", total, together, engine, own).items():
+                rooms[name].append(_Room(room, total, shared=len(sitting) + (own is not None) > 1))
     settings = {part.name: _told(part, parts, engine, rooms) for part in parts if part.learner is None}
     room_of = {name: min(room.bytes for room in found) for name, found in rooms.items()}
     return Placement(
-        processes=[_placed(seat, by_name[seat.name], settings, room_of.get(seat.name, 0)) for seat in seats],
+        processes=[
+            *(_placed(seat, by_name[seat.name], settings, room_of.get(seat.name, 0)) for seat in seats), *beside
+        ],
         engines=settings,
-        doubts=_doubts(parts, seats),
+        doubts=_doubts(parts, [*seats, *(one.seat for one in beside)]),
     )
 
 
@@ -406,34 +481,39 @@ def _wish(part: Part, engine: EngineConfig, total: int, *, alone: bool) -> _Wish
     return _Wish(part=part, asked=None if share is None else int(total * share), needs=needs)
 
 
-def _rooms(total: int, sitting: Sequence[tuple[Seat, Part]], engine: EngineConfig) -> dict[str, int]:
+def _rooms(
+    gpu: str, total: int, sitting: Sequence[tuple[Seat, Part]], engine: EngineConfig, held: Placed | None
+) -> dict[str, int]:
     """Bytes of a GPU that each engine on it may take: what it needs, and an even part of what nobody does.
 
-    Where engines and learners take turns, judges' engines are there beside either.
+    Where engines and learners take turns, judges' engines are there beside either, and so is what the controller holds.
 
     Raises:
         HostError: They do not suffice.
     """
-    where = f"GPU {sitting[0][0].gpu} of {sitting[0][0].host} has {total / 1e9:.1f} GB"
+    where = f"{gpu} has {total / 1e9:.1f} GB"
     learners = [(part.name, _learner(part, part.learner)) for _, part in sitting if part.learner is not None]
-    alone = len(sitting) == 1
+    others = [] if held is None else [(f"{held.seat.role} {held.seat.name}", held.parts)]
+    kept = 0 if held is None else held.bytes
+    alone = len(sitting) == 1 and held is None
     wishes = [_wish(part, engine, total, alone=alone) for _, part in sitting if part.learner is None]
     sleeping = sum(engine.sleeps and wish.part.judge is None for wish in wishes) if learners else 0
     taken, asleep = sum(sum(found.values()) for _, found in learners), sleeping * OVERHEAD_BYTES
     whole = wishes[0].taken if alone and wishes else int(total * ROOM)
-    if taken + asleep > whole and (asleep or not wishes):
+    if taken + kept + asleep > whole and (asleep or not wishes):
         beside = f" beside {sleeping} sleeping engine{'s' * (sleeping > 1)}" if asleep else ""
-        raise HostError(f"{where} and{beside} {_said(learners)}: {_LESS_LEARNER}")
-    turns = [(taken, wishes)]
+        less = "; ".join([_LESS_LEARNER] * bool(learners) + [_LESS_HELD] * bool(others))
+        raise HostError(f"{where} and{beside} {_said([*learners, *others])}: {less}")
+    turns = [(taken + kept, wishes)]
     if asleep:  # the learners', and the engines' beside what learners keep there
         judges = [wish for wish in wishes if wish.part.judge is not None]
-        turns = [(taken + asleep, judges), (sum(found["overhead"] for _, found in learners), wishes)]
+        turns = [(taken + kept + asleep, judges), (sum(found["overhead"] for _, found in learners) + kept, wishes)]
     rooms: dict[str, int] = {}
     for before, there in turns:
         room = max(0, whole - before)
         spare = room - sum(wish.taken for wish in there)
         if spare < 0 or any(wish.least > wish.taken for wish in there):
-            raise HostError(f"{where}, {_too_much(room, there, learners, engine)}")
+            raise HostError(f"{where}, {_too_much(room, there, learners, others, engine)}")
         even = spare // max(1, sum(wish.asked is None for wish in there))
         for wish in there:
             most = wish.taken + even if wish.asked is None else wish.asked
@@ -442,7 +522,11 @@ def _rooms(total: int, sitting: Sequence[tuple[Seat, Part]], engine: EngineConfi
 
 
 def _too_much(
-    room: int, wishes: Sequence[_Wish], learners: Sequence[tuple[str, Mapping[str, int]]], engine: EngineConfig
+    room: int,
+    wishes: Sequence[_Wish],
+    learners: Sequence[tuple[str, Mapping[str, int]]],
+    others: Sequence[tuple[str, Mapping[str, int]]],
+    engine: EngineConfig,
 ) -> str:
     """Why engines do not fit into `room` of a GPU, and what to do."""
     asked = [wish for wish in wishes if wish.asked is not None]
@@ -462,10 +546,11 @@ def _too_much(
     playing = any(wish.part.judge is None for wish in wishes)
     return (
         f"of which {many} may take {room / 1e9:.1f}, and {told}."
-        + f" Beside it, {_said(learners)}." * bool(learners)
+        + f" Beside it, {_said([*learners, *others])}." * bool(learners or others)
         + f" {_less_engine(engine)}" * playing
         + f"{';' * playing} {_LESS_JUDGE}" * judged
         + f"; {_LESS_LEARNER}" * bool(learners)
+        + f"; {_LESS_HELD}" * bool(others)
         + ", or set colocate, so that both take turns there" * bool(learners and playing and not engine.sleeps)
     )
 
@@ -485,6 +570,9 @@ _LESS_LEARNER = (
     "learner.max_tokens_per_microbatch and engine.max_model_len, of which a sample is one pass, learn an adapter "
     "(Policy(lora=...)), or set learner.cpu_offload"
 )
+
+
+_LESS_HELD = 'let what the controller loads live elsewhere (device="cuda:1", or "cpu"), or lower its batch_tokens'
 
 
 def _said(needs: Iterable[tuple[str, Mapping[str, int]]]) -> str:

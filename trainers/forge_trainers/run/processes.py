@@ -35,7 +35,7 @@ from forge_agents.weights import WeightStore
 from forge_trainers.learner.client import Learner, LearnerConfig
 from forge_trainers.learner.degrees import shards_of
 from forge_trainers.run.config import ProcessConfig, with_threads
-from forge_trainers.run.placement import OwnEngine, place_here
+from forge_trainers.run.placement import OwnEngine, OwnModel, place_here
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -86,6 +86,7 @@ class Processes:
         hosts: Hosts | None = None,
         learn: bool = False,
         judges: Sequence[OwnEngine] = (),
+        held: Sequence[OwnModel] = (),
     ) -> Processes:
         """Start the hosts, the store and the engines; whatever fails to start stops the rest.
 
@@ -96,6 +97,7 @@ class Processes:
             hosts: Where processes run; None: on this host.
             learn: Start the learners as well, at the same time where they have GPUs of their own or there are none.
             judges: Whose engines start by themselves; they are placed here.
+            held: What this process loads by itself; it is counted here.
         """
         paths = {name: models.resolve(policy.model) for name, policy in policies.items()}
         check_named_by_policies(config.engine, paths.values())
@@ -121,6 +123,7 @@ class Processes:
                 ranks=config.learner_procs,
                 engine=config.engine,
                 judges=judges,
+                held=held,
                 turns=config.colocate,
             )
             seats = mesh.rehearse(meshes)

@@ -492,6 +492,25 @@ def reward_of(what: Any) -> Reward:
     return cast("Reward", what) if reading.batch and reading.plain else FunctionReward(reading=reading)
 
 
+def named_judges(reward: Any) -> list[Verifier]:
+    """Verifiers that somebody's own function or object says it asks: one, several, or by name, in ``judges`` of it.
+
+    Nobody else knows them: a run counts their models, and does not ask the function before they can start.
+    """
+    while reward is not None:
+        found = getattr(reward, "judges", None)
+        found = [*found.values()] if isinstance(found, Mapping) else found
+        among = found if isinstance(found, Sequence) and not isinstance(found, str) else [found]
+        if named := [one for one in among if isinstance(one, Verifier) and not isinstance(one, type)]:
+            return named
+        if isinstance(reward, FunctionReward):
+            reward = reward.reading.function
+        else:  # a `Rule`'s, that of `functools.partial`, whose method it is
+            holders = (getattr(reward, name, None) for name in ("function", "func", "__self__"))
+            reward = next((holder for holder in holders if holder is not None), None)
+    return []
+
+
 class EnvReward(Composable):
     """The environment's total reward of each trajectory, from ``low`` (scores 0) to ``high`` (scores 1).
 

@@ -15,13 +15,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from forge_agents.errors import ActorDiedError, HostError, StallError
+from forge_agents.errors import ActorDiedError, HostError, ModelNotFoundError, StallError
 from forge_agents.policy import Endpoint, Sampling
 from forge_agents.runtime.waits import LoopThread
 from forge_agents.types import Message
 from forge_verifiers.judge.prompts import Reply, shares_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from forge_agents.rollout.endpoint import EndpointClient
     from forge_agents.rollout.rendering import Renderer
     from forge_agents.serving import Engine, EngineConfig
@@ -292,10 +294,12 @@ class EngineChat:
         others = [] if config.gpu_memory_utilization is not None else mesh.beside(self._name, "judges", config.tp)
         if others:
             raise HostError(
-                f"the engine of {self._name} would take {USUAL_SHARE:.0%} of a GPU that is divided among "
-                f"{', '.join(others)} already. Give judges one of their own (mesh.gpus: {{judges: 1}}), ask an "
-                "endpoint, or divide it once more: Judge(engine=fa.EngineConfig(gpu_memory_utilization=0.2)), and so "
-                "much less in trainer.engine.gpu_memory_utilization. A run counts the judges that its reward holds"
+                f"the engine of {self._name} would take {USUAL_SHARE:.0%} of a GPU that it shares with "
+                f"{', '.join(others)}. A run counts the judges that its reward holds, and those that a function of "
+                f"your own names: my_reward.judges = [my_judge]. {_least(folder, config)}Or give judges a GPU of their "
+                "own (mesh.gpus: {judges: 1}), ask an endpoint, or divide it once more: "
+                "Judge(engine=fa.EngineConfig(gpu_memory_utilization=0.2)), and so much less in "
+                "trainer.engine.gpu_memory_utilization"
             )
         self._engine = await Engine.start(
             config, name=self._name, role="judges", timeout_s=self._start_timeout_s
@@ -357,3 +361,22 @@ def _first(completion: Completion, renderer: Renderer) -> dict[str, float]:
         text = renderer.text((token,))
         found[text] = found.get(text, 0.0) + math.exp(logprob)
     return found
+
+
+def _least(folder: Path, config: EngineConfig) -> str:
+    """What an engine needs at least, in words; nothing where its model's sizes are not known."""
+    from forge_agents.models import resolve as models
+    from forge_agents.models.sizes import ModelSize
+    from forge_agents.serving import memory
+
+    try:
+        size, dtype = ModelSize.of(folder), models.dtype_of(folder)
+    except ModelNotFoundError:
+        return ""
+    context, item = config.max_model_len or size.context, memory.item_bytes(dtype, config)
+    needs = {
+        **memory.engine_bytes(size, config, dtype=dtype, tp=config.tp, adapters=()),
+        f"one conversation of {context} tokens": memory.kv_bytes(size, context, item=item, tp=config.tp),
+    }
+    told = ", ".join(f"{part} {count / 1e9:.1f}" for part, count in needs.items())
+    return f"It needs {sum(needs.values()) / 1e9:.1f} GB at least ({told}). "

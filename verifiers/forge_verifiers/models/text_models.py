@@ -50,6 +50,7 @@ class TextModel:
     Args:
         auto_class: Class of transformers that loads it. All others are as in `RewardModel`; the model's own limit of
             tokens holds, too, and texts of like length share a batch.
+        name: What the verifier is called.
 
     Raises:
         ValueError: A number is out of range.
@@ -64,16 +65,33 @@ class TextModel:
         batch_tokens: int,
         threads: int | None,
         device: str,
+        name: str = "model",
     ) -> None:
         if max_tokens < 8 or batch_tokens < 1 or (threads is not None and threads < 1):
             raise ValueError(
                 f"max_tokens={max_tokens}, batch_tokens={batch_tokens}, threads={threads}; give at least 8, 1 and 1"
             )
+        self.name = name
         self._auto_class, self._name, self._device = auto_class, model, device
         self._max_tokens, self._batch_tokens, self._threads = max_tokens, batch_tokens, threads
         self._loaded: tuple[Any, Any] | None = None
         self._lock = threading.Lock()
         self.usage = TextModelUsage()
+
+    @property
+    def model(self) -> str:
+        """A built-in name, a folder or a hub id."""
+        return str(self._name)
+
+    @property
+    def device(self) -> str:
+        """Where it lives, in torch's words."""
+        return str(self._device)
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens of one forward pass, padding included."""
+        return self._batch_tokens
 
     def load(self) -> tuple[Any, Any]:
         """Tokenizer and model. Twice is no error.
@@ -196,6 +214,11 @@ class _Reader(Composable):
     _model: TextModel
 
     @property
+    def own_model(self) -> TextModel:
+        """The model that the first score loads into this process; a run counts what it takes of a GPU."""
+        return self._model
+
+    @property
     def usage(self) -> TextModelUsage:
         """Counts since the verifier was made."""
         return self._model.usage
@@ -261,6 +284,7 @@ class RewardModel(_Reader):
             batch_tokens=batch_tokens,
             threads=threads,
             device=device,
+            name=name,
         )
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
@@ -361,7 +385,13 @@ class EmbeddingSimilarity(_Reader):
         self.sees_groups = against == "group"
         self._against, self._answer_key, self._extract, self._floor = against, answer_key, extract, floor
         self._model = TextModel(
-            "AutoModel", model, max_tokens=max_tokens, batch_tokens=batch_tokens, threads=threads, device=device
+            "AutoModel",
+            model,
+            max_tokens=max_tokens,
+            batch_tokens=batch_tokens,
+            threads=threads,
+            device=device,
+            name=name,
         )
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
