@@ -252,14 +252,16 @@ def small_judge(tmp_path: Path) -> Path:
 def node(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """Places a learner, an engine and judges on so many GPUs; returns the lines that are shown."""
 
-    def placed_with(gpus: int, judges: list[Judging], folder: Path, **settings: Any) -> list[str]:
+    def placed_with(
+        gpus: int, judges: list[Judging], folder: Path, *, share_prefixes: bool | None = None, **settings: Any
+    ) -> list[str]:
         wants = {"learner": 1, "engines": 1, "judges": len(judges)}
         said: list[str] = []
         layout = on(gpus, wants).__self__  # type: ignore[attr-defined]
         monkeypatch.setattr(mesh, "_layout", lambda: layout)
         monkeypatch.setattr(starts, "say", said.append)
         monkeypatch.setattr(placement.models, "resolve", Path)
-        learner = fa.LearnerConfig(model=str(folder), max_sample_tokens=2048)
+        learner = fa.LearnerConfig(model=str(folder), max_sample_tokens=2048, share_prefixes=share_prefixes)
         engine = fa.EngineConfig(max_model_len=8192)
         place_here(
             {"hero": (folder, ())}, {"hero-learner": (learner, 1)}, ranks=1, engine=engine, judges=judges, **settings
@@ -267,6 +269,14 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         return said
 
     return placed_with
+
+
+@pytest.mark.parametrize(("gpus", "share", "said"), [(1, None, False), (1, True, True), (0, True, False)])
+def test_sharing_prefixes_on_a_gpu_is_said_to_have_never_been_run(
+    node: Callable[..., list[str]], small_judge: Path, gpus: int, share: bool | None, said: bool
+) -> None:
+    lines = node(gpus, [], small_judge, share_prefixes=share)
+    assert any("share_prefixes" in line and "not been run by us" in line for line in lines) == said
 
 
 def test_judges_have_gpus_of_their_own_where_there_are_enough_and_share_what_is_left(

@@ -90,8 +90,8 @@ class LearnerConfig:
     temperature: float = 1.0
     """The sampler's temperature; learner logprobs are taken at the same one. Above 0. The trainer fills it in."""
     share_prefixes: bool | None = None
-    """Compute the common prompt of siblings once. None: yes on CPU, no on GPU. On GPU it is refused: attention there is
-    TorchTitan's variable-length kernel, which takes no shared keys, and what a sharing one gains is not measured."""
+    """Compute the common prompt of siblings once. None: yes on CPU, no on GPU, where it was never run by us and is for
+    models without sliding windows (`forge_trainers.learner.prefixes`)."""
     loss_chunk_tokens: int = 256
     """Loss tokens whose logits are held at a time."""
     lora: LoRA | None = None

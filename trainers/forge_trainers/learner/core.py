@@ -28,6 +28,7 @@ from forge_trainers.learner.attention import plan_attention
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.measures import flops_per_step, memory, peak_flops, ratio_quantiles
 from forge_trainers.learner.model import Built, Ranks, build_model, free_unsharded, join_ranks, sync_gradients
+from forge_trainers.learner.prefixes import plan_prefixes
 from forge_trainers.losses.correction import loss_columns, needed_samples
 from forge_trainers.losses.policy_loss import PolicyLoss, logprobs_of
 
@@ -51,8 +52,6 @@ class LearnerCore:
         """
         if not config.model:
             raise ValueError("model is empty; give the folder of a Hugging Face model")
-        if config.share_prefixes and titan.DEVICE_TYPE != "cpu":
-            raise ValueError("share_prefixes=True runs on CPU only; leave it None")
         self.config = config
         self._share = titan.DEVICE_TYPE == "cpu" if config.share_prefixes is None else config.share_prefixes
         self._ranks: Ranks = join_ranks(config) if base is None else base._ranks
@@ -368,11 +367,13 @@ class LearnerCore:
 
     def _hidden(self, model: Any, row: Row) -> torch.Tensor:
         positions = row.positions_1L.to(self._ranks.device)
-        masks = (
-            plan_attention(row.spans)
-            if titan.DEVICE_TYPE == "cpu"
-            else titan.create_varlen_metadata_for_document(positions)
-        )
+        masks: Any
+        if titan.DEVICE_TYPE == "cpu":
+            masks = plan_attention(row.spans)
+        elif self._share:
+            masks = plan_prefixes(row.spans, self._ranks.device)
+        else:
+            masks = titan.create_varlen_metadata_for_document(positions)
         tokens = row.token_ids_1L.to(self._ranks.device)
         hidden_1LD: torch.Tensor = model(tokens, attention_masks=masks, positions=positions)
         return hidden_1LD

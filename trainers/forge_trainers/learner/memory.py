@@ -53,8 +53,7 @@ def learner_bytes(size: ModelSize, config: LearnerConfig, *, ranks: int = 1, sha
         # rank's own; an adapter's base is held as such
         "compute copy": 0 if adapter and shard == 1 else item * (copied // tp + copied_experts // apart),
         "activations": positions * _activations(size, config, item) // tp,
-        # gradients of the last layer's widest products, while all activations are there
-        "backward": positions * 3 * item * size.feed_forward // tp,
+        "backward": positions * _gradients(size, config, item) // tp,
         "logits": _LOSS_COPIES * config.loss_chunk_tokens * size.vocab * 4 // tp,
         "reference": item * size.weights // parts if config.kl_coef > 0 and not adapter else 0,
         "overhead": OVERHEAD_BYTES,
@@ -65,6 +64,18 @@ def learner_bytes(size: ModelSize, config: LearnerConfig, *, ranks: int = 1, sha
 def moment_bytes(config: LearnerConfig) -> int:
     """Bytes of AdamW's two moments of one weight, on the device and in a checkpoint."""
     return 2 * _BYTES[config.optimizer_state_dtype]
+
+
+def _gradients(size: ModelSize, config: LearnerConfig, item: int) -> int:
+    """Bytes a position of the last layer's widest gradients, while all activations are there.
+
+    Of its feed-forward products; or of attention, in the kernel's bfloat16, where prefixes are shared
+    (`forge_trainers.learner.prefixes`): of its output and queries, and of samples' own positions both once more, with
+    queries and outputs; of keys and values, and of prefixes' both once more, with keys and values.
+    """
+    products = 3 * item * size.feed_forward
+    shared = 2 * (6 * size.heads + 6 * size.kv_heads) * size.head_dim if config.share_prefixes else 0
+    return max(products, shared)
 
 
 def _activations(size: ModelSize, config: LearnerConfig, item: int) -> int:

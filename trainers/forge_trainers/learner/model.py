@@ -40,6 +40,7 @@ from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.degrees import check_degrees, shards_of
 from forge_trainers.learner.lean import FeedForward, RMSNorm
 from forge_trainers.learner.lora import adapted, is_adapter, lower_base
+from forge_trainers.learner.prefixes import PrefixAttention
 
 _ONES = {"weight": torch.nn.init.ones_}
 _NORMAL = {"weight": partial(torch.nn.init.normal_, std=0.02), "bias": torch.nn.init.zeros_}
@@ -208,10 +209,9 @@ def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) 
     check_degrees(config, ModelSize.from_config(hf_config))
     max_seq_len = int(min(config.max_sample_tokens or math.inf, hf_config["max_position_embeddings"]))
     spread = needs_fsdp(config)
-    attention = PackedAttention if titan.DEVICE_TYPE == "cpu" else titan.VarlenAttention
     spec = spec_from_config(
         hf_config,
-        inner_attention=attention.Config(),
+        inner_attention=_attention_of(config).Config(),
         max_seq_len=max_seq_len,
         fuse_qkv=config.lora is None,
         lean=not spread,
@@ -265,6 +265,13 @@ def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) 
         hidden_size=hf_config["hidden_size"],
         copies=None if spread else ComputeCopies(model, titan.TORCH_DTYPE_MAP[config.compute_dtype]),
     )
+
+
+def _attention_of(config: LearnerConfig) -> Any:
+    """TorchTitan's inner attention for rows as this device computes them."""
+    if titan.DEVICE_TYPE == "cpu":
+        return PackedAttention
+    return PrefixAttention if config.share_prefixes else titan.VarlenAttention
 
 
 def _recomputed(config: LearnerConfig) -> Any:

@@ -99,7 +99,14 @@ with _without_what_takes_long():
     from torchtitan.distributed.activation_checkpoint import FullAC, MemoryBudgetAC, SelectiveAC
     from torchtitan.distributed.pipeline_parallel import pipeline_llm
     from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, Linear, RMSNorm
-    from torchtitan.models.common.attention import VarlenAttention, create_varlen_metadata_for_document
+    from torchtitan.models.common.attention import (
+        VarlenAttention,
+        VarlenAuxRequest,
+        VarlenMetadata,
+        create_varlen_metadata_for_document,
+        current_flash_attention_impl,
+        varlen_attn,
+    )
     from torchtitan.models.common.config_utils import (
         make_ffn_config,
         make_gqa_config,

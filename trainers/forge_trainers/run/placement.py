@@ -204,6 +204,8 @@ def place_here(
         own[part.name].place(part.name, placement.engines[part.name])
     if any(settings.sleeps for settings in placement.engines.values()):
         starts.say("engines and learner do not fit side by side and take turns; that has not been run by us on a GPU")
+    if any(own.share_prefixes for own, _ in learners.values()):
+        starts.say("learner.share_prefixes: attention over shared prefixes has not been run by us on a GPU")
     if not mesh.several_hosts():
         doubts += host_doubts(parts, placement, free=available_bytes())
     for line in (*placement.lines(), *placement.doubts, *doubts):
