@@ -58,6 +58,8 @@ class Outcome:
     after: EvalResult
     rows: list[dict[str, Any]]
     train_s: float
+    first_step_s: float | None = None
+    """From the demo's beginning until the first step was done, starts and evaluation included; None where none was."""
 
     @property
     def learned(self) -> bool:
@@ -78,7 +80,7 @@ def demo(config: DemoConfig | None = None) -> bool:
         True where the team learned and the control did not.
     """
     config = config or DemoConfig()
-    console = Console()
+    console, began = Console(), time.perf_counter()
     folder = Path(config.out_dir or time.strftime("runs/demo-%Y%m%d-%H%M%S"))
     console.print(f"Two seats of {ENV_ID}, both played by {config.model}; everything goes to {folder}")
     control = None
@@ -87,15 +89,17 @@ def demo(config: DemoConfig | None = None) -> bool:
             team(config.model), config=settings(config), out_dir=folder / "trained", mesh=config.mesh
         )
         with first:
-            trained = _run(first, config, steps=config.steps)
+            trained = _run(first, config, began, steps=config.steps)
             if config.control_steps:
                 with first.again(folder / "control", config=settings(config, lr=0.0)) as second:
                     # before, both are the same model on the same seeds
-                    control = _run(second, config, steps=config.control_steps, before=trained.before)
+                    control = _run(second, config, began, steps=config.control_steps, before=trained.before)
     except KeyboardInterrupt:
         raise interrupted(f"stopped; {folder} holds what was played, and another demo begins anew") from None
     console.print(_table(trained, control))
     picture = _plot(folder, trained, control)
+    if trained.first_step_s is not None:
+        console.print(f"the first step of training was done {trained.first_step_s:.0f} s after the demo began")
     good = trained.learned and (control is None or control.unmoved)
     console.print(
         f"plot   {picture}\nmodel  {folder / 'trained' / 'export'}\nread   {folder / 'trained' / 'episodes.jsonl'}"
@@ -121,13 +125,16 @@ def team(model: str) -> Policy:
     return Policy(model, name="team", sampling=Sampling(temperature=1.0, max_tokens=16))
 
 
-def _run(trainer: GRPOTrainer, config: DemoConfig, *, steps: int, before: EvalResult | None = None) -> Outcome:
+def _run(
+    trainer: GRPOTrainer, config: DemoConfig, began: float, *, steps: int, before: EvalResult | None = None
+) -> Outcome:
     held_out: dict[str, Any] = {"episodes": config.episodes, "env_args": ENV_ARGS}
     before = before or trainer.evaluate(ENV_ID, **held_out)
     started = time.perf_counter()
     result = trainer.fit(ENV_ID, steps=steps, env_args=ENV_ARGS)
     train_s = time.perf_counter() - started
-    return Outcome(before, trainer.evaluate(ENV_ID, **held_out), list(result.metrics), train_s)
+    first_step_s = None if result.first_step_s is None else started - began + result.first_step_s
+    return Outcome(before, trainer.evaluate(ENV_ID, **held_out), list(result.metrics), train_s, first_step_s)
 
 
 def _table(trained: Outcome, control: Outcome | None) -> Table:

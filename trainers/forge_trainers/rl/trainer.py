@@ -16,6 +16,7 @@ import dataclasses
 import logging
 import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -149,6 +150,9 @@ class GRPOTrainer:
         self._watch = Stopwatch()
         self._next_step: int | None = None
         self._announced_failure = self._over = False
+        self._called = 0.0
+        self._first_step_s: float | None = None
+        """From when `fit` was `_called`."""
         self._tried: Rest | None = None
         """A preflight that is not over."""
 
@@ -181,6 +185,7 @@ class GRPOTrainer:
         """
         if steps < 1:
             raise ValueError(f"steps={steps} trains nothing; set at least 1")
+        self._called, self._first_step_s = time.perf_counter(), None
         sampler = TaskSampler(env, env_args, hosts=self._hosts, practice=self._practice)
         if isinstance(env, Curriculum):
             env.check_tops(self._tops(sampler))
@@ -473,7 +478,13 @@ class GRPOTrainer:
             )
         reason = "" if ending is None else ending.reason
         return FitResult(
-            steps=steps, metrics=run.metrics(), out_dir=self.out_dir, export=export, curve=curve, reason=reason
+            steps=steps,
+            metrics=run.metrics(),
+            out_dir=self.out_dir,
+            export=export,
+            curve=curve,
+            reason=reason,
+            first_step_s=self._first_step_s,
         )
 
     # ---- playing and judging, which may run ahead of the step
@@ -704,6 +715,7 @@ class GRPOTrainer:
     def _log(
         self, run: RunFolder, step: int, judged: Sequence[JudgedGroup], samples: StepSamples, metrics: dict[str, float]
     ) -> None:
+        self._first_step_s = self._first_step_s or time.perf_counter() - self._called
         run.log(step, metrics)
         rows = [
             (episode, item.episode_rewards(sibling), samples.advantages.get((number, sibling), {}))
