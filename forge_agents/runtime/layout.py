@@ -13,7 +13,7 @@ import math
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
@@ -328,6 +328,12 @@ class Layout:
         for mesh in meshes:
             name, role, procs = mesh
             self._planned[mesh] = replace(self.spot(role, procs, name), planned=True)
+
+    def unplan(self, meshes: Iterable[tuple[str, str, int]]) -> None:
+        """These meshes come no more."""
+        for mesh in meshes:
+            if (spot := self._planned.pop(mesh, None)) is not None:
+                replace(spot, planned=False).give_back()
 
     def planned_on(self, places: Set[tuple[str, str]]) -> list[str]:
         """Names of the meshes that have one of these places, host and GPU, by plan."""

@@ -236,6 +236,12 @@ def plan(meshes: Sequence[tuple[str, str, int]]) -> None:
         _layout().plan(meshes)
 
 
+def unplan(meshes: Sequence[tuple[str, str, int]]) -> None:
+    """Give back the places of meshes that come no more, if they were planned."""
+    with _placing:
+        _layout().unplan(meshes)
+
+
 def beside(name: str, role: str, procs: int) -> list[str]:
     """Names of other meshes on the GPUs that this one would get; empty where it would have them alone, or none."""
     with _placing:

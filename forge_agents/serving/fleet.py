@@ -6,8 +6,8 @@ In: policies and engine settings. Out: running engines with their renderers. Wai
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,10 +20,11 @@ from forge_agents.rollout.players import Served
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime import mesh
 from forge_agents.runtime.faults import Faults
+from forge_agents.runtime.hosts import Seat
 from forge_agents.runtime.processes import visible_gpus
 from forge_agents.runtime.turns import Turn, no_turns
 from forge_agents.runtime.waits import all_or_first_error
-from forge_agents.serving import memory
+from forge_agents.serving import memory, shares
 from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.engine import SILENCE_S
 from forge_agents.serving.replicas import Adapted, Replicas, names_of
@@ -96,46 +97,64 @@ def check_named_by_policies(config: EngineConfig, folders: Iterable[Path]) -> No
             )
 
 
-def divided(
+def shared(
     folders: Mapping[str, Path], config: EngineConfig, adapters: Mapping[str, Mapping[str, LoRA]]
-) -> EngineConfig:
-    """`config` with what each engine may take of a GPU where several would be on one; else as it is.
-
-    The cache is said in bytes, because vLLM would measure what is free beside others that start at the same time.
+) -> dict[str, EngineConfig]:
+    """`config` for each engine, with what it may take of a GPU where several would be on one; as a run divides them.
 
     Args:
         folders: Model folders by engine name.
         config: Settings of all.
         adapters: That each serves.
+
+    Raises:
+        HostError: They do not fit.
     """
-    meshes = [(name, "engines", config.tp) for home in folders for name in names_of(home, config.replicas)]
-    if config.gpu_memory_utilization is not None or len(meshes) < 2 or not visible_gpus():
-        return config
-    seats = [seat for seat in mesh.rehearse(meshes) if seat.gpu]
-    most = max(Counter((seat.host, seat.gpu) for seat in seats).values(), default=1)
+    meshes = _meshes(folders, config)
+    seats = mesh.rehearse(meshes) if len(meshes) > 1 and visible_gpus() else []
+    on: dict[tuple[str, str], list[Seat]] = defaultdict(list)
+    for seat in seats:
+        if seat.gpu:
+            on[seat.host, seat.gpu].append(seat)
+    most = max(map(len, on.values()), default=1)
     if most == 1:
-        return config
-    config = replace(config, gpu_memory_utilization=round(memory.USUAL_SHARE / most, 4))
-    each = int(min(seat.gpu_bytes for seat in seats) * memory.USUAL_SHARE / most)
-    if config.kv_cache_gb is not None or not each:
-        return config
+        return dict.fromkeys(folders, config)
     try:
-        left = min(each - _fixed(folder, config, adapters.get(home, {})) for home, folder in folders.items())
+        models_served = {home: _footprint(folder, config, adapters.get(home, {})) for home, folder in folders.items()}
     except ModelNotFoundError:  # an architecture whose sizes have other names
-        return config
-    if left <= 0:
-        raise HostError(
-            f"{most} engines share a GPU, each may take {each / 1e9:.1f} GB of it, and one takes "
-            f"{(each - left) / 1e9:.1f} GB without any cache: let fewer models play at once, or take more GPUs"
-        )
-    return replace(config, kv_cache_gb=round(left / 1e9, 3))
+        models_served = {}
+    if not models_served or not all(seat.gpu_bytes for seat in seats):
+        share = config.gpu_memory_utilization or round(memory.USUAL_SHARE / most, 4)
+        return dict.fromkeys(folders, replace(config, gpu_memory_utilization=share))
+    home_of = {name: home for home in folders for name in names_of(home, config.replicas)}
+    rooms: dict[str, list[shares.Room]] = defaultdict(list)
+    for (host, gpu), sitting in on.items():
+        total, alone = sitting[0].gpu_bytes, len(sitting) == 1
+        wishes = [
+            shares.wish_of(seat.name, models_served[home_of[seat.name]], config, total, alone=alone) for seat in sitting
+        ]
+        room = wishes[0].taken if alone else int(total * shares.ROOM)
+        if (found := shares.divided(room, wishes)) is None and not alone:
+            needs = shares.said((f"engine {wish.name}", wish.needs) for wish in wishes)
+            if (asked := config.gpu_memory_utilization) is not None:
+                needs = f"gpu_memory_utilization={asked} gives each {total * asked / 1e9:.1f}; {needs}"
+            raise HostError(
+                f"GPU {gpu} of {host} has {total / 1e9:.1f} GB, of which its {len(wishes)} engines may take "
+                f"{room / 1e9:.1f}, and {needs}: let fewer models play at once, lower max_model_len, or take more GPUs"
+            )
+        for name, bytes_ in (found or {}).items():
+            rooms[home_of[name]].append(shares.Room(bytes_, total, shared=not alone))
+    return {home: shares.told(config, models_served[home], rooms[home]) for home in folders}
 
 
-def _fixed(folder: Path, config: EngineConfig, adapters: Mapping[str, LoRA]) -> int:
-    """Bytes of one rank of an engine without its cache."""
-    size, dtype = ModelSize.of(folder), models.dtype_of(folder)
-    found = memory.engine_bytes(size, config, dtype=dtype, tp=config.tp, adapters=tuple(adapters.values()))
-    return sum(found.values())
+def _meshes(folders: Iterable[str], config: EngineConfig) -> list[tuple[str, str, int]]:
+    return [(name, "engines", config.tp) for home in folders for name in names_of(home, config.replicas)]
+
+
+def _footprint(folder: Path, config: EngineConfig, adapters: Mapping[str, LoRA]) -> shares.Footprint:
+    return shares.Footprint(
+        size=ModelSize.of(folder), dtype=models.dtype_of(folder), tp=config.tp, adapters=tuple(adapters.values())
+    )
 
 
 def homes_of(
@@ -165,6 +184,8 @@ class Fleet:
     """What samples for each policy, and loads its new weights: an engine, or an adapter in one; by policy name."""
     served: Mapping[str, Served]
     """What players need, by policy name."""
+    planned: Sequence[tuple[str, str, int]] = ()
+    """Meshes that share GPUs, whose places are kept until the end."""
 
     @classmethod
     async def start(
@@ -196,13 +217,21 @@ class Fleet:
                     adapters.setdefault(homes[name], {})[name] = lora
             config = replace(config, adapter_folders={name: str(folder) for name, folder in (tuned or {}).items()})
         folders = {home: paths[home] for home in homes.values()}
-        configs = dict.fromkeys(folders, divided(folders, config, adapters))
-        engines = await start_engines(folders, configs, adapters=adapters, store=store, timeout_s=timeout_s)
+        configs = shared(folders, config, adapters)
+        planned = _meshes(folders, config) if any(own != config for own in configs.values()) else []
+        try:
+            if planned:
+                mesh.plan(planned)  # whatever starts first
+            engines = await start_engines(folders, configs, adapters=adapters, store=store, timeout_s=timeout_s)
+        except BaseException:
+            mesh.unplan(planned)
+            raise
         own = {name for adapted in adapters.values() for name in adapted}
         samplers = {name: engines[home].adapted(name if name in own else "") for name, home in homes.items()}
         served = {name: Served(sampler, renderers[name]) for name, sampler in samplers.items()}
-        return cls(engines=engines, samplers=samplers, served=served)
+        return cls(engines=engines, samplers=samplers, served=served, planned=planned)
 
     async def stop(self) -> None:
         """Stop every engine."""
         await asyncio.gather(*(engine.stop() for engine in self.engines.values()))
+        mesh.unplan(self.planned)

@@ -1,5 +1,6 @@
 import asyncio
 import itertools
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,8 +8,12 @@ import pytest
 
 import forge_agents as fa
 from forge_agents.errors import HostError
+from forge_agents.models.sizes import SHAPES, ModelSize
+from forge_agents.runtime.host_process import HostFacts
 from forge_agents.runtime.hosts import Seat
+from forge_agents.runtime.layout import Layout
 from forge_agents.serving import Fleet, Replicas, fleet
+from forge_trainers.run.placement import Part, place
 
 
 @pytest.fixture
@@ -73,7 +78,7 @@ def test_a_model_that_no_policy_names_is_refused(started, tmp_path):
 def on_gpus(monkeypatch, tiny_llama):
     """What engines of so many models would be started with, each of them on the next of `gpus` GPUs of `size` bytes."""
 
-    def config(gpus, models=2, size=80_000_000_000, **settings):
+    def configs(gpus, models=2, size=80_000_000_000, folders=None, **settings):
         seats = itertools.cycle(range(gpus))
 
         def rehearse(meshes):
@@ -84,25 +89,68 @@ def on_gpus(monkeypatch, tiny_llama):
 
         monkeypatch.setattr(fleet.mesh, "rehearse", rehearse)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus))))
-        folders = {f"model-{i}": tiny_llama for i in range(models)}
-        return fleet.divided(folders, fa.EngineConfig(**settings), {})
+        folders = folders or {f"model-{i}": tiny_llama for i in range(models)}
+        return fleet.shared(folders, fa.EngineConfig(**settings), {})
 
+    def config(*given, **settings):
+        """Of the first."""
+        return next(iter(configs(*given, **settings).values()))
+
+    config.all = configs
     return config
 
 
 def test_engines_divide_a_gpu_that_they_share_and_only_that(on_gpus):
     assert on_gpus(gpus=2) == on_gpus(gpus=1, models=1) == fa.EngineConfig()  # each has one alone
     shared = on_gpus(gpus=1)
-    assert shared.gpu_memory_utilization == 0.45
-    assert 30 < shared.kv_cache_gb < 0.45 * 80 - 2.5
-    assert on_gpus(gpus=1, replicas=2).gpu_memory_utilization == 0.225
-    assert on_gpus(gpus=2, models=3).gpu_memory_utilization == 0.45
+    assert shared.gpu_memory_utilization == 0.475
+    assert 30 < shared.kv_cache_gb < 0.475 * 80 - 2.5
+    assert on_gpus(gpus=1, replicas=2).gpu_memory_utilization == 0.2375
+    assert [own.gpu_memory_utilization for own in on_gpus.all(gpus=2, models=3).values()] == [0.475, None, 0.475]
     assert on_gpus(gpus=1, kv_cache_gb=1.0).kv_cache_gb == 1.0
     unknown = on_gpus(gpus=1, size=0)
     assert (unknown.gpu_memory_utilization, unknown.kv_cache_gb) == (0.45, None)
 
 
+def test_a_large_and_a_small_model_share_a_gpu_as_a_run_shares_it(on_gpus, tmp_path):
+    """Half of the GPU would be too little for the large one."""
+    folders = {}
+    for name in ("32b", "0.6b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(SHAPES[name]))
+        folders[name] = tmp_path / name
+    found = on_gpus.all(gpus=1, folders=folders, max_model_len=2048)
+    parts = [Part(name=name, ranks=1, size=ModelSize.of(folder)) for name, folder in folders.items()]
+    placed = place(parts, fa.EngineConfig(max_model_len=2048), fleet.mesh.rehearse)
+    assert found == placed.engines
+    large, little = (own.gpu_memory_utilization for own in found.values())
+    assert large > 0.8 and little < 0.2 and large + little == pytest.approx(0.95, abs=1e-3)
+    with pytest.raises(HostError, match=r"2 engines may take 76\.0, and engine 32b expects .*; engine 0\.6b expects"):
+        on_gpus.all(gpus=1, folders=folders, max_model_len=16384)
+
+
 def test_what_was_said_of_a_shared_gpu_stays_and_too_many_engines_are_refused(on_gpus):
     assert on_gpus(gpus=1, gpu_memory_utilization=0.2).kv_cache_gb is None
-    with pytest.raises(HostError, match=r"8 engines share a GPU, each may take 1\.8 GB of it, and one takes 2\.\d GB"):
+    with pytest.raises(HostError, match=r"may take 76\.0, and gpu_memory_utilization=0\.5 gives each 40\.0; engine"):
+        on_gpus(gpus=1, gpu_memory_utilization=0.5)
+    with pytest.raises(HostError, match=r"its 8 engines may take 15\.2, and engine model-0 expects 2\.\d GB"):
         on_gpus(gpus=1, models=8, size=16_000_000_000)
+
+
+def test_engines_that_share_gpus_have_their_places_until_the_fleet_ends(started, tmp_path, monkeypatch):
+    layout = Layout(fa.Hosts(), lambda: "here")
+    layout._here.facts = HostFacts(
+        hostname="node", gpus=("0", "1"), cores=frozenset({0}), place="", gpu_bytes=(80_000_000_000,) * 2
+    )
+    monkeypatch.setattr(fleet.mesh, "_layout", lambda: layout)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    each = {}
+    for name, shape in {"large": "32b", "other": "8b", "small": "0.6b"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(SHAPES[shape]))
+        each |= policies(tmp_path / name, name)
+    found, _ = started(each, config=fa.EngineConfig(max_model_len=2048))
+    assert [layout.spot("engines", 1, name).gpus for name in ("small", "other", "large")] == [("0",), ("1",), ("0",)]
+    assert [own._config.gpu_memory_utilization is None for own in found.engines.values()] == [False, True, False]
+    asyncio.run(found.stop())
+    assert layout._planned == {} and not any(layout._here.gpu_users.values())

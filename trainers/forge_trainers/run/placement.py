@@ -24,16 +24,8 @@ from forge_agents.runtime import mesh, starts
 from forge_agents.runtime.hosts import Seat
 from forge_agents.runtime.processes import available_bytes
 from forge_agents.serving.config import EngineConfig
-from forge_agents.serving.memory import (
-    OVERHEAD_BYTES,
-    USUAL_SHARE,
-    check_context,
-    check_tp,
-    engine_bytes,
-    item_bytes,
-    kv_bytes,
-    pass_bytes,
-)
+from forge_agents.serving.memory import OVERHEAD_BYTES, check_context, check_tp, item_bytes, pass_bytes
+from forge_agents.serving.shares import ROOM, Footprint, Room, Wish, divided, said, told, wish_of
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.degrees import check_degrees, shards_of
 from forge_trainers.learner.memory import learner_bytes
@@ -41,8 +33,6 @@ from forge_trainers.learner.memory import learner_bytes
 ATTENTION_TARGETS = LORA_TARGETS[:4]
 VERSIONS = 2
 """Of weights, that `Publisher` keeps."""
-ROOM = 0.95
-"""Share of a GPU's memory that is given away; the rest is the allocator's waste."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +57,11 @@ class Part:
     def role(self) -> str:
         """As in `Hosts`."""
         return "learner" if self.learner is not None else "engines" if self.judge is None else "judges"
+
+    @property
+    def served(self) -> Footprint:
+        """Of an engine."""
+        return Footprint(size=self.size, dtype=self.dtype, tp=self.ranks, adapters=self.adapters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -402,7 +397,7 @@ def place(
     on: dict[tuple[str, str], list[Seat]] = defaultdict(list)
     for seat in seats:
         on[seat.host, seat.gpu].append(seat)
-    rooms: dict[str, list[_Room]] = defaultdict(list)
+    rooms: dict[str, list[Room]] = defaultdict(list)
     held = {(one.seat.host, one.seat.gpu): one for one in beside}
     for where in dict.fromkeys((*on, *held)):
         sitting, own = on.get(where, []), held.get(where)
@@ -410,7 +405,7 @@ def place(
         if where[1] and total:
             together = [(seat, by_name[seat.name]) for seat in sitting]
             for name, room in _rooms(f"GPU {where[1]} of {where[0]}", total, together, engine, own).items():
-                rooms[name].append(_Room(room, total, shared=len(sitting) + (own is not None) > 1))
+                rooms[name].append(Room(room, total, shared=len(sitting) + (own is not None) > 1))
     settings = {part.name: _told(part, parts, engine, rooms) for part in parts if part.learner is None}
     room_of = {name: min(room.bytes for room in found) for name, found in rooms.items()}
     return Placement(
@@ -422,24 +417,10 @@ def place(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Room:
-    """What one rank of an engine may take of its GPU."""
-
-    bytes: int
-    total: int
-    shared: bool
-
-
 def _told(
-    part: Part, parts: Sequence[Part], engine: EngineConfig, rooms: Mapping[str, Sequence[_Room]]
+    part: Part, parts: Sequence[Part], engine: EngineConfig, rooms: Mapping[str, Sequence[Room]]
 ) -> EngineConfig:
-    """An engine's settings with what it may take, where it or one of its model shares a GPU.
-
-    That is said in bytes, because vLLM would measure beside processes that come and go. Engines of one model have the
-    same settings, so the fullest GPU says it for those that have one alone, too.
-    """
-    own = part.judge or engine
+    """An engine's settings with what it may take; engines of one model have the same."""
     alike = (part.role, part.size, part.dtype, part.adapters, part.judge)
     found = [
         room
@@ -447,40 +428,7 @@ def _told(
         if one.learner is None and (one.role, one.size, one.dtype, one.adapters, one.judge) == alike
         for room in rooms.get(one.name, ())
     ]
-    if own.gpu_memory_utilization is not None or not any(room.shared for room in found):
-        return own
-    share = min(room.bytes / room.total for room in found)
-    left = min(room.bytes for room in found) - sum(_engine(part, own).values())
-    return replace(own, gpu_memory_utilization=round(share, 4), kv_cache_gb=own.kv_cache_gb or round(left / 1e9, 3))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Wish:
-    """One engine's."""
-
-    part: Part
-    asked: int | None
-    """Bytes that its settings say; None: what it gets."""
-    needs: Mapping[str, int]
-    """At least, by what it is for."""
-
-    @property
-    def least(self) -> int:
-        return sum(self.needs.values())
-
-    @property
-    def taken(self) -> int:
-        return self.least if self.asked is None else self.asked
-
-
-def _wish(part: Part, engine: EngineConfig, total: int, *, alone: bool) -> _Wish:
-    own = part.judge or engine
-    share = own.gpu_memory_utilization or (USUAL_SHARE if alone else None)
-    cache = "engine.kv_cache_gb"
-    if own.kv_cache_gb is None:
-        cache = f"one conversation of {_context(part, own)} tokens"
-    needs = {**_engine(part, own), cache: _least_cache(part, own)}
-    return _Wish(part=part, asked=None if share is None else int(total * share), needs=needs)
+    return told(part.judge or engine, part.served, found)
 
 
 def _rooms(
@@ -498,42 +446,44 @@ def _rooms(
     others = [] if held is None else [(f"{held.seat.role} {held.seat.name}", held.parts)]
     kept = 0 if held is None else held.bytes
     alone = len(sitting) == 1 and held is None
-    wishes = [_wish(part, engine, total, alone=alone) for _, part in sitting if part.learner is None]
-    sleeping = sum(engine.sleeps and wish.part.judge is None for wish in wishes) if learners else 0
+    engines = {part.name: part for _, part in sitting if part.learner is None}
+    wishes = [
+        wish_of(name, part.served, part.judge or engine, total, alone=alone) for name, part in engines.items()
+    ]
+    sleeping = sum(engine.sleeps and part.judge is None for part in engines.values()) if learners else 0
     taken, asleep = sum(sum(found.values()) for _, found in learners), sleeping * OVERHEAD_BYTES
     whole = wishes[0].taken if alone and wishes else int(total * ROOM)
     if taken + kept + asleep > whole and (asleep or not wishes):
         beside = f" beside {sleeping} sleeping engine{'s' * (sleeping > 1)}" if asleep else ""
         less = "; ".join([_LESS_LEARNER] * bool(learners) + [_LESS_HELD] * bool(others))
-        raise HostError(f"{where} and{beside} {_said([*learners, *others])}: {less}")
+        raise HostError(f"{where} and{beside} {said([*learners, *others])}: {less}")
     turns = [(taken + kept, wishes)]
     if asleep:  # the learners', and the engines' beside what learners keep there
-        judges = [wish for wish in wishes if wish.part.judge is not None]
+        judges = [wish for wish in wishes if engines[wish.name].judge is not None]
         turns = [(taken + kept + asleep, judges), (sum(found["overhead"] for _, found in learners) + kept, wishes)]
     rooms: dict[str, int] = {}
     for before, there in turns:
         room = max(0, whole - before)
-        spare = room - sum(wish.taken for wish in there)
-        if spare < 0 or any(wish.least > wish.taken for wish in there):
-            raise HostError(f"{where}, {_too_much(room, there, learners, others, engine)}")
-        even = spare // max(1, sum(wish.asked is None for wish in there))
-        for wish in there:
-            most = wish.taken + even if wish.asked is None else wish.asked
-            rooms[wish.part.name] = min(most, rooms.get(wish.part.name, most))
+        if (found := divided(room, there)) is None:
+            raise HostError(f"{where}, {_too_much(room, there, learners, others, engine, engines=engines)}")
+        for name, most in found.items():
+            rooms[name] = min(most, rooms.get(name, most))
     return rooms
 
 
 def _too_much(
     room: int,
-    wishes: Sequence[_Wish],
+    wishes: Sequence[Wish],
     learners: Sequence[tuple[str, Mapping[str, int]]],
     others: Sequence[tuple[str, Mapping[str, int]]],
     engine: EngineConfig,
+    *,
+    engines: Mapping[str, Part],
 ) -> str:
     """Why engines do not fit into `room` of a GPU, and what to do."""
     asked = [wish for wish in wishes if wish.asked is not None]
     if (wished := sum(wish.taken for wish in asked)) > room:
-        part, many = asked[0].part, f"{len(wishes)} engine{'s' * (len(wishes) > 1)}"
+        part, many = engines[asked[0].name], f"{len(wishes)} engine{'s' * (len(wishes) > 1)}"
         whose = "engine.gpu_memory_utilization" if part.judge is None else f"gpu_memory_utilization of {part.name}"
         return (
             f"of which {room / len(wishes) / 1e9:.1f} are left for each of {many} beside what shares it, and "
@@ -543,12 +493,12 @@ def _too_much(
     many = "its engine" if len(wishes) == 1 else f"its {len(wishes)} engines"
     if short := [wish for wish in asked if wish.least > wish.taken]:
         wishes, room, many = short[:1], short[0].taken, "its engine"
-    told = _said((f"{wish.part.role.removesuffix('s')} {wish.part.name}", wish.needs) for wish in wishes)
-    judged = any(wish.part.judge is not None for wish in wishes)
-    playing = any(wish.part.judge is None for wish in wishes)
+    judges = [engines[wish.name].judge for wish in wishes]
+    needs = said((f"{engines[wish.name].role.removesuffix('s')} {wish.name}", wish.needs) for wish in wishes)
+    judged, playing = any(judge is not None for judge in judges), any(judge is None for judge in judges)
     return (
-        f"of which {many} may take {room / 1e9:.1f}, and {told}."
-        + f" Beside it, {_said([*learners, *others])}." * bool(learners or others)
+        f"of which {many} may take {room / 1e9:.1f}, and {needs}."
+        + f" Beside it, {said([*learners, *others])}." * bool(learners or others)
         + f" {_less_engine(engine)}" * playing
         + f"{';' * playing} {_LESS_JUDGE}" * judged
         + f"; {_LESS_LEARNER}" * bool(learners)
@@ -577,15 +527,6 @@ _LESS_LEARNER = (
 _LESS_HELD = 'let what the controller loads live elsewhere (device="cuda:1", or "cpu"), or lower its batch_tokens'
 
 
-def _said(needs: Iterable[tuple[str, Mapping[str, int]]]) -> str:
-    return "; ".join(
-        f"{name} expects {sum(found.values()) / 1e9:.1f} GB ("
-        + ", ".join(f"{part} {count / 1e9:.1f}" for part, count in found.items() if count >= 5e7)
-        + ")"
-        for name, found in needs
-    )
-
-
 def _learner(part: Part, config: LearnerConfig) -> Mapping[str, int]:
     return learner_bytes(part.size, config, ranks=part.ranks, sharing=part.sharing)
 
@@ -609,28 +550,14 @@ def _doubts(parts: Sequence[Part], seats: Sequence[Seat]) -> list[str]:
     return found
 
 
-def _context(part: Part, engine: EngineConfig) -> int:
-    return engine.max_model_len or part.size.context
-
-
-def _engine(part: Part, engine: EngineConfig) -> Mapping[str, int]:
-    return engine_bytes(part.size, engine, dtype=part.dtype, tp=part.ranks, adapters=part.adapters)
-
-
-def _least_cache(part: Part, engine: EngineConfig) -> int:
-    if engine.kv_cache_gb is not None:
-        return int(engine.kv_cache_gb * 1e9)
-    return kv_bytes(part.size, _context(part, engine), item=item_bytes(part.dtype, engine), tp=part.ranks)
-
-
 def _placed(seat: Seat, part: Part, engines: Mapping[str, EngineConfig], room: int) -> Placed:
     found: Mapping[str, int]
     if part.learner is not None:
         found = _learner(part, part.learner)
     else:
         engine = engines[part.name]
-        fixed = _engine(part, engine)
-        cache = _least_cache(part, engine)
+        fixed = part.served.fixed(engine)
+        cache = part.served.least_cache(engine)
         if room and engine.kv_cache_gb is None:  # vLLM takes all it may
             cache = max(cache, room - sum(fixed.values()))
         found = {**fixed, "cache": cache}
