@@ -3,21 +3,28 @@
 In: a state dict, whole or sharded over the learner's ranks. Out: the same tensors in another process, all of one
 version. Waits for the store and, on writing, for the other ranks, with deadlines.
 
-Keys of weights ``W``: ``W.index`` says which versions exist, ``W.slotK.head`` how the bytes of the version in slot K
-are laid out, ``W.slotK.rankR.partP`` holds part P of the bytes that rank R packed. The index changes last, so a version
-exists as a whole or not.
+Keys of weights ``W``: ``W.index`` says which versions exist and which is being written, ``W.slotK.head`` how the bytes
+of the version in slot K are laid out, ``W.slotK.rankR.partP`` is part P of what rank R packed, ``W.hold.X`` is there
+while reader X, whom a write has disturbed, reads. The index changes before the first byte and after the last, so a
+version exists as a whole or not, and what is copied between two looks at one entry of the index is of one version.
+``docs/decisions/0031-one-slot.md`` tells what becomes of slow readers and of writers that end in the middle.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
+import itertools
 import math
+import os
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -30,7 +37,7 @@ from forge_agents.weights import _segments
 from forge_agents.weights.store import WeightStoreRef
 
 T = TypeVar("T")
-_RETRY_S = 0.005
+_RETRY_S, _MOST_RETRY_S = 0.005, 0.1
 _ATTEMPTS = 3
 """At least, however long each takes."""
 ALIGN_BYTES = 64
@@ -75,31 +82,72 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One version that exists."""
+
+    version: int
+    slot: int
+    stamp: int
+    """No two publications have the same, not even of one version."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """One version on its way."""
+
+    version: int
+    place: str
+    """Of the process that writes."""
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """One that the next write waits for, as long as it gets on."""
+
+    place: str
+    pid: int
+    parts_read: int
+    """Since it began to read these weights, again where a write disturbed it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
     """Which versions exist."""
 
-    versions: tuple[tuple[int, int], ...] = ()
-    """(version, slot) in the order of publication: the last one is the latest."""
+    entries: tuple[Entry, ...] = ()
+    """In the order of publication: the last one is the latest."""
+    stamp: int = 0
+    """Rises with each change: odd from a version's first byte to its last, even while nobody writes."""
+    write: Write | None = None
+    """What the stamp is odd for; it stays if its writer ends in the middle."""
 
-    def latest(self) -> int | None:
-        """The version published last; None before the first."""
-        return self.versions[-1][0] if self.versions else None
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Those that exist."""
+        return tuple(entry.version for entry in self.entries)
 
-    def slot_of(self, version: int) -> int | None:
+    def latest(self) -> Entry | None:
+        """What was published last; None before the first."""
+        return self.entries[-1] if self.entries else None
+
+    def of(self, version: int) -> Entry | None:
         """Where a version lies; None where it does not exist."""
-        return dict(self.versions).get(version)
+        return next((entry for entry in self.entries if entry.version == version), None)
 
-    def make_room(self, num_slots: int) -> tuple[int, Index]:
+    def make_room(self, num_slots: int, write: Write) -> tuple[int, Index]:
         """A slot to write next, and the index without the version that lies there."""
-        kept = self.versions[max(0, len(self.versions) - num_slots + 1) :]
-        taken = {slot for _, slot in kept}
+        kept = self.entries[max(0, len(self.entries) - num_slots + 1) :]
+        taken = {entry.slot for entry in kept}
         slot = next(slot for slot in range(num_slots) if slot not in taken)
-        return slot, Index(versions=kept)
+        return slot, Index(entries=kept, stamp=self.stamp + 1 + self.stamp % 2, write=write)
 
-    def with_version(self, version: int, slot: int) -> Index:
-        """The index once `slot` is written."""
-        others = tuple(entry for entry in self.versions if entry[0] != version)
-        return Index(versions=(*others, (version, slot)))
+    def written(self, slot: int) -> Index:
+        """The index once `slot` holds what was being written."""
+        assert self.write is not None
+        others = tuple(entry for entry in self.entries if entry.version != self.write.version)
+        entry = Entry(version=self.write.version, slot=slot, stamp=self.stamp + 1)
+        return Index(entries=(*others, entry), stamp=self.stamp + 1)
 
 
 def lay_out(tensors: Sequence[tuple[str, tuple[int, ...], str, int]], num_ranks: int) -> Layout:
@@ -142,6 +190,17 @@ class _Records:
     async def _get(self, client: Any, key: str) -> Any:
         return await self._wait(client.get(f"{self.weights_name}.{key}"), f"get of {self.weights_name}.{key}")
 
+    async def _delete(self, client: Any, key: str) -> None:
+        """A key that may have vanished already."""
+        with contextlib.suppress(KeyError):
+            await self._wait(client.delete(f"{self.weights_name}.{key}"), f"end of {self.weights_name}.{key}")
+
+    async def _keys(self, client: Any, what: str) -> list[str]:
+        """Keys that lie under `what`, without the name of these weights."""
+        name = f"{self.weights_name}."
+        found = await self._wait(client.keys(f"{name}{what}"), f"list of keys {name}{what}")
+        return [key.removeprefix(name) for key in found if key.startswith(f"{name}{what}.")]
+
     async def _wait(self, call: Any, what: str) -> Any:
         return await mesh.with_deadline(call, self._timeout_s, who=self._ref.name, what=what)
 
@@ -153,12 +212,13 @@ class Publisher(_Records):
     """Writes versions of one set of weights into a ring of slots. One a rank; all ranks call `publish` together.
 
     A slot's memory is used again and again, because fresh pages cost more than the copy. A writer that dies in the
-    middle leaves no visible version: the slot it was writing is not in the index.
+    middle leaves no visible version: the slot it was writing is not in the index. Readers are not waited for, but one
+    whom a write has disturbed before is, once, as long as it gets on.
 
     Args:
         weights_name: What these weights are called; subscribers give the same name.
-        slots: Versions kept, at least 2: readers of the last one are not disturbed while the next is written. More are
-            for readers that take longer than the time between two versions.
+        slots: Versions kept, each as large as the weights. One: who wants weights while the next version is written
+            waits for it. More are for readers of older versions.
         dtype: Floating tensors are cast to it; None means bfloat16. Others travel as they are.
         thread: Where tensors are packed and other ranks are waited for: the thread that computes them, whose current
             device is theirs. None: the caller's.
@@ -169,13 +229,13 @@ class Publisher(_Records):
         ref: WeightStoreRef,
         weights_name: str,
         *,
-        slots: int = 2,
+        slots: int = 1,
         dtype: torch.dtype | None = None,
         thread: Executor | None = None,
     ) -> None:
         super().__init__(ref, weights_name)
-        if slots < 2:
-            raise ValueError(f"slots={slots}; at least 2, or readers would find no version while one is written")
+        if slots < 1:
+            raise ValueError(f"slots={slots}; at least 1, which holds the last version")
         if not weights_name:
             raise ValueError("weights_name is empty; give the policy's name")
         self._slots = slots
@@ -212,13 +272,13 @@ class Publisher(_Records):
             self._group = await self._blocking(lambda: dist.new_group(backend="gloo"))
         layout = lay_out([self._describe(name, tensor) for name, tensor in state_dict.items()], world)
         client = await self._together(self._ref.client(), world)
-        slot, index = await self._claim_slot(client, rank, world)
+        slot, index = await self._claim_slot(client, version, layout, rank, world)
         buffer_B = self._buffer(slot, layout.rank_bytes[rank])
         await self._blocking(lambda: self._pack(state_dict, layout, rank, buffer_B))
         packed = time.perf_counter()
         most_parts = max(len(layout.parts(each)) for each in range(world))
         await self._together(self._put_parts(client, slot, layout, rank, buffer_B), world, waits=most_parts)
-        entry = self._enter(client, slot, layout, index.with_version(version, slot)) if rank == 0 else _nothing()
+        entry = self._enter(client, slot, layout, index.written(slot)) if rank == 0 else _nothing()
         await self._together(entry, world)  # on return the version exists for every rank
         return {"pack_s": packed - started, "put_s": time.perf_counter() - packed, "bytes": float(layout.num_bytes)}
 
@@ -228,21 +288,44 @@ class Publisher(_Records):
         dtype = self._dtype if tensor.is_floating_point() else tensor.dtype
         return name, tuple(tensor.shape), str(dtype).removeprefix("torch."), dtype.itemsize
 
-    async def _claim_slot(self, client: Any, rank: int, world: int) -> tuple[int, Index]:
+    async def _claim_slot(self, client: Any, version: int, layout: Layout, rank: int, world: int) -> tuple[int, Index]:
         """Take the oldest slot's version out of the index, before the first of its bytes changes."""
+        all_parts = sum(len(layout.parts(each)) for each in range(world))
 
         async def claim() -> tuple[int, Index]:
+            await self._let_read(client, all_parts)
             known = await self._wait(client.exists(f"{self.weights_name}.index"), "look-up of the index")
             old: Index = await self._get(client, "index") if known else Index()
-            slot, index = old.make_room(self._slots)
+            slot, index = old.make_room(self._slots, Write(version=version, place=place(), pid=os.getpid()))
             await self._put(client, "index", index)
+            if not self._fits(slot, layout.rank_bytes[rank]):  # free another's pages before there are new ones
+                for key in await self._keys(client, f"slot{slot}"):
+                    await self._delete(client, key)
             return slot, index
 
-        claimed: list[Any] = [await self._together(claim() if rank == 0 else _nothing(), world)]
+        claiming = claim() if rank == 0 else _nothing()
+        claimed: list[Any] = [await self._together(claiming, world, waits=1 + all_parts)]
         if world > 1:
             await self._blocking(lambda: dist.broadcast_object_list(claimed, src=0, group=self._group))
         taken: tuple[int, Index] = claimed[0]
         return taken
+
+    async def _let_read(self, client: Any, all_parts: int) -> None:
+        """Wait for readers who ask for it, at most as long as all parts may take; who gets no further asks in vain."""
+        begun, seen = time.monotonic(), dict[str, tuple[Reader, float]]()
+        while waiting := await self._keys(client, "hold"):
+            now = time.monotonic()
+            for key in waiting:
+                try:
+                    reader: Reader = await self._get(client, key)
+                except KeyError:
+                    continue
+                if key not in seen or seen[key][0] != reader:
+                    seen[key] = reader, now
+                stalls = now - seen[key][1] > self._timeout_s or now - begun > self._timeout_s * all_parts
+                if stalls or _has_ended(reader.place, reader.pid):
+                    await self._delete(client, key)
+            await asyncio.sleep(_RETRY_S)
 
     async def _enter(self, client: Any, slot: int, layout: Layout, index: Index) -> None:
         await self._put(client, f"slot{slot}.head", layout)
@@ -250,12 +333,15 @@ class Publisher(_Records):
 
     def _buffer(self, slot: int, num_bytes: int) -> torch.Tensor:
         """The slot's memory: shared with the volume where it can be, else private and sent in messages."""
-        buffer_B = self._buffers.get(slot)
-        if buffer_B is None or buffer_B.numel() != num_bytes:
+        if not self._fits(slot, num_bytes):
+            self._buffers.pop(slot, None)
             segment = _segments.try_create(num_bytes) if self._ref.place == place() else None
             buffer_B = torch.empty(num_bytes, dtype=torch.uint8) if segment is None else segment.tensor()
             self._buffers[slot] = buffer_B
-        return buffer_B
+        return self._buffers[slot]
+
+    def _fits(self, slot: int, num_bytes: int) -> bool:
+        return slot in self._buffers and self._buffers[slot].numel() == num_bytes
 
     def _pack(self, state_dict: Mapping[str, torch.Tensor], layout: Layout, rank: int, buffer_B: torch.Tensor) -> None:
         from torch.distributed.tensor import DTensor  # slow to load, and only ranks of a learner need it
@@ -331,8 +417,9 @@ class FetchResult:
 class Subscriber(_Records):
     """Reads versions of one set of weights; one a process and weights name.
 
-    The bytes are copied into private memory, and handed over only if the index still holds the version after the
-    copy; so a writer that takes the slot meanwhile is noticed, and `apply` never sees two versions mixed.
+    The bytes are copied into private memory, and handed over only if the index still holds the same publication after
+    the copy; so a writer that takes the slot meanwhile is noticed, and `apply` never sees two versions mixed. The next
+    write then waits for the second try.
     """
 
     def __init__(self, ref: WeightStoreRef, weights_name: str) -> None:
@@ -340,6 +427,9 @@ class Subscriber(_Records):
         self._mapped: dict[tuple[int, int], torch.Tensor] = {}
         self._private: dict[int, torch.Tensor] = {}
         self._one_at_a_time = asyncio.Lock()
+        self._hold = f"hold.{uuid.uuid4().hex}"
+        self._holds = False
+        self._parts_read = 0
 
     async def fetch(
         self,
@@ -357,52 +447,79 @@ class Subscriber(_Records):
 
         Raises:
             UnknownIdError: No such weights or version; the message says which exist.
-            StallError: No stable version could be read in time, or the store does not answer.
+            StallError: No stable version could be read in time, the store does not answer, or whoever writes the
+                version does not end.
             ActorDiedError: The store's process ended.
         """
         async with self._one_at_a_time:
             started = time.perf_counter()
             client = await self._ref.client()
-            deadline = time.monotonic() + self._timeout_s
-            attempt = 0
-            while True:
-                attempt += 1
-                index = await self._index(client)
-                wanted, slot = self._choose(index, version)
-                if wanted == have():
-                    return FetchResult(version=wanted, seconds=time.perf_counter() - started, apply_s=0.0, bytes=0)
-                tensors = await self._read(client, slot)
-                if tensors is not None and (wanted, slot) in (await self._index(client)).versions:
-                    break
-                if time.monotonic() > deadline and attempt >= _ATTEMPTS:
-                    raise StallError(
-                        f"weights {self.weights_name!r} change faster than they can be read: no stable version in "
-                        f"{attempt} attempts and {self._timeout_s:g} s; publish less often or with more slots"
-                    )
-                await asyncio.sleep(_RETRY_S)
-            applying = time.perf_counter()
-            outcome = apply(tensors, wanted)
+            try:
+                entry, tensors = await self._stable(client, version, have)
+            finally:
+                if self._holds:
+                    self._holds = False
+                    await self._delete(client, self._hold)
+            fetched = time.perf_counter()
+            if tensors is None:
+                return FetchResult(version=entry.version, seconds=fetched - started, apply_s=0.0, bytes=0)
+            outcome = apply(tensors, entry.version)
             if inspect.isawaitable(outcome):
                 await outcome
             ended = time.perf_counter()
             num_bytes = sum(tensor.nbytes for tensor in tensors.values())
-            return FetchResult(version=wanted, seconds=ended - started, apply_s=ended - applying, bytes=num_bytes)
+            return FetchResult(version=entry.version, seconds=ended - started, apply_s=ended - fetched, bytes=num_bytes)
 
     async def versions(self) -> tuple[int, ...]:
         """Versions that exist now, in the order of publication."""
         client = await self._ref.client()
-        return tuple(version for version, _ in (await self._index(client)).versions)
+        return (await self._index(client)).versions
 
-    def _choose(self, index: Index, version: int | None) -> tuple[int, int]:
-        wanted = index.latest() if version is None else version
-        slot = None if wanted is None else index.slot_of(wanted)
-        if wanted is None or slot is None:
-            exists = ", ".join(str(known) for known, _ in index.versions) or "none"
-            raise UnknownIdError(
-                f"weights {self.weights_name!r} have no version {'yet' if wanted is None else wanted}; "
-                f"existing versions: {exists}. Older ones are freed; publish first, or ask for the latest with None"
-            )
-        return wanted, slot
+    async def _stable(
+        self, client: Any, version: int | None, have: Callable[[], int | None]
+    ) -> tuple[Entry, Mapping[str, torch.Tensor] | None]:
+        """A version and its tensors, of that version alone; None where the caller has it."""
+        deadline = time.monotonic() + self._timeout_s
+        for attempt in itertools.count(1):
+            entry = await self._written(client, version)
+            if entry.version == have():
+                return entry, None
+            tensors = await self._read(client, entry.slot)
+            if tensors is not None and entry in (await self._index(client)).entries:
+                return entry, tensors
+            if time.monotonic() > deadline and attempt >= _ATTEMPTS:
+                break
+            self._holds = True
+            await self._ask_to_wait(client)
+        raise StallError(
+            f"weights {self.weights_name!r} change faster than they can be read: no stable version in "
+            f"{attempt} attempts and {self._timeout_s:g} s; publish less often or with more slots"
+        )
+
+    async def _ask_to_wait(self, client: Any) -> None:
+        await self._put(client, self._hold, Reader(place=place(), pid=os.getpid(), parts_read=self._parts_read))
+
+    async def _written(self, client: Any, version: int | None) -> Entry:
+        """Where a version, or the latest, lies; waits for one that is being written."""
+        stamp, since, pause_s = -1, 0.0, _RETRY_S
+        while True:
+            index = await self._index(client)
+            entry = index.latest() if version is None else index.of(version)
+            if entry is not None:
+                return entry
+            write = index.write
+            if write is None or version not in (None, write.version):
+                exists = ", ".join(map(str, index.versions)) or "none"
+                raise UnknownIdError(
+                    f"weights {self.weights_name!r} have no version {'yet' if version is None else version}; existing "
+                    f"versions: {exists}{f', and {write.version} is being written' if write else ''}. Older ones are "
+                    "freed; publish first, or ask for the latest with None"
+                )
+            if index.stamp != stamp:
+                stamp, since = index.stamp, time.monotonic()
+            _check_writer(write, self.weights_name, time.monotonic() - since, self._timeout_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _MOST_RETRY_S)
 
     async def _index(self, client: Any) -> Index:
         try:
@@ -430,6 +547,9 @@ class Subscriber(_Records):
                     source_B = await self._get(client, f"slot{slot}.rank{rank}.part{number}")
                     if source_B.numel() != end - start:
                         return None
+                    self._parts_read += 1
+                    if self._holds:  # the writer sees that it gets on
+                        await self._ask_to_wait(client)
                     if _segments.segment_of(source_B) is not None:
                         self._mapped[slot, rank] = source_B  # keeps the pages mapped for the next time
                     # in a thread, because the actor answers others meanwhile
@@ -437,3 +557,20 @@ class Subscriber(_Records):
         except (KeyError, _segments.SegmentGoneError):
             return None
         return {name: view_of(self._private[piece.rank], piece) for name, piece in layout.pieces.items()}
+
+
+def _check_writer(write: Write, weights_name: str, seconds: float, timeout_s: float) -> None:
+    """Raise StallError where the writer of a version has ended, or has not finished in `timeout_s`."""
+    ended = _has_ended(write.place, write.pid)
+    if ended or seconds > timeout_s:
+        told = "ended in the middle" if ended else f"has not finished in {seconds:.0f} s"
+        raise StallError(
+            f"weights {weights_name!r} have no whole version: process {write.pid}, which was writing version "
+            f"{write.version}, {told}; they exist again once it or its successor has published",
+            f"writer of {weights_name}",
+        )
+
+
+def _has_ended(where: str, pid: int) -> bool:
+    """Whether a process is known to have ended; one at another place may have."""
+    return where == place() and not Path(f"/proc/{pid}").exists()

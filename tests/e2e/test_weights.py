@@ -167,14 +167,14 @@ def test_bad_versions_are_refused(run: Any, store: WeightStore) -> None:
         run(publisher.publish({}, 1))
     with pytest.raises(ValueError, match="meta device"):
         run(publisher.publish({"w": torch.empty(2, device="meta")}, 1))
-    with pytest.raises(ValueError, match="slots=1"):
-        Publisher(store.ref, "bad", slots=1)
+    with pytest.raises(ValueError, match="slots=0"):
+        Publisher(store.ref, "bad", slots=0)
 
 
 def test_a_reader_never_sees_two_versions_mixed(run: Any, store: WeightStore, writers: ModuleType) -> None:
     async def main() -> list[int]:
         procs = mesh.spawn_procs("writer", threads=1)
-        writer = procs.spawn("writer", writers.Writer, store.ref, "busy", 2)  # the reader's slot is soon overwritten
+        writer = procs.spawn("writer", writers.Writer, store.ref, "busy", 1)  # what is read is written over next
         await mesh.with_deadline(writer.publish.call_one(0, 1), 60, who="writer", what="publish")
         writing = asyncio.ensure_future(
             mesh.with_deadline(writer.publish.call_one(1, 400), 60, who="writer", what="publish")
@@ -212,6 +212,13 @@ def test_a_writer_killed_in_mid_publish_leaves_no_version(run: Any, store: Weigh
             assert (await subscriber.versions())[-1] == first + 2
             await subscriber.fetch(taken)
             assert all((tensor == float(first + 2)).all() for tensor in taken.tensors.values())
+        writer = mesh.spawn_procs("doomed", threads=1).spawn("writer", writers.Writer, store.ref, "only", 1)
+        with pytest.raises(ActorDiedError, match="doomed died"):
+            await mesh.with_deadline(writer.die_in.call_one(7), 60, who="doomed", what="publish")
+        with pytest.raises(StallError, match="process .*, which was writing version 7, ended in the middle"):
+            await Subscriber(store.ref, "only").fetch(taken)
+        await Publisher(store.ref, "only").publish(some_weights(8), 8)  # of who follows it
+        assert (await Subscriber(store.ref, "only").fetch(taken)).version == 8
 
     run(main())
 

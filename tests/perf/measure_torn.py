@@ -20,8 +20,8 @@ from perf_common import Options, goal, in_child
 from forge_agents.runtime._monarch import Actor, concurrent_endpoint
 from forge_agents.runtime.hosts import Hosts
 
-SLOTS = 2
-"""The fewest there may be: the version that is read is the next but one to be written over."""
+SLOTS = 1
+"""The fewest there may be: the version that is read is the next to be written over."""
 TENSORS, NUMBERS = 16, 2**16
 READERS = 2
 CALL_S = 1800

@@ -17,7 +17,7 @@ from forge_agents.runtime._monarch import Actor, concurrent_endpoint
 
 ROUNDS = 5
 WARM_UPS = 4
-"""Twice through the publisher's two slots: fresh pages cost more than the copies."""
+"""Fresh pages cost more than the copies."""
 CALL_S = 120
 
 

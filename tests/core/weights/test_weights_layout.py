@@ -6,8 +6,11 @@ import asyncio
 import copy
 import os
 import pickle
+import random
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_agents.errors import StallError
+from forge_agents.errors import StallError, UnknownIdError
 from forge_agents.runtime.processes import place
 from forge_agents.weights import versions
-from forge_agents.weights.versions import ALIGN_BYTES, Index, lay_out
+from forge_agents.weights.versions import ALIGN_BYTES, Entry, Index, Write, lay_out
 
 shapes = st.lists(st.integers(0, 7), max_size=3).map(tuple)
 
@@ -43,26 +46,93 @@ def test_ranks_share_the_bytes_evenly() -> None:
     assert layout.rank_bytes[0] == layout.rank_bytes[1]
 
 
-@given(st.lists(st.integers(0, 6), min_size=1, max_size=20), st.integers(2, 4))
-def test_a_ring_keeps_the_last_versions_and_never_writes_over_the_latest(versions: list[int], num_slots: int) -> None:
+def write_of(version: int) -> Write:
+    return Write(version=version, place=place(), pid=os.getpid())
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=20), st.integers(1, 4))
+def test_a_ring_keeps_the_last_versions_and_its_latest_where_there_is_room(versions: list[int], num_slots: int) -> None:
     index = Index()
     for version in versions:
         before = index.latest()
-        slot, during = index.make_room(num_slots)
-        assert slot not in {taken for _, taken in during.versions}
+        slot, during = index.make_room(num_slots, write_of(version))
+        assert slot not in {entry.slot for entry in during.entries}
         assert 0 <= slot < num_slots
-        assert during.latest() == before  # readers still find the last one
-        index = during.with_version(version, slot)
-        assert index.latest() == version
-        assert index.slot_of(version) == slot
-        assert len(index.versions) <= num_slots
-        assert len({taken for _, taken in index.versions}) == len(index.versions)
+        assert during.latest() == (before if num_slots > 1 else None)  # readers of several slots still find the last
+        assert during.stamp % 2 == 1
+        index = during.written(slot)
+        assert index.versions[-1] == version and index.write is None and index.stamp > during.stamp
+        assert index.of(version) == Entry(version=version, slot=slot, stamp=index.stamp)
+        assert len(index.entries) <= num_slots
+        assert len({entry.slot for entry in index.entries}) == len(index.entries)
 
 
 def test_a_writer_with_fewer_slots_takes_over() -> None:
-    index = Index(versions=((1, 0), (2, 4), (3, 1)))
-    slot, during = index.make_room(2)
-    assert (slot, during.versions) == (0, ((3, 1),))
+    entries = tuple(Entry(version=v, slot=s, stamp=2 * v) for v, s in ((1, 0), (2, 4), (3, 1)))
+    slot, during = Index(entries=entries, stamp=6).make_room(2, write_of(4))
+    assert (slot, during.versions, during.stamp) == (0, (3,), 7)
+    again = during.make_room(2, write_of(4))[1]  # of a writer that ended in the middle
+    assert (again.versions, again.stamp) == ((3,), 9)
+
+
+class Pages:
+    """The protocol alone: one step of a writer or of a reader at a time, in any order."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.index = Index()
+        self.slots = [[0] * 3 for _ in range(num_slots)]
+        self.published: dict[int, int] = {}
+        """What a publication is full of, by its stamp."""
+        self.begun = 0
+        self.read = 0
+
+    def write(self) -> Iterator[None]:
+        while True:
+            self.begun += 1
+            number = self.begun
+            slot, index = self.index.make_room(len(self.slots), write_of(number // 3))  # some versions again and again
+            yield
+            self.index = index
+            for page in range(3):
+                yield
+                self.slots[slot][page] = number
+            yield
+            self.index = index.written(slot)
+            self.published[self.index.stamp] = number
+
+    def look(self) -> Iterator[None]:
+        while True:
+            yield
+            entry = self.index.latest()
+            if entry is None:
+                continue
+            copied = []
+            for page in range(3):
+                yield
+                copied.append(self.slots[entry.slot][page])
+            yield
+            if entry in self.index.entries:
+                assert copied == [self.published[entry.stamp]] * 3
+                self.read += 1
+
+
+@given(st.lists(st.sampled_from("wwwwwrrrsssk"), max_size=200), st.integers(1, 3))
+def test_in_no_order_of_steps_a_reader_takes_a_torn_or_mixed_version(steps: list[str], num_slots: int) -> None:
+    pages = Pages(num_slots)
+    writer, readers = pages.write(), {"r": pages.look(), "s": pages.look()}
+    for step in steps:
+        if step == "k":  # the writer is killed wherever it is, and another takes over
+            writer = pages.write()
+        else:
+            next(readers.get(step, writer))
+
+
+def test_a_reader_between_two_writes_takes_the_version() -> None:
+    pages = Pages(1)
+    writer, reader = pages.write(), pages.look()
+    for who in [writer] * 6 + [reader] * 7:
+        next(who)
+    assert pages.read == 1
 
 
 def test_shared_pages_are_seen_by_another_process_and_have_no_name() -> None:
@@ -148,7 +218,8 @@ class SlowStore:
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
-        self.part_s = 0.1
+        self.put_s = self.get_s = 0.1
+        """Of one part."""
 
     async def client(self) -> SlowStore:
         return self
@@ -156,12 +227,40 @@ class SlowStore:
     async def exists(self, key: str) -> bool:
         return key in self.values
 
+    async def keys(self, prefix: str) -> list[str]:
+        return [key for key in self.values if key.startswith(prefix)]
+
     async def put(self, key: str, value: Any) -> None:
-        await asyncio.sleep(self.part_s if "part" in key else 0)
+        await asyncio.sleep(self.put_s if "part" in key else 0)
         self.values[key] = value.clone() if "part" in key else value
 
     async def get(self, key: str) -> Any:
-        await asyncio.sleep(self.part_s if "part" in key else 0)
+        await asyncio.sleep(self.get_s if "part" in key else 0)
+        return self.values[key]
+
+    async def delete(self, key: str) -> None:
+        del self.values[key]
+
+
+class SharedStore(SlowStore):
+    """A store here, which keeps what it is given, and lets others do some steps before it answers."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.place, self.silence_s = place(), 20.0
+        self._random = random.Random(seed)
+
+    async def _rest(self) -> None:
+        for _ in range(self._random.randrange(4)):
+            await asyncio.sleep(0)
+
+    async def put(self, key: str, value: Any) -> None:
+        await self._rest()
+        self.values[key] = value
+        await self._rest()
+
+    async def get(self, key: str) -> Any:
+        await self._rest()
         return self.values[key]
 
 
@@ -181,14 +280,146 @@ def test_a_transfer_may_take_many_times_the_silence_of_a_dead_store(monkeypatch:
         assert [len(v) for k, v in store.values.items() if "part" in k][:-1] == [1 << 10] * 5
         result = await subscriber.fetch(lambda tensors, _: got.update({n: t.clone() for n, t in tensors.items()}))
         assert result.version == 1 and result.seconds > 0.5
-        store.part_s = 60.0
-        with pytest.raises(StallError, match=r"weights did not finish put of hero\.slot1\.rank0\.part0 within 0\.3 s"):
-            await publisher.publish(sent, 2)
+        store.put_s = store.get_s = 60.0
         with pytest.raises(StallError, match=r"weights did not finish get of hero\.slot0\.rank0\.part0"):
             await subscriber.fetch(lambda tensors, version: None)
+        with pytest.raises(StallError, match=r"weights did not finish put of hero\.slot0\.rank0\.part0 within 0\.3 s"):
+            await publisher.publish(sent, 2)
 
     asyncio.run(main())
     assert all(torch.equal(got[name], value) for name, value in sent.items())
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_readers_beside_a_writer_that_never_rests_take_whole_versions(
+    monkeypatch: pytest.MonkeyPatch, slots: int
+) -> None:
+    torch = pytest.importorskip("torch")
+    from forge_agents.weights import Publisher, Subscriber
+
+    monkeypatch.setattr(versions, "PART_BYTES", 1 << 8)
+    seen: list[int] = []
+
+    def look(tensors: Any, version: int) -> None:
+        assert all(bool((tensor == version).all()) for tensor in tensors.values())
+        seen.append(version)
+
+    async def main(store: Any) -> None:
+        publisher = Publisher(store, "hero", slots=slots, dtype=torch.float32)
+
+        async def write() -> None:
+            for version in range(1000):
+                await publisher.publish({f"w{i}": torch.full((40,), float(version)) for i in range(4)}, version)
+
+        async def read() -> None:
+            subscriber = Subscriber(store, "hero")
+            for _ in range(8):
+                await subscriber.fetch(look)
+
+        await publisher.publish({f"w{i}": torch.zeros(40) for i in range(4)}, 0)
+        writing = asyncio.ensure_future(write())
+        await asyncio.gather(read(), read())
+        assert not writing.done()
+        writing.cancel()
+        assert [key for key in store.values if "hold" in key] == []
+
+    for seed in range(3):
+        asyncio.run(main(SharedStore(seed)))
+    assert len(seen) == 48 and len(set(seen)) > 3
+
+
+def test_a_reader_slower_than_the_writer_is_waited_for_once_it_was_disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from forge_agents.weights import Publisher, Subscriber
+
+    monkeypatch.setattr(versions, "PART_BYTES", 1 << 10)
+
+    async def main() -> None:
+        store: Any = SlowStore()
+        store.put_s, store.get_s = 0.0, 0.15  # a fetch of four parts takes twice the silence of a dead reader
+        publisher, subscriber = Publisher(store, "hero", dtype=torch.float32), Subscriber(store, "hero")
+        last = 0
+
+        async def write(most: int) -> None:
+            nonlocal last
+            while last < most:
+                await publisher.publish({"w": torch.full((1024,), float(last))}, last)
+                last += 1
+                await asyncio.sleep(0.05)
+
+        await write(1)
+        writing = asyncio.ensure_future(write(1000))
+        seen: list[Any] = []
+        result = await asyncio.wait_for(subscriber.fetch(lambda tensors, _: seen.append(tensors["w"].clone())), 20)
+        assert bool((seen[0] == result.version).all())
+        assert last - result.version <= 2  # no write in the try that succeeded
+        writing.cancel()
+        await subscriber._ask_to_wait(store)  # and does not get on
+        started = time.monotonic()
+        await write(last + 1)
+        assert time.monotonic() - started > store.silence_s
+        assert [key for key in store.values if "hold" in key] == []
+
+    asyncio.run(main())
+
+
+def test_who_asks_while_a_version_is_written_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from forge_agents.weights import Publisher, Subscriber
+
+    async def main() -> None:
+        store: Any = SlowStore()
+        publisher = Publisher(store, "hero")
+        await publisher.publish({"w": torch.zeros(4)}, 1)
+        for asked in (None, 3):
+            writing = asyncio.ensure_future(publisher.publish({"w": torch.ones(4)}, 3))
+            await asyncio.sleep(0.02)
+            with pytest.raises(UnknownIdError, match="no version 1; existing versions: none, and 3 is being written"):
+                await Subscriber(store, "hero").fetch(lambda tensors, version: None, version=1)
+            result = await Subscriber(store, "hero").fetch(lambda tensors, version: None, version=asked)
+            assert result.version == 3 and writing.done()
+
+    asyncio.run(main())
+
+
+def test_a_version_whose_writer_ended_in_the_middle_is_named_and_the_next_writer_publishes_anew() -> None:
+    torch = pytest.importorskip("torch")
+    from forge_agents.weights import Publisher, Subscriber
+
+    class Broken(Publisher):
+        def _pack(self, *given: Any) -> None:
+            raise OSError("out of reach")
+
+    class Second(Publisher):
+        def _pack(self, *given: Any) -> None:
+            assert not [key for key in self._ref.values if "slot" in key]  # type: ignore[attr-defined]  # freed before
+            super()._pack(*given)
+
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pid = ended.pid
+
+    async def main() -> None:
+        store: Any = SlowStore()
+        store.put_s = store.get_s = 0.0
+        subscriber, taken = Subscriber(store, "hero"), list[int]()
+        await Publisher(store, "hero").publish({"w": torch.zeros(4)}, 1)
+        with pytest.raises(OSError, match="out of reach"):
+            await Broken(store, "hero").publish({"w": torch.ones(4)}, 2)
+        started = time.monotonic()
+        with pytest.raises(StallError, match=r"'hero' have no whole version: process \d+, .* version 2, has") as seen:
+            await subscriber.fetch(lambda tensors, version: taken.append(version))
+        assert seen.value.who == "writer of hero" and "has not finished in 0 s" in str(seen.value)
+        assert time.monotonic() - started > store.silence_s
+        left = store.values["hero.index"]
+        store.values["hero.index"] = Index(stamp=1, write=Write(version=2, place=place(), pid=pid))
+        store.silence_s = 60.0
+        with pytest.raises(StallError, match="ended in the middle"):  # at once
+            await subscriber.fetch(lambda tensors, version: taken.append(version))
+        store.values["hero.index"] = left
+        await Second(store, "hero").publish({"w": torch.ones(4)}, 2)
+        await subscriber.fetch(lambda tensors, version: taken.append(version))
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,6 @@ from forge_trainers.learner.degrees import check_degrees, shards_of
 from forge_trainers.learner.memory import learner_bytes
 
 ATTENTION_TARGETS = LORA_TARGETS[:4]
-VERSIONS = 2
-"""Of weights, that `Publisher` keeps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +252,7 @@ def host_doubts(parts: Sequence[Part], placement: Placement, *, free: int) -> li
         if one.seat.role in ("learner", "engines")
     ]
     needs = {
-        f"{VERSIONS} versions of weights on their way": VERSIONS * sum(sent),
+        "weights on their way": sum(sent),
         "engines' copies of them": copies,
         "what sleeps or is parked": sum(parked),
     }
