@@ -20,7 +20,7 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -37,6 +37,8 @@ from forge_agents.weights import _segments
 from forge_agents.weights.store import WeightStoreRef
 
 T = TypeVar("T")
+Tensors = Iterable[tuple[str, torch.Tensor]]
+"""With their names."""
 _RETRY_S, _MOST_RETRY_S = 0.005, 0.1
 _ATTEMPTS = 3
 """At least, however long each takes."""
@@ -242,39 +244,48 @@ class Publisher(_Records):
         self._dtype = dtype or torch.bfloat16
         self._buffers: dict[int, torch.Tensor] = {}
         self._thread = thread
+        self._described: list[tuple[str, tuple[int, ...], str, int]] | None = None
+        """Of tensors that come one at a time."""
         self._group: dist.ProcessGroup | None = None
         """Of several ranks: what they tell each other here needs no device, whatever the learner computes on."""
 
-    async def publish(self, state_dict: Mapping[str, torch.Tensor], version: int) -> dict[str, float]:
+    async def publish(
+        self, state_dict: Mapping[str, torch.Tensor] | Callable[[], Tensors], version: int
+    ) -> dict[str, float]:
         """Write one version and make it the latest.
 
         Args:
             state_dict: Tensors by their Hugging Face names, any device; DTensors are gathered, with every rank taking
-                part, and plain tensors count as equal on all ranks.
+                part, and plain tensors count as equal on all ranks. Or what gives names and tensors, which may be made
+                one at a time, since none is kept: the same names and shapes whenever it is called, on all ranks. The
+                first time it is called twice.
             version: Not negative. A version that exists is replaced.
 
         Returns:
             ``pack_s`` and ``put_s``, seconds; ``bytes``, of all tensors.
 
         Raises:
-            ValueError: Nothing to publish, or a negative version.
+            ValueError: Nothing to publish, a negative version, or other tensors than are given whenever called.
             StallError: The store or another rank did not answer.
             ActorDiedError: The store's process ended.
         """
         if version < 0:
             raise ValueError(f"version={version} of weights {self.weights_name!r}; versions count from 0")
-        if not state_dict:
-            raise ValueError(f"no tensors for weights {self.weights_name!r} version {version}")
         started = time.perf_counter()
         several = dist.is_available() and dist.is_initialized()
         rank, world = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
         if world > 1 and self._group is None:
             self._group = await self._blocking(lambda: dist.new_group(backend="gloo"))
-        layout = lay_out([self._describe(name, tensor) for name, tensor in state_dict.items()], world)
+        tensors = state_dict.items if isinstance(state_dict, Mapping) else state_dict
+        if self._described is None or isinstance(state_dict, Mapping):
+            self._described = await self._blocking(lambda: [*itertools.starmap(self._describe, tensors())])
+        if not self._described:
+            raise ValueError(f"no tensors for weights {self.weights_name!r} version {version}")
+        layout = lay_out(self._described, world)
         client = await self._together(self._ref.client(), world)
         slot, index = await self._claim_slot(client, version, layout, rank, world)
         buffer_B = self._buffer(slot, layout.rank_bytes[rank])
-        await self._blocking(lambda: self._pack(state_dict, layout, rank, buffer_B))
+        await self._blocking(lambda: self._pack(tensors(), layout, rank, buffer_B))
         packed = time.perf_counter()
         most_parts = max(len(layout.parts(each)) for each in range(world))
         await self._together(self._put_parts(client, slot, layout, rank, buffer_B), world, waits=most_parts)
@@ -343,17 +354,28 @@ class Publisher(_Records):
     def _fits(self, slot: int, num_bytes: int) -> bool:
         return slot in self._buffers and self._buffers[slot].numel() == num_bytes
 
-    def _pack(self, state_dict: Mapping[str, torch.Tensor], layout: Layout, rank: int, buffer_B: torch.Tensor) -> None:
+    def _pack(self, tensors: Tensors, layout: Layout, rank: int, buffer_B: torch.Tensor) -> None:
         from torch.distributed.tensor import DTensor  # slow to load, and only ranks of a learner need it
 
+        left = dict(layout.pieces)
         with torch.no_grad():
-            for name, tensor in state_dict.items():
-                piece = layout.pieces[name]
+            for name, tensor in tensors:
+                piece = left.pop(name, None)
+                if piece is None or piece.shape != tuple(tensor.shape):
+                    before = "it was not there" if piece is None else f"it had {list(piece.shape)}"
+                    raise ValueError(
+                        f"tensor {name!r} of weights {self.weights_name!r} has the shape {list(tensor.shape)}, and "
+                        f"{before} in the version before; give the same tensors each time"
+                    )
                 whole: torch.Tensor = tensor
                 if isinstance(tensor, DTensor):  # cast the shard first: half the bytes to gather
                     whole = tensor.to(getattr(torch, piece.dtype)).full_tensor()  # type: ignore[attr-defined]
                 if piece.rank == rank:
                     view_of(buffer_B, piece).copy_(whole)
+                del tensor, whole  # before the next is made
+        if left:
+            lack = ", ".join(list(left)[:3])
+            raise ValueError(f"weights {self.weights_name!r} lack {lack}, which they had before; give them each time")
 
     async def _put_parts(self, client: Any, slot: int, layout: Layout, rank: int, buffer_B: torch.Tensor) -> None:
         for number, (start, end) in enumerate(layout.parts(rank)):

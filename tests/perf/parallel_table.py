@@ -184,7 +184,7 @@ def _run_rank(rank: int, visits: Sequence[Visit], folder: Path, last: int) -> No
             steps += [learner.train_step(_batch(step)) for step in range(saved_at, last)]
             found = {"steps": steps, "weights": _weights(learner), "logprobs": learner.logprobs(_batch(0))}
             found["logits"] = max(widths)
-            found["adapter"] = learner.published_state(torch.float32) if layout.adapter else {}
+            found["adapter"] = dict(learner.published(torch.float32)) if layout.adapter else {}
             serial = found if visit.resume is None else serial
             row |= _compared(found, serial) if rank == 0 else {}
         if visit.resume is not None:

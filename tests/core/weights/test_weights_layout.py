@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -359,6 +360,42 @@ def test_a_reader_slower_than_the_writer_is_waited_for_once_it_was_disturbed(mon
         await write(last + 1)
         assert time.monotonic() - started > store.silence_s
         assert [key for key in store.values if "hold" in key] == []
+
+    asyncio.run(main())
+
+
+def test_tensors_that_are_made_one_at_a_time_are_never_there_together() -> None:
+    torch = pytest.importorskip("torch")
+    from forge_agents.weights import Publisher, Subscriber
+
+    made: list[Any] = []
+    most, num_calls, shape = 0, 0, (8,)
+
+    def tensors() -> Iterator[tuple[str, Any]]:
+        nonlocal most, num_calls
+        num_calls += 1
+        for i in range(6):
+            tensor = torch.full(shape if i == 5 else (8,), float(i))
+            made.append(weakref.ref(tensor))
+            yield f"w{i}", tensor
+            del tensor
+            most = max(most, sum(one() is not None for one in made))
+
+    async def main() -> None:
+        nonlocal shape
+        store: Any = SlowStore()
+        store.put_s = store.get_s = 0.0
+        publisher, got = Publisher(store, "hero"), dict[str, float]()
+        for version in (1, 2):
+            await publisher.publish(tensors, version)
+        await Subscriber(store, "hero").fetch(lambda found, _: got.update({n: float(t[0]) for n, t in found.items()}))
+        assert got == {f"w{i}": float(i) for i in range(6)}
+        assert (most, num_calls) == (0, 3)  # the first time it is called to see what comes
+        shape = (9,)
+        with pytest.raises(ValueError, match=r"'w5' of weights 'hero' has the shape \[9\], and it had \[8\] in the"):
+            await publisher.publish(tensors, 3)
+        with pytest.raises(ValueError, match="'hero' lack w0, w1, w2"):
+            await publisher.publish(list, 3)
 
     asyncio.run(main())
 

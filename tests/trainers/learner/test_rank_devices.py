@@ -87,6 +87,12 @@ class Store:
     async def exists(self, key):
         return key in self.kept
 
+    async def keys(self, prefix):
+        return [key for key in self.kept if key.startswith(prefix)]
+
+    async def delete(self, key):
+        del self.kept[key]
+
 
 async def main():
     config = LearnerConfig(model=model, compute_dtype="float32", threads=1)

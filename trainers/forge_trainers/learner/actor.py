@@ -13,6 +13,7 @@ import ctypes
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from forge_agents.imports import without_collections
@@ -105,8 +106,8 @@ class LearnerActor(Actor):
             self._publishers[whose] = Publisher(self._store, whose, dtype=dtype, thread=self._thread)
         core = self._core(whose)
         async with self._one_at_a_time:
-            state = await self._on_thread(core.published_state, dtype)
-            return {**await self._publishers[whose].publish(state, core.version), "version": float(core.version)}
+            put = await self._publishers[whose].publish(partial(core.published, dtype), core.version)
+            return {**put, "version": float(core.version)}
 
     async def _on_thread(self, work: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)

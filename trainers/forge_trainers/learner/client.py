@@ -228,7 +228,7 @@ class Learner:
         await self._call("export", _absolute(folder), dtype, timeout_s=timeout_s)
 
     async def publish(self, *, timeout_s: float = 600.0) -> int:
-        """Put the current weights, or the adapter, into the store; see `LearnerCore.published_state`.
+        """Put the current weights, or the adapter, into the store; see `LearnerCore.published`.
 
         Returns:
             Their version.

@@ -222,13 +222,16 @@ class LearnerCore:
                 # the stacked experts' parts would share one piece of memory
                 yield hf_name, part.clone() if ".experts." in hf_name else part.contiguous()
 
-    def published_state(self, dtype: torch.dtype) -> dict[str, Any]:
-        """What an engine needs: all weights, as `hf_state_dict`, or the adapter alone, in PEFT's layout."""
+    def published(self, dtype: torch.dtype) -> Iterator[tuple[str, Any]]:
+        """What an engine needs: all weights, as in `hf_state_dict`, or the adapter alone, in PEFT's layout.
+
+        Weights are copied to `dtype` one at a time; experts of several ranks are whole, where the rank computes.
+        """
         if self._adapter is None:
-            return self.hf_state_dict(dtype=dtype)
+            return self._hf_tensors(dtype)
         with torch.no_grad():
             adapter = lora.peft_state(self._whole_state(), self._built.adapter)
-            return {name: value.to(dtype) for name, value in adapter.items()}
+            return iter([(name, value.to(dtype)) for name, value in adapter.items()])
 
     def save(self, folder: str | Path) -> None:
         """Write weights, optimiser, random state and version to `folder`, all or nothing; replaces one.
