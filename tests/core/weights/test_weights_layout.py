@@ -326,7 +326,7 @@ def test_readers_beside_a_writer_that_never_rests_take_whole_versions(
 
     for seed in range(3):
         asyncio.run(main(SharedStore(seed)))
-    assert len(seen) == 48 and len(set(seen)) > 3
+    assert len(seen) == 48 and len(set(seen)) > 1
 
 
 def test_a_reader_slower_than_the_writer_is_waited_for_once_it_was_disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
