@@ -34,6 +34,13 @@ class RunLeague(LeagueConfig):
     anchors: tuple[str, ...] = ()
     """Fixed opponents beside the start model, by the names that `seats` could use: policies with trainable: false,
     endpoints, "random", "expert"."""
+    held_out: tuple[str, ...] = ()
+    """Opponents that only evaluations meet, by such names; none: the anchors."""
+
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        """Both, each once."""
+        return tuple(dict.fromkeys((*self.anchors, *self.held_out)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +128,7 @@ class RunConfig:
         """Policies that play, by name; of a league also the one that its snapshots take turns in."""
         seated = self.seated
         if isinstance(seated, League):
-            players = (seated.policy, seated.frozen(seated.engine), *seated.anchors)
+            players = (seated.policy, seated.frozen(seated.engine), *seated.fixed)
         else:
             players = tuple(self._players[name] for name in self._sitting)
         return {one.name: one for one in players if isinstance(one, Policy)}
@@ -132,8 +139,8 @@ class RunConfig:
 
     @property
     def _taking_part(self) -> tuple[str, ...]:
-        """Who sits in a seat, and a league's anchors."""
-        return (*self._sitting, *(self.league.anchors if self.league is not None else ()))
+        """Who sits in a seat, and a league's fixed opponents."""
+        return (*self._sitting, *(self.league.fixed if self.league is not None else ()))
 
     @property
     def _env_ids(self) -> tuple[str, ...]:
@@ -143,13 +150,14 @@ class RunConfig:
         players = self._players
         if isinstance(self.seats, dict):
             raise ValueError("a league seats everybody itself; let seats name the policy that learns")  # noqa: TRY004
-        for name in league.anchors:
-            if name not in players:
-                near = did_you_mean(name, players)
-                raise ValueError(f"league.anchors names {name!r}, known are {', '.join(players)}.{near}")
         settings = {one.name: getattr(league, one.name) for one in fields(LeagueConfig)}
-        anchors = tuple(players[name] for name in league.anchors)
-        return League(cast("Policy", players[self.seats]), anchors=anchors, **settings)
+        for what in ("anchors", "held_out"):
+            for name in (names := getattr(league, what)):
+                if name not in players:
+                    near = did_you_mean(name, players)
+                    raise ValueError(f"league.{what} names {name!r}, known are {', '.join(players)}.{near}")
+            settings[what] = tuple(players[name] for name in names)
+        return League(cast("Policy", players[self.seats]), **settings)
 
     @property
     def idle(self) -> tuple[str, ...]:

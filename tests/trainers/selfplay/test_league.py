@@ -97,6 +97,17 @@ def test_who_sits_where():
     assert {m.opponent for m in evaluation_matches(fa.League(HERO), AGENTS, 2)} == {"hero-000000"}
 
 
+def test_evaluations_meet_held_out_opponents_and_training_does_not():
+    expert = fa.Expert()
+    league = fa.League(HERO, anchors=(RANDOM,), held_out=(expert, RANDOM), self_play=0.0)
+    assert {m.opponent for m in evaluation_matches(league, AGENTS, 4)} == {"expert", "random"}
+    assert league.fixed == (RANDOM, expert), "each once"
+    seating = seating_of(league, fa.GRPOConfig(), Path())
+    assert set(seating.declared({"duel": AGENTS})) == {"hero", "hero-opponent", "random", "expert"}
+    met = {m.opponent for key in range(50) for m in draw_matches(seating.standings, league, AGENTS, 4, key=(key,))}
+    assert met == {"hero-000000", "random"}
+
+
 def test_results_are_wins_draws_and_losses_of_the_policy():
     played = [
         group(
@@ -138,9 +149,9 @@ def test_what_opponents_sampled_never_enters_the_loss():
         (lambda: fa.League(HERO, pool=1), "pool=1 of the league must be at least 2"),
         (lambda: fa.League(HERO, snapshot_every=0), "snapshot_every=0"),
         (lambda: fa.League(HERO, opponents_per_step=0), "opponents_per_step=0"),
-        (lambda: fa.League(HERO, self_play=1.0), "needs no league"),
+        (lambda: fa.League(HERO, self_play=1.1), "a chance, 0 to 1"),
         (lambda: fa.League(HERO, opponents="pfps"), "Did you mean 'pfsp'"),
-        (lambda: fa.League(HERO, anchors=(fa.Policy("m", name="x"),)), "anchor 'x' is trainable"),
+        (lambda: fa.League(HERO, anchors=(fa.Policy("m", name="x"),)), "'x' of anchors is trainable"),
         (lambda: fa.League(HERO, anchors=(fa.Random(name="hero-000000"),)).start, "nothing"),
         (lambda: seating_of(fa.League(HERO, anchors=(RANDOM, RANDOM)), fa.GRPOConfig(), Path()), "names of their own"),
         (
@@ -165,7 +176,7 @@ def test_what_is_no_league_is_refused(make, words):
 
 
 def test_anchors_are_policies():
-    with pytest.raises(TypeError, match="an anchor must be a policy, got str"):
+    with pytest.raises(TypeError, match="anchors must hold policies, got str"):
         fa.League(HERO, anchors=("random",))
 
 

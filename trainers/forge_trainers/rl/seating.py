@@ -219,12 +219,12 @@ class LeagueSeating(Seating):
         self._load_s = 0.0
 
     def declared(self, seats: Mapping[str, tuple[str, ...]], *, part: bool = False) -> dict[str, AnyPolicy]:
-        """The policy, the anchors, and the engine that snapshots take turns in."""
+        """The policy, its fixed opponents, and the engine that snapshots take turns in."""
         league, agents = self._league, next(iter(seats.values()))
         if len(set(seats.values())) > 1:
             raise ValueError(f"environments of a league need the same seats, got {dict(seats)}")
         found: dict[str, AnyPolicy] = {}
-        for player in (league.policy, league.frozen(league.engine), *league.anchors):
+        for player in (league.policy, league.frozen(league.engine), *league.fixed):
             for name, policy in declared_policies(player, agents).items():
                 if name in found:
                     raise ValueError(f"two policies of the league are called {name!r}; give each its own name=")
@@ -254,7 +254,7 @@ class LeagueSeating(Seating):
             return await self._play(tasks, matches, group, processes)
 
     async def play_held_out(self, tasks: Sequence[Task], group: PlayGroup, processes: Processes) -> list[EpisodeGroup]:
-        """Games against the anchors, or else the start model, all of them in every environment."""
+        """Games against `evaluation_matches`' opponents, all of them in every environment."""
         each = evaluation_matches(self._league, tasks[0].agents, len(tasks))
         met: Counter[str] = Counter()
         matches = []
@@ -311,9 +311,9 @@ class LeagueSeating(Seating):
         self, tasks: Sequence[Task], matches: Sequence[Match], group: PlayGroup, processes: Processes
     ) -> list[EpisodeGroup]:
         """Play every match, snapshot by snapshot, with the first also what needs none. Groups come in tasks' order."""
-        policy, anchors = self._league.policy, self._league.anchors
+        policy = self._league.policy
         past = [self._league.frozen(one.name) for one in self.standings.opponents if one.version >= 0]
-        players: dict[str, AnyPolicy] = {player.name: player for player in (policy, *anchors, *past)}
+        players: dict[str, AnyPolicy] = {player.name: player for player in (policy, *self._league.fixed, *past)}
         snapshots = {one.name: one.version for one in self.standings.opponents if one.version >= 0}
         turns = list(dict.fromkeys(match.opponent for match in matches if match.opponent in snapshots)) or [""]
         turns.sort(key=lambda name: name != self._loaded)  # the one that sits in the engine already goes first

@@ -32,8 +32,8 @@ class LeagueConfig:
     """Snapshots kept, the start model included; at least 2. Each takes the model's size on disk. When one more comes,
     the one that the policy beats most surely leaves."""
     self_play: float = 0.35
-    """Chance that the policy sits in all seats of a group itself, and learns in all, in [0, 1); AlphaStar's main agents
-    had 0.35."""
+    """Chance that the policy sits in all seats of a group itself, and learns in all, 0 to 1; AlphaStar's main agents
+    had 0.35. At 1 it only ever meets itself as it is (mirror self-play)."""
     opponents_per_step: int = 2
     """Opponents drawn for one step. Snapshots take turns in one engine, so each costs a change of its weights."""
 
@@ -45,11 +45,8 @@ class LeagueConfig:
             known = get_args(Matchmaking)
             near = did_you_mean(str(self.opponents), known)
             raise ValueError(f"opponents={self.opponents!r}; choose one of {', '.join(known)}.{near}")
-        if not 0 <= self.self_play < 1:
-            raise ValueError(
-                f"self_play={self.self_play} must lie in [0, 1); a policy that only plays itself needs no league: give "
-                "the trainer the policy"
-            )
+        if not 0 <= self.self_play <= 1:
+            raise ValueError(f"self_play={self.self_play} of the league is a chance, 0 to 1")
 
 
 @dataclass(frozen=True)
@@ -65,8 +62,10 @@ class League(LeagueConfig):
 
     policy: Policy
     anchors: tuple[AnyPolicy, ...] = field(default=(), kw_only=True)
-    """Fixed opponents that never leave, beside the start model, which is always one. They are also what evaluations
-    play against; without any that is the start model."""
+    """Fixed opponents that never leave, beside the start model, which is always one."""
+    held_out: tuple[AnyPolicy, ...] = field(default=(), kw_only=True)
+    """Opponents that only evaluations meet, such as a game's expert; without any these are the anchors, without those
+    the start model."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,12 +73,18 @@ class League(LeagueConfig):
         if not isinstance(given, Policy) or not given.trainable:
             what = f"policy {given.name!r} does not" if isinstance(given, Policy) else f"got {type(given).__name__}"
             raise ValueError(f"a league needs a policy that learns, {what}; give fa.Policy(..., trainable=True)")
-        object.__setattr__(self, "anchors", tuple(self.anchors))
-        for anchor in self.anchors:
-            if not isinstance(anchor, AnyPolicy):
-                raise TypeError(f"an anchor must be a policy, got {type(anchor).__name__}; for example fa.Random()")
-            if isinstance(anchor, Policy) and anchor.trainable:
-                raise ValueError(f"anchor {anchor.name!r} is trainable, and anchors stay as they are: trainable=False")
+        for what in ("anchors", "held_out"):
+            object.__setattr__(self, what, tuple(getattr(self, what)))
+            for fixed in getattr(self, what):
+                if not isinstance(fixed, AnyPolicy):
+                    raise TypeError(f"{what} must hold policies, got {type(fixed).__name__}; for example fa.Random()")
+                if isinstance(fixed, Policy) and fixed.trainable:
+                    raise ValueError(f"{fixed.name!r} of {what} is trainable, and they stay as they are: trainable=False")
+
+    @property
+    def fixed(self) -> tuple[AnyPolicy, ...]:
+        """All opponents that stay as they are: anchors and held-out ones, each once."""
+        return (*self.anchors, *(one for one in self.held_out if one not in self.anchors))
 
     @property
     def start(self) -> str:
@@ -104,6 +109,7 @@ class League(LeagueConfig):
         return {
             **{one.name: getattr(self, one.name) for one in fields(LeagueConfig)},
             "anchors": [anchor.name for anchor in self.anchors],
+            "held_out": [rival.name for rival in self.held_out],
         }
 
 
@@ -142,8 +148,9 @@ def draw_matches(
 
 
 def evaluation_matches(league: League, agents: Sequence[str], count: int) -> list[Match]:
-    """Held-out games: against the anchors, or else the start model, from all seats in turn."""
-    return _swapped([anchor.name for anchor in league.anchors] or [league.start], agents, count, first=0)
+    """Held-out games: against held-out opponents, or else the anchors, or else the start model, from all seats in turn."""
+    rivals = [rival.name for rival in league.held_out or league.anchors] or [league.start]
+    return _swapped(rivals, agents, count, first=0)
 
 
 def _swapped(names: Sequence[str], agents: Sequence[str], count: int, *, first: int) -> list[Match]:
