@@ -3,37 +3,36 @@
 A 135M model plays both seats of forge/Relay-v0 without the tool: the asker calculates and tells, the answerer writes
 down. ``--share role`` trains a policy for each seat, ``--share all`` one for both; ``--kind lora`` trains adapters on
 one frozen model, which one engine and one learner hold once, ``--kind full`` all weights. The control has learning rate
-0 and must not move. All are measured on the same held-out seeds.
+0 and must not move. All are measured on the same held-out seeds. ``--world`` takes another game of two seats; where a
+policy can do nothing there at first, ``--games`` of the world's expert are imitated before, the same for all arms.
 
     python examples/two_policies.py [--kind lora full] [--share role all] [--seeds 0 1 2] [--out runs/two_policies]
+    python examples/two_policies.py --world forge/Codewords-v0@1 --games 96 --lr 8e-5 --kind full [...]
 
 writes ``two_policies.json`` and ``two_policies.png``. Finished runs are not repeated, broken ones continue.
 """
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from worlds import imitated
 
 import forge_agents as fa
 from forge_trainers.records.plots import draw_arms
 
-ENV_ID = "forge/Relay-v0"
-ENV_ARGS = {"max_number": 9, "tool": False}
-SEATS = ("asker", "answerer")
+RELAY, RELAY_ARGS = "forge/Relay-v0", {"max_number": 9, "tool": False}
 RATES = {"lora": 3e-4, "full": 2e-5}
 
 
-def seats(kind, share, model, rank):
+def seats(kind, share, start, asked):
     """Who plays: a policy per seat, or one for both."""
-    lora = fa.LoRA(rank=rank, alpha=2 * rank) if kind == "lora" else None
-    sampling = fa.Sampling(temperature=1.0, max_tokens=16)
-    names = SEATS if share == "role" else ("team", "team")
-    return {
-        seat: fa.Policy(model, name=name, sampling=sampling, lora=lora) for seat, name in zip(SEATS, names, strict=True)
-    }
+    lora = fa.LoRA(rank=asked.rank, alpha=2 * asked.rank) if kind == "lora" else None
+    agents = fa.make(asked.world).possible_agents
+    return {agent: replace(start, name=agent if share == "role" else "team", lora=lora) for agent in agents}
 
 
 def run(kind, share, seed, asked, *, control=False):
@@ -48,20 +47,24 @@ def run(kind, share, seed, asked, *, control=False):
         seed=seed,
         refills=0,  # every arm plays as much
         learner=fa.LearnerConfig(lr=lr, warmup_steps=2),
-        engine=fa.EngineConfig(max_model_len=256, enforce_eager=True),
+        engine=fa.EngineConfig(max_model_len=asked.max_model_len, enforce_eager=True),
         groups_per_step=asked.groups,
         eval_every=asked.eval_every,
         checkpoint_every=asked.eval_every,
     )
-    team = seats(kind, share, asked.model, asked.rank)
+    start = fa.Policy(asked.model, name="team", sampling=fa.Sampling(max_tokens=asked.max_tokens))
+    if asked.games:
+        start = replace(start, model=str(imitated(start, seed, asked, asked.out / f"imitated-{seed}").absolute()))
+    env_args = RELAY_ARGS if asked.world == RELAY else {}
+    team = seats(kind, share, start, asked)
     with fa.GRPOTrainer(team, config=config, out_dir=folder) as trainer:
         first = folder / "before.json"  # a run that is continued was measured when it began
         if not first.exists():
-            before = trainer.evaluate(ENV_ID, episodes=asked.episodes, env_args=ENV_ARGS)
+            before = trainer.evaluate(asked.world, episodes=asked.episodes, env_args=env_args)
             folder.mkdir(parents=True, exist_ok=True)
             first.write_text(json.dumps([before.reward, before.ci]))
-        rows = trainer.fit(ENV_ID, steps=steps, env_args=ENV_ARGS).metrics
-        after = trainer.evaluate(ENV_ID, episodes=2 * asked.episodes, env_args=ENV_ARGS)
+        rows = trainer.fit(asked.world, steps=steps, env_args=env_args).metrics
+        after = trainer.evaluate(asked.world, episodes=2 * asked.episodes, env_args=env_args)
     before = json.loads(first.read_text())
     curve = [[0, before[0]]] + [[row["step"] + 1, row["eval/reward"]] for row in rows if "eval/reward" in row]
     gaps = {n: [row[n] for row in rows if n in row] for n in rows[0] if n.endswith("logprob_gap_mean")}
@@ -82,6 +85,9 @@ def label(result):
 
 def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--world", default=RELAY, help="a game of two seats, with its level")
+    parser.add_argument("--games", type=int, default=0, help="of the world's expert, which are imitated; 0: none")
+    parser.add_argument("--epochs", type=int, default=4, help="how often each is")
     parser.add_argument("--kind", nargs="+", choices=list(RATES), default=list(RATES))
     parser.add_argument("--share", nargs="+", choices=["role", "all"], default=["role", "all"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -92,6 +98,8 @@ def main(words=None):
     parser.add_argument("--groups", type=int, default=8, help="seeds per step, eight episodes each")
     parser.add_argument("--episodes", type=int, default=128, help="held-out seeds before; twice as many after")
     parser.add_argument("--eval-every", type=int, default=5, help="steps between points of the curve")
+    parser.add_argument("--max-tokens", type=int, default=16, help="of an answer")
+    parser.add_argument("--max-model-len", type=int, default=256, help="of a seat's conversation, in tokens")
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--out", type=Path, default=Path("runs/two_policies"))
     asked = parser.parse_args(words)
@@ -110,7 +118,7 @@ def main(words=None):
     Console().print(table)
     (asked.out / "two_policies.json").write_text(json.dumps(results, indent=1))
     arms = {arm: [r["curve"] for r in results if label(r) == arm] for arm in map(label, results)}
-    draw_arms(arms, asked.out / "two_policies.png", title=f"{ENV_ID}, two seats", value="reward on held-out seeds")
+    draw_arms(arms, asked.out / "two_policies.png", title=f"{asked.world}, two seats", value="reward on held-out seeds")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -296,3 +297,79 @@ def test_the_notebook_runs_cell_by_cell(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [["hinter", pytest.approx(10 / 11)], ["guesser", 1.0]] * 2
+
+
+class NoEngine:
+    """Stands in for a trainer: what is trained pays better by every step, by how much is the environment's number."""
+
+    made = []
+
+    def __init__(self, policies, config, out_dir):
+        self.policies, self.config, self.folder, self.done = policies, config, Path(out_dir), 0
+        self.trained, self.measured = [], []
+        NoEngine.made.append(self)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def fit(self, env, *, steps, env_args=None):
+        self.trained.append(env)
+        self.done = steps
+        for name in {one.name for one in self.learners}:
+            (self.folder / "export" / (name if len(self.learners) > 1 else "")).mkdir(parents=True, exist_ok=True)
+        return SimpleNamespace(metrics=[{"step": n, "time/step_s": 2.0} for n in range(steps)])
+
+    @property
+    def learners(self):
+        seated = self.policies.values() if isinstance(self.policies, dict) else [self.policies]
+        return [one for one in seated if getattr(one, "trainable", False)]
+
+    def evaluate(self, env, *, episodes, env_args=None):
+        self.measured.append(env)
+        reward = int(env[-1]) / 10 + self.config.learner.lr * self.done
+        return SimpleNamespace(reward=reward, ci=0.0)
+
+
+def test_what_is_practised_is_compared_on_all_levels(load_example, tmp_path, monkeypatch, capsys):
+    module = load_example("curriculum")
+    monkeypatch.setattr(fa, "GRPOTrainer", NoEngine)
+    monkeypatch.setattr(NoEngine, "made", [])
+    words = ["--seeds", "0", "--steps", "4", "--eval-every", "2", "--lr", "0.01", "--levels", "1", "2"]
+    module.main([*words, "--control-steps", "2", "--out", str(tmp_path)])
+    levels = ["forge/Relay-v0@1", "forge/Relay-v0@2"]
+    assert [run.trained[0] for run in NoEngine.made] == [
+        fa.Curriculum(levels), dict.fromkeys(levels, 1.0), *levels, dict.fromkeys(levels, 1.0)
+    ]  # fmt: skip
+    assert all(run.measured == levels * (run.done // 2 + 1) for run in NoEngine.made)
+    curves = {arm: json.loads((tmp_path / f"{arm}-0/result.json").read_text()) for arm in ("curriculum", "control")}
+    assert curves["curriculum"]["curve"][-1] == pytest.approx([4, 0.14, 0.24]) and curves["curriculum"]["seconds"] == 8
+    assert curves["control"]["curve"][-1] == [2, 0.1, 0.2]
+    assert (tmp_path / "curriculum.png").stat().st_size and "control" in capsys.readouterr().out
+    module.main([*words, "--out", str(tmp_path), "--control-steps", "2"])
+    assert len(NoEngine.made) == 5, "what is finished is not repeated"
+
+
+def test_each_agent_meets_each_customer_as_it_learned(load_example, tmp_path, monkeypatch):
+    module = load_example("other_seat")
+    monkeypatch.setattr(fa, "GRPOTrainer", NoEngine)
+    monkeypatch.setattr(NoEngine, "made", [])
+    for seed in (0, 1):
+        (tmp_path / f"imitated-{seed}/export").mkdir(parents=True)
+    module.main(["--seeds", "0", "1", "--steps", "2", "--out", str(tmp_path)])
+    fixed, both, *meetings = NoEngine.made[:11]
+    assert [one.name for one in fixed.learners] == ["agent"]
+    assert {one.name for one in both.learners} == {"agent", "customer"}
+    assert fixed.policies["customer"].model == both.policies["agent"].model == str(tmp_path / "imitated-0/export")
+    start, alone, agent, customer = (
+        str(tmp_path / place)
+        for place in ("imitated-0/export", "fixed-0/export", "trained-0/export/agent", "trained-0/export/customer")
+    )
+    met = [
+        (run.policies["agent"].model, getattr(run.policies["customer"], "model", run.policies["customer"].name))
+        for run in meetings
+    ]
+    assert met == [(one, other) for one in (start, alone, agent) for other in (start, customer, "expert")]
+    assert not any(run.learners for run in meetings) and len(NoEngine.made) == 22
