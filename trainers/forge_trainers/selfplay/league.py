@@ -79,7 +79,7 @@ class League(LeagueConfig):
                 if not isinstance(fixed, AnyPolicy):
                     raise TypeError(f"{what} must hold policies, got {type(fixed).__name__}; for example fa.Random()")
                 if isinstance(fixed, Policy) and fixed.trainable:
-                    raise ValueError(f"{fixed.name!r} of {what} is trainable, and they stay as they are: trainable=False")
+                    raise ValueError(f"{fixed.name!r} of {what} is trainable, and must not be: trainable=False")
 
     @property
     def fixed(self) -> tuple[AnyPolicy, ...]:
@@ -148,7 +148,7 @@ def draw_matches(
 
 
 def evaluation_matches(league: League, agents: Sequence[str], count: int) -> list[Match]:
-    """Held-out games: against held-out opponents, or else the anchors, or else the start model, from all seats in turn."""
+    """Held-out games, from all seats in turn: against `held_out`, or else the anchors, or else the start model."""
     rivals = [rival.name for rival in league.held_out or league.anchors] or [league.start]
     return _swapped(rivals, agents, count, first=0)
 
