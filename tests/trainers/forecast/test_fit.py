@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import forge_agents as fa
+import forge_verifiers as fv
 from forge_agents.cli.main import main
 from forge_agents.errors import HostError, ModelNotFoundError
 from forge_agents.models.sizes import SHAPES, ModelSize
+from forge_agents.runtime import mesh
 from forge_agents.runtime.host_process import HostFacts
-from forge_agents.runtime.layout import Layout
+from forge_agents.runtime.layout import Layout, processes_by_role
 from forge_agents.serving.memory import adapter_weights
 from forge_trainers.forecast.fit import Fit, Gpus, fit_gpus, size_of
+from forge_trainers.run import placement
 from forge_trainers.run.config import ProcessConfig
+from forge_trainers.run.placement import OwnEngine, Placement
+from forge_trainers.run.processes import computing, meshes_of
+from forge_trainers.run.rehearsal import rehearsal
 
 PAGE = Path(__file__).parents[3] / "docs" / "one-node.md"
 SETTINGS = ProcessConfig(engine=fa.EngineConfig(max_model_len=8192))
@@ -67,6 +75,16 @@ def test_a_run_that_takes_turns_fits_into_gpus_that_it_shares() -> None:
         gpus.rehearse([("learner", "learner", 3)])
 
 
+def test_an_engine_takes_what_its_model_is_stored_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement.models, "resolve", Path)
+
+    def weights(**said: str) -> int:
+        (tmp_path / "config.json").write_text(json.dumps({**SHAPES["0.6b"], **said}))
+        return fit_gpus(SETTINGS, str(tmp_path), Gpus(count=2)).placement.processes[1].parts["weights"]
+
+    assert weights(dtype="float32") == 2 * weights(dtype="bfloat16") == 2 * weights()
+
+
 def test_nothing_makes_seventy_billion_weights_fit_into_one_gpu() -> None:
     with pytest.raises(HostError, match="take more GPUs or larger ones"):
         fit_gpus(SETTINGS, ModelSize.named("70b"), Gpus(count=1))
@@ -89,6 +107,110 @@ def test_one_host_is_shared_as_a_run_shares_it(gpus: int) -> None:
     meshes = [("learner", "learner", min(2, gpus)), *((f"engine-{i}", "engines", min(2, gpus)) for i in range(3))]
     expected = [(seat.name, seat.rank, seat.gpu) for seat in layout.rehearse(meshes)]
     assert [(seat.name, seat.rank, seat.gpu) for seat in Gpus(count=gpus).rehearse(meshes)] == expected
+
+
+ADAPTED = fa.LearnerConfig(activation_checkpointing="full")
+ATTENTION = fa.LoRA(targets=("q_proj", "k_proj", "v_proj", "o_proj"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A run, and GPUs that it fits into."""
+
+    model: str = "0.6b"
+    gpus: int
+    gb: float = 80
+    run: ProcessConfig
+    policies: Mapping[str, fa.LoRA | None]
+    judges: int = 0
+    hosts: fa.Hosts = fa.Hosts()  # noqa: RUF009  # frozen
+
+
+def engine(**settings: Any) -> fa.EngineConfig:
+    return fa.EngineConfig(max_model_len=4096, **settings)
+
+
+ALIKE = {
+    "judges": Case(
+        model="8b", gpus=8, policies={"a": fa.LoRA()}, judges=2,
+        run=ProcessConfig(engine=engine(tp=2, replicas=2), learner_procs=2, learner=ADAPTED),
+    ),
+    "colocate": Case(
+        gpus=2, gb=50, policies={"a": None, "b": None}, judges=1,
+        run=ProcessConfig(engine=engine(), learner_procs=2, colocate=True),
+    ),
+    "mixture": Case(
+        model="30b-a3b", gpus=8, policies={"a": ATTENTION},
+        run=ProcessConfig(engine=engine(tp=2), learner_procs=4, learner=replace(ADAPTED, ep=4)),
+    ),
+    "adapters": Case(
+        gpus=4, policies={"a": fa.LoRA(), "b": fa.LoRA()}, judges=1, hosts=fa.Hosts(gpus={"judges": 1}),
+        run=ProcessConfig(engine=engine(replicas=2)),
+    ),
+    "hosts": Case(
+        gpus=32, policies={"a": None, "b": None}, judges=1, run=ProcessConfig(engine=engine()),
+        hosts=fa.Hosts(kind="slurm", hosts={"learner": 2, "engines": 1, "judges": 1}),
+    ),
+    "uneven": Case(
+        model="8b", gpus=24, policies={"a": fa.LoRA()},
+        hosts=fa.Hosts(kind="slurm", hosts={"learner": 1, "engines": 2}),
+        run=ProcessConfig(engine=engine(tp=2, replicas=7), learner_procs=2, learner=ADAPTED),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_what_is_simulated_is_where_a_run_places_and_what_a_dry_run_says(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = ALIKE[name]
+    for shape in (case.model, "0.6b"):
+        (tmp_path / shape).mkdir(exist_ok=True)
+        (tmp_path / shape / "config.json").write_text(json.dumps(SHAPES[shape]))
+    monkeypatch.setattr(placement.models, "resolve", Path)
+    run, hosts = case.run, case.hosts
+    asked = {name: fa.Policy(str(tmp_path / case.model), name=name, lora=lora) for name, lora in case.policies.items()}
+    limits, chats = fa.EngineConfig(max_model_len=2048), list[OwnEngine]()
+    for _ in range(case.judges):
+        chat = fv.Judge(str(tmp_path / "0.6b"), "Is it so?", engine=limits).own_engine
+        assert chat is not None
+        chats.append(chat)
+    gpus = Gpus(count=case.gpus, memory_gb=case.gb)
+    found = fit_gpus(run, case.model, gpus, policies=asked, hosts=hosts, judges=chats)
+    assert not found.changes
+
+    paths = {name: Path(policy.model) for name, policy in asked.items()}
+    meshes = [*meshes_of(asked, paths, run), *((chat.name, "judges", 1) for chat in chats)]
+    layout = Layout(hosts, lambda: "here", processes_by_role(meshes))
+    layout.suppose(8, gpu_bytes=int(case.gb * 1e9), here=8 if hosts.counts else case.gpus)
+    placed: list[Placement] = []
+    place = placement.place
+
+    def noted(*given: Any, **options: Any) -> Placement:
+        placed.append(place(*given, **options))
+        return placed[-1]
+
+    monkeypatch.setattr(placement, "place", noted)
+    monkeypatch.setattr(mesh, "_layout", lambda: layout)
+    own = computing(asked, paths, run)
+    told = placement.place_here(
+        *own, ranks=run.learner_procs, engine=run.engine, judges=chats, turns=run.colocate
+    )
+
+    def rows(what: Placement) -> list[Any]:
+        return [(one.seat.name, one.seat.rank, one.seat.gpu, dict(one.parts)) for one in what.processes]
+
+    assert rows(placed[-1]) == rows(found.placement)
+    assert told == found.placement.engines and placed[-1].doubts == found.placement.doubts
+    if hosts.counts:
+        lines = rehearsal(asked, run, hosts, gpus_per_host=8, judges=chats)
+        host, said = "", []
+        for line in lines:
+            words = line.split(":")[0]
+            host = host if words.startswith("  ") else words
+            said += [f"{host}:{words}"] if ", GPU " in words else []
+        seats = [one.seat for one in found.placement.processes]
+        assert sorted(said) == sorted(f"{seat.host}:  {seat.name} rank {seat.rank}, GPU {seat.gpu}" for seat in seats)
 
 
 def test_hosts_that_a_run_describes_are_those_that_it_has_to_fit() -> None:

@@ -195,6 +195,9 @@ def fit_gpus(
         HostError: Nothing that is known here makes it fit; the message has the arithmetic of the run as it is set.
     """
     size = size_of(model) if isinstance(model, str) else model
+    dtype = "bfloat16"  # of the well-known shapes
+    if isinstance(model, str) and model.lower() not in SHAPES:
+        dtype = models.dtype_of(Path(models.resolve(model)))
     policies = policies or {"policy": Policy("model", name="policy", lora=lora)}
     asked: dict[str, Any] = {
         "learner_procs": settings.learner_procs,
@@ -216,7 +219,7 @@ def fit_gpus(
             ),
             engine=replace(settings.engine, tp=tried["engine.tp"], replicas=tried["engine.replicas"]),
         )
-        parts = [*_parts(_adapted(policies, tried["Policy.lora"]), run, size), *beside]
+        parts = [*_parts(_adapted(policies, tried["Policy.lora"]), run, size, dtype), *beside]
         try:
             found = _placed(parts, run, gpus, hosts, loaded)
         except (HostError, ValueError) as error:
@@ -246,7 +249,7 @@ def _paths(policies: Mapping[str, Policy]) -> dict[str, Path]:
     return {name: Path(policy.model) for name, policy in policies.items()}
 
 
-def _parts(policies: Mapping[str, Policy], settings: ProcessConfig, size: ModelSize) -> list[Part]:
+def _parts(policies: Mapping[str, Policy], settings: ProcessConfig, size: ModelSize, dtype: str) -> list[Part]:
     engines, learners = computing(policies, _paths(policies), settings)
     return [
         *(
@@ -254,7 +257,7 @@ def _parts(policies: Mapping[str, Policy], settings: ProcessConfig, size: ModelS
             for name, (learner, sharing) in learners.items()
         ),
         *(
-            Part(name=name, ranks=settings.engine.tp, size=size, adapters=adapters)
+            Part(name=name, ranks=settings.engine.tp, size=size, dtype=dtype, adapters=adapters)
             for name, (_, adapters) in engines.items()
         ),
     ]

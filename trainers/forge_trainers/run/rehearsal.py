@@ -49,7 +49,11 @@ def rehearsal(
         config = with_threads(config, engines=counts["engines"] // replicas, learners=counts["learner"])
     own = {name: judge.config for name, judge in by_own_name(judges, taken=(one[0] for one in meshes)).items()}
     meshes += [(name, "judges", engine.tp) for name, engine in own.items()]
-    seats = mesh.rehearse_on(hosts, meshes, gpus_per_host=gpus_per_host)
+    # a run places what computes before the store starts, which would make its host a fuller one
+    first = sorted(meshes, key=lambda one: one[1] == "store")
+    order = [name for name, *_ in meshes]
+    seats = mesh.rehearse_on(hosts, first, gpus_per_host=gpus_per_host)
+    seats = sorted(seats, key=lambda seat: order.index(seat.name))
     command = default_bootstrap_cmd()
     words = [command.program, *command.args]
     lines = []
