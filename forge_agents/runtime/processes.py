@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import ctypes
 import faulthandler
 import functools
 import itertools
@@ -54,6 +55,7 @@ _MEMORY_LIMITS = (
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
 )
 """Of a container and used of it, as seen from inside it: version 2 and version 1."""
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8  # <malloc.h>
 _MEANINGS: dict[int, str] = {
     signal.SIGILL: "a library uses an instruction that this processor does not have: it was built for another one; "
     "`forge-agents doctor` tries each part",
@@ -241,6 +243,24 @@ def _inactive_bytes(stat: Path) -> int:
         return int(counts.get("total_inactive_file") or counts.get("inactive_file") or 0)
     except (OSError, ValueError):
         return 0
+
+
+def keep_freed_memory() -> bool:
+    """Make glibc's malloc reuse big blocks, for the rest of this process.
+
+    By default every big tensor is mapped afresh, and the kernel fills its pages anew: 0.7 to 2.7 s for each GB, a
+    third of a training step on CPU. The price: resident memory stays at its peak.
+
+    Returns:
+        Whether the allocator took it; False where it is not glibc's.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    settings = ((_M_ARENA_MAX, 1), (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 64 << 20))
+    return all(mallopt(key, value) == 1 for key, value in settings)
 
 
 # ---- deaths

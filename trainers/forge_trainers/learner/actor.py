@@ -9,8 +9,6 @@ process still answers its pulse and the store's messages.
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,13 +20,13 @@ with without_collections():
     import torch
 
     from forge_agents.runtime._monarch import Actor, concurrent_endpoint
+    from forge_agents.runtime.processes import keep_freed_memory
     from forge_agents.weights import Publisher, WeightStoreRef
     from forge_trainers.learner.config import LearnerConfig
     from forge_trainers.learner.core import LearnerCore
     from forge_trainers.losses.registry import Loss, add_loss
 
 T = TypeVar("T")
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8  # <malloc.h>
 
 
 def _method_of_core(name: str) -> Any:
@@ -116,21 +114,3 @@ class LearnerActor(Actor):
         if whose not in self._cores:
             raise RuntimeError(f"learner {self._name!r} is not built; call build first")
         return self._cores[whose]
-
-
-def keep_freed_memory() -> bool:
-    """Make glibc's malloc reuse big blocks, for the rest of this process.
-
-    By default every big tensor is mapped afresh, and the kernel fills its pages anew: 0.7 to 2.7 s for each GB, a
-    third of a training step on CPU. The price: resident memory stays at its peak.
-
-    Returns:
-        Whether the allocator took it; False where it is not glibc's.
-    """
-    if not sys.platform.startswith("linux"):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    settings = ((_M_ARENA_MAX, 1), (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 64 << 20))
-    return all(mallopt(key, value) == 1 for key, value in settings)
