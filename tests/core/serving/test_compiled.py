@@ -69,6 +69,17 @@ def test_a_model_is_compiled_by_layer_where_it_is_compiled(cpu: SimpleNamespace)
     cpu.Pass()("a graph")
 
 
+def test_no_pass_over_all_logits_counts_the_rank_of_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    def counts(logprobs: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("counted")
+
+    sampler = SimpleNamespace(batched_count_greater_than=counts)
+    monkeypatch.setitem(sys.modules, "vllm.v1.sample", SimpleNamespace(sampler=sampler))
+    _vllm._count_no_ranks()
+    ranks = sampler.batched_count_greater_than(torch.zeros(3, 5), torch.zeros(3, 1))
+    assert ranks.tolist() == [0, 0, 0] and ranks.dtype is torch.long
+
+
 def test_what_was_compiled_stays_below_the_users_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
     _vllm._keep_compiled()
