@@ -12,6 +12,7 @@ import pytest
 
 import forge_agents as fa
 import forge_verifiers as fv
+from forge_agents.cli.config import parse
 from forge_agents.cli.main import main
 from forge_agents.errors import HostError, ModelNotFoundError
 from forge_agents.models.sizes import SHAPES, ModelSize
@@ -47,6 +48,30 @@ def row(name: str, found: Fit) -> str:
 @pytest.mark.parametrize("name", list(SHAPES))
 def test_the_docs_table_of_a_node_of_eight_is_the_codes_own_arithmetic(name: str) -> None:
     assert row(name, fit_gpus(SETTINGS, ModelSize.named(name), Gpus(count=8))) in PAGE.read_text().splitlines()
+
+
+@pytest.mark.parametrize(("page", "model", "gpus"), [("one-node", "8b", 8), ("many-nodes", "32b", 64)])
+def test_the_settings_that_the_docs_give_fit(page: str, model: str, gpus: int, tmp_path: Path) -> None:
+    text = (PAGE.parent / f"{page}.md").read_text()
+    settings = text.partition("```yaml\n")[2].partition("```")[0]
+    file = tmp_path / "train.yaml"
+    file.write_text(f"policies: {{team: {{model: tiny-random}}}}\nseats: team\nenv: forge/Relay-v0\n{settings}")
+    run: Any = parse(fa.RunConfig, [str(file)], prog="train", description="")
+    found = fit_gpus(run.trainer, model, Gpus(count=gpus), policies=run.models, hosts=run.mesh)
+    assert not found.changes and found.used == gpus
+    each = {one.seat.role: one.bytes for one in found.placement.processes}
+    if page == "many-nodes":
+        assert f"take {each['learner'] / 1e9:.1f} of 80 GB" in text and f"and {each['engines'] / 1e9:.1f} of" in text
+
+
+def test_learners_on_several_hosts_have_as_many_ranks_on_each() -> None:
+    found = fit_gpus(SETTINGS, "32b", Gpus(count=64))
+    assert [found.changes[key] for key in ("learner_procs", "engine.replicas", "engine.tp")] == [32, 16, 2]
+    of_a_run = ProcessConfig(engine=fa.EngineConfig(max_model_len=512))
+    assert fit_gpus(of_a_run, "32b", Gpus(count=64)).changes["learner_procs"] % 8 == 0
+    with pytest.raises(HostError, match="63 processes of one learner cannot be spread evenly over hosts of 8 GPUs, of"):
+        Gpus(count=64).rehearse([("learner", "learner", 63)])
+    assert len(Gpus(count=64).rehearse([("learner", "learner", 12)])) == 12
 
 
 def test_what_does_not_fit_says_what_to_change_and_why() -> None:

@@ -94,6 +94,11 @@ class Gpus:
             if ranks > self.count:
                 raise HostError(f"{ranks} ranks of {name} want a GPU each, and there are {self.count}")
             together = role in ("engines", "judges")
+            if role == "learner" and not self._spreads(ranks):
+                raise HostError(
+                    f"{ranks} processes of one learner cannot be spread evenly over hosts of {self.per_host} GPUs, of "
+                    f"which {self.count} GPUs are {self.count // self.per_host}; take another learner_procs"
+                )
             if together and ranks > self.per_host:
                 raise HostError(
                     f"{ranks} ranks of {role.removesuffix('s')} {name} talk at each token and are on one host, and a "
@@ -109,6 +114,12 @@ class Gpus:
         if not share and at > self.count:
             raise HostError(f"the processes want {at} GPUs, one each, and there are {self.count}")
         return seats
+
+
+    def _spreads(self, ranks: int) -> bool:
+        """Whether some of the hosts can have as many ranks of a learner each."""
+        hosts = range(1, math.ceil(self.count / self.per_host) + 1)
+        return any(ranks % many == 0 and ranks // many <= self.per_host for many in hosts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +221,7 @@ def fit_gpus(
     beside, doubts = judges_of(by_own_name(judges))
     loaded, unknown = held_on(held, gpus.here(hosts))
     doubts += unknown
-    for tried in itertools.chain([asked], _tries(size, gpus, policies, hosts)):
+    for tried in itertools.chain([asked], _tries(size, gpus, policies, hosts, tp=settings.engine.tp)):
         run = replace(
             settings,
             learner_procs=tried["learner_procs"],
@@ -275,17 +286,23 @@ def _placed(
 
 
 def _tries(
-    size: ModelSize, gpus: Gpus, policies: Mapping[str, Policy], hosts: Hosts | None
+    size: ModelSize, gpus: Gpus, policies: Mapping[str, Policy], hosts: Hosts | None, *, tp: int
 ) -> Iterator[dict[str, Any]]:
-    """Settings to try, the least change first: half of the GPUs learn, or more; then recomputation; then an adapter."""
+    """Settings to try, the least change first: half of the GPUs learn, or more; then recomputation; then an adapter.
+
+    Of several hosts whole ones learn. `tp` is what is tried first.
+    """
     counts = {} if hosts is None else hosts.counts
     on = {role: counts[role] * gpus.per_host for role in ("learner", "engines") if role in counts}
     most = min(gpus.per_host, max(1, gpus.count - 1))
-    degrees = [tp for tp in range(1, most + 1) if size.divides(tp) and gpus.per_host % tp == 0]
-    shares = (max(1, gpus.count // 2), max(1, 3 * gpus.count // 4), max(1, gpus.count - 1))
+    degrees = [found for found in range(1, most + 1) if size.divides(found) and gpus.per_host % found == 0]
+    degrees.sort(key=lambda found: found != tp)
+    unit = gpus.per_host if gpus.count > gpus.per_host else 1
+    many = gpus.count // unit
+    shares = tuple(unit * max(1, learn) for learn in (many // 2, 3 * many // 4, many - 1))
     whole = any(policy.trainable and policy.lora is None for policy in policies.values())
     smallest = LoRA() if size.plain_layers else LoRA(targets=ATTENTION_TARGETS)
-    for adapter, recomputed, share, tp in itertools.product(
+    for adapter, recomputed, share, degree in itertools.product(
         (None, smallest) if whole else (None,),
         ("none", "full"),
         dict.fromkeys([on["learner"]] if "learner" in on else shares),
@@ -297,8 +314,8 @@ def _tries(
         left = on.get("engines", gpus.count - share)
         yield {
             "learner_procs": max(1, share // max(1, len(learners))),
-            "engine.replicas": max(1, left // (tp * len(engines))),
-            "engine.tp": tp,
+            "engine.replicas": max(1, left // (degree * len(engines))),
+            "engine.tp": degree,
             "learner.activation_checkpointing": recomputed,
             "Policy.lora": adapter,
         }
