@@ -214,13 +214,13 @@ def test_adapters_that_no_policy_names_start_nothing(tmp_path):
 
 def test_memory_of_engines_is_told_where_they_have_a_device() -> None:
     class Engine:
-        def __init__(self, *peaks: int, died: bool = False) -> None:
-            self.peaks, self.died, self.on_device = peaks, died, any(peaks)
+        def __init__(self, *peaks: int, error: Exception | None = None) -> None:
+            self.peaks, self.error, self.on_device = peaks, error, any(peaks)
 
         async def infos(self) -> dict[str, object]:
             assert self.on_device, "on CPU it costs no message"
-            if self.died:
-                raise ActorDiedError("it died", "hero")
+            if self.error is not None:
+                raise self.error
             states = [SimpleNamespace(peak_device_bytes=peak, device_used_bytes=2 * peak) for peak in self.peaks]
             return dict(enumerate(states))  # type: ignore[arg-type]  # by name
 
@@ -230,4 +230,5 @@ def test_memory_of_engines_is_told_where_they_have_a_device() -> None:
 
     assert told(Engine(0)) == {}
     assert told(Engine(3, 5), Engine(4)) == {"engines/peak_device_bytes": 5.0, "engines/device_used_bytes": 10.0}
-    assert told(Engine(3, died=True)) == {}
+    for error in (ActorDiedError("it died", "hero"), RuntimeError("the engine has failed: out of memory")):
+        assert told(Engine(3, error=error)) == {}

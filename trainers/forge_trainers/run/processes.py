@@ -201,7 +201,7 @@ class Processes:
         Nothing on CPU, and where an engine died at this moment.
         """
         states = []
-        with contextlib.suppress(ActorDiedError, StallError):
+        with contextlib.suppress(ActorDiedError, StallError, RuntimeError):  # the latter of one whose step failed
             for engine in self.engines.values():
                 states += [*(await engine.infos()).values()] if engine.on_device else []
         names = ("peak_device_bytes", "device_used_bytes")
