@@ -605,5 +605,14 @@ def test_judges_that_a_function_names_are_found_and_whatever_else_it_asks_is_not
     assert engines_of(reward) == []
     reward.judges = polite
     assert engines_of(reward) == [polite.own_engine]
+
+    class Itself:
+        def __init__(self):
+            self.function = self.score  # a way back to where one came from
+
+        def score(self, trajectories):
+            return 0.0
+
+    assert engines_of(Itself()) == engines_of(Itself().score) == []
     assert (graded.own_model.name, graded.own_model.device) == ("reward_model", "cuda")
     assert (graded.own_model.model, graded.own_model.batch_tokens) == ("tiny-random", 8192)

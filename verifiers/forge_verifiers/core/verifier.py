@@ -497,7 +497,9 @@ def named_judges(reward: Any) -> list[Verifier]:
 
     Nobody else knows them: a run counts their models, and does not ask the function before they can start.
     """
-    while reward is not None:
+    seen: list[Any] = []  # an object's own attribute may be a method of it
+    while reward is not None and not any(reward is one for one in seen):
+        seen.append(reward)
         found = getattr(reward, "judges", None)
         found = [*found.values()] if isinstance(found, Mapping) else found
         among = found if isinstance(found, Sequence) and not isinstance(found, str) else [found]
