@@ -115,6 +115,12 @@ SESSIONS: dict[str, tuple[Fault, ...]] = {
         Fault(who="learner rank 1", phase="learn", step=3, how="stop", after_s=0.02),
         Fault(who="store", phase="sync", step=4),
     ),
+    "rank0-2-ranks": (
+        Fault(who="learner rank 0", phase="learn", step=1, after_s=0.02),
+        Fault(who="learner rank 0", phase="sync", step=2),
+        Fault(who="learner rank 0", phase="learn", step=3, how="stop", after_s=0.02),
+        Fault(who="learner rank 0", phase="checkpoint", step=5),
+    ),
     "reference-2-engine-ranks": (),
     "sample-2-engine-ranks": (
         Fault(who="engine rank 1", phase="collect", step=1, after_s=0.1),
@@ -152,8 +158,8 @@ WHO = {"engine": "team", "store": "weights", "rival's engine": "rival", "rival's
        "engine rank 0": "team", "engine rank 1": "team"}  # fmt: skip
 """What the actors are called; all others are the learner."""
 STEPS = {"reference": 28, "sample": 6, "machinery": 28, "controller": 8, "code": 6, "reference-2-ranks": 6,
-         "rank-2-ranks": 6, "reference-2-engine-ranks": 6, "sample-2-engine-ranks": 6, "ranks-2-engine-ranks": 6,
-         "reference-2-policies": 7, "policies-2-policies": 7, "ahead-2-replicas": 18}  # fmt: skip
+         "rank-2-ranks": 6, "rank0-2-ranks": 6, "reference-2-engine-ranks": 6, "sample-2-engine-ranks": 6,
+         "ranks-2-engine-ranks": 6, "reference-2-policies": 7, "policies-2-policies": 7, "ahead-2-replicas": 18}  # fmt: skip
 FLAG_WORDS = {"env": "env", "env in a worker": "env", "verifier": "verifier", "reward function": "reward",
               "endpoint": "endpoint"}  # fmt: skip
 
